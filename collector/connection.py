@@ -124,8 +124,8 @@ class Connection:
                 return
             if self.order.accept(message):
                 self._registry.add(entry, message)
-                self._registry.allowance.came(entry.session.hello.host, message.batch)
-            self._registry.heard_at(entry, message.batch.clock.utc_ns)
+                self._registry.allowance.add_batch(entry.session.hello.host, message.batch)
+            self._registry.check_host_clock(entry, message.batch.clock.utc_ns)
         except NetmonError:
             raise
         except Exception as error:
@@ -144,7 +144,7 @@ class Connection:
         if self.entry.failure and self.current:
             raise FailedSessionError(self.entry.failure)
 
-    def tell(self) -> Iterator[netmon_pb2.Acknowledgement]:
+    def acknowledgements(self) -> Iterator[netmon_pb2.Acknowledgement]:
         """What is stored, and what the agent is asked for."""
         order = self._registry.intake.order(self.entry.session.hello.session)
         news = netmon_pb2.Acknowledgement(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from collector.door import RefusedBatchError
+from collector.host.job_updates import JobUpdates
 from collector.host.session import Session
-from collector.host.telling import Teller
-from collector.set_aside import Sent
+from collector.quarantine import Sent
 from netmon.errors import WireError
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
@@ -32,7 +32,7 @@ class Entry:
     """A session and its connection."""
 
     session: Session
-    teller: Teller
+    teller: JobUpdates
     connections: int = 0  # how often it has connected; a newer connection ends an older one
     connected: bool = False
     last_heard: float = 0.0

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from collector.door import FailedBatchError
 from collector.entry import MOST_RECENT, Entry, read_sent
-from collector.set_aside import Sent, SetAside
+from collector.quarantine import Quarantine, Sent
 from netmon.errors import WireError
 from netmon.records import Hello
-from netmon.telemetry.clock_jumps import ClockJumps, told
+from netmon.telemetry.clock_jumps import ClockJumps, jump_text
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
 
@@ -26,7 +26,7 @@ class Failures:
 
     def __init__(self, directory: Path) -> None:
         """directory: the dataset's."""
-        self._set_aside = SetAside(directory)
+        self._set_aside = Quarantine(directory)
         self._of_session: Counter[str] = Counter()  # as a whole, by name
         self._notices: dict[str, None] = {}
         self.jumps = ClockJumps()
@@ -50,15 +50,15 @@ class Failures:
             self._notices[line] = None
             _log.warning(line, exc_info=error)
 
-    def look_at_clock(self) -> None:
+    def check_clock(self) -> None:
         """To be called now and then: a clock that somebody has set is said; hosts' clocks are held against it."""
-        if jump_s := self.jumps.look():
-            _log.warning(f"this machine's clock was {told(jump_s)}: the UTC of all hosts' rows steps with it")
+        if jump_s := self.jumps.check():
+            _log.warning(f"this machine's clock was {jump_text(jump_s)}: the UTC of all hosts' rows steps with it")
 
     def set_aside(self, hello: Hello, what: str, messages: Sequence[Sent], error: Exception) -> str:
         """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""
         opening = netmon_pb2.AgentMessage(hello=encode_hello(hello))
-        return self._set_aside.keep(hello.session, f"{what} of {hello.host}", [opening, *messages], error)
+        return self._set_aside.store(hello.session, f"{what} of {hello.host}", [opening, *messages], error)
 
     def at_hello(self, hello: Hello, error: Exception) -> str:
         """A session cannot be opened; returns what to tell its agent."""
@@ -80,8 +80,8 @@ class Failures:
             self.at_session(entry, "its rows", error)
             return
         messages = [message for message in entry.recent if read_sent(message).batch.sequence == sequence]
-        told = self.set_aside(hello, f"batch {sequence}", messages, error)
-        entry.broken, entry.refused = True, FailedBatchError(sequence, hello.host, told)
+        jump_text = self.set_aside(hello, f"batch {sequence}", messages, error)
+        entry.broken, entry.refused = True, FailedBatchError(sequence, hello.host, jump_text)
         entry.news.set()
 
     def at_everything(self, entries: Sequence[Entry], queued: Sequence[tuple[Entry, Sent]], error: Exception) -> None:
@@ -89,7 +89,7 @@ class Failures:
 
         A batch that was alone is to blame; else it is found when it comes again.
         """
-        told = "the collector failed, and takes every session up from the dataset"
+        jump_text = "the collector failed, and takes every session up from the dataset"
         alone = len(queued) == 1
         for entry, message in queued[:MOST_RECENT]:
             hello, sequence = entry.session.hello, read_sent(message).batch.sequence
@@ -98,9 +98,9 @@ class Failures:
             if alone:
                 entry.refused = FailedBatchError(sequence, hello.host, why)
         if not queued:
-            _log.error(told, exc_info=error)
+            _log.error(jump_text, exc_info=error)
         for entry in entries:
-            entry.broken, entry.failure = True, told
+            entry.broken, entry.failure = True, jump_text
             entry.news.set()
 
     def _count(self, hello: Hello) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from collector.backpressure import Storing
 from collector.dataset.sink import Sink
 from collector.dataset.verdict_rows import verdict_table
 from collector.entry import Entry
@@ -17,7 +18,6 @@ from collector.host.iteration_rows import Accounted
 from collector.host.tables import Tables
 from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
 from collector.metrics.delays import DelayCounts
-from collector.shedding import Storing
 from netmon.columnar import Columns
 from netmon.errors import DataError
 from netmon.views import Verdict

@@ -35,7 +35,7 @@ _SILENT_S = 30.0  # without an answer
 _SLICE_ROWS = 100_000  # worked on before others have their turn
 
 
-class Asked(Protocol):
+class RecorderChannel(Protocol):
     """A session with its connection (collector.registry.Entry)."""
 
     session: Session
@@ -54,7 +54,7 @@ class Pulled:
 
 @dataclass
 class _Pull:
-    asked: Asked
+    asked: RecorderChannel
     tables: list[Table] = field(default_factory=lambda: [empty(BUCKET)])
     rows: int = 0
     gap: str = ""
@@ -72,7 +72,7 @@ class FullResolution:
         self._open: dict[int, _Pull] = {}
         self._turns = asyncio.Semaphore(_AT_A_TIME)
 
-    def answer(self, asked: Asked, message: netmon_pb2.FullAnswer) -> None:
+    def answer(self, asked: RecorderChannel, message: netmon_pb2.FullAnswer) -> None:
         """An agent has answered. Raises WireError."""
         pull = self._open.get(message.number)
         if pull is None or pull.asked is not asked:
@@ -85,14 +85,14 @@ class FullResolution:
         pull.gap, pull.over = read_sentence(message.gap, "FullAnswer.gap"), message.last
         pull.news.set()
 
-    def disconnected(self, asked: Asked) -> None:
+    def disconnected(self, asked: RecorderChannel) -> None:
         """The connection has broken: nothing will be answered on it."""
         for pull in self._open.values():
             if pull.asked is asked:
                 pull.error, pull.over = "it went away before it had answered", True
                 pull.news.set()
 
-    async def pull(self, asked: Asked, since_utc: int, until_utc: int) -> Pulled:
+    async def pull(self, asked: RecorderChannel, since_utc: int, until_utc: int) -> Pulled:
         """Rows of full resolution whose buckets begin in [since_utc, until_utc). Raises DataError."""
         window, host = asked.session.window, asked.session.hello.host
         clock, width = window.alignment.map, window.window_ns
@@ -120,7 +120,7 @@ class FullResolution:
         gaps = [pull.gap, "rows of flows that are long over are left out" if unknown else ""]
         return Pulled(rows, "; ".join(filter(None, gaps)))
 
-    async def _asked(self, asked: Asked, since_ns: int, until_ns: int) -> _Pull:
+    async def _asked(self, asked: RecorderChannel, since_ns: int, until_ns: int) -> _Pull:
         number, pull = next(self._numbers), _Pull(asked)
         if not asked.connected:
             pull.error = "it is not connected"

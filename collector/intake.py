@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from collector.shedding import Behind, Order, Sending, Shedding, Storing
+from collector.backpressure import BackpressureRequest, Behind, Sending, Shedding, Storing
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_ROWS
 
@@ -62,7 +62,7 @@ class Intake:
         """Of all sessions, until the next tick."""
         return self._rows
 
-    def order(self, session: str) -> Order:
+    def order(self, session: str) -> BackpressureRequest:
         """What its agent is asked for."""
         return self._shedding.order(session)
 
@@ -85,7 +85,7 @@ class Intake:
     def _full(self, coming: _Coming) -> bool:
         return coming.rows > MOST_ROWS or coming.batches >= MOST_BATCHES or self._rows > MOST_ROWS_OF_ALL
 
-    def came(self, session: str, rows: int, horizon_ns: int, batches: int = 1) -> None:
+    def add_waiting(self, session: str, rows: int, horizon_ns: int, batches: int = 1) -> None:
         """Batches wait for the tick; horizon_ns: of the last one."""
         coming = self._coming.setdefault(session, _Coming())
         coming.rows, coming.batches = coming.rows + rows, coming.batches + batches

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from collector.entry import Entry
+from collector.host.job_updates import FlowUpdates, JobUpdates, apply, build_news
 from collector.host.session import Session
-from collector.host.telling import Teller, ToldFlows, apply, tell
 from collector.jobs.link import JobLink
 from netmon.records import Mark
 
@@ -32,10 +32,10 @@ class JobExchange:
         """stage: the way to the job stage; entries: all sessions that are known now."""
         self._stage, self._entries = stage, entries
         self._now = asyncio.Lock()
-        self._told_flows = ToldFlows()
+        self._told_flows = FlowUpdates()
         self._places = 0  # that were given to sessions in what the job stage is told
         self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
-        self._untold = 0  # rows that it was not told
+        self._pending_updates = 0  # rows that it was not told
         self._told_s = time.monotonic()
         self._coming = -_LONGEST_S, -_LONGEST_S  # sessions that are taken up again: since when, and the last one
         self.rest_s = _OFTEN_S
@@ -44,17 +44,21 @@ class JobExchange:
     @property
     def trouble(self) -> list[str]:
         """Lines for viewers."""
-        untold = [f"{self._untold} rows were not told to the inference: it falls behind"] if self._untold else []
+        pending_updates = (
+            [f"{self._pending_updates} rows were not told to the inference: it falls behind"]
+            if self._pending_updates
+            else []
+        )
         seldom = [f"hosts are compared only every {self.rest_s:.0f} s: it takes long"] if self.rest_s > _SAID_S else []
-        return [*self._stage.trouble, *untold, *seldom]
+        return [*self._stage.trouble, *pending_updates, *seldom]
 
-    def teller(self, session: Session) -> Teller:
+    def teller(self, session: Session) -> JobUpdates:
         """For a session that is new here."""
         self._places += 1
         if session.stored_before:
             (since, last), now = self._coming, time.monotonic()
             self._coming = since if now - last < _TOGETHER_S else now, now
-        return Teller(self._places, session, self._told_flows)
+        return JobUpdates(self._places, session, self._told_flows)
 
     def over(self, entry: Entry) -> None:
         """A session is."""
@@ -63,7 +67,7 @@ class JobExchange:
     def begin_anew(self, entries: Collection[Entry]) -> None:
         """All of these sessions are over, and so is the host stage of which they were."""
         self._ended += [entry.teller.place for entry in entries]
-        self._told_flows = ToldFlows()
+        self._told_flows = FlowUpdates()
 
     async def exchange(
         self,
@@ -94,8 +98,8 @@ class JobExchange:
                 return [], {}
             ended, self._ended = self._ended, []
             compared = [entry.teller for entry in newest if entry.connected and entry.session.received]
-            news = replace(tell(heard, compared, ended), marked=marked, unclear=unclear)
-            self._untold += news.untold
+            news = replace(build_news(heard, compared, ended), marked=marked, unclear=unclear)
+            self._pending_updates += news.pending_updates
             own_s += time.thread_time()
             answer = await self._stage.exchange(news)
             told_s, self._told_s = self._told_s, time.monotonic()

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Door:
+class ListenConfig:
     """Who is let in. tokens: a file of them; token_listen: a second address, where one is enough."""
 
     security: Security = PLAIN
@@ -60,11 +60,11 @@ _CALL = "_schedule_rpc_coro"  # the name that gRPC gives to the work on a call
 _OVER_WITHIN_S = 1.0
 _PEER_HAS_GONE = "ExecuteBatchError raised in core by servicer method"
 
-CLOSED = Door()
+CLOSED = ListenConfig()
 """To this machine only."""
 
 
-def listen_at(server: grpc.aio.Server, address: str, door: Door, admission: Admission) -> None:
+def listen_at(server: grpc.aio.Server, address: str, door: ListenConfig, admission: Admission) -> None:
     """Open the ports. admission: of that door and address. Raises UsageError, UnsupportedError."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_telling)
     files = admission.files

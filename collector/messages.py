@@ -26,7 +26,7 @@ BY_TRAFFIC = "traffic"
 GRAIN_NS = 1_000_000
 """Payload is told in sums of a millisecond."""
 
-ONSET_TOLD = np.dtype([("flow", "<i8"), ("time_ns", "<i8"), ("bucket_ns", "<i8")])
+ONSET_UPDATE = np.dtype([("flow", "<i8"), ("time_ns", "<i8"), ("bucket_ns", "<i8")])
 """A flow began to send after a rest: in the bucket from time_ns (mono, of its host) on, bucket_ns wide."""
 
 _FLOW_ID_BITS = 32
@@ -52,7 +52,7 @@ def flow_id_of(flow: int) -> int:
     return flow & ((1 << _FLOW_ID_BITS) - 1)
 
 
-class FlowTold(NamedTuple):
+class FlowUpdate(NamedTuple):
     """A flow that carries payload or begins after rests; told before its first row, and again when its owner changes.
 
     Aggregates of several flows are not told.
@@ -107,25 +107,25 @@ class HostNews:
     """All that the host stage has to tell since the last time."""
 
     clocks: Sequence[HostClock] = ()  # of the newest session of each host that is connected
-    flows: Sequence[FlowTold] = ()
+    flows: Sequence[FlowUpdate] = ()
     payload: Table = field(default_factory=lambda: empty(TRAFFIC))  # a row per flow and GRAIN_NS, any order
-    onsets: Table = field(default_factory=lambda: empty(ONSET_TOLD))
+    onsets: Table = field(default_factory=lambda: empty(ONSET_UPDATE))
     over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # flows that are forgotten
     ended: Sequence[int] = ()  # places of sessions that are over, with all their flows
     horizon_ns: int = 0  # up to here (UTC) all hosts that are heard have told everything; 0: not known
-    untold: int = 0  # rows that were left out because there were too many
+    pending_updates: int = 0  # rows that were left out because there were too many
     marked: frozenset[str] = frozenset()  # jobs that tell their iterations themselves
     unclear: Mapping[str, bool] = field(default_factory=dict)  # jobs whose calls no steps explain, now or at all
 
 
-class MarkTold(NamedTuple):
+class MarkUpdate(NamedTuple):
     """A moment of a rank on a host, by the traffic. The mark's time is UTC; 0: now, whatever the host's clock says."""
 
     place: int
     mark: Mark
 
 
-class ClockTold(NamedTuple):
+class ClockUpdate(NamedTuple):
     """What the traffic says of one host's clock, from now on."""
 
     place: int
@@ -138,9 +138,9 @@ class ClockTold(NamedTuple):
 class JobNews:
     """What the job stage answers to HostNews."""
 
-    marks: Sequence[MarkTold] = ()
+    marks: Sequence[MarkUpdate] = ()
     owners: Mapping[int, Owner] = field(default_factory=dict)  # of flows, by the traffic
-    clocks: Sequence[ClockTold] = ()
+    clocks: Sequence[ClockUpdate] = ()
     patterns: Mapping[str, str] = field(default_factory=dict)  # by job, of all that the traffic shows
     trouble: Sequence[str] = ()  # what viewers are to be told of, a line each
     cpu_s: float = 0.0  # that it took

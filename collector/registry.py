@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from collector.allowance import Allowance
 from collector.dataset.sink import Sink
 from collector.door import FailedSessionError, RefusedBatchError
 from collector.ending import end_tasks
@@ -19,17 +18,18 @@ from collector.flushing import Flushing
 from collector.full_resolution import FullResolution
 from collector.host.batches import Settled
 from collector.host.session import Session
+from collector.host_limiter import HostLimiter
 from collector.intake import Intake, weight
-from collector.iterations_told import IterationsTold
+from collector.iteration_updates import IterationUpdates
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink
 from collector.judging.advising import Advising
 from collector.judging.judging import Judging
-from collector.parting import Parting
-from collector.set_aside import Sent
+from collector.quarantine import Sent
+from collector.session_close import SessionClose
 from collector.settings import Settings
 from collector.stages import Stages
-from collector.triggers import Triggers, Wanted
+from collector.triggers import PullRequest, Triggers
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.pages import page
@@ -39,7 +39,7 @@ from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Hello
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
-from netmon.wire.many import ManyBatches
+from netmon.wire.batch_fields import ManyBatches
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_full(
-    entries: Iterable[Entry], full: FullResolution, flushing: Flushing, triggers: Triggers, wanted: Wanted
+    entries: Iterable[Entry], full: FullResolution, flushing: Flushing, triggers: Triggers, wanted: PullRequest
 ) -> None:
     """Ask these agents for it, and put it where the next flush finds it."""
     for entry in entries:
@@ -94,11 +94,11 @@ class Registry:
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs, self._entries.values)
-        self.intake, self.allowance = Intake(self.flushing.storing), Allowance(lambda: settings.allowance)
+        self.intake, self.allowance = Intake(self.flushing.storing), HostLimiter(lambda: settings.allowance)
         self.full, self._triggers = FullResolution(), Triggers(settings)
-        self.iterations = IterationsTold(self._jobs, self._triggers)
+        self.iterations = IterationUpdates(self._jobs, self._triggers)
         self._pulling: set[asyncio.Task[None]] = set()
-        self._parting, self._opening = Parting(self._part), asyncio.Lock()
+        self._parting, self._opening = SessionClose(self._part), asyncio.Lock()
 
     def _begin(self) -> None:
         """A host stage without sessions, and what is made of it."""
@@ -165,7 +165,7 @@ class Registry:
         del self._entries[entry.session.hello.session]
         self._find_newest(entry.session.hello.host)
 
-    def heard_at(self, entry: Entry, utc_ns: int) -> None:
+    def check_host_clock(self, entry: Entry, utc_ns: int) -> None:
         """A batch of that time has come of a session: whether another machine says that it is the same host."""
         host = entry.session.hello.host
         newest = self._newest_of.get(host, entry)
@@ -183,7 +183,7 @@ class Registry:
             entry.timed = entry.timed or (batch.sequence, now)
             entry.recent.append(message)
             self._stage.add(session.place, batch)
-            self.intake.came(session.hello.session, batch.buckets.rows, batch.horizon_ns)
+            self.intake.add_waiting(session.hello.session, batch.buckets.rows, batch.horizon_ns)
             self._waiting.append((entry, message))
             self._queued_weight += weight(batch)
             if self._queued_weight > _MOST_QUEUED or self.careful:
@@ -201,7 +201,7 @@ class Registry:
             entry.settled, entry.last_heard = False, now
             entry.timed = entry.timed or (sequences[0], now)
             entry.recent.extend(raw)
-            self.intake.came(entry.session.hello.session, rows, horizon_ns, len(sequences))
+            self.intake.add_waiting(entry.session.hello.session, rows, horizon_ns, len(sequences))
         self._queued = came
         places = np.repeat([one.entry.session.place for one in came], [len(one.sequences) for one in came])
         numbers = [sequence for one in came for sequence in one.sequences]
@@ -264,11 +264,11 @@ class Registry:
             self.failures.at_batch(entries[place], sequence, error)
         newest = (entry.session.place for entry in self._newest_of.values())
         sessions = {place: entry.session for place, entry in entries.items()}
-        self._store_full(self.iterations.tell(settled, sessions, newest, self.judging))
-        for entry in self._newest_of.values() if self._triggers.looks_at_rows else ():
+        self._store_full(self.iterations.publish(settled, sessions, newest, self.judging))
+        for entry in self._newest_of.values() if self._triggers.watches_rows else ():
             for output in settled.outputs.get(entry.session.place, ()):
                 try:
-                    self._store_full(self._triggers.look(entry.session, output))
+                    self._store_full(self._triggers.check_rows(entry.session, output))
                 except Exception as error:
                     self.failures.at_session(entry, "what has settled", error)
         self.judging.tick(settled)
@@ -277,11 +277,11 @@ class Registry:
     def _tell_viewers(self, settled: Settled) -> None:
         try:
             self._show()
-            self._sessions.tell(settled, self._view)
+            self._sessions.publish(settled, self._view)
         except Exception as error:  # rows do not need it
             self.failures.notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
 
-    def _store_full(self, wanted: Iterable[Wanted]) -> None:
+    def _store_full(self, wanted: Iterable[PullRequest]) -> None:
         for one in wanted:
             task = asyncio.get_running_loop().create_task(
                 keep_full(self.recording(one.hosts), self.full, self.flushing, self._triggers, one)
@@ -303,7 +303,7 @@ class Registry:
             last_words, calls = {e.session.hello.session for e in leaving}, self._stage.tables.rank_log.calls()
             marks, patterns = await self._job_exchange.exchange(self._newest(), last_words, self._jobs.marked(), calls)
             for entry, told in marks:
-                self._stage.tell(entry.session.place, told)
+                self._stage.add_marks(entry.session.place, told)
             for job, pattern in patterns.items():
                 self._jobs.pattern(job, pattern)
         except Exception as error:  # rows do not need it
@@ -386,7 +386,7 @@ class Registry:
         """What viewers can be shown now: the newest session of each host."""
         lines = self.flushing.trouble, *self._job_exchange.trouble, *self.failures.notices
         self._show()
-        self.advising.look()
+        self.advising.refresh()
         return self._view.freeze(time.time_ns(), [line for line in lines if line])
 
     def page(self, frozen: Frozen, asked: Selection) -> Snapshot:

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from collector.answers import Answers
+from collector.auto_receiver import AutoReceiver
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
-from collector.front import Front, FrontHere
-from collector.growing import FrontThatGrows
-from collector.jobs.process import JobsApart
-from collector.listening import CLOSED, Door
+from collector.frontend import Frontend, GrpcFrontend
+from collector.jobs.process import JobStageProcess
+from collector.listening import CLOSED, ListenConfig
 from collector.metrics.serving import serve_metrics, why_not_ready
-from collector.page_apart import PageApart
-from collector.receiving.apart import ReceiverApart
+from collector.receiving.client import ReceiverClient
 from collector.receiving.frames import Listen
 from collector.registry import Registry
 from collector.settings import Settings
 from collector.stored_past import Batches
+from collector.web_process import WebProcess
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError
 from netmon.supervisor import Supervisor
@@ -52,7 +52,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     abandon: Callable[[], None] = lambda: None,
     worker: "WorkerSettings | None" = None,
-    door: Door = CLOSED,
+    door: ListenConfig = CLOSED,
     metrics: str = "",
     spans: "Spans | None" = None,
     receiver: str = "auto",
@@ -77,15 +77,15 @@ async def serve(
     working: list[asyncio.Task[None]] = []
     sink = ParquetSink(data, worker.name if worker else "", settings.durability)
     upkeep = Upkeep(sink, lambda: settings.keep)
-    jobs = JobsApart()
+    jobs = JobStageProcess()
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
     if spans:
-        registry.iterations.heard, registry.counts.heard = spans.heard, spans.judged
-    front: Front | None = None
+        registry.iterations.heard, registry.counts.heard = spans.add_iterations, spans.judged
+    front: Frontend | None = None
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None
-    page: PageApart | None = None
+    page: WebProcess | None = None
     try:
         answers = Answers(registry, door.exposed(listen, worker), stored)
         front = _front(registry, listen, door, worker is None, answers, receiver)
@@ -95,7 +95,7 @@ async def serve(
                 return
         await front.start()
         if http:
-            page = PageApart(answers, http, door)
+            page = WebProcess(answers, http, door)
             await page.start()
         others: dict[str, Callable[[], int]] = {"jobs": lambda: jobs.pid, "receiver": lambda: front.pid}
         if page:
@@ -144,12 +144,14 @@ async def serve(
         supervisor.close()
 
 
-def _front(registry: Registry, listen: str, door: Door, streams: bool, answers: Answers, receiver: str) -> Front:
+def _front(
+    registry: Registry, listen: str, door: ListenConfig, streams: bool, answers: Answers, receiver: str
+) -> Frontend:
     if receiver == "here" or not streams:
-        return FrontHere(registry, listen, door, streams, answers)
+        return GrpcFrontend(registry, listen, door, streams, answers)
     if receiver == "auto":
-        return FrontThatGrows(registry, listen, door, answers)
-    return ReceiverApart(registry, answers, Listen(listen, door, streams))
+        return AutoReceiver(registry, listen, door, answers)
+    return ReceiverClient(registry, answers, Listen(listen, door, streams))
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
@@ -234,9 +236,9 @@ def flush_pause_s(interval_s: float, took_s: float) -> float:
     return max(interval_s / 4, interval_s - 2 * took_s)
 
 
-async def _tick_for_ever(front: Front, supervisor: Supervisor, registry: Registry) -> None:
+async def _tick_for_ever(front: Frontend, supervisor: Supervisor, registry: Registry) -> None:
     while True:
-        registry.failures.look_at_clock()
+        registry.failures.check_clock()
         begun = time.monotonic()
         waited_s = await front.tick()
         supervisor.alive()

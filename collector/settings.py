@@ -3,8 +3,8 @@
 
 from dataclasses import dataclass
 
-from collector.allowance import USUAL, Rates
 from collector.dataset.retention import Keep
+from collector.host_limiter import USUAL, Rates
 
 AT_ONCE = frozenset(
     {"flush_ns", "full_on", "full_burst", "full_rest_ns", "full_rows_per_hour", "keep", "allowance"},

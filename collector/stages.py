@@ -10,9 +10,9 @@ import numpy.typing as npt
 from collector.host.batches import Settled
 from collector.host.exchange import Talk
 from collector.host.stage import HostStage
-from collector.jobs.answering import Answering
+from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
-from netmon.wire.many import ManyBatches
+from netmon.wire.batch_fields import ManyBatches
 
 _T = TypeVar("_T")
 
@@ -24,7 +24,7 @@ class Stages:
         """Begin without sessions."""
         self.settings = settings
         self.hosts = HostStage(settings)
-        self._answering = Answering()
+        self._answering = RankRegistry()
 
     @property
     def shared(self) -> int:
@@ -46,12 +46,12 @@ class Stages:
         return talk(self.hosts.settle_all(places, leaving), self._answering)
 
 
-def talk(work: Talk[_T], answering: Answering) -> _T:
+def talk(work: Talk[_T], answering: RankRegistry) -> _T:
     """Do the host stage's work; each message that it yields is answered."""
     try:
         news = next(work)
         while True:
-            news = work.send(answering.hear(news))
+            news = work.send(answering.answer(news))
     except StopIteration as done:
         found: _T = done.value
         return found

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from collector.full_resolution import arrow_stream
 from netmon.errors import NetmonError, WireError
-from netmon.past import Wanted
+from netmon.past import RowQuery
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_TEXT
 from netmon.wire.past_rows import decode_wanted
@@ -26,7 +26,7 @@ _LET_GO_AFTER_S = 20.0  # a reader that has not read a part until then
 class Batches(Protocol):
     """Where the rows come from (netmon.past.Rows)."""
 
-    def batches(self, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """Blocks for each. Raises NetmonError."""
 
 

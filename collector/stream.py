@@ -94,7 +94,7 @@ class AgentStream:
 
     async def _tell(self) -> None:
         """What is stored; every message says that we are alive, too."""
-        for news in self._connection.tell() if self._connection else (netmon_pb2.Acknowledgement(),):
+        for news in self._connection.acknowledgements() if self._connection else (netmon_pb2.Acknowledgement(),):
             await self._context.write(news)
 
     async def _take(self) -> None:
@@ -104,7 +104,7 @@ class AgentStream:
             return
         hello = read_hello(first, self._identity)
         await self._registry.allowance.turn(hello.host)
-        self._registry.allowance.introduced(hello.host, first.hello)
+        self._registry.allowance.add_hello(hello.host, first.hello)
         connection = await Connection.open(self._registry, hello, hello.acknowledged, self._news)
         self._connection = connection
         self._waits_since = time.monotonic()

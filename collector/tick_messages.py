@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.messages import Holder
-from netmon.dl.beats import Beat, Events
 from netmon.dl.numbering import Trust
+from netmon.dl.step_alignment import Events, StepMoment
 from netmon.records import Flow, Table, empty
 
 BY_PEER = "peer"
@@ -24,7 +24,7 @@ BY_PEER = "peer"
 
 
 class About(IntEnum):
-    """What a row of RANKS_TOLD says."""
+    """What a row of RANK_UPDATE says."""
 
     CLAIM = 0  # it steps: under which name?
     LAST_CLAIM = 1  # the same, and there is no later
@@ -39,7 +39,7 @@ class About(IntEnum):
     OVER = 10  # the session is over
 
 
-RANKS_TOLD = np.dtype(
+RANK_UPDATE = np.dtype(
     [
         ("about", "u1"),
         ("session", "<i8"),
@@ -55,16 +55,16 @@ RANKS_TOLD = np.dtype(
     ]
 )
 
-STEPS_TOLD = np.dtype([("after", "<i8"), ("serial", "<i8"), ("size", "<i8"), ("last_ns", "<i8")])
-"""A rank has stepped on, as it told after so many rows of RANKS_TOLD."""
+STEP_UPDATE = np.dtype([("after", "<i8"), ("serial", "<i8"), ("size", "<i8"), ("last_ns", "<i8")])
+"""A rank has stepped on, as it told after so many rows of RANK_UPDATE."""
 
 
-class BeatsTold(NamedTuple):
+class StepEvents(NamedTuple):
     """A rank's latest events, by its own numbers; UTC, right to error_ns."""
 
     serial: int
     trust: Trust
-    events: Mapping[Beat, Events]
+    events: Mapping[StepMoment, Events]
     error_ns: int
 
 
@@ -74,9 +74,9 @@ class TickNews:
 
     opened: Sequence[tuple[int, Holder]] = ()  # sessions and whose they are, pid 0
     jobs: Sequence[str] = ()
-    ranks: Table = field(default_factory=lambda: empty(RANKS_TOLD))  # in the order in which it came to be
-    steps: Table = field(default_factory=lambda: empty(STEPS_TOLD))  # the same
-    beats: Sequence[BeatsTold] = ()  # after all of that
+    ranks: Table = field(default_factory=lambda: empty(RANK_UPDATE))  # in the order in which it came to be
+    steps: Table = field(default_factory=lambda: empty(STEP_UPDATE))  # the same
+    beats: Sequence[StepEvents] = ()  # after all of that
     flows_over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ask no more; before…
     flows: Sequence[tuple[int, Flow]] = ()  # …those whose other end is asked for, or which are others' other end
 
@@ -89,11 +89,11 @@ class Count(NamedTuple):
     relative: bool = True  # they count only from when somebody began to look
 
 
-UNTOLD = Count()
+NO_NUMBERS = Count()
 """Of a rank of which nothing has been said."""
 
 
-class PeerTold(NamedTuple):
+class PeerUpdate(NamedTuple):
     """The rank at the other end of a flow; an empty job: none is known there."""
 
     flow: int
@@ -109,4 +109,4 @@ class TickAnswer:
     lost: Sequence[tuple[int, bool]] = ()  # whether another one is now what the traffic told of this one
     counts: Sequence[tuple[int, Count]] = ()
     moved: Sequence[tuple[int, int]] = ()  # ranks whose numbers have moved that were used; what is added to them now
-    peers: Sequence[PeerTold] = ()
+    peers: Sequence[PeerUpdate] = ()

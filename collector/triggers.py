@@ -23,7 +23,7 @@ _AROUND_NS = 50_000_000  # a burst, and on either side
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PullRequest:
     """A window and hosts of which full resolution is to be stored."""
 
     reason: str
@@ -43,11 +43,11 @@ class Triggers:
         self._shared: dict[tuple[str, int], bool] = {}  # by session and link
 
     @property
-    def looks_at_rows(self) -> bool:
+    def watches_rows(self) -> bool:
         """Whether `look` can find anything."""
         return "burst" in self._settings.full_on or "class" in self._settings.full_on
 
-    def look(self, session: Session, output: Output) -> list[Wanted]:
+    def check_rows(self, session: Session, output: Output) -> list[PullRequest]:
         """Which rows of a session that have settled make more worth storing."""
         if not _coarse(session):
             return []
@@ -55,7 +55,7 @@ class Triggers:
         now = time.monotonic()
         return [wanted for key, wanted in found if self._may(key, now)]
 
-    def slow(self, sessions: Mapping[int, Session], rows: IterationRows, jobs: Jobs) -> list[Wanted]:
+    def slow(self, sessions: Mapping[int, Session], rows: IterationRows, jobs: Jobs) -> list[PullRequest]:
         """Which iterations that have settled make more worth storing; sessions: by place."""
         if "slow" not in self._settings.full_on:
             return []
@@ -86,7 +86,7 @@ class Triggers:
         self._quiet_until[key] = now + self._settings.full_rest_ns / NS_PER_S
         return True
 
-    def _burst(self, session: Session, rows: Columns) -> list[tuple[str, Wanted]]:
+    def _burst(self, session: Session, rows: Columns) -> list[tuple[str, PullRequest]]:
         if "burst" not in self._settings.full_on or not len(rows):
             return []
         links, host = session.window.links, session.hello.host
@@ -98,7 +98,7 @@ class Triggers:
         name, until = links.interface(link).name, start + width_ns + _AROUND_NS
         return [(f"burst {host}", _wanted(f"a burst on {host} {name}", (host,), start - _AROUND_NS, until))]
 
-    def _class(self, session: Session, output: Output) -> list[tuple[str, Wanted]]:
+    def _class(self, session: Session, output: Output) -> list[tuple[str, PullRequest]]:
         if "class" not in self._settings.full_on:
             return []
         rows, host, found = output.buckets, session.hello.host, []
@@ -121,5 +121,5 @@ def _coarse(session: Session) -> bool:
     return session.hello.streamed_ns != session.hello.bucket_ns
 
 
-def _wanted(reason: str, hosts: tuple[str, ...], since_ns: int, until_ns: int) -> Wanted:
-    return Wanted(reason, hosts, max(since_ns, until_ns - _MOST_NS), until_ns)
+def _wanted(reason: str, hosts: tuple[str, ...], since_ns: int, until_ns: int) -> PullRequest:
+    return PullRequest(reason, hosts, max(since_ns, until_ns - _MOST_NS), until_ns)

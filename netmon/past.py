@@ -72,7 +72,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowQuery:
     """Rows of one table of a dataset: those that touch [since, until), UTC. A table without times has all its rows."""
 
     table: str
@@ -94,7 +94,7 @@ class Rows(Protocol):
     def newest_ns(self) -> int:
         """When the newest of its iterations ended; blocks. Raises NetmonError where there is none."""
 
-    def batches(self, wanted: Wanted) -> Iterator["pa.RecordBatch"]:
+    def batches(self, wanted: RowQuery) -> Iterator["pa.RecordBatch"]:
         """The rows; none where there is no such table. Blocks for each. Raises NetmonError."""
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:

@@ -91,7 +91,7 @@ STEP_SIZE, STEP_TRANSFER = 9, 10
 OF_ALL, OF_ONE, OF_EACH = range(3)  # of a transfer, in place of its name: as bpf/netmon.h has them
 LIBRARY_HOROVOD, LIBRARY_REDUCER, LIBRARY_NCCL, LIBRARY_GLOO = range(1, 5)
 
-BIRTH = np.dtype(
+SOCKET_EVENT = np.dtype(
     [
         ("local", "V16"),
         ("remote", "V16"),
@@ -104,7 +104,7 @@ BIRTH = np.dtype(
         ("process", "S16"),
     ]
 )
-BIRTH_CONNECT, BIRTH_CLOSE = 1, 2
+SOCKET_CONNECT, BIRTH_CLOSE = 1, 2
 
 STOP = np.dtype([("begin_ns", "<u8"), ("end_ns", "<u8"), ("total_ns", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
 

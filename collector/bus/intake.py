@@ -42,7 +42,7 @@ class Forgetting:
         self._quiet: dict[tuple[str, str], tuple[int, float]] = {}  # by host and session: its introduction, since when
         self._looked = time.monotonic()
 
-    async def look(self, hosts: Mapping[str, HostIntake]) -> None:
+    async def check(self, hosts: Mapping[str, HostIntake]) -> None:
         """Now and then; hosts: those of this worker. Raises BusError."""
         now = time.monotonic()
         if now - self._looked < min(_LOOK_EVERY_S, FORGET_AFTER_S):
@@ -145,7 +145,7 @@ class BusIntake:
             intake.stop()
         await asyncio.gather(*(intake.stopped() for intake in released))
         if released:
-            await settle_told(self._registry)
+            await settle_pending(self._registry)
             await self._registry.flush()
         for host in hosts:
             self._hosts.pop(host, None)
@@ -163,7 +163,7 @@ class BusIntake:
         """Every host that has introduced itself, or of which batches wait. Raises BusError."""
         return await self._bus.hosts()
 
-    def held(self) -> frozenset[str]:
+    def taken_hosts(self) -> frozenset[str]:
         """The hosts that are taken."""
         return frozenset(self._hosts)
 
@@ -184,7 +184,7 @@ class BusIntake:
                 except Exception as error:  # of one host
                     self._registry.failures.notice(f"cannot tend a host: {type(error).__name__}: {error}", error)
             try:
-                await self._forgetting.look(self._hosts)
+                await self._forgetting.check(self._hosts)
             except BusError as error:
                 _log.debug("%s", error)
 
@@ -196,7 +196,7 @@ class BusIntake:
             return
         if connection.entry.requests or now - self._told.get(key, 0.0) > _TELL_EVERY_S:
             self._told[key] = now
-            for news in connection.tell():
+            for news in connection.acknowledgements():
                 news.worker = self._worker
                 reply = up_subject(self._worker, *key)
                 with self._bus.errors("tell an agent on"):
@@ -254,7 +254,7 @@ class BusIntake:
                 )
 
 
-async def settle_told(registry: Registry) -> None:
+async def settle_pending(registry: Registry) -> None:
     """Settle what is due of everything that has been told until now, also by the traffic, as far as there is time."""
     registry.tick()
     await asyncio.wait([asyncio.create_task(registry.infer())], timeout=_INFER_S)

@@ -51,7 +51,7 @@ class InOrder(Generic[T]):
         self._held: dict[int, _Held[T]] = {}
 
     @property
-    def held(self) -> int:
+    def waiting(self) -> int:
         """Batches that wait for one before them."""
         return len(self._held)
 
@@ -249,7 +249,7 @@ class BusSession:
         if self.connection and quiet_s > SILENT_S and not self._end:
             connection, self.connection = self.connection, None
             await connection.leave(complete=False)
-        if self._order and self._order.held and quiet_s > _MISSING_S:
+        if self._order and self._order.waiting and quiet_s > _MISSING_S:
             for ready in self._order.give_up():
                 await self._process(ready)
         return []
@@ -263,7 +263,7 @@ class BusSession:
     @property
     def idle(self) -> bool:
         """Its agent is not connected, and nothing of it waits here or, because it is refused, on the bus."""
-        held = self._order is not None and self._order.held
+        held = self._order is not None and self._order.waiting
         waits = self._replies or self._parked or self._end or held or self.refused
         return self.connection is None and self._waits_since is not None and not waits
 

@@ -42,7 +42,7 @@ class Membership:
         self._seen: dict[str, tuple[float, float]] = {}  # workers: weight, and when they were last there
         self._told: dict[str, str] = {}  # ties
 
-    async def look(self) -> Cluster:
+    async def poll(self) -> Cluster:
         """See how things are."""
         now = time.monotonic()
         for name, value in (await self._workers.read()).values.items():
@@ -73,7 +73,7 @@ class Membership:
         if known and known.data == self.worker.encode():
             await self._owners.delete(host, known)
 
-    async def tell(self, ties: dict[str, HostTies]) -> None:
+    async def publish_ties(self, ties: dict[str, HostTies]) -> None:
         """What ties our hosts."""
         for host, own in ties.items():
             text = own.text()

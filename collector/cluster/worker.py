@@ -146,7 +146,7 @@ class HostIntakes(Protocol):
     async def hosts(self) -> frozenset[str]:
         """All that there are."""
 
-    def held(self) -> frozenset[str]:
+    def taken_hosts(self) -> frozenset[str]:
         """Those that are taken."""
 
     async def mend(self) -> None:
@@ -224,18 +224,18 @@ class Handover:
     async def step(self) -> None:
         """Look, and do what is due. Raises NetmonError."""
         own = self._members.worker
-        seen = await self._members.look()
-        held = self._intake.held()
+        seen = await self._members.poll()
+        held = self._intake.taken_hosts()
         for host in [host for host in held if seen.owners.get(host, own) != own]:
             _log.warning("%s has been taken over by %s", host, seen.owners[host])
             await self._intake.lose(host)
         # A bus that has come back empty knows no owners: what was taken in is still ours to store.
         await self._raise_fence([host for host in held if host not in seen.owners])
-        held = self._intake.held()
+        held = self._intake.taken_hosts()
         await self._tell(held, seen)
         hosts = await self._intake.hosts()
         await self._let_go_of_gone(held, hosts)
-        held = self._intake.held()
+        held = self._intake.taken_hosts()
         together = components(hosts | seen.owners.keys(), seen.ties)  # not what only this worker knows
         wanted = assign(together, seen.workers, seen.owners)
         if self._settled(seen):
@@ -251,7 +251,7 @@ class Handover:
         self._over.set()
         async with self._running:
             try:
-                await self._release(self._intake.held())
+                await self._release(self._intake.taken_hosts())
             finally:
                 if self._turning:
                     self._turning.cancel()
@@ -267,7 +267,7 @@ class Handover:
 
     async def _tell(self, held: Collection[str], seen: Cluster) -> None:
         if time.monotonic() - self._told_s > _TELL_EVERY_S:
-            await self._members.tell(self._lasting.lasting(self._ties(held), seen.ties))
+            await self._members.publish_ties(self._lasting.lasting(self._ties(held), seen.ties))
             self._told_s = time.monotonic()
 
     async def _let_go_of_gone(self, held: Iterable[str], hosts: Collection[str]) -> None:
@@ -288,7 +288,7 @@ class Handover:
 
     async def _take(self, parts: Iterable[Collection[str]], seen: Cluster) -> None:
         """Whole components, as soon as none of their hosts is another living worker's."""
-        own, held = self._members.worker, self._intake.held()
+        own, held = self._members.worker, self._intake.taken_hosts()
         if time.monotonic() - self._begun_s < self._members.ttl_s / 4:  # who begins with us is to have a share
             return
         wanted: list[str] = []

@@ -80,7 +80,7 @@ class Manifest:
         self._database.execute(_FORGET)
         self._database.execute("DELETE FROM members WHERE session NOT IN (SELECT session FROM sessions)")
 
-    def keep_apart(self) -> None:
+    def keep_other_manifest(self) -> None:
         """Nobody else looks into it from now on: a write then costs one sync instead of several."""
         for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL"):
             self._database.execute(f"PRAGMA {setting}")
@@ -154,7 +154,7 @@ class Manifest:
         return _read(self._database, "main.files", condition, *values)
 
     @contextmanager
-    def beside(self, path: Path) -> Iterator["OtherManifest"]:
+    def other_manifest(self, path: Path) -> Iterator["OtherManifest"]:
         """Another writer's manifest, and what can be moved from there."""
         Manifest(path, self._power).close()  # its writer may have been killed before it had any table
         self._database.execute("ATTACH DATABASE ? AS other", (str(path),))

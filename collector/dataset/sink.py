@@ -111,7 +111,7 @@ class ParquetSink:
             self._staging.clear()
             if self._sharing.alone:
                 self.take_absent()
-                manifest.keep_apart()
+                manifest.keep_other_manifest()
         except BaseException as error:
             if manifest:
                 manifest.close()

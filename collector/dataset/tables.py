@@ -362,7 +362,7 @@ def full_table(buckets: pa.Table, reason: str, gap: str) -> pa.Table:
     return buckets.append_column("reason", _words(zeros, [reason])).append_column("gap", _words(zeros, [gap]))
 
 
-class SessionTold(NamedTuple):
+class SessionMeta(NamedTuple):
     """What holds for all rows of a session."""
 
     clock_error_ns: int
@@ -371,7 +371,7 @@ class SessionTold(NamedTuple):
     share_threshold: float
 
 
-def session_table(origins: Origins, told: Mapping[int, SessionTold]) -> pa.Table:
+def session_table(origins: Origins, told: Mapping[int, SessionMeta]) -> pa.Table:
     """What holds for all rows of some sessions, by their places, as the table `sessions`."""
     rows = [(place, interface) for place in told for interface in origins.sessions[place].hello.interfaces]
     of, interfaces = np.array([place for place, _ in rows], np.int64), [interface for _, interface in rows]

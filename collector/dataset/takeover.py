@@ -31,7 +31,7 @@ def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collect
 
     It may be done again after it has failed.
     """
-    with manifest.beside(folder / "manifest.sqlite") as other:
+    with manifest.other_manifest(folder / "manifest.sqlite") as other:
         theirs = Staging(staging.directory, folder, staging.disk)
         _finish(other, theirs)
         sessions = other.sessions(hosts)
@@ -58,7 +58,7 @@ def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collect
 
 def take_all(manifest: Manifest, staging: Staging, folder: Path) -> None:
     """Everything of a writer that is not there any more, its files too; blocks. Raises as take_over does."""
-    with manifest.beside(folder / "manifest.sqlite") as other:
+    with manifest.other_manifest(folder / "manifest.sqlite") as other:
         theirs = Staging(staging.directory, folder, staging.disk)
         _finish(other, theirs)
         other.move_all()

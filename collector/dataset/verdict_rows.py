@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pyarrow as pa
 
 from collector.dataset.tables import SCHEMAS
-from netmon.dl.verdict.words import columns
+from netmon.dl.verdict.verdict_text import columns
 from netmon.views import Verdict
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from netmon.dl.clocks import AGEING, ROOM_NS, OffsetFit, Present, fit_offsets, refutes
 from netmon.dl.corrections import Correction
-from netmon.dl.corridors import Points
+from netmon.dl.feasible_offsets import Points
 from netmon.dl.timemap import STEP_NS, TimeMap
 from netmon.records import ClockExchange, ClockSample
 
@@ -39,7 +39,7 @@ class Exchanges:
         self._window: deque[ClockExchange] = deque(maxlen=_MOST_EXCHANGES)
         self._earlier: deque[ClockExchange] = deque(maxlen=_MOST_REMEMBERED)
 
-    def hear(self, exchanges: Sequence[ClockExchange], now_ns: int) -> bool:
+    def add_exchanges(self, exchanges: Sequence[ClockExchange], now_ns: int) -> bool:
         """Take in those of a batch of now_ns (mono) that can be true; whether one of them is exact."""
         plausible = [exchange for exchange in exchanges if _plausible(exchange, now_ns)]
         if not plausible:
@@ -96,7 +96,7 @@ _Numbers = npt.NDArray[np.int64]
 _times = attrgetter("agent_sent_ns", "collector_received_ns", "collector_sent_ns", "agent_received_ns")
 
 
-class Wanted(NamedTuple):
+class ClockQuery(NamedTuple):
     """One host's estimate at now_ns (mono); what it starts from, and how far it goes: see fit_offsets."""
 
     exchanges: Exchanges
@@ -105,7 +105,7 @@ class Wanted(NamedTuple):
     share: float
 
 
-def fit_exchanges(wanted: Sequence[Wanted]) -> list[OffsetFit | None]:
+def fit_exchanges(wanted: Sequence[ClockQuery]) -> list[OffsetFit | None]:
     """Collector − agent of each host that has exchanges; None where they say nothing."""
     if not wanted:
         return []
@@ -129,7 +129,7 @@ def fit_exchanges(wanted: Sequence[Wanted]) -> list[OffsetFit | None]:
     return [OffsetFit(*row) if there else None for there, row in zip(fits.there.tolist(), rows, strict=True)]
 
 
-def _columns(wanted: Sequence[Wanted]) -> tuple[list[int], list[int]]:
+def _columns(wanted: Sequence[ClockQuery]) -> tuple[list[int], list[int]]:
     return [one.now_ns for one in wanted], [one.exchanges.begin_ns for one in wanted]
 
 
@@ -138,7 +138,7 @@ def _aged(before_ns: _Numbers) -> _Numbers:
     return np.ceil(np.maximum(before_ns, 0) * AGEING).astype(np.int64)
 
 
-def _present(wanted: Sequence[Wanted]) -> Present:
+def _present(wanted: Sequence[ClockQuery]) -> Present:
     lines = [(one.present.offset_at(one.now_ns), one.present.skew) if one.present else (0, 0.0) for one in wanted]
     offset_ns, skew = zip(*lines, strict=True)
     there = np.array([one.present is not None for one in wanted])
@@ -246,7 +246,9 @@ class Alignment:
         """A time of this host's clock in ns of the UTC epoch."""
         return self.map.utc(mono_ns)
 
-    def hear(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int) -> list[ClockExchange] | None:
+    def add_sample(
+        self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int
+    ) -> list[ClockExchange] | None:
         """Take in what a batch tells. What `update` is to be told now, where it is to be called: None, where not.
 
         That is where there is something new, and exchanges no more often than it is needed: a fit is work.
@@ -285,7 +287,7 @@ class Alignment:
     def _followed(self) -> tuple[object, ...]:
         return self.correction, self.trusts_host, self.coarse_ns
 
-    def hear_set(self, at_ns: int, by_ns: int) -> None:
+    def add_clock_set(self, at_ns: int, by_ns: int) -> None:
         """The host's own UTC has moved so far shortly before at_ns (mono): it has slept, or was set.
 
         Exchanges tell which. Where it has slept the map steps there, and not from what is settled on.
@@ -304,7 +306,7 @@ class Alignment:
         self._used = self._followed(), sample
         self._since_ns = max(settled_ns, self._begin_ns, self._slept_ns)
         self._fresh = self._fresh and self._since_ns == self._begin_ns
-        self._exact = self.exchanges.hear(exchanges, now_ns)
+        self._exact = self.exchanges.add_exchanges(exchanges, now_ns)
         if (exchanges or self.fit is None) and self.exchanges:
             return True
         if not exchanges and self.fit:
@@ -334,9 +336,9 @@ class Alignment:
             return OffsetFit(sample.mono_ns, sample.offset_ns, 0.0, sample.error_ns + sample.utc_error_ns, 0)
         return self.correction.of(self.uncorrected) if self.correction else self.uncorrected
 
-    def believed(self, now_ns: int) -> Wanted | None:
+    def believed(self, now_ns: int) -> ClockQuery | None:
         """The first question to the exchanges: whether the host is still right; None where it is not believed."""
-        return Wanted(self.exchanges, now_ns, self._believed, 0.0) if self._believed else None
+        return ClockQuery(self.exchanges, now_ns, self._believed, 0.0) if self._believed else None
 
     def keeps(self, fit: OffsetFit | None) -> bool:
         """Whether that is what is believed, and is the estimate now."""
@@ -346,11 +348,11 @@ class Alignment:
         self.take(fit)
         return True
 
-    def refuted(self, now_ns: int) -> Wanted:
+    def refuted(self, now_ns: int) -> ClockQuery:
         """The second question: what else they say."""
         present = None if self._fresh else self._present
         share = min(1.0, max(0, now_ns - present.at_ns) / _SETTLING_NS) if present and self._exact else 0.0
-        return Wanted(self.exchanges, now_ns, present, share)
+        return ClockQuery(self.exchanges, now_ns, present, share)
 
     def take(self, fit: OffsetFit | None) -> None:
         """That is the estimate now, if there is one."""

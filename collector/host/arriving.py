@@ -11,7 +11,7 @@ from netmon.columnar import Columns
 from netmon.dl.grouped import order_by, starts
 from netmon.dl.onsets import REST_NS
 from netmon.records import Table
-from netmon.wire.many import ManyBatches
+from netmon.wire.batch_fields import ManyBatches
 
 
 def rows_of(many: ManyBatches, place: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], places: Table) -> Columns:

@@ -14,7 +14,7 @@ from netmon.columnar import Columns
 from netmon.dl.iterations import IterationTracker
 from netmon.mark_runs import MarkRun, MarkTable, mark_table
 from netmon.records import ClockExchange, Flow, NicSample
-from netmon.wire.many import ManyBatches
+from netmon.wire.batch_fields import ManyBatches
 
 _Places = npt.NDArray[np.int64]
 

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.flows import AllFlows, unknown_flow
-from collector.host.places import Places
+from collector.host.session_index import SessionIndex
 from collector.host.unstored import EvidencePieces, Unstored
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import distinct
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import Direction
-from netmon.wire.many import ManyBatches
+from netmon.wire.batch_fields import ManyBatches
 
 STORED_TRANSPORT = np.dtype([("session", "<i4"), ("link", "<i4"), *((name, "<i8") for name in TRANSPORT.names or ())])
 """A row on its way: place of its session, link as the session counts them; times are mono."""
@@ -62,7 +62,7 @@ class Lately:
 class Evidence:
     """All that is not stored yet, and the latest of each flow."""
 
-    def __init__(self, flows: AllFlows, places: Places) -> None:
+    def __init__(self, flows: AllFlows, places: SessionIndex) -> None:
         """flows, places: of all sessions."""
         self._flows, self._places = flows, places
         self._transport, self._host = Unstored(), Unstored()
@@ -154,7 +154,7 @@ class Evidence:
         unstored.add(fresh)
         self.waiting |= set(distinct(fresh["session"]).tolist())
 
-    def said(self, flow: int, direction: Direction) -> tuple[float, float, float]:
+    def latest_tcp(self, flow: int, direction: Direction) -> tuple[float, float, float]:
         """What TCP said last of a flow's connection: RTT and its minimum in ns, and the share of what was sent that was
         sent again; nan: nothing, or not lately.
 

@@ -25,7 +25,7 @@ def exchange(tables: Tables, sessions: Mapping[int, Session], fail: Fail) -> Tal
     if not (log or len(over) or ends):
         return
     answer = yield TickNews(**log.take(), flows_over=over, flows=ends)
-    log.hear(answer.counts, answer.lost)
+    log.apply_answer(answer.counts, answer.lost)
     for serial, name in answer.names:
         if serial in log.ranks:
             ranks, rank = log.ranks[serial]
@@ -41,16 +41,16 @@ def exchange(tables: Tables, sessions: Mapping[int, Session], fail: Fail) -> Tal
     for flow, job, number in answer.peers:
         session = sessions.get(place_of(flow))
         if session:
-            session.tell_peer(flow_id_of(flow), job, number)
+            session.set_peer(flow_id_of(flow), job, number)
 
 
-def ask_names(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> Talk[None]:
+def query_names(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> Talk[None]:
     """The same when those ranks of some sessions that have no name have asked for it."""
     for place in sorted(places):
         ranks = sessions[place].window.ranks
         try:
             if ranks.unnamed:
-                ranks.ask()
+                ranks.request_names()
         except Exception as error:
             fail(place, error)
     yield from exchange(tables, sessions, fail)
@@ -60,19 +60,19 @@ def end_ranks(tables: Tables, sessions: Mapping[int, Session], fail: Fail, place
     """No marks will come of some sessions any more: their ranks have names now or never, and end."""
     ranks = [sessions[place].window.ranks for place in places]
     for own in ranks:
-        own.ask_last()
+        own.request_last_names()
     yield from exchange(tables, sessions, fail)
     for own in ranks:
         own.end_of_stream()
 
 
-def find_served(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> None:
+def find_peer_flows(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> None:
     """Flows of some sessions that are a job's by their other end; the other end may be described before or after."""
     horizon_ns = tables.places.table["horizon_ns"]
     for place in places:
         session = sessions[place]
         if session.serves:
             try:
-                session.find_served(int(horizon_ns[place]))
+                session.find_peer_flows(int(horizon_ns[place]))
             except Exception as error:
                 fail(place, error)

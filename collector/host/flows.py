@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.arriving import count_arrived
-from collector.host.asked_ends import AskedEnds
+from collector.host.peer_lookups import PeerLookups
 from collector.messages import BY_TRAFFIC
 from collector.tick_messages import BY_PEER
 from netmon.columnar import Columns
-from netmon.dl.account import Party, party
+from netmon.dl.account import TrafficOwner, traffic_owner
 from netmon.dl.classify import NS_PER_S, flow_class
 from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.errors import WireError
@@ -108,7 +108,7 @@ class Numbered(Generic[T]):
         self._used.add(number)
         return number
 
-    def let_go(self, in_use: Iterable[int]) -> None:
+    def release_unused(self, in_use: Iterable[int]) -> None:
         """Who was not in use since the call before the last one, and is not now, loses the number."""
         self._used.update(in_use)
         keep = self._used | self._before | self._always
@@ -167,8 +167,8 @@ STATE = np.dtype(
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into AllFlows.jobs; 0: none
         ("rank", "<i4"),
-        ("stepper", "<i4"),  # of a DL flow: AllFlows.stepper of its session, job and rank
-        ("party", "<i4"),  # index into AllFlows.parties
+        ("rank_id", "<i4"),  # of a DL flow: AllFlows.stepper of its session, job and rank
+        ("traffic_owner", "<i4"),  # index into AllFlows.traffic_owners
         ("traffic", "u1"),  # of a DL flow; else Traffic.UNKNOWN
         ("first_ns", "<i8"),  # mono
         ("last_ns", "<i8"),  # start of the last bucket, mono
@@ -221,14 +221,14 @@ class AllFlows:
         """Begin without flows."""
         self.flows: list[Flow | None] = []  # by index
         self._jobs = Numbered("")
-        self._parties = Numbered[Party]()
-        self._steppers = Numbered[tuple[int, int, int]]()
+        self._traffic_owners = Numbered[TrafficOwner]()
+        self._rank_ids = Numbered[tuple[int, int, int]]()
         self._state = np.zeros(1024, STATE)
         self._free: list[int] = []  # indices to use again
         self.keys = FlowKeys()
         self.of_host = Counter[str]()
         """How many flows there are."""
-        self.ends = AskedEnds()
+        self.ends = PeerLookups()
 
     @property
     def state(self) -> Table:
@@ -241,32 +241,32 @@ class AllFlows:
         return self._jobs.values
 
     @property
-    def parties(self) -> list[Party]:
+    def traffic_owners(self) -> list[TrafficOwner]:
         """By number."""
-        return self._parties.values
+        return self._traffic_owners.values
 
     def job(self, name: str) -> int:
         """The job's number; it is in use."""
         return self._jobs.number(name)
 
-    def stepper(self, session: int, job: int, rank: int) -> int:
+    def rank_id(self, session: int, job: int, rank: int) -> int:
         """A number for a rank of a job on the host of a session; it is in use."""
-        return self._steppers.number((session, job, rank))
+        return self._rank_ids.number((session, job, rank))
 
     @property
-    def steppers(self) -> int:
+    def rank_ids(self) -> int:
         """More than the highest number of a rank."""
-        return len(self._steppers.values)
+        return len(self._rank_ids.values)
 
-    def let_numbers_go(self, jobs: Iterable[int], steppers: Iterable[int] = ()) -> None:
-        """Jobs, parties and ranks that no flow has, and of which nobody has asked since the call before the last one.
+    def release_numbers(self, jobs: Iterable[int], rank_ids: Iterable[int] = ()) -> None:
+        """Jobs, traffic_owners and ranks that no flow has, and of which nobody has asked since the call before the last one.
 
-        jobs, steppers: that somebody keeps without asking again, such as rows on their way to the disk.
+        jobs, rank ids: that somebody keeps without asking again, such as rows on their way to the disk.
         """
-        own = {name: np.unique(self.state[name]).tolist() for name in ("job", "party", "stepper")}
-        self._jobs.let_go([*own["job"], *jobs])
-        self._parties.let_go(own["party"])
-        self._steppers.let_go([*own["stepper"], *steppers])
+        own = {name: np.unique(self.state[name]).tolist() for name in ("job", "traffic_owner", "rank_id")}
+        self._jobs.release_unused([*own["job"], *jobs])
+        self._traffic_owners.release_unused(own["traffic_owner"])
+        self._rank_ids.release_unused([*own["rank_id"], *rank_ids])
 
     def append(self, session: int, flow: Flow) -> int:
         """Give a flow an index."""
@@ -288,10 +288,10 @@ class AllFlows:
     def set(self, index: int, link: int, flow: Flow) -> None:
         """Say what the flow is; link: of its session."""
         self.flows[index] = flow
-        row, whose = self._state[index], self._parties.number(party(flow.owner))
-        row["class"], row["party"], row["link"] = flow_class(flow.owner), whose, link
+        row, whose = self._state[index], self._traffic_owners.number(traffic_owner(flow.owner))
+        row["class"], row["traffic_owner"], row["link"] = flow_class(flow.owner), whose, link
         row["job"], row["rank"], row["changed"] = self.job(flow.owner.job), flow.owner.rank, True
-        row["stepper"] = self.stepper(int(row["session"]), int(row["job"]), flow.owner.rank)
+        row["rank_id"] = self.rank_id(int(row["session"]), int(row["job"]), flow.owner.rank)
         self.ends.described(index, flow)
 
     def remove(self, indices: Sequence[int]) -> None:
@@ -305,7 +305,7 @@ class AllFlows:
             row["session"] = -1
         self._free += indices
 
-    def tell_traffic(self, unexplained: Sequence[int], recovered: Sequence[int]) -> None:
+    def reclassify_traffic(self, unexplained: Sequence[int], recovered: Sequence[int]) -> None:
         """Decide anew what each DL flow carries. Jobs by number: whose steps are not understood, and are again."""
         dl = np.flatnonzero(self.state["class"] == Class.DL_ONLY)
         if not len(dl):
@@ -364,9 +364,9 @@ class FlowTable:
         return self._all.jobs
 
     @property
-    def parties(self) -> list[Party]:
-        """The parties of all sessions by number."""
-        return self._all.parties
+    def traffic_owners(self) -> list[TrafficOwner]:
+        """The traffic_owners of all sessions by number."""
+        return self._all.traffic_owners
 
     @property
     def indices_of_all(self) -> npt.NDArray[np.int64]:

@@ -170,7 +170,7 @@ class LedgerAccounts:
             return
         links = np.ascontiguousarray(self._samples["link"])
         cuts = GroupedValues(links, np.ascontiguousarray(self._samples["time_ns"]), len(self.totals))
-        place = cuts.places(link, np.maximum(start_ns, self._told_until_ns[link])) - 1
+        place = cuts.positions(link, np.maximum(start_ns, self._told_until_ns[link])) - 1
         within = (place >= 0) & (links[place] == link)
         sums = np.bincount(place[within], weights=wire[within], minlength=len(links))
         self._samples["attributed_bytes"] += sums.astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from collector.messages import Step
-from collector.tick_messages import UNTOLD, Count
+from collector.tick_messages import NO_NUMBERS, Count
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.understanding import Understanding
@@ -97,8 +97,8 @@ class Rank:
     asked: bool = False  # it claims a name, and has not been answered
     lives: "list[Rank]" = field(default_factory=list)  # what its process has been before, where that has no name yet
     lost: bool = False  # only its traffic is known, and a process is this rank now
-    count: Count = UNTOLD  # what the job stage says of its numbers
-    row: int = -1  # in SteadyRanks, while that is where its marks go; −1: they come here
+    count: Count = NO_NUMBERS  # what the job stage says of its numbers
+    row: int = -1  # in RankTable, while that is where its marks go; −1: they come here
     understanding: Understanding = Understanding.UNDERSTOOD
     told_by: Whose | None = None  # what its latest marks had in common
     settled_count: Count | None = None  # the same once it has left or its host is heard no more: the others go on

@@ -8,7 +8,7 @@ import numpy as np
 
 from collector.host.rank import Owner, Rank
 from collector.messages import Holder, Step
-from collector.tick_messages import RANKS_TOLD, STEPS_TOLD, About, BeatsTold, Count
+from collector.tick_messages import RANK_UPDATE, STEP_UPDATE, About, Count, StepEvents
 from netmon.dl.numbering import Trust
 from netmon.dl.understanding import Understanding
 from netmon.records import Source, Table
@@ -28,8 +28,8 @@ class RankLog:
         self._jobs: dict[str, int] = {}
         self._rows: list[tuple[int, ...]] = []
         self._steps: list[tuple[int, int, int, int]] = []
-        self._beats: list[BeatsTold] = []
-        self._stepped: list[Table] = []  # of STEPS_TOLD, before anything else
+        self._beats: list[StepEvents] = []
+        self._stepped: list[Table] = []  # of STEP_UPDATE, before anything else
         self._asked: list[Rank] = []
         self._again: set[str] = set()  # `young` after this tick
         self.unclear: dict[int, Rank] = {}
@@ -64,18 +64,18 @@ class RankLog:
         self._rows.append((about, session, rank.serial, job, step.rank, rank.pid, *step[1:], 0, 0))
 
     def stepped(self, steps: Sequence[Table]) -> None:
-        """Many ranks have stepped on: before anything that is told of others in this tick. Of STEPS_TOLD."""
+        """Many ranks have stepped on: before anything that is told of others in this tick. Of STEP_UPDATE."""
         self._stepped += steps
 
     def step(self, rank: Rank, step: Step) -> None:
         """The rank has stepped on."""
         self._steps.append((len(self._rows), rank.serial, step.size, step.last_ns))
 
-    def tell(self, about: About, rank: Rank, trust: Trust = Trust.RELATIVE, shift: int = 0) -> None:
+    def append(self, about: About, rank: Rank, trust: Trust = Trust.RELATIVE, shift: int = 0) -> None:
         """What has become of a rank that has claimed."""
         self._rows.append((about, 0, rank.serial, 0, 0, 0, 0, 0, 0, trust, shift))
 
-    def beats(self, told: Iterable[BeatsTold]) -> None:
+    def beats(self, told: Iterable[StepEvents]) -> None:
         """Numbers of ranks in their jobs are to be found."""
         self._beats += told
 
@@ -118,13 +118,13 @@ class RankLog:
         """It is no more."""
         self.unclear.pop(rank.serial, None)
         if self.ranks.pop(rank.serial, None):
-            self.tell(about, rank)
+            self.append(about, rank)
 
     def resume(self, job: str, number: int, trust: Trust, shift: int) -> None:
         """The dataset has iterations of this rank of the job."""
         self._rows.append((About.RESUME, 0, 0, self._job(job), number, 0, 0, 0, 0, trust, shift))
 
-    def tell_session(self, about: About, session: int) -> None:
+    def append_session(self, about: About, session: int) -> None:
         """Nothing is heard of a session, or it is over."""
         self._rows.append((about, session, *(0,) * 9))
 
@@ -133,9 +133,9 @@ class RankLog:
         for rank in ranks:
             self.ranks.pop(rank.serial, None)
             self.unclear.pop(rank.serial, None)
-        self.tell_session(About.OVER, session)
+        self.append_session(About.OVER, session)
 
-    def _turn(self, told: BeatsTold) -> tuple[int, int]:
+    def _turn(self, told: StepEvents) -> tuple[int, int]:
         """Ranks of one host after the other, and each after those that came before it."""
         known = self.ranks.get(told.serial)
         return (known[0].place if known else -1), told.serial
@@ -148,8 +148,8 @@ class RankLog:
         told = {
             "opened": self._opened,
             "jobs": list(self._jobs),
-            "ranks": _table(self._rows, RANKS_TOLD),
-            "steps": np.concatenate([*self._stepped, _table(self._steps, STEPS_TOLD)]),
+            "ranks": _table(self._rows, RANK_UPDATE),
+            "steps": np.concatenate([*self._stepped, _table(self._steps, STEP_UPDATE)]),
             "beats": sorted(self._beats, key=self._turn),
         }
         for rank in self._asked:
@@ -158,7 +158,7 @@ class RankLog:
         self._stepped = []
         return told
 
-    def hear(self, counts: Iterable[tuple[int, Count]], lost: Iterable[tuple[int, bool]]) -> None:
+    def apply_answer(self, counts: Iterable[tuple[int, Count]], lost: Iterable[tuple[int, bool]]) -> None:
         """How jobs count the iterations of some ranks, and whether processes are now what the traffic told of some."""
         for serial, count in counts:
             if serial in self.ranks:

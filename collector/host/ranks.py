@@ -4,13 +4,13 @@
 from collections.abc import Iterable
 
 from collector.host.flows import AllFlows, FlowTable
-from collector.host.known_ranks import KnownRanks
-from collector.host.odd_marks import DISTANT, GONE, REPEATED, Key, OddMarks
+from collector.host.iteration_numbers import KnownRanks
 from collector.host.rank import NEVER, Rank, Resumed, keep_newest
 from collector.host.rank_log import RankLog
-from collector.host.steady import SteadyRanks
+from collector.host.rank_table import RankTable
+from collector.host.rejected_marks import DISTANT, GONE, REPEATED, Key, RejectedMarks
 from collector.messages import Holder
-from collector.tick_messages import About, BeatsTold
+from collector.tick_messages import About, StepEvents
 from netmon.dl.account import HostAccount
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
@@ -27,7 +27,7 @@ class Ranks(KnownRanks):
     """All ranks of one host and session."""
 
     def __init__(
-        self, place: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog, steady: SteadyRanks
+        self, place: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog, steady: RankTable
     ) -> None:
         """Begin without ranks.
 
@@ -37,7 +37,7 @@ class Ranks(KnownRanks):
         super().__init__(parameters)
         self._steady_ranks = steady
         self.account = account
-        self.odd = OddMarks(holder.host)
+        self.odd = RejectedMarks(holder.host)
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
         self.place, self._host = place, holder.host
         self._log, self._number = log, log.open(holder)
@@ -53,7 +53,7 @@ class Ranks(KnownRanks):
         self._resumed[job, rank] = stored
         self._log.resume(job, rank, trust, shift)
 
-    def hear(self, runs: Iterable[MarkRun], settled_ns: int) -> None:
+    def add_runs(self, runs: Iterable[MarkRun], settled_ns: int) -> None:
         """Take in marks. Rows before settled_ns have been added."""
         for run in runs:
             rank = self._steady(run, settled_ns)
@@ -127,7 +127,7 @@ class Ranks(KnownRanks):
         self._gone.pop(key, None)
         rank = self._ranks.get(key)
         if rank and mark.source in rank.left and rank.claimed and not rank.leaving():
-            self._log.tell(About.REJOIN, rank)
+            self._log.append(About.REJOIN, rank)
         if rank is None or rank.leaving() or rank.resized(mark.size):
             lives = self._lives(key, mark)
             self._past += [rank] if rank else []
@@ -136,7 +136,7 @@ class Ranks(KnownRanks):
             if all(life.name for life in lives):
                 rank.find_earlier()
         rank.tracker.size = mark.size
-        rank.tracker.hear_of_job(mark)
+        rank.tracker.observe_job(mark)
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
         if mark.moment == Moment.JOIN and mark.source == Source.UPROBE:
@@ -211,7 +211,7 @@ class Ranks(KnownRanks):
 
     def _release(self, rank: Rank) -> None:
         self._step_on()
-        self._log.tell(About.RELEASE, rank)
+        self._log.append(About.RELEASE, rank)
 
     def _end(self, rank: Rank, leaving: bool) -> None:
         self._keep(rank, rank.tracker.finished(leaving))
@@ -242,9 +242,9 @@ class Ranks(KnownRanks):
             stored, _ = self._left.get((rank.name, tracker.rank), (None, []))
         if stored is None and rank.earlier:
             stored = rank.earlier.came_to
-            self._log.tell(About.GO_ON, rank, rank.earlier.trust, rank.earlier.shift)
+            self._log.append(About.GO_ON, rank, rank.earlier.trust, rank.earlier.shift)
         elif stored is None and rank.pid:
-            self._log.tell(About.FRESH, rank)
+            self._log.append(About.FRESH, rank)
         if stored:
             tracker.size, tracker.parameters = tracker.size or stored.size, tracker.parameters or stored.parameters
             tracker.resume(stored.end_ns, stored.number)
@@ -252,7 +252,7 @@ class Ranks(KnownRanks):
         self._end(rank, rank.leaving())
         self.odd.unusable[REPEATED] += tracker.unusable - unusable
 
-    def ask(self) -> None:
+    def request_names(self) -> None:
         """Ask for the names of those that step and have none, with all that is known of them by now."""
         waiting = [rank for rank in self._all() if rank.unnamed()]
         for rank in waiting:
@@ -270,7 +270,7 @@ class Ranks(KnownRanks):
             if not rank.later and rank.check_due(rank.name in self._log.young):
                 self._log.check(rank)
                 events = rank.tracker.events(offset_ns)
-                self._log.beats([BeatsTold(rank.serial, rank.tracker.trust, events, error_ns)])
+                self._log.beats([StepEvents(rank.serial, rank.tracker.trust, events, error_ns)])
 
     def aligned(self) -> None:
         """That has been answered: the count of who has left, or is not heard, stays as it is."""
@@ -289,15 +289,15 @@ class Ranks(KnownRanks):
     def _take_back(self, *ranks: Rank) -> None:
         for rank in ranks:
             if rank.row >= 0:
-                self._steady_ranks.give_back(rank)
+                self._steady_ranks.remove(rank)
 
-    def let_go(self, flows: FlowTable, everything: AllFlows) -> None:
+    def move_to_table(self, flows: FlowTable, everything: AllFlows) -> None:
         """Ranks that go on as they have are steady from here on, if all that has settled is told."""
         for rank in self._loose():
             if rank.told_by and not self._fresh:
                 job = flows.job(rank.name)
-                stepper = everything.stepper(self.place, job, rank.number)
-                self._steady_ranks.adopt(self, rank, job, stepper, self._counting.about(rank))
+                rank_id = everything.rank_id(self.place, job, rank.number)
+                self._steady_ranks.adopt(self, rank, job, rank_id, self._counting.about(rank))
 
     def recounted(self, rank: Rank) -> None:
         """Its job counts it in another way now."""
@@ -343,7 +343,7 @@ class Ranks(KnownRanks):
             oldest = min(oldest, before)
         self._needed_ns = max(oldest, settled_ns - LONGEST_HISTORY_NS) if loose else NEVER
 
-    def ask_last(self) -> None:
+    def request_last_names(self) -> None:
         """No more marks will come of those that step and have no name."""
         for rank in self._all():
             if rank.unnamed():
@@ -361,7 +361,7 @@ class Ranks(KnownRanks):
         for rank in self._stepping():
             self._take_back(rank)
             rank.settled_count = self._counting.of(rank)
-        self._log.tell_session(About.SILENT, self._number)
+        self._log.append_session(About.SILENT, self._number)
 
     def close(self) -> None:
         """The session is over."""

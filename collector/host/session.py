@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, RankState, Resume, SessionState
-from collector.dataset.tables import Origin, Origins, SessionTold, bucket_table, full_table
+from collector.dataset.tables import Origin, Origins, SessionMeta, bucket_table, full_table
 from collector.host.ledger import LedgerRow
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, SessionFlush
@@ -28,7 +28,7 @@ from netmon.records import Flow, Hello, NicSample
 _UNDECIDED_NS = 2_000_000_000  # the two ends are described about as far apart as their hosts' batches
 
 
-class Served:
+class PeerOwnedFlows:
     """Those of one session."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Served:
             self._drop(flow.flow_id)
         return False
 
-    def tell(self, flow_id: int, job: str) -> None:
+    def set_job(self, flow_id: int, job: str) -> None:
         """At the other end of a flow is a rank of this job; empty: none."""
         if job and flow_id in self._undecided:
             self._found[flow_id] = job
@@ -137,7 +137,7 @@ class Session:
         self.complete_before = resume.complete_sequence
         self.missing = 0  # batches that the agent has given up
         self.tables = tables
-        self._served = Served()
+        self._served = PeerOwnedFlows()
         self._unstored = False  # whether bucket rows have settled that are not stored, nor on their way to the disk
         self._ledger: list[LedgerRow] = []
         self._nic = NicRows(hello.host)
@@ -163,14 +163,14 @@ class Session:
         flow = self.window.named(flow)
         index = self.window.flows.index_of(flow.flow_id)
         if index is not None and self._served.add(flow, horizon_ns):
-            self.tables.flows.ends.ask(index)
+            self.tables.flows.ends.add(index)
 
     @property
     def serves(self) -> bool:
         """Whether flows wait for somebody to tell whose their other end is."""
         return bool(self._served)
 
-    def find_served(self, horizon_ns: int) -> None:
+    def find_peer_flows(self, horizon_ns: int) -> None:
         """Flows that are a job's by their other end; the other end may be described before or after."""
         flows = self.window.flows
         for flow in self._served.take(flows.jobs_here):
@@ -180,14 +180,14 @@ class Session:
             if index is not None and not flows.flows[index].owner.job:
                 self.tables.flows.ends.give_up(index, self.place, flow_id)
 
-    def tell_peer(self, flow_id: int, job: str, rank: int) -> None:
+    def set_peer(self, flow_id: int, job: str, rank: int) -> None:
         """The other end of a flow is this rank's; an empty job: no rank's that is known."""
         index = self.window.flows.index_of(flow_id)
         if index is not None:
-            self.tables.flows.ends.tell(index, rank)
-        self._served.tell(flow_id, job)
+            self.tables.flows.ends.set_rank(index, rank)
+        self._served.set_job(flow_id, job)
 
-    def hear(self, news: News) -> Sequence[MarkRun]:
+    def add_news(self, news: News) -> Sequence[MarkRun]:
         """Take in what a batch tells beside its rows; returns the marks that count."""
         marks = self.window.mark(news)
         for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):
@@ -202,7 +202,7 @@ class Session:
         """Batches up to `last` have been taken in."""
         self.received, self.queued = last, max(self.queued, last)
 
-    def keep(self, output: Output) -> None:
+    def add_output(self, output: Output) -> None:
         """What has become final waits for its way to the disk; bucket rows do where those of all sessions are."""
         self._unstored |= len(output.buckets) > 0
         self._ledger += output.ledger
@@ -276,14 +276,14 @@ class Session:
         flows = [table.flows[index] for index in indices]
         return FlowRows(flows, table.state[indices], self.tables.flows.ends.ranks(indices, flows))
 
-    def _session_told(self) -> SessionTold | None:
+    def _session_told(self) -> SessionMeta | None:
         """For the table `sessions`; None: what it has is good enough."""
         window = self.window
         source, error = window.alignment.source, window.alignment.error_ns
         if source == self._told[0] and self._told[1] / 2 <= error <= self._told[1] * 2:
             return None
         self._told = source, error
-        return SessionTold(error, source, window.window_ns, window.settings.share_threshold)
+        return SessionMeta(error, source, window.window_ns, window.settings.share_threshold)
 
     def _stored(self, last: Latest, trust: Trust, shift: int) -> None:
         about, end = last.about, self.window.alignment.utc(last.end_ns)

@@ -17,14 +17,14 @@ from collector.dataset.resume import Resume
 from collector.host.align import SET_NS, Update, update_all
 from collector.host.arriving import rows_of
 from collector.host.batches import Batches, Settled, failing
-from collector.host.exchange import Talk, ask_names, end_ranks, exchange, find_served
+from collector.host.exchange import Talk, end_ranks, exchange, find_peer_flows, query_names
 from collector.host.flows import unknown_flow
 from collector.host.iteration_rows import IterationRows, iteration_rows
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
+from collector.host.pending_updates import STARTING_NS
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
-from collector.host.untold import STARTING_NS
 from collector.host.window import News, Output
 from collector.settings import Settings
 from netmon.columnar import Columns
@@ -32,8 +32,8 @@ from netmon.dl.grouped import distinct, edges, latest_of, starts
 from netmon.errors import WireError
 from netmon.records import ClockExchange, ClockSample, Hello, Mark, Table
 from netmon.wire import netmon_pb2
+from netmon.wire.batch_fields import ManyBatches, decode_many
 from netmon.wire.limits import FURTHEST_NS
-from netmon.wire.many import ManyBatches, decode_many
 
 # --- What a tick's batches tell of all hosts' clocks.
 
@@ -51,7 +51,7 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
         try:
             known_ns = sessions[place].window.alignment.sample.offset_ns
             if abs(sample.offset_ns - known_ns) >= SET_NS:
-                sessions[place].window.alignment.hear_set(*_set(batches, place, known_ns))
+                sessions[place].window.alignment.add_clock_set(*_set(batches, place, known_ns))
             update = sessions[place].window.align(
                 sample, exchanges.get(place, ()), horizon_ns[place], settled_ns[place]
             )
@@ -85,7 +85,7 @@ def _set(batches: Batches, place: int, known_ns: int) -> tuple[int, int]:
 # --- The way of marks of steady ranks through a tick, for all hosts at once.
 
 
-def hear_steady(tables: Tables, batches: Batches) -> None:
+def add_table_marks(tables: Tables, batches: Batches) -> None:
     """Take in marks of steady ranks; all others are handed on, by batch."""
     marks, place, heads = batches.many.marks, batches.place, batches.many.heads
     marks = marks.take(batches.good[marks.batch])
@@ -96,14 +96,14 @@ def hear_steady(tables: Tables, batches: Batches) -> None:
         settled_ns = tables.places.table["settled_ns"]
         own = marks.take(known)
         latest_ns = heads["horizon_ns"][own.batch] + FURTHEST_NS
-        taken[known] = tables.steady.hear(own, row[known], settled_ns[place[own.batch]], latest_ns)
+        taken[known] = tables.steady.add_marks(own, row[known], settled_ns[place[own.batch]], latest_ns)
         batches.steady = marks.take(taken)
         tables.accounts.payload.cut_in_order(place[batches.steady.batch], batches.steady.time_ns)
     for batch, run in marks.take(~taken).runs():
         batches.marks.setdefault(batch, []).append(run)
 
 
-def tell_steady(tables: Tables, sessions: Mapping[int, Session]) -> None:
+def publish_table_ranks(tables: Tables, sessions: Mapping[int, Session]) -> None:
     """What the job stage is told of them."""
     log, steady = tables.rank_log, tables.steady
     log.stepped(steady.take_steps())
@@ -161,9 +161,9 @@ class HostStage:
         if place not in self._broken:
             self._queue.append((place, message))
 
-    def tell(self, place: int, marks: Iterable[Mark]) -> None:
+    def add_marks(self, place: int, marks: Iterable[Mark]) -> None:
         """What the traffic tells about a host's ranks, for the next tick."""
-        self._sessions[place].window.tell(marks)
+        self._sessions[place].window.add_marks(marks)
         self._waiting.add(place)
 
     def tick(self) -> Talk[Settled]:
@@ -261,7 +261,7 @@ class HostStage:
         settled_ns = places["settled_ns"].tolist()
         align_clocks(self.tables, self._sessions, batches, last)
         self._use_offsets()
-        hear_steady(self.tables, batches)
+        add_table_marks(self.tables, batches)
         sequence, until_ns = heads["sequence"].tolist(), heads["horizon_ns"].tolist()
         self._introduced = {p for p in self._introduced if self._sessions[p].window.introduced}
         introduced = self._introduced.intersection(last)
@@ -274,18 +274,18 @@ class HostStage:
             marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
             news = News(sequence[batch], until_ns[batch], settled_ns[place], marks, nic)
             try:
-                batches.marks[batch] = list(self._sessions[place].hear(news))
+                batches.marks[batch] = list(self._sessions[place].add_news(news))
             except Exception as error:
                 batches.fail(batch, error)
             if marks or place in introduced:
                 told.add(place)
         common = self.tables, self._sessions, batches.fail_session
-        yield from ask_names(*common, (told | self._unnamed) - self._broken)
-        find_served(*common, last)
+        yield from query_names(*common, (told | self._unnamed) - self._broken)
+        find_peer_flows(*common, last)
         inferred, self._waiting = self._waiting, set()
         for place in inferred:  # what the traffic has told, now that it is known who is a process' rank
             self._sessions[place].window.infer()
-        yield from ask_names(*common, inferred)
+        yield from query_names(*common, inferred)
         return told | inferred
 
     def _use_offsets(self) -> None:
@@ -355,15 +355,15 @@ class HostStage:
             window = self._sessions[place].window
             self._guard(settled, place, window.align_ranks)
             (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(place)
-        tell_steady(self.tables, self._sessions)
+        publish_table_ranks(self.tables, self._sessions)
         yield from exchange(self.tables, self._sessions, partial(self._fail, settled))
         for place in training:
             self._sessions[place].window.ranks.aligned()
         tables.rank_log.checked()
         tables.places.table["trains"] = False
-        tables.places.table["trains"][busy] = tables.places.table["trains"][tables.steady.places()] = True
+        tables.places.table["trains"][busy] = tables.places.table["trains"][tables.steady.sessions()] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
-        tables.tell_traffic()
+        tables.reclassify_traffic()
         there = set(distinct(rows["session"]).tolist())
         steps = tables.steps([self._sessions[place].window.ranks for place in busy if place in there])
         found, buckets = self._final(settled, rows, steps)
@@ -428,14 +428,14 @@ class HostStage:
             self._let_go(place)
         for place in sorted((with_rows | ledger.keys()) - self._broken):
             output = Output(fresh[begins[place] : begins[place + 1]], ledger.get(place, []))
-            self._sessions[place].keep(output)
+            self._sessions[place].add_output(output)
             settled.outputs.setdefault(place, []).append(output)
 
     def _let_go(self, place: int) -> None:
         """Ranks that go on as they have are steady from here on; when the others have something to do."""
         window, places = self._sessions[place].window, self.tables.places.table
         if not window.introduced:
-            window.ranks.let_go(window.flows, self.tables.flows)
+            window.ranks.move_to_table(window.flows, self.tables.flows)
         if not window.ranks.loose:
             self._loose.discard(place)
         places["due_ns"][place], places["needed_ns"][place] = window.ranks.waiting_ns()
@@ -459,7 +459,7 @@ class HostStage:
                 raise
             self._account(settled, rows)
             return
-        tables.keep(found)
+        tables.add_iterations(found)
         settled.accounted.append(found)
 
     def _guard(self, settled: Settled, place: int, work: Callable[[], _T]) -> _T | None:

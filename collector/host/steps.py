@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from collector.host.flows import AllFlows
 from collector.host.rank import Steps
-from collector.host.steady import NO_STEPS, SteadySteps
+from collector.host.rank_table import NO_STEPS, RankSteps
 from netmon.dl.grouped import GroupedValues, edges, starts
 
 _Numbers = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ class AllSteps:
         of_sessions: Iterable[tuple[int, Sequence[Steps]]],
         flows: AllFlows,
         sessions: int,
-        steady: SteadySteps = NO_STEPS,
+        steady: RankSteps = NO_STEPS,
     ) -> None:
         """of_sessions: place of each session that has ranks, and those; sessions: how many places there are.
 
@@ -37,7 +37,7 @@ class AllSteps:
         ]
         columns = np.array(about, np.int64).reshape(-1, 8).T
         session, job, rank, shift, told, hidden, since_ns, until_ns = columns
-        stepper = [flows.stepper(*one) for one in zip(*(c.tolist() for c in (session, job, rank)), strict=True)]
+        rank_id = [flows.rank_id(*one) for one in zip(*(c.tolist() for c in (session, job, rank)), strict=True)]
         spans = np.frombuffer(b"".join(steps.spans for _, steps in ranks), np.int64).reshape(-1, 3)
         of_rank = np.repeat(np.arange(len(ranks)), np.array([len(steps.spans) // 3 for _, steps in ranks], np.int64))
         more = np.ones(len(steady.session), np.int64)
@@ -46,7 +46,7 @@ class AllSteps:
             for pair in (
                 *((session, steady.session), (job, steady.job), (shift, steady.shift), (since_ns, steady.since_ns)),
                 *((until_ns, _NEVER * more), (told, more), (hidden, 0 * more)),
-                (np.array(stepper, np.int64), steady.stepper),
+                (np.array(rank_id, np.int64), steady.rank_id),
             )
         )
         self._begin, self._end, self._number, self._of_rank = (
@@ -57,25 +57,25 @@ class AllSteps:
             )
         )
         self._spans = GroupedValues(self._of_rank, self._begin, len(self._session))
-        self._passes = self._by_stepper(number)
+        self._passes = self._by_rank_id(number)
         seen = hidden == 0
         self._told, self._inferred = (
             _Presence(self._session[some], since_ns[some], until_ns[some], some, sessions)
             for some in (np.flatnonzero(seen & (told != 0)), np.flatnonzero(seen & (told == 0)))
         )
 
-    def _by_stepper(self, stepper: _Numbers) -> list[_Numbers]:
+    def _by_rank_id(self, rank_id: _Numbers) -> list[_Numbers]:
         """The rank of each stepper, −1: none; several times where one has been this rank before another one."""
         # Whoever comes n-th of those that are one stepper is in the n-th pass.
-        order = np.argsort(stepper, kind="stable")
-        first = starts(stepper[order])
-        turn = np.empty(len(stepper), np.int64)
-        turn[order] = np.arange(len(stepper)) - np.repeat(first, np.diff(np.append(first, len(stepper))))
+        order = np.argsort(rank_id, kind="stable")
+        first = starts(rank_id[order])
+        turn = np.empty(len(rank_id), np.int64)
+        turn[order] = np.arange(len(rank_id)) - np.repeat(first, np.diff(np.append(first, len(rank_id))))
         passes: list[_Numbers] = []
         for number in range(int(turn.max(initial=-1)) + 1):
             own = np.flatnonzero(turn == number)
-            passes.append(np.full(self._flows.steppers, -1))
-            passes[-1][stepper[own]] = own
+            passes.append(np.full(self._flows.rank_ids, -1))
+            passes[-1][rank_id[own]] = own
         return passes
 
     def stamp(self, session: _Numbers, flow: _Numbers, start_ns: _Numbers) -> tuple[_Numbers, _Numbers]:
@@ -88,9 +88,9 @@ class AllSteps:
         if not len(self._session):
             return job, number
         own = np.flatnonzero(job)
-        stepper = self._flows.of_flows("stepper", flow[own])
+        rank_id = self._flows.of_flows("rank_id", flow[own])
         for ranks in self._passes:
-            rank = ranks[stepper]
+            rank = ranks[rank_id]
             there = np.flatnonzero(rank >= 0)
             at = own[there]
             number[at] = np.maximum(number[at], self._numbers(rank[there], start_ns[at]))
@@ -108,7 +108,7 @@ class AllSteps:
         """The iteration of each rank at each time."""
         if not len(self._begin):
             return np.full(len(rank), -1, np.int64)
-        place = self._spans.places(rank, start_ns) - 1
+        place = self._spans.positions(rank, start_ns) - 1
         inside = (place >= 0) & (self._of_rank[place] == rank) & (start_ns < self._end[place])
         inside &= self._number[place] >= 0
         return np.where(inside, self._number[place] + self._shift[rank], -1)
@@ -145,5 +145,5 @@ class _Presence:
         """Count and sum, by session and time."""
         if len(self._count) == 1:
             return np.zeros(len(session), np.int64), np.zeros(len(session), np.int64)
-        place, first = self._values.places(session, time_ns), self._first[session]
+        place, first = self._values.positions(session, time_ns), self._first[session]
         return self._count[place] - self._count[first], self._number[place] - self._number[first]

@@ -11,21 +11,21 @@ import numpy.typing as npt
 
 from collector.host.evidence import Evidence
 from collector.host.flows import AllFlows
+from collector.host.iteration_numbers import LONGEST_NEED_NS
 from collector.host.iteration_rows import Accounted, IterationRows
-from collector.host.known_ranks import LONGEST_NEED_NS
 from collector.host.ledger import LedgerAccounts
-from collector.host.places import Places
+from collector.host.pending_updates import PendingRows
 from collector.host.rank_log import RankLog
+from collector.host.rank_table import RankTable
 from collector.host.ranks import LONGEST_HISTORY_NS, Ranks
 from collector.host.rows import CARRIED, Pending, merge
-from collector.host.steady import SteadyRanks
+from collector.host.session_index import SessionIndex
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
 from collector.host.unstored_iterations import UnstoredIterations
-from collector.host.untold import UntoldRows
 from collector.settings import Settings
 from netmon.columnar import Columns, joined
-from netmon.dl.account import Asked, HostAccounts, row_keys
+from netmon.dl.account import HostAccounts, TrafficQuery, row_keys
 from netmon.dl.classify import Rows, Windows, row_classes, share_windows
 from netmon.dl.grouped import starts
 from netmon.dl.traffic import BULK
@@ -50,7 +50,7 @@ class Over(NamedTuple):
     number: int
 
 
-class OverIterations:
+class RecentIterations:
     """By place of the session, in the order in which they settled."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ _Classes = npt.NDArray[np.uint8]
 class Classifier:
     """Classifies rows by their flow's owner and what else its link carries meanwhile."""
 
-    def __init__(self, flows: AllFlows, places: Places, settings: Settings) -> None:
+    def __init__(self, flows: AllFlows, places: SessionIndex, settings: Settings) -> None:
         """flows, places: of all sessions."""
         self._flows, self._places, self._settings = flows, places, settings
 
@@ -134,17 +134,17 @@ class Tables:
     def __init__(self, settings: Settings) -> None:
         """Begin without sessions."""
         self.settings = settings
-        self.rank_log, self.steady = RankLog(), SteadyRanks()
-        self.places = Places()
+        self.rank_log, self.steady = RankLog(), RankTable()
+        self.places = SessionIndex()
         self.flows = AllFlows()
         self.pending = Pending()
         self.unstored = Unstored()
-        self.payload, self.onsets = UntoldRows(), UntoldRows()
+        self.payload, self.onsets = PendingRows(), PendingRows()
         self.evidence = Evidence(self.flows, self.places)
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
-        self.iterations, self.over = UnstoredIterations(), OverIterations()
+        self.iterations, self.over = UnstoredIterations(), RecentIterations()
         self._steady_needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
 
@@ -175,10 +175,10 @@ class Tables:
         of_sessions = ((ranks.place, ranks.steps()) for ranks in sessions if ranks.busy)
         return AllSteps(of_sessions, self.flows, len(self.places.table), self.steady.steps())
 
-    def tell_traffic(self) -> None:
+    def reclassify_traffic(self) -> None:
         """Decide anew what each DL flow carries."""
         recovered = [self.flows.job(name) for name in self.rank_log.recovered]
-        self.flows.tell_traffic(self._unexplained(), recovered)
+        self.flows.reclassify_traffic(self._unexplained(), recovered)
 
     def _unexplained(self) -> list[int]:
         """Numbers of the jobs whose steps are not understood."""
@@ -212,10 +212,10 @@ class Tables:
         """Iterations with the account of their bytes."""
         window_ns, alone = self.places.table["window_ns"][rows.place], rows.each_of("size") == 1
         job = rows.numbers(self.flows.job)
-        asked = Asked(rows.place, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
-        return Accounted(rows, self.accounts.tally(asked, self.flows.parties, self.flows.jobs))
+        asked = TrafficQuery(rows.place, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
+        return Accounted(rows, self.accounts.tally(asked, self.flows.traffic_owners, self.flows.jobs))
 
-    def keep(self, told: Accounted) -> None:
+    def add_iterations(self, told: Accounted) -> None:
         """Iterations on their way to the dataset."""
         rows = told.rows
         self.iterations.add(told)
@@ -228,9 +228,11 @@ class Tables:
         flow, start, session, payload = (rows[name] for name in ("flow", "start_ns", "session", "payload_bytes"))
         state["shared"][flow[found.classes == Class.DL_SHARED]] = True
         places = self.places.table
-        party, traffic, link = (self.flows.of_flows(name, flow) for name in ("party", "traffic", "link"))
+        traffic_owner, traffic, link = (
+            self.flows.of_flows(name, flow) for name in ("traffic_owner", "traffic", "link")
+        )
         self._add_to_ledger(found, link)
-        keys = row_keys(party, found.classes, traffic, link % 2)
+        keys = row_keys(traffic_owner, found.classes, traffic, link % 2)
         settled_ns = np.ascontiguousarray(places["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
         self.accounts.windows.add(found.windows, self.places.links["session"], places["trains"], settled_ns)
@@ -263,10 +265,10 @@ class Tables:
         self._steady_needed = None
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
-            jobs, steppers = self.steady.numbers()
-            self.flows.let_numbers_go(self.unstored.jobs() | self.evidence.jobs() | jobs, steppers)
+            jobs, rank_ids = self.steady.numbers()
+            self.flows.release_numbers(self.unstored.jobs() | self.evidence.jobs() | jobs, rank_ids)
 
-    def steady_needed_since(self, place: int) -> int | None:
+    def table_needed_since(self, place: int) -> int | None:
         """As Ranks.needed_since of the steady ones."""
         if self._steady_needed is None or place >= len(self._steady_needed):  # it is new
             places = self.places.table

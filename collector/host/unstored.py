@@ -16,7 +16,7 @@ from collector.dataset.resume import SessionState
 from collector.dataset.tables import (
     Origin,
     Origins,
-    SessionTold,
+    SessionMeta,
     bucket_table,
     column_of,
     flow_table,
@@ -114,7 +114,7 @@ class SessionFlush:
     ledger: Sequence[LedgerRow]
     nic: Sequence[NicSample]
     flows: FlowRows | None
-    told: SessionTold | None  # None: what the dataset has is good enough
+    told: SessionMeta | None  # None: what the dataset has is good enough
     state: SessionState  # once it is stored
     acknowledge: int | None
     done: Callable[[], None]

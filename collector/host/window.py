@@ -10,9 +10,9 @@ from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
 from collector.host.flows import MOST_FLOWS, FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
-from collector.host.odd_marks import DISTANT
 from collector.host.rank import Resumed
 from collector.host.ranks import Ranks
+from collector.host.rejected_marks import DISTANT
 from collector.host.rows import arrived, merge
 from collector.host.tables import Tables
 from collector.messages import Holder
@@ -106,7 +106,7 @@ class HostWindow:
             self.describe(flow)
         for mark in hello.marks:
             if mark.moment == Moment.JOIN:
-                self.ranks.hear(mark_runs([mark]), self.settled_ns)
+                self.ranks.add_runs(mark_runs([mark]), self.settled_ns)
 
     @property
     def _row(self) -> Table:
@@ -138,7 +138,7 @@ class HostWindow:
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int
     ) -> Update | None:
         """Take in what batches tell of the clock, up to the horizon; None where that does not change its map."""
-        heard = self.alignment.hear(sample, exchanges, horizon_ns)
+        heard = self.alignment.add_sample(sample, exchanges, horizon_ns)
         return None if heard is None else Update(self.alignment, sample, heard, horizon_ns, settled_ns)
 
     def aligned(self, before: TimeMap, jump_ns: int | None) -> None:
@@ -165,13 +165,13 @@ class HostWindow:
             marks = marks_of(runs)
             runs = mark_runs(mark for mark in marks if mark.time_ns <= latest_ns)
             self.ranks.odd.unusable[DISTANT] += len(marks) - sum(len(run.times_ns) for run in runs)
-        self.ranks.hear(runs, settled_ns)
+        self.ranks.add_runs(runs, settled_ns)
         # The introduction tells of the step that is under way, which may be later than batches that are sent again.
         if self._introduced:
             due = [mark for mark in self._introduced if mark.time_ns <= news.horizon_ns]
             self._introduced = [mark for mark in self._introduced if mark.time_ns > news.horizon_ns]
             known = set(marks_of(runs))
-            self.ranks.hear(mark_runs(mark for mark in due if mark not in known), settled_ns)
+            self.ranks.add_runs(mark_runs(mark for mark in due if mark not in known), settled_ns)
         return runs
 
     @property
@@ -201,14 +201,14 @@ class HostWindow:
         name = self.ranks.renamed.get((flow.owner.job, flow.owner.pid)) if flow.owner.job else None
         return replace(flow, owner=replace(flow.owner, job=name)) if name else flow
 
-    def tell(self, marks: Iterable[Mark]) -> None:
+    def add_marks(self, marks: Iterable[Mark]) -> None:
         """What the traffic tells about this host's ranks; it counts from the next tick on."""
         self._inferred += marks
 
     def infer(self) -> None:
         """Take in what the traffic has told."""
         marks, self._inferred = self._inferred, []
-        self.ranks.hear(mark_runs(marks), self.settled_ns)
+        self.ranks.add_runs(mark_runs(marks), self.settled_ns)
 
     def arrive(self, arrivals: Iterable[tuple[int, int, int]]) -> None:
         """Batches have come: number, last row and latest time of each."""
@@ -250,7 +250,7 @@ class HostWindow:
     def acknowledgeable(self) -> int | None:
         """The last batch that nothing needs any more once all settled rows are stored; None: no new one."""
         settled_ns = self.settled_ns
-        needed = self.ranks.needed_since(self.horizon_ns), self._tables.steady_needed_since(self.place)
+        needed = self.ranks.needed_since(self.horizon_ns), self._tables.table_needed_since(self.place)
         limit_ns = min([settled_ns + 1, *(time for time in needed if time is not None)])
         return self._last_of(lambda arrival: arrival.last_row_ns < settled_ns and arrival.last_ns < limit_ns)
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from collector.jobs.both_ends import BothEnds
 from collector.jobs.delays import Delays, HostLines
-from collector.messages import ClockTold, HostClock, HostNews
+from collector.jobs.flow_matching import FlowMatching
+from collector.messages import ClockUpdate, HostClock, HostNews
 from netmon.dl.clocks import Present, fit_offsets
 from netmon.dl.corrections import Comparison, Correction, combine
-from netmon.dl.corridors import Points
+from netmon.dl.feasible_offsets import Points
 from netmon.dl.onsets import MOST_DELAY_NS, REST_NS, coarse_lag
 from netmon.records import Table
 
@@ -37,7 +37,7 @@ class Clocks:
     def __init__(self) -> None:
         """Begin without hosts."""
         self._due_ns = 0
-        self._ends = BothEnds()
+        self._ends = FlowMatching()
         self._delays = Delays(self._ends)
         self._coarse: dict[int, int] = {}  # by place: as the host stage will know it
         self._corrections: dict[int, Correction | None] = {}
@@ -50,7 +50,7 @@ class Clocks:
         self._due_ns = now_ns + _INTERVAL_NS
         return True
 
-    def hear(self, news: HostNews) -> None:
+    def add_news(self, news: HostNews) -> None:
         """Take in flows and onsets, and what is over."""
         for flow in news.flows:
             self._ends.add_flow(flow)
@@ -63,13 +63,13 @@ class Clocks:
                 for place in news.ended:
                     known.pop(place, None)
 
-    def compare(self, clocks: Sequence[HostClock]) -> list[ClockTold]:
+    def compare(self, clocks: Sequence[HostClock]) -> list[ClockUpdate]:
         """Compare the clocks of all hosts, one session of each, by the flows that both ends of have been seen."""
         if not clocks:
             return []
         clocks = sorted(clocks, key=lambda clock: clock.place)
         hosts = _Hosts(clocks, self._coarse, self._corrections)
-        pairs = hosts.lines.hosts(self._ends.places()).reshape(-1, 2)
+        pairs = hosts.lines.hosts(self._ends.sessions()).reshape(-1, 2)
         there = np.logical_and(pairs[:, 0] >= 0, pairs[:, 1] >= 0)
         held = there & hosts.held[pairs[:, 0]] & hosts.held[pairs[:, 1]]
         moved = self._moved(hosts)
@@ -93,7 +93,7 @@ class Clocks:
                 hosts.coarse[number] += correction.ns
                 correction = replace(correction, ns=0, error_ns=own[number])
             self._coarse[clock.place], self._corrections[clock.place] = hosts.coarse[number], correction
-            told.append(ClockTold(clock.place, correction, hosts.coarse[number], trusts))
+            told.append(ClockUpdate(clock.place, correction, hosts.coarse[number], trusts))
         return told
 
     def _moved(self, hosts: "_Hosts") -> _Flags:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from collector.jobs.both_ends import BothEnds
-from collector.messages import ONSET_TOLD, place_of
+from collector.jobs.flow_matching import FlowMatching
+from collector.messages import ONSET_UPDATE, place_of
 from netmon.dl.onsets import REST_NS, match_onsets
 from netmon.dl.sums import joined
 from netmon.records import Table, empty
@@ -61,22 +61,22 @@ class Delays:
     were matched, and while nothing but the traffic holds one.
     """
 
-    def __init__(self, ends: BothEnds) -> None:
+    def __init__(self, ends: FlowMatching) -> None:
         """ends: of all flows that were told; the caller's, which changes."""
         self._ends = ends
         self._new: list[Table] = []
-        self._waiting = empty(ONSET_TOLD)
+        self._waiting = empty(ONSET_UPDATE)
         self._window: deque[Table] = deque(maxlen=_MOST_ROUNDS)  # of flows of which both ends are seen
         self._kept = empty(DELAY)  # by way
         self._senders_of: tuple[HostLines, _Numbers] | None = None  # of each way, in this round
 
     def add_onsets(self, onsets: Table) -> None:
-        """Take in onsets, dtype ONSET_TOLD, of flows that have been told."""
+        """Take in onsets, dtype ONSET_UPDATE, of flows that have been told."""
         if len(onsets):
             self._new.append(onsets)
 
     def keep_pairs(self, stay: _Flags) -> None:
-        """After BothEnds.forget_sessions, which says which pairs stay."""
+        """After FlowMatching.forget_sessions, which says which pairs stay."""
         kept = self._kept.compress(stay[self._kept["way"] // 2])
         kept["way"] = 2 * (np.cumsum(stay) - 1)[kept["way"] // 2] + kept["way"] % 2
         self._kept = kept
@@ -87,7 +87,7 @@ class Delays:
         anew: which pairs to match from the beginning.
         """
         links_anew = anew[self._ends.links()["pair"]]
-        new = joined([empty(ONSET_TOLD), *self._new])
+        new = joined([empty(ONSET_UPDATE), *self._new])
         self._new = []
         matched, self._waiting, linked = self._matched(joined([self._waiting, new]), lines, near_ns, ~links_anew)
         self._window.append(new.compress(linked[len(linked) - len(new) :]))
@@ -104,7 +104,7 @@ class Delays:
 
     def of_pairs(self, which: _Flags, lines: HostLines) -> tuple[Table, Table]:
         """What some pairs have sent and received in the window, dtypes of key (link) and time_ns (UTC)."""
-        table, links = joined([empty(ONSET_TOLD), *self._window]), self._ends.links()
+        table, links = joined([empty(ONSET_UPDATE), *self._window]), self._ends.links()
         table = table.compress(lines.hosts(place_of(table["flow"])) >= 0)
         host = lines.hosts(place_of(table["flow"]))
         utc = lines.utc(host, table["time_ns"])
@@ -169,7 +169,7 @@ class Delays:
 
     def _senders(self, lines: HostLines, way: _Numbers) -> _Numbers:
         """Numbers of the hosts that send; −1: none of this round's."""
-        places = self._ends.places()
+        places = self._ends.sessions()
         if self._senders_of is None or self._senders_of[0] is not lines or len(self._senders_of[1]) != len(places):
             self._senders_of = lines, lines.hosts(places)
         return self._senders_of[1][way] if len(places) else np.empty(0, np.int64)

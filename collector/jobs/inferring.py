@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from collector.messages import BY_TRAFFIC, GRAIN_NS, FlowTold, HostNews, MarkTold, place_of
+from collector.messages import BY_TRAFFIC, GRAIN_NS, FlowUpdate, HostNews, MarkUpdate, place_of
 from netmon.dl.inference import GRADIENT, Findings, FlowVerdict, Inference, InferredIteration, InferredJob, LinkFlow
 from netmon.records import Mark, Moment, Owner, Source
 
@@ -48,7 +48,7 @@ class _Job:
 class Inferred:
     """What is new by the traffic."""
 
-    marks: list[MarkTold] = field(default_factory=list)
+    marks: list[MarkUpdate] = field(default_factory=list)
     owners: dict[int, Owner] = field(default_factory=dict)  # by flow
     patterns: dict[str, str] = field(default_factory=dict)  # of all jobs
 
@@ -59,14 +59,14 @@ class Inferring:
     def __init__(self) -> None:
         """Begin without traffic."""
         self._inference: Inference | None = Inference(GRAIN_NS)
-        self._flows: dict[int, FlowTold] = {}
+        self._flows: dict[int, FlowUpdate] = {}
         self._places: dict[str, int] = {}  # newest session by host
         self._jobs: dict[str, _Job] = {}
         self._unclear: Mapping[str, bool] = {}  # as HostNews has it
         self._marked: frozenset[str] = frozenset()  # jobs that need no inference
         self.trouble = ""  # why it has stopped
 
-    def hear(self, news: HostNews) -> Inferred:
+    def add_news(self, news: HostNews) -> Inferred:
         """Infer; computes for some milliseconds."""
         if self._inference is None:
             return Inferred()
@@ -84,7 +84,7 @@ class Inferring:
             self._inference, self.trouble = None, f"nothing is inferred from traffic any more: {error!r}"
             return Inferred()
 
-    def _take(self, inference: Inference, flows: Iterable[FlowTold]) -> None:
+    def _take(self, inference: Inference, flows: Iterable[FlowUpdate]) -> None:
         for flow in flows:
             if flow.flow not in self._flows:
                 ends = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol
@@ -118,7 +118,7 @@ class Inferring:
             owner = self._owner(number, verdict)
             if owner:
                 owners[number] = owner
-        marks: list[MarkTold] = []
+        marks: list[MarkUpdate] = []
         for iteration in findings.iterations:
             self._mark(iteration, marks)
         for found in findings.jobs:
@@ -139,7 +139,7 @@ class Inferring:
                 job.ranks[verdict.member] = flow.rank
         return None if job.foreign else Owner(job=job.name, rank=job.rank(verdict.member), source=BY_TRAFFIC)
 
-    def _mark(self, iteration: InferredIteration, marks: list[MarkTold]) -> None:
+    def _mark(self, iteration: InferredIteration, marks: list[MarkUpdate]) -> None:
         job = self._jobs.get(iteration.job)
         if job is None or job.foreign:
             return
@@ -163,12 +163,19 @@ class Inferring:
         job.mute = any(self._unclear[name] for name in names)
         return bool(names)
 
-    def _leave(self, job: _Job, marks: list[MarkTold]) -> None:
+    def _leave(self, job: _Job, marks: list[MarkUpdate]) -> None:
         if not job.foreign and job.told >= 0:
             self._tell(job, job.told, Moment.LEAVE, 0, 0, marks)
 
     def _tell(
-        self, job: _Job, number: int, moment: Moment, time_ns: int, error_ns: int, marks: list[MarkTold], only: int = -1
+        self,
+        job: _Job,
+        number: int,
+        moment: Moment,
+        time_ns: int,
+        error_ns: int,
+        marks: list[MarkUpdate],
+        only: int = -1,
     ) -> None:
         """A moment to every member's host, or to the host of one. Time 0: now."""
         size = len(job.found.members)
@@ -179,4 +186,4 @@ class Inferring:
             if place is not None:
                 whose = name, job.rank(member), size, 0
                 mark = Mark(*whose, number, moment, time_ns, Source.INFERRED, error_ns, relative=True)
-                marks.append(MarkTold(place, mark))
+                marks.append(MarkUpdate(place, mark))

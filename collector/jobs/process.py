@@ -21,7 +21,7 @@ _RARELY_S = 600.0  # a process that dies so seldom is started again each time
 _END_S = 2.0
 
 
-class JobsApart:
+class JobStageProcess:
     """Starts the process when there is something to tell; when it dies, it is started again, once.
 
     It ends with this process, however that ends. One that keeps dying is done without: hosts go on by themselves.
@@ -73,7 +73,7 @@ class JobsApart:
                 if self._closed:  # meanwhile
                     self._worker.end()
                     return JobNews()
-                answer = self._worker.ask(news)
+                answer = self._worker.request(news)
             except (EOFError, OSError) as error:
                 self._died(error)
                 return JobNews(begins_anew=True)
@@ -106,7 +106,7 @@ class _Worker:
             self.process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self._connection: Connection[bytes, bytes] = Connection(ours.detach())
 
-    def ask(self, news: HostNews) -> JobNews:
+    def request(self, news: HostNews) -> JobNews:
         """Raises EOFError or OSError where it does not answer."""
         self._connection.send_bytes(pickle.dumps(news, protocol=5))
         if not self._connection.poll(_PATIENCE_S):

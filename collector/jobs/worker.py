@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from collector.allocator import give_back
 from collector.jobs.clocks import Clocks
 from collector.jobs.inferring import Inferring
-from collector.messages import ClockTold, HostNews, JobNews
+from collector.messages import ClockUpdate, HostNews, JobNews
 
 _log = logging.getLogger(__name__)
 
@@ -36,20 +36,20 @@ class JobStage:
         self._clocks: Clocks | None = Clocks()
         self._trouble = ""  # why clocks are compared no more
 
-    def hear(self, news: HostNews) -> JobNews:
+    def answer(self, news: HostNews) -> JobNews:
         """Take in what the hosts tell; computes for some milliseconds."""
         began_s = time.thread_time()
-        inferred = self._inferring.hear(news)
+        inferred = self._inferring.add_news(news)
         clocks = self._compare(news)
         trouble = [line for line in (self._inferring.trouble, self._trouble) if line]
         cpu_s = time.thread_time() - began_s
         return JobNews(inferred.marks, inferred.owners, clocks, inferred.patterns, trouble, cpu_s)
 
-    def _compare(self, news: HostNews) -> Sequence[ClockTold]:
+    def _compare(self, news: HostNews) -> Sequence[ClockUpdate]:
         if self._clocks is None:
             return ()
         try:
-            self._clocks.hear(news)
+            self._clocks.add_news(news)
             return self._clocks.compare(news.clocks) if self._clocks.due(time.monotonic_ns()) else ()
         except Exception as error:  # every clock is still known by its own exchange
             _log.exception("the comparison of clocks has stopped")
@@ -75,7 +75,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     stage = JobStage()
     while True:
-        answer = stage.hear(pickle.loads(inbox.get()))
+        answer = stage.answer(pickle.loads(inbox.get()))
         try:
             connection.send_bytes(pickle.dumps(answer, protocol=5))
         except OSError:

@@ -17,8 +17,8 @@ from collector.judging.judging import Judging
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
 from netmon.dl.sharing.advice import Advice, renamed
+from netmon.dl.sharing.advice_text import document, of_share
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
-from netmon.dl.sharing.words import document, of_share
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import Traffic
 from netmon.errors import DataError
@@ -71,8 +71,8 @@ class Kept:
         begin, end = self.span_ns
         flows = np.flatnonzero(self.of_flow["job"] > 0)
         whose = zip(*(self.of_flow[name][flows].tolist() for name in ("session", "job", "rank")), strict=True)
-        stepper = {
-            (place, self.jobs[job], rank): int(self.of_flow["stepper"][flow])
+        rank_id = {
+            (place, self.jobs[job], rank): int(self.of_flow["rank_id"][flow])
             for (place, job, rank), flow in zip(whose, flows.tolist(), strict=True)
         }
         there = np.array(sorted(self.clocks), np.int64)
@@ -85,7 +85,7 @@ class Kept:
             of = np.searchsorted(there, rows["place"])
             starts, ends = (maps.utcs(of, np.ascontiguousarray(rows[name])) for name in ("start_ns", "end_ns"))
             both, which = np.unique(np.stack([rows["place"], rows["rank"]]), axis=1, return_inverse=True)
-            known = np.array([stepper.get((place, job, rank), -1) for place, rank in both.T.tolist()], np.int64)
+            known = np.array([rank_id.get((place, job, rank), -1) for place, rank in both.T.tolist()], np.int64)
             stamps.append(np.stack([known[which.ravel()], starts, ends, rows["number"]]))
             inside = (starts >= begin) & (ends <= end)
             if inside.any():
@@ -150,7 +150,7 @@ class Kept:
             {
                 **{name: column[flow] for name, column in of_flow.items()},
                 "flow": flow.astype(np.int64),
-                "iteration": stamps.of(self.of_flow["stepper"][flow], start),
+                "iteration": stamps.of(self.of_flow["rank_id"][flow], start),
                 "start_ns": start,
                 "width_ns": rows["bucket_ns"].astype(np.int64),
                 "wire_bytes": rows["wire_bytes"].astype(np.int64),
@@ -162,27 +162,27 @@ class _Stamps:
     """In which iteration a rank was when."""
 
     def __init__(self, rows: _Numbers, begin_ns: int, end_ns: int) -> None:
-        """rows: steppers, starts, ends and numbers, (4, iterations of ranks)."""
+        """rows: rank ids, starts, ends and numbers, (4, iterations of ranks)."""
         self._begin_ns, self._span_ns = begin_ns, max(1, end_ns - begin_ns + 1)
         rows = rows[:, (rows[0] >= 0) & (rows[2] > begin_ns)]
         keys = self._keys(rows[0], rows[1])
         order = np.argsort(keys, kind="stable")
         self._starts, self._rows = keys[order], rows[:, order]
 
-    def _keys(self, stepper: _Numbers, times: _Numbers) -> _Numbers:
-        return stepper * self._span_ns + np.clip(times - self._begin_ns, 0, self._span_ns - 1)
+    def _keys(self, rank_id: _Numbers, times: _Numbers) -> _Numbers:
+        return rank_id * self._span_ns + np.clip(times - self._begin_ns, 0, self._span_ns - 1)
 
-    def of(self, stepper: _Numbers, times: _Numbers) -> _Numbers:
+    def of(self, rank_id: _Numbers, times: _Numbers) -> _Numbers:
         """Numbers of iterations, −1: none."""
         if not len(self._starts):
             return np.full(len(times), -1)
-        place = np.searchsorted(self._starts, self._keys(stepper, times), "right") - 1
+        place = np.searchsorted(self._starts, self._keys(rank_id, times), "right") - 1
         found = self._rows[:, np.maximum(place, 0)]
-        inside = (place >= 0) & (found[0] == stepper) & (times < found[2])
+        inside = (place >= 0) & (found[0] == rank_id) & (times < found[2])
         return np.where(inside, found[3], -1)
 
 
-def kept(judging: Judging, tables: Tables, now_ns: int) -> Kept:
+def snapshot(judging: Judging, tables: Tables, now_ns: int) -> Kept:
     """What there is now (UTC ns); some milliseconds on the loop."""
     remembered, flows, state = judging.remembered(), tables.flows, tables.flows.state
     sessions = remembered.sessions
@@ -195,7 +195,7 @@ def kept(judging: Judging, tables: Tables, now_ns: int) -> Kept:
     described = [(flow, told) for flow in own if (told := flows.flows[flow]) is not None]
     peer = np.full(len(state), -1, np.int64)
     peer[[flow for flow, _ in described]] = flows.ends.ranks(*zip(*described, strict=True)) if described else []
-    of_flow = {name: state[name].astype(np.int64) for name in ("session", "job", "rank", "stepper", "traffic")}
+    of_flow = {name: state[name].astype(np.int64) for name in ("session", "job", "rank", "rank_id", "traffic")}
     first = tables.places.table["first_link"][np.maximum(state["session"], 0)]
     return Kept(
         span_ns=(now_ns - int(remembered.age_s * 1e9) + _ARRIVED_NS // 2, now_ns - _ARRIVED_NS),
@@ -241,7 +241,7 @@ class Advising:
             asked = job if job in names else next((one for one, name in names.items() if name == job), "")
             if job and not asked:
                 raise DataError(f"cannot advise on job {job!r}: the collector knows no such job")
-            window = kept(self._judging, self._tables, time.time_ns())
+            window = snapshot(self._judging, self._tables, time.time_ns())
             answer = await asyncio.to_thread(_encoded, window, asked, names)
             self._answers.pop(job, None)
             self._answers[job] = time.monotonic(), answer
@@ -249,7 +249,7 @@ class Advising:
                 del self._answers[next(iter(self._answers))]
             return answer
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Somebody views the jobs: see to it that they hear of shared links, now and then."""
         now = time.monotonic()
         if now < self._rest_until or (self._looking and not self._looking.done()):
@@ -264,7 +264,7 @@ class Advising:
             lines, took_s = dict[str, tuple[str, ...]](), 0.0
             try:
                 if jobs := sharing(self._tables):
-                    window = kept(self._judging, self._tables, time.time_ns())
+                    window = snapshot(self._judging, self._tables, time.time_ns())
                     lines, took_s = await asyncio.to_thread(_lines, window, jobs, self._viewed.names())
             except DataError:
                 pass

@@ -12,8 +12,8 @@ from collector.host.iteration_rows import IterationRows, goes_on
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
 from netmon.dl.verdict import NOTABLE, Steps, matrix
+from netmon.dl.verdict.baseline import FEWEST
 from netmon.dl.verdict.change import CHANGED, LASTS
-from netmon.dl.verdict.usual import FEWEST
 
 STEP = np.dtype(
     [
@@ -178,7 +178,7 @@ class JobSteps:
         found = self._change(number, least) if least > 0 else []
         return [*found, number] if stands_out and number not in found else found
 
-    def tell(self, number: int) -> bool:
+    def mark_published(self, number: int) -> bool:
         """A verdict on an iteration is about to be told; False: there was one."""
         if number in self._told:
             return False

@@ -23,11 +23,11 @@ from collector.view.job_views import Jobs
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import (
-    Carried,
     Link,
+    LinkTotals,
     Whose,
     in_cells,
-    looked_at,
+    judge_input,
     matrix,
     most_telling,
     sentence,
@@ -36,7 +36,7 @@ from netmon.dl.verdict import (
     wanted_times,
     worth_telling,
 )
-from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
+from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.evidence import Numbers
 from netmon.dl.verdict.host_part import WAITED, nothing_waited
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
@@ -52,7 +52,7 @@ _MOST_RANKS = 32  # of a verdict that viewers are told of one by one
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
 
 
-class Told(NamedTuple):
+class JobEvidence(NamedTuple):
     """Rows with `start_ns` and `end_ns` in the clocks of their hosts."""
 
     rows: Table
@@ -74,8 +74,8 @@ class Case:
     links: Mapping[int, Link]  # by number, of those sessions
     parts: Sequence[Part]
     whose: Sequence[Whose]  # distinct
-    waited: Told  # of WAITED
-    said: Told  # of SAID
+    waited: JobEvidence  # of WAITED
+    said: JobEvidence  # of SAID
     link_of_flow: npt.NDArray[np.int64]  # by flow: number of its link
     of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
 
@@ -94,15 +94,15 @@ class Case:
         steps = steps_in_utc(rows, utc, [self.hosts[place] for place in rows["place"].tolist()], self.size)
         table = matrix(steps)
         times = wanted_times(table, [self.number])
-        one = looked_at(self.job, table, self._carried(maps, there, times), self.number)
+        one = judge_input(self.job, table, self._carried(maps, there, times), self.number)
         verdict = verdict_on(one, steps)
         if not worth_telling(one, verdict):
             return None
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
         return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
 
-    def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> Carried:
-        begins, ends = apart(times)
+    def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> LinkTotals:
+        begins, ends = disjoint(times)
 
         def inside(session: npt.NDArray[np.int32], start: Numbers, width: npt.NDArray[np.uint32]) -> Any:
             """Whether each row overlaps one of the times: most of all that is kept does not."""
@@ -122,10 +122,10 @@ class Case:
         links = [self.links[number] for number in numbers.tolist()]
         waited, said = (_in_utc(told, maps, there) for told in (self.waited, self.said))
         widest = int(width.max(initial=0))
-        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, waited, said, widest)
+        return LinkTotals(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, waited, said, widest)
 
 
-def apart(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
+def disjoint(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
     """Beginnings and ends of the same times, ascending, those that overlap as one; at last, one that never begins."""
     found: list[list[int]] = []
     for since, until in sorted(times):
@@ -137,7 +137,7 @@ def apart(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
     return np.array([*(since for since, _ in found), never]), np.array([until for _, until in found], np.int64)
 
 
-def _in_utc(told: Told, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
+def _in_utc(told: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
     """The rows of the sessions that are there; None where there are none."""
     own = np.flatnonzero(np.isin(told.place, there))
     rows, of = told.rows[own], np.searchsorted(there, told.place[own])
@@ -202,7 +202,7 @@ class Judging:
         self._working: asyncio.Task[None] | None = None
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
 
-    def have_ended(self, sessions: Mapping[int, Session], rows: IterationRows) -> None:
+    def add_ended(self, sessions: Mapping[int, Session], rows: IterationRows) -> None:
         """Iterations have ended; sessions: by place."""
         if not self._wanted:
             return
@@ -215,7 +215,7 @@ class Judging:
             self._coming.extend((now + _WAIT_S, name, number) for number in job.add_all(hosts, part))
         self._sessions |= {place: sessions[place] for place in set(rows.place.tolist())}
 
-    def have_accounts(self, told: Accounted) -> None:
+    def add_accounts(self, told: Accounted) -> None:
         """The rows of iterations have settled."""
         shared = told.rows.take(np.flatnonzero(told.tallies["node_shared"]))
         for name, own in shared.by_job():
@@ -291,7 +291,7 @@ class Judging:
                     continue
                 verdict, took_ns = await asyncio.to_thread(_judged, case)
                 self._cpu_time.spend(took_ns)
-                if verdict is not None and self._jobs[job].tell(number):
+                if verdict is not None and self._jobs[job].mark_published(number):
                     verdict = replace(verdict, told_ns=time.time_ns())
                     self._viewed.judged(verdict)
                     self._store(verdict)
@@ -326,11 +326,11 @@ class Judging:
         found: npt.NDArray[np.int64] = places["first_link"][np.maximum(state["session"], 0)] + state["link"]
         return found
 
-    def _waited(self, job: str) -> Told:
+    def _waited(self, job: str) -> JobEvidence:
         """What kept the job's ranks from running, as the hosts told lately."""
         told = self._tables.evidence.lately.all(("session", *_WAITED))
         if told is None:
-            return Told(nothing_waited(), np.empty(0, np.int64))
+            return JobEvidence(nothing_waited(), np.empty(0, np.int64))
         told = told.take(np.flatnonzero(told["job"] == self._tables.flows.job(job)))
         waited = np.empty(len(told), WAITED)
         for name in ("rank", "start_ns", "end_ns"):
@@ -338,13 +338,15 @@ class Judging:
         waited["waited_ns"] = np.maximum(told["run_delay_ns"], 0)
         for name in ("throttled_ns", "stopped_ns", "cpu_ns"):
             waited[name] = np.maximum(told[name], 0)
-        return Told(waited, told["session"].astype(np.int64))
+        return JobEvidence(waited, told["session"].astype(np.int64))
 
-    def _said(self, job: str, places: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]) -> Told:
+    def _said(
+        self, job: str, places: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]
+    ) -> JobEvidence:
         """What TCP said lately of the job's connections, on some sessions. of_flow: index into whose, by flow."""
         told = self._tables.evidence.said_lately.all(("session", "flow_id", *_SAID))
         if told is None:
-            return Told(nothing_said(), np.empty(0, np.int64))
+            return JobEvidence(no_tcp_rows(), np.empty(0, np.int64))
         told = told.take(np.flatnonzero(np.isin(told["session"], places)))
         flow = self._tables.flows.keys.find(told["session"], told["flow_id"])
         of = np.where(flow >= 0, of_flow[flow], -1)
@@ -354,7 +356,7 @@ class Judging:
         said["of"] = of[own]
         for name, column in {"start_ns": "start_ns", "end_ns": "end_ns", **COLUMNS}.items():
             said[name] = told[column][own]
-        return Told(said, told["session"][own].astype(np.int64))
+        return JobEvidence(said, told["session"][own].astype(np.int64))
 
     def _whose(self, job: str, size: int, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
         """Whose the flows of some sessions are; of the job's own, whom they go to. size: of the job; 0: unknown."""
@@ -362,18 +364,18 @@ class Judging:
         own = np.flatnonzero(np.isin(state["session"], places))
         found = np.full(len(state), -1, np.int64)
         control = state["traffic"][own] == Traffic.CONTROL
-        parties, of_party = np.unique(state["party"][own], return_inverse=True)
-        told = [flows.parties[party] for party in parties.tolist()]
+        traffic_owners, of_owner = np.unique(state["traffic_owner"][own], return_inverse=True)
+        told = [flows.traffic_owners[traffic_owner] for traffic_owner in traffic_owners.tolist()]
         whose = [Whose(who.job, who.rank, -1, False, "" if who.job else who.name) for who in told]
-        found[own] = of_party
+        found[own] = of_owner
         numbers: dict[Whose, int] = {}
-        ours = np.array([who.job == job for who in told], np.bool_)[of_party] if len(told) else control
+        ours = np.array([who.job == job for who in told], np.bool_)[of_owner] if len(told) else control
         of_job = [place for place in np.flatnonzero(ours).tolist() if flows.flows[own[place]] is not None]
         described = [flow for place in of_job if (flow := flows.flows[own[place]])]
         peers = flows.ends.ranks(own[of_job].tolist(), described)
         transfers = own_transfers([*map(job_flow, described, peers)], size)
         for place, peer, transfer in zip(of_job, peers, transfers, strict=True):
-            who = told[of_party[place]]
+            who = told[of_owner[place]]
             named = (transfer.name, transfer.far) if transfer else ("", "")
             one = Whose(who.job, who.rank, peer, bool(control[place]), *named)
             found[own[place]] = numbers.setdefault(one, len(whose) + len(numbers))

@@ -80,7 +80,7 @@ class Counts:
                 found = self._begin(job, host)
         return self._others if found is None else found
 
-    def carried(self, job: str, hosts: Hosts, amount: int) -> None:
+    def add_bytes(self, job: str, hosts: Hosts, amount: int) -> None:
         """So many bytes more: a job that has more than one with series of its own takes its place."""
         found, now_s = self._jobs.get(job), time.monotonic()
         if found is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from collector.listening import Door
+from collector.listening import ListenConfig
 from collector.registry import Registry
 from netmon.errors import NetmonError, UnsupportedError
 
@@ -29,7 +29,7 @@ def why_not_ready(registry: Registry) -> str:
 def serve_metrics(
     address: str,
     registry: Registry,
-    door: Door,
+    door: ListenConfig,
     among: "ClusterWorker | None",
     helpers: Mapping[str, Callable[[], int]],
 ) -> "Endpoint | None":

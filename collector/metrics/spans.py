@@ -60,7 +60,7 @@ class Spans:
         self.dropped = 0
         """Iterations that were too many to be held."""
 
-    def heard(self, session: Session, told: Accounted) -> None:
+    def add_iterations(self, session: Session, told: Accounted) -> None:
         """Iterations of a session's ranks, with all that is known of them."""
         host, utc = session.hello.host, session.window.alignment.utc
         for iteration, tally in told.each():

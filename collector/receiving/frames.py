@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.allowance import USUAL, Rates
-from collector.listening import Door
+from collector.host_limiter import USUAL, Rates
+from collector.listening import ListenConfig
 from collector.stream_ends import End
 from netmon.records import Hello, Table
+from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.identity import Identity
-from netmon.wire.many import ManyBatches
 
-TOLD = np.dtype(
+STREAM_STATE = np.dtype(
     [("stream", "<i8"), ("sequence", "<u8"), ("bucket_ns", "<u8"), ("batch_ns", "<u8"), ("rows_per_s", "<f8")]
 )
 """What an agent is told; rows_per_s: no more are read of it, 0: as they come."""
@@ -29,7 +29,7 @@ class Listen:
     """The first frame. streams: agents may connect, and do not come by the bus."""
 
     address: str
-    door: Door
+    door: ListenConfig
     streams: bool
 
 
@@ -49,14 +49,14 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Told:
-    """To the agents of many streams; dtype TOLD."""
+class StreamStates:
+    """To the agents of many streams; dtype STREAM_STATE."""
 
     streams: Table
 
 
 @dataclass(frozen=True)
-class Asked:
+class AgentRequest:
     """An acknowledgement with a request, as it goes to the agent of one stream."""
 
     stream: int

@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 
 from collector.allocator import give_back
-from collector.allowance import USUAL, Allowance
 from collector.health import Health, NoHealth, add_health
+from collector.host_limiter import USUAL, HostLimiter
 from collector.intake import MOST_ROWS_OF_ALL
 from collector.listening import listen_at, stop_listening
 from collector.receiving import frames
@@ -31,9 +31,9 @@ from collector.receiving.streams import Context, ReceivedStream
 from collector.service import CollectorService
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
+from netmon.wire.batch_fields import ManyBatches, decode_many
 from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity
-from netmon.wire.many import ManyBatches, decode_many
 
 _LOOKED_OVER = (50_000, 20, 20)  # as the collector's
 
@@ -52,7 +52,7 @@ class Receiver:
         """`serve` does the work."""
         self._pipe, self._listen = pipe, listen
         self._rates = USUAL
-        self.allowance = Allowance(lambda: self._rates)
+        self.allowance = HostLimiter(lambda: self._rates)
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReceivedStream] = {}
         self._calls: dict[int, _Call] = {}
@@ -87,10 +87,10 @@ class Receiver:
         if isinstance(frame, frames.Give):
             self._rates = frame.allowance
             self._give()
-        elif isinstance(frame, frames.Told):
+        elif isinstance(frame, frames.StreamStates):
             for told in frame.streams.tolist():
                 if stream := self._streams.get(told[0]):
-                    stream.tell(told)
+                    stream.send_state(told)
         elif isinstance(frame, frames.Serves):
             self._why_not = frame.why_not
             if frame.leaving:
@@ -101,9 +101,9 @@ class Receiver:
         elif isinstance(frame, frames.Opened):
             if stream := self._streams.get(frame.stream):
                 stream.opened(frame.place)
-        elif isinstance(frame, frames.Asked):
+        elif isinstance(frame, frames.AgentRequest):
             if stream := self._streams.get(frame.stream):
-                stream.ask(frame.data)
+                stream.send_request(frame.data)
         elif isinstance(frame, frames.Ended):
             if stream := self._streams.get(frame.number):
                 stream.end(frame)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import grpc
 from google.protobuf.message import DecodeError
 
+from collector.backpressure import BackpressureRequest
 from collector.connection import Connection
 from collector.door import FailedBatchError, FailedSessionError
 from collector.entry import Entry
 from collector.registry import Registry
-from collector.shedding import Order
 from collector.stream_ends import End, end_of
 from netmon.errors import DataError, NetmonError
 from netmon.records import Hello
@@ -37,7 +37,7 @@ class AnotherError(NetmonError):
     """The session has connected again."""
 
 
-class StreamApart:
+class RemoteStream:
     """From its hello to its end."""
 
     def __init__(self, number: int, registry: Registry, notice: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class StreamApart:
         self.number, self._registry = number, registry
         self._news = _News(notice)
         self._connection: Connection | None = None
-        self._told_s, self._asked = 0.0, Order()
+        self._told_s, self._asked = 0.0, BackpressureRequest()
 
     async def open(self, hello: Hello) -> None:
         """As Connection.open."""
@@ -85,7 +85,7 @@ class StreamApart:
         if self.takes:
             self._registry.full.answer(self.entry, message.full)
 
-    def told(self, now_s: float) -> tuple[int, int, int, int, float]:
+    def state_row(self, now_s: float) -> tuple[int, int, int, int, float]:
         """A row of TOLD, that goes out now."""
         self._told_s, self._asked = now_s, self._order()
         order = self._asked
@@ -95,13 +95,13 @@ class StreamApart:
         """Whether its agent has heard nothing for a while, or is asked for something else than it has heard."""
         return now_s - self._told_s >= _SILENT_S or self._order() != self._asked
 
-    def _order(self) -> Order:
+    def _order(self) -> BackpressureRequest:
         return self._registry.intake.order(self.entry.session.hello.session)
 
     def requests(self) -> Iterator[bytes]:
         """Acknowledgements with what its agent is asked for besides."""
         if self.entry.requests:
-            for news in self.connection.tell():
+            for news in self.connection.acknowledgements():
                 if news.HasField("request"):
                     yield news.SerializeToString()
 
@@ -117,7 +117,7 @@ class StreamApart:
                 await self._registry.discard(self.entry)
 
     @staticmethod
-    def say(error: Exception) -> None:
+    def log_error(error: Exception) -> None:
         """In the log."""
         if not isinstance(error, (FailedBatchError, FailedSessionError, AnotherError)):  # which are in the log
             _log.log(logging.ERROR if isinstance(error, DataError) else logging.WARNING, error)

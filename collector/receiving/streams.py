@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import grpc
 
-from collector.allowance import Allowance
 from collector.door import read_hello
+from collector.host_limiter import HostLimiter
 from collector.intake import MOST_BATCHES, MOST_ROWS, weight
 from collector.receiving.frames import CutOff, Ended, Full, Introduced
 from collector.stream_ends import BREAK_S, check_silence, end_of
@@ -27,7 +27,7 @@ _BURST_S = 1.0  # a stream that is slowed down may save up
 class Gathering(Protocol):
     """Where all streams' batches wait (collector.receiving.receiver.Receiver)."""
 
-    allowance: Allowance
+    allowance: HostLimiter
 
     def send(self, frame: object) -> None:
         """To the collector."""
@@ -75,14 +75,14 @@ class ReceivedStream:
         if not self._opened.done():
             self._opened.set_result(None)
 
-    def tell(self, told: Table) -> None:
+    def send_state(self, told: Table) -> None:
         """A row of TOLD."""
         _, sequence, bucket_ns, batch_ns, self._rows_per_s = told
         self._told = netmon_pb2.Acknowledgement(sequence=sequence, bucket_ns=bucket_ns, batch_ns=batch_ns)
         self._due = True
         self._news.set()
 
-    def ask(self, data: bytes) -> None:
+    def send_request(self, data: bytes) -> None:
         """An acknowledgement with a request."""
         self._asked.append(data)
         self._news.set()
@@ -163,7 +163,7 @@ class ReceivedStream:
         opening = netmon_pb2.AgentMessage.FromString(first)
         self._hello = hello = read_hello(opening, self._identity)
         await self._to.allowance.turn(hello.host)
-        self._to.allowance.introduced(hello.host, opening.hello)
+        self._to.allowance.add_hello(hello.host, opening.hello)
         self._to.send(Introduced(self.number, hello))
         await self._to.drained()
         await self._opened
@@ -178,7 +178,7 @@ class ReceivedStream:
             elif kind == "batch":
                 await self._turn(hello.host)
                 self._add(message, data)
-                self._to.allowance.came(hello.host, message.batch)
+                self._to.allowance.add_batch(hello.host, message.batch)
             else:
                 raise WireError(f"a message of {hello.host} after its hello is not a batch")
             self._waits_since = time.monotonic()

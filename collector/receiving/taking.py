@@ -10,15 +10,15 @@ import numpy.typing as npt
 from collector.door import FailedBatchError, RefusedBatchError
 from collector.entry import Came, Entry
 from collector.receiving.frames import Received
-from collector.receiving.sessions import StreamApart
+from collector.receiving.sessions import RemoteStream
 from collector.registry import Registry
 from netmon.dl.grouped import starts
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
-from netmon.wire.many import keep
+from netmon.wire.batch_fields import filter_batches
 
 
-def take(registry: Registry, received: Received, streams: Mapping[int, StreamApart]) -> None:
+def take(registry: Registry, received: Received, streams: Mapping[int, RemoteStream]) -> None:
     """Take it in; what is not fresh, or of a stream that is over, is left out."""
     many, careful = received.many, registry.careful
     number = np.array(received.streams, np.int64)
@@ -39,15 +39,15 @@ def take(registry: Registry, received: Received, streams: Mapping[int, StreamApa
         else:
             good[begin:end] = True
             came.append(_came(received, stream.entry, begin, end, rows))
-        registry.heard_at(stream.entry, int(utc_ns[end - 1]))
+        registry.check_host_clock(stream.entry, int(utc_ns[end - 1]))
     _fail(registry, received, streams)
-    many = many if good.all() else keep(many, good)
+    many = many if good.all() else filter_batches(many, good)
     if not careful:
         registry.receive(came, many)
         return
     for place, one in enumerate(came):
         if not one.entry.broken:  # by a batch before it
-            registry.receive([one], keep(many, np.arange(len(came)) == place))
+            registry.receive([one], filter_batches(many, np.arange(len(came)) == place))
 
 
 def _came(received: Received, entry: Entry, begin: int, end: int, rows: npt.NDArray[np.int64]) -> Came:
@@ -56,7 +56,7 @@ def _came(received: Received, entry: Entry, begin: int, end: int, rows: npt.NDAr
     return Came(entry, received.sequences[begin:end], count, horizon_ns, raw)
 
 
-def _accept(registry: Registry, received: Received, stream: StreamApart, index: int) -> bool:
+def _accept(registry: Registry, received: Received, stream: RemoteStream, index: int) -> bool:
     """Whether a batch is fresh; refused, or the session broken, where it is not what it should be."""
     entry, many, sequence = stream.entry, received.many, received.sequences[index]
     try:
@@ -73,7 +73,7 @@ def _accept(registry: Registry, received: Received, stream: StreamApart, index: 
     return False
 
 
-def _describe(stream: StreamApart, received: Received, index: int) -> None:
+def _describe(stream: RemoteStream, received: Received, index: int) -> None:
     flows = [flow for batch, flow in received.many.flows if batch == index]
     try:
         stream.connection.order.describe(flows)
@@ -82,7 +82,7 @@ def _describe(stream: StreamApart, received: Received, index: int) -> None:
         raise RefusedBatchError(received.sequences[index], host, error) from None
 
 
-def _fail(registry: Registry, received: Received, streams: Mapping[int, StreamApart]) -> None:
+def _fail(registry: Registry, received: Received, streams: Mapping[int, RemoteStream]) -> None:
     """Messages at which reading them failed."""
     for number, raw, trouble in received.failed:
         stream = streams.get(number)

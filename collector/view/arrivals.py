@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from collector.view.groups import groups, summed
 from collector.view.series import INTERVAL_NS, SeriesCopy
+from collector.view.share_hysteresis import ShareHysteresis
 from collector.view.state import ARRIVED
-from collector.view.steady import SteadyShares
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table, empty
 
@@ -57,12 +57,12 @@ class Arrivals:
     """Rows of the last second and more."""
 
     def __init__(self, hold: int) -> None:
-        """Begin without rows; hold: windows, see SteadyShares."""
+        """Begin without rows; hold: windows, see ShareHysteresis."""
         self._fresh: list[Table] = []
         self._fresh_rows = 0
         self._most_rows = _MOST_ROWS
         self._seen = _NONE
-        self._steady = SteadyShares(hold)
+        self._steady = ShareHysteresis(hold)
         self._mostly_shared = np.zeros(0, np.bool_)  # by flow, as it was shown last
 
     def add(self, rows: Table) -> bool:
@@ -83,7 +83,7 @@ class Arrivals:
         self._fresh, self._fresh_rows = [rows], len(rows)
         self._most_rows = max(_MOST_ROWS, 2 * len(rows))
 
-    def look(self, present: Present, final: SteadyShares | None = None) -> None:
+    def classify(self, present: Present, final: ShareHysteresis | None = None) -> None:
         """Classify what has come since the last look, and drop what is not needed any more.
 
         final: where nobody has looked for a while, the state of the last final rows, from which this goes on.

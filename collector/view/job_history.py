@@ -105,7 +105,7 @@ class JobHistory:
             steps[name] = np.where(known, rows[name] + utc, 0)
         return steps
 
-    def usual_ns(self, size: int, ranks: Collection[int], fewest: int) -> float:
+    def baseline_ns(self, size: int, ranks: Collection[int], fewest: int) -> float:
         """Median duration of iterations that are accounted for; nan where there are fewer of one of these ranks."""
         rows = self._steps.rows
         members = self._members(rows, size)

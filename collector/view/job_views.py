@@ -115,7 +115,7 @@ class Jobs:
         self._renamed = False  # a job has come, or is called something else
         self.forgotten = 0  # jobs that were let go although they may still train
 
-    def have_ended(self, hosts: Mapping[int, str], rows: IterationRows) -> None:
+    def add_ended(self, hosts: Mapping[int, str], rows: IterationRows) -> None:
         """Iterations have ended; their accounts follow. hosts: by place of their sessions."""
         for name, own in rows.by_job():
             part = rows.take(own)
@@ -167,13 +167,13 @@ class Jobs:
         job.history.end(rows, len(job.ranks))
         self.counts.ended(name, rows, lambda: {hosts[place] for place in rows.place.tolist()})
 
-    def have_accounts(self, told: Accounted) -> None:
+    def add_accounts(self, told: Accounted) -> None:
         """The bytes of iterations that have ended."""
         for name, own in told.rows.by_job():
             part = told.take(own)
             self.counts.accounted(name, part.rows)
             carried = int(part.tallies["dl_tx_bytes"].sum() + part.tallies["dl_rx_bytes"].sum())
-            self.counts.carried(name, partial(self.hosts, name), carried)
+            self.counts.add_bytes(name, partial(self.hosts, name), carried)
             job, number = self._jobs.get(name), part.rows.each_of("rank").tolist()
             if job is None:
                 continue
@@ -195,13 +195,13 @@ class Jobs:
                 members = job.members()
                 going = members.keys() - dict(job.behind(members)).keys()
                 job.usual_of = int(number.max())
-                job.usual_ns = job.history.usual_ns(job.size or _ANY_RANK, going, _FEWEST)
+                job.usual_ns = job.history.baseline_ns(job.size or _ANY_RANK, going, _FEWEST)
             found.append(own[rows.duration_ns[own] >= NOTABLE * job.usual_ns])
         return np.concatenate(found)
 
     def ended(self, host: str, iteration: Iteration) -> None:
         """An iteration has ended; its account follows."""
-        self.have_ended({0: host}, iteration_rows([(0, iteration)]))
+        self.add_ended({0: host}, iteration_rows([(0, iteration)]))
 
     def _hear_name(self, job: _Job, iteration: Iteration) -> None:
         """The lowest rank's word counts, so that it does not change with who was heard last."""
@@ -231,7 +231,7 @@ class Jobs:
     def accounted(self, iteration: Iteration, tally: Tally) -> None:
         """The bytes of an iteration that has ended."""
         columns = {name: np.array([value]) for name, value in tally._asdict().items()}
-        self.have_accounts(Accounted(iteration_rows([(0, iteration)]), columns))
+        self.add_accounts(Accounted(iteration_rows([(0, iteration)]), columns))
 
     def judged(self, verdict: Verdict) -> None:
         """Why an iteration that stands out took so long."""

@@ -90,7 +90,7 @@ class Sessions:
         known = {id(ranks.session): ranks for ranks in self._ranks}
         self._ranks = [known.get(id(session)) or _ask(session) for session in sessions]
 
-    def tell(self, settled: Settled, view: View) -> None:
+    def publish(self, settled: Settled, view: View) -> None:
         """What a tick of the stage has brought."""
         for rows in settled.arrived:
             view.arrived(self._arrived(rows))
@@ -201,7 +201,7 @@ class Sessions:
             return None
         row = table.state[number]
         link = int(self._tables.places.table["first_link"][row["session"]]) + int(row["link"])
-        said = self._tables.evidence.said(number, flow.direction)
+        said = self._tables.evidence.latest_tcp(number, flow.direction)
         return FlowFacts(flow, link, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]], *said)
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:

@@ -11,8 +11,8 @@ from collector.view.arrivals import Arrivals, Present
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.series import INTERVAL_NS, LinkSeries
+from collector.view.share_hysteresis import ShareHysteresis
 from collector.view.state import FINAL, HostState
-from collector.view.steady import SteadyShares
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table, empty
 from netmon.views import NOT_UNDERSTOOD
@@ -30,7 +30,7 @@ class View:
         self._state, self._jobs, self._settings = state, jobs, settings
         self._arrivals = Arrivals(settings.hold_windows)
         self._series = LinkSeries(settings.settle_ns)
-        self._steady = SteadyShares(settings.hold_windows)
+        self._steady = ShareHysteresis(settings.hold_windows)
         self._final: list[Table] = []
         self._final_rows = 0
         self._looked_ns = 0  # utc
@@ -62,7 +62,7 @@ class View:
         present = self._present(hosts, links)
         self._count_final(present)
         looked, self._looked_ns = now_utc_ns - self._looked_ns < _LOOKED_NS, now_utc_ns
-        self._arrivals.look(present, None if looked else self._steady)
+        self._arrivals.classify(present, None if looked else self._steady)
         series = self._series.copy(np.maximum(present.horizon_ns, 0) // INTERVAL_NS)
         self._arrivals.add_to(series, present)
         flows, rates = self._arrivals.flow_rates(present, _of_host(hosts["begin_ns"], links["host"], 0))

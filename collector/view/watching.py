@@ -14,7 +14,7 @@ from netmon.errors import WireError
 from netmon.version import __version__
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
-from netmon.wire.shown import ask_without_flows, without_names
+from netmon.wire.shown import request_without_flows, without_names
 from netmon.wire.snapshots import decode_selection, encode_snapshot
 
 _OLDEST_S = 0.5  # a view serves again until then, if nothing has changed
@@ -65,7 +65,7 @@ class Watching:
         """Give one snapshot, or one per interval until the viewer goes. jobs_only: as in `latest`."""
         try:
             asked = decode_selection(request)
-            asked = ask_without_flows(asked) if jobs_only else asked
+            asked = request_without_flows(asked) if jobs_only else asked
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         interval_s = max(request.interval_ms / 1e3, _SHORTEST_INTERVAL_S)

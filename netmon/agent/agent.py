@@ -13,7 +13,6 @@ import numpy as np
 
 from netmon.agent import downtime
 from netmon.agent.batch_parts import batch_parts
-from netmon.agent.carried import carried
 from netmon.agent.channel import channel
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
@@ -21,44 +20,45 @@ from netmon.agent.exchange import ClockExchanges
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, describe_flows
 from netmon.agent.host_part import HostPart
+from netmon.agent.host_scan import HostScan
 from netmon.agent.ledger import Ledger
 from netmon.agent.leftovers import Leftovers
+from netmon.agent.link_totals import link_totals
 from netmon.agent.links import Links
+from netmon.agent.loop_watchdog import LoopWatchdog
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
+from netmon.agent.poll_schedule import BATCH_NS, LOOK_NS, PollSchedule
 from netmon.agent.pressure import Backlog
 from netmon.agent.pulls import Pulls
 from netmon.agent.recent import RecentFlows, RecentMarks, distinct_ids
 from netmon.agent.recorder import start_recorder
 from netmon.agent.resolution import Resolution
-from netmon.agent.rhythm import BATCH_NS, LOOK_NS, Rhythm
 from netmon.agent.settings import Settings
 from netmon.agent.sleep import Sleep
 from netmon.agent.spool import Spool
 from netmon.agent.spool_disk import open_folder
 from netmon.agent.spool_folder import SpoolFolder
-from netmon.agent.standstill import Standstill
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
-from netmon.agent.surroundings import Surroundings
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.transport import TransportLooks
 from netmon.agent.worker import check_alive
 from netmon.errors import KernelError
 from netmon.kernel import loader, nic, privilege
-from netmon.kernel.apart import call_apart
 from netmon.kernel.meter.geometry import Geometry, choose_geometry
 from netmon.kernel.meter.memory import map_memory, mapped_array
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.meter.wakes import WAKES, Wakes
 from netmon.kernel.nic import Nic
-from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
+from netmon.kernel.owners.socket_events import TOLD_MAP, TOLD_RING_BYTES, SocketEventTable
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.requests import Start
 from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
+from netmon.kernel.subprocess_calls import call_in_subprocess
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
 from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
 from netmon.version import __version__
@@ -88,7 +88,7 @@ class Agent:
         privilege.require_capabilities()
         privilege.allow_descriptors()
         self._settings = settings
-        nics = call_apart(nic.describe_all, settings.interfaces)
+        nics = call_in_subprocess(nic.describe_all, settings.interfaces)
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._marks_socket = MarkSocket(settings.socket)
         where, connect = channel(settings)
@@ -114,7 +114,7 @@ class Agent:
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
         told = started.descriptors.get(TOLD_MAP)
-        births = BirthTable(told, TOLD_RING_BYTES) if told is not None else None
+        births = SocketEventTable(told, TOLD_RING_BYTES) if told is not None else None
         wakes = Wakes(started.descriptors[WAKES], memory, geometry)
         self._sleep = Sleep(wakes, self._privileged.descriptor, started.descriptors["steps"])
         stops = RankStops(started.descriptors.get(STOPS_MAP))
@@ -139,12 +139,12 @@ class Agent:
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
-        self._rhythm = Rhythm(time.monotonic_ns())
+        self._rhythm = PollSchedule(time.monotonic_ns())
         self._marked_ns = 0
         self._warned_of_steps = False
         self._clock, self._exchanges = Clock(), ClockExchanges()
         known = (self._owners, self._steps, self._timelines, self._links, self._clock, self._transport)
-        self._surroundings = Surroundings(self._privileged, *known)
+        self._surroundings = HostScan(self._privileged, *known)
         self._recorder = start_recorder(settings)
         self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
         self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
@@ -153,7 +153,7 @@ class Agent:
         self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
         end_accounts = partial(downtime.end_accounts, folder, self._session, self._ledger.began, self._clock.sample)
         self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes, end_accounts)
-        self._standstill = Standstill()
+        self._standstill = LoopWatchdog()
         self._told: AgentNews | None = None
         self._endpoint = self._serve_metrics()
 
@@ -194,7 +194,7 @@ class Agent:
             if self._standstill.turn():
                 self._rhythm.awake()
                 self._exchanges.hurry()
-            self._rhythm.asked_ns = self._stream.asked.batch_ns
+            self._rhythm.asked_ns = self._stream.backpressure.batch_ns
             self._look(now, woken)
             if self._rhythm.batch_is_due:
                 if self._meter.numbers.next_id > _LAST_FLOW:
@@ -212,20 +212,20 @@ class Agent:
         if now_ns - self._marked_ns < _MARKED_NS:
             self._hear_ranks(now_ns)
         self._host_part.watch(now_ns)
-        asked, kernel = self._surroundings.waits(now_ns), self._meter.look()
+        asked, kernel = self._surroundings.waits(now_ns), self._meter.poll()
         told = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
         level = max(kernel.level, self._steps_ring.level, self._owners.level)
         waits = bool(told or len(self._meter.rows))
         hurried = kernel.opened or self._owners.pending or (woken and not (waits or asked))
-        self._rhythm.look(now_ns, level, waits, hurried)
+        self._rhythm.update(now_ns, level, waits, hurried)
         drains = kernel.opened or self._rhythm.full or self._rhythm.batch_is_due
         if drains:
             self._drain(now_ns)
         elif asked:
             self._hear_ranks(now_ns)  # before it is told who has gone
         if drains or asked:
-            self._marks += self._surroundings.hear(now_ns)
-            self._surroundings.ask(now_ns)
+            self._marks += self._surroundings.receive(now_ns)
+            self._surroundings.request(now_ns)
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:
         """Puts options, by their names, into force, as far as that can be while it works; returns the names of these.
@@ -268,7 +268,7 @@ class Agent:
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
         self._rhythm.drained()
-        self._owners.hear(now_ns)
+        self._owners.read_socket_events(now_ns)
         self._hear_ranks(now_ns)  # before the flows: a job that is set up anew makes its connections as its new ranks
         self._owners.add(describe_flows(drained, now_ns), now_ns)
 
@@ -290,7 +290,7 @@ class Agent:
         streamed = self._resolution.stream(rows, horizon, self._backlog(), last=last is not None)
         self._sequence += 1
         self._transport.count(streamed.buckets)
-        self._host_part.hear(self._marks)
+        self._host_part.add_marks(self._marks)
         nic = self._nic.due(now_ns, self._rhythm.idle)
         host, host_jobs = self._host_part.due(now_ns, self._rhythm.idle)
         batch = Batch(
@@ -314,7 +314,7 @@ class Agent:
         for part in batch_parts(batch):
             message = encode_body(part)
             body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
-            loss = carried(part.buckets, self._owners.flows).tobytes()
+            loss = link_totals(part.buckets, self._owners.flows).tobytes()
             described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
             rows_message = serialise_buckets(part.buckets, part.bucket_ns)
             self._spool.append(part.sequence, body, rows_message, loss, described)
@@ -336,7 +336,7 @@ class Agent:
 
     def _backlog(self) -> Backlog:
         late = max(0, self._sequence - self._spool.handed_out) * BATCH_NS / 1e9
-        return Backlog(late, self._spool.size / self._settings.spool_bytes, self._stream.asked.bucket_ns)
+        return Backlog(late, self._spool.size / self._settings.spool_bytes, self._stream.backpressure.bucket_ns)
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""

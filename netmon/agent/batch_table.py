@@ -186,7 +186,7 @@ class BatchTable:
                 break
         return found
 
-    def let_go(self, batches: Iterable[Kept]) -> None:
+    def release(self, batches: Iterable[Kept]) -> None:
         """Another table has taken these, and all flows."""
         for batch in batches:
             self.delete(batch)
@@ -267,7 +267,7 @@ class BatchTable:
         self._full_from = batch.sequence + 1
         return batch
 
-    def carried(self) -> dict[int, bytes]:
+    def link_totals(self) -> dict[int, bytes]:
         """What each batch carries, in their order."""
         return dict(self._db.execute("SELECT sequence, carried FROM batch ORDER BY sequence"))
 

@@ -23,7 +23,7 @@ from nats.js.api import PubAck
 from netmon.agent.connection import Connect, End
 from netmon.agent.exchange import BURST, ClockExchanges, Pace
 from netmon.agent.outgoing import Message, Outgoing
-from netmon.agent.pressure import Asked
+from netmon.agent.pressure import Backpressure
 from netmon.errors import NetmonError
 from netmon.records import ClockExchange
 from netmon.wire import netmon_pb2
@@ -35,8 +35,8 @@ from netmon.wire.bus import (
     batch_subject,
     clock_subject,
     down_subject,
+    error_text,
     hello_subject,
-    said,
 )
 from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
 
@@ -73,7 +73,7 @@ class BusShare:
         with self._lock:
             return not self._most or not self._bytes or self._bytes + size <= self._most
 
-    def say(self, host: str) -> None:
+    def report_full(self, host: str) -> None:
         """There is no room; once, until there has been for all."""
         with self._lock:
             if not self._said:
@@ -107,7 +107,7 @@ _ANSWER_S = 2.0
 _AGAIN_S = 1.0
 
 
-async def ask_for_the_time(bus: Bus, worker: Callable[[], str], exchanges: ClockExchanges) -> None:
+async def exchange_clocks(bus: Bus, worker: Callable[[], str], exchanges: ClockExchanges) -> None:
     """Until it is cancelled. worker(): its name; empty: nobody is known to have this host."""
     number, pace, before = 0, Pace(), ""
     while True:
@@ -194,7 +194,7 @@ class BusConnection:
         self._heard: Callable[[], None] = lambda: None
         self._told_s = 0.0  # when a worker has said something
         self._worker, self._up = "", ""
-        self.asked = Asked()
+        self.asked = Backpressure()
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the connection has ended. heard: called when a batch is acknowledged."""
@@ -207,7 +207,7 @@ class BusConnection:
             self._why = self._why or f"{type(error).__name__}: {error}"
         finally:
             self._over.set()
-            self.asked = Asked()
+            self.asked = Backpressure()
             self._outgoing.pulls.clear()
             self._spool.wake()
         return End(self._why, self._answered, refused=self._refused, silent=self._silent)
@@ -221,7 +221,7 @@ class BusConnection:
             self._silent = True
             self.end(f"it has not acknowledged for {self._silent_s:.0f} s")
         if self._told_s and now - self._told_s > _ASKED_FOR_S:
-            self.asked = Asked()
+            self.asked = Backpressure()
 
     def end(self, why: str) -> None:
         """From any thread; `run` returns soon."""
@@ -257,7 +257,7 @@ class BusConnection:
             self._share.learn(await bus.most_bytes())
             tasks.append(asyncio.create_task(self._refresh()))
             if self._exchanges:
-                tasks.append(asyncio.create_task(ask_for_the_time(bus, lambda: self._worker, self._exchanges)))
+                tasks.append(asyncio.create_task(exchange_clocks(bus, lambda: self._worker, self._exchanges)))
             await self._publish_all()
         finally:
             self._over.set()
@@ -343,11 +343,11 @@ class BusConnection:
         """Waits until workers have taken enough of this host's batches off the bus; False: the connection has ended."""
         rest_s, longest_s = _LOOK_AGAIN_S
         while not self._share.fits(size):
-            waiting = await self._bus.ask_waiting(self._host)
+            waiting = await self._bus.query_waiting(self._host)
             if waiting is not None:
                 self._share.waiting(waiting + len(self._answers))
             if not self._share.fits(size):
-                self._share.say(self._host)
+                self._share.report_full(self._host)
                 await asyncio.sleep(rest_s)
                 rest_s = min(2 * rest_s, longest_s)
             if self._over.is_set():
@@ -361,7 +361,7 @@ class BusConnection:
             return
         error = answer.exception()
         if error is not None:
-            self.end(f"it does not take batches: {said(error)}")
+            self.end(f"it does not take batches: {error_text(error)}")
             return
         sent.done, last = True, 0
         with self._room:
@@ -391,7 +391,7 @@ class BusConnection:
             return
         self._told_s = time.monotonic()
         self._worker, self._up = news.worker, message.reply
-        self.asked = self._outgoing.hear(news)
+        self.asked = self._outgoing.receive(news)
 
     async def _hear_refusal(self, message: Msg) -> None:
         self._be_refused(reason_of(message.data))

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.outgoing import Outgoing
-from netmon.agent.pressure import Asked
+from netmon.agent.pressure import Backpressure
 
 _MOST_SILENT_S = 60.0
 
@@ -30,7 +30,7 @@ class End:
 class Connection(Protocol):
     """Publishes what goes out, in its order, and tells the spool what is acknowledged."""
 
-    asked: Asked
+    asked: Backpressure
     """What the other end can take now."""
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:

@@ -56,7 +56,7 @@ class ClockExchanges:
         if self._asker:
             self._asker.set()
 
-    def asked_by(self, asker: threading.Event) -> None:
+    def set_waker(self, asker: threading.Event) -> None:
         """Who rests until then; set: it has rested enough."""
         self._asker = asker
 
@@ -106,7 +106,7 @@ class Questions:
             METHOD, response_deserializer=netmon_pb2.ClockEcho.FromString
         )
         self._ended, self._rested = threading.Event(), threading.Event()
-        exchanges.asked_by(self._rested)
+        exchanges.set_waker(self._rested)
         self._again_s = 0.0
         self._begin()
 

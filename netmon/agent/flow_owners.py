@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.kernel.meter.aggregates import Aggregates
-from netmon.kernel.owners.births import Birth, BirthTable
 from netmon.kernel.owners.endpoint import Endpoint, packed, packed_address
+from netmon.kernel.owners.socket_events import SocketEvent, SocketEventTable
 from netmon.marks import printable
 from netmon.rate_limiter import RateLimiter
 from netmon.records import Direction, Flow, Mark, Moment, Owner, Table
@@ -228,12 +228,12 @@ class _Process:
 class FlowOwners:
     """All flows that are alive, with their owners as far as they are known."""
 
-    def __init__(self, births: BirthTable | None = None, aggregates: Aggregates | None = None) -> None:
+    def __init__(self, births: SocketEventTable | None = None, aggregates: Aggregates | None = None) -> None:
         """No flow yet. births: None where the kernel cannot tell. aggregates: of the flows that are not described."""
         self.flows: dict[int, Flow] = {}
-        self._births = births
+        self._socket_events = births
         self._users = UserNames()
-        self._told_already: list[Birth] = []
+        self._told_already: list[SocketEvent] = []
         self._signs = RankSigns()
         self._local_services = LocalServices(aggregates) if aggregates else None
         self._served: dict[tuple[int, int], Owner] = {}  # whose a local port is
@@ -262,9 +262,9 @@ class FlowOwners:
             endpoint = local_end(flow)
             pending = self._pending.get(endpoint) or self._expect(endpoint, now_ns)
             pending.flows.append(flow.flow_id)
-            if self._births and flow.protocol == _TCP:
+            if self._socket_events and flow.protocol == _TCP:
                 self._of_ends.setdefault(packed(endpoint), []).append(flow.flow_id)
-            birth = self._births.find(endpoint) if self._births else None
+            birth = self._socket_events.find(endpoint) if self._socket_events else None
             if birth:
                 self._told(pending, birth, now_ns)
 
@@ -277,15 +277,15 @@ class FlowOwners:
 
     def _expect(self, endpoint: Endpoint, now_ns: int) -> _Pending:
         pending = self._pending[endpoint] = _Pending(endpoint, now_ns, now_ns)
-        if self._births and endpoint.protocol == _TCP:
+        if self._socket_events and endpoint.protocol == _TCP:
             pending.due_ns += _GRACE_NS
             self._waiting[packed(endpoint)] = endpoint
         return pending
 
-    def hear(self, now_ns: int) -> None:
+    def read_socket_events(self, now_ns: int) -> None:
         """Takes in what the kernel has told of connections since the last call. Before `add`, for the newest flows."""
         self._name_users()
-        births, self._told_already = [*self._told_already, *self._take_births()], []
+        births, self._told_already = [*self._told_already, *self._take_socket_events()], []
         for birth in births:
             endpoint = self._waiting.get(birth.ends)
             pending = self._pending[endpoint] if endpoint else self._expect_again(birth, now_ns)
@@ -306,8 +306,8 @@ class FlowOwners:
             if owner.user in names:
                 self._served[port] = replace(owner, user=names[owner.user])
 
-    def _take_births(self) -> list[Birth]:
-        return self._births.take(self._signs.pids | self._ranks.keys()) if self._births else []
+    def _take_socket_events(self) -> list[SocketEvent]:
+        return self._socket_events.take(self._signs.pids | self._ranks.keys()) if self._socket_events else []
 
     def ranks(self, pids: Iterable[int]) -> None:
         """The processes that are ranks now, as their environment says."""
@@ -319,14 +319,14 @@ class FlowOwners:
         Connections that a rank, or a process not seen before, has just made; and as RankSigns says.
         """
         training = self._signs.seen(keys)
-        if self._births:
-            self._told_already += self._take_births()
-            pids = [self._births.maker(ends) for ends in raw_ends(keys)]
+        if self._socket_events:
+            self._told_already += self._take_socket_events()
+            pids = [self._socket_events.maker(ends) for ends in raw_ends(keys)]
             ranks = self._signs.pids | self._ranks.keys()
             training |= np.array([pid > 0 and (pid in ranks or pid not in self._processes) for pid in pids], bool)
         return training
 
-    def _expect_again(self, birth: Birth, now_ns: int) -> _Pending | None:
+    def _expect_again(self, birth: SocketEvent, now_ns: int) -> _Pending | None:
         """Flows that had an owner, where another process has made a connection between the same ends."""
         flows = [flow_id for flow_id in self._of_ends.get(birth.ends, ()) if self.flows[flow_id].owner.pid != birth.pid]
         if birth.source != "birth":  # who closes a connection need not have made it
@@ -337,7 +337,7 @@ class FlowOwners:
         pending.flows = flows
         return pending
 
-    def _told(self, pending: _Pending, birth: Birth, now_ns: int) -> None:
+    def _told(self, pending: _Pending, birth: SocketEvent, now_ns: int) -> None:
         process = self._processes.get(birth.pid)
         if process is None or process.cgroup != birth.cgroup:
             pending.due_ns = now_ns
@@ -351,7 +351,7 @@ class FlowOwners:
     @property
     def level(self) -> float:
         """How full the ring is in which the kernel tells of connections, from 0 to 1."""
-        return self._births.level if self._births else 0.0
+        return self._socket_events.level if self._socket_events else 0.0
 
     @property
     def has_changes(self) -> bool:
@@ -363,7 +363,7 @@ class FlowOwners:
         """Whether owners are still looked for."""
         return bool(self._pending)
 
-    def asks(self, now_ns: int) -> bool:
+    def has_pending(self, now_ns: int) -> bool:
         """Whether there are endpoints to ask for now."""
         return any(pending.due_ns <= now_ns for pending in self._pending.values())
 
@@ -382,14 +382,14 @@ class FlowOwners:
             if endpoint in self._pending:  # nothing has been told of it meanwhile
                 self._settle(self._pending[endpoint], self._owner(endpoint, found))
         self._asked = []
-        if learnt and self._births:
+        if learnt and self._socket_events:
             for pending in list(self._pending.values()):
-                if birth := self._births.find(pending.endpoint):
+                if birth := self._socket_events.find(pending.endpoint):
                     self._told(pending, birth, now_ns)
 
     def _learn(self, endpoint: Endpoint, found: dict[str, Any] | None, now_ns: int) -> bool:
         """Remembers the process that the kernel told of; whether it is a new one."""
-        birth = self._births.find(endpoint) if self._births else None
+        birth = self._socket_events.find(endpoint) if self._socket_events else None
         if not birth or not found or found["pid"] != birth.pid:
             return False
         new = self._processes.pop(birth.pid, None) is None
@@ -428,7 +428,7 @@ class FlowOwners:
     def _settle(self, pending: _Pending, owner: Owner) -> None:
         self._give(pending, owner)
         pending.tries += 1
-        if owner.source == "listener" and self._births:
+        if owner.source == "listener" and self._socket_events:
             pending.tries = max(pending.tries, _LISTENED)
         if len(self._pending) > _MANY:
             pending.tries = min(pending.tries + 2, len(_RETRIES_NS))
@@ -458,7 +458,7 @@ class FlowOwners:
 
     def _done(self, pending: _Pending) -> None:
         del self._pending[pending.endpoint]
-        if self._births and pending.endpoint.protocol == _TCP:
+        if self._socket_events and pending.endpoint.protocol == _TCP:
             self._waiting.pop(packed(pending.endpoint), None)
 
     def marks(self, marks: Iterable[Mark]) -> None:

@@ -10,7 +10,7 @@ import grpc
 from netmon.agent.connection import Connect, End
 from netmon.agent.exchange import ClockExchanges, Questions
 from netmon.agent.outgoing import Outgoing, set_aside
-from netmon.agent.pressure import Asked
+from netmon.agent.pressure import Backpressure
 from netmon.errors import DataError, NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import AGENT_OPTIONS
@@ -56,7 +56,7 @@ class GrpcConnection:
         self._heard = time.monotonic()
         self._why = ""  # we ended it
         self._silent = False
-        self.asked = Asked()
+        self.asked = Backpressure()
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the stream has ended. heard: called when the collector answers; strikes: by batch."""
@@ -83,7 +83,7 @@ class GrpcConnection:
                 return self._ended(error, strikes)
             finally:
                 self._over.set()
-                self.asked = Asked()
+                self.asked = Backpressure()
                 if self._questions:
                     self._questions.end()
                 self._pulls.clear()
@@ -108,7 +108,7 @@ class GrpcConnection:
     def _take(self, message: netmon_pb2.Acknowledgement) -> None:
         """What the collector says."""
         self._spool.acknowledge(message.sequence)
-        self.asked = self._outgoing.hear(message)
+        self.asked = self._outgoing.receive(message)
 
     def _messages(self) -> Iterator[bytes]:
         try:

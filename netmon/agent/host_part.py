@@ -48,11 +48,11 @@ class RankRows:
         self.telling = False
         """Whether something that kept the rank is among what is over: nobody waits with that."""
 
-    def look(self, now_ns: int) -> bool:
+    def sample(self, now_ns: int) -> bool:
         """Whether the process is still there."""
         before_ns, self._looked_ns = self._looked_ns, now_ns
         begin_ns = self._open["start_ns"] if self._open else before_ns
-        load = self._process.look(self._is_long(begin_ns, now_ns) or not self._stops.watches(self._pid))
+        load = self._process.sample(self._is_long(begin_ns, now_ns) or not self._stops.watches(self._pid))
         if load is None:
             return False
         last, earlier_ns = self._stops.since(self._pid, before_ns, now_ns)
@@ -161,7 +161,7 @@ class HostPart:
         self._watched_ns = 0
         self._limiter, self._rank_limiter = TimeLimiter(0.0005, 10_000_000), TimeLimiter(0.001, 10_000_000)
 
-    def hear(self, marks: Iterable[Mark]) -> None:
+    def add_marks(self, marks: Iterable[Mark]) -> None:
         """Which process is which rank."""
         for mark in marks if self._wanted else ():
             if mark.moment is Moment.JOIN:
@@ -181,7 +181,7 @@ class HostPart:
             rows = self._rows.get(pid)
             if rows is None:
                 self._rows[pid] = RankRows(pid, now_ns, self._stops)
-            elif not rows.look(now_ns):
+            elif not rows.sample(now_ns):
                 self._forget(pid)
         self._rank_limiter.spend(time.thread_time_ns() - begun)
 

@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from netmon.agent.carried import COUNTS
 from netmon.agent.downtime import OWN_COUNTERS, Beginning, LinkAccount, encode_accounts
+from netmon.agent.link_totals import COUNTS
 from netmon.agent.links import Links
 from netmon.kernel import nic
 from netmon.kernel.meter.meter import Meter

@@ -7,8 +7,8 @@ import sqlite3
 import threading
 from collections.abc import Callable
 
-from netmon.agent.carried import described
 from netmon.agent.connection import Connect, End
+from netmon.agent.link_totals import described
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.stream import Sender
@@ -93,7 +93,7 @@ class Leftovers(Worker):
         with contextlib.closing(spool):
             if spool.waits and not refused:
                 refused = self._send_spool(spool) if spool.hello else "it has no introduction"
-            lost = spool.carried()
+            lost = spool.link_totals()
         if refused:
             self._give_up(session, f"session {session} ({described(lost)}): {refused}")
         return None

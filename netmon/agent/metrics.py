@@ -19,9 +19,9 @@ from netmon.wire.identity import Role
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
+    from netmon.agent.loop_watchdog import LoopWatchdog
     from netmon.agent.recorder import Recorder
     from netmon.agent.spool import Spool
-    from netmon.agent.standstill import Standstill
     from netmon.agent.stream import Stream
 
 _LINK = ("interface", "direction")
@@ -74,7 +74,7 @@ class AgentMetrics:
         stream: "Stream",
         recorder: "Recorder | None",
         helper: int,
-        standstill: "Standstill",
+        standstill: "LoopWatchdog",
     ) -> None:
         """helper: the pid of the part that keeps capabilities."""
         self._host, self._news, self._spool, self._stream = host, news, spool, stream

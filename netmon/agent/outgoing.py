@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from netmon.agent.carried import described
-from netmon.agent.pressure import Asked
+from netmon.agent.link_totals import described
+from netmon.agent.pressure import Backpressure
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.errors import DataError
@@ -66,12 +66,12 @@ class Outgoing:
             last = batch.sequence
             yield Message(last, batch.body + batch.buckets)
 
-    def hear(self, news: netmon_pb2.Acknowledgement) -> Asked:
+    def receive(self, news: netmon_pb2.Acknowledgement) -> Backpressure:
         """What the other end wants beside batches; returns what it can take now."""
         if news.HasField("request"):
-            self.pulls.ask(news.request)
+            self.pulls.add_request(news.request)
             self.spool.wake()
-        return Asked(news.bucket_ns, news.batch_ns)
+        return Backpressure(news.bucket_ns, news.batch_ns)
 
     def _leave(self, last: int, over: Callable[[], bool]) -> bool:
         return over() or (self.complete() and self.spool.newest <= max(last, self.spool.acknowledged))

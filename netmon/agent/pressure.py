@@ -18,7 +18,7 @@ def widths(bucket_ns: int, stream_ns: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Backpressure:
     """What the collector can take now; 0: anything."""
 
     bucket_ns: int = 0  # rows at least so wide

@@ -27,7 +27,7 @@ class Pulls:
         self._answers: deque[Iterator[netmon_pb2.FullAnswer]] = deque()
         self._due_s = 0.0
 
-    def ask(self, request: netmon_pb2.FullRequest) -> None:
+    def add_request(self, request: netmon_pb2.FullRequest) -> None:
         """A request has come."""
         with self._lock:
             busy = len(self._answers) >= MOST

@@ -5,7 +5,7 @@ import select
 import time
 from collections.abc import Iterable
 
-from netmon.agent.rhythm import Rest
+from netmon.agent.poll_schedule import Rest
 from netmon.kernel.meter.wakes import Wakes
 
 

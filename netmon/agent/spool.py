@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from netmon.agent.batch_parts import within_a_message
 from netmon.agent.batch_table import BatchTable, Description, Kept
-from netmon.agent.carried import described, summed
+from netmon.agent.link_totals import described, summed
 from netmon.agent.spool_disk import SpoolDisk, StalledDiskError
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
@@ -141,7 +141,7 @@ class Spool:
         """The number of the batch that was appended last."""
         return self._newest
 
-    def carried(self) -> Table:
+    def link_totals(self) -> Table:
         """What the batches on the disk carry, dtype CARRIED."""
         return summed(list(self._disk.carried.values()))
 
@@ -296,7 +296,7 @@ class Spool:
         account = self._memory.last(), self.ledger
         self._disk.attempt(lambda table: table.take(batches, flows, account))
         self._disk.carried.update((batch.sequence, batch.carried) for batch in batches)
-        self._memory.let_go(batches)
+        self._memory.release(batches)
         self._behind = self._memory.first_after(0) is not None
 
     def _count_spooled(self) -> None:
@@ -358,7 +358,7 @@ class Spool:
         self._unreadable_since = self._unreadable_since or now
         if now - self._unreadable_since < _UNREADABLE_S and isinstance(error, sqlite3.OperationalError):
             return
-        lost, batches = self.carried(), len(self._disk.carried)
+        lost, batches = self.link_totals(), len(self._disk.carried)
         log.error(
             "cannot read %s: %s; given up: %d batches (%s)",
             *(self.folder.directory, error, batches, described(lost)),

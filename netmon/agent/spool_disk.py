@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from netmon.agent.batch_table import BatchTable
-from netmon.agent.carried import summed
+from netmon.agent.link_totals import summed
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.kernel.stalling import StalledError, StallingCalls
@@ -56,7 +56,7 @@ class SpoolDisk:
         self.folder, self._session, self._lose, self._back = folder, session, lose, back
         self._table = left
         self._calls = None if left else StallingCalls(_ANSWERS_S, most=1)
-        self.carried = left.carried() if left else {}
+        self.carried = left.link_totals() if left else {}
         """What each batch in the file carries, by its number, in their order: also where the file cannot be read."""
         self._hello = left.hello() if left else b""
         self._files = 0
@@ -193,12 +193,12 @@ class SpoolDisk:
 
     def _put_right(self) -> None:
         try:
-            there = self.do(BatchTable.carried)
+            there = self.do(BatchTable.link_totals)
             stripped = [number for number, carried in there.items() if self.carried.get(number, carried) != carried]
             if stripped:
                 self._lose(summed([self.carried[number] for number in stripped]))
                 self.carried.update(dict.fromkeys(stripped, b""))
-            for number, carried in self._memory.carried().items():
+            for number, carried in self._memory.link_totals().items():
                 if there.get(number) != carried:  # not there, or without its buckets by now: none passes it
                     break
                 self.carried[number] = carried

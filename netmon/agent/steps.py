@@ -69,7 +69,7 @@ class CallBudgets:
     )
     _of_process: dict[int, _Unpaid] = field(default_factory=dict)
 
-    def keep(self, pids: Collection[int]) -> None:
+    def retain(self, pids: Collection[int]) -> None:
         """The others are gone."""
         self._of_process = {pid: unpaid for pid, unpaid in self._of_process.items() if pid in pids}
 
@@ -82,7 +82,7 @@ class CallBudgets:
             return True
         return all(pair.user.left(uid, now_ns) > 0 for pair in (self._calls, self._steps))
 
-    def looked_at(self, pid: int, uid: int, calls: int, steps: int, now_ns: int) -> None:
+    def spend(self, pid: int, uid: int, calls: int, steps: int, now_ns: int) -> None:
         """So many calls were, and made so many steps."""
         unpaid = self._of_process.setdefault(pid, _Unpaid())
         self._calls.spend(pid, uid, calls, now_ns)
@@ -159,7 +159,7 @@ class StepMarks:
         held = {pid for table in self._unknown for pid in np.unique(table["pid"]).tolist()}
         self._numbers = {pid: number for pid, number in self._numbers.items() if pid in pids or pid in held}
         alive = self._trainers(processes)
-        self._calls.keep(alive.keys())
+        self._calls.retain(alive.keys())
         marks: list[Mark] = []
         for pid in [pid for pid, rank in self._ranks.items() if alive.get(pid, {}).get("identity") != rank.identity]:
             marks += self._leave(pid)
@@ -233,7 +233,7 @@ class StepMarks:
         before = rank.detector.iteration
         marks = self._feed(pid, steps)
         begun = max(0, rank.detector.iteration - before)  # also those that are not told
-        self._calls.looked_at(pid, rank.uid, len(steps), begun, now_ns)
+        self._calls.spend(pid, rank.uid, len(steps), begun, now_ns)
         return marks
 
     def _hold(self, table: Table) -> None:
@@ -246,7 +246,7 @@ class StepMarks:
 
     def _bound(self) -> None:
         """Whose calls are many and make no steps is begun with anew."""
-        held = {pid: rank.detector.held for pid, rank in self._ranks.items()}
+        held = {pid: rank.detector.pending for pid, rank in self._ranks.items()}
         while held and sum(held.values()) > _HELD_EVENTS:
             largest = max(held, key=held.__getitem__)
             self.refused += held.pop(largest)

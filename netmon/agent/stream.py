@@ -10,7 +10,7 @@ from collections.abc import Callable
 from netmon.agent.connection import Connect, Connection, End, Patience
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.outgoing import Outgoing
-from netmon.agent.pressure import Asked
+from netmon.agent.pressure import Backpressure
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.worker import Worker
@@ -95,9 +95,9 @@ class Sender:
             self._connection.check()
 
     @property
-    def asked(self) -> Asked:
+    def backpressure(self) -> Backpressure:
         """What the collector can take now."""
-        return self._connection.asked if self._connection else Asked()
+        return self._connection.asked if self._connection else Backpressure()
 
     def finish(self) -> None:
         """Nothing more will be appended."""
@@ -136,9 +136,9 @@ class Stream(Worker):
         self._sender.check()
 
     @property
-    def asked(self) -> Asked:
+    def backpressure(self) -> Backpressure:
         """What the collector can take now."""
-        return self._sender.asked
+        return self._sender.backpressure
 
     def finish(self, timeout_s: float) -> None:
         """Sends what is left, tells the collector that it is all, and waits for it at most so long.

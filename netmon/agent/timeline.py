@@ -142,7 +142,7 @@ class _LateRead:
         self._outcome: _Outcome | None = None
         self._left = False
 
-    def come(self, outcome: _Outcome | None) -> None:
+    def finish(self, outcome: _Outcome | None) -> None:
         """In the thread that reads."""
         with self._lock:
             self._outcome = outcome
@@ -197,7 +197,7 @@ class TimelineReader:
             return outcome
         late = _LateRead(self.file.descriptor)
         try:
-            return self._calls.call(self._uid, lambda: self._read(most), late.come, limit_s)
+            return self._calls.call(self._uid, lambda: self._read(most), late.finish, limit_s)
         except StalledError as error:
             self._late = late if error.under_way else None
             return None
@@ -264,7 +264,7 @@ class TimelineMarks:
         followed = self._followed[opened.pid] = _Followed(identity, opened.uid, reader, detector, now_ns)
         return [*marks, _mark(opened.pid, followed, 0, Moment.JOIN, now_ns)]
 
-    def keep(self, identities: Mapping[int, RankIdentity], now_ns: int) -> list[Mark]:
+    def retain(self, identities: Mapping[int, RankIdentity], now_ns: int) -> list[Mark]:
         """Who trains as which rank now, by pid → the last marks of those that have been another rank.
 
         Those that are gone leave when what they have written has been read.
@@ -307,7 +307,7 @@ class TimelineMarks:
 
     def finish(self, now_ns: int, utc_minus_mono_ns: int) -> list[Mark]:
         """What can be read within a second, and the last marks of all; blocks for as long."""
-        marks = self.keep({}, now_ns)
+        marks = self.retain({}, now_ns)
         until_s = time.monotonic() + _FAREWELL_S
         while self._followed and time.monotonic() < until_s:
             marks += self.read(now_ns, utc_minus_mono_ns)
@@ -330,7 +330,7 @@ class TimelineMarks:
             return []
         followed.last_ns = int(steps["time_ns"][usable][-1])
         boundaries = followed.detector.feed(steps[usable])
-        if followed.detector.held > _MOST_HELD // len(self._followed):
+        if followed.detector.pending > _MOST_HELD // len(self._followed):
             followed.detector.forget()
         return [_mark(pid, followed, *boundary) for boundary in boundaries]
 

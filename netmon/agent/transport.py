@@ -125,7 +125,7 @@ class TransportLooks:
         if not asked or not self._tcp:
             return _NOTHING
         try:
-            found = self._tcp.look([one.end for one in asked])
+            found = self._tcp.query([one.end for one in asked])
         except OSError:
             return _NOTHING
         numbers = found["number"].tolist()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from netmon.analysis.plots import look
+from netmon.analysis.plots import plot_style
 from netmon.errors import DataError, UnsupportedError
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError
 
@@ -37,7 +37,7 @@ def figure(study: "Study", name: str) -> "Figure":
     exhibit = _named(name)
     if exhibit.draw is None:
         raise DataError(f"cannot draw {name}: it is a table; ask for exhibit({name!r})")
-    with look():
+    with plot_style():
         from matplotlib.figure import Figure
 
         from netmon.report.figures.style import without_mathematics

@@ -8,7 +8,7 @@ from html import escape
 import pandas as pd
 
 from netmon.dl.verdict import path_of
-from netmon.dl.verdict.words import arithmetic, columns, sentence
+from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.views import RankTimes, Verdict
 
 

@@ -21,7 +21,7 @@ _MOST_LINKS = 8
 
 
 @contextmanager
-def look() -> Iterator[None]:
+def plot_style() -> Iterator[None]:
     """The report's settings, for as long as something is drawn. Raises UnsupportedError without matplotlib."""
     try:
         from matplotlib import rc_context
@@ -35,7 +35,7 @@ def look() -> Iterator[None]:
 
 def iteration_figure(ranks: pd.DataFrame, carried: pd.DataFrame, sentence: str) -> "Figure":
     """ranks: rows of `iterations`, of one iteration. carried: `buckets` by link and class, of the same time."""
-    with look():
+    with plot_style():
         from matplotlib.figure import Figure
 
         links = [name for name, _ in groups(carried, "host", "direction")][:_MOST_LINKS]
@@ -56,7 +56,7 @@ def iteration_figure(ranks: pd.DataFrame, carried: pd.DataFrame, sentence: str) 
 
 def draw_iterations(rows: pd.DataFrame, verdicts: pd.DataFrame, ax: "Axes | None") -> "Axes":
     """rows: of `iterations`. verdicts: rows with start, duration_ns and cause."""
-    with look():
+    with plot_style():
         ax = ax if ax is not None else _axes()
         for (job,), own in groups(rows, "job"):
             slowest = own.groupby("iteration").agg(start=("start", "min"), took=("duration_ns", "max"))
@@ -71,7 +71,7 @@ def draw_iterations(rows: pd.DataFrame, verdicts: pd.DataFrame, ax: "Axes | None
 
 def draw_rates(rows: pd.DataFrame, ax: "Axes | None") -> "Axes":
     """rows: of `buckets` by class, of one direction."""
-    with look():
+    with plot_style():
         ax = ax if ax is not None else _axes()
         _stacked(ax, rows, lambda moments: moments)
         ax.legend()

@@ -15,8 +15,8 @@ from netmon.analysis.explanation import Explanation, verdict_rows
 from netmon.analysis.moments import Iterations, Moment, frame, window
 from netmon.errors import DataError, UsageError
 from netmon.report.dataset import open_table, stream
-from netmon.report.job_names import asked_job, job_names
-from netmon.report.judging import ALWAYS, explained, told
+from netmon.report.job_names import job_names, requested_job
+from netmon.report.judging import ALWAYS, explained, stored_verdicts
 from netmon.report.selection import TABLES, Window, open_rows
 from netmon.units import format_count, format_duration, parse_duration
 
@@ -143,7 +143,7 @@ class Recording:
         """
         asked = self._window(job, None, since, until, None)
         within = asked.since_ns or ALWAYS[0], asked.until_ns if asked.until_ns is not None else ALWAYS[1]
-        return verdict_rows(told(self.path, asked.job, within))
+        return verdict_rows(stored_verdicts(self.path, asked.job, within))
 
     def buckets(
         self,
@@ -263,7 +263,7 @@ class Recording:
         return {}
 
     def _asked(self, job: str | None) -> str | None:
-        return asked_job(job, self._names) if job is not None else None
+        return requested_job(job, self._names) if job is not None else None
 
     def _window(self, job: str | None, *others: Any) -> Window:
         return replace(window(job, *others), job=self._asked(job))

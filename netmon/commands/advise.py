@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the advice and its arithmetic."""
     if (args.data is None) == (args.collector is None):
         raise UsageError("cannot advise: give either the dataset's --data or a --collector")
-    from netmon.dl.sharing.words import called
+    from netmon.dl.sharing.advice_text import called
 
     found = _live(args) if args.collector else _stored(args)
     if args.json:
@@ -59,15 +59,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stored(args: argparse.Namespace) -> dict[str, Any]:
-    from netmon.dl.sharing.words import document
-    from netmon.report.job_names import asked_job, job_names
+    from netmon.dl.sharing.advice_text import document
+    from netmon.report.job_names import job_names, requested_job
     from netmon.report.sharing import advice
 
     seconds = _SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds <= _MOST_SECONDS:
         raise UsageError(f"cannot look at {seconds:g} s: give --seconds up to {_MOST_SECONDS:g}")
     names = job_names(args.data)
-    asked = asked_job(args.job, names)
+    asked = requested_job(args.job, names)
     return document(advice(args.data, seconds, args.until, [asked] if asked else []), names)
 
 
@@ -94,7 +94,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def tables(found: dict[str, Any]) -> "Iterator[FittingTable]":
     """The tables of the advice that have rows. found: the advice as JSON has it."""
-    from netmon.dl.sharing.words import TABLES, rows
+    from netmon.dl.sharing.advice_text import TABLES, rows
     from netmon.marks import printable
     from netmon.terminal import Column, FittingTable
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collector.dataset.retention import Keep
     from collector.metrics.spans import Spans
     from collector.settings import Settings
-    from netmon.past import Wanted
+    from netmon.past import RowQuery
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 _AT_ONCE = frozenset({"flush", "full_on", "full_burst", "full_rest", "full_rows", "keep", "allowance"})
@@ -237,7 +237,7 @@ def run(args: argparse.Namespace) -> int:
 
     _set_libraries_up()
     from collector.allocator import give_back
-    from collector.listening import Door
+    from collector.listening import ListenConfig
     from collector.server import serve
 
     give_back()
@@ -248,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
         return _AT_ONCE.intersection(changed)
 
     heed_hangup(args, adjust)
-    door = Door(security(args), args.tokens, args.token_listen)
+    door = ListenConfig(security(args), args.tokens, args.token_listen)
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
     serving = serve(
@@ -268,7 +268,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> "Settings":
     """Raises UsageError."""
-    from collector.allowance import parse_rates
+    from collector.host_limiter import parse_rates
     from collector.settings import Settings
 
     if min(args.settle, args.flush, args.share_window) <= 0:
@@ -297,7 +297,7 @@ class _Stored:
     def __init__(self, data: Path) -> None:
         self._data = data
 
-    def batches(self, wanted: "Wanted") -> "Iterator[pa.RecordBatch]":
+    def batches(self, wanted: "RowQuery") -> "Iterator[pa.RecordBatch]":
         """See netmon.past.Rows."""
         from netmon.report.stored_rows import StoredRows
 

@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _installation(args: argparse.Namespace) -> int:
-    from netmon.commands.doctor_installation import look_at_installation
+    from netmon.commands.doctor_installation import check_installation
 
-    checks = look_at_installation(args.collector, security(args))
+    checks = check_installation(args.collector, security(args))
     missing = [f"{check.name}: {check.detail}" for check in checks if check.status == "missing"]
     if args.json:
         print(json.dumps({"ok": not missing, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))

@@ -23,7 +23,7 @@ _WITHIN_S = 5.0
 _READY = "netmon.Collector"
 
 
-def look_at_installation(addresses: str, security: Security) -> list[Check]:
+def check_installation(addresses: str, security: Security) -> list[Check]:
     """Everything that can be seen from here; blocks for some seconds at most where somebody does not answer.
 
     Raises UsageError where an address cannot be asked like this.

@@ -109,7 +109,7 @@ def _window(args: argparse.Namespace) -> "Window":
 
 def _export_for_simulation(args: argparse.Namespace) -> int:
     """What a simulator or the lab can play again; says on standard output what it wrote."""
-    from netmon.report.job_names import asked_job, job_names
+    from netmon.report.job_names import job_names, requested_job
     from netmon.simulation import formats
 
     if args.full or args.data is None:
@@ -119,7 +119,7 @@ def _export_for_simulation(args: argparse.Namespace) -> int:
             "cannot write execution traces: mlc-chakra is not installed; pip install --no-deps mlc-chakra"
         )
     names = job_names(args.data)
-    window = replace(_window(args), job=asked_job(args.job, names))
+    window = replace(_window(args), job=requested_job(args.job, names))
     print(formats.write(args.format, args.data, window, args.out))
     return 0
 

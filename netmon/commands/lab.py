@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from netmon.commands.lab_load import add_load_commands
 from netmon.commands.lab_options import (
     INJECTIONS,
-    add_beside_options,
     add_run_options,
+    add_second_job_options,
     add_sweep_options,
     run_spec,
     sweep_spec,
@@ -67,7 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     run_parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the dataset")
     add_run_options(run_parser, iterations=50)
-    add_beside_options(run_parser)
+    add_second_job_options(run_parser)
     run_parser.set_defaults(lab=_run)
     demo = commands.add_parser("demo", help="a run with defaults that show something worth seeing")
     demo.add_argument(
@@ -102,11 +102,11 @@ def _run(args: argparse.Namespace) -> int:
 def _run_beside(args: argparse.Namespace) -> int:
     """Another job like it on other hosts, at the same time."""
     from netmon.lab.record import prepare
-    from netmon.lab.together import train_beside
+    from netmon.lab.together import train_two_jobs
 
     spec = run_spec(args, args.overwrite)
     (prepare(spec.data, args.overwrite) / "log").rmdir()
-    names = train_beside(spec, args.beside, args.shift, args.period, _tell_where)
+    names = train_two_jobs(spec, args.beside, args.shift, args.period, _tell_where)
     document = {"data": str(spec.data), "jobs": names, "shift_ns": args.shift, "period_ns": args.period}
     line = f"dataset: {spec.data}; next:\n  {typed('netmon')} advise --data {spec.data}"
     print(json.dumps(document) if args.json else line)

@@ -122,7 +122,7 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
-def add_beside_options(parser: argparse.ArgumentParser) -> None:
+def add_second_job_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of a second job."""
     beside = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
     beside.add_argument(

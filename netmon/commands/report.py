@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     require(_NEEDS, "make a report", "report")
-    from netmon.report.job_names import asked_job, job_names
+    from netmon.report.job_names import job_names, requested_job
     from netmon.report.reading import read_study
     from netmon.report.report import chapters, write_report
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     columns = (BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading", total=None)
-        job = asked_job(args.job, job_names(args.data)) if args.job else None
+        job = requested_job(args.job, job_names(args.data)) if args.job else None
         study = read_study(args.data, job, args.rate, lambda done, of: progress.update(task, completed=done, total=of))
         progress.reset(task, total=sum(len(chapter.exhibits) for chapter in chapters()))
         title = f"netmon report: {args.data.resolve().name}" + (f", job {args.job}" if args.job else "")

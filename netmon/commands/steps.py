@@ -95,7 +95,7 @@ def _step(job: "JobView", rank: "RankView") -> dict[str, Any]:
 
 
 def _why(verdict: Any) -> dict[str, Any]:
-    from netmon.dl.verdict.words import sentence
+    from netmon.dl.verdict.verdict_text import sentence
 
     cause = verdict.cause.name.lower()
     return {"cause": cause, "culprit": verdict.culprit, "excess_ns": verdict.excess_ns, "verdict": sentence(verdict)}

@@ -109,7 +109,7 @@ def _write_live(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     from netmon.commands.export import iterations
-    from netmon.report.job_names import asked_job, job_names
+    from netmon.report.job_names import job_names, requested_job
     from netmon.report.selection import Window
     from netmon.terminal import say
     from netmon.trace.dataset import clocks, look, write
@@ -118,7 +118,7 @@ def _write(args: argparse.Namespace) -> int:
 
     spans = iterations(args.iterations) if args.iterations else (None, None)
     names = job_names(args.data)
-    job = asked_job(args.job, names)
+    job = requested_job(args.job, names)
     content = look(args.data, Window(args.since, args.until, job, tuple(args.host), spans), args.width, names)
     placed = place(args.merge, content.iterations, clocks(args.data), job, names) if args.merge else []
     with _writer(args.out, content.begin_ns) as writer:

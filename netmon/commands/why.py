@@ -98,11 +98,11 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 
 def _stored(args: argparse.Namespace) -> "tuple[Iterable[Verdict], list[str]]":
     """Verdicts, and the jobs whose steps are not understood."""
-    from netmon.report.job_names import asked_job, job_names, not_understood, with_names
+    from netmon.report.job_names import job_names, not_understood, requested_job, with_names
     from netmon.report.judging import verdicts
 
     names, unclear = job_names(args.data), not_understood(args.data)
-    job = asked_job(args.job, names)
+    job = requested_job(args.job, names)
     unclear = [name for name in unclear if job in (None, name)]
     found = verdicts(args.data, job, args.iteration)
     return found if args.json else with_names(found, names), unclear
@@ -131,13 +131,13 @@ def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
 
 def document(verdict: "Verdict") -> dict[str, object]:
     """The verdict as JSON has it: the columns of the table `verdicts`."""
-    from netmon.dl.verdict.words import columns
+    from netmon.dl.verdict.verdict_text import columns
 
     return columns(verdict)
 
 
 def _print(found: "Iterable[Verdict]", unclear: Sequence[str] = ()) -> None:
-    from netmon.dl.verdict.words import arithmetic, sentence
+    from netmon.dl.verdict.verdict_text import arithmetic, sentence
     from netmon.terminal import say
     from netmon.views import NOT_UNDERSTOOD
 

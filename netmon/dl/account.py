@@ -21,10 +21,10 @@ _CLASSES, _TRAFFIC, _DIRECTIONS = len(Class), len(Traffic), len(Direction)
 
 
 JOB = "job "
-"""What the names of other jobs begin with among the parties."""
+"""What the names of other jobs begin with among the traffic_owners."""
 
 
-class Party(NamedTuple):
+class TrafficOwner(NamedTuple):
     """Whose traffic it is, as people ask for it: not which of a program's processes."""
 
     job: str  # empty: not a rank's
@@ -32,22 +32,22 @@ class Party(NamedTuple):
     name: str  # the program, with its container; what is known instead where no process owns the socket
 
 
-def party(owner: Owner) -> Party:
-    """The party that an owner belongs to."""
+def traffic_owner(owner: Owner) -> TrafficOwner:
+    """The traffic_owner that an owner belongs to."""
     if owner.job:
-        return Party(owner.job, owner.rank, JOB + owner.job)
+        return TrafficOwner(owner.job, owner.rank, JOB + owner.job)
     name = owner.process or owner.source
-    return Party("", -1, f"{name} ({owner.container})" if owner.container else name)
+    return TrafficOwner("", -1, f"{name} ({owner.container})" if owner.container else name)
 
 
 def row_keys(
-    party_: npt.NDArray[np.int64],
+    owner_index: npt.NDArray[np.int64],
     classes: npt.NDArray[np.uint8],
     traffic: npt.NDArray[np.uint8],
     direction: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """One key per row for a PayloadHistory; arrays (rows,), party_: index of the row's Party."""
-    return ((party_.astype(np.int64) * _TRAFFIC + traffic) * _CLASSES + classes) * _DIRECTIONS + direction
+    """One key per row for a PayloadHistory; arrays (rows,), owner_index: index of the row's Party."""
+    return ((owner_index.astype(np.int64) * _TRAFFIC + traffic) * _CLASSES + classes) * _DIRECTIONS + direction
 
 
 class Tally(NamedTuple):
@@ -80,7 +80,7 @@ _AMOUNTS = tuple(
 _TOP = ("cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes")
 
 
-class Asked(NamedTuple):
+class TrafficQuery(NamedTuple):
     """Iterations of which the account is asked for; arrays of one length."""
 
     host: _Numbers
@@ -93,30 +93,32 @@ class Asked(NamedTuple):
 
 
 class HostAccounts:
-    """Payload of every host by party, class and direction, and the share windows of its links."""
+    """Payload of every host by traffic_owner, class and direction, and the share windows of its links."""
 
     def __init__(self) -> None:
         """Begin with nothing counted."""
         self.payload = PayloadHistory()
         self.windows = WindowHistory()
-        self._parties = _Parties()
+        self._traffic_owners = _Parties()
 
     def drop(self, host: int) -> None:
         """The host is gone."""
         self.payload.drop(host)
         self.windows.drop(host)
 
-    def tally(self, asked: Asked, parties: Sequence[Party], jobs: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    def tally(
+        self, asked: TrafficQuery, traffic_owners: Sequence[TrafficOwner], jobs: Sequence[str]
+    ) -> dict[str, npt.NDArray[Any]]:
         """The account of each iteration's [start, end), as columns by the fields of Tally.
 
-        parties: by the index that row_keys was given; jobs: by their numbers.
+        traffic_owners: by the index that row_keys was given; jobs: by their numbers.
         """
-        self._parties.learn(parties)
+        self._traffic_owners.learn(traffic_owners)
         host, window_ns, job, rank, start_ns, end_ns, alone = asked
         first, last = start_ns // window_ns, (end_ns - 1) // window_ns
         most, shared = self.windows.between(host, job, first, last, first * window_ns)
         peak = most * 8 * NS_PER_S // window_ns
-        whose = self._parties.jobs(job, jobs), rank
+        whose = self._traffic_owners.jobs(job, jobs), rank
         sums = self._sums(whose, *self.payload.between(host, start_ns, end_ns))
         columns: dict[str, npt.NDArray[Any]] = dict(zip(_AMOUNTS, sums.amounts, strict=True))
         columns |= zip(_TOP, sums.top, strict=True)
@@ -129,8 +131,8 @@ class HostAccounts:
         whose, traffic = np.divmod(rest, _TRAFFIC)
         job, rank = ranks
         dl = (class_ == Class.DL_ONLY) | (class_ == Class.DL_SHARED)
-        of_job = dl & (self._parties.job[whose] == job[question])
-        own = of_job & (self._parties.rank[whose] == rank[question])
+        of_job = dl & (self._traffic_owners.job[whose] == job[question])
+        own = of_job & (self._traffic_owners.rank[whose] == rank[question])
         other = dl & ~of_job
         cross = other | (class_ == Class.CROSS)
         amounts = []
@@ -144,7 +146,7 @@ class HostAccounts:
             rx, tx = sums.astype(np.int64).reshape(-1, _DIRECTIONS).T
             amounts += [tx, rx]
         rows = np.flatnonzero(cross)
-        top = self._parties.top(len(rank), question[rows], whose[rows], way[rows], payload[rows])
+        top = self._traffic_owners.top(len(rank), question[rows], whose[rows], way[rows], payload[rows])
         return _Sums(amounts, top)
 
 
@@ -161,15 +163,15 @@ class _Parties:
         self._jobs: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._words: list[str] = []
-        self._known: list[Party] = []
+        self._known: list[TrafficOwner] = []
 
-    def learn(self, parties: Sequence[Party]) -> None:
-        """There may be more parties than before, or others in the place of some that are no more."""
-        for number, (one, known) in enumerate(zip(parties, self._known, strict=False)):
+    def learn(self, traffic_owners: Sequence[TrafficOwner]) -> None:
+        """There may be more traffic_owners than before, or others in the place of some that are no more."""
+        for number, (one, known) in enumerate(zip(traffic_owners, self._known, strict=False)):
             if one is not known:
                 self.job[number], self.rank[number] = self.key(one)
                 self.name[number] = self._names.setdefault(one.name, len(self._names))
-        new, self._words, self._known = parties[len(self.job) :], list(self._names), list(parties)
+        new, self._words, self._known = traffic_owners[len(self.job) :], list(self._names), list(traffic_owners)
         if new:
             keys = [(*self.key(one), self._names.setdefault(one.name, len(self._names))) for one in new]
             self._words = list(self._names)
@@ -185,7 +187,7 @@ class _Parties:
             found[one] = self._jobs.setdefault(names[one], len(self._jobs))
         return found[job]
 
-    def key(self, one: Party) -> tuple[int, int]:
+    def key(self, one: TrafficOwner) -> tuple[int, int]:
         """Job and rank."""
         return self._jobs.setdefault(one.job, len(self._jobs)), one.rank
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.corridors import Corridors, Flags, Lines, Numbers, Points
+from netmon.dl.feasible_offsets import FeasibleOffsets, Flags, Lines, Numbers, Points
 from netmon.dl.timemap import STEP_NS
 from netmon.records import ClockExchange
 
@@ -109,7 +109,7 @@ def fit_offsets(
     both = _both(above, below)
     left, jumped, above, below = np.flatnonzero(both), False, above.of(both), below.of(both)
     while len(left):
-        corridors = Corridors.between(above, below, MAX_SKEW)
+        corridors = FeasibleOffsets.between(above, below, MAX_SKEW)
         newest, oldest = np.maximum(above.last(), below.last()), np.minimum(above.first(), below.first())
         whose = known[0][left], known[1][left]
         offset, skew = _estimate(corridors, whose, present.there[left], share[left], room_ns, jumped)
@@ -134,7 +134,7 @@ def _both(above: Points, below: Points) -> Flags:
 
 
 def _estimate(
-    corridors: Corridors, present: Lines, known: Flags, share: Numbers, room_ns: float, jumped: bool
+    corridors: FeasibleOffsets, present: Lines, known: Flags, share: Numbers, room_ns: float, jumped: bool
 ) -> Lines:
     offset, skew = corridors.nearest(present)
     stays = known & ~(jumped & (np.abs(offset - present[0]) >= STEP_NS))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from netmon.dl.gradient_sizes import UNKNOWN, GradientSize, NamedSizes, gradient_size, total
-from netmon.dl.recurrence import Event, HeldEvents, RecurringSet
+from netmon.dl.recurrence import Event, PendingEvents, RecurringSet
 from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_NCCL,
@@ -196,7 +196,7 @@ class _Group:
         """Whether it ended before all that was handed over had come: its rank died, or a peer of it."""
         return self.is_step and not self.foreign and self.coming > 0 and self.waited < len(self.seen)
 
-    def tell(self, iteration: int, markers: int) -> list[Boundary]:
+    def boundaries(self, iteration: int, markers: int) -> list[Boundary]:
         """Its waits, if it has as many markers as a step has: what it has handed over has come. Else the next step
         tells of them."""
         if not self.is_step or self.told or len(self.seen) < markers:
@@ -227,7 +227,7 @@ class NamedSteps:
         self._candidates: set[int] = set()  # strangers that came once in the last step
         self._run = self._group_run = 0  # how often waits have followed calls: now, and at the last marker
         self._called = False  # since the last wait began
-        self._held = HeldEvents(late)
+        self._held = PendingEvents(late)
         self._sizes = NamedSizes()
         self._size = UNKNOWN
         self._resized = False  # a size or a marker is another one than when they were last added up
@@ -264,7 +264,7 @@ class NamedSteps:
         return [] if given_up else waits.boundaries(self.iteration)
 
     @property
-    def held(self) -> int:
+    def pending(self) -> int:
         """Calls that are remembered and have led to no step yet."""
         return len(self._held) + len(self._strangers)
 
@@ -303,12 +303,12 @@ class NamedSteps:
                 group.waits.last_ns = time_ns
                 group.waited += 1
                 if group.waited >= len(group.seen) + group.strangers:
-                    return group.tell(self.iteration, self._expected)
+                    return group.boundaries(self.iteration, self._expected)
         elif kind == STEP_DONE and group.coming and name not in self._strangers:
             group.coming -= 1
             group.waits = Waits(max(group.seen.values()), time_ns)
             if not group.coming:
-                return group.tell(self.iteration, self._expected)
+                return group.boundaries(self.iteration, self._expected)
         return []
 
     def _marker(self, name: int, time_ns: int, tensors: int) -> list[Boundary]:
@@ -386,9 +386,9 @@ class CycleDetector:
         return self._steps.size
 
     @property
-    def held(self) -> int:
+    def pending(self) -> int:
         """Calls that are remembered and have led to no step yet."""
-        return self._steps.held if isinstance(self._steps, NamedSteps) else 0
+        return self._steps.pending if isinstance(self._steps, NamedSteps) else 0
 
     def forget(self) -> None:
         """Those calls: there are too many."""

@@ -95,7 +95,7 @@ class GroupedValues:
         if self._packed:
             self._keys = group * (self._span + 2) + (value - self._base[group]) + 1
 
-    def places(self, group: Numbers, value: Numbers, side: str = "right") -> npt.NDArray[np.intp]:
+    def positions(self, group: Numbers, value: Numbers, side: str = "right") -> npt.NDArray[np.intp]:
         """Where the values would be inserted in their groups, as np.searchsorted says it, counted over all groups."""
         group = group.astype(np.int64, copy=False)
         if self._packed:

@@ -154,11 +154,11 @@ class Block:
         least, column = self._columns[name]
         return column[rows] if column.dtype == np.bool_ else column[rows] + np.int64(least)
 
-    def places(self, host: _Numbers, limit: _Numbers) -> npt.NDArray[np.intp]:
+    def positions(self, host: _Numbers, limit: _Numbers) -> npt.NDArray[np.intp]:
         """Where the host's rows from the limit on begin."""
         step = self._span + 2
         if len(self.until_ns) * step >= _MOST_KEYS:
-            return GroupedValues(self.host, self.columns()[self._by], len(self.until_ns)).places(host, limit, "left")
+            return GroupedValues(self.host, self.columns()[self._by], len(self.until_ns)).positions(host, limit, "left")
         keys = np.repeat(np.arange(len(self.until_ns)) * step + 1, np.diff(self.edges))
         keys += self.values(self._by, slice(None))
         near = np.clip(limit - self._base[host], -1, self._span)
@@ -247,7 +247,7 @@ class HostBlocks:
 def _between(
     block: Block, asked: _Numbers, host: _Numbers, low: _Numbers, high: _Numbers
 ) -> Iterator[tuple[Block, _Numbers, _Numbers]]:
-    first, last = (block.places(host, limit) for limit in (low, high))
+    first, last = (block.positions(host, limit) for limit in (low, high))
     counts = np.maximum(last - first, 0)
     total = int(counts.sum())
     if total:
@@ -366,7 +366,7 @@ class PayloadHistory:
         if not len(times):
             return np.full(len(time_ns), np.iinfo(np.int64).min)
         of_host = np.repeat(np.array([one for one, _ in near]), [len(cuts) for _, cuts in near])
-        place = GroupedValues(of_host, times, hosts).places(host, time_ns) - 1
+        place = GroupedValues(of_host, times, hosts).positions(host, time_ns) - 1
         there = (place >= 0) & (of_host[place] == host)
         return np.where(there, times[place], np.iinfo(np.int64).min)
 

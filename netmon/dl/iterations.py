@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from netmon.dl.beats import Beat, Events, best_shifts
 from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.scoring import score
 from netmon.dl.source import Bound, Bounds, SourceMarks
+from netmon.dl.step_alignment import Events, StepMoment, best_shifts
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
@@ -132,7 +132,7 @@ class IterationTracker:
         """Whether its numbers count only from when somebody began to look."""
         return self.trust == Trust.RELATIVE
 
-    def go_on(self, finished_ns: int, last_number: int, spans: "array[int]") -> None:
+    def catch_up(self, finished_ns: int, last_number: int, spans: "array[int]") -> None:
         """Its only source has gone on without it, as SourceMarks.go_on says; spans: as `spans` gives them."""
         self.finished_ns, self.last_number, self._spans = finished_ns, last_number, spans
         self._knows_opened = False
@@ -140,9 +140,9 @@ class IterationTracker:
     def _learn(self, told: Mark | MarkRun) -> None:
         if told.source != Source.INFERRED or not self.size:
             self.size = told.size or self.size
-        self.hear_of_job(told)
+        self.observe_job(told)
 
-    def hear_of_job(self, told: Mark | MarkRun) -> None:
+    def observe_job(self, told: Mark | MarkRun) -> None:
         """What a mark says of the job as a whole; of its model's size the script knows better than its calls."""
         self.job_name = told.job_name or self.job_name
         basis = _BASES.get(told.source, "")
@@ -283,15 +283,15 @@ class IterationTracker:
             return Trust.RELATIVE
         return Trust.TOLD if best == Source.HOOK else Trust.COUNTED
 
-    def _events(self, source: Source) -> dict[Beat, Events]:
-        return {beat: self._sources[source].events(beat) for beat in Beat}
+    def _events(self, source: Source) -> dict[StepMoment, Events]:
+        return {beat: self._sources[source].events(beat) for beat in StepMoment}
 
-    def events(self, offset_ns: int) -> dict[Beat, Events]:
+    def events(self, offset_ns: int) -> dict[StepMoment, Events]:
         """The latest events of the deciding source with the rank's numbers; offset_ns: what to add to mono times."""
         if self.source is None or self.source not in self._sources:
             return {}
         marks, shift = self._sources[self.source], self._shifts.get(self.source, 0)
-        latest = ((beat, marks.events(beat, EVIDENCE)) for beat in Beat)
+        latest = ((beat, marks.events(beat, EVIDENCE)) for beat in StepMoment)
         return {beat: Events(one.number + shift, one.time_ns + offset_ns) for beat, one in latest}
 
     def scores(self) -> list[SourceScore]:

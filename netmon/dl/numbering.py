@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count as counting
 from typing import NamedTuple
 
-from netmon.dl.beats import Beat, Events, Shift, best_shifts, periods
+from netmon.dl.step_alignment import Events, Shift, StepMoment, best_shifts, periods
 
 EVIDENCE = 32  # events of a rank that are compared
 _SURE = 3  # votes that may move a number that was already used
@@ -37,7 +37,7 @@ class _Count:
     decided: bool = False
     place: int = 0  # of its rank in the order in which they were heard
     aligned_at: int = _NEVER  # since how many were forgotten it is aligned with the leader's, on evidence
-    events: dict[Beat, Events] = field(default_factory=dict)
+    events: dict[StepMoment, Events] = field(default_factory=dict)
 
 
 class _Ranked(NamedTuple):
@@ -50,14 +50,14 @@ class _Ranked(NamedTuple):
     whose: _Count
 
 
-class Heard(NamedTuple):
+class CountEvidence(NamedTuple):
     """A count whose latest events are there, and the one that it follows."""
 
     whose: _Count
-    events: Mapping[Beat, Events]
+    events: Mapping[StepMoment, Events]
     error_ns: int
     leader: _Count | None  # None: there is nothing to follow
-    reference: Mapping[Beat, Events]  # the leader's, by its own numbers
+    reference: Mapping[StepMoment, Events]  # the leader's, by its own numbers
     first: bool
 
 
@@ -66,7 +66,7 @@ class RankEvents(NamedTuple):
 
     rank: int
     trust: Trust
-    events: Mapping[Beat, Events]  # by the rank's own numbers
+    events: Mapping[StepMoment, Events]  # by the rank's own numbers
     error_ns: int
 
 
@@ -124,7 +124,7 @@ class JobNumbers:
         """Take up a rank of which iterations are stored with this shift."""
         self._take_up(rank, trust, shift)
 
-    def go_on(self, rank: int, trust: Trust, shift: int) -> None:
+    def take_over(self, rank: int, trust: Trust, shift: int) -> None:
         """A process of the job is this rank now, and counts on, as after an elastic reset."""
         self._elastic = True
         self._take_up(rank, trust, shift)
@@ -151,16 +151,16 @@ class JobNumbers:
         count = self._counts[rank] = _Count(trust, place=self._places.setdefault(rank, self._heard))
         return count
 
-    def tell(self, rank: int, trust: Trust, events: Mapping[Beat, Events], error_ns: int) -> bool:
+    def align(self, rank: int, trust: Trust, events: Mapping[StepMoment, Events], error_ns: int) -> bool:
         """A rank's latest events in UTC, right to error_ns: decide about its shift. True where used numbers moved."""
-        return tell_all([(self, RankEvents(rank, trust, events, error_ns))])[0].moved
+        return number_jobs([(self, RankEvents(rank, trust, events, error_ns))])[0].moved
 
     def begins(self, told: RankEvents) -> bool:
         """Whether the rank counts anew with this."""
         count = self._counts.get(told.rank)
         return count is None or told.trust < count.trust
 
-    def hear(self, told: RankEvents) -> Heard | None:
+    def add_events(self, told: RankEvents) -> CountEvidence | None:
         """Take in a rank's events; None: there are none. Nothing in here depends on a shift."""
         rank, trust, events, error_ns = told
         count = self._begin(rank, trust) if self.begins(told) else self._counts[rank]
@@ -176,10 +176,10 @@ class JobNumbers:
             for heap in (self._decided, self._telling):
                 self._push(heap, rank, count)
         if leader is None or leader is count:
-            return Heard(count, count.events, error_ns, None, {}, first)
-        return Heard(count, count.events, error_ns, leader, leader.events, first)
+            return CountEvidence(count, count.events, error_ns, None, {}, first)
+        return CountEvidence(count, count.events, error_ns, leader, leader.events, first)
 
-    def follow(self, heard: Heard, told: Shift | None) -> bool:
+    def follow(self, heard: CountEvidence, told: Shift | None) -> bool:
         """Decide about the shift of a count of which `told` is known; True where used numbers moved."""
         count, leader, before = heard.whose, heard.leader, heard.whose.shift
         if told and leader:
@@ -227,7 +227,7 @@ class JobNumbers:
                 count.shift += by
 
 
-def tell_all(told: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decided]:
+def number_jobs(told: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decided]:
     """As JobNumbers.tell of each in turn, but what can be is compared together."""
     decided = [Decided(False, 0)] * len(told)
     waiting: dict[int, list[int]] = {}  # by job
@@ -249,10 +249,10 @@ def tell_all(told: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decided]:
 
 
 def _tell_together(told: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator[Decided]:
-    heard = [numbers.hear(events) for numbers, events in told]
+    heard = [numbers.add_events(events) for numbers, events in told]
     following = [one for one in heard if one and one.leader]
     # Clocks that differ by a good part of a period prove nothing.
-    beats = list(Beat)
+    beats = list(StepMoment)
     of_each = periods([one.events.get(beat, Events.none()) for one in following for beat in beats])
     shortest = of_each.reshape(-1, len(beats)).min(axis=1)
     clear = [one for one, period in zip(following, shortest.tolist(), strict=True) if one.error_ns < period / 4]

@@ -35,7 +35,7 @@ class RecurringSet:
     events: list[Event]  # to be walked again, now that the names are known
 
 
-class HeldEvents:
+class PendingEvents:
     """The events since the last step that was recognised."""
 
     def __init__(self, late: bool = False) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.beats import Beat, Events, nearest, period
+from netmon.dl.step_alignment import Events, StepMoment, nearest, period
 from netmon.records import Source
 from netmon.views import SourceScore
 
@@ -24,14 +24,14 @@ def matched(
 
 
 def score(
-    source: Source, reference: Source, found: Mapping[Beat, Events], true: Mapping[Beat, Events]
+    source: Source, reference: Source, found: Mapping[StepMoment, Events], true: Mapping[StepMoment, Events]
 ) -> SourceScore | None:
     """The source's iterations against the reference's, by the first beat that both tell; None where there is none.
 
     A pair is the same iteration when the two are each other's nearest, within half a period. What lies more than
     half a period outside of the time that both cover does not count, so that a source which lags is not blamed.
     """
-    for beat in Beat:
+    for beat in StepMoment:
         ours, theirs = found[beat].time_ns, true[beat].time_ns
         if len(ours) and len(theirs):
             half = min(period(true[beat]), period(found[beat])) / 2

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from netmon.dl.beats import Beat, Events
+from netmon.dl.step_alignment import Events, StepMoment
 from netmon.records import Moment
 
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
@@ -156,7 +156,7 @@ class SourceMarks:
         """The latest marks by IN_ORDER, ascending in time."""
         return [kept.events(RECENT) if (kept := self._recent[moment]) else Events.none() for moment in IN_ORDER]
 
-    def go_on(
+    def catch_up(
         self,
         done: int,
         newest_ns: int,
@@ -232,7 +232,7 @@ class SourceMarks:
                 first_wait = time_ns
         return enqueue, last_wait, first_wait
 
-    def events(self, beat: Beat, most: int = RECENT) -> Events:
+    def events(self, beat: StepMoment, most: int = RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""
         for moment in beat.value:
             recent: _Recent | None = self._recent[moment]

@@ -33,7 +33,7 @@ from netmon.kernel.loader import (
     sources,
 )
 from netmon.kernel.meter.geometry import Geometry
-from netmon.kernel.owners import births
+from netmon.kernel.owners import socket_events
 from netmon.kernel.program_cache import cache_folder, write_image
 from netmon.kernel.program_image import Program, image_of
 
@@ -69,7 +69,7 @@ class _Compiled:
         self._keep_maps(steps, STEP_MAPS)
         parts: tuple[tuple[str, Callable[[], None]], ...] = (
             ("iterations are not seen without a hook in the training script", lambda: self._load_steps(steps)),
-            ("whose a connection of a few milliseconds is, may stay unknown", self._load_births),
+            ("whose a connection of a few milliseconds is, may stay unknown", self._load_socket_events),
             ("that a rank was stopped for less than a tenth of a second is not seen", self._load_stops),
         )
         for missed, load_part in parts:
@@ -78,7 +78,7 @@ class _Compiled:
             except Exception as error:  # bcc raises bare ones
                 self.remarks.append(f"{missed}: {' '.join(str(error).split())}")
 
-    def keep(self, geometry: Geometry, key: str) -> None:
+    def store(self, geometry: Geometry, key: str) -> None:
         """For the next start, if everything is there. key: of what was to be compiled, when that began."""
         if self.remarks or not key or image_key(geometry) != key:
             return
@@ -111,11 +111,11 @@ class _Compiled:
             except OSError:  # bcc says why
                 self._load(module, name, bpf_calls.PROGRAM_KPROBE)
 
-    def _load_births(self) -> None:
+    def _load_socket_events(self) -> None:
         """The program that tells of connections being made, and its rings."""
-        module = self._module("sockets.c", layout.BIRTHS, _defines(births.definitions(self._types)))
-        self._load(module, births.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
-        self._keep_maps(module, births.MAPS)
+        module = self._module("sockets.c", layout.BIRTHS, _defines(socket_events.definitions(self._types)))
+        self._load(module, socket_events.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
+        self._keep_maps(module, socket_events.MAPS)
 
     def _load_stops(self) -> None:
         """The program that tells of stops, and its memory."""
@@ -181,7 +181,7 @@ def main() -> int:
     except Exception as error:  # bcc raises bare exceptions; its own output stands before this line
         print(f"{error}", file=sys.stderr)
         return 1
-    compiled.keep(geometry, order["key"])
+    compiled.store(geometry, order["key"])
     descriptors = compiled.descriptors
     reply = {"names": list(descriptors), "remarks": compiled.remarks}
     socket.send_fds(parent, [json.dumps(reply).encode()], list(descriptors.values()))

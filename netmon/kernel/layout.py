@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from netmon.records import (
-    BIRTH,
     FLOW_KEY,
     KERNEL_BUCKET,
     KERNEL_CONSUMER,
@@ -19,6 +18,7 @@ from netmon.records import (
     KERNEL_LEDGER,
     KERNEL_PRODUCER,
     SLOT,
+    SOCKET_EVENT,
     STEP,
     STOP,
 )
@@ -34,7 +34,7 @@ METER = {
     "netmon_ledger": KERNEL_LEDGER,
 }
 STEPS = {"netmon_step": STEP}
-BIRTHS = {"netmon_birth": BIRTH}
+BIRTHS = {"netmon_birth": SOCKET_EVENT}
 STOPS = {"netmon_stop": STOP}
 
 

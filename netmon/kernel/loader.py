@@ -19,7 +19,7 @@ from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.wakes import WAKES
-from netmon.kernel.owners import births
+from netmon.kernel.owners import socket_events
 from netmon.kernel.preemption import require_serial_bottom_halves
 from netmon.kernel.processes import pid_namespace
 from netmon.kernel.program_cache import cache_folder, read_image
@@ -52,7 +52,7 @@ METER_MAPS = (*memory.MAPS, "interfaces", WAKES)
 STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
 
-_OPTIONAL = 4 + len(births.MAPS)  # XDP_FRAGS, the programs of births and stops, and the latter's map
+_OPTIONAL = 4 + len(socket_events.MAPS)  # XDP_FRAGS, the programs of births and stops, and the latter's map
 _IMAGE_FORMAT = "2"
 _TIME_LIMIT_S = 60
 _MESSAGE_BYTES = 1 << 16
@@ -83,8 +83,8 @@ def load(geometry: Geometry) -> dict[str, int]:
     require_serial_bottom_halves()
     key = image_key(geometry)
     descriptors = _loaded_before(key) or _compiled_by_child(geometry, key)
-    if births.NAMESPACE_MAP in descriptors:
-        births.choose_namespace(descriptors.pop(births.NAMESPACE_MAP))
+    if socket_events.NAMESPACE_MAP in descriptors:
+        socket_events.choose_namespace(descriptors.pop(socket_events.NAMESPACE_MAP))
     return descriptors
 
 
@@ -100,7 +100,7 @@ def image_key(geometry: Geometry) -> str:
     """
     try:
         types = KernelTypes()
-        defined = births.definitions(types) | stops.definitions(types)
+        defined = socket_events.definitions(types) | stops.definitions(types)
         compiler = _compiler_version()
         texts = [source_text(source, structures) for source, structures in _SOURCES.items()]
         texts += [str(path) + path.read_text() for path in sorted(sources().rglob("*.h"))]

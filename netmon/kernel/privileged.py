@@ -26,10 +26,10 @@ from typing import Any
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import bpf_calls, loader, privilege, stops
 from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.owners.births import MAP, PROGRAM, TOLD_MAP, Births
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.owners.namespaces import Namespaces
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch
+from netmon.kernel.owners.socket_events import MAP, PROGRAM, TOLD_MAP, SocketEvents
 from netmon.kernel.processes import Process, ProcessTable
 from netmon.kernel.requests import (
     MOST_BYTES,
@@ -70,7 +70,7 @@ class _Server:
     def __init__(self, parent: socket.socket) -> None:
         self._parent = parent
         self._processes = ProcessTable()
-        self._births: Births | None = None
+        self._socket_events: SocketEvents | None = None
         self._owners: OwnerSearch | None = None
         self._elsewhere: TcpElsewhere | None = None
         self._interfaces: list[WatchedInterface] = []
@@ -94,18 +94,18 @@ class _Server:
                 interface.detach()
             if self._uprobes:
                 self._uprobes.close()
-            if self._births:
-                self._births.close()
+            if self._socket_events:
+                self._socket_events.close()
 
     def _next_request(self) -> bytes:
         """Blocks until there is one, or the other end is gone; looks at who makes connections meanwhile."""
         parent = self._parent.fileno()
         while True:
-            news = [self._births.descriptor] if self._births else []
+            news = [self._socket_events.descriptor] if self._socket_events else []
             if parent in select.select([parent, *news], [], [])[0]:
                 break
             if self._owners:
-                self._owners.take_births()
+                self._owners.take_socket_events()
             if select.select([parent], [], [], _BIRTHS_APART_S)[0]:
                 break
         return self._parent.recv(MOST_BYTES + 1)
@@ -153,16 +153,16 @@ class _Server:
             interface = WatchedInterface(number, name, request.hook, index)
             interface.attach(self._programs)
             self._interfaces.append(interface)
-        self._watch_births()
+        self._watch_sockets()
         self._watch_stops()
         maps = [name for name in (*loader.MAPS, *MORE_MAPS) if name in self._programs]
         descriptors.extend(self._programs[name] for name in maps)
         return {"hooks": [interface.hooks for interface in self._interfaces], "maps": maps}
 
-    def _watch_births(self) -> None:
+    def _watch_sockets(self) -> None:
         with contextlib.suppress(KeyError, OSError):  # the kernel cannot tell: sockets are looked up only
-            self._births = Births(self._programs[PROGRAM], self._programs[MAP])
-        self._owners = OwnerSearch(self._processes, self._births)
+            self._socket_events = SocketEvents(self._programs[PROGRAM], self._programs[MAP])
+        self._owners = OwnerSearch(self._processes, self._socket_events)
 
     def _watch_stops(self) -> None:
         """For as long as this process lives."""
@@ -184,7 +184,7 @@ class _Server:
         """What TCP says of connections of other network namespaces."""
         if self._elsewhere is None:
             self._elsewhere = TcpElsewhere(Namespaces())
-        found = self._elsewhere.look(endpoints)
+        found = self._elsewhere.query(endpoints)
         return {"able": self._elsewhere.able, "rows": base64.b64encode(found.tobytes()).decode()}
 
     def _look_around(self, descriptors: list[int]) -> dict[str, Any]:

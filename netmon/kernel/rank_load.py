@@ -72,7 +72,7 @@ class ProcessLoad:
         self._cpu, self._throttled = self._cpu_ns(), self._throttled_ns()
         self._look_at_threads()
 
-    def look(self, thorough: bool = True) -> Load | None:
+    def sample(self, thorough: bool = True) -> Load | None:
         """None where the process is gone.
 
         thorough: False reads less. Throttling is then told by a later look unless a thread had to wait, that of control

@@ -39,7 +39,7 @@ class DiagnosisSocket:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG)
         self._socket.settimeout(1.0)
 
-    def ask(self, endpoints: Sequence[Endpoint], extensions: int = 0) -> Iterator[tuple[int, bytes]]:
+    def query(self, endpoints: Sequence[Endpoint], extensions: int = 0) -> Iterator[tuple[int, bytes]]:
         """(place of the endpoint, its socket's inet_diag_msg and attributes) of those that have one."""
         for begin in range(0, len(endpoints), _AT_A_TIME):
             for number, body in self._ask(endpoints[begin : begin + _AT_A_TIME], extensions):

@@ -30,7 +30,7 @@ class TcpElsewhere:
         self.able = namespaces.machine_wide
         """Whether there is any sense in asking."""
 
-    def look(self, endpoints: Sequence[Endpoint]) -> Table:
+    def query(self, endpoints: Sequence[Endpoint]) -> Table:
         """As TcpInfo.look. Blocks for as long as it takes, some 0.2 ms a namespace."""
         wanted: dict[int, tuple[Namespace, list[int]]] = {}
         for number, endpoint in enumerate(endpoints):
@@ -53,7 +53,7 @@ class TcpElsewhere:
                 if _enter(namespace):
                     tcp = TcpInfo()
                     try:
-                        found.append(tcp.look(endpoints).copy())
+                        found.append(tcp.query(endpoints).copy())
                     finally:
                         tcp.close()
             except PermissionError:

@@ -58,13 +58,13 @@ class TcpInfo:
         self._kernel = DiagnosisSocket()
         self._places: dict[int, int] = {}  # where tcp_info begins, by the length of an answer
 
-    def look(self, endpoints: Sequence[Endpoint]) -> Table:
+    def query(self, endpoints: Sequence[Endpoint]) -> Table:
         """TCP endpoints → dtype TCP_INFO of those whose connection is there. Takes some 10 µs each.
 
         Raises OSError where the kernel does not answer.
         """
         found = []
-        for number, body in self._kernel.ask(endpoints, INFO):
+        for number, body in self._kernel.query(endpoints, INFO):
             info = self._info(body)
             if info and int.from_bytes(body[4:6], "big") == endpoints[number].local_port:
                 found.append(number.to_bytes(4, "little") + body[_COOKIE] + info)

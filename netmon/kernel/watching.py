@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from netmon.errors import KernelError
 from netmon.kernel import bpf_calls
-from netmon.kernel.apart import call_named_apart
 from netmon.kernel.loader import XDP_FRAGS
 from netmon.kernel.meter.link_numbers import forget_interface, number_interface
 from netmon.kernel.nic import name_of
 from netmon.kernel.refusal import because
+from netmon.kernel.subprocess_calls import call_by_name
 from netmon.records import Direction
 
 # --- Attaching the meter to interfaces beside whatever is there, and taking it away again.
@@ -96,7 +96,7 @@ class WatchedInterface:
 
     def attach(self, programs: Mapping[str, int]) -> None:
         """Attaches both directions. Raises UnsupportedError, KernelError; then nothing is attached."""
-        index, name, hooks, holder = call_named_apart(_CHOOSE, self.asked_name, self.known_index, self.wanted_hook)
+        index, name, hooks, holder = call_by_name(_CHOOSE, self.asked_name, self.known_index, self.wanted_hook)
         if holder:
             log.warning("cannot attach to %s by XDP: its slot is taken by %s; tc is used", name, holder)
         attached: list[Attachment] = []

@@ -120,14 +120,14 @@ class Monitor:
         if not self._agents_ended:
             self.end_agents()
         for collector in self.collectors:
-            collector.ask_to_end()
+            collector.request_stop()
         for collector in self.collectors:
             collector.end_in_order(seconds=60)
 
     def end_agents(self) -> None:
         """Block until the collector has all that they have. Raises LabError."""
         for agent in self.agents:
-            agent.ask_to_end()
+            agent.request_stop()
         for agent in self.agents:
             agent.end_in_order(seconds=30)
         if self._middle:

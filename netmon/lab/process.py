@@ -97,7 +97,7 @@ class Process:
         """What it has printed so far."""
         return self.log.read_text(errors="replace")
 
-    def ask_to_end(self) -> None:
+    def request_stop(self) -> None:
         """Send SIGTERM, once, and return at once: a second one may end what is being put in order."""
         if not self._asked:
             self._asked = True
@@ -105,7 +105,7 @@ class Process:
 
     def end(self, *, seconds: float = 10) -> int:
         """Ask it to end and block until it has; SIGKILL after `seconds`. Returns its exit status."""
-        self.ask_to_end()
+        self.request_stop()
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

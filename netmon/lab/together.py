@@ -91,7 +91,7 @@ def train_together(data: Path, specs: Sequence[RunSpec], seconds: float) -> None
         time.sleep(seconds)
 
 
-def train_beside(
+def train_two_jobs(
     spec: RunSpec,
     hosts: Sequence[int],
     shift_ns: int = 0,

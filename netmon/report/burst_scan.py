@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from netmon.report.bursts import HOT, Ints, burst_spans, peak_bytes
-from netmon.report.words import ANY_CLASS
+from netmon.report.report_text import ANY_CLASS
 
 ALL = "all"
 """The class of a link's whole traffic."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
-from netmon.dl.verdict.words import renamed
+from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import NoRowsError
 from netmon.job_names import distinct_names
 from netmon.report.dataset import open_table, stream
@@ -49,7 +49,7 @@ def names_of(rows: pd.DataFrame) -> dict[str, str]:
     return distinct_names({job: "" if name == job else name for job, name in pairs})
 
 
-def asked_job(asked: str | None, names: Mapping[str, str]) -> str | None:
+def requested_job(asked: str | None, names: Mapping[str, str]) -> str | None:
     """The job that somebody names: by what its ranks have in common, or as people call it."""
     by_name = {name: job for job, name in names.items()}
     return asked if asked is None or asked in names else by_name.get(asked, asked)

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from netmon.dl.verdict import (
-    Carried,
     Link,
+    LinkTotals,
     Steps,
     Whose,
     in_cells,
-    looked_at,
+    judge_input,
     matrix,
-    nothing_carried,
+    no_link_totals,
     rank_times,
     standing_out,
     verdict_on,
@@ -30,13 +30,13 @@ from netmon.dl.verdict import (
     worth_telling,
 )
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
-from netmon.dl.verdict.words import cause_words, from_columns, sentence
+from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
 from netmon.errors import DataError, NoRowsError
 from netmon.records import Direction
 from netmon.report.dataset import open_table, stream
 from netmon.report.files import table_files
 from netmon.report.job_names import not_understood
-from netmon.report.judging_evidence import read_said, read_waited
+from netmon.report.judging_evidence import read_tcp_rows, read_waited
 from netmon.views import RankTimes, Verdict
 
 _ITERATION = [
@@ -94,7 +94,7 @@ def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Ver
                 yield verdict, rank_times(verdict.job, steps, carried, verdict)
 
 
-def told(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Verdict]:
+def stored_verdicts(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Verdict]:
     """What the collector told while it happened; where it stored no verdicts, up to 200 that are made now.
 
     By job and time, of iterations that overlap this time (UTC). Raises DataError where there is no such dataset.
@@ -207,7 +207,7 @@ def _of_run(
             some = due[first : first + _TOGETHER]
             carried = with_evidence(data, job, rows[inside], wanted_times(table, some))
             for number in some:
-                one = looked_at(job, table, carried, number)
+                one = judge_input(job, table, carried, number)
                 verdict = verdict_on(one, steps)
                 if iteration is not None or worth_telling(one, verdict):
                     yield verdict
@@ -234,16 +234,16 @@ def _job_of(rows: pd.DataFrame) -> tuple[str, int]:
     return str(rows["job"].iloc[0]), int(rows["size"].max()) if rows["size"].notna().any() else 0
 
 
-def read_carried(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> Carried:
+def read_link_totals(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> LinkTotals:
     """What the hosts of these iterations carried in some times (UTC ns); nothing where the dataset has no buckets."""
     if not times:
-        return nothing_carried()
+        return no_link_totals()
     hosts = sorted(rows["host"].unique())
     begin, end = min(t[0] for t in times), max(t[1] for t in times)
     try:
         table = open_table(data, "buckets", (begin - _AROUND_NS, end))
     except NoRowsError:
-        return nothing_carried()
+        return no_link_totals()
     when = ds.field("bucket_start_ns")
     condition = ds.field("host").isin(hosts) & (when >= begin - _AROUND_NS) & (when < end)
     pieces = []
@@ -259,11 +259,11 @@ def read_carried(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]
     return _carried(data, found, rows)
 
 
-def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> Carried:
+def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> LinkTotals:
     """The same with what hosts told of the job's ranks, and TCP of their connections, while these iterations lasted."""
-    carried = read_carried(data, rows, times)
+    carried = read_link_totals(data, rows, times)
     begin, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
-    said, flows = read_said(data, job, begin - _AROUND_NS, end)
+    said, flows = read_tcp_rows(data, job, begin - _AROUND_NS, end)
     whose = _flows(data, flows, rows)
     said["of"] += len(carried.whose)
     waited = read_waited(data, job, begin - _AROUND_NS, end)
@@ -273,19 +273,22 @@ def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tupl
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider
 
 
-def _carried(data: Path, rows: pd.DataFrame, iterations: pd.DataFrame) -> Carried:
+def _carried(data: Path, rows: pd.DataFrame, iterations: pd.DataFrame) -> LinkTotals:
     if not len(rows):
-        return nothing_carried()
+        return no_link_totals()
     capacity, clock_error = _sessions(data, set(rows["session"]))
-    told, link_of_row = _distinct(rows, ["session", "host", "interface", "direction"])
-    links = [Link(h, name, Direction[way.upper()], capacity.get((session, name), 0)) for session, h, name, way in told]
+    stored_verdicts, link_of_row = _distinct(rows, ["session", "host", "interface", "direction"])
+    links = [
+        Link(h, name, Direction[way.upper()], capacity.get((session, name), 0))
+        for session, h, name, way in stored_verdicts
+    ]
     # A host that was restarted has the same links in two sessions.
     names, same = _numbered(links)
-    told, flow_of_row = _distinct(rows, ["session", "flow_id"])
-    whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in told], iterations))
+    stored_verdicts, flow_of_row = _distinct(rows, ["session", "flow_id"])
+    whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in stored_verdicts], iterations))
     plain = ("bucket_start_ns", "bucket_ns", "wire_bytes", "payload_bytes")
     cells = in_cells(same[link_of_row], one[flow_of_row], *(rows[name].to_numpy(np.int64) for name in plain))
-    return Carried(names, whose, cells, clock_error, width_ns=int(rows["bucket_ns"].max()))
+    return LinkTotals(names, whose, cells, clock_error, width_ns=int(rows["bucket_ns"].max()))
 
 
 def _distinct(rows: pd.DataFrame, columns: list[str]) -> tuple[list[tuple[str, ...]], npt.NDArray[np.integer]]:
@@ -323,7 +326,7 @@ def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFra
     """Whose each flow (session, number) is, as it was known at last. iterations: of the job that is judged."""
     if not wanted:
         return []
-    told: dict[tuple[str, int], Whose] = {}
+    stored_verdicts: dict[tuple[str, int], Whose] = {}
     missing, (job, size) = set(wanted), _job_of(iterations)
     of_job: dict[tuple[str, int], JobFlow] = {}
     try:
@@ -336,13 +339,13 @@ def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFra
         for row in batch.to_pylist():
             key = row["session"], row["flow_id"]
             if key in missing:
-                told[key] = _whose(row)
+                stored_verdicts[key] = _whose(row)
             if row["job"] == job:
                 of_job[key] = _job_flow(row)
     for key, transfer in zip(of_job, own_transfers([*of_job.values()], size), strict=True):
-        if transfer and key in told:
-            told[key] = told[key]._replace(name=transfer.name, far=transfer.far)
-    return [told.get(key, Whose("", -1, -1, False, "")) for key in wanted]
+        if transfer and key in stored_verdicts:
+            stored_verdicts[key] = stored_verdicts[key]._replace(name=transfer.name, far=transfer.far)
+    return [stored_verdicts.get(key, Whose("", -1, -1, False, "")) for key in wanted]
 
 
 def _job_flow(row: dict[str, Any]) -> JobFlow:

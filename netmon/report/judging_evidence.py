@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
+from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.host_part import WAITED
 from netmon.errors import NoRowsError
 from netmon.report.dataset import open_table, stream
@@ -32,7 +32,9 @@ def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray
     return waited
 
 
-def read_said(data: Path, job: str, begin_ns: int, end_ns: int) -> tuple[npt.NDArray[np.void], list[tuple[str, int]]]:
+def read_tcp_rows(
+    data: Path, job: str, begin_ns: int, end_ns: int
+) -> tuple[npt.NDArray[np.void], list[tuple[str, int]]]:
     """What TCP said in a time (UTC) of a job's connections, dtype SAID, and the flows (session, number) that its `of`
     counts."""
     flows = _read(data, "flows", ["session", "flow_id"], None, ds.field("job") == job)
@@ -40,7 +42,7 @@ def read_said(data: Path, job: str, begin_ns: int, end_ns: int) -> tuple[npt.NDA
     told = _read(data, "transport", names, (begin_ns, end_ns), ds.field("session").isin(sorted(set(flows["session"]))))
     told = told.merge(flows.drop_duplicates(), on=["session", "flow_id"])
     if not len(told):
-        return nothing_said(), []
+        return no_tcp_rows(), []
     said = np.empty(len(told), SAID)
     keys = list(zip(told["session"].astype(str), told["flow_id"].astype(int), strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -11,12 +11,12 @@ import pandas as pd
 
 from netmon.dl.past_frames import flows_of, links_of, step_times
 from netmon.dl.theory import ring_bytes
-from netmon.dl.verdict.words import from_columns
+from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError
-from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, Rows, Wanted
+from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, RowQuery, Rows
 from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
 from netmon.report.frames import plain_words
-from netmon.report.job_names import asked_job, names_of
+from netmon.report.job_names import names_of, requested_job
 from netmon.units import format_duration
 from netmon.views import HostView, JobView, LinkView, Page, RankTimes, RankView, Snapshot, Totals, Verdict
 
@@ -113,7 +113,7 @@ class DatasetPast:
     def newest(self, job: str | None = None) -> Frame:
         """The frame of the newest iteration, of a job or of all of them; blocks. Raises DataError."""
         past = self.steps()
-        found = asked_job(job, past.names)
+        found = requested_job(job, past.names)
         jobs = [found] if found else list(past.jobs)
         if found and found not in past.jobs:
             raise DataError(f"cannot show job {job}: {self._source.name} holds no iteration of it within its last hour")
@@ -148,7 +148,7 @@ class DatasetPast:
     def _told(self, since: int) -> tuple[Verdict, ...]:
         found = [
             from_columns(row)
-            for batch in self._source.batches(Wanted("verdicts", since_ns=since))
+            for batch in self._source.batches(RowQuery("verdicts", since_ns=since))
             for row in batch.to_pylist()
         ]
         return tuple(sorted(found, key=lambda verdict: verdict.end_ns))
@@ -267,7 +267,7 @@ class DatasetPast:
         until_ns: int = 1 << 62,
         among: Mapping[str, Sequence[str | int]] | None = None,
     ) -> pd.DataFrame:
-        wanted = Wanted(table, names, since_ns, until_ns, among or {})
+        wanted = RowQuery(table, names, since_ns, until_ns, among or {})
         pieces = [plain_words(batch.to_pandas()) for batch in self._source.batches(wanted)]
         rows = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=names)
         return rows.reindex(columns=names)

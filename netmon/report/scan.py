@@ -19,8 +19,8 @@ from netmon.records import CLASS_NAMES, Class
 from netmon.report.burst_scan import BurstScan
 from netmon.report.bursts import Ints
 from netmon.report.cells import Cells, Codes
+from netmon.report.report_text import WITHOUT_JOB, Words, job_of, packed, unpacked
 from netmon.report.training_times import Span, TrainingTimes
-from netmon.report.words import WITHOUT_JOB, Words, job_of, packed, unpacked
 
 COLUMNS = (
     *("session", "host", "interface", "direction", "flow_id", "bucket_start_ns", "packets", "wire_bytes"),

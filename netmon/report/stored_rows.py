@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
-from netmon.past import HOUR_NS, Wanted
+from netmon.past import HOUR_NS, RowQuery
 from netmon.report.dataset import all_of, leave_out, open_table, stream
 from netmon.report.files import open_file, table_files
 from netmon.views import RankTimes, Verdict
@@ -50,7 +50,7 @@ class StoredRows:
                 return int(pc.max(ends).as_py())
         raise DataError(f"cannot go back in {self._data}: its newest files hold no iteration")
 
-    def batches(self, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """See Rows. A file that is damaged is left out. Raises DataError where there is no dataset."""
         begin, end, longest = _TIMES.get(wanted.table, ("", "", 0))
         span = (wanted.since_ns - longest, wanted.until_ns) if begin else None

@@ -12,7 +12,7 @@ from netmon.report.dataset import Tables
 from netmon.report.frames import groups
 from netmon.report.iteration_times import add_levels, iteration_times, level_statistics, without_warm_up
 from netmon.report.job_names import names_of
-from netmon.report.judging import told
+from netmon.report.judging import stored_verdicts
 from netmon.report.runs import SIZE
 from netmon.report.scan import Traffic
 from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
@@ -44,7 +44,7 @@ class Study:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """What `told` gives of all its iterations."""
-        return told(self.tables.data)
+        return stored_verdicts(self.tables.data)
 
     @cached_property
     def accounts(self) -> pd.DataFrame:

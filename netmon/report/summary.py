@@ -18,7 +18,7 @@ from netmon.errors import NoRowsError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.report.dataset import open_table, stream
 from netmon.report.job_names import names_of, with_names
-from netmon.report.judging import told, worst_sentences
+from netmon.report.judging import stored_verdicts, worst_sentences
 from netmon.report.runs import model_size
 from netmon.terminal import BREAK, Column, FittingTable, figures, labels
 from netmon.units import format_bytes, format_duration
@@ -52,7 +52,7 @@ def summarise(data: Path) -> Summary:
     spans = iteration_spans(iterations)
     volumes = pd.concat([link_volumes(rows, spans) for rows in _buckets(data)])
     summed = volumes.groupby([*LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
-    why = tuple(worst_sentences(list(with_names(told(data), names_of(iterations)))))
+    why = tuple(worst_sentences(list(with_names(stored_verdicts(data), names_of(iterations)))))
     return Summary(job_summary(iterations), summed, link_accounts(_read(data, "ledger")), why)
 
 

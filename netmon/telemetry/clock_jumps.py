@@ -21,7 +21,7 @@ class ClockJumps:
         self.count = 0
         """How often the clock was set by more than a second."""
 
-    def look(self) -> float:
+    def check(self) -> float:
         """By how many seconds it was set since the last look; 0: it was not."""
         now_s = self._set_s()
         jump_s = now_s - self._before_s
@@ -32,7 +32,7 @@ class ClockJumps:
         return jump_s
 
 
-def told(jump_s: float) -> str:
+def jump_text(jump_s: float) -> str:
     """A jump in words, as "set by +3600 s (1 h 0 min)"."""
     hours, minutes = divmod(round(abs(jump_s) / 60), 60)
     days, hours = divmod(hours, 24)

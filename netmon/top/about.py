@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from netmon.dl.verdict import path_of, sentence
-from netmon.dl.verdict.words import arithmetic, renamed
+from netmon.dl.verdict.verdict_text import arithmetic, renamed
 from netmon.records import CLASS_NAMES
 from netmon.top import header, jobs
 from netmon.top.flow_key import flow_key

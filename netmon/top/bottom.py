@@ -8,7 +8,7 @@ from rich.text import Text
 
 from netmon.top.glyphs import shown as printable
 from netmon.top.levels import Level, Scene, Shown
-from netmon.top.moments import Moments
+from netmon.top.moments import MomentView
 from netmon.top.step_kind import clock
 from netmon.units import format_duration
 
@@ -43,7 +43,7 @@ def title(state: tuple[str, str], scene: Scene, cost: str, width: int) -> Text:
     return printable(text)
 
 
-def path(path: Sequence[Level], shown: Sequence[Shown], scene: Scene, moments: Moments, width: int) -> Text:
+def path(path: Sequence[Level], shown: Sequence[Shown], scene: Scene, moments: MomentView, width: int) -> Text:
     """`all › resnet › iteration 412   filter host:h3: 12 rows hidden`."""
     text = Text(" › ".join(level.name for level in path), "bold", no_wrap=True)
     if moments.busy:

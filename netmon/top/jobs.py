@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from netmon.dl.verdict import sentence
-from netmon.dl.verdict.words import renamed
+from netmon.dl.verdict.verdict_text import renamed
 from netmon.records import Class
 from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import UNKNOWN, class_style, iteration, shown, sparkline, wrapped

@@ -11,7 +11,7 @@ from textual.message_pump import MessagePump
 
 from netmon.errors import NetmonError
 from netmon.past import Frame, Past, PastSteps
-from netmon.top.news import Answer, Asker
+from netmon.top.news import Answer, QueryThread
 from netmon.top.step_kind import Step, step_of, steps_of
 from netmon.top.timeline import Span
 from netmon.views import RankTimes, Verdict
@@ -106,7 +106,7 @@ class _Times(NamedTuple):
     times: tuple[RankTimes, ...]
 
 
-class Moments:
+class MomentView:
     """Lives on the program's thread; what blocks happens on another one."""
 
     def __init__(self, past: Past | None, to: MessagePump) -> None:
@@ -117,7 +117,7 @@ class Moments:
         self.span: Span | None = None  # the part of the time axis that is looked at
         self.busy = self.problem = ""
         self._source = past
-        self._asker = Asker(to) if past else None
+        self._asker = QueryThread(to) if past else None
         self._numbers = itertools.count(1)
         self._asked = 0
         self._fresh_s = float("-inf")
@@ -146,7 +146,7 @@ class Moments:
             return
         self._ask("looking back", lambda: _Steps(source.steps(), move))
 
-    def go(self, move: Move) -> None:
+    def move_to(self, move: Move) -> None:
         """To another iteration; from now on it is looked first which ones there are."""
         if self.frame is None and time.monotonic() - self._fresh_s > _STALE_S:
             self.refresh(move)
@@ -204,7 +204,7 @@ class Moments:
         assert self._asker is not None
         self.busy, self.problem = busy, ""
         self._asked = next(self._numbers)
-        self._asker.ask(self._asked, question)
+        self._asker.submit(self._asked, question)
 
     def answer(self, answer: Answer) -> None:
         """Take in what has come. Raises what was not meant to happen."""
@@ -233,7 +233,7 @@ class Moments:
         if not step.verdict or self.times or source is None or asker is None:
             return
         self._asked = next(self._numbers)
-        asker.ask(self._asked, lambda: _Times(step, source.times(step.job, step.number, step.end_ns)))
+        asker.submit(self._asked, lambda: _Times(step, source.times(step.job, step.number, step.end_ns)))
 
 
 def _narrower(span: Span, frame: Frame) -> bool:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from netmon.dl.verdict.words import renamed
+from netmon.dl.verdict.verdict_text import renamed
 from netmon.views import Snapshot
 
 

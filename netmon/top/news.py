@@ -74,7 +74,7 @@ class Reader:
             to.post_message(Ended(error))
 
 
-class Asker:
+class QueryThread:
     """Asks about the past, one question after the other, on a thread of its own; of those that wait only the newest."""
 
     def __init__(self, to: MessagePump) -> None:
@@ -86,7 +86,7 @@ class Asker:
         self._thread = threading.Thread(target=self._work, name="past", daemon=True)
         self._thread.start()
 
-    def ask(self, number: int, question: Callable[[], Any]) -> None:
+    def submit(self, number: int, question: Callable[[], Any]) -> None:
         """Have it answered; what waits to be asked is not asked any more."""
         with self._changed:
             self._waiting = number, question

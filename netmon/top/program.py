@@ -22,7 +22,7 @@ from netmon.top.filters import Filter, parse
 from netmon.top.flow_kind import GROUPINGS, FlowGroup
 from netmon.top.help_screen import HelpScreen
 from netmon.top.levels import Level, Scene, Shown, below, iteration_name, links_to_draw, tables
-from netmon.top.moments import Moments
+from netmon.top.moments import MomentView
 from netmon.top.names import short_names
 from netmon.top.news import Answer, Ended, Reader, Update
 from netmon.top.own_cost import OwnCost
@@ -93,7 +93,7 @@ class Program(App[None]):
         self.filter = Filter()
         self.notice = ""
         self._updates, self._past = updates, past
-        self._moments = Moments(past, self)
+        self._moments = MomentView(past, self)
         self._asked, self._turned = asked or Selection(), turned
         self._live = self._newest = _NOTHING
         self._received_ns = time.time_ns()
@@ -243,11 +243,11 @@ class Program(App[None]):
             self._filter_by(FilterLine.Changed(parse(f"{self.filter.text} {kind.term(view)}")))
         elif level := below(self.path[-1], kind, view):
             if isinstance(view, Step):
-                self._moments.go(lambda rewinding: rewinding.to(view.job, view.number, view.start_ns))
+                self._moments.move_to(lambda rewinding: rewinding.to(view.job, view.number, view.start_ns))
                 if self._moments.problem:
                     level = self.path[-1]
             elif isinstance(view, Verdict):
-                self._moments.go(lambda rewinding: rewinding.to_verdict(view))
+                self._moments.move_to(lambda rewinding: rewinding.to_verdict(view))
             if level is not self.path[-1]:
                 self._enter([*self.path, level])
         self.redraw()
@@ -295,12 +295,12 @@ class Program(App[None]):
 
     def action_step(self, count: int) -> None:
         """One iteration back or on."""
-        self._moments.go(lambda rewinding: rewinding.by(self._job(rewinding.past), count))
+        self._moments.move_to(lambda rewinding: rewinding.by(self._job(rewinding.past), count))
         self.redraw()
 
     def action_slow(self, forward: bool) -> None:
         """To a slow iteration."""
-        self._moments.go(lambda rewinding: rewinding.to_slow(self._job(rewinding.past), forward))
+        self._moments.move_to(lambda rewinding: rewinding.to_slow(self._job(rewinding.past), forward))
         self.redraw()
 
     def action_live(self) -> None:

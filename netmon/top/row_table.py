@@ -24,7 +24,7 @@ class _Row:
     seen_ns: int
 
 
-class Places:
+class StableRows:
     """Remembers which view stands in which row of a table."""
 
     def __init__(self, kind: Kind) -> None:
@@ -100,7 +100,7 @@ class RowTable(DataTable[Text]):
         self._fits: dict[str, int] = {}
         self._headings: list[str] = []
         self._drawn: list[list[Text]] = []
-        self._places: Places | None = None
+        self._places: StableRows | None = None
 
     def action_cursor_left(self) -> None:
         """Earlier."""
@@ -148,7 +148,7 @@ class RowTable(DataTable[Text]):
     ) -> None:
         """Draw these views into so many cells and lines. hold: rows keep their place although their order changes."""
         if kind is not self.kind:
-            self.kind, self._places, self._widths, self.by = kind, Places(kind), Widths(), None
+            self.kind, self._places, self._widths, self.by = kind, StableRows(kind), Widths(), None
         chosen = self.chosen
         key = kind.key(chosen) if chosen is not None and self.cursor_row > 0 else None
         wanted = ordered(kind, views, self.by, self.falling)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.words import reason, renamed
+from netmon.dl.verdict.verdict_text import reason, renamed
 from netmon.past import PastSteps
 from netmon.records import Table
 from netmon.top.filters import Values, exactly

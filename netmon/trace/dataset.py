@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.dl.verdict.words import arithmetic, columns, renamed, sentence
+from netmon.dl.verdict.verdict_text import arithmetic, columns, renamed, sentence
 from netmon.errors import DataError
 from netmon.report.dataset import all_of, open_table, stream
 from netmon.report.frames import plain_words
-from netmon.report.judging import told
+from netmon.report.judging import stored_verdicts
 from netmon.report.selection import Window
 from netmon.trace.writer import Detail, Instant, Slice, TraceWriter, draw
 from netmon.units import format_bytes, format_endpoint
@@ -166,7 +166,7 @@ def look(data: Path, window: Window, width_ns: int | None, names: Mapping[str, s
                 " open: give --since and --until, --job, --host or --width"
             )
     width_ns = max(width_ns, finest)  # a row's bytes are not known any finer
-    verdicts = told(data, window.job, (begin_ns, end_ns))
+    verdicts = stored_verdicts(data, window.job, (begin_ns, end_ns))
     return Content(iterations, verdicts, hosts, begin_ns, end_ns, width_ns, rows, names)
 
 

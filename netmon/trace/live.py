@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from netmon.dl.verdict.words import columns, renamed
+from netmon.dl.verdict.verdict_text import columns, renamed
 from netmon.errors import DataError
 from netmon.views import JobView, Selection, Snapshot, Verdict
 from netmon.wire.full import get_full

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from netmon.dl.sharing.words import called
-from netmon.dl.verdict.words import arithmetic, from_columns, renamed, sentence
+from netmon.dl.sharing.advice_text import called
+from netmon.dl.verdict.verdict_text import arithmetic, from_columns, renamed, sentence
 from netmon.errors import DataError, NetmonError
-from netmon.past import HOUR_NS, Wanted
+from netmon.past import HOUR_NS, RowQuery
 from netmon.records import CLASS_NAMES
 from netmon.views import JobView, Selection, Snapshot, Verdict
-from netmon.web.gathered import Gathered
 from netmon.web.grid import Floats
 from netmon.web.hours import STEP_COLUMNS
 from netmon.web.lanes import Catalogue
-from netmon.web.moments_asked import MomentsAsked
+from netmon.web.live_history import LiveHistory
+from netmon.web.recorder_queries import RecorderQueries
 from netmon.web.source import Rates, State
 from netmon.web.steps import Lanes
 from netmon.wire.advice import get_advice
@@ -47,9 +47,9 @@ class Live:
         split(addresses)
         self.title = title or addresses
         self._addresses, self._security = addresses, security
-        self._gathered = Gathered()
+        self._gathered = LiveHistory()
         self._snapshot: Snapshot | None = None
-        self._moments = MomentsAsked(addresses, security)
+        self._moments = RecorderQueries(addresses, security)
         self._looked_back = False
         self._trouble = f"connecting to {addresses}"
         self._over = threading.Event()
@@ -173,9 +173,9 @@ class Live:
         """Iterations and verdicts of the hour before the first snapshot, where the collector tells of its dataset."""
         rows, end = CollectorRows(self._addresses, self._security), self._gathered.end_ns
         try:
-            for batch in rows.batches(Wanted("iterations", STEP_COLUMNS, end - HOUR_NS, end)):
+            for batch in rows.batches(RowQuery("iterations", STEP_COLUMNS, end - HOUR_NS, end)):
                 self._gathered.remember(batch)
-            for batch in rows.batches(Wanted("verdicts", (), end - HOUR_NS, end)):
+            for batch in rows.batches(RowQuery("verdicts", (), end - HOUR_NS, end)):
                 self._gathered.remember_verdicts([renamed(from_columns(row), names) for row in batch.to_pylist()])
         except NetmonError as error:  # of an earlier version, or of a viewer who sees jobs only
             _log.info("nothing of the hour before: %s", error)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from aiohttp import web
 
-from netmon.dl.verdict.words import arithmetic, columns, sentence
+from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.version import __version__
@@ -23,7 +23,7 @@ from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.columns import encode
 from netmon.web.grid import DIRECTIONS
 from netmon.web.lanes import BLOCK, JOB, Catalogue
-from netmon.web.moments_asked import MOMENT_NS
+from netmon.web.recorder_queries import MOMENT_NS
 from netmon.web.source import Source
 from netmon.web.steps import PHASES
 from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, origin, tile

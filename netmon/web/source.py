@@ -68,7 +68,7 @@ class Source(Protocol):
         """A verdict with its arithmetic, and where each rank's time went. Raises NetmonError."""
 
     def advice(self) -> dict[str, Any]:
-        """As netmon.dl.sharing.words.document has it. Raises NetmonError where there is nothing to go by."""
+        """As netmon.dl.sharing.advice_text.document has it. Raises NetmonError where there is nothing to go by."""
 
     def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
         """The largest flows of a host in a time: who, where to, which class, how many bytes. Raises NetmonError."""

@@ -14,16 +14,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from netmon.dl.sharing.words import called, document
+from netmon.dl.sharing.advice_text import called, document
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import path_of
-from netmon.dl.verdict.words import arithmetic, renamed, sentence
+from netmon.dl.verdict.verdict_text import arithmetic, renamed, sentence
 from netmon.errors import DataError, NetmonError
 from netmon.report.dataset import leave_out, open_table, stream
 from netmon.report.files import table_files
 from netmon.report.frames import plain_words
 from netmon.report.job_names import names_of, not_understood, with_names
-from netmon.report.judging import explained, told
+from netmon.report.judging import explained, stored_verdicts
 from netmon.report.sharing import advice
 from netmon.views import Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
@@ -162,8 +162,8 @@ def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dic
     sums = pd.concat(pieces).groupby(_FLOW)[["wire_bytes_sum"]].sum().reset_index()
     largest = sums.nlargest(_MOST_FLOWS, "wire_bytes_sum").rename(columns={"wire_bytes_sum": "wire_bytes"})
     flows = _described(data, sorted({str(name) for name in largest["session"]}), largest["flow_id"].tolist())
-    told = largest.merge(flows, on=["session", "flow_id"], how="left").drop(columns="session")
-    rows = told.astype(object).where(told.notna(), None).to_dict("records")
+    stored_verdicts = largest.merge(flows, on=["session", "flow_id"], how="left").drop(columns="session")
+    rows = stored_verdicts.astype(object).where(stored_verdicts.notna(), None).to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
@@ -374,7 +374,7 @@ class Stored:
         if not table_files(self._data, "verdicts") and self._judged_s and self.state().live:
             return  # they would all be judged anew
         self._judged_of = end
-        found = list(with_names(told(self._data), self._catalogue.job_names))
+        found = list(with_names(stored_verdicts(self._data), self._catalogue.job_names))
         self._verdicts = sorted(found, key=lambda verdict: verdict.end_ns)
         self._judged_s = time.monotonic()
 

@@ -19,7 +19,7 @@ _LISTS = ("advice", "jobs", "unjudged", "shares", "unknown_links", "pairs", "lin
 
 
 def get_advice(addresses: str, job: str = "", security: Security = PLAIN) -> dict[str, Any]:
-    """Advice (netmon.dl.sharing.words.document) from a collector, or from several workers (`A,B`); blocks.
+    """Advice (netmon.dl.sharing.advice_text.document) from a collector, or from several workers (`A,B`); blocks.
 
     job: only of this one and those that share its links; "": of all. Raises UnreachableError where a collector does
     not answer or none has anything to tell, WireError where it answers nonsense, UsageError and CertificateError where

@@ -240,7 +240,7 @@ class Bus:
         made: list[Bus] = []
 
         async def failed(error: Exception) -> None:
-            trouble[:] = [said(error)]
+            trouble[:] = [error_text(error)]
 
         async def lost() -> None:
             if lasting and made and not made[0].closing:
@@ -282,7 +282,7 @@ class Bus:
         except (OSError, nats.errors.Error, asyncio.TimeoutError, ValueError) as error:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(client.close(), _AGAIN_S)  # of what has hardly been there
-            why = said(error) if trouble == ["connection lost"] else trouble[0]
+            why = error_text(error) if trouble == ["connection lost"] else trouble[0]
             why = in_words(why, settings.security) or why
             raise UnreachedError(f"cannot reach the bus at {settings.name}: {why}") from error
         client.options["max_reconnect_attempts"], client.options["reconnect_time_wait"] = -1, 0.5
@@ -321,7 +321,7 @@ class Bus:
             except (NotFoundError, NoRespondersError, ValueError):
                 return None
 
-    async def ask_waiting(self, host: str) -> int | None:
+    async def query_waiting(self, host: str) -> int | None:
         """For an agent, which may not ask the servers; None: there is no worker to answer. Raises BusError."""
         with self.errors("ask"):
             try:
@@ -371,10 +371,10 @@ class Bus:
         except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
             leaderless = isinstance(error, APIError) and error.err_code == _NO_LEADER
             kind = UnansweredError if leaderless or isinstance(error, asyncio.TimeoutError) else BusError
-            raise kind(f"cannot {action} the bus at {self.settings.name}: {said(error)}") from error
+            raise kind(f"cannot {action} the bus at {self.settings.name}: {error_text(error)}") from error
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error of the library in a few words."""
     if isinstance(error, APIError) and error.err_code == _NO_ROOM:
         return "it has not so much storage: give a smaller --bus-bytes, or the servers a larger max_file_store"

@@ -241,7 +241,7 @@ def read_exchange(message: netmon_pb2.ClockExchange) -> ClockExchange:
 
 
 def read_ledger(message: netmon_pb2.LedgerSample) -> LedgerSample:
-    """One link's counters. `netmon.wire.many` does the same to many at once."""
+    """One link's counters. `netmon.wire.batch_fields` does the same to many at once."""
     sample = from_message(message, LedgerSample)
     for name, most in LEDGER_MOST.items():
         check_ledger(name, getattr(sample, name), most)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from netmon.errors import WireError
-from netmon.past import TABLES, Wanted
+from netmon.past import TABLES, RowQuery
 from netmon.views import RankTimes, Selection, Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.full import read_rows
@@ -32,7 +32,7 @@ class CollectorRows:
         asked = Selection(most_links=1, most_hosts=1, most_jobs=1, most_ranks=1)
         return watch_once(self._addresses, asked, self._security).time_ns
 
-    def batches(self, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """See Rows. Raises UnreachableError where no collector answers, or tells; WireError where it answers nonsense.
 
         UsageError and CertificateError where none may be asked.
@@ -56,14 +56,14 @@ class CollectorRows:
         """Nothing: the collector told it with its verdict."""
         return ()
 
-    def _of(self, address: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    def _of(self, address: str, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         with open_channel(address, self._security, OPTIONS, *VIEWERS) as channel:
             call = CollectorStub(channel).Past(encode_wanted(wanted))  # type: ignore[no-untyped-call]
             for part in answers(call, address, self._security):
                 yield from read_rows(part.rows, address).to_batches()
 
 
-def encode_wanted(wanted: Wanted) -> netmon_pb2.PastQuery:
+def encode_wanted(wanted: RowQuery) -> netmon_pb2.PastQuery:
     """The question as a message."""
     query = netmon_pb2.PastQuery(
         table=wanted.table, columns=wanted.columns, since_ns=wanted.since_ns, until_ns=wanted.until_ns
@@ -75,7 +75,7 @@ def encode_wanted(wanted: Wanted) -> netmon_pb2.PastQuery:
     return query
 
 
-def decode_wanted(query: netmon_pb2.PastQuery) -> Wanted:
+def decode_wanted(query: netmon_pb2.PastQuery) -> RowQuery:
     """The question of a message. Raises WireError."""
     if query.table not in TABLES:
         raise WireError(f"PastQuery.table is {query.table[:MAX_NAME]!r}, not one of {', '.join(TABLES)}")
@@ -85,4 +85,4 @@ def decode_wanted(query: netmon_pb2.PastQuery) -> Wanted:
     if len(query.columns) + len(query.among) > _MOST_COLUMNS or values > _MOST_VALUES:
         raise WireError(f"PastQuery names more than {_MOST_COLUMNS} columns or {_MOST_VALUES} values")
     among: dict[str, Sequence[str | int]] = {one.column: [*one.words, *one.numbers] for one in query.among}
-    return Wanted(query.table, tuple(query.columns), query.since_ns, query.until_ns, among)
+    return RowQuery(query.table, tuple(query.columns), query.since_ns, query.until_ns, among)

@@ -15,10 +15,10 @@ import grpc
 from netmon.errors import CertificateError, NetmonError, UsageError
 from netmon.views import Selection, Snapshot
 from netmon.wire.identity import Role
+from netmon.wire.merged_snapshots import from_each, merge
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.secure import in_words, open_channel
 from netmon.wire.security import PLAIN, Security
-from netmon.wire.several import from_each, merge
 from netmon.wire.snapshots import decode_snapshot, encode_selection
 
 ONE_SNAPSHOT = 0

@@ -19,8 +19,8 @@ from netmon.marks import MOST_NAME, decode, head, is_rank
 from netmon.replay.capture import Capture
 from netmon.replay.frames import frames_of
 from netmon.wire import netmon_pb2
+from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import decode_batch, encode_batch, encode_hello
-from netmon.wire.many import decode_many
 from netmon.wire.snapshots import decode_selection, decode_snapshot
 
 CORPUS = Path(__file__).with_name("corpus")

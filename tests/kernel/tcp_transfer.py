@@ -38,7 +38,7 @@ def read():
         got += len(receiver.recv(1 << 14 if way == "slow-reader" else 1 << 20))
 reader = threading.Thread(target=read)
 reader.start()
-before = here.look([end])
+before = here.query([end])
 for _ in range(int(megabytes) * 16):
     if way == "idler":
         time.sleep(0.02)
@@ -46,21 +46,21 @@ for _ in range(int(megabytes) * 16):
 reader.join()
 deadline = time.monotonic() + 30
 def arrived():
-    (now,) = here.look([end])
+    (now,) = here.query([end])
     return now["sent_bytes"] - now["retransmitted_bytes"] >= total
 while not arrived() and time.monotonic() < deadline:
     time.sleep(0.05)
 def told(table):
     return [dict(zip(TCP_INFO.names, row)) for row in table.tolist()]
-seen = told(before), told(here.look([end])), told(there.look([end.reversed()])), told(there.look([end]))
+seen = told(before), told(here.query([end])), told(there.query([end.reversed()])), told(there.query([end]))
 print(json.dumps({"port": port, "looks": seen}), flush=True)
 sys.stdin.readline()
 sender.close()
 receiver.close()
 closed = time.monotonic() + 30
-while here.look([end]).size and time.monotonic() < closed:
+while here.query([end]).size and time.monotonic() < closed:
     time.sleep(0.05)
-print(len(here.look([end])), flush=True)
+print(len(here.query([end])), flush=True)
 """
 
 

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_for
 
 from netmon.agent.batch_table import BatchTable
-from netmon.agent.carried import summed
+from netmon.agent.link_totals import summed
 from netmon.errors import KernelError
 from netmon.kernel import loader
 from netmon.kernel.meter.geometry import choose_geometry
@@ -166,7 +166,7 @@ def spooled_bytes(session: Path, folder: Path) -> int:
     except sqlite3.Error:  # half a copy
         return 0
     with contextlib.closing(table):
-        return int(summed(list(table.carried().values()))["wire_bytes"].sum())
+        return int(summed(list(table.link_totals().values()))["wire_bytes"].sum())
 
 
 @pytest.mark.parametrize("hook", ["tc", "xdp"])

@@ -271,13 +271,13 @@ def test_a_probe_reads_the_arguments_of_a_call() -> None:
 
 
 def test_a_connection_is_given_to_its_process_when_it_is_made() -> None:
-    from netmon.kernel.owners.births import MAP, PROGRAM, Births
+    from netmon.kernel.owners.socket_events import MAP, PROGRAM, SocketEvents
 
     programs = loader.load(choose_geometry(10_000))
     if not os.path.exists("/sys/kernel/btf/vmlinux"):
         assert PROGRAM not in programs
         pytest.skip("this kernel has no BTF")
-    births = Births(programs[PROGRAM], programs[MAP])
+    births = SocketEvents(programs[PROGRAM], programs[MAP])
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
         told = []
 

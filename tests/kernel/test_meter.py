@@ -14,7 +14,7 @@ from scapy.layers.inet import TCP, UDP, fragment
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from netmon.agent.rhythm import BATCH_NS
+from netmon.agent.poll_schedule import BATCH_NS
 from netmon.kernel.meter.meter import STALE_NS
 
 pytestmark = pytest.mark.kernel

@@ -73,7 +73,7 @@ def after(load: ProcessLoad, enough, limit_s: float = 60) -> Load:
     until = time.monotonic() + limit_s
     while True:
         time.sleep(0.5)
-        told = load.look()
+        told = load.sample()
         assert told
         if enough(told) or time.monotonic() > until:
             return told
@@ -85,12 +85,12 @@ def test_a_quota_that_is_used_up_throttles(quota: Path, started) -> None:
     load, other = ProcessLoad(pid), ProcessLoad(free)
     told = after(load, lambda told: told.throttled_ns > 100_000_000)
     assert told.throttled_ns > 100_000_000
-    beside = other.look()
+    beside = other.sample()
     assert beside
     assert beside.throttled_ns == 0
     os.kill(pid, 9)
     os.waitpid(pid, 0)
-    assert load.look() is None
+    assert load.sample() is None
     load.close()
 
 
@@ -103,7 +103,7 @@ def test_a_quota_that_a_running_process_gets_is_seen_from_its_beginning(quota: P
         if look == 5:
             (quota / "cgroup.procs").write_text(str(pid))
         time.sleep(0.1)
-        told = load.look(thorough=look % 10 == 9)
+        told = load.sample(thorough=look % 10 == 9)
         assert told
         throttled_ns += max(told.throttled_ns, 0)
         assert look >= 5 or told.throttled_ns == 0
@@ -123,7 +123,7 @@ def test_what_a_group_was_throttled_before_is_not_the_newcomers(quota: Path, sta
     os.waitpid(before, 0)
     load = ProcessLoad(pid)
     (quota / "cgroup.procs").write_text(str(pid))
-    told = load.look()
+    told = load.sample()
     assert told
     assert told.throttled_ns == 0
     load.close()
@@ -152,7 +152,7 @@ def test_a_thread_that_waits_counts_and_one_that_sleeps_does_not(started) -> Non
     busy, asleep = started(THREADED, cpu), started("print(flush=True); import time; time.sleep(600)")
     load, idle = ProcessLoad(busy), ProcessLoad(asleep)
     assert after(load, lambda told: told.run_delay_ns > 100_000_000).run_delay_ns > 100_000_000
-    told = idle.look()
+    told = idle.sample()
     assert told
     assert told.cpu_ns < 1_000_000_000
     assert told.run_delay_ns < 1_000_000_000

@@ -24,7 +24,7 @@ from collector.registry import Registry
 from collector.settings import Settings
 from netmon.agent import spool as spool_module
 from netmon.agent import spool_disk
-from netmon.agent.carried import CARRIED
+from netmon.agent.link_totals import LINK_TOTALS
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
@@ -77,7 +77,7 @@ def remote(tmp_path: Path) -> Iterator[Remote]:
 
 
 def carried() -> bytes:
-    rows = empty(CARRIED)
+    rows = empty(LINK_TOTALS)
     rows.resize(1)
     rows["packets"] = 1
     return rows.tobytes()
@@ -124,7 +124,7 @@ def test_a_spool_on_a_server_that_goes_away_fails_and_comes_back(remote, monkeyp
     folder = SpoolFolder(remote.mount / "spool")
     (name,) = [name for name in folder.left_behind() if name != "s1"]
     table = folder.take_over(name)
-    assert (table.hello(), sorted(table.carried())) == (b"hello", list(range(4, 22)))
+    assert (table.hello(), sorted(table.link_totals())) == (b"hello", list(range(4, 22)))
     table.close()
 
 

@@ -23,7 +23,7 @@ from collector.registry import Registry
 from collector.settings import Settings
 from netmon.agent import spool as spool_module
 from netmon.agent import spool_disk
-from netmon.agent.carried import CARRIED
+from netmon.agent.link_totals import LINK_TOTALS
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.records import ClockSample, Hello, Interface, Table, empty
@@ -94,7 +94,7 @@ def test_a_spool_whose_disk_stands_still_says_so_and_holds_nobody_up(disk, monke
     assert [spool.after(number, lambda: False).sequence for number in range(last)] == list(range(1, last + 1))
     spool.close()
     table = SpoolFolder(disk / "spool").take_over("s1")
-    assert list(table.carried()) == list(range(1, last + 1))
+    assert list(table.link_totals()) == list(range(1, last + 1))
     table.close()
 
 
@@ -128,7 +128,7 @@ def test_a_spool_on_a_disk_that_goes_away_goes_on_in_memory_and_counts_what_it_l
     monkeypatch.setattr(spool_module, "_RECENT_BYTES", 0)  # all but the newest has to be read from there
     monkeypatch.setattr(spool_disk, "_OPEN_AGAIN_S", 0.0)
     lost: list[Table] = []
-    carried = empty(CARRIED)
+    carried = empty(LINK_TOTALS)
     carried.resize(1)
     spool = Spool(SpoolFolder(disk / "spool"), "s1", 1 << 24, lost.append)
     spool.append(1, b"on the disk", b"", carried.tobytes())

@@ -47,7 +47,7 @@ def rows(lab_folder):
             with Monitor(replace(spec, data=late / "data"), apart, late) as other:
                 train(training, training.iterations_done() + SEEN)
                 for rank in training.ranks:
-                    rank.ask_to_end()
+                    rank.request_stop()
                 for rank in training.ranks:
                     rank.end(seconds=60)
                 other.end_in_order()
@@ -75,9 +75,9 @@ def numbered(data, run) -> pd.DataFrame:
         log = read_rank(run, rank)
         ended = own["comm_end_ns"].to_numpy() - offset
         nearest = [int(np.abs(log["last_wait_ns"] - end).argmin()) for end in ended]
-        untold = ended > log["last_wait_ns"][-1] + COMPUTE_NS // 2
-        assert untold.sum() <= 1
-        table.loc[own.index, "true"] = log["iteration"][nearest] + untold
+        pending_updates = ended > log["last_wait_ns"][-1] + COMPUTE_NS // 2
+        assert pending_updates.sum() <= 1
+        table.loc[own.index, "true"] = log["iteration"][nearest] + pending_updates
     return table
 
 

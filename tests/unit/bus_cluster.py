@@ -129,7 +129,7 @@ class Working:
 
     @property
     def held(self) -> frozenset[str]:
-        return self.worker.intake.held()
+        return self.worker.intake.taken_hosts()
 
     @staticmethod
     async def _cancel(task: "asyncio.Task[None]") -> None:

@@ -22,7 +22,7 @@ class JobsHere:
         self.alive = True
 
     async def exchange(self, news: HostNews) -> JobNews:
-        answer = await asyncio.to_thread(self._stage.hear, news)
+        answer = await asyncio.to_thread(self._stage.answer, news)
         self.trouble = answer.trouble
         return answer
 

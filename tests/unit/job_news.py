@@ -6,19 +6,19 @@ from collections.abc import Iterator
 import numpy as np
 from training_traffic import MS, START, Wire
 
-from collector.messages import FlowTold, HostNews, flow_numbers
+from collector.messages import FlowUpdate, HostNews, flow_numbers
 from netmon.dl.inference import TRAFFIC
 
 SLICE_MS = 200
 
 
-def numbered(wire: Wire) -> tuple[list[FlowTold], np.ndarray]:
+def numbered(wire: Wire) -> tuple[list[FlowUpdate], np.ndarray]:
     """All flows, and the number of each by its number on the wire."""
     places: dict[str, int] = {}
     told = []
     for number, flow in enumerate(wire.flows):
         place = places.setdefault(flow.host, len(places))
-        told.append(FlowTold(flow_numbers(place, number), *vars(flow).values(), "", -1, False))
+        told.append(FlowUpdate(flow_numbers(place, number), *vars(flow).values(), "", -1, False))
     return told, np.array([flow.flow for flow in told], np.int64)
 
 

@@ -27,8 +27,8 @@ from collector.registry import Registry
 from collector.settings import Settings
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
+from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import encode_batch, encode_hello
-from netmon.wire.many import decode_many
 from netmon.wire.snapshots import decode_snapshot, encode_snapshot
 
 HONEST = ("h0", "h1")
@@ -39,7 +39,9 @@ _HONEST_BATCHES, _AT_A_TIME, _FLUSH_ROUNDS = 60, 20, 25
 class Sender:
     """An agent without gRPC: its messages go through what a stream does with them."""
 
-    def __init__(self, door: "Door", opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]) -> None:
+    def __init__(
+        self, door: "Collector", opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]
+    ) -> None:
         self._door, self._opening, self._messages = door, opening, deque(messages)
         self.entry: Entry | None = None
         self._connection: Connection | None = None
@@ -80,7 +82,7 @@ class Sender:
             self.entry.connected, self.entry.last_heard = False, -1e9
 
 
-class Door:
+class Collector:
     """A collector without gRPC."""
 
     def __init__(self, directory: Path) -> None:
@@ -132,7 +134,7 @@ async def epoch(
     directory: Path, mutator: Mutator | None, count: int, behind: float, totals: dict[str, Counter[str]]
 ) -> list[Any]:
     """So many mutated messages, a part of them let in; returns the honest hosts' rows."""
-    door, sent = Door(directory), 0
+    door, sent = Collector(directory), 0
     honest = [
         Sender(
             door,

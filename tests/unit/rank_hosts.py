@@ -9,9 +9,9 @@ from collector_stream import MS, hello, mark
 from collector.host.exchange import exchange
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.rank_log import RankLog
+from collector.host.rank_table import RankTable
 from collector.host.ranks import Ranks
-from collector.host.steady import SteadyRanks
-from collector.jobs.answering import Answering
+from collector.jobs.rank_registry import RankRegistry
 from collector.messages import Holder
 from collector.stages import talk
 from netmon.dl.account import HostAccount, HostAccounts
@@ -21,11 +21,11 @@ from netmon.records import Moment
 START, END = Moment.STEP_START, Moment.STEP_END
 
 
-class Apart(Answering):
+class PickledRegistry(RankRegistry):
     """As from another process: nothing but what the messages say gets across."""
 
-    def hear(self, news):
-        return pickle.loads(pickle.dumps(super().hear(pickle.loads(pickle.dumps(news)))))
+    def answer(self, news):
+        return pickle.loads(pickle.dumps(super().answer(pickle.loads(pickle.dumps(news)))))
 
 
 class Hosts:
@@ -33,11 +33,11 @@ class Hosts:
 
     def __init__(self):
         self.rank_log, self.flows, self._sessions = RankLog(), AllFlows(), {}
-        self._answering = Apart()
+        self._registry = PickledRegistry()
 
     def ranks(self, host="h0"):
         account, place = HostAccount(HostAccounts(), 0), len(self._sessions)
-        found = Ranks(place, Holder(host, f"s-{host}", 0), account, 0, self.rank_log, SteadyRanks())
+        found = Ranks(place, Holder(host, f"s-{host}", 0), account, 0, self.rank_log, RankTable())
         found.hosts = self
         self._sessions[place] = SimpleNamespace(window=SimpleNamespace(rename=lambda: None))
         return found
@@ -46,7 +46,7 @@ class Hosts:
         def fail(place, error):
             raise error
 
-        talk(exchange(self, self._sessions, fail), self._answering)
+        talk(exchange(self, self._sessions, fail), self._registry)
 
 
 def ranks(host="h0"):
@@ -54,12 +54,12 @@ def ranks(host="h0"):
 
 
 def hear(of, marks, settled_ns=-1):
-    of.hear(mark_runs(marks), settled_ns)
+    of.add_runs(mark_runs(marks), settled_ns)
     align(of)
 
 
 def align(of):
-    of.ask()
+    of.request_names()
     of.hosts.talk()
     of.align(0, 0)
     of.hosts.talk()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 from collector_stream import Host, hello
 
-from netmon.agent.carried import NOTHING, carried
 from netmon.agent.connection import Connect
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.grpc_connection import connect_by_grpc
 from netmon.agent.leftovers import Leftovers
+from netmon.agent.link_totals import NOTHING, link_totals
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
@@ -94,7 +94,7 @@ def put(spool: Spool, batch: Batch) -> None:
     known = {flow.flow_id: flow for flow in Host().batch().flows}
     message = encode_body(batch)
     body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
-    loss = carried(batch.buckets[np_known(batch.buckets, known)], known).tobytes()
+    loss = link_totals(batch.buckets[np_known(batch.buckets, known)], known).tobytes()
     described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
     spool.append(batch.sequence, body, serialise_buckets(batch.buckets, batch.bucket_ns), loss, described)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from netmon.dl.account import Asked, HostAccounts, Party, row_keys
+from netmon.dl.account import HostAccounts, TrafficOwner, TrafficQuery, row_keys
 from netmon.dl.classify import NS_PER_S, Rows, row_classes, share_windows
 from netmon.dl.traffic import Traffic
 from netmon.records import Class
@@ -14,34 +14,34 @@ from netmon.records import Class
 MS = 1_000_000
 WINDOW_NS = 5 * MS
 HOSTS = 3
-PARTIES = [
-    *(Party("a", 0, "job a"), Party("a", 1, "job a"), Party("b", 0, "job b")),
-    *(Party("", -1, "iperf3"), Party("", -1, "curl"), Party("", -1, "")),
+OWNERS = [
+    *(TrafficOwner("a", 0, "job a"), TrafficOwner("a", 1, "job a"), TrafficOwner("b", 0, "job b")),
+    *(TrafficOwner("", -1, "iperf3"), TrafficOwner("", -1, "curl"), TrafficOwner("", -1, "")),
 ]
 JOBS = {"a": 1, "b": 2}
 CAPACITY_BPS = 1_000_000_000
 
 
 def some_rows(random, count):
-    """Rows of all hosts, two links each, by time; party 5 is nobody's."""
+    """Rows of all hosts, two links each, by time; traffic_owner 5 is nobody's."""
     table = {
         "host": random.integers(0, HOSTS, count),
         "time_ns": np.sort(random.integers(0, 2000, count)) * MS,
-        "party": random.integers(0, len(PARTIES), count),
+        "traffic_owner": random.integers(0, len(OWNERS), count),
         "way": random.integers(0, 2, count),
         "payload": random.integers(0, 3, count) * 40_000,
     }
     table["link"] = table["host"] * 2 + table["way"]
-    dl = table["party"] < 3
+    dl = table["traffic_owner"] < 3
     table["traffic"] = np.where(dl, random.integers(0, len(Traffic), count), Traffic.UNKNOWN)
-    own = np.where(dl, Class.DL_ONLY, np.where(table["party"] < 5, Class.CROSS, Class.UNCLASSIFIED))
+    own = np.where(dl, Class.DL_ONLY, np.where(table["traffic_owner"] < 5, Class.CROSS, Class.UNCLASSIFIED))
     table["own_class"] = own.astype(np.uint8)
     return table
 
 
 def add(accounts, rows, until_ns):
     """As the host stage does; returns windows and classes."""
-    job = np.array([JOBS.get(party.job, 0) for party in PARTIES])[rows["party"]]
+    job = np.array([JOBS.get(traffic_owner.job, 0) for traffic_owner in OWNERS])[rows["traffic_owner"]]
     gradient = (rows["own_class"] == Class.DL_ONLY) & (rows["traffic"] == Traffic.GRADIENT)
     asked = Rows(
         *(rows["time_ns"], rows["link"], rows["own_class"], job, gradient),
@@ -49,7 +49,7 @@ def add(accounts, rows, until_ns):
     )
     windows = share_windows(asked, np.full(2 * HOSTS, CAPACITY_BPS), WINDOW_NS, 0.02)
     classes = row_classes(asked, windows)
-    keys = row_keys(rows["party"], classes, rows["traffic"], rows["way"])
+    keys = row_keys(rows["traffic_owner"], classes, rows["traffic"], rows["way"])
     until = np.full(HOSTS, until_ns)
     accounts.payload.add(rows["host"], rows["time_ns"], keys, rows["payload"], until)
     accounts.windows.add(windows, np.repeat(np.arange(HOSTS), 2), np.ones(HOSTS, np.bool_), until)
@@ -57,7 +57,7 @@ def add(accounts, rows, until_ns):
 
 
 def tallied(accounts, asked):
-    columns = accounts.tally(Asked(*map(np.array, zip(*asked, strict=True))), PARTIES, ["", *JOBS])
+    columns = accounts.tally(TrafficQuery(*map(np.array, zip(*asked, strict=True))), OWNERS, ["", *JOBS])
     return [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
 
 
@@ -71,7 +71,7 @@ def expected(asked, rows, classes, windows):
     by_name, own = {}, (["", *JOBS][asked.job], asked.rank)
     inside = (rows["host"] == asked.host) & (rows["time_ns"] >= asked.start_ns) & (rows["time_ns"] < asked.end_ns)
     for row in np.flatnonzero(inside & (rows["payload"] > 0)).tolist():
-        whose, way = PARTIES[rows["party"][row]], ("rx", "tx")[rows["way"][row]]
+        whose, way = OWNERS[rows["traffic_owner"][row]], ("rx", "tx")[rows["way"][row]]
         payload, class_ = int(rows["payload"][row]), classes[row]
         dl = class_ in (Class.DL_ONLY, Class.DL_SHARED)
         other = dl and whose.job != own[0]
@@ -105,10 +105,10 @@ def test_many_iterations_at_once_have_the_account_of_each(seed):
     accounts = HostAccounts()
     asked = []
     for _ in range(40):
-        whose = PARTIES[random.integers(0, 3)]
+        whose = OWNERS[random.integers(0, 3)]
         start, end = np.sort(random.choice(2000, 2, replace=False)) * MS
         host, alone = int(random.integers(0, HOSTS)), bool(random.integers(0, 4) == 0)
-        asked.append(Asked(host, WINDOW_NS, JOBS[whose.job], whose.rank, int(start), int(end), alone))
+        asked.append(TrafficQuery(host, WINDOW_NS, JOBS[whose.job], whose.rank, int(start), int(end), alone))
     for one in asked:
         for time_ns in (one.start_ns, one.end_ns):
             assert accounts.payload.cut(one.host, time_ns, 0)
@@ -131,10 +131,10 @@ def test_a_partys_number_may_be_anothers_later():
         return np.full(1, value)
 
     accounts, cross = HostAccounts(), np.full(1, Class.CROSS, np.uint8)
-    asked = Asked(*map(column, (0, WINDOW_NS, 1, 0, 0, 100 * MS, False)))
-    parties = [Party("", -1, "iperf3"), Party("", -1, "curl")]
+    asked = TrafficQuery(*map(column, (0, WINDOW_NS, 1, 0, 0, 100 * MS, False)))
+    traffic_owners = [TrafficOwner("", -1, "iperf3"), TrafficOwner("", -1, "curl")]
     keys = row_keys(column(0), cross, np.zeros(1, np.uint8), column(1))
     accounts.payload.add(column(0), column(5 * MS), keys, column(1000), column(200 * MS))
-    assert accounts.tally(asked, parties, ["", "a"])["cross_top"].tolist() == ["iperf3"]
-    parties[0] = Party("a", 0, "job a")
-    assert accounts.tally(asked, parties, ["", "a"])["cross_top"].tolist() == ["job a"]
+    assert accounts.tally(asked, traffic_owners, ["", "a"])["cross_top"].tolist() == ["iperf3"]
+    traffic_owners[0] = TrafficOwner("a", 0, "job a")
+    assert accounts.tally(asked, traffic_owners, ["", "a"])["cross_top"].tolist() == ["job a"]

@@ -26,7 +26,7 @@ def acknowledged_after(batches: list[Batch], told: dict[int, list[Mark]]) -> int
     for batch in batches:
         stage.take([place], gather([batch]))
         if batch.sequence in told:
-            stage.hosts.tell(place, told[batch.sequence])
+            stage.hosts.add_marks(place, told[batch.sequence])
             stage.tick()
         flush = session.flush()
         if flush:

@@ -18,7 +18,7 @@ from collector.judging.advising import Kept, sharing
 from collector.judging.job_steps import STEP
 from netmon.cli import main
 from netmon.columnar import Columns
-from netmon.dl.sharing.words import called, document, sentences
+from netmon.dl.sharing.advice_text import called, document, sentences
 from netmon.dl.timemap import TimeMap
 from netmon.dl.traffic import Traffic
 from netmon.errors import DataError, WireError
@@ -64,7 +64,7 @@ def kept(capacity: float = 1e9, error_ns: int = 1_000, jobs: str = "ab", first: 
     columns["session"], columns["flow"], columns["start_ns"], columns["wire_bytes"] = np.array(rows).T
     columns["bucket_ns"] = MS
     flows = {
-        name: np.full(12, -1, np.int64) for name in ("session", "link", "job", "rank", "stepper", "traffic", "peer")
+        name: np.full(12, -1, np.int64) for name in ("session", "link", "job", "rank", "rank_id", "traffic", "peer")
     }
     for job, places in PLACES.items():
         for rank, place in enumerate(places):

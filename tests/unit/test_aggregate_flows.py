@@ -7,9 +7,9 @@ from collector_stream import clock
 
 from collector.dataset.tables import Origin, Origins, flow_table
 from collector.host.flows import STATE, Links
-from netmon.agent.carried import carried
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows
+from netmon.agent.link_totals import link_totals
 from netmon.agent.recent import RecentFlows
 from netmon.dl.timemap import TimeMap
 from netmon.kernel.meter.aggregates import Aggregate, Aggregates
@@ -156,6 +156,6 @@ def test_rows_of_an_aggregate_have_a_flow_however_long_it_was_silent() -> None:
     rows["flow_id"], rows["packets"], rows["wire_bytes"] = 7000, 1, 60
     for now in (S, 31 * S, 1000 * S):
         owners.add(flows.described(seen(7000), now), now)
-        assert carried(rows, owners.flows)["packets"].tolist() == [1]
+        assert link_totals(rows, owners.flows)["packets"].tolist() == [1]
         owners.forget(recent.over(seen(7000), now, owners.flows))
         owners.forget(recent.over(seen(), now + 15 * S, owners.flows))

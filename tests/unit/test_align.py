@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from collector.host.align import Alignment, Update, update_all
-from collector.host.telling import clock_of, correct
-from collector.host.untold import UntoldRows
+from collector.host.job_updates import clock_of, correct
+from collector.host.pending_updates import PendingRows
 from collector.jobs.clocks import Clocks
-from collector.messages import ONSET_TOLD, FlowTold, HostNews, flow_numbers
+from collector.messages import ONSET_UPDATE, FlowUpdate, HostNews, flow_numbers
 from netmon.dl.timemap import TimeMap
 from netmon.records import ClockExchange, ClockSample, Direction
 
@@ -165,7 +165,7 @@ def test_a_host_that_has_slept_has_its_step_where_it_woke_up(slept):
     before, woke = host.alignment.map, host.now + BATCH
     if slept:
         host.offset_ns += 60 * S
-    host.alignment.hear_set(woke, 61 * S)  # its own UTC has whole seconds only
+    host.alignment.add_clock_set(woke, 61 * S)  # its own UTC has whole seconds only
     host.batches(5)  # rows of a second before are not settled
     old = np.arange(woke - 3 * S, woke, 10 * MS)
     assert (abs(host.alignment.map.utcs(old) - before.utcs(old)) < 10 * US).all()
@@ -215,14 +215,14 @@ class Ends:
     """What two hosts see of one connection between them: bursts both ways after rests, 15 µs on the way."""
 
     def __init__(self, *hosts: Host) -> None:
-        self.hosts, self.onsets = hosts, UntoldRows()
+        self.hosts, self.onsets = hosts, PendingRows()
         self.clocks, told = Clocks(), []
         for number in range(2):
             for flow_id, direction in ((0, Direction(1 - number)), (1, Direction(number))):
                 ends = ("198.18.0.1", "198.18.0.2", 1, 2) if flow_id == 0 else ("198.18.0.2", "198.18.0.1", 2, 1)
                 known = flow_numbers(number, flow_id), f"h{number}", "eth0", direction
-                told.append(FlowTold(*known, *ends, 6, "", -1, False))
-        self.clocks.hear(HostNews(flows=told))
+                told.append(FlowUpdate(*known, *ends, 6, "", -1, False))
+        self.clocks.add_news(HostNews(flows=told))
         self.rng, self.true = np.random.default_rng(1), BEGIN + UTC + 2 * S
 
     def second(self) -> None:
@@ -253,10 +253,10 @@ class Ends:
     def compare(self) -> None:
         for number in range(2):
             taken = self.onsets.take(np.array([number]), 2)
-            seen = np.empty(len(taken), ONSET_TOLD)
+            seen = np.empty(len(taken), ONSET_UPDATE)
             seen["flow"], seen["time_ns"] = flow_numbers(number, taken["flow"]), taken["time_ns"]
             seen["bucket_ns"] = taken["amount"]
-            self.clocks.hear(HostNews(onsets=seen))
+            self.clocks.add_news(HostNews(onsets=seen))
         compare(self.clocks, self.hosts)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from netmon.bench.verdict.campaign import Undisturbed, VerdictResult
 from netmon.bench.verdict.in_turn import in_turn
 from netmon.bench.verdict.on_tables import judge_one, judge_simulated
-from netmon.bench.verdict.plan import KINDS, PER_RUN, plan, usual_iteration_ns
+from netmon.bench.verdict.plan import KINDS, PER_RUN, plan, typical_iteration_ns
 from netmon.bench.verdict.rerun import Rerun, RerunResult, plan_reruns
 from netmon.bench.verdict.scoring import score
 from netmon.bench.verdict.shifting import plan_shifts
@@ -273,7 +273,7 @@ def test_a_rerun_is_a_run_with_one_culprit_for_long(tmp_path):
         spec.check()
         (culprit,) = spec.injections
         assert culprit.kind in ("cross", "job")
-        assert culprit.duration_ns > 10 * usual_iteration_ns(spec)
+        assert culprit.duration_ns > 10 * typical_iteration_ns(spec)
     assert len({spec.data for spec in specs}) == 6
 
 

@@ -137,7 +137,7 @@ def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
         rows = [(name + i, name + i + 1, 5, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0) for i in range(10_000)]
         name += len(rows)
         detector.feed(np.array(rows, STEP))
-    assert detector.held <= 70_000
+    assert detector.pending <= 70_000
     marks = StepMarks()
     ranks = [process(pid, rank=pid) for pid in range(1, 11)]
     marks.ranks(ranks, NOW)
@@ -148,7 +148,7 @@ def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
             for i in range(2_000)
         ]
         marks.steps(np.array(rows, STEP))
-    assert sum(rank.detector.held for rank in marks._ranks.values()) <= 100_000
+    assert sum(rank.detector.pending for rank in marks._ranks.values()) <= 100_000
     assert marks.refused
 
 

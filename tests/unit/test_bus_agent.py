@@ -22,14 +22,14 @@ from tcp_relay import TcpRelay
 from waiting import wait_for
 
 from collector import door
+from collector.backpressure import STEPS
 from collector.bus import session as bus_session
 from collector.cluster.worker import WorkerSettings
 from collector.intake import Intake
-from collector.shedding import STEPS
 from netmon.agent import bus_connection, leftovers
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
-from netmon.agent.pressure import Asked
+from netmon.agent.pressure import Backpressure
 from netmon.agent.pulls import Pulls
 from netmon.agent.recorder import Recorder, in_memory
 from netmon.agent.spool_folder import SpoolFolder
@@ -328,8 +328,8 @@ def test_an_agent_hears_what_it_is_asked_for(tmp_path, server, monkeypatch):
     sent.append(5)
     sent.start()
     with working(tmp_path, server):
-        wait_for(lambda: sent.stream.asked == Asked(STEPS[2].bucket_ns, STEPS[2].batch_ns))
-    wait_for(lambda: sent.stream.asked == Asked())  # nobody asks any more
+        wait_for(lambda: sent.stream.backpressure == Backpressure(STEPS[2].bucket_ns, STEPS[2].batch_ns))
+    wait_for(lambda: sent.stream.backpressure == Backpressure())  # nobody asks any more
     sent.finish()
 
 

@@ -66,7 +66,7 @@ def test_what_is_stored_is_acknowledged_and_the_rest_waits(server, tmp_path):
             async with working(tmp_path / "data", server.settings) as worker:
                 assert await worker.intake.hosts() == {"h0"}
                 await worker.intake.take("h0")
-                assert worker.intake.held() == {"h0"}
+                assert worker.intake.taken_hosts() == {"h0"}
                 await wait_until(lambda: sum(stored(tmp_path / "data").values()) > 5 * 200)
                 await sender.send(BATCHES)
                 await sender.end()

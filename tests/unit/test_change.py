@@ -6,7 +6,7 @@ import pytest
 
 from collector.judging.job_steps import JobSteps
 from netmon.dl.iterations import Iteration
-from netmon.dl.verdict import Steps, judge, nothing_carried, sentence, standing_out
+from netmon.dl.verdict import Steps, judge, no_link_totals, sentence, standing_out
 from netmon.dl.verdict.change import LASTS, changes
 from netmon.records import Moment, Source
 from netmon.views import Cause
@@ -41,11 +41,11 @@ def test_a_changed_batch_size_is_one_change(factor):
     computed[AT:] *= factor
     told_of = steps(computed)
     assert standing_out(told_of) == [AT]
-    verdict = judge("train", told_of, nothing_carried(), AT)
+    verdict = judge("train", told_of, no_link_totals(), AT)
     assert verdict.cause is Cause.CHANGE
     assert verdict.duration_ns / verdict.usual_ns == pytest.approx((200 * factor + 100) / 300, rel=0.1)
     assert f"since {AT}: every rank computes {'longer' if factor > 1 else 'less'}" in sentence(verdict)
-    later = judge("train", told_of, nothing_carried(), AT + 20)
+    later = judge("train", told_of, no_link_totals(), AT + 20)
     assert later.usual_ns == pytest.approx((200 * factor + 100) * MS, rel=0.1)
 
 
@@ -79,7 +79,7 @@ def test_pauses_are_no_change_nor_is_a_rank_that_stays_late(rank):
     computed[slow, rank] += 200
     found = standing_out(steps(computed))
     assert found[: LASTS - 1] == list(range(AT, AT + LASTS - 1))
-    assert {judge("train", steps(computed), nothing_carried(), one).cause for one in found} <= {
+    assert {judge("train", steps(computed), no_link_totals(), one).cause for one in found} <= {
         Cause.PAUSE,
         Cause.STRAGGLER,
     }

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.host.align import Exchanges, Wanted, fit_exchanges
+from collector.host.align import ClockQuery, Exchanges, fit_exchanges
 from netmon.dl.clocks import OffsetFit, Present, fit_offsets
 from netmon.dl.corrections import Comparison, Correction, combine
-from netmon.dl.corridors import Points
+from netmon.dl.feasible_offsets import Points
 from netmon.records import ClockExchange
 
 UTC = 1_760_000_000_000_000_000
@@ -175,8 +175,8 @@ def test_what_cannot_be_told_is_not():
 @pytest.mark.parametrize("exchange", [ClockExchange(10, 5, 6, 9), ClockExchange(10, 5, 4, 12)])
 def test_an_exchange_in_an_impossible_order_tells_nothing(exchange):
     exchanges = Exchanges()
-    if exchanges.hear([exchange], 12):
-        assert fit_exchanges([Wanted(exchanges, 12, None, 1.0)]) == [None]
+    if exchanges.add_exchanges([exchange], 12):
+        assert fit_exchanges([ClockQuery(exchanges, 12, None, 1.0)]) == [None]
 
 
 def test_a_single_exchange_tells_the_offset_to_half_of_its_delay():

@@ -170,7 +170,7 @@ def test_a_hangup_reads_the_level_and_names_what_waits(tmp_path, caplog, monkeyp
 
 
 def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypatch):
-    from collector.allowance import USUAL, Allowance, Rates
+    from collector.host_limiter import USUAL, HostLimiter, Rates
     from netmon.commands import collector
 
     file = tmp_path / "collector.toml"
@@ -185,7 +185,7 @@ def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypa
     monkeypatch.setattr("collector.allocator.give_back", lambda: None)
     assert collector.run(args) == 0
     (settings,) = served
-    allowance = Allowance(lambda: settings.allowance)
+    allowance = HostLimiter(lambda: settings.allowance)
     assert allowance.rates() == USUAL
     more = ["allowance = ['rows=8e6', 'flows=1e4']", "keep = ['buckets=7d']", "flush = '5s'", "settle = '3s'"]
     file.write_text("\n".join([f'data = "{tmp_path}/data"', *more]))

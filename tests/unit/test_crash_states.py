@@ -26,7 +26,7 @@ def recorded(kind: str, folder: Path, runs: int, steps: int) -> list[Op]:
     return ops
 
 
-def looked_at(kind: str, checked: str, runs: int, steps: int, **more: Any) -> Result:
+def judge_input(kind: str, checked: str, runs: int, steps: int, **more: Any) -> Result:
     with fast_folder() as folder:
         ops = recorded(kind, folder, runs, steps)
         return enumerate_states(ops, check_of(checked), folder / "own/fs", **more)
@@ -35,13 +35,13 @@ def looked_at(kind: str, checked: str, runs: int, steps: int, **more: Any) -> Re
 @pytest.mark.parametrize("kind", ["process", "power", "store"])
 def test_some_states(kind: str) -> None:
     runs, steps, every = (1, 2, 12) if kind == "store" else (2, 6, 6)
-    result = looked_at(kind, kind, runs, steps, draws=1, every=every)
+    result = judge_input(kind, kind, runs, steps, draws=1, every=every)
     assert result.states > 50
     assert not result.wrong, str(result)
 
 
 def test_what_was_not_synced_is_found_to_be_lost() -> None:
-    assert looked_at("process", "power", 1, 12, draws=0, every=3).wrong["lost"]
+    assert judge_input("process", "power", 1, 12, draws=0, every=3).wrong["lost"]
 
 
 @pytest.mark.long

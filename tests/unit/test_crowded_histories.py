@@ -12,9 +12,9 @@ import pytest
 from slot_machine import SlotMachine
 
 from netmon.agent import recent
-from netmon.agent.carried import carried
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, describe_flows
+from netmon.agent.link_totals import link_totals
 from netmon.agent.pressure import Backlog
 from netmon.agent.recent import RecentFlows, distinct_ids
 from netmon.agent.resolution import Resolution
@@ -84,7 +84,7 @@ class Host:
         horizon = now - STALE_NS - GEOMETRY.bucket_ns
         streamed = self.resolution.stream(rows, horizon, Backlog(asked_ns=self.asked_ns), last)
         self.told |= {flow.flow_id: flow for flow in self.owners.changed()}
-        counted = carried(streamed.buckets, self.owners.flows)
+        counted = link_totals(streamed.buckets, self.owners.flows)
         assert counted["packets"].sum() == streamed.buckets["packets"].sum()
         for flow_id, packets in streamed.buckets[["flow_id", "packets"]].tolist():
             assert flow_id in self.told

@@ -18,7 +18,7 @@ from test_failing_sessions import last_stored, rows_of
 from collector import entry as entries
 from collector import job_exchange, registry
 from collector.dataset.sink import ParquetSink
-from collector.host.telling import Teller, tell
+from collector.host.job_updates import JobUpdates, build_news
 from collector.messages import HostNews
 from collector.registry import Registry
 from collector.settings import Settings
@@ -28,11 +28,11 @@ from netmon.errors import WireError
 def test_streams_that_only_say_hello_cost_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
 
-    def counting(heard: Sequence[Teller], connected: Sequence[Teller], ended: Sequence[int]) -> HostNews:
+    def counting(heard: Sequence[JobUpdates], connected: Sequence[JobUpdates], ended: Sequence[int]) -> HostNews:
         compared.append(len(connected))
-        return tell(heard, connected, ended)
+        return build_news(heard, connected, ended)
 
-    monkeypatch.setattr(job_exchange, "tell", counting)
+    monkeypatch.setattr(job_exchange, "build_news", counting)
 
     async def scenario() -> None:
         async with collector(tmp_path, receiver="here") as stub:  # by itself it would cut so many off once

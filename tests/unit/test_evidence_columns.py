@@ -15,9 +15,9 @@ from netmon.errors import WireError
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import Table
 from netmon.wire import netmon_pb2
+from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import decode_batch, encode_batch
 from netmon.wire.limits import MAX_TRANSPORT
-from netmon.wire.many import decode_many
 
 SMALL = st.integers(UNKNOWN, 1000)
 

@@ -115,16 +115,16 @@ def test_the_latest_is_known_of_both_ways_and_not_of_who_has_the_index_next() ->
     tables = stage.stage.tables
     places = np.array([stage.place] * 3)
     tx, rx, cross = tables.flows.keys.find(places, np.array([DL_TX, DL_RX, CROSS_RX])).tolist()
-    assert tables.evidence.said(tx, Direction.TX) == (5, 3, 0.07)
-    rtt_ns, _, loss = tables.evidence.said(rx, Direction.RX)  # what comes in is sent again elsewhere
+    assert tables.evidence.latest_tcp(tx, Direction.TX) == (5, 3, 0.07)
+    rtt_ns, _, loss = tables.evidence.latest_tcp(rx, Direction.RX)  # what comes in is sent again elsewhere
     assert (rtt_ns, math.isnan(loss)) == (5, True)
-    assert all(map(math.isnan, tables.evidence.said(cross, Direction.RX)))
-    assert all(map(math.isnan, tables.evidence.said(10**6, Direction.TX)))
+    assert all(map(math.isnan, tables.evidence.latest_tcp(cross, Direction.RX)))
+    assert all(map(math.isnan, tables.evidence.latest_tcp(10**6, Direction.TX)))
     tables.places.table["horizon_ns"][stage.place] += 4_000 * MS
-    assert all(map(math.isnan, tables.evidence.said(tx, Direction.TX)))  # too long ago
+    assert all(map(math.isnan, tables.evidence.latest_tcp(tx, Direction.TX)))  # too long ago
     tables.places.table["horizon_ns"][stage.place] -= 4_000 * MS
     tables.flows.state["flow_id"][tx] = 1234
-    assert all(map(math.isnan, tables.evidence.said(tx, Direction.TX)))
+    assert all(map(math.isnan, tables.evidence.latest_tcp(tx, Direction.TX)))
 
 
 def test_the_tables_that_came_last_are_kept_and_older_ones_go() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from collector.host.align import Exchanges, Wanted, fit_exchanges
+from collector.host.align import ClockQuery, Exchanges, fit_exchanges
 from netmon.agent.clock import Clock
 from netmon.agent.exchange import ClockExchanges, Questions
 from netmon.kernel.timekeeping import clock_state, parse_tracking
@@ -54,8 +54,8 @@ def test_exchanges_bound_the_difference_of_two_readings_of_one_clock(tmp_path: P
         taken = wait_for(exchanges, questions, 20)
     assert len(taken) >= 20
     now, heard = taken[-1].agent_received_ns, Exchanges()
-    heard.hear(taken, now)
-    (fit,) = fit_exchanges([Wanted(heard, now, None, 1.0)])
+    heard.add_exchanges(taken, now)
+    (fit,) = fit_exchanges([ClockQuery(heard, now, None, 1.0)])
     truth = utc_minus_mono_ns()
     assert abs(fit.offset_ns - truth) <= fit.error_ns + 100_000  # two readings that are not one
     assert fit.error_ns < 50_000_000

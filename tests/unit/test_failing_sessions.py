@@ -21,11 +21,11 @@ from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.unstored import SessionFlush
-from collector.set_aside import FOLDER, SetAside, read_messages
+from collector.quarantine import FOLDER, Quarantine, read_messages
 from collector.settings import Settings
 from collector.stages import Stages
 from netmon.records import Batch, Hello, Moment
-from netmon.wire.many import ManyBatches
+from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 
 BAD = "bad"
@@ -87,7 +87,7 @@ def rows_of(tmp_path: Path, host: str) -> int:
 
 
 def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    fail_at(monkeypatch, "hear", lambda news: news.sequence == 3)
+    fail_at(monkeypatch, "add_news", lambda news: news.sequence == 3)
 
     async def scenario() -> None:
         for _ in range(2):  # the same is sent again to the collector that comes after
@@ -172,15 +172,15 @@ def test_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> 
 
 
 def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
-    kept = SetAside(tmp_path, most_files=6, most_bytes=4_000)
+    kept = Quarantine(tmp_path, most_files=6, most_bytes=4_000)
     for number in range(20):
-        kept.keep(f"s{number}/..", "it", [message(hello())] * 100, ValueError("x"))
+        kept.store(f"s{number}/..", "it", [message(hello())] * 100, ValueError("x"))
     files = list((tmp_path / FOLDER).iterdir())
     assert 0 < len(files) <= 6
     assert sum(path.stat().st_size for path in files) <= 4_000
     newest = max(files).read_bytes()
     for _ in range(10):
-        told = kept.keep("again", "it", [], ValueError("y"))
+        told = kept.store("again", "it", [], ValueError("y"))
     assert told == "the collector failed at it: ValueError: y"
     assert max(files).exists() or newest
 

@@ -11,9 +11,9 @@ import pytest
 from waiting import wait_for
 
 from netmon.agent.flow_owners import FlowOwners
-from netmon.kernel.owners.births import BirthTable, _chosen
 from netmon.kernel.owners.endpoint import packed_address
-from netmon.records import BIRTH, BIRTH_CLOSE, BIRTH_CONNECT, FLOW_KEY, Direction, Flow
+from netmon.kernel.owners.socket_events import SocketEventTable, _chosen
+from netmon.records import BIRTH_CLOSE, FLOW_KEY, SOCKET_CONNECT, SOCKET_EVENT, Direction, Flow
 
 MS = 1_000_000
 
@@ -25,17 +25,17 @@ class Kernel:
         size = mmap.PAGESIZE
         descriptor = os.memfd_create("births")
         os.ftruncate(descriptor, 2 * mmap.PAGESIZE + 2 * size)
-        self.births = BirthTable(descriptor, size)
+        self.births = SocketEventTable(descriptor, size)
         self._file = mmap.mmap(descriptor, 0)
         os.close(descriptor)
         self._told = 0
 
-    def tell(self, port: int, pid: int, kind: int = BIRTH_CONNECT, cgroup: int = 1) -> None:
-        birth = np.zeros(1, BIRTH)
+    def tell(self, port: int, pid: int, kind: int = SOCKET_CONNECT, cgroup: int = 1) -> None:
+        birth = np.zeros(1, SOCKET_EVENT)
         birth["local"], birth["remote"] = (np.void(packed_address(a)) for a in ("192.0.2.1", "192.0.2.9"))
         birth["local_port"], birth["remote_port"], birth["pid"] = port, 443, pid
         birth["kind"], birth["cgroup"], birth["process"] = kind, cgroup, b"thread"
-        record = BIRTH.itemsize.to_bytes(8, "little") + birth.tobytes()
+        record = SOCKET_EVENT.itemsize.to_bytes(8, "little") + birth.tobytes()
         place = 2 * mmap.PAGESIZE + self._told
         self._file[place : place + len(record)] = record
         self._told += len(record)
@@ -93,7 +93,7 @@ def test_a_user_whose_name_comes_late_is_called_by_it(monkeypatch: pytest.Monkey
     answered(owners, [found(5, "birth") | {"uid": 70_000}], 0)
     assert owners.flows[1].owner.user == "70000"
     owners.changed()
-    wait_for(lambda: owners.hear(0) or owners.flows[1].owner.user == "alice")
+    wait_for(lambda: owners.read_socket_events(0) or owners.flows[1].owner.user == "alice")
     assert [flow.flow_id for flow in owners.changed()] == [1]
 
 
@@ -119,12 +119,12 @@ def test_in_the_end_nobody_is_asked_again() -> None:
 def test_a_process_is_asked_for_once_and_its_later_connections_are_its_own_at_once(kernel: Kernel) -> None:
     owners = FlowOwners(kernel.births)
     kernel.tell(50001, pid=5)
-    owners.hear(0)
+    owners.read_socket_events(0)
     owners.add([flow(1, 50001)], 0)
     answered(owners, [found(5, "birth")], 0)
     for port in range(50002, 50012):
         kernel.tell(port, pid=5)
-    owners.hear(50 * MS)
+    owners.read_socket_events(50 * MS)
     owners.add([flow(port, port) for port in range(50002, 50012)], 50 * MS)
     told = {flow.flow_id: (flow.owner.process, flow.owner.source) for flow in owners.changed()}
     assert told == dict.fromkeys((1, *range(50002, 50012)), ("p5", "birth"))
@@ -137,11 +137,11 @@ def test_what_is_told_after_the_flow_was_seen_ends_the_asking(kernel: Kernel) ->
     assert owners.due(0) == []  # most are told of meanwhile
     kernel.tell(50001, pid=5)
     kernel.tell(50002, pid=5, kind=BIRTH_CLOSE)
-    owners.hear(10 * MS)
+    owners.read_socket_events(10 * MS)
     answered(owners, [found(5, "birth"), found(5, "close")], 10 * MS)
     assert len(owners.due(50 * MS)) == 1
     kernel.tell(50003, pid=5, kind=BIRTH_CLOSE)  # while the question is under way
-    owners.hear(60 * MS)
+    owners.read_socket_events(60 * MS)
     assert (owners.flows[3].owner.pid, owners.flows[3].owner.source) == (5, "close")
     owners.answer([None], 70 * MS)
     assert owners.flows[3].owner.pid == 5
@@ -153,7 +153,7 @@ def test_flows_that_wait_for_a_process_get_it_by_one_answer(kernel: Kernel) -> N
     ports = range(40000, 40040)
     for port in ports:
         kernel.tell(port, pid=5)
-    owners.hear(0)
+    owners.read_socket_events(0)
     owners.add([flow(ports[0], ports[0])], 0)
     assert len(owners.due(0)) == 1
     owners.add([flow(port, port) for port in ports[1:]], 0)
@@ -166,17 +166,17 @@ def test_a_process_is_asked_for_again_for_as_long_as_it_connects(kernel: Kernel)
     """It may have become another program, and its number may be another one's by now."""
     owners = FlowOwners(kernel.births)
     kernel.tell(50001, pid=5)
-    owners.hear(0)
+    owners.read_socket_events(0)
     owners.add([flow(1, 50001)], 0)
     answered(owners, [found(5, "birth")], 0)
     kernel.tell(50002, pid=5)
-    owners.hear(5_000 * MS)
+    owners.read_socket_events(5_000 * MS)
     owners.add([flow(2, 50002)], 5_000 * MS)
     assert owners.flows[2].owner.process == "p5"
     answered(owners, [found(5, "birth") | {"process": "trainer"}], 5_000 * MS)
     assert owners.flows[2].owner.process == "trainer"
     kernel.tell(50003, pid=5, cgroup=2)
-    owners.hear(5_001 * MS)
+    owners.read_socket_events(5_001 * MS)
     owners.add([flow(3, 50003)], 5_001 * MS)
     assert owners.flows[3].owner.pid == 0
     answered(owners, [found(5, "birth") | {"container": "other"}], 5_001 * MS)
@@ -197,22 +197,22 @@ def test_another_connection_between_the_same_ends_has_another_owner(kernel: Kern
     owners = FlowOwners(kernel.births)
     for pid in (5, 6):
         kernel.tell(50001, pid=pid)
-        owners.hear(pid * 1_000 * MS)
+        owners.read_socket_events(pid * 1_000 * MS)
         if pid == 5:
             owners.add([flow(1, 50001)], pid * 1_000 * MS)
         answered(owners, [found(pid, "birth")], pid * 1_000 * MS)
         assert [(flow.owner.pid, flow.owner.source) for flow in owners.changed()] == [(pid, "birth")]
     kernel.tell(50001, pid=7, kind=BIRTH_CLOSE)  # a child that outlives the one that connected
-    owners.hear(8_000 * MS)
+    owners.read_socket_events(8_000 * MS)
     assert owners.due(10_000 * MS) == []
     owners.forget([1])
     kernel.tell(50001, pid=8)
-    owners.hear(9_000 * MS)
+    owners.read_socket_events(9_000 * MS)
     assert owners.due(10_000 * MS) == []
 
 
 def test_of_a_storm_of_connections_each_process_has_one_and_those_that_matter_have_all() -> None:
-    table = np.zeros(1000, BIRTH)
+    table = np.zeros(1000, SOCKET_EVENT)
     table["pid"] = 1
     table["pid"][500], table["pid"][600:605] = 2, 3
     assert sorted(_chosen(table, {3, 4})["pid"].tolist()) == [1, 2, 3, 3, 3, 3, 3]
@@ -226,7 +226,7 @@ def test_a_connection_that_a_rank_has_just_made_is_training(kernel: Kernel) -> N
     )
     kernel.tell(1, 4711)
     owners.add([flow(1, 1)], 0)
-    owners.hear(0)
+    owners.read_socket_events(0)
     answered(owners, [found(4711, "birth")], 0)
     kernel.tell(2, 4711)
     assert owners.training(keys).tolist() == [False, False, False]  # known, and no rank
@@ -234,7 +234,7 @@ def test_a_connection_that_a_rank_has_just_made_is_training(kernel: Kernel) -> N
     kernel.tell(3, 4712)
     assert owners.training(keys).tolist() == [True, True, True]  # a rank, and who nobody knows yet
     owners.add([flow(2, 2)], 0)
-    owners.hear(0)  # what was told in between is not lost
+    owners.read_socket_events(0)  # what was told in between is not lost
     assert owners.flows[2].owner.pid == 4711
 
 

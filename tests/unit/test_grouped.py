@@ -27,7 +27,7 @@ def test_places_are_those_of_each_group(
     values = GroupedValues(group, value, 6)
     begin = edges(group, 6)
     for side in ("left", "right"):
-        found = values.places(of, wanted, side)
+        found = values.positions(of, wanted, side)
         expected = [
             begin[g] + np.searchsorted(value[begin[g] : begin[g + 1]], v, side=side)
             for g, v in zip(of.tolist(), wanted.tolist(), strict=True)

@@ -35,10 +35,10 @@ class Members:
     def __init__(self) -> None:
         self.heart = Heart()
 
-    async def look(self) -> Cluster:
+    async def poll(self) -> Cluster:
         return Cluster({"w1": 1.0, "w2": 1e6}, {"a": "w1", "b": "w1"}, {})
 
-    async def tell(self, ties: dict[str, HostTies]) -> None: ...
+    async def publish_ties(self, ties: dict[str, HostTies]) -> None: ...
 
     async def claim(self, host: str) -> int:
         return 1
@@ -66,7 +66,7 @@ class Stuck:
     async def hosts(self) -> frozenset[str]:
         return frozenset("ab")
 
-    def held(self) -> frozenset[str]:
+    def taken_hosts(self) -> frozenset[str]:
         return frozenset("ab")
 
 
@@ -105,7 +105,7 @@ class Restarted(Members):
         super().__init__()
         self.owners = {"a": "w1", "b": "w2"}
 
-    async def look(self) -> Cluster:
+    async def poll(self) -> Cluster:
         return Cluster({"w1": 1.0, "w2": 1e6}, dict(self.owners), {})
 
     async def give_up(self, host: str) -> None:
@@ -116,7 +116,7 @@ class Empty(Stuck):
     async def release(self, *hosts: str) -> None:
         assert not hosts
 
-    def held(self) -> frozenset[str]:
+    def taken_hosts(self) -> frozenset[str]:
         return frozenset()
 
 

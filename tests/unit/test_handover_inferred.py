@@ -12,7 +12,7 @@ from in_process import JobsHere, take
 from test_inferring import HOSTS, PERIOD_MS, batches
 
 from collector import job_exchange
-from collector.bus.intake import settle_told
+from collector.bus.intake import settle_pending
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from collector.settings import Settings
@@ -52,7 +52,7 @@ class Having:
 
     async def release(self) -> list[int]:
         """As BusIntake does; the last batch of each host that is acknowledged."""
-        await settle_told(self.registry)
+        await settle_pending(self.registry)
         assert await self.registry.flush()
         for entry in self.entries.values():
             await self.registry.discard(entry)
@@ -123,7 +123,7 @@ def test_no_job_is_made_of_the_first_hosts_to_come(tmp_path, monkeypatch):
         await one.release()
         monkeypatch.setattr(job_exchange, "_TOGETHER_S", 60.0)
         monkeypatch.setattr(job_exchange, "_LONGEST_S", 60.0)
-        monkeypatch.setattr(job_exchange, "tell", lambda *news: asked.append(news))
+        monkeypatch.setattr(job_exchange, "build_news", lambda *news: asked.append(news))
         other = Having(tmp_path, "w2", 2)
         for host in range(HOSTS):
             await other.open(host)

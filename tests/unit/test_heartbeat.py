@@ -28,10 +28,10 @@ def test_who_is_busy_lives_and_who_is_stuck_does_not(server):
         heart = Heartbeat(server.settings, "w1", 2.0, TTL_S, stuck_s=4 * TTL_S)
 
         async def lives() -> bool:
-            return (await others.look()).workers == {"w1": 2.0}
+            return (await others.poll()).workers == {"w1": 2.0}
 
         async def gone() -> bool:
-            return not (await others.look()).workers
+            return not (await others.poll()).workers
 
         heart.begin()
         await wait_until(lives)
@@ -63,7 +63,7 @@ def test_it_goes_on_when_the_server_is_back_and_ends_without_it(server):
 
         async def lives() -> bool:
             heart.here()
-            return "w1" in (await others.look()).workers
+            return "w1" in (await others.poll()).workers
 
         await wait_until(lives)
         await bus.close()

@@ -30,7 +30,7 @@ def part() -> HostPart:
 
 
 def test_there_is_a_row_of_the_host_and_one_of_each_rank(part: HostPart) -> None:
-    part.hear([mark(os.getpid())])
+    part.add_marks([mark(os.getpid())])
     now = time.monotonic_ns()
     part.watch(now)
     assert len(part.due(now, idle=False)[0]) == 0  # the first look: nothing has been seen yet
@@ -54,7 +54,7 @@ def test_there_is_a_row_of_the_host_and_one_of_each_rank(part: HostPart) -> None
 
 def test_who_has_left_or_is_gone_is_not_told_of(part: HostPart) -> None:
     child = subprocess.Popen(["sleep", "600"])
-    part.hear([mark(os.getpid(), rank=0), mark(child.pid, rank=1)])
+    part.add_marks([mark(os.getpid(), rank=0), mark(child.pid, rank=1)])
     now = time.monotonic_ns()
 
     def told(seconds: int) -> list[int]:
@@ -66,7 +66,7 @@ def test_who_has_left_or_is_gone_is_not_told_of(part: HostPart) -> None:
     child.kill()
     child.wait()
     assert told(2) == [UNKNOWN, 0]
-    part.hear([mark(os.getpid(), Moment.LEAVE)])
+    part.add_marks([mark(os.getpid(), Moment.LEAVE)])
     assert told(3) == [UNKNOWN]
     part.close()
 
@@ -74,7 +74,7 @@ def test_who_has_left_or_is_gone_is_not_told_of(part: HostPart) -> None:
 def test_a_rank_that_is_stopped_has_rows_of_its_own_for_that_time(part: HostPart) -> None:
     child = subprocess.Popen(["sleep", "600"])
     try:
-        part.hear([mark(child.pid)])
+        part.add_marks([mark(child.pid)])
         now = time.monotonic_ns()
         for step in range(18):
             if step == 5:
@@ -99,7 +99,7 @@ def test_a_rank_that_is_stopped_has_rows_of_its_own_for_that_time(part: HostPart
 
 
 def test_rows_of_ranks_wait_for_the_hosts_unless_something_kept_a_rank(part: HostPart) -> None:
-    part.hear([mark(os.getpid())])
+    part.add_marks([mark(os.getpid())])
     now = time.monotonic_ns()
     part.watch(now)
     part.due(now, idle=False)
@@ -114,7 +114,7 @@ def test_rows_of_ranks_wait_for_the_hosts_unless_something_kept_a_rank(part: Hos
 
 def test_more_ranks_than_are_looked_at_cost_no_other_its_place(part: HostPart) -> None:
     for pid in range(1 << 22, (1 << 22) + MOST_RANKS - 4):
-        part.hear([mark(pid)])
+        part.add_marks([mark(pid)])
     assert len(part._ranks) == MOST_RANKS - 4
 
 
@@ -124,7 +124,7 @@ def test_nobody_looks_while_there_is_nothing_to_hold_up(part: HostPart) -> None:
     assert len(part.due(now + S, idle=True)[0]) == 0
     assert len(part.due(now + 60 * S, idle=False)[0]) == 0  # a minute is nobody's interval: it begins anew
     assert len(part.due(now + 61 * S, idle=False)[0]) == 1
-    part.hear([mark(pid) for pid in range(1 << 22, (1 << 22) + 10_000)])
+    part.add_marks([mark(pid) for pid in range(1 << 22, (1 << 22) + 10_000)])
     assert len(part._ranks) == MOST_RANKS
 
 

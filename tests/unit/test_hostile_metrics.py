@@ -63,15 +63,15 @@ def test_which_jobs_have_a_series_is_decided_by_bytes(monkeypatch: pytest.Monkey
     counts = Counts()
     for number in range(2 * MOST_JOBS):
         counts.ended(*ended(iteration(f"small-{number}", 1.0)), lambda number=number: [f"h{number}"])
-        counts.carried(f"small-{number}", lambda number=number: [f"h{number}"], 10)
-    counts.carried("large", lambda: ["h0"], 1_000)
+        counts.add_bytes(f"small-{number}", lambda number=number: [f"h{number}"], 10)
+    counts.add_bytes("large", lambda: ["h0"], 1_000)
     counts.ended(*ended(iteration("large", 1.0)), lambda: ["h0"])
     jobs = counts.copy()
     assert len(jobs) == MOST_JOBS + 1
     assert jobs["large"].seconds == 1.0
     assert sum(job.seconds for job in jobs.values()) == 2 * MOST_JOBS + 1  # those that lost theirs count as others
     monkeypatch.setattr(job_counts, "_QUIET_S", 0.0)  # what trains no more goes first
-    counts.carried("new", lambda: ["h1"], 1)
+    counts.add_bytes("new", lambda: ["h1"], 1)
     assert "new" in counts.copy()
 
 
@@ -79,7 +79,7 @@ def test_one_host_has_so_many_jobs_of_its_own() -> None:
     counts = Counts()
     for number in range(2 * MOST_JOBS):
         counts.ended(*ended(iteration(f"made-up-{number}")), lambda: ["bad"])
-        counts.carried(f"made-up-{number}", lambda: ["bad"], 1 << 60)
+        counts.add_bytes(f"made-up-{number}", lambda: ["bad"], 1 << 60)
     counts.ended(*ended(iteration()), lambda: ["h0", "bad"])  # the other one says that it trains it, too
     assert len(counts.copy()) == MOST_OF_HOST + 2
     assert "train" in counts.copy()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from training_traffic import both_ways, ring
 
 from netmon.dl.inference.bursts import Bursts
+from netmon.dl.inference.inference_text import Words
 from netmon.dl.inference.pattern import blocks
-from netmon.dl.inference.words import Words
 from netmon.dl.sums import sums_by_two
 
 MS = 1_000_000

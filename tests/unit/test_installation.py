@@ -16,10 +16,10 @@ from snapshot_example import example
 from test_tls import listening
 from waiting import free_port
 
-from collector.listening import Door
+from collector.listening import ListenConfig
 from netmon import __version__
 from netmon.cli import main
-from netmon.commands.doctor_installation import look_at_installation
+from netmon.commands.doctor_installation import check_installation
 from netmon.installation import installation_checks, named
 from netmon.kernel.probe.check import Check, Status
 from netmon.views import Selection, Snapshot, Totals
@@ -110,15 +110,15 @@ def test_a_collector_nobody_has_connected_to(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_certificates_are_looked_at_from_both_ends(tmp_path: Path) -> None:
-    with listening(tmp_path, Door(security(Role.COLLECTOR, "c"))) as address:
-        found = {check.name: check for check in look_at_installation(address, ANN)}
+    with listening(tmp_path, ListenConfig(security(Role.COLLECTOR, "c"))) as address:
+        found = {check.name: check for check in check_installation(address, ANN)}
         assert found["our certificate"].detail.startswith("of viewer ann, until 20")
         assert found[f"certificate of {address}"].detail.startswith("collector c, until 20")
         assert found[f"collector {address}"].status is Status.OK
-        (refused,) = look_at_installation(address, PLAIN)
+        (refused,) = check_installation(address, PLAIN)
         assert refused.status is Status.MISSING
     old = expired(pki("ours"), Identity(Role.FULL, "old"), 3)
-    (ours, *_) = look_at_installation(address, Security(old))
+    (ours, *_) = check_installation(address, Security(old))
     assert "of viewer old has expired on 20" in ours.detail
 
 
@@ -142,6 +142,6 @@ def test_an_expired_certificate_of_the_other_end_is_named() -> None:
     with expired_server() as address:
         with pytest.raises(UnreachableError, match=named_):
             watch_once(address, Selection(), ANN)
-        found = {check.name: check for check in look_at_installation(address, ANN)}
+        found = {check.name: check for check in check_installation(address, ANN)}
     assert found[f"certificate of {address}"].status is Status.MISSING
     assert "has expired" in found[f"certificate of {address}"].detail

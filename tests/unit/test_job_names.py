@@ -6,7 +6,7 @@ import pytest
 
 from netmon.job_names import distinct_names
 from netmon.kernel.job_names import MOST_JOB_NAME, job_name, script_name
-from netmon.report.job_names import asked_job, names_of
+from netmon.report.job_names import names_of, requested_job
 from netmon.report.runs import model_size
 
 PYTHON = ["/usr/bin/python3.11", "-u", "/home/eve/train.py", "--epochs", "3"]
@@ -101,8 +101,8 @@ def test_jobs_of_a_dataset_are_asked_for_by_either_name():
     rows = [("a:1", 1, "late.py"), ("a:1", 0, "train.py"), ("b:1", 0, "train.py"), ("c", 0, "c"), ("old", 0, None)]
     names = names_of(pd.DataFrame(rows, columns=["job", "rank", "job_name"]))
     assert names == {"a:1": "train.py [a:1]", "b:1": "train.py [b:1]", "c": "c"}
-    assert asked_job("train.py [b:1]", names) == "b:1"
-    assert [asked_job(asked, names) for asked in ("a:1", "old", "nobody", None)] == ["a:1", "old", "nobody", None]
+    assert requested_job("train.py [b:1]", names) == "b:1"
+    assert [requested_job(asked, names) for asked in ("a:1", "old", "nobody", None)] == ["a:1", "old", "nobody", None]
     assert names_of(pd.DataFrame({"job": ["a"], "rank": [0]})) == {}
 
 

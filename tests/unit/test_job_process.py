@@ -15,7 +15,7 @@ from training_traffic import Wire, ring
 from waiting import wait_for
 
 from collector.dataset.sink import ParquetSink
-from collector.jobs.process import JobsApart
+from collector.jobs.process import JobStageProcess
 from collector.jobs.worker import JobStage
 from collector.messages import HostNews, JobNews
 from collector.registry import Registry
@@ -24,7 +24,7 @@ from collector.settings import Settings
 
 @pytest.fixture
 def apart():
-    jobs = JobsApart()
+    jobs = JobStageProcess()
     yield jobs
     jobs.close()
 
@@ -42,7 +42,7 @@ def test_it_answers_as_the_stage_does_in_this_process(apart):
     wire.train(ring("1", "2", "3"), [100] * 8)
     stage, marks = JobStage(), 0
     for news in slices(wire):
-        here, there = stage.hear(news), asyncio.run(apart.exchange(news))
+        here, there = stage.answer(news), asyncio.run(apart.exchange(news))
         assert (there.marks, there.owners, there.patterns) == (here.marks, here.owners, here.patterns)
         marks += len(there.marks)
     assert marks > 3 * 5
@@ -83,9 +83,9 @@ def test_it_ends_with_the_collector_and_not_before(apart):
 def test_it_ends_with_a_collector_that_is_killed():
     script = """
 import asyncio, time
-from collector.jobs.process import JobsApart
+from collector.jobs.process import JobStageProcess
 from collector.messages import HostNews, JobNews
-apart = JobsApart()
+apart = JobStageProcess()
 asyncio.run(apart.exchange(HostNews()))
 print(apart.pid, flush=True)
 time.sleep(600)

@@ -15,10 +15,10 @@ from training_traffic import MS, Wire, ring
 
 from collector.dataset.sink import ParquetSink
 from collector.jobs.worker import JobStage
-from collector.messages import ONSET_TOLD, HostNews, place_of
+from collector.messages import ONSET_UPDATE, HostNews, place_of
 from collector.registry import Registry
 from collector.settings import Settings
-from netmon.dl.inference import looking
+from netmon.dl.inference import scan_schedule
 
 
 def test_a_stage_forgets_sessions_that_are_over():
@@ -26,31 +26,31 @@ def test_a_stage_forgets_sessions_that_are_over():
     wire.train(ring("1", "2", "3"), [100] * 8)
     stage, last = JobStage(), 0
     for news in slices(wire):
-        stage.hear(news)
+        stage.answer(news)
         last = news.horizon_ns
     inferring, clocks = stage._inferring, stage._clocks
     places = {place_of(flow) for flow in inferring._flows}
-    onsets = np.zeros(len(inferring._flows), ONSET_TOLD)
+    onsets = np.zeros(len(inferring._flows), ONSET_UPDATE)
     onsets["flow"] = sorted(inferring._flows)
-    stage.hear(HostNews(onsets=onsets, horizon_ns=last))
+    stage.answer(HostNews(onsets=onsets, horizon_ns=last))
     assert (len(places), len(clocks._ends), len(clocks._ends.pairs), len(clocks._ends.links())) == (3, 6, 3, 3)
-    stage.hear(HostNews(ended=[min(places)], horizon_ns=last + 10**9))
+    stage.answer(HostNews(ended=[min(places)], horizon_ns=last + 10**9))
     assert (len(inferring._flows), len(clocks._ends), len(clocks._ends.pairs), len(clocks._ends.links())) == (
         4,
         4,
         1,
         1,
     )
-    stage.hear(HostNews(ended=sorted(places)[1:], horizon_ns=last + 2 * 10**9))
-    stage.hear(HostNews(horizon_ns=last + 3 * 10**9))
+    stage.answer(HostNews(ended=sorted(places)[1:], horizon_ns=last + 2 * 10**9))
+    stage.answer(HostNews(horizon_ns=last + 3 * 10**9))
     assert (inferring._flows, inferring._places, inferring._jobs) == ({}, {}, {})
     assert (len(clocks._ends), clocks._ends.pairs, clocks._corrections, clocks._coarse) == (0, [], {}, {})
-    stage.hear(HostNews(horizon_ns=last + 60 * 10**9))
+    stage.answer(HostNews(horizon_ns=last + 60 * 10**9))
     inference = inferring._inference
-    looking, verdicts = inference._looking, inference._verdicts
+    schedule, verdicts = inference._looking, inference._verdicts
     for known in (inference._flows, inference._hosts, inference._bursts, inference._told, inference._jobs):
         assert not known
-    for known in (looking.looks, looking._lively, looking._of_ends, looking._edges, looking._next):
+    for known in (schedule.looks, schedule._lively, schedule._of_ends, schedule._edges, schedule._next):
         assert not known
     for known in (verdicts._between, verdicts._toward, verdicts._volume, verdicts._told, verdicts._known):
         assert not known
@@ -65,9 +65,9 @@ def turn_with(flows: int) -> int:
             wire.send(flow, (time_ms + number % 50) * MS, 5_000 + 17 * number, rate=5_000 + 17 * number)
     stage, last = JobStage(), 0
     for news in slices(wire):
-        stage.hear(news)
+        stage.answer(news)
         last = news.horizon_ns
-    return lines_run(lambda: stage.hear(HostNews(horizon_ns=last + SLICE_MS * MS)))
+    return lines_run(lambda: stage.answer(HostNews(horizon_ns=last + SLICE_MS * MS)))
 
 
 def test_a_turn_has_an_end():
@@ -79,7 +79,7 @@ def test_flows_of_jobs_that_tell_their_iterations_are_looked_at_less(monkeypatch
     looks = []
     for marked in (frozenset(), frozenset({"a"})):
         looked = []
-        monkeypatch.setattr(looking, "repetition", lambda rows, now_ns, looked=looked: looked.append(now_ns))
+        monkeypatch.setattr(scan_schedule, "repetition", lambda rows, now_ns, looked=looked: looked.append(now_ns))
         wire = Wire()
         for ends in (("1", "2"), ("2", "1")):
             flow = wire.flow(ends)
@@ -88,7 +88,7 @@ def test_flows_of_jobs_that_tell_their_iterations_are_looked_at_less(monkeypatch
         stage = JobStage()
         for news in slices(wire):
             flows = [flow._replace(job="a", rank=place_of(flow.flow)) for flow in news.flows]
-            stage.hear(replace(news, flows=flows, marked=marked))
+            stage.answer(replace(news, flows=flows, marked=marked))
         looks.append(len(looked))
     assert 0 < 3 * looks[1] < 2 * looks[0]  # the longer it is known, the less
 

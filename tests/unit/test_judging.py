@@ -187,4 +187,4 @@ def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkey
 
 def test_an_iteration_is_told_of_once():
     job = JobSteps()
-    assert [job.tell(number) for number in (7, 8, 7)] == [True, True, False]
+    assert [job.mark_published(number) for number in (7, 8, 7)] == [True, True, False]

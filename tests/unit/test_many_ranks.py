@@ -6,11 +6,11 @@ from collections.abc import Callable
 import numpy as np
 from lines_run import lines_run
 
-from collector.jobs.answering import Claims, Numbers
+from collector.jobs.rank_registry import Claims, Numbers
 from collector.messages import Holder, Step
-from netmon.dl.beats import Beat, Events
 from netmon.dl.inference.pattern import blocks, strongly_connected
 from netmon.dl.numbering import RankEvents, Trust
+from netmon.dl.step_alignment import Events, StepMoment
 
 RANKS, HOSTS = 4096, 512
 S = 1_000_000_000
@@ -34,8 +34,8 @@ def telling(numbers: Numbers, ranks: int, begin: int) -> Callable[[], None]:
     def work() -> None:
         for rank in range(ranks):
             number = np.arange(8)
-            events = {Beat.END: Events(number, begin + number * S + rank)}
-            numbers.tell("train", RankEvents(rank, Trust.COUNTED, events, 1_000), lambda shift: None)
+            events = {StepMoment.END: Events(number, begin + number * S + rank)}
+            numbers.add_events("train", RankEvents(rank, Trust.COUNTED, events, 1_000), lambda shift: None)
             numbers.shift("train", rank)
             numbers.relative("train", rank)
 
@@ -51,7 +51,7 @@ def test_claims_of_many_ranks():
     other = Step(0, RANKS - 1, 0, S)
     assert claims.claim("train", other, holder(1)) == "train#2"  # while all those step
     assert lines_run(lambda: [claims.release_session(f"s{host}") for host in range(HOSTS)]) < 2 * 16 * few
-    assert not claims.held("train", 5)
+    assert not claims.is_claimed("train", 5)
 
 
 def test_common_numbers_of_many_ranks():

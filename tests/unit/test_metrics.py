@@ -31,11 +31,11 @@ from collector.metrics.job_counts import BOUNDS_S, MOST_JOBS, OTHER, Counts
 from collector.registry import Registry
 from collector.server import serve
 from collector.settings import Settings
+from netmon.agent.loop_watchdog import LoopWatchdog
 from netmon.agent.metrics import AgentMetrics, AgentNews
 from netmon.agent.recorder import Recorder, in_memory
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
-from netmon.agent.standstill import Standstill
 from netmon.dl.iterations import Iteration
 from netmon.errors import UnsupportedError, UsageError
 from netmon.records import CLASS_NAMES, Moment, Source
@@ -166,7 +166,7 @@ def agents_own(tmp_path: Path) -> str:
     news.sent(5, 100, 1_000_000, batch.clock, batch.cost, batch.ledger)
     stream = SimpleNamespace(connected=False, where="the collector at c")
     recorder = Recorder(in_memory(1 << 20), 1, 10**9, 1 << 20, 0)
-    metrics = AgentMetrics("h0", news, spool, stream, recorder, os.getpid(), Standstill())
+    metrics = AgentMetrics("h0", news, spool, stream, recorder, os.getpid(), LoopWatchdog())
     assert metrics.condition().unready == "no connection to the collector at c; batches wait"
     news.sent_s -= 60
     assert metrics.condition().unwell.startswith("no batch was made for 60 s")

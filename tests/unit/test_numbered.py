@@ -10,11 +10,11 @@ from netmon.records import Direction, Flow, Owner
 def test_a_number_is_somebody_elses_after_a_while() -> None:
     names = Numbered("")
     assert [names.number(name) for name in ("", "a", "b", "a")] == [0, 1, 2, 1]
-    names.let_go([2])
+    names.release_unused([2])
     assert names.number("c") == 3
-    names.let_go([])
+    names.release_unused([])
     assert names.number("d") == 4  # all were in use lately
-    names.let_go([4])  # a, b: not since long ago
+    names.release_unused([4])  # a, b: not since long ago
     assert [names.number(name) for name in ("e", "f", "g", "")] == [2, 1, 5, 0]
     assert names.values == ["", "f", "e", "c", "d", "g"]
 
@@ -32,9 +32,9 @@ def test_months_of_jobs_take_no_more_than_those_that_are_there() -> None:
     for number in range(2, 200):
         describe(number)
         everything.remove([flows._index.pop(number)])
-        everything.let_numbers_go(jobs=[])
+        everything.release_numbers(jobs=[])
         row = everything.state[lasting]
         assert everything.jobs[row["job"]] == "job-1"
-        assert everything.parties[row["party"]].rank == 1
-        assert row["stepper"] == everything.stepper(0, int(row["job"]), 1)
-    assert max(len(everything.jobs), len(everything.parties), everything.steppers) <= 6
+        assert everything.traffic_owners[row["traffic_owner"]].rank == 1
+        assert row["rank_id"] == everything.rank_id(0, int(row["job"]), 1)
+    assert max(len(everything.jobs), len(everything.traffic_owners), everything.rank_ids) <= 6

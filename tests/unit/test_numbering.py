@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.beats import Beat, Events, best_shifts, nearest, period
-from netmon.dl.numbering import JobNumbers, RankEvents, Trust, tell_all
+from netmon.dl.numbering import JobNumbers, RankEvents, Trust, number_jobs
 from netmon.dl.scoring import combined, score
+from netmon.dl.step_alignment import Events, StepMoment, best_shifts, nearest, period
 from netmon.records import Source
 from netmon.views import SourceScore
 
@@ -21,11 +21,11 @@ def events(first, count, start_ms=0.0, period_ms=100.0, jitter=()):
 
 
 def ends(*args, **kwargs):
-    return {Beat.END: events(*args, **kwargs)}
+    return {StepMoment.END: events(*args, **kwargs)}
 
 
 def shift_between(reference, other):
-    (found,) = best_shifts([{Beat.END: reference}], [{Beat.END: other}])
+    (found,) = best_shifts([{StepMoment.END: reference}], [{StepMoment.END: other}])
     return found
 
 
@@ -60,15 +60,15 @@ def test_one_moment_of_each_rank_does_not_tell_which_iteration_it_is():
     assert shift_between(events(0, 1), events(0, 1, start_ms=100)) is None
     numbers = JobNumbers()
     for heard in (1, 2):
-        numbers.tell(0, Trust.RELATIVE, ends(0, heard), 0)
-        numbers.tell(1, Trust.RELATIVE, ends(0, heard, start_ms=100), 0)
+        numbers.align(0, Trust.RELATIVE, ends(0, heard), 0)
+        numbers.align(1, Trust.RELATIVE, ends(0, heard, start_ms=100), 0)
     assert numbers.shift(1) == 1
 
 
 def test_the_first_rank_heard_counts_for_all():
     numbers = JobNumbers()
-    numbers.tell(1, Trust.RELATIVE, ends(0, 10), 0)
-    numbers.tell(0, Trust.RELATIVE, ends(0, 1, start_ms=501), 0)
+    numbers.align(1, Trust.RELATIVE, ends(0, 10), 0)
+    numbers.align(0, Trust.RELATIVE, ends(0, 1, start_ms=501), 0)
     assert [numbers.shift(rank) for rank in (0, 1)] == [5, 0]
     assert numbers.relative(0)
     assert numbers.relative(1)
@@ -76,45 +76,45 @@ def test_the_first_rank_heard_counts_for_all():
 
 def test_a_true_number_makes_all_true():
     numbers = JobNumbers()
-    numbers.tell(0, Trust.RELATIVE, ends(0, 10), 0)
-    numbers.tell(1, Trust.RELATIVE, ends(0, 8, start_ms=200), 0)
-    assert not numbers.tell(2, Trust.COUNTED, ends(805, 5, start_ms=501), 0)
+    numbers.align(0, Trust.RELATIVE, ends(0, 10), 0)
+    numbers.align(1, Trust.RELATIVE, ends(0, 8, start_ms=200), 0)
+    assert not numbers.align(2, Trust.COUNTED, ends(805, 5, start_ms=501), 0)
     assert [numbers.shift(rank) for rank in (0, 1, 2)] == [800, 802, 0]
-    numbers.tell(0, Trust.RELATIVE, ends(0, 11), 0)
+    numbers.align(0, Trust.RELATIVE, ends(0, 11), 0)
     assert not numbers.relative(0)
 
 
 def test_what_the_script_says_is_not_changed():
     numbers = JobNumbers()
-    numbers.tell(0, Trust.TOLD, ends(0, 10), 0)
-    numbers.tell(1, Trust.TOLD, ends(3, 10), 0)
+    numbers.align(0, Trust.TOLD, ends(0, 10), 0)
+    numbers.align(1, Trust.TOLD, ends(3, 10), 0)
     assert numbers.shift(1) == 0
 
 
 def test_wrong_early_evidence_is_corrected():
     numbers = JobNumbers()
-    numbers.tell(0, Trust.RELATIVE, ends(0, 1), 0)
-    numbers.tell(1, Trust.RELATIVE, ends(0, 1, start_ms=101), 0)
+    numbers.align(0, Trust.RELATIVE, ends(0, 1), 0)
+    numbers.align(1, Trust.RELATIVE, ends(0, 1, start_ms=101), 0)
     assert numbers.shift(1) == 0  # the other had said no more than that
-    numbers.tell(0, Trust.RELATIVE, ends(0, 6), 0)
-    assert numbers.tell(1, Trust.RELATIVE, ends(0, 5, start_ms=101), 0)
+    numbers.align(0, Trust.RELATIVE, ends(0, 6), 0)
+    assert numbers.align(1, Trust.RELATIVE, ends(0, 5, start_ms=101), 0)
     assert numbers.shift(1) == 1
 
 
 @pytest.mark.parametrize(("error_ms", "shift"), [(0, 4), (20, 4), (30, 0)])
 def test_clocks_that_differ_too_much_prove_nothing(error_ms, shift):
     numbers = JobNumbers()
-    numbers.tell(0, Trust.RELATIVE, ends(0, 10), 0)
-    numbers.tell(1, Trust.RELATIVE, ends(0, 5, start_ms=400), error_ms * MS)
+    numbers.align(0, Trust.RELATIVE, ends(0, 10), 0)
+    numbers.align(1, Trust.RELATIVE, ends(0, 5, start_ms=400), error_ms * MS)
     assert numbers.shift(1) == shift
 
 
 def test_the_count_goes_on_without_the_rank_that_began_it():
     numbers = JobNumbers()
-    numbers.tell(0, Trust.RELATIVE, ends(0, 10), 0)
-    numbers.tell(1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
+    numbers.align(0, Trust.RELATIVE, ends(0, 10), 0)
+    numbers.align(1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
     numbers.forget(0)
-    numbers.tell(0, Trust.RELATIVE, ends(0, 3, start_ms=700), 0)
+    numbers.align(0, Trust.RELATIVE, ends(0, 3, start_ms=700), 0)
     assert [numbers.shift(rank) for rank in (0, 1)] == [7, 4]
     numbers.forget(0)
     numbers.forget(1)
@@ -123,11 +123,11 @@ def test_the_count_goes_on_without_the_rank_that_began_it():
 
 def test_a_true_number_stays_true_when_who_knew_it_is_gone():
     numbers = JobNumbers()
-    numbers.tell(0, Trust.COUNTED, ends(0, 10), 0)
-    numbers.tell(1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
+    numbers.align(0, Trust.COUNTED, ends(0, 10), 0)
+    numbers.align(1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
     numbers.forget(0)
     assert not numbers.relative(1)
-    numbers.tell(2, Trust.RELATIVE, ends(0, 3, start_ms=701), 0)
+    numbers.align(2, Trust.RELATIVE, ends(0, 3, start_ms=701), 0)
     assert [numbers.shift(rank) for rank in (1, 2)] == [4, 7]
     assert not numbers.relative(2)
 
@@ -135,14 +135,14 @@ def test_a_true_number_stays_true_when_who_knew_it_is_gone():
 def test_a_stored_shift_is_taken_up():
     numbers = JobNumbers()
     numbers.resume(1, Trust.RELATIVE, 5)
-    numbers.tell(1, Trust.RELATIVE, ends(20, 3), 0)
-    numbers.tell(0, Trust.RELATIVE, ends(0, 3), 0)
+    numbers.align(1, Trust.RELATIVE, ends(20, 3), 0)
+    numbers.align(0, Trust.RELATIVE, ends(0, 3), 0)
     assert [numbers.shift(rank) for rank in (0, 1)] == [25, 5]
     assert numbers.state(0) == (Trust.RELATIVE, 25)
 
 
 def all_beats(one):
-    return dict.fromkeys(Beat, Events.none()) | {Beat.BEGIN: one}
+    return dict.fromkeys(StepMoment, Events.none()) | {StepMoment.BEGIN: one}
 
 
 def test_a_source_is_scored_in_the_time_that_both_cover():
@@ -186,7 +186,7 @@ counts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 200)), max_size=1
 @given(st.lists(counts, min_size=1, max_size=3), st.lists(counts, max_size=8), st.data())
 def test_many_pairs_are_compared_as_each_alone(references, others, data):
     pairs = [(data.draw(st.sampled_from(references)), other) for other in others]
-    found = best_shifts([{Beat.END: one} for one, _ in pairs], [{Beat.END: other} for _, other in pairs])
+    found = best_shifts([{StepMoment.END: one} for one, _ in pairs], [{StepMoment.END: other} for _, other in pairs])
     assert found == [one_shift(*pair) for pair in pairs]
     assert [period(of) for of in others] == [one_period(of) for of in others]
 
@@ -204,9 +204,9 @@ def test_what_is_told_together_is_decided_in_its_order(told):
         (job, RankEvents(rank, trust, ends(first, count, start_ms=100 * start), error))
         for job, rank, trust, first, count, start, error in told
     ]
-    decided = tell_all([(together[job], events) for job, events in news])
+    decided = number_jobs([(together[job], events) for job, events in news])
     for (job, events), one in zip(news, decided, strict=True):
-        assert alone[job].tell(*events) == one.moved
+        assert alone[job].align(*events) == one.moved
         assert alone[job].shift(events.rank) == one.shift
     for one, other in zip(together, alone, strict=True):
         assert [one.state(r) for r in range(5)] == [other.state(r) for r in range(5)]

@@ -3,16 +3,16 @@
 
 import numpy as np
 
-from collector.host.tables import MOST, Over, OverIterations
+from collector.host.tables import MOST, Over, RecentIterations
 
 
-def add(over: OverIterations, place: int, number: int) -> None:
+def add(over: RecentIterations, place: int, number: int) -> None:
     told = {"start_ns": 100 * number, "end_ns": 100 * number + 90, "job": 7, "rank": 3, "number": number}
     over.add(np.array([place]), **{name: np.array([value]) for name, value in told.items()})
 
 
 def test_those_of_a_span_and_no_more_than_some() -> None:
-    over = OverIterations()
+    over = RecentIterations()
     assert list(over.within(0, 0, 1 << 60)) == []
     for number in range(3 * MOST):
         add(over, 0, number)

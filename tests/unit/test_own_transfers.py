@@ -11,7 +11,7 @@ from collector.dataset.verdict_rows import verdict_table
 from netmon.dl.verdict import Whose, sentence
 from netmon.dl.verdict.own_transfers import JobFlow, OwnTransfer, own_transfers
 from netmon.records import Direction
-from netmon.report.judging import told
+from netmon.report.judging import stored_verdicts
 from netmon.views import Cause, Verdict
 from netmon.wire import netmon_pb2 as pb
 from netmon.wire.mapping import from_message, to_message
@@ -102,10 +102,10 @@ def test_verdicts_that_were_stored_without_it_are_read(tmp_path):
     verdict = Uploading().judged()
     table = verdict_table([replace(verdict, cause=Cause.CROSS)])
     pq.write_table(table.drop_columns(["own_transfer_ns"]), folder / "part-1.parquet")
-    (before,) = told(tmp_path)
+    (before,) = stored_verdicts(tmp_path)
     assert (before.cause, before.own_transfer_ns) == (Cause.CROSS, 0)
     pq.write_table(verdict_table([verdict]), folder / "part-2.parquet")
-    assert {each.own_transfer_ns for each in told(tmp_path)} == {0, verdict.own_transfer_ns}
+    assert {each.own_transfer_ns for each in stored_verdicts(tmp_path)} == {0, verdict.own_transfer_ns}
 
 
 def test_who_may_see_no_processes_sees_no_transfers_either():

@@ -16,7 +16,7 @@ from waiting import free_port, wait_for
 from collector import stored_past
 from netmon.dl.past_frames import joined_times
 from netmon.errors import WireError
-from netmon.past import STEP_TIMES, TABLES, Wanted
+from netmon.past import STEP_TIMES, TABLES, RowQuery
 from netmon.report.past import DatasetPast
 from netmon.report.stored_rows import StoredRows
 from netmon.top.collector_past import CollectorPast
@@ -48,14 +48,14 @@ def answers(at: str) -> bool:
     return False
 
 
-def rows(source: Any, wanted: Wanted) -> list[dict[str, Any]]:
+def rows(source: Any, wanted: RowQuery) -> list[dict[str, Any]]:
     found = [row for batch in source.batches(wanted) for row in pa.Table.from_batches([batch]).to_pylist()]
     return sorted(found, key=repr)
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_collector_tells_the_same_rows_as_its_dataset(address: str, table: str) -> None:
-    for wanted in (Wanted(table, ["host", "job", "rank"]), Wanted(table, among={"host": ["h1", "nobody"]})):
+    for wanted in (RowQuery(table, ["host", "job", "rank"]), RowQuery(table, among={"host": ["h1", "nobody"]})):
         assert rows(CollectorRows(address), wanted) == rows(StoredRows(RECORDED), wanted)
 
 
@@ -89,13 +89,13 @@ def test_top_goes_back_to_what_was_before_it_began(address: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "reason"),
     [
-        (Wanted("../../etc"), "not one of iterations"),
-        (Wanted("buckets", since_ns=2, until_ns=2), "end after it begins"),
-        (Wanted("buckets", ["host"] * 65), "more than 64 columns"),
-        (Wanted("buckets", among={"host": ["h"] * 5_000}), "4096 values"),
+        (RowQuery("../../etc"), "not one of iterations"),
+        (RowQuery("buckets", since_ns=2, until_ns=2), "end after it begins"),
+        (RowQuery("buckets", ["host"] * 65), "more than 64 columns"),
+        (RowQuery("buckets", among={"host": ["h"] * 5_000}), "4096 values"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_a_line(address: str, wanted: Wanted, reason: str) -> None:
+def test_what_cannot_be_asked_is_refused_in_a_line(address: str, wanted: RowQuery, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         decode_wanted(encode_wanted(wanted))
     with pytest.raises(UnreachableError, match=reason):
@@ -106,21 +106,21 @@ def test_what_cannot_be_asked_is_refused_in_a_line(address: str, wanted: Wanted,
 def test_values_of_another_kind_than_the_columns_are_refused_in_a_line(address: str, among: dict[str, list]) -> None:
     """Or there are no such rows; either way a collector goes on."""
     try:
-        assert rows(CollectorRows(address), Wanted("buckets", among=among)) == []
+        assert rows(CollectorRows(address), RowQuery("buckets", among=among)) == []
     except UnreachableError as error:
         assert "cannot read buckets so" in str(error)  # noqa: PT017
-    assert rows(CollectorRows(address), Wanted("buckets"))
+    assert rows(CollectorRows(address), RowQuery("buckets"))
 
 
 @pytest.mark.parametrize(("since", "until"), [(-(1 << 63), (1 << 63) - 1), (-(1 << 63), 1 - (1 << 63)), (0, 1)])
 def test_any_times_may_be_asked_for(address: str, since: int, until: int) -> None:
-    assert isinstance(rows(CollectorRows(address), Wanted("iterations", since_ns=since, until_ns=until)), list)
+    assert isinstance(rows(CollectorRows(address), RowQuery("iterations", since_ns=since, until_ns=until)), list)
 
 
 def test_an_answer_is_bounded(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_past, "MOST_ROWS", 10)
     with pytest.raises(UnreachableError, match="more than 10 rows of buckets: ask for less time"):
-        rows(CollectorRows(address), Wanted("buckets"))
+        rows(CollectorRows(address), RowQuery("buckets"))
 
 
 def test_a_collector_that_does_not_tell_says_so(tmp_path: Path) -> None:
@@ -128,17 +128,17 @@ def test_a_collector_that_does_not_tell_says_so(tmp_path: Path) -> None:
     with collecting(at, tmp_path / "data"):
         wait_for(lambda: answers(at))
         with pytest.raises(UnreachableError, match="does not tell of its dataset"):
-            rows(CollectorRows(at), Wanted("iterations"))
+            rows(CollectorRows(at), RowQuery("iterations"))
         assert CollectorPast(at, stored=DatasetPast(CollectorRows(at))).steps().jobs == {}
 
 
 def test_it_is_told_through_a_receiving_process_too(tmp_path: Path) -> None:
-    at, wanted = f"unix:{tmp_path}/s", Wanted("iterations", ["job", "rank", "iteration"])
+    at, wanted = f"unix:{tmp_path}/s", RowQuery("iterations", ["job", "rank", "iteration"])
     with collecting(at, tmp_path / "data", stored=StoredRows(RECORDED), receiver="apart"):
         wait_for(lambda: answers(at))
         assert rows(CollectorRows(at), wanted) == rows(StoredRows(RECORDED), wanted)
         with pytest.raises(UnreachableError, match="not one of iterations"):
-            rows(CollectorRows(at), Wanted("/etc"))
+            rows(CollectorRows(at), RowQuery("/etc"))
 
 
 def test_what_both_know_counts_once_and_a_job_may_have_begun_anew() -> None:

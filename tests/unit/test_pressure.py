@@ -3,9 +3,9 @@
 
 import numpy as np
 
+from netmon.agent.poll_schedule import PollSchedule
 from netmon.agent.pressure import Backlog, Pressure, widths
 from netmon.agent.resolution import Resolution
-from netmon.agent.rhythm import Rhythm
 from netmon.records import BUCKET
 
 MS, S = 1_000_000, 1_000_000_000
@@ -68,10 +68,10 @@ def test_what_the_collector_asks_for_holds_as_long_as_it_does() -> None:
 
 def test_batches_come_as_rarely_as_the_collector_asks_but_within_reason() -> None:
     def due_after(asked_ns: int) -> int:
-        of = Rhythm(0)
+        of = PollSchedule(0)
         of.asked_ns = asked_ns
         for now in range(0, 10 * S, 50 * MS):
-            of.look(now, 0.0, waits=True)
+            of.update(now, 0.0, waits=True)
             if of.batch_is_due:
                 return now
         raise AssertionError

@@ -9,8 +9,8 @@ from collector_stream import MS, S, hello, mark
 from rank_hosts import Hosts, align, hear, ranks, settle, step, told
 
 from collector.host.flows import AllFlows, FlowTable, Links
-from collector.host.odd_marks import DISTANT, GONE, REPEATED, STRANGER
 from collector.host.rank import Rank
+from collector.host.rejected_marks import DISTANT, GONE, REPEATED, STRANGER
 from collector.host.steps import AllSteps
 from netmon.dl.iterations import IterationTracker
 from netmon.records import Direction, Flow, Moment, Owner, Source
@@ -148,7 +148,7 @@ def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks(
     second.release()
     by_traffic = {"rank": 1, "relative": True, "pid": 0, "source": Source.INFERRED}
     told(first, *(replace(m, **by_traffic) for m in enqueues(6, 402.0)))
-    second.ask_last()
+    second.request_last_names()
     second.hosts.talk()
     second.end_of_stream()
     align(second)

@@ -16,7 +16,7 @@ from waiting import DIES_WITH_US, wait_for
 
 import netmon
 from netmon.errors import DataError
-from netmon.past import Wanted, replaced_path
+from netmon.past import RowQuery, replaced_path
 from netmon.report.dataset import Tables, open_table, stream
 from netmon.report.files import table_files
 from netmon.report.selection import Window, open_rows
@@ -34,7 +34,7 @@ READERS = {
     "stream": lambda data: numbers(stream(open_table(data, "iterations"), ["iteration"])),
     "selection": lambda data: numbers(selected(*open_rows(data, "iterations", Window(job="train")))),
     "report": lambda data: Tables(data).read("iterations")["iteration"].tolist(),
-    "past": lambda data: numbers(StoredRows(data).batches(Wanted("iterations", (), *EVER))),
+    "past": lambda data: numbers(StoredRows(data).batches(RowQuery("iterations", (), *EVER))),
     "notebook": lambda data: netmon.open(str(data)).iterations(job="train")["iteration"].tolist(),
 }
 

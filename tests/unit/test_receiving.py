@@ -19,16 +19,16 @@ from collector_stream import MS, Host, hello
 from test_collector_server import FAST, first_stored, message, send, session
 from waiting import DIES_WITH_US, wait_for
 
-from collector import growing
-from collector.receiving.sessions import StreamApart
+from collector import auto_receiver
+from collector.receiving.sessions import RemoteStream
 from collector.server import serve
 from netmon.bench.cpu import children, command_line
 from netmon.columnar import Columns
 from netmon.errors import UnsupportedError
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
+from netmon.wire.batch_fields import decode_many, filter_batches
 from netmon.wire.batches import encode_batch
-from netmon.wire.many import decode_many, keep
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.snapshots import decode_snapshot
 
@@ -49,7 +49,7 @@ async def collector(directory: Path, receiver: str = "apart") -> AsyncIterator[C
 
 
 def test_many_agents_get_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "APART_FROM", 2)
+    monkeypatch.setattr(auto_receiver, "APART_FROM", 2)
 
     async def scenario() -> None:
         async with collector(tmp_path, "auto") as stub:
@@ -169,7 +169,7 @@ def test_some_of_many_batches() -> None:
     messages = [encode_batch(host.batch()) for _ in range(5) for host in hosts]
     messages[4].clock.mono_ns = -5  # refused
     good = np.arange(len(messages)) % 4 != 1
-    kept = keep(decode_many(messages), good)
+    kept = filter_batches(decode_many(messages), good)
     alone = decode_many([one for one, is_good in zip(messages, good.tolist(), strict=True) if is_good])
     assert kept.refused == alone.refused
     for name in ("rows", "ledger", "heads", "transport", "host"):
@@ -184,14 +184,14 @@ def test_some_of_many_batches() -> None:
 
 
 def test_what_fails_for_one_stream_is_said_and_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = StreamApart.open
+    opened = RemoteStream.open
 
-    async def failing(self: StreamApart, introduced: Hello) -> None:
+    async def failing(self: RemoteStream, introduced: Hello) -> None:
         if introduced.host == "odd":
             raise ZeroDivisionError("of a mistake of ours")
         await opened(self, introduced)
 
-    monkeypatch.setattr(StreamApart, "open", failing)
+    monkeypatch.setattr(RemoteStream, "open", failing)
 
     async def scenario() -> list[str]:
         async with collector(tmp_path) as stub:

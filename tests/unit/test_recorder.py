@@ -139,25 +139,25 @@ def test_an_answer_ends_with_what_is_missing() -> None:
     for second in range(3):
         of.add(rows(second), BEGIN + (second + 1) * S)
     pulls = Pulls(of)
-    pulls.ask(request(7, 1, 9))
+    pulls.add_request(request(7, 1, 9))
     taken = answers(pulls)
     assert {answer.number for answer in taken} == {7}
     assert sum(answer.buckets.rows for answer in taken) == 2_000
     assert taken[-1].gap == "the last 6.000 s are not over yet"
-    pulls.ask(request(8, 0, 3, most=1_500))
+    pulls.add_request(request(8, 0, 3, most=1_500))
     assert "more than 1500 rows" in answers(pulls)[-1].gap
 
 
 def test_without_a_recorder_it_says_so() -> None:
     pulls = Pulls(None)
-    pulls.ask(request(1, 0, 1))
+    pulls.add_request(request(1, 0, 1))
     assert answers(pulls)[-1].gap == "the agent records nothing (--record off)"
 
 
 def test_too_many_requests_are_refused_and_all_are_forgotten_with_the_connection() -> None:
     pulls = Pulls(recorder(in_memory(1 << 16)))
     for number in range(MOST + 1):
-        pulls.ask(request(number, 0, 1))
+        pulls.add_request(request(number, 0, 1))
     gaps = {}
     while len(gaps) <= MOST:
         message = pulls.take()
@@ -165,7 +165,7 @@ def test_too_many_requests_are_refused_and_all_are_forgotten_with_the_connection
             answer = netmon_pb2.AgentMessage.FromString(message).full
             gaps[answer.number] = answer.gap
     assert gaps[MOST] == "the agent answers others"
-    pulls.ask(request(1, 0, 1))
+    pulls.add_request(request(1, 0, 1))
     pulls.clear()
     assert pulls.take() is None
 

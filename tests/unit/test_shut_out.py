@@ -24,7 +24,7 @@ from test_tls import listening
 from waiting import free_port, wait_for
 
 from collector import admission
-from collector.listening import Door
+from collector.listening import ListenConfig
 from netmon.certificates.authority import Authority
 from netmon.certificates.viewers import make_token
 from netmon.wire import netmon_pb2
@@ -112,7 +112,7 @@ def calling(address: str, made: Authority) -> Iterator[tuple[grpc.Channel, Open,
 def test_streams_end_with_their_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_CHECK_EVERY_S", 0.1, raising=False)
     made = issued(tmp_path / "pki")
-    listens = listening(tmp_path, Door(Security(made.folder(COLLECTOR))))
+    listens = listening(tmp_path, ListenConfig(Security(made.folder(COLLECTOR))))
     with listens as address, calling(address, made) as (channel, watched, sent):
         later = SimpleNamespace(time=lambda: time.time() + 400 * 86_400, monotonic=time.monotonic)
         monkeypatch.setattr(admission, "time", later)
@@ -131,7 +131,7 @@ def test_streams_end_when_their_authority_is_replaced(
     monkeypatch.setattr(admission, "_CHECK_EVERY_S", 0.1, raising=False)  # here
     old, new = issued(tmp_path / "old"), issued(tmp_path / "new")
     served = put(old, tmp_path / "served")
-    with listening(tmp_path, Door(Security(served)), receiver=receiver) as address:
+    with listening(tmp_path, ListenConfig(Security(served)), receiver=receiver) as address:
         with calling(address, old) as (channel, watched, sent):
             put(new, served)
             assert watched.ended()[0] is grpc.StatusCode.UNAUTHENTICATED
@@ -146,7 +146,7 @@ def test_while_both_authorities_are_trusted_nobody_is_cut_off(tmp_path: Path, mo
     monkeypatch.setattr(admission, "_CHECK_EVERY_S", 0.02, raising=False)
     old, new = issued(tmp_path / "old"), issued(tmp_path / "new")
     served = put(old, tmp_path / "served")
-    with listening(tmp_path, Door(Security(served))) as address, calling(address, old) as (_, watched, sent):
+    with listening(tmp_path, ListenConfig(Security(served))) as address, calling(address, old) as (_, watched, sent):
         both = (new.directory / "ca.crt").read_bytes() + (old.directory / "ca.crt").read_bytes()
         put(new, served)
         (served / "ca.crt").write_bytes(both)
@@ -165,7 +165,7 @@ def test_a_stream_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.Monkey
     made, at = issued(tmp_path / "pki"), f"localhost:{free_port(2) + 1}"
     tokens = {name: make_token(made, Identity(Role.JOBS, name), 1)[0] for name in ("gone", "raised", "kept")}
     file = made.directory / "tokens"
-    with listening(tmp_path, Door(Security(made.folder(COLLECTOR)), file, at)), contextlib.ExitStack() as stack:
+    with listening(tmp_path, ListenConfig(Security(made.folder(COLLECTOR)), file, at)), contextlib.ExitStack() as stack:
         watched = {}
         for name, folder in tokens.items():
             channel = stack.enter_context(open_channel(at, Security(folder), (), Role.FULL))

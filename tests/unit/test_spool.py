@@ -15,7 +15,7 @@ import pytest
 
 from netmon.agent import spool as spool_module
 from netmon.agent import spool_folder
-from netmon.agent.carried import CARRIED, carried, summed
+from netmon.agent.link_totals import LINK_TOTALS, link_totals, summed
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
@@ -25,7 +25,7 @@ from netmon.wire.limits import MAX_FLOWS
 
 
 def loss(packets: int = 1) -> bytes:
-    return np.array([(1, 0, packets, 100 * packets, 50 * packets)], CARRIED).tobytes()
+    return np.array([(1, 0, packets, 100 * packets, 50 * packets)], LINK_TOTALS).tobytes()
 
 
 class Kept:
@@ -198,7 +198,7 @@ def test_what_an_agent_had_appended_when_it_was_killed_is_whole(tmp_path: Path) 
     assert table.hello() == b"its hello"
     last = table.last()
     assert last >= 500
-    assert list(table.carried()) == list(range(1, last + 1))
+    assert list(table.link_totals()) == list(range(1, last + 1))
     assert table.read(last).body == b"%d" % last
     table.close()
 
@@ -321,7 +321,7 @@ def test_what_buckets_carry_is_counted_per_link() -> None:
     buckets = np.zeros(4, BUCKET)
     buckets["flow_id"] = (9, 6, 5, 9)
     buckets["packets"], buckets["wire_bytes"], buckets["payload_bytes"] = (1, 2, 3, 4), (10, 20, 30, 4_000_000_000), 7
-    table = carried(buckets, flows)
+    table = link_totals(buckets, flows)
     assert table.tolist() == [(1, 0, 2, 20, 7), (1, 1, 8, 4_000_000_040, 21)]
     twice = summed([table.tobytes(), table.tobytes()])
     assert twice.tolist() == [(1, 0, 4, 40, 14), (1, 1, 16, 8_000_000_080, 42)]

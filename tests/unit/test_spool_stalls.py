@@ -13,7 +13,7 @@ from waiting import wait_for
 
 from netmon.agent import spool as spool_module
 from netmon.agent.batch_table import Account, BatchTable, FlowRow, Kept
-from netmon.agent.carried import CARRIED
+from netmon.agent.link_totals import LINK_TOTALS
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.records import Table, empty
@@ -64,7 +64,7 @@ class Disk:
 
     def append(self, first: int, last: int = 0) -> None:
         for sequence in range(first, (last or first) + 1):
-            one = empty(CARRIED)
+            one = empty(LINK_TOTALS)
             one.resize(1)
             one["packets"] = 1
             flows = [(sequence, b"flow %d " % sequence)] if sequence % 2 else [(1, b"flow 1 owned %d " % sequence)]

@@ -34,7 +34,7 @@ def rows(stops: RankStops, memory: Table, told: list[tuple[int, int, int]]) -> l
     for step, (begin, end, total) in enumerate(told, 1):
         memory["begin_ns"][place], memory["end_ns"][place] = (START + t * 1_000_000 if t else 0 for t in (begin, end))
         memory["total_ns"][place] = total * 1_000_000
-        rank.look(START + step * STEP_NS)
+        rank.sample(START + step * STEP_NS)
     rank.close()
     assert not memory["pid"].any()
     found = [(row["start_ns"] - START, row["end_ns"] - START, row["stopped_ns"]) for row in rank.take()]
@@ -63,7 +63,7 @@ def test_what_a_rank_did_stands_beside_the_time_in_which_it_was_stopped(shared: 
     until = time.process_time_ns() + 1_000_000
     while time.process_time_ns() < until:
         pass
-    rank.look(START + STEP_NS)
+    rank.sample(START + STEP_NS)
     rank.close()
     before, stopped = rank.take()[:2]  # a busy machine may give what follows a row of its own
     assert stopped["cpu_ns"] == stopped["run_delay_ns"] == 0

@@ -106,7 +106,7 @@ def test_what_a_process_has_written_last_is_read_when_it_is_gone(path: Path, tim
     for step in range(1, 2_000):  # more than is read at a time
         timeline.step(step * 10_000)
     assert path.stat().st_size > 2 * MOST_READ
-    assert marks.keep({}, NOW) == []
+    assert marks.retain({}, NOW) == []
     got += marks.read(NOW, UTC_MINUS_MONO)
     assert [iteration for iteration, _ in boundaries(got, Moment.LAST_WAIT)] == list(range(2_000))
     assert got[-1].time_ns == mono(1_999 * 10_000 + 56)
@@ -139,7 +139,7 @@ def test_a_file_that_never_answers_is_left(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "close", lambda descriptor: (close(descriptor), closed.set()))
     marks = followed(path)
     assert marks.read(NOW, UTC_MINUS_MONO) == []
-    assert not gone or marks.keep({}, NOW) == []
+    assert not gone or marks.retain({}, NOW) == []
     assert marks.read(NOW + 4_000_000_000, UTC_MINUS_MONO) == []
     (left,) = marks.read(NOW + 6_000_000_000, UTC_MINUS_MONO)
     assert left.moment is Moment.LEAVE

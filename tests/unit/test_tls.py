@@ -16,7 +16,7 @@ from collector_thread import collecting
 from test_collector_server import FAST, message
 from waiting import free_port, wait_for
 
-from collector.listening import Door
+from collector.listening import ListenConfig
 from collector.server import serve
 from netmon.certificates.authority import Authority
 from netmon.certificates.viewers import make_token
@@ -36,7 +36,7 @@ TEN = Selection(flows=10)
 
 
 @contextlib.contextmanager
-def listening(directory: Path, door: Door, host: str = "127.0.0.1", receiver: str = "auto") -> Iterator[str]:
+def listening(directory: Path, door: ListenConfig, host: str = "127.0.0.1", receiver: str = "auto") -> Iterator[str]:
     port = free_port()
     with collecting(f"{host}:{port}", directory / "data", door=door, receiver=receiver):
         wait_for(lambda: answers(port))
@@ -60,7 +60,7 @@ class Ours:
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ours]:
     made, for_tokens = pki("ours"), f"localhost:{free_port(2) + 1}"
     make_token(made, Identity(Role.JOBS, "graf"), 1)
-    door = Door(COLLECTOR, made.directory / "tokens", for_tokens)
+    door = ListenConfig(COLLECTOR, made.directory / "tokens", for_tokens)
     with listening(tmp_path_factory.mktemp("ours"), door) as address:
         yield Ours(address, for_tokens)
 
@@ -172,7 +172,7 @@ def test_strangers_are_told_why(ours: Ours, tmp_path: Path) -> None:
 
 
 def test_tls_to_who_speaks_none_says_so(tmp_path: Path) -> None:
-    with listening(tmp_path, Door()) as address:
+    with listening(tmp_path, ListenConfig()) as address:
         with pytest.raises(UnreachableError, match="it speaks no TLS there"):
             watch_once(address, TEN, ANN)
         assert not watch_once(address, TEN).insecure  # nobody else can listen
@@ -183,7 +183,7 @@ def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> None:
     collector = Identity(Role.COLLECTOR, "c")
     made.issue(collector, ["another.example"])
     viewer = Security(made.issue(Identity(Role.FULL, "v")).folder)
-    with listening(tmp_path, Door(Security(made.folder(collector)))) as address:
+    with listening(tmp_path, ListenConfig(Security(made.folder(collector)))) as address:
         with pytest.raises(UnreachableError, match="for other addresses"):
             watch_once(address, TEN, viewer)
         key = made.folder(collector) / "tls.key"
@@ -207,7 +207,7 @@ def test_plaintext_does_not_leave_the_machine(tmp_path: Path, listen: str) -> No
 
 
 def test_insecure_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with listening(tmp_path, Door(Security(insecure=True)), "0.0.0.0") as address:
+    with listening(tmp_path, ListenConfig(Security(insecure=True)), "0.0.0.0") as address:
         assert watch_once(address, TEN).insecure
     port = address.rpartition(":")[2]
     assert [r.message for r in caplog.records if "--insecure" in r.message] == [

@@ -13,7 +13,7 @@ from netmon.top.filters import parse
 from netmon.top.flow_kind import FLOWS, FlowRow, flow_rows, group_term, grouped
 from netmon.top.flows import draw, five_tuple, loss_share, owner, rank, round_trip
 from netmon.top.options import Options, arrange
-from netmon.top.row_table import HOLD_NS, Places
+from netmon.top.row_table import HOLD_NS, StableRows
 from netmon.views import FlowView
 
 TENTH = 100_000_000
@@ -33,26 +33,26 @@ def by_rate(**rates: float) -> list[FlowRow]:
 
 
 def test_flows_keep_their_rows_while_they_are_in_the_top() -> None:
-    places = Places(FLOWS)
+    places = StableRows(FLOWS)
     assert ports(places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)) == [1, 2, 3]
     assert ports(places.place(by_rate(p1=5, p2=9, p3=1), 2, TENTH)) == [1, 2, 3]
 
 
 def test_a_flow_that_left_the_top_keeps_its_row_for_a_while() -> None:
-    places = Places(FLOWS)
+    places = StableRows(FLOWS)
     places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)
     assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS - 1)) == [1, 2, 3]
     assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS)) == [1, 3, 2]
 
 
 def test_a_flow_that_came_back_in_time_starts_anew() -> None:
-    places = Places(FLOWS)
+    places = StableRows(FLOWS)
     for now, p2 in ((0, 5), (HOLD_NS - 1, 1), (HOLD_NS, 5), (HOLD_NS + 1, 1)):
         assert ports(places.place(by_rate(p1=9, p2=p2, p3=3), 2, now)) == [1, 2, 3]
 
 
 def test_a_flow_that_is_gone_has_an_unknown_rate() -> None:
-    places = Places(FLOWS)
+    places = StableRows(FLOWS)
     places.place(by_rate(p1=9, p2=5), 2, 0)
     (first, second) = places.place(by_rate(p2=5), 2, TENTH)
     assert math.isnan(first.view.wire_bps)
@@ -60,7 +60,7 @@ def test_a_flow_that_is_gone_has_an_unknown_rate() -> None:
 
 
 def test_fewer_rows_and_more_rows() -> None:
-    places = Places(FLOWS)
+    places = StableRows(FLOWS)
     views = by_rate(p1=9, p2=5, p3=1)
     assert ports(places.place(views, 3, 0)) == [1, 2, 3]
     assert ports(places.place(views, 1, 0)) == [1, 2, 3]

@@ -17,7 +17,7 @@ from waiting import wait_for
 from netmon.agent.pulls import Pulls
 from netmon.agent.recorder import Recorder
 from netmon.errors import DataError
-from netmon.report.judging import told
+from netmon.report.judging import stored_verdicts
 from netmon.trace.live import verdicts_table
 from netmon.views import Cause, Selection, Verdict
 from netmon.wire.watch import watch_once
@@ -46,11 +46,11 @@ def live(tmp_path, monkeypatch):
 
 def test_the_last_seconds_have_iterations_and_rows(live, tmp_path, capsys):
     assert run(live, tmp_path / "x.pftrace", "--last", "5s", "--job", "train") == 0
-    told = capsys.readouterr().out
+    stored_verdicts = capsys.readouterr().out
     read = Read(tmp_path / "x.pftrace")
     own = [(name, end - begun) for lane, name, begun, end, depth in read.slices if lane == "train/0" and not depth]
     assert len(own) >= 5
-    assert f"{len(own)} iterations" in told
+    assert f"{len(own)} iterations" in stored_verdicts
     lengths = sorted(length for _, length in own)
     assert lengths[-1] > 2 * lengths[len(lengths) // 2]
     lanes = {lane for lane, *_ in read.slices}
@@ -72,4 +72,4 @@ def test_verdicts_of_the_time_are_those_that_the_collector_told(tmp_path, start)
     table = verdicts_table([verdict], 9 * S, 20 * S)
     (tmp_path / "verdicts/date=2000-01-01/hour=all").mkdir(parents=True)
     pq.write_table(table, tmp_path / "verdicts/date=2000-01-01/hour=all/part.parquet")
-    assert told(tmp_path) == ([verdict] if start else [])
+    assert stored_verdicts(tmp_path) == ([verdict] if start else [])

@@ -170,8 +170,8 @@ def test_what_is_no_tcp_and_what_carries_nothing_is_not_asked_for(connections: C
     connections.flows[90] = datagrams
     looks = connections.looks()
     asked: list[int] = []
-    ask = looks._tcp.look
-    looks._tcp.look = lambda endpoints: asked.append(len(endpoints)) or ask(endpoints)
+    ask = looks._tcp.query
+    looks._tcp.query = lambda endpoints: asked.append(len(endpoints)) or ask(endpoints)
     for _ in range(3):
         assert len(a_look(looks, (90, 10**9))) == 0
     assert asked == []

@@ -11,7 +11,7 @@ from authorities import security
 from test_collector_server import FAST
 from test_tls import COLLECTOR, listening
 
-from collector.listening import Door
+from collector.listening import ListenConfig
 from collector.server import serve
 from netmon.wire.identity import Role
 from netmon.wire.secure import open_channel
@@ -55,7 +55,7 @@ def test_bytes_that_are_no_message_are_refused_in_one_line(
 
 def test_a_stranger_is_refused_before_anything_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
-        listening(tmp_path, Door(COLLECTOR)) as address,
+        listening(tmp_path, ListenConfig(COLLECTOR)) as address,
         open_channel(address, security(Role.JOBS, "wall"), (), Role.JOBS) as channel,
     ):
         for method in ("Stream", "Clock", "Full", "Past"):

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.dataset.verdict_rows import verdict_table
-from netmon.dl.verdict import CELL_NS, Carried, Link, Steps, Whose, judge, nothing_carried, sentence, standing_out
+from netmon.dl.verdict import CELL_NS, Link, LinkTotals, Steps, Whose, judge, no_link_totals, sentence, standing_out
 from netmon.dl.verdict.evidence import CARRIED, in_cells
 from netmon.dl.verdict.host_part import WAITED
-from netmon.dl.verdict.words import arithmetic, columns, from_columns
+from netmon.dl.verdict.verdict_text import arithmetic, columns, from_columns
 from netmon.records import Direction
 from netmon.views import SHARES, Cause, RankTimes, Verdict
 
@@ -87,7 +87,7 @@ class Run:
         told = Steps(**table, hosts=[f"h{rank}" for rank in range(RANKS)], size=RANKS)
         rows = np.array(cells, dtype=CARRIED)
         whose = [*JOB, *FROM, self.who, Whose("resnet", 1, 0, True, "")]
-        kept = Carried(LINKS, whose, rows, 100_000, self.waited, self.said) if carried else nothing_carried()
+        kept = LinkTotals(LINKS, whose, rows, 100_000, self.waited, self.said) if carried else no_link_totals()
         return judge("resnet", told, self.coarser(kept) if self.bucket_ms else kept, number)
 
     def coarser(self, kept):
@@ -335,7 +335,7 @@ def test_a_few_iterations_have_no_usual(count):
         size=1,
     )
     assert standing_out(steps) == []
-    verdict = judge("short", steps, nothing_carried(), count - 1)
+    verdict = judge("short", steps, no_link_totals(), count - 1)
     assert sentence(verdict).endswith("there is no usual time to compare it with")
     assert list(arithmetic(verdict)) == []
 
@@ -350,7 +350,7 @@ def test_a_job_of_one_rank_computes_longer():
         size=1,
     )
     assert standing_out(steps) == [9]
-    verdict = judge("alone", steps, nothing_carried(), 9)
+    verdict = judge("alone", steps, no_link_totals(), 9)
     assert (verdict.cause, verdict.compute_ns) == (Cause.COMPUTE, 600 * MS)
 
 

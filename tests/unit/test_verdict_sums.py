@@ -4,15 +4,15 @@
 import numpy as np
 import pytest
 
-from collector.judging.judging import apart
+from collector.judging.judging import disjoint
 from collector.judging.recent_rows import RecentRows, of_sessions
 from netmon.columnar import Columns
 from netmon.dl.verdict import Link, Whose
+from netmon.dl.verdict.baseline import median, middle
 from netmon.dl.verdict.connections import SAID, limited
-from netmon.dl.verdict.evidence import CARRIED, CELL_NS, Carried
-from netmon.dl.verdict.held import where_contested
+from netmon.dl.verdict.evidence import CARRIED, CELL_NS, LinkTotals
 from netmon.dl.verdict.host_part import KEPT, WAITED, kept_more, stopped_in, within
-from netmon.dl.verdict.usual import median, middle
+from netmon.dl.verdict.transfer_stalls import where_contested
 from netmon.dl.verdict.window import JobTraffic, around, around_each
 from netmon.records import Direction
 
@@ -156,10 +156,10 @@ def test_connections_that_were_never_limited_do_not_count():
 
 
 def test_times_that_overlap_are_one():
-    begins, ends = apart([(50, 60), (10, 20), (15, 30), (30, 35)])
+    begins, ends = disjoint([(50, 60), (10, 20), (15, 30), (30, 35)])
     assert (begins[:-1].tolist(), ends.tolist()) == ([10, 50], [35, 60])
     assert begins[-1] == np.iinfo(np.int64).max
-    assert len(apart([])[0]) == 1
+    assert len(disjoint([])[0]) == 1
 
 
 def test_rows_that_are_not_wanted_are_not_copied():
@@ -182,7 +182,7 @@ def carried(foreign: int):
     rows["cell"] = UTC // CELL_NS + np.tile(cells, 3)
     rows["link"], rows["of"] = np.repeat([1, 2, 2], len(cells)), np.repeat([0, 1, 2], len(cells))
     rows["payload_bytes"] = rows["wire_bytes"] = np.repeat([10_000, 10_000, foreign], len(cells))
-    return Carried(LINKS, WHOSE, rows[::-1])
+    return LinkTotals(LINKS, WHOSE, rows[::-1])
 
 
 @pytest.mark.parametrize(("foreign", "full"), [(0, False), (300, False), (4_000, False), (20_000, True)])
@@ -194,7 +194,7 @@ def test_a_link_is_contested_where_it_is_full_with_others_bytes(foreign, full):
     assert seen.foreign.sum() == 40 * foreign
     found = where_contested(seen, seen.capacity)
     assert found.cells.any() == full
-    assert (found.link >= 0).any() == (found.party >= 0).any() == full
+    assert (found.link >= 0).any() == (found.traffic_owner >= 0).any() == full
     assert traffic.window(UTC + 100 * MS, UTC + 200 * MS) is None
     part = traffic.window(UTC + 5 * MS, UTC + 10 * MS)
     assert part.cells == 20

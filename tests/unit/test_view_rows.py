@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from collector.view.arrivals import Arrivals, Present
 from collector.view.groups import groups
 from collector.view.series import COLUMNS, INTERVAL_NS, LinkSeries, SeriesCopy
+from collector.view.share_hysteresis import ShareHysteresis
 from collector.view.state import ARRIVED, FLOW
-from collector.view.steady import SteadyShares
 from netmon.records import Class
 
 MS = 1_000_000
@@ -32,11 +32,11 @@ def flags(steady, *on, first=0, link=0, job=1):
 
 
 def test_a_state_has_to_last():
-    assert flags(SteadyShares(3), 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 0, 0, 0) == [0] * 8 + [1] * 7 + [0]
+    assert flags(ShareHysteresis(3), 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 0, 0, 0) == [0] * 8 + [1] * 7 + [0]
 
 
 def test_it_lasts_over_calls_and_over_windows_in_which_the_job_is_silent():
-    steady = SteadyShares(3)
+    steady = ShareHysteresis(3)
     assert flags(steady, 0, 1, 1) == [0, 0, 0]
     assert flags(steady, 1, first=50) == [1]
     assert flags(steady, 0, 0, first=40) == [1, 1]  # late
@@ -45,7 +45,7 @@ def test_it_lasts_over_calls_and_over_windows_in_which_the_job_is_silent():
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 6), st.integers(0, 60))
 def test_it_never_flickers_and_does_not_depend_on_the_calls(on, hold, cut):
-    whole, parts = SteadyShares(hold), SteadyShares(hold)
+    whole, parts = ShareHysteresis(hold), ShareHysteresis(hold)
     cut = min(cut, len(on))
     seen = flags(whole, *on)
     assert seen == flags(parts, *on[:cut]) + flags(parts, *on[cut:], first=cut)
@@ -58,19 +58,19 @@ def test_it_never_flickers_and_does_not_depend_on_the_calls(on, hold, cut):
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.booleans()), max_size=80))
 def test_links_and_jobs_do_not_disturb_each_other(rows):
     """Rows of several links and jobs in one call, several rows of one window: as each of them alone."""
-    together, alone = SteadyShares(2), {}
+    together, alone = ShareHysteresis(2), {}
     link, job = np.array([r[0] for r in rows], int), np.array([r[1] for r in rows], int)
     window = np.arange(len(rows)) // 2
     on = np.array([r[2] for r in rows], bool)
     seen = together.flags(link, job, window, on)
     for pair in {(r[0], r[1]) for r in rows}:
         own = (link == pair[0]) & (job == pair[1])
-        steady = alone.setdefault(pair, SteadyShares(2))
+        steady = alone.setdefault(pair, ShareHysteresis(2))
         assert seen[own].tolist() == steady.flags(link[own], job[own], window[own], on[own]).tolist()
 
 
 def test_a_link_that_has_gone_leaves_nothing_to_its_successor():
-    steady = SteadyShares(2)
+    steady = ShareHysteresis(2)
     assert flags(steady, 1, 1, link=4) == [0, 1]
     steady.forget(np.array([4]))
     assert flags(steady, 1, link=4) == [0]
@@ -124,7 +124,7 @@ def test_a_job_shares_its_link_with_others_gradients_and_cross_traffic(other):
     arrivals = Arrivals(hold=1)
     rows = [(flow, link, ms, 500) for flow, link in ((TRAIN, 0), (TWIN, 1)) for ms in range(500, 600)]
     arrivals.add(arrived(*rows, *((other, 0, ms, 100) for ms in range(500, 600))))
-    arrivals.look(present(600))
+    arrivals.classify(present(600))
     sums = shown(arrivals, present(600))
     assert sums[0, -1, Class.DL_SHARED] == 56_600 + (16_600 if other == OTHER else 0)
     assert sums[1, -1].tolist() == [0, 56_600, 0, 0]
@@ -134,17 +134,17 @@ def test_what_is_unclassified_shares_nothing_and_too_little_does_neither():
     arrivals = Arrivals(hold=1)
     rows = [(TRAIN, 0, ms, 500) for ms in range(500, 600)]
     arrivals.add(arrived(*rows, *((UNKNOWN, 0, ms, 500) for ms in range(500, 600)), (BACKUP, 0, 505, 999)))
-    arrivals.look(present(600))
+    arrivals.classify(present(600))
     assert shown(arrivals, present(600))[0, -1].tolist() == [56_600, 56_600, 0, 1065]
 
 
 def test_rows_are_shown_until_they_are_final():
     arrivals = Arrivals(hold=1)
     arrivals.add(arrived(*((TRAIN, 0, ms, 500) for ms in range(400, 600))))
-    arrivals.look(present(600))
+    arrivals.classify(present(600))
     assert shown(arrivals, present(600))[0, -2:, Class.DL_ONLY].tolist() == [56_600, 56_600]
     assert shown(arrivals, present(600, settled_ms=450))[0, -2:, Class.DL_ONLY].tolist() == [28_300, 56_600]
-    arrivals.look(present(2_000, settled_ms=600))
+    arrivals.classify(present(2_000, settled_ms=600))
     assert not shown(arrivals, present(2_000, settled_ms=600)).any()
 
 
@@ -152,7 +152,7 @@ def test_rates_are_of_the_last_second_and_a_class_needs_two_thirds():
     arrivals = Arrivals(hold=1)
     arrivals.add(arrived(*((TRAIN, 0, ms, 1184) for ms in range(0, 2_000)), (BACKUP, 0, 1_999, 1), (OTHER, 1, 10, 5)))
     now = present(2_000)
-    arrivals.look(now)
+    arrivals.classify(now)
     flows, rates = arrivals.flow_rates(now, np.zeros(2, np.int64))
     assert dict(zip(flows.flow.tolist(), rates.tolist(), strict=True)) == {TRAIN: 10_000_000.0, BACKUP: 536.0}
     assert flows.classes.tolist() == [Class.DL_ONLY, Class.CROSS]
@@ -166,6 +166,6 @@ def test_nobody_looks_and_nothing_piles_up():
         if arrivals.add(arrived(*((TRAIN, 0, 100 * number + ms, 500) for ms in range(100)))):
             arrivals.prune(present(100 * (number + 1), settled_ms=100 * number - 900))
     now = present(100_000, settled_ms=99_000)
-    arrivals.look(now)
+    arrivals.classify(now)
     assert shown(arrivals, now)[0, -10:, Class.DL_ONLY].tolist() == [56_600] * 10
     assert len(arrivals._seen.flow) <= 130

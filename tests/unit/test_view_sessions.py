@@ -82,7 +82,7 @@ def test_a_fault_of_the_view_costs_no_row(tmp_path: Path, monkeypatch: pytest.Mo
         raise ValueError("no")
 
     async def scenario() -> None:
-        monkeypatch.setattr(Sessions, "tell", fail)
+        monkeypatch.setattr(Sessions, "publish", fail)
         collector = Collector(tmp_path)
         entry = await collector.feed([host.batch() for host in [Host()] for _ in range(30)])
         assert "what is shown is incomplete: ValueError: no" in collector.registry.snapshot(0).warnings

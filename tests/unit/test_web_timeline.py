@@ -17,10 +17,10 @@ from synthetic_source import BEGIN_NS, MS, Synthetic
 
 from netmon.views import STEP as TOLD
 from netmon.web.columns import encode
-from netmon.web.gathered import Gathered, StepPieces
 from netmon.web.grid import in_bins, resampled
 from netmon.web.hours import HOUR_NS, Hour
 from netmon.web.lanes import HOST, JOB, RANK, Lane, arranged
+from netmon.web.live_history import LiveHistory, StepPieces
 from netmon.web.steps import PHASES, STEP, by_lane, density
 from netmon.web.stored import Stored
 from netmon.web.tiles import BINS, FINEST_NS, origin, tile
@@ -177,7 +177,7 @@ def test_many_iterations_are_let_go_after_a_while() -> None:
 
 
 def test_snapshots_become_rates_and_iterations() -> None:
-    gathered = Gathered()
+    gathered = LiveHistory()
     snapshot = example(time_ns=BEGIN_NS)
     shown = []
     for second in (0, 1):
@@ -201,7 +201,7 @@ def test_snapshots_become_rates_and_iterations() -> None:
 
 
 def test_a_time_in_which_nobody_listened_is_told_from_silence() -> None:
-    gathered = Gathered()
+    gathered = LiveHistory()
     columns = len(example().links[0].wire_bps)
 
     def hear(second: int, known: int) -> None:

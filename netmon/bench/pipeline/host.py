@@ -108,7 +108,7 @@ class SimulatedHost:
         later = self.load.flows + 1 + slot + self._others * turns
         return np.where(turns >= 0, later, 1 + self._own + slot) if self._new else 1 + self._own + slot
 
-    def carried(self, batch: int) -> list[tuple[int, int]]:
+    def batch_totals(self, batch: int) -> list[tuple[int, int]]:
         """Wire bytes and packets of a batch's rows, by Direction."""
         rows = self.rows(batch)
         sent = self.sent(rows["flow_id"])
@@ -215,7 +215,7 @@ class Account:
         """Those of a batch: at the beginning, and when a second is over. To be called for every batch, in order."""
         host, sort = self._host, self._host.sort_of(batch)
         first = [self._sample(direction, host.begin_ns(0)) for direction in Direction] if batch == 0 else []
-        carried = _CARRIED.get(sort) or host.carried(batch)
+        carried = _CARRIED.get(sort) or host.batch_totals(batch)
         if sort:
             _CARRIED[sort] = carried
         for direction, (wire, packets) in enumerate(carried):

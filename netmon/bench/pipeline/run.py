@@ -292,7 +292,7 @@ class _Account:
                 if module in command_line(pid):
                     self.pids[name] = pid
 
-    def look(self) -> None:
+    def sample_memory(self) -> None:
         """Reading the memory of a large process takes milliseconds of its own time: not too often."""
         if time.monotonic() < self._due:
             return
@@ -369,7 +369,7 @@ def _measure(
             while not (ENDED in agents.output() or (load.cut and time.monotonic() > begin + load.seconds)):
                 agents.check_running()
                 collector.check_running()
-                account.look()
+                account.sample_memory()
                 progress(min(1, (time.monotonic() - begin) / load.seconds))
                 if time.monotonic() > begin + load.seconds / 2:
                     top.begin()

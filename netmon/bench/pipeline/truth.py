@@ -249,7 +249,7 @@ def _judge_ledger(
     host: SimulatedHost, told: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
 ) -> None:
     seconds, sure = (batches // host.load.batches for batches in (told.sent, told.acknowledged))
-    per_batch = np.array([host.carried(batch) for batch in range(seconds * host.load.batches)], np.int64)
+    per_batch = np.array([host.batch_totals(batch) for batch in range(seconds * host.load.batches)], np.int64)
     wire = per_batch.reshape(seconds, host.load.batches, 2, 2)[..., 0].sum(axis=1) if seconds else np.zeros((0, 2))
     true = np.zeros((seconds, 2), _INTERVAL)
     for direction in (0, 1):

@@ -158,7 +158,7 @@ async def _play(
             for process in processes:
                 await asyncio.to_thread(process.wait_ready, _READY_S)
             watched = _Watched(player, recorded, processes)
-            await watched.until_steady()
+            await watched.wait_until_stable()
             await player.hold_back(_STORED_S)
             await player.publish(first, recorded.spans)
             await player.end()
@@ -212,7 +212,7 @@ class _Watched:
         self.stored = {_name(number): 0.0 for number in range(len(processes))}  # rows, by worker
         self.moved = 0
 
-    async def until_steady(self) -> None:
+    async def wait_until_stable(self) -> None:
         """Every job is with one worker, every worker has one, and what could be stored of the first batches is."""
         deadline, since, before = time.monotonic() + _LEARN_S, time.monotonic(), None
         while time.monotonic() - since < _STEADY_S:

@@ -150,7 +150,7 @@ class VerdictResult:
         return sum(each.outcome in outcomes for each in self.outcomes)
 
     @property
-    def asked(self) -> list[Outcome]:
+    def scored(self) -> list[Outcome]:
         """Injections that a verdict was asked on: something was done, and it hurt."""
         return [each for each in self.outcomes if each.cause != NOTHING and each.outcome != NO_EFFECT]
 
@@ -166,26 +166,26 @@ class VerdictResult:
     @property
     def right_cause_share(self) -> float | None:
         """Of those asked."""
-        right = sum(each.outcome in (RIGHT, WRONG_CULPRIT) for each in self.asked)
-        return right / len(self.asked) if self.asked else None
+        right = sum(each.outcome in (RIGHT, WRONG_CULPRIT) for each in self.scored)
+        return right / len(self.scored) if self.scored else None
 
     @property
     def right_culprit_share(self) -> float | None:
         """Of those whose cause was told."""
-        known = [each for each in self.asked if each.outcome in (RIGHT, WRONG_CULPRIT)]
+        known = [each for each in self.scored if each.outcome in (RIGHT, WRONG_CULPRIT)]
         return sum(each.outcome == RIGHT for each in known) / len(known) if known else None
 
     def share_error(self, share: float) -> float | None:
         """Percentile of |told − true| / true of the delay, where the cause was told."""
         return percentile([error for each in self.outcomes if (error := each.share_error) is not None], share)
 
-    def told_after_s(self, share: float) -> float | None:
+    def told_delay_s(self, share: float) -> float | None:
         """Percentile of how long after the end of an iteration its verdict was told."""
         after = [each.told_after_ns / 1e9 for each in self.outcomes if each.told_after_ns is not None]
         return percentile(after, share)
 
     @property
-    def told_otherwise(self) -> tuple[int, int]:
+    def misjudged(self) -> tuple[int, int]:
         """Of the injections with a verdict: those whose cause was another one at once, and those told then."""
         both = [each.verdict for each in self.outcomes if each.verdict and each.verdict.get("live_cause")]
         return sum(each["live_cause"] != each["cause"] for each in both), len(both)
@@ -195,7 +195,7 @@ class VerdictResult:
         return {
             "runs": self.planned,
             "injections": len(self.outcomes),
-            "asked": len(self.asked),
+            "asked": len(self.scored),
             "left_out": {kind: asdict(each) for kind, each in self.left_out.items()},
             "verdicts": self.verdicts,
             **{name.replace(" ", "_"): self.count(name) for name in _OUTCOMES},
@@ -203,8 +203,8 @@ class VerdictResult:
             "right_culprit_share": self.right_culprit_share,
             "false_accusations": len(self.accusations),
             "share_error_median": self.share_error(50),
-            "told_after_s": {"median": self.told_after_s(50), "p99": self.told_after_s(99)},
-            "told_otherwise_at_once": self.told_otherwise[0],
+            "told_after_s": {"median": self.told_delay_s(50), "p99": self.told_delay_s(99)},
+            "told_otherwise_at_once": self.misjudged[0],
             "undisturbed": self.undisturbed.document(),
             "confusion": self.confusion,
             "outcomes": [{**asdict(each), "share_error": each.share_error} for each in self.outcomes],

@@ -9,7 +9,7 @@ from netmon.bench.verdict.campaign import VerdictResult
 from netmon.bench.verdict.scoring import ASKED, NOTHING, OFTEN, Accusation, Outcome, judged, share_of
 from netmon.bench.verdict.simulated import JOB, Scenario, scenario, simulate
 from netmon.dl.verdict import judge
-from netmon.dl.verdict.words import columns
+from netmon.dl.verdict.verdict_text import columns
 from netmon.lab.injections.spec import NETWORK
 
 SIMULATED = "simulated"

@@ -77,7 +77,7 @@ def draw_run(
         stream_ns=1_000_000,
         seed=seed,
     )
-    usual_ns = usual_iteration_ns(spec)
+    usual_ns = typical_iteration_ns(spec)
     at, injections = float(_QUIET_BEFORE), []
     for kind in kinds:
         injection = _injection(generator, kind, spec, at + float(generator.uniform()), usual_ns)
@@ -86,7 +86,7 @@ def draw_run(
     return RunSpec(**{**spec.__dict__, "injections": tuple(injections), "iterations": math.ceil(at)})
 
 
-def usual_iteration_ns(spec: RunSpec) -> float:
+def typical_iteration_ns(spec: RunSpec) -> float:
     """As theory has it: computing, and communicating after the part of the backward pass in which gradients come."""
     communication = 8e9 * ring_bytes(len(spec.ring), spec.parameters) / spec.rate_bps
     overlap = spec.backward_share * spec.compute_ns

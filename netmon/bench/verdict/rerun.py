@@ -18,7 +18,7 @@ import numpy as np
 
 from netmon.bench.verdict.campaign import why
 from netmon.bench.verdict.in_turn import in_turn
-from netmon.bench.verdict.plan import RINGS, draw_run, usual_iteration_ns
+from netmon.bench.verdict.plan import RINGS, draw_run, typical_iteration_ns
 from netmon.bench.verdict.scoring import percentile
 from netmon.bench.verdict.truth import Truth, complete, read_truth
 from netmon.errors import DataError
@@ -59,7 +59,7 @@ class Rerun:
         return None if self.predicted_ns is None else abs(self.predicted_ns - self.measured_ns) / self.measured_ns
 
     @property
-    def apart(self) -> float:
+    def spread(self) -> float:
         """By how much two runs of the same differ where there is no culprit: no prediction can be better than that."""
         return abs(self.before_ns - self.before_without_ns) / self.before_without_ns
 
@@ -81,7 +81,7 @@ class RerunResult:
     @property
     def alike(self) -> list[Rerun]:
         """Those with a prediction whose two runs were alike within WITHIN; only there it can be held to that."""
-        return [each for each in self.predicted if each.apart <= WITHIN]
+        return [each for each in self.predicted if each.spread <= WITHIN]
 
     def error(self, share: float) -> float | None:
         """Percentile of the predictions' errors."""
@@ -96,8 +96,8 @@ class RerunResult:
             "within_5_percent": _within_limit(self.predicted),
             "alike": len(self.alike),
             "alike_within_5_percent": _within_limit(self.alike),
-            "apart": percentile([each.apart for each in self.reruns], 50),
-            "reruns": [{**asdict(each), "error": each.error, "apart": each.apart} for each in self.reruns],
+            "apart": percentile([each.spread for each in self.reruns], 50),
+            "reruns": [{**asdict(each), "error": each.error, "apart": each.spread} for each in self.reruns],
             "failed": self.failed,
             "interrupted": self.interrupted,
         }
@@ -116,7 +116,7 @@ def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> l
         trainer = trainers[number % len(trainers)]
         rings = _RINGS.get(trainer, RINGS)
         spec = draw_run(generator, data / f"rerun-{number:03}", trainer, kinds, seed + number, rings, _RATES_MBPS)
-        lasts = round(min(15e9, _LONGER * _ITERATIONS_HIT * usual_iteration_ns(spec)))
+        lasts = round(min(15e9, _LONGER * _ITERATIONS_HIT * typical_iteration_ns(spec)))
         (drawn,) = spec.injections
         ends = [spec.ring[0], spec.hosts - 1]  # the last host never trains
         source, target = ends if generator.integers(2) else reversed(ends)

@@ -96,7 +96,7 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
         return [-1]
     if injection["cause"] == CHANGE:
         return hit[:1].tolist()  # type: ignore[no-any-return]
-    least = max(ASKED * truth.usual_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
+    least = max(ASKED * truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
     lasts = (injection["end_ns"] or int(truth.end_ns[-1])) - injection["start_ns"] >= LASTING_NS
     long = hit[truth.lasted_ns[hit] >= least] if lasts else hit[:0]
     counted: list[int] = (long if len(long) else hit[[truth.lasted_ns[hit].argmax()]]).tolist()
@@ -104,7 +104,7 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
 
 
 def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, told: Sequence[Told]) -> Outcome:
-    usual, undisturbed = truth.usual_ns, float(np.quantile(truth.undisturbed, OFTEN))
+    usual, undisturbed = truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN))
     lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else usual
     if injection["cause"] == CHANGE and iteration >= 0:
         lasted = float(np.median(truth.lasted_ns[truth.hit(dict(injection))]))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells
+from netmon.dl.verdict import Link, LinkTotals, Steps, Whose, in_cells
 from netmon.dl.verdict.connections import SAID
 from netmon.dl.verdict.host_part import WAITED
 from netmon.lab.injections.spec import NETWORK
@@ -139,7 +139,7 @@ _UNACKNOWLEDGED = 0.3  # of the time, that something is unacknowledged
 
 
 @dataclass
-class Told:
+class Outcomes:
     """May still grow; moments in ns."""
 
     waits: list[tuple[int, float, float, float]] = field(default_factory=list)  # rank, since, until, share of that
@@ -158,7 +158,7 @@ class Told:
         rows["waited_ns"] = np.minimum(ns, _LOOK_NS).ravel()
         return rows
 
-    def said(self, ranks: int, until_ns: float, sent_bps: float) -> npt.NDArray[np.void]:
+    def tcp_rows(self, ranks: int, until_ns: float, sent_bps: float) -> npt.NDArray[np.void]:
         """Of a connection of each rank until then; dtype SAID, `of`: the rank."""
         start = np.arange(_SINCE * _ASK_NS, until_ns, _ASK_NS, dtype=np.float64)
         rows = np.zeros(ranks * len(start), SAID)
@@ -227,7 +227,7 @@ class Simulated:
     """The tables, and the truth."""
 
     steps: Steps
-    carried: Carried
+    carried: LinkTotals
     number: int  # of the iteration that something happened to
     excess_ns: float  # true one, of its slowest rank
     without_ns: float  # what it would have taken without what squeezed its transfer; 0: nothing did
@@ -284,7 +284,7 @@ class _Tables:
         self.steps: list[tuple[float, ...]] = []
         self.lasted: list[float] = []
         self.without_ns = 0.0  # what the iteration that had a squeeze would have taken without it
-        self.told = Told()
+        self.told = Outcomes()
         usual = phases(its.pattern, its.ranks, 1.0)
         per_byte = transfer(0.0, usual, its.rate_bps, None).end_ns
         self._parts = [carried * its.transfer_ns / per_byte for carried in usual]
@@ -436,14 +436,17 @@ def simulate(its: Scenario) -> Simulated:
     rows = in_cells(*columns)
     usual = float(np.median(tables.lasted[:_BEFORE]))
     until, random = tables.now_ns, np.random.default_rng(its.seed + 2_000_003)
-    waited, said = tables.told.waited(its.ranks, until, random), tables.told.said(its.ranks, until, its.rate_bps / 4)
+    waited, said = (
+        tables.told.waited(its.ranks, until, random),
+        tables.told.tcp_rows(its.ranks, until, its.rate_bps / 4),
+    )
     for rows_of, rank in ((waited, waited["rank"]), (said, said["of"])):
         for name in ("start_ns", "end_ns"):
             rows_of[name] += _EPOCH_NS + tables.clock[rank].astype(np.int64)
     excess = tables.lasted[_BEFORE] - usual
     return Simulated(
         _steps(its, tables, hosts),
-        Carried(links, whose, rows, its.clock_bound_ns, waited, said, its.bucket_ns),
+        LinkTotals(links, whose, rows, its.clock_bound_ns, waited, said, its.bucket_ns),
         _BEFORE,
         excess,
         tables.without_ns,

@@ -59,7 +59,7 @@ def reruns_table(result: RerunResult) -> FittingTable:
             told,
             format_duration(each.measured_ns),
         )
-        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error), _share(each.apart))
+        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error), _share(each.spread))
     return table
 
 
@@ -104,7 +104,7 @@ def _confusion(result: VerdictResult) -> FittingTable:
 
 def _figures(result: VerdictResult) -> FittingTable:
     table = figures_table("")
-    asked = f"{len(result.asked)} of {len(result.outcomes)}"
+    asked = f"{len(result.scored)} of {len(result.outcomes)}"
     table.add_row("injections that made an iteration stand out", asked)
     for kind, each in result.left_out.items():
         table.add_row(f"left out: {kind}", _why_left_out(each))
@@ -112,9 +112,9 @@ def _figures(result: VerdictResult) -> FittingTable:
     table.add_row("right culprit, where the cause was right", _share(result.right_culprit_share))
     table.add_row("network accused, and it was not", f"{len(result.accusations)} of {result.verdicts} verdicts")
     table.add_row("share of the delay against the truth: median error", _share(result.share_error(50)))
-    after = [result.told_after_s(share) for share in (50, 99)]
+    after = [result.told_delay_s(share) for share in (50, 99)]
     table.add_row("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after))
-    otherwise, both = result.told_otherwise
+    otherwise, both = result.misjudged
     table.add_row("another cause was told at once", f"{otherwise} of {both}")
     if result.undisturbed.iterations:
         table.add_row("stood out with nothing done, and told why", result.undisturbed.words())

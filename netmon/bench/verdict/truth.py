@@ -36,7 +36,7 @@ class Truth:
     injections: tuple[dict[str, Any], ...]
 
     @property
-    def usual_ns(self) -> float:
+    def median_ns(self) -> float:
         """Median of the iterations that nothing was done to."""
         return float(np.median(self.undisturbed))
 

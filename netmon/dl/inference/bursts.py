@@ -100,7 +100,7 @@ class Bursts:
         """Add buckets, each with gradient traffic, ascending in time, none earlier than those added before."""
         add_buckets([self], np.zeros(1, np.int64), time_ns, volume, resolution_ns)
 
-    def go_on(self, end_ns: int, volume: int) -> None:
+    def extend(self, end_ns: int, volume: int) -> None:
         """The last burst does."""
         last = self._table[self._kept - 1]
         last[_END] = max(end_ns, last[_END])
@@ -203,7 +203,7 @@ def add_buckets(
             bursts.first_ns = start_ns
         bursts.last_ns = last_ns
         if more:
-            bursts.go_on(end_ns, added)
+            bursts.extend(end_ns, added)
             begin += 1
         if begin < end:
             bursts.append(plain[begin:end], now)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.inference.candidates import Candidate, addresses, common, connected
-from netmon.dl.inference.parting import one_with, parted
+from netmon.dl.inference.job_split import one_with, parted
 from netmon.dl.inference.pattern import Edge
 from netmon.dl.inference.repetition import INTERVALS, Repetition
 

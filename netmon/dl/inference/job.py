@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.inference.bursts import Bursts, pauses_before, together
+from netmon.dl.inference.inference_text import Words
 from netmon.dl.inference.pattern import Edge, ordered, pattern_of
 from netmon.dl.inference.repetition import INTERVALS, SHORT, Repetition, beginning, repetition
 from netmon.dl.inference.types import InferredIteration, InferredJob
-from netmon.dl.inference.words import Words
 from netmon.records import Table
 
 _TOLERANCE = 0.02  # of an iteration's bytes

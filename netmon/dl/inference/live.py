@@ -12,13 +12,13 @@ import numpy.typing as npt
 from netmon.dl.inference.bursts import Bursts, add_buckets, are_gradients, summed
 from netmon.dl.inference.candidates import Candidate, addresses
 from netmon.dl.inference.grouping import Group, groups, joined
+from netmon.dl.inference.inference_text import Words
 from netmon.dl.inference.job import Job
-from netmon.dl.inference.looking import Looking
-from netmon.dl.inference.parting import are_several
+from netmon.dl.inference.job_split import are_split
 from netmon.dl.inference.pattern import Edge
+from netmon.dl.inference.scan_schedule import ScanSchedule
 from netmon.dl.inference.types import TRAFFIC, Findings, InferredIteration, InferredJob, LinkFlow
 from netmon.dl.inference.verdicts import Verdicts, ends_of
-from netmon.dl.inference.words import Words
 from netmon.dl.sums import joined as joined_rows
 from netmon.records import Direction, Table, empty
 
@@ -46,7 +46,7 @@ class Inference:
         self._at: Counter[str] = Counter()  # flows by the address of the end at which they are seen
         self._bursts: dict[int, Bursts] = {}
         self._words = Words(self._resolution_ns)
-        self._looking = Looking(self._flows, self._bursts, self._resolution_ns)
+        self._looking = ScanSchedule(self._flows, self._bursts, self._resolution_ns)
         self._taken: list[tuple[dict[int, Edge], int]] = []  # the jobs' flows, and how many there were
         self._searched: dict[str, int] = {}  # by address, when to search again where many flows made no job
         self._told_until: dict[int, int] = {}  # of flows whose job was a mistake
@@ -188,14 +188,14 @@ class Inference:
                 continue
             iterations += ended
             flows = [self._candidate(flow) for flow in job.flows if flow in self._bursts]
-            if are_several(flows, until_ns, self._resolution_ns):
+            if are_split(flows, until_ns, self._resolution_ns):
                 job.give_up()
                 self._told_until |= dict.fromkeys(job.flows, job.last_ns)
         return iterations
 
     def _repeating(self, until_ns: int) -> list[list[Candidate]]:
         """Flows of no job between hosts that both send and receive, where one of them shows a new repetition."""
-        found = self._looking.look(until_ns)
+        found = self._looking.scan(until_ns)
         if not found:
             return []
         groups = [[self._candidate(flow) for flow in group] for group in self._looking.around(found, until_ns)]

@@ -77,7 +77,7 @@ class Share:
         return self.saves and self.fit.shift_ns > 0 and self.lasts >= LASTS
 
     @property
-    def to_be_held(self) -> bool:
+    def needs_hold(self) -> bool:
         """Whether the shift is worth it only where both begin their iterations every fit.hold_ns."""
         return self.saves and not self.advised and self.fit.hold_ns > 0
 

@@ -42,7 +42,7 @@ class Phases:
         return np.asarray((np.diff(self.phase_ns) + half) % self.period_ns - half)
 
 
-def phases_beside(of_ns: _Times, beside_ns: _Times) -> Phases | None:
+def relative_phases(of_ns: _Times, beside_ns: _Times) -> Phases | None:
     """Of the beginnings of one job's iterations beside another's, both ascending. None where there are too few."""
     if len(of_ns) < 3 or len(beside_ns) < 3:
         return None
@@ -56,7 +56,7 @@ def phases_beside(of_ns: _Times, beside_ns: _Times) -> Phases | None:
 
 def drift(of_ns: _Times, beside_ns: _Times) -> Drift | None:
     """Of the same."""
-    found = phases_beside(of_ns, beside_ns)
+    found = relative_phases(of_ns, beside_ns)
     if found is None:
         return None
     middle = float(np.median(found.moves_ns))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why an iteration took as long as it did: where its time went, whose bytes held it up, and who was only present."""
 
-from netmon.dl.verdict.evidence import CELL_NS, Carried, Link, Steps, Whose, in_cells, nothing_carried
+from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps, Whose, in_cells, no_link_totals
 from netmon.dl.verdict.judge import (
     NOTABLE,
     judge,
-    looked_at,
+    judge_input,
     matrix,
     standing_out,
     verdict_on,
@@ -13,21 +13,21 @@ from netmon.dl.verdict.judge import (
     worth_telling,
 )
 from netmon.dl.verdict.rank_times import most_telling, path_of, rank_times, times_of
-from netmon.dl.verdict.words import sentence
+from netmon.dl.verdict.verdict_text import sentence
 
 __all__ = [
     "CELL_NS",
     "NOTABLE",
-    "Carried",
     "Link",
+    "LinkTotals",
     "Steps",
     "Whose",
     "in_cells",
     "judge",
-    "looked_at",
+    "judge_input",
     "matrix",
     "most_telling",
-    "nothing_carried",
+    "no_link_totals",
     "path_of",
     "rank_times",
     "sentence",

@@ -6,12 +6,21 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.baseline import median
 from netmon.dl.verdict.connections import sent_again
 from netmon.dl.verdict.evidence import CELL_NS, Link
-from netmon.dl.verdict.held import PAUSED, Cells, Held, Stop, held, together, where_contested, who_went_on
 from netmon.dl.verdict.judged import Blamed, Culprit, Judged
 from netmon.dl.verdict.phases import Phases
-from netmon.dl.verdict.usual import median
+from netmon.dl.verdict.transfer_stalls import (
+    PAUSED,
+    Cells,
+    StallCause,
+    Stop,
+    together,
+    transfer_stalls,
+    where_contested,
+    who_went_on,
+)
 from netmon.dl.verdict.window import OWN_TRANSFER, UNCLASSIFIED, Window, around
 from netmon.records import Direction
 
@@ -68,11 +77,11 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
         usual = _usual(seen.links[link], references, piece) if len(took) >= _FEWEST else 0.0
         if not usual:
             continue
-        foreign = np.concatenate([[0.0], np.cumsum(cells.kind == Held.FOREIGN)])
+        foreign = np.concatenate([[0.0], np.cumsum(cells.kind == StallCause.FOREIGN)])
         beside = np.diff(np.interp(edges, np.arange(len(foreign)), foreign))
         going = _longest_break(seen.own[link, span], edges) < _BREAK * took
         took, slow = took[going], ((took * _SLOWER >= usual) & (beside < 0.1 * took))[going]
-        off = _EVEN_LOSSY if (cells.kind == Held.LOST).any() else _EVEN
+        off = _EVEN_LOSSY if (cells.kind == StallCause.LOST).any() else _EVEN
         for begin, end in _runs(slow):
             some = took[begin:end]
             if _even(some, off):
@@ -195,21 +204,21 @@ SILENT = "silent"
 """What is called so is a pause only if something else says that all ranks stood still by themselves."""
 
 
-def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float], Blamed]:
+def blame_shares(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float], Blamed]:
     """The transfer's excess by what held it up; what is missing to it is not known."""
     seen = one.seen
     assert seen is not None
     capacity = _capacity(seen)
     full = where_contested(seen, capacity)
-    judged = held(seen, told.since_ns, told.until_ns, told.usual_transfer_ns, full)
-    left = held(seen, *told.left, 0.0, full, told.until_ns) if told.left[1] > told.left[0] else None
+    judged = transfer_stalls(seen, told.since_ns, told.until_ns, told.usual_transfer_ns, full)
+    left = transfer_stalls(seen, *told.left, 0.0, full, told.until_ns) if told.left[1] > told.left[0] else None
     base = [
-        held(found, *told.usual_spans[row], told.usual_transfer_ns, where_contested(found, _capacity(found)))
+        transfer_stalls(found, *told.usual_spans[row], told.usual_transfer_ns, where_contested(found, _capacity(found)))
         for row, found in one.references.items()
         if row in told.usual_spans
     ]
 
-    def beyond(kind: Held) -> float:
+    def beyond(kind: StallCause) -> float:
         usual = median([cells.sum(kind) for cells in base]) if base else 0.0
         return judged.sum(kind) - usual + (left.sum(kind) if left else 0.0)
 
@@ -222,13 +231,13 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
         parts["transfer"] = (moved / usual_moved - 1.0) * told.usual_transfer_ns
     for each in culprits:
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
-    stopped = max(0.0, beyond(Held.STOPPED))
+    stopped = max(0.0, beyond(StallCause.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
     for stop in judged.stops:
         key, ns = _whose(stop, one, told), stopped * (stop.end - stop.begin) / stops
         parts[key] = parts.get(key, 0.0) + ns
     gaps = parts.pop("", 0.0)
-    lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
+    lost, slow = max(0.0, beyond(StallCause.LOST)), beyond(StallCause.SLOW)
     unclear = lost + slow + gaps
     links: list[int] = []
     if unclear > 0.1 * transfer:
@@ -284,29 +293,31 @@ def _culprits(seen: Window, cells: Cells, capacity: _Floats, references: Sequenc
     what is more than in usual iterations counts: what comes in each of them is a part of the job.
     """
     found = []
-    foreign = cells.kind == Held.FOREIGN
-    pairs = {(int(p), int(k)) for p, k in zip(cells.party[foreign], cells.link[foreign], strict=True)}
-    by_party: dict[int, list[tuple[int, float, float, float]]] = {}
-    for party, link in pairs:
-        own = foreign & (cells.party == party) & (cells.link == link)
-        payload = float(seen.foreign_payload[party, link].sum())
-        more = payload - _usual_payload(seen, party, link, references)
+    foreign = cells.kind == StallCause.FOREIGN
+    pairs = {(int(p), int(k)) for p, k in zip(cells.traffic_owner[foreign], cells.link[foreign], strict=True)}
+    by_owner: dict[int, list[tuple[int, float, float, float]]] = {}
+    for traffic_owner, link in pairs:
+        own = foreign & (cells.traffic_owner == traffic_owner) & (cells.link == link)
+        payload = float(seen.foreign_payload[traffic_owner, link].sum())
+        more = payload - _usual_payload(seen, traffic_owner, link, references)
         most_ns = _MOST_HELD * max(0.0, more) * CELL_NS / max(float(capacity[link]), 1.0)
         lost = float(cells.lost_ns[own].sum())
-        by_party.setdefault(party, []).append((link, min(lost, most_ns), lost, payload))
-    for party, rows in by_party.items():
+        by_owner.setdefault(traffic_owner, []).append((link, min(lost, most_ns), lost, payload))
+    for traffic_owner, rows in by_owner.items():
         ns = sum(row[1] for row in rows)
         link, *_, payload = max(rows, key=lambda row: row[1])
         if ns > 0:
             most_ns = max(ns, sum(row[2] for row in rows))
-            found.append(Culprit(seen.causes[party], seen.names[party], link, ns, most_ns, payload))
+            found.append(Culprit(seen.causes[traffic_owner], seen.names[traffic_owner], link, ns, most_ns, payload))
     return sorted(found, key=lambda each: (each.name == UNCLASSIFIED, -each.ns))
 
 
-def _usual_payload(seen: Window, party: int, link: int, references: Sequence[Window]) -> float:
+def _usual_payload(seen: Window, traffic_owner: int, link: int, references: Sequence[Window]) -> float:
     """Of a rank's own transfers on a link, in as long a time of usual iterations; 0 of others."""
-    if seen.causes[party] != OWN_TRANSFER:
+    if seen.causes[traffic_owner] != OWN_TRANSFER:
         return 0.0
     one = seen.links[link]
-    paces = [each.foreign_payload[party, each.links.index(one)].mean() for each in references if one in each.links]
+    paces = [
+        each.foreign_payload[traffic_owner, each.links.index(one)].mean() for each in references if one in each.links
+    ]
     return seen.cells * median(paces) if paces else 0.0

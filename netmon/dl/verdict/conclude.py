@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from netmon.dl.verdict.baseline import Matrix, spread
 from netmon.dl.verdict.evidence import Link, Steps
 from netmon.dl.verdict.judged import Blamed, Judged
-from netmon.dl.verdict.usual import Matrix, spread
 from netmon.views import NETWORK, SHARES, Cause, Verdict
 
 _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.baseline import median, spread
 from netmon.dl.verdict.evidence import Whose
 from netmon.dl.verdict.host_part import within
-from netmon.dl.verdict.usual import median, spread
 from netmon.records import Table
 
 SAID = np.dtype(
@@ -61,7 +61,7 @@ class Connections:
         return found
 
 
-def nothing_said() -> npt.NDArray[np.void]:
+def no_tcp_rows() -> npt.NDArray[np.void]:
     """Where nobody asks TCP."""
     return np.empty(0, SAID)
 

@@ -63,7 +63,7 @@ CARRIED = np.dtype([(name, "<i8") for name in ("link", "of", "cell", "wire_bytes
 
 
 @dataclass(frozen=True)
-class Carried:
+class LinkTotals:
     """Bytes by link, owner and cell."""
 
     links: Sequence[Link]
@@ -75,9 +75,9 @@ class Carried:
     width_ns: int = CELL_NS  # of the widest bucket
 
 
-def nothing_carried() -> Carried:
+def no_link_totals() -> LinkTotals:
     """Where nobody kept the rows."""
-    return Carried((), (), np.empty(0, CARRIED))
+    return LinkTotals((), (), np.empty(0, CARRIED))
 
 
 def in_cells(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.usual import median, spread
+from netmon.dl.verdict.baseline import median, spread
 from netmon.records import Table
 
 _COLUMNS = ("rank", "start_ns", "end_ns", "waited_ns", "throttled_ns", "stopped_ns", "cpu_ns")

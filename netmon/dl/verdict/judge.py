@@ -4,10 +4,10 @@
 Its slowest rank is held against the same rank's usual iterations. What it did longer beside waiting for gradients is
 its own (or everybody's: a pause). What it waited longer is first the wait for a rank whose first gradient came later
 than it usually does, then the transfer; what held the transfer up is told by what the links carried at that very time
-(see netmon.dl.verdict.held). Without the culprit's bytes the iteration would have taken its duration less what the
-cells lost in which that culprit filled a link; the interval (90 %) is the usual iterations' own spread, and the clocks'
-bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it would have
-taken the usual time.
+(see netmon.dl.verdict.transfer_stalls). Without the culprit's bytes the iteration would have taken its duration less
+the cells lost in which that culprit filled a link; the interval (90 %) is the usual iterations' own spread, and the
+clocks' bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it
+would have taken the usual time.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.blame import SILENT, held_up
+from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, measure, median, spread
+from netmon.dl.verdict.blame import SILENT, blame_shares
 from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import limited
-from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
+from netmon.dl.verdict.evidence import CELL_NS, LinkTotals, Steps
 from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
-from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, measure, median, spread, usual_rows
 from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import NETWORK, SHARES, Cause, Verdict
 
@@ -63,7 +63,7 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
     rows: set[int] = set()
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
-        rows |= {row, *_near(table, usual_rows(table, row), row)}
+        rows |= {row, *_near(table, baseline_rows(table, row), row)}
     begin, end = np.nanmin(table.start, axis=1), np.nanmax(table.end, axis=1)
     return [(int(begin[row]) + table.base_ns, int(end[row]) + table.base_ns) for row in sorted(rows)]
 
@@ -76,12 +76,12 @@ def _near(table: Matrix, usual: npt.NDArray[np.intp], row: int) -> list[int]:
     return sorted(near.tolist())
 
 
-def looked_at(job: str, table: Matrix, carried: Carried, number: int) -> Judged:
+def judge_input(job: str, table: Matrix, carried: LinkTotals, number: int) -> Judged:
     """An iteration beside its usual ones. Raises KeyError where there is no such iteration."""
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
-    usual = usual_rows(table, row)
+    usual = baseline_rows(table, row)
     traffic = JobTraffic(carried, job)
     seen = traffic.window(*span_of(table, row))
     near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, usual, row))
@@ -89,9 +89,9 @@ def looked_at(job: str, table: Matrix, carried: Carried, number: int) -> Judged:
     return Judged(job, table, row, usual, seen, references, carried.waited)
 
 
-def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
+def judge(job: str, steps: Steps, carried: LinkTotals, number: int) -> Verdict:
     """The verdict on one iteration, which need not stand out. Raises KeyError where there is no such iteration."""
-    return verdict_on(looked_at(job, matrix(steps), carried, number), steps)
+    return verdict_on(judge_input(job, matrix(steps), carried, number), steps)
 
 
 def verdict_on(one: Judged, steps: Steps) -> Verdict:
@@ -154,7 +154,7 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
     if transfer > 0 and one.seen is not None and told.timed:
         receiver_ns, sender_ns = _windows(one.seen, told, transfer)
         verdict = replace(verdict, receiver_ns=receiver_ns, sender_ns=sender_ns)
-        parts, blamed = held_up(one, told, transfer)
+        parts, blamed = blame_shares(one, told, transfer)
         silent = parts.pop(SILENT, 0.0)
         shares["pause"] += silent
         for name, ns in parts.items():
@@ -301,7 +301,7 @@ __all__ = [
     "NOTABLE",
     "REFERENCES",
     "judge",
-    "looked_at",
+    "judge_input",
     "matrix",
     "standing_out",
     "verdict_on",

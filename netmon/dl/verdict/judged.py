@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.phases import Moments, moments
-from netmon.dl.verdict.usual import Matrix
+from netmon.dl.verdict.baseline import Matrix
+from netmon.dl.verdict.phases import StepTimes, moments
 from netmon.dl.verdict.window import Window
 from netmon.records import Table
 
@@ -28,7 +28,7 @@ class Judged:
     waited: Table | None  # dtype WAITED
 
     @cached_property
-    def moments(self) -> Moments:
+    def moments(self) -> StepTimes:
         """When which rank did what, by marks and traffic."""
         return moments(self.table, self.row, self.seen, self.references)
 

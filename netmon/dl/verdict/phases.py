@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.baseline import Matrix, median, middle, spread
 from netmon.dl.verdict.evidence import CELL_NS
-from netmon.dl.verdict.usual import Matrix, median, middle, spread
 from netmon.dl.verdict.window import Window
 
 _ALIKE = 0.7  # of the latest rank's lateness
@@ -36,7 +36,7 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Moments:
+class StepTimes:
     """Arrays (iterations, ranks), ns since base, nan: unknown."""
 
     arrive: _Floats  # the first gradient is handed over
@@ -48,7 +48,7 @@ def phases(
     table: Matrix,
     row: int,
     usual: npt.NDArray[np.intp],
-    told: Moments,
+    told: StepTimes,
     seen: Window | None,
     references: Mapping[int, Window],
 ) -> Phases:
@@ -126,7 +126,7 @@ def _more_before(rest: _Floats, row: int, usual: npt.NDArray[np.intp]) -> _Float
     return np.asarray(np.nan_to_num(rest[row - 1] - middle(rest[usual])))
 
 
-def moments(table: Matrix, row: int, seen: Window | None, references: Mapping[int, Window]) -> Moments:
+def moments(table: Matrix, row: int, seen: Window | None, references: Mapping[int, Window]) -> StepTimes:
     """As the marks tell; what they do not, as the traffic shows it where it is known."""
     arrive, done, exposed = table.comm_start.copy(), table.comm_end.copy(), table.exposed.copy()
     windows = dict(references) | ({row: seen} if seen else {})
@@ -147,14 +147,14 @@ def moments(table: Matrix, row: int, seen: Window | None, references: Mapping[in
                 done[one, column] = min(at[both[-1]] + CELL_NS, end) if np.isfinite(end) else at[both[-1]] + CELL_NS
     unknown = ~np.isfinite(exposed)
     exposed[unknown] = (done - arrive)[unknown]
-    return Moments(arrive, done, exposed)
+    return StepTimes(arrive, done, exposed)
 
 
 def _transfer(
     table: Matrix,
     row: int,
     usual: npt.NDArray[np.intp],
-    told: Moments,
+    told: StepTimes,
     references: Mapping[int, Window],
     error_ns: float,
 ) -> Phases:

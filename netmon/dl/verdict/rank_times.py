@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
-from netmon.dl.verdict.judge import looked_at
+from netmon.dl.verdict.baseline import matrix, middle
+from netmon.dl.verdict.evidence import CELL_NS, LinkTotals, Steps
+from netmon.dl.verdict.judge import judge_input
 from netmon.dl.verdict.judged import Judged
-from netmon.dl.verdict.phases import Moments
-from netmon.dl.verdict.usual import matrix, middle
+from netmon.dl.verdict.phases import StepTimes
 from netmon.views import Cause, RankTimes, Verdict
 
 _MOST_NAMED = 8
@@ -24,9 +24,9 @@ _NOTABLE = 0.1  # of the usual iteration: a wait that is worth a word
 _Floats = npt.NDArray[np.float64]
 
 
-def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tuple[RankTimes, ...]:
+def rank_times(job: str, steps: Steps, carried: LinkTotals, verdict: Verdict) -> tuple[RankTimes, ...]:
     """Of every rank that has the verdict's iteration, by rank. Raises KeyError where there is no such iteration."""
-    return times_of(looked_at(job, matrix(steps), carried, verdict.iteration), steps, verdict)
+    return times_of(judge_input(job, matrix(steps), carried, verdict.iteration), steps, verdict)
 
 
 def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
@@ -74,7 +74,7 @@ def most_telling(times: Sequence[RankTimes], count: int) -> tuple[RankTimes, ...
     return tuple(sorted(chosen, key=lambda each: each.rank))
 
 
-def _waits(told: Moments, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
+def _waits(told: StepTimes, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
     """(iterations, ranks): how long each only waited for the last one's first gradient; (iterations,): who that was."""
     known = np.isfinite(told.arrive).all(axis=1)
     last = np.where(known, np.argmax(np.where(np.isfinite(told.arrive), told.arrive, -np.inf), axis=1), -1)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.account import JOB
-from netmon.dl.verdict.connections import Connections, nothing_said, of_job
-from netmon.dl.verdict.evidence import CELL_NS, FINE_NS, Carried, Link, Whose
+from netmon.dl.verdict.connections import Connections, no_tcp_rows, of_job
+from netmon.dl.verdict.evidence import CELL_NS, FINE_NS, Link, LinkTotals, Whose
 from netmon.records import Direction
 
 UNCLASSIFIED = "unclassified"
@@ -29,10 +29,10 @@ class Window:
     first: int
     links: tuple[Link, ...]
     ends: tuple[tuple[int, int], ...]  # of each link, the rank there and the one at the other end with most payload
-    names: tuple[str, ...]  # of the foreign parties, which are others' and the ranks' own transfers
+    names: tuple[str, ...]  # of the foreign traffic_owners, which are others' and the ranks' own transfers
     causes: tuple[str, ...]  # of each of them: what it is if it holds gradients up, as in SHARES
     own: _Floats  # (links, cells) wire bytes of the job's gradients
-    foreign: _Floats  # (parties, links, cells) wire bytes
+    foreign: _Floats  # (traffic_owners, links, cells) wire bytes
     foreign_payload: _Floats  # the same
     ranks: npt.NDArray[np.int64]  # (ranks,)
     sent: _Floats  # (ranks, cells) payload of gradients
@@ -82,7 +82,7 @@ class Window:
 class JobTraffic:
     """Bytes beside one job's, put in order once: many windows are looked at."""
 
-    def __init__(self, carried: Carried, job: str) -> None:
+    def __init__(self, carried: LinkTotals, job: str) -> None:
         """carried: by whomever, on the links of the job's hosts and others."""
         whose, rows = carried.whose, carried.rows
         order = np.argsort(rows["cell"], kind="stable")
@@ -91,11 +91,11 @@ class JobTraffic:
         ours = np.array([one.job == job and not one.far for one in whose], np.bool_)
         gradients = ours & ~np.array([one.control for one in whose], np.bool_)
         self._own = gradients[self._of] & (self._payload > 0)
-        self._parties, self._name = _foreign(whose, ours, job)
+        self._traffic_owners, self._name = _foreign(whose, ours, job)
         self._rank = np.array([one.rank for one in whose], np.int64)
         self._receives = np.array([one.direction == Direction.RX for one in carried.links], np.bool_)
         self._known = _known(whose, job)
-        self._said = of_job(nothing_said() if carried.said is None else carried.said, whose, job)
+        self._said = of_job(no_tcp_rows() if carried.said is None else carried.said, whose, job)
         self._clock_cells = -(-carried.clock_error_ns // CELL_NS)
         self._carried = carried
 
@@ -114,21 +114,21 @@ class JobTraffic:
         arriving, leaving = own[arrived], own[~arrived]
         ranks = np.unique(self._rank[np.flatnonzero(np.bincount(self._of[own]))])
         of_rank = np.searchsorted(ranks, self._rank)
-        on_link, party = place[self._link[begin:end]], self._name[self._of[begin:end]]
-        other = np.flatnonzero((on_link >= 0) & (party >= 0))
-        pair, other = party[other] * len(used) + on_link[other], other + begin
+        on_link, traffic_owner = place[self._link[begin:end]], self._name[self._of[begin:end]]
+        other = np.flatnonzero((on_link >= 0) & (traffic_owner >= 0))
+        pair, other = traffic_owner[other] * len(used) + on_link[other], other + begin
 
         def table(weights: _Floats, some: npt.NDArray[np.intp], index: npt.NDArray[np.integer], size: int) -> _Floats:
             flat = index * cells + (self._cell[some] - first)
             return np.asarray(np.bincount(flat, weights[some], size * cells), np.float64).reshape(size, cells)
 
-        shape, pairs = (len(self._parties), len(used), cells), len(self._parties) * len(used)
+        shape, pairs = (len(self._traffic_owners), len(used), cells), len(self._traffic_owners) * len(used)
         return Window(
             first=first,
             links=tuple(carried.links[number] for number in used.tolist()),
             ends=_ends(carried.whose, place[self._link[own]], self._of[own], self._payload[own], len(used)),
-            names=tuple(self._named(number, other) for number in range(len(self._parties))),
-            causes=tuple(cause for cause, _ in self._parties),
+            names=tuple(self._named(number, other) for number in range(len(self._traffic_owners))),
+            causes=tuple(cause for cause, _ in self._traffic_owners),
             own=table(self._wire, own, place[self._link[own]], len(used)),
             foreign=table(self._wire, other, pair, pairs).reshape(shape),
             foreign_payload=table(self._payload, other, pair, pairs).reshape(shape),
@@ -141,12 +141,12 @@ class JobTraffic:
             fine=carried.width_ns <= FINE_NS,
         )
 
-    def _named(self, party: int, rows: npt.NDArray[np.intp]) -> str:
-        """A party's name; that of a rank's own transfers with the other end of most of these rows' payload."""
-        cause, name = self._parties[party]
+    def _named(self, traffic_owner: int, rows: npt.NDArray[np.intp]) -> str:
+        """A traffic_owner's name; that of a rank's own transfers with the other end of most of these rows' payload."""
+        cause, name = self._traffic_owners[traffic_owner]
         if cause != OWN_TRANSFER:
             return name
-        own = rows[self._name[self._of[rows]] == party]
+        own = rows[self._name[self._of[rows]] == traffic_owner]
         ends: dict[str, float] = {}
         for of in np.unique(self._of[own]).tolist():
             far = self._carried.whose[of].far
@@ -183,9 +183,9 @@ def _foreign(
     found = np.full(len(whose), -1, np.int64)
     for place, one in enumerate(whose):
         if not own[place]:
-            party = ("other_job", JOB + one.job) if one.job else ("cross", one.name or UNCLASSIFIED)
-            party = (OWN_TRANSFER, one.name) if one.far and one.job == job else party
-            found[place] = numbers.setdefault(party, len(numbers))
+            traffic_owner = ("other_job", JOB + one.job) if one.job else ("cross", one.name or UNCLASSIFIED)
+            traffic_owner = (OWN_TRANSFER, one.name) if one.far and one.job == job else traffic_owner
+            found[place] = numbers.setdefault(traffic_owner, len(numbers))
     return tuple(numbers), found
 
 

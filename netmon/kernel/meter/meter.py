@@ -139,7 +139,7 @@ class CpuRings:
         self.waiting = 0
         """Records that the last look found."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Takes in how far the programs are. A fence belongs between this and reading the records."""
         self._end = self._produced.copy()
         counts = self._end - self._begin
@@ -230,7 +230,7 @@ class Meter:
         self._odd = False  # a flow's opening was missing
         self._now_ns = 0
 
-    def look(self) -> Waiting:
+    def poll(self) -> Waiting:
         """Costs a hundredth of a drain."""
         produced = self._producers.tobytes()
         if produced == self._taken:  # by far the cheapest way to see that there is nothing
@@ -253,9 +253,9 @@ class Meter:
         self._taken = produced
         unrecorded = self.slots.unrecorded()
         self._fence()
-        self._buckets.look()
+        self._buckets.poll()
         self._fence()
-        self._flows.look()
+        self._flows.poll()
         self._fence()
         openings = self._openings()
         ids = self.numbers.number(openings["key"], now_ns)

@@ -30,7 +30,7 @@ class SocketDiagnosis:
     def find(self, endpoints: Sequence[Endpoint]) -> list[Found | None]:
         """The socket of each endpoint, None where there is none."""
         found: list[Found | None] = [None] * len(endpoints)
-        for number, body in self._kernel.ask(endpoints):
+        for number, body in self._kernel.query(endpoints):
             found[number] = _found(endpoints[number], body)
         return found
 

@@ -7,12 +7,12 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from netmon.kernel.owners.births import Birth, Births
 from netmon.kernel.owners.conntrack import Translations
 from netmon.kernel.owners.containers import ControlGroups
 from netmon.kernel.owners.diag import Found, SocketDiagnosis
 from netmon.kernel.owners.endpoint import Endpoint, address_text
 from netmon.kernel.owners.namespaces import Namespaces
+from netmon.kernel.owners.socket_events import SocketEvent, SocketEvents
 from netmon.kernel.processes import PROC, Process, ProcessTable, pids
 from netmon.kernel.sock_diag import LISTEN
 from netmon.rate_limiter import TimeLimiter
@@ -139,9 +139,9 @@ class Answer(NamedTuple):
 class OwnerSearch:
     """Everything that can tell an owner, asked in the order of what it costs."""
 
-    def __init__(self, processes: ProcessTable, births: Births | None) -> None:
+    def __init__(self, processes: ProcessTable, births: SocketEvents | None) -> None:
         """births: None where the kernel cannot tell of connections being made."""
-        self._processes, self._births = processes, births
+        self._processes, self._socket_events = processes, births
         self._diagnosis: SocketDiagnosis | None = None
         with contextlib.suppress(OSError):
             self._diagnosis = SocketDiagnosis()
@@ -154,9 +154,9 @@ class OwnerSearch:
         self._tables: dict[str, SocketTable] = {}
         self._table_limiter = TimeLimiter(share=0.01, burst_ns=500_000_000)
 
-    def take_births(self) -> None:
+    def take_socket_events(self) -> None:
         """Looks at the processes that have just connected or closed, while they are there."""
-        births = self._births.take() if self._births else []
+        births = self._socket_events.take() if self._socket_events else []
         for pid, birth in {birth.pid: birth for birth in births}.items():
             process = self._processes.current(pid) or self._seen.get(pid)
             if process is None:  # shorter than our way here: what the kernel said of it is what is known
@@ -166,8 +166,8 @@ class OwnerSearch:
 
     def find(self, endpoints: Sequence[Endpoint]) -> list[Answer | None]:
         """The owner of each endpoint, None where none was found. Blocks for as long as /proc takes."""
-        self.take_births()
-        found: list[Found | Birth | None] = [self._birth(endpoint) for endpoint in endpoints]
+        self.take_socket_events()
+        found: list[Found | SocketEvent | None] = [self._birth(endpoint) for endpoint in endpoints]
         self._ask(endpoints, found)
         self._tables = {}
         for number, endpoint in enumerate(endpoints):
@@ -175,10 +175,10 @@ class OwnerSearch:
         pids = self._pids(endpoints, found)
         return [self._answer(e, f, pids) for e, f in zip(endpoints, found, strict=True)]
 
-    def _birth(self, endpoint: Endpoint) -> Birth | None:
-        return self._births.find(endpoint) if self._births else None
+    def _birth(self, endpoint: Endpoint) -> SocketEvent | None:
+        return self._socket_events.find(endpoint) if self._socket_events else None
 
-    def _ask(self, endpoints: Sequence[Endpoint], found: list[Found | Birth | None]) -> None:
+    def _ask(self, endpoints: Sequence[Endpoint], found: list[Found | SocketEvent | None]) -> None:
         """Fills in the sockets of our own namespace; whoever listens, where the connection's own has no process."""
         for question in (lambda e: e, Endpoint.listening):
             open_ = [n for n, f in enumerate(found) if f is None]
@@ -193,9 +193,9 @@ class OwnerSearch:
         """Whether a socket that is bound to a port here can be meant: traffic of containers only passes by."""
         return self._namespaces.is_own(endpoint.local)
 
-    def _elsewhere(self, endpoint: Endpoint) -> Found | Birth | None:
+    def _elsewhere(self, endpoint: Endpoint) -> Found | SocketEvent | None:
         """In a container that has one of the addresses (on its own link both ends are local), or behind a NAT."""
-        found: Found | Birth | None = self._contained(endpoint)
+        found: Found | SocketEvent | None = self._contained(endpoint)
         if not found and self._namespaces.machine_wide:
             found = self._birth(endpoint.reversed()) or self._contained(endpoint.reversed())
         if found or not self._ours(endpoint):
@@ -220,7 +220,7 @@ class OwnerSearch:
                 self._tables[pid] = SocketTable(pid)
         return self._tables[pid].find(endpoint)
 
-    def _pids(self, endpoints: Sequence[Endpoint], found: Sequence[Found | Birth | None]) -> dict[int, int]:
+    def _pids(self, endpoints: Sequence[Endpoint], found: Sequence[Found | SocketEvent | None]) -> dict[int, int]:
         sockets = [(e, f.inode) for e, f in zip(endpoints, found, strict=True) if isinstance(f, Found)]
         ports = {(e.protocol, e.local_port) for e, _ in sockets}
         likely = {self._of_port[port] for port in ports if port in self._of_port}
@@ -230,8 +230,8 @@ class OwnerSearch:
                 _remember(self._of_port, (endpoint.protocol, endpoint.local_port), pids[inode])
         return pids
 
-    def _answer(self, endpoint: Endpoint, found: Found | Birth | None, pids: dict[int, int]) -> Answer | None:
-        if isinstance(found, Birth):
+    def _answer(self, endpoint: Endpoint, found: Found | SocketEvent | None, pids: dict[int, int]) -> Answer | None:
+        if isinstance(found, SocketEvent):
             seen = self._seen.get(found.pid)
             now = self._processes.get(found.pid)
             # The number may have been given to another process since.

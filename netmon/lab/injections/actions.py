@@ -48,7 +48,7 @@ class Action(Protocol):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunContext:
     """What injections are made in."""
 
     spec: RunSpec
@@ -65,7 +65,7 @@ class Surroundings:
         return self.network.hosts[self.spec.ring[rank]]
 
 
-def action(number: int, injection: Injection, where: Surroundings) -> Action:
+def action(number: int, injection: Injection, where: RunContext) -> Action:
     """What does an injection. number: its place among the run's. Blocks while what it needs gets ready."""
     kind = injection.kind
     if kind == "cross":
@@ -84,7 +84,7 @@ def action(number: int, injection: Injection, where: Surroundings) -> Action:
 
 
 class _Cross:
-    def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
+    def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
         source, target = (where.network.hosts[end] for end in (injection.source, injection.target))
         rate, seed = where.network.rate_bps, where.spec.seed + number
         offer = Offer(target.address, _CROSS_PORT + number, injection.effective_strength * rate, rate, seed)
@@ -121,7 +121,7 @@ class _Job:
     They are not stopped again: to a stopped process the kernel goes on to deliver, for a second or more.
     """
 
-    def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
+    def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
         self.job = f"injected-{number}"
         folder = where.record.folder / self.job
         (folder / "log").mkdir(parents=True)
@@ -162,7 +162,7 @@ class _Job:
     def close(self) -> None:
         self._let_go()
         for rank in self._training.ranks:
-            rank.ask_to_end()
+            rank.request_stop()
         self._training.__exit__(None, None, None)
 
     def truth(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class _Job:
 class _Script:
     """A process that stops ranks or keeps a CPU busy, for as long as it was told or until SIGTERM."""
 
-    def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
+    def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
         self._number, self._injection, self._where = number, injection, where
         self._process: Process | None = None
 
@@ -225,7 +225,7 @@ class _Script:
 
 
 class _Throttled:
-    def __init__(self, injection: Injection, where: Surroundings) -> None:
+    def __init__(self, injection: Injection, where: RunContext) -> None:
         self._injection, self._where = injection, where
         self._quota: Quota | None = None
 
@@ -304,7 +304,7 @@ class _Changed:
 class _Asked:
     """A pause that the script itself makes; its moments are in the script's output. A changed batch is not undone."""
 
-    def __init__(self, injection: Injection, where: Surroundings) -> None:
+    def __init__(self, injection: Injection, where: RunContext) -> None:
         self._after, self._kind = int(injection.at), injection.kind
         self._duration, self._rank = injection.duration_ns, injection.rank
         self._hosts = [where.host_of(injection.rank).name] if injection.cause == "straggler" else []
@@ -332,7 +332,7 @@ class _Asked:
 class _Transferred:
     """What a rank transfers itself; its moments are in the rank's output, and a file server stands by."""
 
-    def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
+    def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
         self._injection = injection
         rank, server = where.host_of(injection.rank), where.network.hosts[injection.target]
         self._hosts, self._far = [rank.name, server.name], f"{server.address}:{FILE_PORT + number}"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from netmon.errors import LabError
-from netmon.lab.injections.actions import Action, Surroundings, action
+from netmon.lab.injections.actions import Action, RunContext, action
 from netmon.lab.injections.quota import own_group
 from netmon.lab.injections.spec import Injection
 from netmon.lab.network import Network
@@ -52,7 +52,7 @@ class Injector:
 
     def __init__(self, spec: RunSpec, network: Network, record: Record) -> None:
         """Get ready what takes CPU time to start; blocks. Raises LabError."""
-        self._where = Surroundings(spec, network, record)
+        self._where = RunContext(spec, network, record)
         self._all: list[_Injected] = []
         self._moved = threading.Condition()
         self._done, self._usual_s = 0, 0.0

@@ -8,9 +8,9 @@ import pandas as pd
 import pyarrow as pa
 
 from netmon.dl.sharing.advice import Advice, Share
+from netmon.dl.sharing.advice_text import of_share
 from netmon.dl.sharing.compatibility import phases, scores_by_shift
-from netmon.dl.sharing.drift import phases_beside
-from netmon.dl.sharing.words import of_share
+from netmon.dl.sharing.drift import relative_phases
 from netmon.errors import DataError
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
 from netmon.report.figures import sharing as draw
@@ -99,7 +99,7 @@ def _drift_frames(study: Study) -> Frames:
     starts = {demand.job: demand.starts_ns[:-1] for demand in advice.jobs}
     parts = []
     for share in shares[:_CIRCLES]:
-        found = phases_beside(starts[share.fit.job], starts[share.fit.others[0]])
+        found = relative_phases(starts[share.fit.job], starts[share.fit.others[0]])
         if found is not None:
             told = {"share": _name(share, advice), "period_ms": found.period_ns / 1e6}
             seconds = (found.time_ns - advice.begin_ns) / 1e9

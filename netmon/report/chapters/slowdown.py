@@ -3,7 +3,7 @@
 
 import pandas as pd
 
-from netmon.dl.verdict.words import cause_words, renamed, sentence
+from netmon.dl.verdict.verdict_text import cause_words, renamed, sentence
 from netmon.report.congestion import CongestionPoint
 from netmon.report.exhibit import Chapter, Exhibit, Frames, need
 from netmon.report.figures import slowdown as draw

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the collector asks of its agents when more comes than it can take: coarser rows in fewer batches, nothing else.
+
+Iterations, the ledger and what flows are come whole in every case. Fewer batches cost no detail: they are asked for
+before anything is late. Then an agent that sends far more than the others do is asked alone, and slowed alone where
+asking does not help; only then everybody is asked. Asking follows the load at once, letting go takes its time, and
+more of it whenever it was too early.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class BackpressureRequest:
+    """What one agent is asked for; the default: nothing."""
+
+    bucket_ns: int = 0  # rows at least so wide
+    batch_ns: int = 0  # batches no closer together
+    rows_per_s: float = 0.0  # no more are taken in; 0: as they come
+
+
+STEPS = (
+    BackpressureRequest(),
+    BackpressureRequest(0, 500 * _MS),
+    BackpressureRequest(0, 1_000 * _MS),
+    BackpressureRequest(5 * _MS, 1_000 * _MS),
+    BackpressureRequest(20 * _MS, 1_000 * _MS),
+)
+"""From nothing to the most that an agent is asked for. Fewer batches come first: they cost a second, no detail."""
+
+_FEWER = 2  # of the steps, cost no detail
+BATCHES_PER_S = 1_000
+USUAL_BATCH_NS = 200 * _MS  # of an agent that nobody has asked
+
+
+@dataclass(frozen=True)
+class Sending:
+    """What is known of one session. behind_s: how much later than usual its last batch was processed."""
+
+    rows_per_s: float
+    behind_s: float
+
+
+@dataclass(frozen=True)
+class Storing:
+    """How the disk does. full: share of the memory for rows on their way to it that is used."""
+
+    full: float = 0.0
+    work_s: float = 0.0  # CPU time of the last flush; what else it takes is the disk's, which fewer rows do not help
+
+
+class Shedding:
+    """The policy: figures in, orders out. It reads no clock, and knows of sessions what it is told."""
+
+    LATE_S, EASY_S = 1.0, 0.4
+    """Behind by so much is too much; by less, easy."""
+
+    TOO_LATE_S = 2.4
+    """Behind by so much in spite of fewer batches, which are a second of it, rows have to become coarser."""
+
+    BUSY, IDLE = 0.7, 0.35
+    """A loop that works for such a share of its time gets fewer batches, before anything is late; less is easy."""
+
+    FULL, EASY_FULL = 1 / 4, 1 / 16
+    SLOW_S, QUICK_S = 1.0, 0.5
+    """The same for what is on its way to the disk, and for the work of a flush."""
+
+    SHARES = 4
+    """So many times what the median session sends is more than a session's share."""
+
+    LEAST_ROWS_PER_S = 1_000
+    """No session's share is less."""
+
+    _RESPONSE_S = 2.0  # for an order to be heard, and for what was sent before it to be processed
+    _PATIENCE_S, _MOST_PATIENCE_S = 10.0, 160.0
+
+    def __init__(self) -> None:
+        """Nobody is asked for anything."""
+        self._steps: dict[str, int] = {}
+        self._limits: dict[str, float] = {}  # rows/s
+        self._blamed: set[str] = set()  # who sent more than their share
+        self._behind_s = 0.0
+        self._raised_s = self._eased_s = self._hard_s = float("-inf")
+        self._patience_s = self._PATIENCE_S
+        self._batch_ns = 0
+
+    @property
+    def asked(self) -> int:
+        """How many sessions are asked for something."""
+        return len(self._steps)
+
+    def order(self, session: str) -> BackpressureRequest:
+        """What a session is asked for now."""
+        step = STEPS[self._steps.get(session, 0)]
+        return BackpressureRequest(step.bucket_ns, max(step.batch_ns, self._batch_ns), self._limits.get(session, 0.0))
+
+    def decide(self, sessions: Mapping[str, Sending], storing: Storing, now_s: float, busy: float = 0.0) -> None:
+        """Think it over, about once a second. sessions: those that are connected; busy: share of a core in use."""
+        self._steps = {name: step for name, step in self._steps.items() if name in sessions}
+        self._limits = {name: limit for name, limit in self._limits.items() if name in sessions}
+        self._blamed &= sessions.keys()
+        self._batch_ns = _batch_ns(len(sessions))
+        # Whom we slow down ourselves is late for that; and one agent's slow network is not our load.
+        own = [sending.behind_s for name, sending in sessions.items() if name not in self._limits]
+        behind_s, before_s = median(own) if own else 0.0, self._behind_s
+        self._behind_s = behind_s
+        stuck = storing.full > self.FULL or storing.work_s > self.SLOW_S
+        if behind_s > self.LATE_S or stuck:
+            self._hard_s = now_s
+            too_late = stuck or (behind_s >= before_s and (behind_s > self.TOO_LATE_S or not self._fewer(sessions)))
+            if too_late and now_s - self._raised_s >= self._RESPONSE_S:
+                self._raise(sessions, now_s)
+        elif busy > self.BUSY and (able := [name for name in sessions if self._steps.get(name, 0) < _FEWER]):
+            self._hard_s = now_s
+            if now_s - self._raised_s >= self._RESPONSE_S:
+                self._raised_s = now_s
+                self._step_up(able)
+        elif not self._easy(behind_s, busy, storing):
+            self._hard_s = now_s
+        elif now_s - max(self._hard_s, self._eased_s) >= self._patience_s and (self._steps or self._limits):
+            self._ease(now_s)
+
+    def _easy(self, behind_s: float, busy: float, storing: Storing) -> bool:
+        """Whether less may be asked for.
+
+        Coarser rows cost detail: finer ones are tried as soon as nothing is late, with more patience where that was too
+        early. Fewer batches cost none: they are asked for until there is little to do.
+        """
+        if self._limits or max(self._steps.values(), default=0) > _FEWER:
+            full = (self.EASY_FULL + self.FULL) / 2
+            return behind_s <= self.LATE_S and busy <= self.BUSY and storing.full <= full
+        quick = storing.full <= self.EASY_FULL and storing.work_s <= self.QUICK_S
+        return behind_s <= self.EASY_S and busy <= self.IDLE and quick
+
+    def _fewer(self, sessions: Iterable[str]) -> bool:
+        """Whether all send as few batches as they may be asked for."""
+        return all(self._steps.get(name, 0) >= _FEWER for name in sessions)
+
+    def _raise(self, sessions: Mapping[str, Sending], now_s: float) -> None:
+        if now_s - self._eased_s < 2 * self._patience_s:
+            self._patience_s = min(self._MOST_PATIENCE_S, 2 * self._patience_s)
+        elif not self._steps:
+            self._patience_s = self._PATIENCE_S
+        self._raised_s = now_s
+        share = self._share(sessions)
+        greedy = [name for name, sending in sessions.items() if sending.rows_per_s > share]
+        self._blamed |= set(greedy)
+        asked = [name for name in greedy if self._steps.get(name, 0) < len(STEPS) - 1]
+        if asked:
+            self._step_up(asked)
+            return
+        slowed = {name: share for name in greedy if name not in self._limits}
+        self._limits |= slowed
+        if not slowed:
+            self._step_up(sessions)
+
+    def _step_up(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._steps[name] = min(self._steps.get(name, 0) + 1, len(STEPS) - 1)
+
+    def _share(self, sessions: Mapping[str, Sending]) -> float:
+        """Rows/s that nobody is blamed for. Of one session alone there is no more than its share."""
+        if len(sessions) < 2:
+            return float("inf")
+        rates = sorted(sending.rows_per_s for sending in sessions.values())
+        return max(self.LEAST_ROWS_PER_S, self.SHARES * rates[(len(rates) - 1) // 2])
+
+    def _ease(self, now_s: float) -> None:
+        """Those who kept to their share first."""
+        self._eased_s = now_s
+        asked = [name for name in self._steps if name not in self._blamed]
+        if not asked and self._limits:
+            self._limits.clear()
+            return
+        for name in asked or list(self._steps):
+            self._steps[name] -= 1
+        self._steps = {name: step for name, step in self._steps.items() if step}
+        self._blamed &= self._steps.keys()
+
+
+def _batch_ns(sessions: int) -> int:
+    """From one batch of each to its next, so that all send no more than BATCHES_PER_S; 0: as they do by themselves."""
+    least_ns = sessions * 1_000_000_000 // BATCHES_PER_S
+    return min(least_ns, STEPS[-1].batch_ns) if least_ns > USUAL_BATCH_NS else 0
+
+
+class Behind:
+    """How much later than usual one session's batches are processed, whatever its clock shows."""
+
+    _CREEP = 1e-3  # s per s: what is usual follows clocks that drift, and forgets
+    _JUMP_S = 60.0  # later than the batch before: the host has slept, or was cut off
+
+    def __init__(self) -> None:
+        """Nothing has been processed."""
+        self._usual_s = self._last_s = self._at_s = 0.0
+        self._heard = False
+
+    def processed(self, horizon_ns: int, now_s: float) -> float:
+        """A batch of this horizon (the host's clock) was processed now (ours); s behind."""
+        offset_s = now_s - horizon_ns / 1e9
+        if not self._heard or offset_s - self._last_s > self._JUMP_S:
+            self._usual_s, self._at_s = offset_s, now_s
+        self._usual_s = min(offset_s, self._usual_s + self._CREEP * (now_s - self._at_s))
+        self._heard, self._last_s, self._at_s = True, offset_s, now_s
+        return offset_s - self._usual_s

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the messages of which the job stage lives from the sessions' windows, and applies what it answers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.align import Alignment
+from collector.host.pending_updates import newest_onsets
+from collector.host.session import Session
+from collector.host.window import HostWindow
+from collector.messages import (
+    BY_TRAFFIC,
+    GRAIN_NS,
+    ONSET_UPDATE,
+    ClockUpdate,
+    FlowUpdate,
+    HostClock,
+    HostNews,
+    JobNews,
+    MarkUpdate,
+    flow_id_of,
+    flow_numbers,
+    place_of,
+)
+from netmon.columnar import Columns
+from netmon.dl.inference import TRAFFIC
+from netmon.dl.sums import sums_by_two
+from netmon.records import Flow, Mark, Owner, Table, empty
+
+MOST_ROWS = 2_000_000
+"""Grains of payload in one message; of more, the newest are told."""
+
+_UNTOLD, _TOLD, _AGGREGATE = 0, 1, 2
+_Numbers = npt.NDArray[np.int64]
+
+
+class FlowUpdates:
+    """Which flows the job stage knows, by their index over all sessions."""
+
+    def __init__(self) -> None:
+        """None."""
+        self.state: npt.NDArray[np.uint8] = np.zeros(1024, np.uint8)
+
+    def grow(self, count: int) -> None:
+        """There are so many indices."""
+        if count > len(self.state):
+            self.state = np.concatenate([self.state, np.zeros(2 * count - len(self.state), np.uint8)])
+
+
+class JobUpdates:
+    """What the job stage has been told of one session."""
+
+    def __init__(self, place: int, session: Session, told: FlowUpdates) -> None:
+        """place: the session's in the messages; told: of all sessions."""
+        self.place, self.session = place, session
+        self.told = told
+        self._known: set[int] = set()  # ids of the flows that were told
+
+    @property
+    def window(self) -> HostWindow:
+        """The session's."""
+        return self.session.window
+
+    def begin_anew(self) -> None:
+        """The job stage knows nothing any more."""
+        self.window.flows.described.update(self.window.flows.indices_of_all.tolist())
+        self._known.clear()
+
+    def flows(self, over: list[int]) -> list[FlowUpdate]:
+        """Flows that were told and have changed since; `over` gets those that are no more."""
+        table = self.window.flows
+        gone, table.over = self._known.intersection(table.over), []
+        over += [flow_numbers(self.place, flow_id) for flow_id in gone]
+        self._known -= gone
+        self.told.grow(len(table.state))
+        described, table.described = table.described, set()
+        again = []
+        for index in described:
+            self.told.state[index] = _UNTOLD
+            if table.flows[index].flow_id in self._known:
+                again.append(index)
+        return self._tell(again)
+
+    def introduce(self, indices: Iterable[int]) -> list[FlowUpdate]:
+        """Flows of which there is something to tell, as far as they are not known."""
+        return self._tell(index for index in indices if self.told.state[index] == _UNTOLD)
+
+    def _tell(self, indices: Iterable[int]) -> list[FlowUpdate]:
+        told = []
+        for index in indices:
+            flow = self.window.flows.flows[index]
+            # An aggregate is nobody's gradient: large flows are described one by one.
+            self.told.state[index] = _AGGREGATE if flow.members else _TOLD
+            if not flow.members:
+                self._known.add(flow.flow_id)
+                told.append(self._told(index, flow))
+        return told
+
+    def _told(self, index: int, flow: Flow) -> FlowUpdate:
+        link = self.window.links.interface(int(self.window.flows.state["link"][index])).name
+        owner = flow.owner if flow.owner.source != BY_TRAFFIC else Owner()
+        return FlowUpdate(
+            flow=flow_numbers(self.place, flow.flow_id),
+            host=self.session.hello.host,
+            link=link,
+            direction=flow.direction,
+            src=flow.src,
+            dst=flow.dst,
+            src_port=flow.src_port,
+            dst_port=flow.dst_port,
+            protocol=flow.protocol,
+            job=owner.job,
+            rank=owner.rank,
+            known=bool(owner.source),
+        )
+
+
+def build_news(heard: Sequence[JobUpdates], connected: Iterable[JobUpdates], ended: Sequence[int]) -> HostNews:
+    """All news.
+
+    heard: the newest session of each host that has sent something lately: the horizon waits for the slowest of them;
+    connected: those whose clocks are compared; ended: places of sessions that are over.
+    """
+    over: list[int] = []
+    flows = [flow for teller in heard for flow in teller.flows(over)]
+    payload, onsets, lost = _rows(heard, flows) if heard else (empty(TRAFFIC), empty(ONSET_UPDATE), 0)
+    pending_updates = lost + max(0, len(payload) - MOST_ROWS)
+    horizons = [teller.window.alignment.utc(teller.window.horizon_ns) for teller in heard]
+    return HostNews(
+        clocks=[clock_of(teller.place, teller.session.hello.host, teller.window.alignment) for teller in connected],
+        flows=flows,
+        payload=payload[-MOST_ROWS:],
+        onsets=onsets,
+        over=np.array(over, np.int64),
+        ended=list(ended),
+        horizon_ns=min(horizons, default=0),
+        pending_updates=pending_updates,
+    )
+
+
+def _rows(heard: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Table, Table, int]:
+    """New payload (TRAFFIC) and onsets (ONSET_UPDATE) of at least one session, and how many rows came and went untold.
+
+    flows: those of which there is something are put in there if they have not been told.
+    """
+    tables, state = heard[0].session.tables, heard[0].told.state
+    places = np.array([teller.session.place for teller in heard], np.int64)
+    payload, onsets = (rows.take(places, len(tables.places.table)) for rows in (tables.payload, tables.onsets))
+    lost = tables.payload.lost(places)
+    known = tables.flows.state
+    # What is told late may be of a flow that is over.
+    onsets = newest_onsets(onsets)
+    payload, onsets = (_where(rows, known["session"][rows["flow"]] == rows["session"]) for rows in (payload, onsets))
+    by_place = {teller.session.place: teller for teller in heard}
+    for rows in (payload, onsets):
+        new = np.unique(rows["flow"][state[rows["flow"]] == _UNTOLD])
+        for place, own in _runs(known["session"][new]):
+            flows += by_place[place].introduce(new[own].tolist())
+    payload, onsets = (_where(rows, state[rows["flow"]] == _TOLD) for rows in (payload, onsets))
+    place_of_session = np.zeros(len(tables.places.table), np.int64)
+    place_of_session[places] = [teller.place for teller in heard]
+
+    def numbers(flow: _Numbers) -> _Numbers:
+        return flow_numbers(place_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))
+
+    time_ns = tables.places.utc(payload["session"], payload["time_ns"])
+    older = tables.places.older(payload["session"], payload["time_ns"])
+    for place, run in _runs(payload["session"][older]):
+        late = older[run]
+        time_ns[late] = by_place[place].window.alignment.map.utcs(payload["time_ns"][late])
+    told = np.empty(len(onsets), ONSET_UPDATE)
+    told["flow"], told["time_ns"], told["bucket_ns"] = numbers(onsets["flow"]), onsets["time_ns"], onsets["amount"]
+    grains = _grains(time_ns, payload["flow"], payload["amount"])
+    grains["flow"] = numbers(grains["flow"])
+    return grains, told, lost
+
+
+def _where(rows: Columns, there: npt.NDArray[np.bool_]) -> Columns:
+    """Nearly always all of them."""
+    return rows if there.all() else rows[there]
+
+
+def _runs(places: _Numbers) -> list[tuple[int, slice]]:
+    """Where equal values stand beside each other, and which they are."""
+    begin = np.flatnonzero(np.diff(places, prepend=-1)).tolist()
+    return [(int(places[first]), slice(first, over)) for first, over in pairwise([*begin, len(places)])]
+
+
+def _grains(time_ns: _Numbers, flow: _Numbers, payload_bytes: _Numbers) -> Table:
+    """One row per millisecond and flow, sorted by time; dtype TRAFFIC.
+
+    flow: small numbers, which sort much faster than those that the job stage knows.
+    """
+    grain, flow, payload_bytes = sums_by_two(time_ns // GRAIN_NS, flow, payload_bytes)
+    summed = np.empty(len(grain), TRAFFIC)
+    summed["time_ns"], summed["flow"], summed["payload_bytes"] = grain * GRAIN_NS, flow, payload_bytes
+    return summed
+
+
+def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark]]:
+    """Give the sessions (by place) what the job stage says of them; gives the marks that it has for them, by place.
+
+    What is said of a session that is over by now is passed over.
+    """
+    for number, owner in news.owners.items():
+        session = sessions.get(place_of(number))
+        if session:
+            session.window.flows.infer(flow_id_of(number), owner)
+    for clock in news.clocks:
+        session = sessions.get(clock.place)
+        if session:
+            correct(session.window.alignment, clock)
+    marks: dict[int, list[Mark]] = {}
+    for told in news.marks:
+        if told.place in sessions:
+            marks.setdefault(told.place, []).append(_mark(told, sessions[told.place].window))
+    return marks
+
+
+def clock_of(place: int, host: str, alignment: Alignment) -> HostClock:
+    """How well a host's clock is known now."""
+    sample = alignment.sample
+    return HostClock(
+        place=place,
+        host=host,
+        uncorrected=alignment.uncorrected,
+        held=alignment.fit is not None,
+        unrefuted=alignment.unrefuted,
+        own_error_ns=sample.utc_error_ns + sample.error_ns if sample.utc_error_ns else 0,
+        coarse_ns=alignment.coarse_ns,
+        correction=alignment.correction,
+    )
+
+
+def correct(alignment: Alignment, clock: ClockUpdate) -> None:
+    """Take over what the traffic says of a host's clock."""
+    alignment.correction, alignment.coarse_ns = clock.correction, clock.coarse_ns
+    alignment.trusts_host = clock.trusts_host
+
+
+def _mark(told: MarkUpdate, window: HostWindow) -> Mark:
+    mono = window.alignment.map.mono(told.mark.time_ns) if told.mark.time_ns else window.horizon_ns
+    return replace(told.mark, time_ns=mono)

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of all hosts that go on as they have, in one table: their marks make iterations in a few passes for all.
+
+A rank is steady once its process alone tells of it, step by step, each with its marks in order. As long as it goes on
+so, nothing has to be decided about it. Anything else that is heard of it, and it is a Rank again, as if it had always
+been: what is in here is given back to it.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.iteration_rows import Common, IterationRows
+from collector.host.rank import CHECK_EVERY, CHECK_EVERY_NS, SELDOM_NS, Owner, Rank
+from collector.host.rank_rows import ENDED, ORDER, ROW, State, restore, state_of
+from collector.tick_messages import STEP_UPDATE, StepEvents
+from netmon.columnar import Columns, joined
+from netmon.dl.grouped import starts
+from netmon.dl.iterations import Iteration
+from netmon.dl.numbering import EVIDENCE, Trust
+from netmon.dl.source import IN_ORDER, RECENT
+from netmon.dl.step_alignment import Events, StepMoment
+from netmon.mark_runs import MarkTable, Whose
+from netmon.records import Table
+
+_Numbers = npt.NDArray[np.int64]
+_FIRST = 64  # rows
+_MARKS = len(IN_ORDER)
+_BEGIN, _END = 0, _MARKS - 1  # of a step
+_NEVER = np.iinfo(np.int64).max
+_BEATS = {
+    StepMoment.END: (3, 4),
+    StepMoment.BEGIN: (1,),
+    StepMoment.START: (0,),
+}  # the marks that stand for each, best first
+
+
+class RankSteps(NamedTuple):
+    """What rows have to know of steady ranks: see collector.host.steps. The last four are of iterations."""
+
+    session: _Numbers
+    job: _Numbers
+    rank_id: _Numbers
+    shift: _Numbers
+    since_ns: _Numbers
+    of_rank: _Numbers
+    begin_ns: _Numbers
+    end_ns: _Numbers
+    number: _Numbers
+
+
+NO_STEPS = RankSteps(*(np.empty(0, np.int64) for _ in RankSteps._fields))
+
+
+class RankTable:
+    """Of all sessions. A rank in here knows its row."""
+
+    def __init__(self) -> None:
+        """Begin without ranks."""
+        self._rows = np.zeros(_FIRST, ROW)
+        self._open = np.zeros((_FIRST, 2, _MARKS), np.int64)  # times and errors of the step that has begun; 0: none
+        self._recent = np.zeros((_FIRST, _MARKS, 2, RECENT), np.int64)  # numbers and times, in turn
+        self._ranks: list[tuple[Owner, Rank] | None] = []
+        self._each: list[Iteration] = []  # what all iterations of each row's rank have in common
+        self._common: Common | None = None  # the same as it is now, once it has been asked for
+        self._row_of: dict[tuple[int, Whose], int] = {}
+        self._free: list[int] = []
+        self._left: list[int] = []  # rows that are free once this tick has told what has ended
+        self._waiting = Columns.zeros(0, ENDED)  # iterations whose rows have not settled; of each rank ascending
+        self._ended: list[Columns] = []  # that have not been told
+        self._steps: list[Table] = []  # the same
+        self.given_back: set[int] = set()
+        """Places of sessions with ranks that are on their own again; whoever has seen them clears it."""
+
+    def __len__(self) -> int:
+        """How many ranks are in here."""
+        return len(self._row_of)
+
+    def sessions(self) -> _Numbers:
+        """Of the sessions of those."""
+        return np.unique(self._rows["place"][: self.count][self._rows["used"][: self.count]])
+
+    def numbers(self) -> tuple[set[int], set[int]]:
+        """The numbers of their jobs and rank ids."""
+        used = self._rows[: self.count][self._rows["used"][: self.count]]
+        return set(used["job"].tolist()), set(used["rank_id"].tolist())
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self._ranks)
+
+    # --- who is in here
+
+    def adopt(self, ranks: Owner, rank: Rank, job: int, rank_id: int, about: Iteration) -> bool:
+        """Take a rank in, if it is steady. job, stepper: as rows call it; about: what all its iterations have."""
+        state = state_of(rank)
+        if state is None or rank.told_by is None:
+            return False
+        row = self._free.pop() if self._free else len(self._ranks)
+        if row == len(self._ranks):
+            self._ranks.append(None)
+            self._each.append(about)
+        if row == len(self._rows):
+            grown = (np.concatenate([one, np.zeros_like(one)]) for one in (self._rows, self._open, self._recent))
+            self._rows, self._open, self._recent = grown
+        self._ranks[row] = ranks, rank
+        self._row_of[ranks.place, rank.told_by] = row
+        self._rows[row], self._open[row], self._recent[row] = state.row, state.under_way, state.recent
+        told = self._rows[row]
+        told["used"], told["place"], told["job"], told["rank_id"] = True, ranks.place, job, rank_id
+        told["shift"] = rank.count.shift
+        self._each[row], self._common = about, None
+        ended = state.ended
+        ended["row"] = row
+        self._waiting = joined([self._waiting, ended])
+        rank.row = row
+        return True
+
+    @property
+    def _about(self) -> Common:
+        if self._common is None:
+            self._common = Common(list(self._each))
+        return self._common
+
+    def remove(self, rank: Rank) -> None:
+        """The rank is on its own again."""
+        row = rank.row
+        ranks, _ = self._known(row)
+        ranks.offset_ns = int(self._rows["offset_ns"][row])
+        self.given_back.add(ranks.place)
+        own = self._waiting["row"] == row
+        restore(rank, State(self._rows[row], self._open[row], self._recent[row], self._waiting[own]))
+        self._waiting = self._waiting[~own]
+        self.drop(rank)
+
+    def drop(self, rank: Rank) -> None:
+        """The rank is no more."""
+        row, whose = rank.row, rank.told_by
+        assert whose is not None
+        del self._row_of[int(self._rows["place"][row]), whose]
+        self._waiting = self._waiting[self._waiting["row"] != row]
+        self._rows["used"][row] = False
+        self._ranks[row], rank.row = None, -1
+        self._left.append(row)
+
+    def recount(self, rank: Rank, about: Iteration) -> None:
+        """Its job counts it in another way now."""
+        self._rows["shift"][rank.row] = rank.count.shift
+        self._each[rank.row], self._common = about, None
+
+    # --- marks
+
+    def find(self, marks: MarkTable, place: _Numbers) -> _Numbers:
+        """The row of each mark's rank, −1: it is not in here; place: of each batch's session."""
+        first = marks.starts()
+        if not (self._row_of and len(first)):
+            return np.full(len(marks), -1)
+        session, who = place[marks.batch[first]], marks.whose[first]
+        pairs, of_run = np.unique(session * len(marks.about) + who, return_inverse=True)
+        known, about = self._row_of, marks.about
+        places, whose = (column.tolist() for column in np.divmod(pairs, len(about)))
+        rows = np.array([known.get((one, about[two]), -1) for one, two in zip(places, whose, strict=True)], np.int64)
+        return np.repeat(rows[of_run], np.diff(np.append(first, len(marks))))
+
+    def add_marks(
+        self, marks: MarkTable, row: _Numbers, least_ns: _Numbers, most_ns: _Numbers
+    ) -> npt.NDArray[np.bool_]:
+        """Take in marks of steady ranks, of rank after rank; row: of each. Returns which of them are taken in.
+
+        least_ns, most_ns: between which times each counts. Ranks with marks that are not steady ones are given back.
+        """
+        turn = np.argsort(row, kind="stable")
+        told, row = marks.take(turn), row[turn]
+        good = self._regular(told, row, (told.time_ns >= least_ns[turn]) & (told.time_ns <= most_ns[turn]))
+        if not good.all():
+            for odd in np.unique(row[~good]).tolist():
+                if (known := self._ranks[odd]) is not None:
+                    self.remove(known[1])
+            told, row = told.take(good), row[good]
+        if len(told):
+            self._take(told, row)
+        taken = np.zeros(len(marks), np.bool_)
+        taken[turn] = good
+        return taken
+
+    def _regular(self, told: MarkTable, row: _Numbers, on_time: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Of each mark whether its rank's marks are all in order: each step from its beginning to its end."""
+        known, first = self._rows, starts(row)
+        kind = ORDER[told.moment]
+        before_kind, before_number, before_ns = (np.empty(len(row), np.int64) for _ in range(3))
+        for before, now, at_first in (
+            (before_kind, kind, known["reached"]),
+            (before_number, told.iteration, known["number"]),
+            (before_ns, told.time_ns, known["newest_ns"]),
+        ):
+            before[1:] = now[:-1]
+            before[first] = at_first[row[first]]
+        same = told.iteration == before_number
+        goes_on = np.where(
+            same, kind > before_kind, (kind == _BEGIN) & (before_kind == _END) & (told.iteration > before_number)
+        )
+        good = on_time & (kind >= 0) & goes_on & (told.time_ns > before_ns) & known["used"][row]
+        of_rank = np.logical_and.reduceat(good, first) if len(first) else good
+        return np.repeat(of_rank, np.diff(np.append(first, len(row))))
+
+    def _take(self, told: MarkTable, row: _Numbers) -> None:
+        known, kind = self._rows, ORDER[told.moment]
+        first = starts(row, told.iteration)
+        steps, of_step = row[first], np.repeat(np.arange(len(first)), np.diff(np.append(first, len(row))))
+        marks = np.zeros((len(first), 2, _MARKS), np.int64)
+        begins = starts(steps)  # of each rank the first step
+        under_way = begins[known["number"][steps[begins]] == told.iteration[first[begins]]]
+        marks[under_way] = self._open[steps[under_way]]
+        marks[of_step, 0, kind], marks[of_step, 1, kind] = told.time_ns, told.error_ns
+        self._end(steps, told.iteration[first], marks)
+        last = np.append(begins[1:], len(steps)) - 1
+        self._open[steps[last]] = marks[last]
+        newest = np.append(starts(row)[1:], len(row)) - 1
+        ranks = row[newest]
+        known["number"][ranks], known["reached"][ranks] = told.iteration[newest], kind[newest]
+        known["newest_ns"][ranks], known["fresh"][ranks] = told.time_ns[newest], True
+        self._remember(row, kind, told)
+        stepped = np.zeros(len(ranks), STEP_UPDATE)
+        for name, source in (("serial", "serial"), ("size", "size"), ("last_ns", "newest_ns")):
+            stepped[name] = known[source][ranks]
+        stepped["last_ns"] += known["offset_ns"][ranks]
+        self._steps.append(stepped)
+
+    def _end(self, row: _Numbers, number: _Numbers, marks: _Numbers) -> None:
+        """Steps of which all marks are known that have come; marks: (steps, 2, marks)."""
+        over = np.flatnonzero(marks[:, 0, _END])
+        if not len(over):
+            return
+        row, number, times, errors = row[over], number[over], marks[over, 0], marks[over, 1]
+        own = number + self._rows["own_shift"][row]
+        columns = {"row": row, "number": own, "start_ns": times[:, _BEGIN], "end_ns": times[:, _END]}
+        columns |= {"error_ns": np.maximum(errors[:, _BEGIN], errors[:, _END])}
+        columns |= {"comm_start_ns": times[:, 1], "wait_start_ns": times[:, 2], "comm_end_ns": times[:, 3]}
+        ended = Columns({name: np.ascontiguousarray(columns[name]) for name in ENDED.names or ()})
+        self._ended.append(ended)
+        self._waiting = joined([self._waiting, ended])
+        last = np.append(starts(row)[1:], len(row)) - 1
+        self._rows["last_number"][row[last]], self._rows["finished_ns"][row[last]] = own[last], times[last, _END]
+
+    def _remember(self, row: _Numbers, kind: _Numbers, told: MarkTable) -> None:
+        """The latest marks of each kind, for comparisons."""
+        order = np.argsort(row * _MARKS + kind, kind="stable")
+        row, kind = row[order], kind[order]
+        first = starts(row, kind)
+        count = np.diff(np.append(first, len(row)))
+        turn = np.arange(len(row)) - np.repeat(first, count)
+        at = (self._rows["recent"][row, kind] + turn) % RECENT
+        self._recent[row, kind, 0, at], self._recent[row, kind, 1, at] = told.iteration[order], told.time_ns[order]
+        self._rows["recent"][row[first], kind[first]] += count
+
+    # --- what the job stage is told
+
+    def use_offsets(self, offset_ns: _Numbers) -> None:
+        """What the clock of each place's host is off by now, for those that are told from here on."""
+        rows = self._rows[: self.count]
+        rows["offset_ns"] = offset_ns[rows["place"]]
+
+    def take_steps(self) -> list[Table]:
+        """Hand over which ranks have stepped, of STEP_UPDATE."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    def check(self, young: Collection[str], error_of: Callable[[Owner], int]) -> list[StepEvents]:
+        """The latest events of ranks whose number in their job is to be checked, as Rank.check_due says.
+
+        young: jobs whose ranks all are; error_of: to how many ns the clock of a host is right.
+        """
+        rows = self._rows[: self.count]
+        fresh = rows["used"] & rows["fresh"]
+        since_ns = rows["newest_ns"] - rows["checked_ns"]
+        stepped = rows["last_number"] - rows["checked_number"] >= CHECK_EVERY
+        due = fresh & (since_ns >= np.where(stepped, CHECK_EVERY_NS, SELDOM_NS))
+        if young:
+            names, of = self._about.jobs
+            due |= fresh & np.array([name in young for name in names], np.bool_)[of]
+        found = []
+        for row in np.flatnonzero(due).tolist():
+            ranks, rank = self._known(row)
+            told = rows[row]
+            told["fresh"], told["checked_ns"], told["checked_number"] = False, told["newest_ns"], told["last_number"]
+            events = {beat: self._events(row, kinds) for beat, kinds in _BEATS.items()}
+            found.append(StepEvents(rank.serial, Trust(int(told["trust"])), events, error_of(ranks)))
+        return found
+
+    def _known(self, row: int) -> tuple[Owner, Rank]:
+        known = self._ranks[row]
+        assert known is not None
+        return known
+
+    def _events(self, row: int, kinds: Sequence[int]) -> Events:
+        told = self._rows[row]
+        for kind in kinds:
+            count = int(told["recent"][kind])
+            if count:
+                at = np.arange(max(0, count - EVIDENCE), count) % RECENT
+                number, time_ns = self._recent[row, kind][:, at]
+                return Events(number + told["own_shift"], time_ns + told["offset_ns"])
+        return Events.none()
+
+    # --- what rows and the dataset are told
+
+    def ended(self) -> IterationRows:
+        """Iterations that have ended since the last call, as their jobs count them now."""
+        ended, self._ended = self._ended, []
+        found = self._told(joined([Columns.zeros(0, ENDED), *ended]))
+        self._free += self._left
+        self._left = []
+        return found
+
+    def settle(self, settled_ns: _Numbers) -> IterationRows:
+        """The iterations that are over by the time that is settled, by place."""
+        waiting = self._waiting
+        place = self._rows["place"][waiting["row"]]
+        over = waiting["end_ns"] <= settled_ns[place]
+        due = waiting[over]
+        if len(due):
+            self._waiting = waiting[~over]
+        return self._told(due)
+
+    def _told(self, ended: Columns) -> IterationRows:
+        row = ended["row"]
+        number = ended["number"] + self._rows["shift"][row]
+        times = (ended[name] for name in ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns"))
+        columns = self._rows["place"][row], row, number, *times, ended["wait_start_ns"]
+        return IterationRows(self._about, *columns)
+
+    def needed_ns(self, places: int, before_ns: _Numbers | None = None) -> _Numbers:
+        """By place: start of the earliest iteration that is open or waits; NEVER: there is none.
+
+        before_ns: by place too; those that began so long ago are passed over.
+        """
+        found, under_way = np.full(places, _NEVER), self._under_way()
+        place = self._rows["place"][np.append(self._waiting["row"], under_way)]
+        start_ns = np.append(self._waiting["start_ns"], self._open[under_way, 0, _BEGIN])
+        if before_ns is not None:
+            late = start_ns > before_ns[place]
+            place, start_ns = place[late], start_ns[late]
+        np.minimum.at(found, place, start_ns)
+        return found
+
+    def _under_way(self) -> _Numbers:
+        rows = self._rows[: self.count]
+        return np.flatnonzero(rows["used"] & (rows["reached"] != _END))
+
+    def steps(self) -> RankSteps:
+        """All of them and their iterations."""
+        used = np.flatnonzero(self._rows["used"][: self.count])
+        rows = self._rows[used]
+        at = np.zeros(self.count, np.int64)
+        at[used] = np.arange(len(used))
+        under_way, waiting = self._under_way(), self._waiting
+        known = self._rows[under_way]
+        begins = np.append(waiting["start_ns"], self._open[under_way, 0, _BEGIN])
+        ends = np.append(waiting["end_ns"], np.full(len(under_way), _NEVER))
+        number = np.append(waiting["number"], known["number"] + known["own_shift"])
+        of_rank = at[np.append(waiting["row"], under_way)]
+        order = np.lexsort((begins, of_rank))
+        columns = (np.ascontiguousarray(rows[name]) for name in ("place", "job", "rank_id", "shift", "since_ns"))
+        return RankSteps(*columns, *(column[order] for column in (of_rank, begins, ends, number)))

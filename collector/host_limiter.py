@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the collector one host may use, whatever it sends: seconds of its share, one for each that passes.
+
+What costs more waits: nothing is read from its agents meanwhile, so that it stays with them, and all others go on.
+Figures are far above what honest agents need, an hour's spool sent at once included.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+from netmon.errors import UsageError
+from netmon.rate_limiter import RateLimiters
+from netmon.units import parse_count
+from netmon.wire import netmon_pb2
+
+SAVED_S = 60.0
+"""What a host has not used is kept for it up to here."""
+
+_MOST_HOSTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one second; an agent sends two batches, describes a hundred flows and tells of some thousand marks."""
+
+    batches: float = 500
+    rows: float = 4e6
+    flows: float = 5e3
+    marks: float = 5e4
+    others: float = 2e4  # samples of the ledger, of counters, of clocks
+
+
+USUAL = Rates()
+
+
+def parse_rates(words: list[str]) -> Rates:
+    """`rows=8e6 flows=1e4` → those, else what is usual. Raises UsageError."""
+    known = {field.name for field in fields(Rates)}
+    rates = USUAL
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in known or not value or (number := parse_count(value)) < 1:
+            raise UsageError(
+                f"cannot read {word!r} as an allowance: write rows=8e6, or one of {', '.join(sorted(known))}"
+            )
+        rates = replace(rates, **{name: float(number)})
+    return rates
+
+
+SESSION_S = 0.2
+"""What an introduction costs beside what is in it."""
+
+
+class HostLimiter:
+    """Of all hosts of one collector; lives on one event loop."""
+
+    def __init__(self, rates: Callable[[], Rates] = lambda: USUAL) -> None:
+        """Nobody has used anything. rates(): in force now."""
+        self.rates = rates
+        self._seconds = RateLimiters(1.0, SAVED_S, _MOST_HOSTS)
+
+    def add_hello(self, host: str, hello: netmon_pb2.Hello) -> None:
+        """An agent of a host has connected."""
+        rates = self.rates()
+        self._spend(host, SESSION_S + len(hello.flows) / rates.flows + len(hello.marks) / rates.marks)
+
+    def add_batch(self, host: str, batch: netmon_pb2.Batch) -> None:
+        """A batch of a host is taken in."""
+        rates, others = self.rates(), len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
+        cost_s = 1 / rates.batches + batch.buckets.rows / rates.rows + others / rates.others
+        self._spend(host, cost_s + len(batch.flows) / rates.flows + len(batch.marks) / rates.marks)
+
+    def wait_s(self, host: str) -> float:
+        """Until something more of a host is taken in; 0: now."""
+        return max(0.0, -self._seconds.left(host, time.monotonic_ns()))
+
+    async def turn(self, host: str) -> None:
+        """Wait until then."""
+        while wait_s := self.wait_s(host):
+            await asyncio.sleep(wait_s)
+
+    def _spend(self, host: str, cost_s: float) -> None:
+        self._seconds.spend(host, cost_s, time.monotonic_ns())

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collector's end of the way to the process that receives for it: what comes is taken in once a tick."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from collector.answers import Answers
+from collector.ending import end_tasks
+from collector.receiving import frames
+from collector.receiving.frames import Answer, Listen, Listening, Stop
+from collector.receiving.pipe import Pipe
+from collector.receiving.sessions import RemoteStream
+from collector.receiving.taking import take
+from collector.registry import Registry
+from collector.stream_ends import End
+from netmon.errors import CertificateError, NetmonError, UnsupportedError, UsageError
+from netmon.own_module import own_module
+from netmon.wire.channel import ALIVE_EVERY_S, FEW_THREADS
+
+_log = logging.getLogger(__name__)
+
+# --- The receiving process, as the collector starts, hears and ends it.
+
+_KINDS: dict[str, type[NetmonError]] = {
+    kind.__name__: kind for kind in (UsageError, CertificateError, UnsupportedError)
+}
+_OWN = {"OPENBLAS_NUM_THREADS": "1"}
+_LATER_S = 1.0  # than the grace of those who are still connected
+
+
+class ReceivingProcess:
+    """It ends with this one, however that ends: it sees that the pipe is closed."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", pipe: Pipe) -> None:
+        """`start` makes one."""
+        self._process, self._pipe = process, pipe
+
+    @classmethod
+    async def start(cls, listen: Listen) -> "ReceivingProcess":
+        """Start one that listens. Raises UsageError, CertificateError, UnsupportedError where it cannot."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            program = own_module("collector.receiving.receiver", theirs.fileno())
+            program["env"] = {"GRPC_EXPERIMENTS": FEW_THREADS, **program["env"], **_OWN}
+            process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        started = cls(process, await Pipe.open(ours))
+        started.send(listen)
+        try:
+            answer: Listening = await started.receive()
+        except BaseException as error:
+            started.kill()
+            if isinstance(error, EOFError):
+                raise UnsupportedError(f"cannot listen on {listen.address}: the receiving process has ended") from None
+            raise
+        if answer.trouble:
+            started.kill()
+            raise _KINDS.get(answer.kind, UnsupportedError)(answer.trouble)
+        return started
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def send(self, frame: object) -> None:
+        """Does not block."""
+        self._pipe.send(frame)
+
+    async def drained(self) -> None:
+        """As Pipe.drained; does not raise."""
+        with contextlib.suppress(OSError):
+            await self._pipe.drained()
+
+    async def receive(self) -> Any:
+        """The next frame. Raises EOFError where the process has ended."""
+        return await self._pipe.receive()
+
+    async def stop(self, grace_s: float) -> None:
+        """End it; who is still connected is cut off after so long."""
+        self.send(Stop(grace_s))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, grace_s + _LATER_S)
+        self.kill()
+
+    def kill(self) -> int:
+        """End it now; its status."""
+        self._pipe.close()
+        self._process.kill()
+        return self._process.wait()
+
+
+# --- Who calls the collector by way of the receiving process, as those who answer see it: like gRPC's own context.
+
+
+class _AbortedError(Exception):
+    """The call has been ended with a status."""
+
+
+class CalledContext:
+    """One answer is on its way at a time, so that who reads slowly gets the newest, and never a queue."""
+
+    def __init__(self, number: int, send: Callable[[object], None], task: "asyncio.Task[Any] | None") -> None:
+        """task: which answers."""
+        self._number, self._send, self._task = number, send, task
+        self._how: End | None = None
+        self._written = asyncio.Event()
+
+    async def write(self, message: Message) -> None:
+        """Give an answer, and wait until gRPC has it."""
+        self._written.clear()
+        self._send(Answer(self._number, message.SerializeToString()))
+        await self._written.wait()
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End the call with this status; raises what `ended` expects."""
+        self._how = End(code, details)
+        raise _AbortedError
+
+    def written(self) -> None:
+        """The answer is on its way."""
+        self._written.set()
+
+    def hang_up(self) -> None:
+        """Whoever called has gone."""
+        if self._task:
+            self._task.cancel()
+
+    async def ended(self, answering: Awaitable[None]) -> End | None:
+        """What gRPC is to be told once it has been answered; None: all went in order."""
+        try:
+            await answering
+        except _AbortedError:
+            return self._how
+        except asyncio.CancelledError:
+            return End(grpc.StatusCode.CANCELLED, "the caller has gone")
+        except Exception as error:  # this call is over, as with gRPC itself, and not who serves the others
+            _log.exception("a call could not be answered")
+            return End(grpc.StatusCode.UNKNOWN, f"it could not be answered: {type(error).__name__}")
+        return None
+
+
+# --- apart
+
+
+_GATHER_S = 0.05  # news for agents go over together
+_AGAIN_S = 1.0  # after the process has died
+_NO_ANSWER_S = 20.0
+_MOST_LEAD_S = 0.3  # by which what has come is asked for before it is taken in
+
+
+class ReceiverClient:
+    """Between `start` and `close`; lives on one event loop."""
+
+    def __init__(self, registry: Registry, answers: Answers, listen: frames.Listen) -> None:
+        """answers: for who watches."""
+        self._registry, self._answers, self._listen = registry, answers, listen
+        self._process: ReceivingProcess | None = None
+        self._streams: dict[int, RemoteStream] = {}
+        self._calls: dict[int, CalledContext] = {}
+        self._due: set[int] = set()  # streams with news
+        self._news = asyncio.Event()
+        self._given: asyncio.Future[frames.Received | None] | None = None
+        self._asked_s = self._lead_s = self._pause_s = 0.0  # when it was asked; what an answer takes; the last rest
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._for_ever: list[asyncio.Task[object]] = []  # without these nobody is heard any more
+        self._closing = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0: none runs."""
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Listen. Raises as ReceivingProcess.start."""
+        self._process = await ReceivingProcess.start(self._listen)
+        self._for_ever = [self._begin(self._hear_for_ever()), self._begin(self._tell_for_ever())]
+
+    async def tick(self) -> float:
+        """See Front."""
+        for task in self._for_ever:
+            if task.done() and not self._closing:
+                task.result()
+        begun = time.monotonic()
+        received = await self._give() if self._registry.flushing.open else None
+        waited_s = time.monotonic() - begun
+        if received is None:
+            self._registry.tick()
+            return waited_s
+        if self._pause_s < self._lead_s:  # what comes until then is read beside the tick
+            self._ask()
+        take(self._registry, received, self._streams)
+        for number in received.left:
+            if stream := self._streams.get(number):
+                self._begin(self._leave(stream))
+        return waited_s
+
+    async def rest(self, pause_s: float) -> None:
+        """See Front; towards its end what has come is asked for, so that the tick need not wait for it."""
+        self._pause_s, lead_s = pause_s, min(self._lead_s, pause_s)
+        await asyncio.sleep(pause_s - lead_s)
+        if self._registry.flushing.open:
+            self._ask()
+        await asyncio.sleep(lead_s)
+
+    async def follow(self, why_not: Callable[[], str]) -> None:
+        """See Front."""
+        while True:
+            self._send(frames.Serves(why_not()))
+            await asyncio.sleep(ALIVE_EVERY_S)
+
+    async def leave(self) -> None:
+        """See Front."""
+        self._send(frames.Serves("", leaving=True))
+
+    async def close(self, grace_s: float) -> None:
+        """What is stored is told, then the process ends; who is still connected is cut off after so long."""
+        self._closing = True
+        self._tell(list(self._streams))
+        if self._process:
+            await self._process.stop(grace_s)
+        await end_tasks(self._tasks)
+
+    def _begin(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        """What fails in one stream or call is said, and costs no other."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            line = f"something of the receiving process was not taken in: {type(error).__name__}: {error}"
+            self._registry.failures.notice(line, error if isinstance(error, Exception) else None)
+
+    def _send(self, frame: object) -> None:
+        if self._process:
+            self._process.send(frame)
+
+    def _ask(self) -> None:
+        """For what has come; one answer is on its way at a time."""
+        if self._given is None and self._process:
+            self._given = asyncio.get_running_loop().create_future()
+            self._asked_s = time.monotonic()
+            self._send(frames.Give(self._registry.allowance.rates()))
+
+    async def _give(self) -> frames.Received | None:
+        """None: nobody answers."""
+        self._ask()
+        if self._given is None:
+            return None
+        try:
+            return await asyncio.wait_for(self._given, _NO_ANSWER_S)
+        except asyncio.TimeoutError:
+            _log.warning(f"the receiving process has not answered for {_NO_ANSWER_S:.0f} s")
+            if self._process:
+                self._process.kill()
+            return None
+        finally:
+            self._given = None
+
+    # --- what comes
+
+    async def _hear_for_ever(self) -> None:
+        while True:
+            try:
+                while self._process:
+                    self._hear(await self._process.receive())
+            except EOFError:
+                if self._closing:
+                    return
+                await self._died()
+
+    async def _died(self) -> None:
+        """All streams are cut off, and connect again: to its successor."""
+        process, self._process = self._process, None
+        status = process.kill() if process else None
+        if self._given and not self._given.done():
+            self._given.set_result(None)
+        _log.warning(
+            f"the receiving process has ended (status {status}); it is started again, and agents connect again"
+        )
+        streams, self._streams = list(self._streams.values()), {}
+        self._due.clear()
+        for stream in streams:
+            await stream.leave(complete=False)
+        for call in self._calls.values():
+            call.hang_up()
+        while self._process is None and not self._closing:
+            try:
+                self._process = await ReceivingProcess.start(self._listen)
+            except NetmonError as error:
+                _log.error(error)
+                await asyncio.sleep(_AGAIN_S)
+
+    def _hear(self, frame: object) -> None:
+        if isinstance(frame, frames.Received):
+            if self._given and not self._given.done():
+                took_s = time.monotonic() - self._asked_s
+                self._lead_s = min(_MOST_LEAD_S, (self._lead_s + took_s) / 2)
+                self._given.set_result(frame)
+        elif isinstance(frame, frames.Introduced):
+            self._begin(self._open(frame))
+        elif isinstance(frame, frames.CutOff):
+            if stream := self._streams.pop(frame.stream, None):
+                self._begin(stream.leave(complete=False))
+        elif isinstance(frame, frames.Full):
+            if stream := self._streams.get(frame.stream):
+                try:
+                    stream.answer(frame.data)
+                except (NetmonError, DecodeError) as error:
+                    self._end(stream, error)
+        elif isinstance(frame, frames.Called):
+            self._begin(self._answer(frame))
+        elif isinstance(frame, frames.Written):
+            if call := self._calls.get(frame.call):
+                call.written()
+        elif isinstance(frame, frames.HungUp) and (call := self._calls.get(frame.call)):
+            call.hang_up()
+
+    async def _open(self, introduced: frames.Introduced) -> None:
+        number = introduced.stream
+        stream = RemoteStream(number, self._registry, self._noticing(number))
+        try:
+            await stream.open(introduced.hello)
+        except NetmonError as error:
+            stream.log_error(error)
+            self._send(frames.Ended(number, stream.end_of(error)))
+            return
+        except Exception:
+            self._send(frames.Ended(number, End(grpc.StatusCode.INTERNAL, "the collector has failed at the hello")))
+            raise
+        self._streams[number] = stream
+        self._send(frames.Opened(number, stream.place))
+        self._notice(number)
+
+    async def _leave(self, stream: RemoteStream) -> None:
+        """It has said its last word, and all of it has been taken in."""
+        try:
+            stream.check()
+            await stream.leave(complete=True)
+        except NetmonError as error:
+            self._end(stream, error)
+            return
+        self._tell([stream.number])
+        self._streams.pop(stream.number, None)
+        self._send(frames.Ended(stream.number))
+
+    async def _answer(self, called: frames.Called) -> None:
+        context = self._calls[called.call] = CalledContext(called.call, self._send, asyncio.current_task())
+        try:
+            how = await context.ended(self._answers.answer(called.method, called.data, called.identity, context))
+        finally:
+            del self._calls[called.call]
+        self._send(frames.Ended(called.call, how))
+
+    # --- what is told
+
+    def _noticing(self, number: int) -> Callable[[], None]:
+        return lambda: self._notice(number)
+
+    def _notice(self, number: int) -> None:
+        self._due.add(number)
+        self._news.set()
+
+    async def _tell_for_ever(self) -> None:
+        everybody_s = 0.0
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), ALIVE_EVERY_S)
+            await asyncio.sleep(_GATHER_S)
+            self._news.clear()
+            due, self._due = self._due, set()
+            now = time.monotonic()
+            if now - everybody_s >= ALIVE_EVERY_S:
+                everybody_s = now
+                due |= {number for number, stream in self._streams.items() if stream.overdue(now)}
+            self._tell(due)
+
+    def _tell(self, numbers: Iterable[int]) -> None:
+        told, now_s = [], time.monotonic()
+        for number in numbers:
+            stream = self._streams.get(number)
+            if stream is None:
+                continue
+            try:
+                stream.check()
+            except NetmonError as error:
+                self._end(stream, error)
+                continue
+            for data in stream.requests():
+                self._send(frames.AgentRequest(number, data))
+            told.append(stream.state_row(now_s))
+        if told:
+            self._send(frames.StreamStates(np.array(told, frames.STREAM_STATE)))
+
+    def _end(self, stream: RemoteStream, error: NetmonError | DecodeError) -> None:
+        """Its agent is told why, and connects again."""
+        self._streams.pop(stream.number, None)
+        stream.log_error(error)
+        self._send(frames.Ended(stream.number, stream.end_of(error)))
+        self._begin(stream.fail(error))

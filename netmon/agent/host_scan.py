@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the privileged part sees around the agent: processes that train, whose sockets are whose, interfaces, timelines.
+
+One question is under way at a time, and nobody waits for its answer.
+"""
+
+import base64
+import logging
+from typing import Any
+
+from netmon.agent.clock import Clock
+from netmon.agent.flow_owners import FlowOwners
+from netmon.agent.links import Links
+from netmon.agent.steps import StepMarks
+from netmon.agent.timeline import TimelineMarks
+from netmon.agent.transport import TransportLooks
+from netmon.kernel.changes import Changes
+from netmon.kernel.privileged import Privileged
+from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More
+from netmon.kernel.training.timelines import Opened
+from netmon.records import Mark
+
+log = logging.getLogger(__name__)
+
+_LOOK_NS = 300_000_000  # a process is known by what it was at the last look: seldom would be late
+_SETTLED_NS = 3_500_000_000  # so long after something has come or gone it is looked at all the same
+_SELDOM_NS = 3_000_000_000  # whatever seems to have changed
+_MOST_WARNED = 1000  # lines that others' processes can make us write
+
+
+class HostScan:
+    """Asks, and hands what it hears to those who keep it."""
+
+    def __init__(
+        self,
+        privileged: Privileged,
+        owners: FlowOwners,
+        steps: StepMarks,
+        timelines: TimelineMarks,
+        links: Links,
+        clock: Clock,
+        transport: TransportLooks,
+    ) -> None:
+        """Nothing has been asked."""
+        self._privileged, self._owners, self._steps = privileged, owners, steps
+        self._timelines, self._links, self._clock = timelines, links, clock
+        self._transport = transport
+        self._changes = Changes()
+        self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
+        self._any_ranks = False
+        self._asking = ""
+        self._look: dict[str, Any] = {}  # under way
+        self._ranks_told: list[dict[str, Any]] = []  # in it
+        self._warned: set[str] = set()
+
+    def waits(self, now_ns: int) -> bool:
+        """Whether there is something to hear, or to ask."""
+        if self._privileged.busy:
+            return self._privileged.answered
+        if now_ns >= self._look_due_ns and not self._may_differ(now_ns):
+            self._look_due_ns = now_ns + _LOOK_NS
+        return now_ns >= self._look_due_ns or self._owners.has_pending(now_ns) or bool(self._transport.elsewhere)
+
+    def _may_differ(self, now_ns: int) -> bool:
+        """Whether a look may show what the last one did not: ranks map libraries, and write timelines."""
+        if self._changes.seen():
+            self._settled_ns = now_ns + _SETTLED_NS
+        return self._any_ranks or now_ns < self._settled_ns or now_ns - self._looked_ns >= _SELDOM_NS
+
+    def request(self, now_ns: int) -> None:
+        """The next question, if there is one, and none is under way. Does not block."""
+        if self._privileged.busy:
+            return
+        if now_ns >= self._look_due_ns:
+            self._look_due_ns, self._looked_ns = now_ns + _LOOK_NS, now_ns
+            self._asking = "look"
+            self._privileged.request(Look())
+        elif due := self._owners.due(now_ns):
+            self._asking = "owners"
+            self._privileged.request(FindOwners(due))
+        elif self._transport.elsewhere:
+            self._asking = "transport"
+            self._privileged.request(LookElsewhere(self._transport.elsewhere))
+            self._transport.elsewhere = []
+
+    def receive(self, now_ns: int) -> list[Mark]:
+        """Takes in what has been answered, and returns the marks that follow from it. Raises KernelError."""
+        reply = self._privileged.poll() if self._privileged.busy else None
+        if reply is None:
+            return []
+        if self._asking == "owners":
+            self._owners.answer(reply["owners"], now_ns)
+            return []
+        if self._asking == "transport":
+            self._transport.answer(base64.b64decode(reply["rows"]), reply["able"])
+            return []
+        self._ranks_told += reply["ranks"]
+        if self._asking == "look":
+            self._look = reply
+        if reply["more"]:
+            self._asking = "more"
+            self._privileged.request(More())
+            return []
+        return self._see(self._look, now_ns)
+
+    def _see(self, look: dict[str, Any], now_ns: int) -> list[Mark]:
+        """A look is complete."""
+        ranks, self._ranks_told = self._ranks_told, []
+        self._any_ranks = bool(ranks)
+        marks = self._steps.ranks(ranks, now_ns)
+        self._owners.ranks(rank["pid"] for rank in ranks)
+        marks += self._follow_timelines(look["timelines"], now_ns)
+        self._links.follow(look["interfaces"])
+        for path in look["probed"]:
+            log.info("probing %s", path)
+        for warning in look["warnings"]:
+            if warning not in self._warned and len(self._warned) < _MOST_WARNED:
+                self._warned.add(warning)
+                log.warning("%s", warning)
+        return marks
+
+    def _follow_timelines(self, timelines: list[Opened], now_ns: int) -> list[Mark]:
+        identities = self._steps.identities()
+        marks = self._timelines.retain(identities, now_ns)
+        for opened in timelines:
+            marks += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
+        return marks + self._timelines.read(now_ns, self._clock.sample().offset_ns)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the agent does what. A look at what waits is cheap; a drain takes it in; a batch sends it.
+
+Records wait in the rings for the batch with which they leave, and the agent sleeps until then. The kernel ends the
+sleep where somebody is waiting: a flow that is new (its process may be short), a ring that fills, the first call of a
+training library, the first record after a silence; so does an answer of the privileged part. While such things come one
+after the other, nobody is woken for each of them: the agent looks by itself.
+"""
+
+from dataclasses import dataclass
+
+LOOK_NS = 50_000_000
+"""Between two looks while each finds something; from the end of a silence to its batch, with what is open then."""
+BATCH_NS = 200_000_000
+"""Between two batches, as long as there is something to send."""
+
+_LEAST_NS = 1_000_000
+_BUSY_LOOK_NS = 5_000_000
+_RANKS_LOOK_NS = 100_000_000  # while ranks tell of their steps: what they tell waits in small rings
+_IDLE_LOOK_NS = 334_000_000  # a third of an idle batch: for what nobody is woken for, such as a process that begins
+_IDLE_BATCH_NS = 1_000_000_000  # the horizon moves on all the same
+_LONGEST_BATCH_NS = 2_000_000_000  # whatever the collector asks for
+_FULL = 1 / 16  # of a ring, from which nobody waits for the batch
+_FAST = 1 / 8  # of a ring, filled from one look to the next: the next one comes sooner
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Until the next look. wakes: whether it may be ended; level: of a ring of buckets, above which it is."""
+
+    ns: int
+    wakes: bool = False
+    level: float = 0.0
+
+
+class PollSchedule:
+    """One per agent. Knows no clock: times are given, in ns (mono)."""
+
+    def __init__(self, now_ns: int) -> None:
+        """A batch has just been sent."""
+        self._looked_ns = self._sent_ns = now_ns
+        self._waits_ns: int | None = None  # since when
+        self._level, self._growth = 0.0, 0.0
+        self._hurried = False
+        self.asked_ns = 0
+        """Between two batches at least, if the collector has asked for it."""
+
+    def update(self, now_ns: int, level: float, waits: bool, hurried: bool = False) -> None:
+        """What a look has shown. level: of the fullest ring, 0 to 1; waits: whether anything is to be taken or sent;
+        hurried: whether more of what ends a rest is likely to come at once.
+        """
+        self._growth, self._level = level - self._level, level
+        self._looked_ns, self._hurried = now_ns, hurried
+        if not waits:
+            self._waits_ns = None
+        elif self._waits_ns is None:
+            self._waits_ns = now_ns
+
+    @property
+    def full(self) -> bool:
+        """Whether a ring wants to be drained."""
+        return self._level > _FULL
+
+    @property
+    def batch_is_due(self) -> bool:
+        """By the last look."""
+        return self._looked_ns >= self._due_ns
+
+    @property
+    def _due_ns(self) -> int:
+        asked_ns = min(self.asked_ns, _LONGEST_BATCH_NS)
+        if self._waits_ns is None:
+            return self._sent_ns + max(_IDLE_BATCH_NS, asked_ns)
+        return max(self._sent_ns + max(BATCH_NS, asked_ns), self._waits_ns + LOOK_NS)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there was nothing to take or to send."""
+        return self._waits_ns is None
+
+    def awake(self) -> None:
+        """The host was suspended: a batch is due, whose clock tells where its times have jumped."""
+        self._sent_ns = 0
+        if self._waits_ns is not None:
+            self._waits_ns = 0
+
+    def drained(self) -> None:
+        """The rings are empty."""
+        self._level = 0.0
+
+    def sent(self) -> None:
+        """A batch, after the last look."""
+        self._sent_ns = self._looked_ns
+
+    def rest(self, ranks: bool = False) -> Rest:
+        """Until the next look: the rings must not fill up meanwhile, and whoever is idle is left alone.
+
+        ranks: whether ranks have told of their steps lately.
+        """
+        if self._growth > _FAST:
+            return Rest(_BUSY_LOOK_NS)
+        if self._hurried:
+            return Rest(LOOK_NS)
+        longest_ns = _RANKS_LOOK_NS if ranks else _IDLE_LOOK_NS
+        ns = min(longest_ns, max(_LEAST_NS, self._due_ns - self._looked_ns))
+        return Rest(ns, wakes=True, level=_FULL if self._waits_ns is not None else 0.0)

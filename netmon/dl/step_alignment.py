@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The beat of a training as two counts of its iterations hear it, held against each other; many pairs at once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.grouped import GroupedValues, starts
+from netmon.records import Moment
+
+_Numbers = npt.NDArray[np.int64]
+
+
+class StepMoment(Enum):
+    """Which moments of two counts may be held against each other; the value: what stands for it, best first.
+
+    The end comes first: the last wait is a barrier, and the update that follows it takes little.
+    """
+
+    END = (Moment.LAST_WAIT, Moment.STEP_END)
+    BEGIN = (Moment.FIRST_ENQUEUE,)
+    START = (Moment.STEP_START,)
+
+
+class Events(NamedTuple):
+    """Numbers of iterations and times of one beat of each, both (events,), ascending in time."""
+
+    number: _Numbers
+    time_ns: _Numbers
+
+    @classmethod
+    def none(cls) -> "Events":
+        """No events."""
+        return _NONE
+
+    def latest(self, most: int) -> "Events":
+        """Not more than so many."""
+        return self if len(self.number) <= most else Events(self.number[-most:], self.time_ns[-most:])
+
+
+_NONE = Events(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class Shift(NamedTuple):
+    """What to add to a count's numbers, and how many of its events say so, of how many."""
+
+    shift: int
+    votes: int
+    of: int
+
+
+class _Flat:
+    """Events of several counts, one behind the other."""
+
+    def __init__(self, counts: Sequence[Events]) -> None:
+        self.lengths = np.array([len(one.time_ns) for one in counts], np.intp)
+        self.first = np.cumsum(self.lengths) - self.lengths
+        self.row = np.repeat(np.arange(len(counts)), self.lengths)
+        self.number = np.concatenate([_NONE.number, *(one.number for one in counts)])
+        self.time_ns = np.concatenate([_NONE.time_ns, *(one.time_ns for one in counts)])
+
+    def periods(self) -> npt.NDArray[np.float64]:
+        steps, times = np.diff(self.number), np.diff(self.time_ns)
+        known = np.flatnonzero((steps > 0) & (self.row[1:] == self.row[:-1]))
+        row, each = self.row[known], times[known] / steps[known]
+        each = each[np.lexsort((each, row))]
+        count = np.bincount(row, minlength=len(self.lengths))
+        first, some = np.cumsum(count) - count, np.flatnonzero(count)
+        found = np.full(len(self.lengths), np.inf)
+        low, high = (each[(first + place)[some]] for place in ((count - 1) // 2, count // 2))
+        found[some] = (low + high) / 2
+        return found
+
+
+def periods(counts: Sequence[Events]) -> npt.NDArray[np.float64]:
+    """Of each count the median time from one iteration to the next (ns); inf where fewer than two are known."""
+    return _Flat(counts).periods()
+
+
+def period(events: Events) -> float:
+    """The same of one count."""
+    return float(periods([events])[0])
+
+
+def best_shifts(
+    reference: Sequence[Mapping[StepMoment, Events]], other: Sequence[Mapping[StepMoment, Events]]
+) -> list[Shift | None]:
+    """Of each pair the shift by the first beat that both have; None where nothing tells."""
+    found: list[Shift | None] = [None] * len(other)
+    for beat in StepMoment:
+        rest = [place for place, shift in enumerate(found) if shift is None]
+        pairs = [(place, reference[place].get(beat, _NONE), other[place].get(beat, _NONE)) for place in rest]
+        both = [pair for pair in pairs if len(pair[1].time_ns) and len(pair[2].time_ns)]
+        shifts = _shifts([pair[1] for pair in both], [pair[2] for pair in both]) if both else ()
+        for (place, _, _), shift in zip(both, shifts, strict=True):
+            found[place] = shift
+    return found
+
+
+def _shifts(reference: Sequence[Events], other: Sequence[Events]) -> Iterator[Shift | None]:
+    """Each event of `other` votes with the nearest of `reference`, if that is nearer than half a period; where neither
+    has a period, nothing tells."""
+    known = {id(one): one for one in reference}  # many have one reference
+    number_of = {one: number for number, one in enumerate(known)}
+    theirs, ours = _Flat(list(known.values())), _Flat(other)
+    whose = np.array([number_of[id(one)] for one in reference], np.intp)
+    half = np.minimum(theirs.periods()[whose], ours.periods()) / 2
+    group = whose[ours.row]
+    first, last = theirs.first[group], (theirs.first + theirs.lengths - 1)[group]
+    grouped = GroupedValues(theirs.row, theirs.time_ns, len(known))
+    right = np.minimum(grouped.positions(group, ours.time_ns, "left"), last)
+    left = np.maximum(right - 1, first)
+    before, after = (np.abs(theirs.time_ns[place] - ours.time_ns) for place in (left, right))
+    near = np.flatnonzero((np.minimum(before, after) < half[ours.row]) & np.isfinite(half[ours.row]))
+    shift = (theirs.number[np.where(before <= after, left, right)] - ours.number)[near]
+    row, of = ours.row[near], np.bincount(ours.row[near], minlength=len(other))
+    order = np.lexsort((shift, row))
+    shift, row = shift[order], row[order]
+    run = starts(row, shift)
+    votes, shift, row = np.diff(np.append(run, len(row))), shift[run], row[run]
+    order = np.lexsort((shift, -votes, row))  # of each row the most votes first, of as many the least shift
+    best = order[starts(row[order])]
+    told = iter(zip(shift[best].tolist(), votes[best].tolist(), strict=True))
+    for count in of.tolist():
+        yield Shift(*next(told), count) if count else None
+
+
+def nearest(times_ns: _Numbers, to_ns: _Numbers) -> npt.NDArray[np.intp]:
+    """Index of the nearest of times_ns (ascending, not empty) to each of to_ns."""
+    right = np.searchsorted(times_ns, to_ns).clip(0, len(times_ns) - 1)
+    left = (right - 1).clip(0)
+    return np.where(np.abs(times_ns[left] - to_ns) <= np.abs(times_ns[right] - to_ns), left, right)

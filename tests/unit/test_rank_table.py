@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that go on as they have are worked on in one table: nothing that is told or stored depends on that."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from collector_stream import MS, UTC, S, rows
+
+from collector.dataset.resume import Resume
+from collector.host.batches import Settled
+from collector.host.incoming import gather
+from collector.host.rank_table import RankTable
+from collector.settings import Settings
+from collector.stages import Stages
+from netmon.records import Batch, ClockSample, Direction, Flow, Hello, Interface, Mark, Moment, Owner, Source
+
+HOSTS, TICKS = 2, 48
+STEP_MS, SPAN_MS = 130, 200
+_MOMENTS = {
+    **{0: Moment.STEP_START, 40: Moment.FIRST_ENQUEUE, 70: Moment.FIRST_WAIT},
+    **{100: Moment.LAST_WAIT, 120: Moment.STEP_END},
+}
+
+
+@dataclass
+class Training:
+    """Two ranks on each host, which are disturbed now and then."""
+
+    seed: int
+    disturbed: float  # share of the batches with something odd
+    kept_back: dict[int, list[Mark]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.skip = dict.fromkeys(range(2 * HOSTS), 0)
+
+    def begin(self, host: int) -> int:
+        return (100 + host) * S
+
+    def hello(self, host: int) -> Hello:
+        link = Interface(7, "eth0", 10**9, "tcx", "tcx")
+        return Hello(f"h{host}", f"s{host}", MS, ClockSample(self.begin(host), UTC, 1_000), (link,), "0.1")
+
+    def batch(self, host: int, tick: int) -> Batch:
+        first, begin = tick * SPAN_MS, self.begin(host)
+        now = begin + (first + SPAN_MS) * MS
+        table = rows(*((flow, time, 1000) for time in range(first, first + SPAN_MS, 3) for flow in (1, 2, 3)))
+        table["bucket_start_ns"] += np.uint64(begin)
+        flows = [
+            Flow(number, 7, Direction.TX, "a", "b", number, 2, 6, begin, owner)
+            for number, owner in enumerate(
+                (
+                    *(Owner(10 + n, "python", "", "train", 2 * host + n, "socket") for n in (0, 1)),
+                    Owner(5, "rsync", source="socket"),
+                ),
+                1,
+            )
+        ]
+        marks = [mark for number in (0, 1) for mark in self._marks(host, number, first, tick)]
+        clock = ClockSample(now, UTC + now - begin, 1_000)
+        return Batch(tick + 1, clock, now, table, flows if tick == 0 else [], self._odd(host, tick, marks))
+
+    def _marks(self, host: int, number: int, first: int, tick: int) -> list[Mark]:
+        rank, begin = 2 * host + number, self.begin(host)
+        joins = [Mark("train", rank, 2 * HOSTS, 10 + number, 0, Moment.JOIN, begin, Source.HOOK, 0, 10)]
+        steps = [
+            Mark(
+                *("train", rank, 2 * HOSTS, 10 + number, (time - 7 * number) // STEP_MS + self.skip[rank]),
+                *(moment, begin + time * MS, Source.HOOK, 1_000, 10),
+            )
+            for time in range(first, first + SPAN_MS)
+            if time >= 7 * number and (moment := _MOMENTS.get((time - 7 * number) % STEP_MS))
+        ]
+        return joins + steps if tick == 0 else steps
+
+    def _odd(self, host: int, tick: int, marks: list[Mark]) -> list[Mark]:
+        marks = self.kept_back.pop(host, []) + marks
+        if tick < 20 or self.rng.random() >= self.disturbed or not marks:
+            return marks
+        place = int(self.rng.integers(len(marks)))
+        one = marks[place]
+        kind = int(self.rng.integers(9))
+        if kind == 0:
+            return marks[:place] + marks[place + 1 :]
+        if kind == 1:
+            return [*marks, one]
+        if kind == 2:
+            self.kept_back[host] = [one]
+            return marks[:place] + marks[place + 1 :]
+        if kind == 3:
+            return [marks[turn] for turn in self.rng.permutation(len(marks)).tolist()]
+        if kind == 4:
+            return [*marks, replace(one, moment=Moment.LEAVE), replace(one, moment=Moment.JOIN)]
+        if kind == 5:
+            return [*marks, replace(one, source=Source.UPROBE)]
+        if kind == 6:
+            self.skip[one.rank] += 5
+            return marks
+        if kind == 7:
+            return [*marks, replace(one, time_ns=one.time_ns + 40 * S)]
+        return [replace(mark, parameters=11) for mark in marks]
+
+
+def told(seed: int, disturbed: float, together: int) -> tuple[dict[str, pd.DataFrame], int]:
+    """All that becomes final, and the most ranks that were steady at a time."""
+    training, stage, settled, most = Training(seed, disturbed), Stages(Settings()), list[Settled](), 0
+    places = [stage.hosts.open(training.hello(host), Resume()) for host in range(HOSTS)]
+    for tick in range(TICKS):
+        batches = [training.batch(host, tick) for host in range(HOSTS)]
+        if tick % 16 == 15 and disturbed:
+            place = int(training.rng.integers(HOSTS))
+            horizon_ns, by_traffic = batches[place].horizon_ns, {"pid": 0, "source": Source.INFERRED}
+            mark = Mark("train", 2 * place, 2 * HOSTS, 0, tick, Moment.LAST_WAIT, horizon_ns, Source.INFERRED, 0, 0)
+            stage.hosts.add_marks(places[place], [replace(mark, **by_traffic)])
+        if tick == 36 and disturbed:
+            stage.hosts.session(places[0]).window.ranks.release()
+        for first in range(0, HOSTS, together):
+            settled.append(stage.take(places[first : first + together], gather(batches[first : first + together])))
+        most = max(most, len(stage.hosts.tables.steady))
+    settled.append(stage.settle_all(places, leaving=True))
+    assert not any(one.refused or one.failed for one in settled)
+    ended = [(int(place), *i) for one in settled for r in one.ended for place, i in zip(r.place, r.each(), strict=True)]
+    accounts = [
+        (int(place), *i, *t)
+        for one in settled
+        for told in one.accounted
+        for place, (i, t) in zip(told.rows.place, told.each(), strict=True)
+    ]
+    buckets = [o.buckets for one in settled for outputs in one.outputs.values() for o in outputs]
+    names = ("session", "flow_id", "class", "job", "iteration", "bucket_start_ns", "wire_bytes")
+    stamped = pd.DataFrame({name: np.concatenate([part[name] for part in buckets]) for name in names})
+    odd = [(place, "; ".join(stage.hosts.session(place).window.ranks.odd.warnings)) for place in places]
+    tables = {"ended": ended, "accounts": accounts, "rows": stamped, "odd": odd}
+    frames = {name: pd.DataFrame(table) for name, table in tables.items()}
+    return {name: f.sort_values(list(f.columns)).reset_index(drop=True) for name, f in frames.items()}, most
+
+
+@pytest.mark.parametrize(("seed", "disturbed", "together"), [(0, 0.0, 1), (1, 0.1, 2), (2, 0.3, 1), (3, 0.6, 2)])
+def test_it_changes_nothing(seed: int, disturbed: float, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steady, most = told(seed, disturbed, together)
+    monkeypatch.setattr(RankTable, "adopt", lambda *_: False)
+    alone, none = told(seed, disturbed, together)
+    assert (most > 0, none) == (True, 0)
+    assert len(alone["ended"]) > 100
+    for name, table in alone.items():
+        pd.testing.assert_frame_equal(table, steady[name])
