@@ -259,7 +259,7 @@ class AllFlows:
         return len(self._rank_ids.values)
 
     def release_numbers(self, jobs: Iterable[int], rank_ids: Iterable[int] = ()) -> None:
-        """Jobs, traffic_owners and ranks that no flow has, and of which nobody has asked since the call before the last one.
+        """Release jobs, traffic owners and ranks that no flow has and that nobody used since the call before the last.
 
         jobs, rank ids: that somebody keeps without asking again, such as rows on their way to the disk.
         """
