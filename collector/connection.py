@@ -130,9 +130,9 @@ class Connection:
             raise
         except Exception as error:
             sequence = message.batch.sequence
-            told = self._registry.failures.set_aside(entry.session.hello, f"batch {sequence}", [message], error)
+            reason = self._registry.failures.set_aside(entry.session.hello, f"batch {sequence}", [message], error)
             await self._registry.discard(entry)
-            raise FailedBatchError(sequence, entry.session.hello.host, told) from error
+            raise FailedBatchError(sequence, entry.session.hello.host, reason) from error
 
     def check(self) -> None:
         """Raise what the agent is to be told.

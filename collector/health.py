@@ -45,7 +45,7 @@ def add_health(server: grpc.aio.Server) -> Health:
         from grpc_health.v1 import health, health_pb2
     except ImportError:
         return NoHealth()
-    told = health_pb2.HealthCheckResponse
+    response = health_pb2.HealthCheckResponse
 
     class Servicer(health.aio.HealthServicer):  # type: ignore[misc]
         """The library's, with a bound: who watches holds a call open."""
@@ -69,8 +69,8 @@ def add_health(server: grpc.aio.Server) -> Health:
             return health_pb2.HealthCheckRequest(service="?")
 
     servicer = Servicer()
-    check = grpc.unary_unary_rpc_method_handler(servicer.Check, read, told.SerializeToString)
-    watch = grpc.unary_stream_rpc_method_handler(servicer.Watch, read, told.SerializeToString)
+    check = grpc.unary_unary_rpc_method_handler(servicer.Check, read, response.SerializeToString)
+    watch = grpc.unary_stream_rpc_method_handler(servicer.Watch, read, response.SerializeToString)
     handlers = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check, "Watch": watch})
     server.add_generic_rpc_handlers((handlers,))
 
@@ -80,7 +80,7 @@ def add_health(server: grpc.aio.Server) -> Health:
             while True:
                 if serves is not (now := not why_not()):
                     serves = now
-                    await servicer.set(SERVICE, told.SERVING if now else told.NOT_SERVING)
+                    await servicer.set(SERVICE, response.SERVING if now else response.NOT_SERVING)
                 await asyncio.sleep(_EVERY_S)
 
         async def leave(self) -> None:

@@ -42,8 +42,8 @@ class IterationUpdates:
             own = rows if counts[rows.place].all() else rows.take(counts[rows.place])
             self._jobs.add_ended(hosts, own)
             judging.add_ended(sessions, own)
-        for told in settled.accounted:
-            mine = told if counts[told.rows.place].all() else told.take(counts[told.rows.place])
+        for accounted in settled.accounted:
+            mine = accounted if counts[accounted.rows.place].all() else accounted.take(counts[accounted.rows.place])
             self._jobs.add_accounts(mine)
             judging.add_accounts(mine)
             wanted += self._triggers.slow(sessions, mine.rows, self._jobs)

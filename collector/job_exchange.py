@@ -112,4 +112,4 @@ class JobExchange:
                     entry.teller.begin_anew()
                 return [], {}
             marks = apply(answer, {place: entry.session for place, entry in entries.items()})
-            return [(entries[place], told) for place, told in marks.items()], answer.patterns
+            return [(entries[place], mark) for place, mark in marks.items()], answer.patterns

@@ -38,20 +38,20 @@ class Quarantine:
     def store(self, session: str, what: str, messages: Sequence[Sent], error: BaseException) -> str:
         """Write messages and traceback down, and log where; returns what to tell the sender. Blocks for the disk."""
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
-        told = f"the collector failed at {what}: {reason}"
+        message = f"the collector failed at {what}: {reason}"
         kept = self._kept[session] = self._kept.pop(session, 0) + 1
         if len(self._kept) > _MOST_SESSIONS:
             self._kept.popitem(last=False)
         if kept > _MOST_OF_SESSION:
-            return told
+            return message
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         try:
             path = self._write(session, lines, messages)
         except OSError as trouble:
-            _log.error(f"{told}; it cannot be set aside in {self.folder}: {trouble.strerror}\n{lines}")
-            return told
-        _log.error(f"{told}; please report it with {path}")
-        return f"{told}; set aside in {path.name}"
+            _log.error(f"{message}; it cannot be set aside in {self.folder}: {trouble.strerror}\n{lines}")
+            return message
+        _log.error(f"{message}; please report it with {path}")
+        return f"{message}; set aside in {path.name}"
 
     def _write(self, session: str, lines: str, messages: Sequence[Sent]) -> Path:
         data = bytearray()

@@ -302,8 +302,8 @@ class Registry:
         try:
             last_words, calls = {e.session.hello.session for e in leaving}, self._stage.tables.rank_log.calls()
             marks, patterns = await self._job_exchange.exchange(self._newest(), last_words, self._jobs.marked(), calls)
-            for entry, told in marks:
-                self._stage.add_marks(entry.session.place, told)
+            for entry, mark in marks:
+                self._stage.add_marks(entry.session.place, mark)
             for job, pattern in patterns.items():
                 self._jobs.pattern(job, pattern)
         except Exception as error:  # rows do not need it
@@ -354,9 +354,9 @@ class Registry:
         for entry in list(self._entries.values()):
             replaced = self._newest_of[entry.session.hello.host] is not entry
             quiet_s = now - entry.last_heard
-            told = entry.left and entry.session.idle and quiet_s > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
+            is_over = entry.left and entry.session.idle and quiet_s > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
             nothing = not entry.connected and not entry.session.queued and quiet_s > _SILENT_AFTER_S
-            if told or nothing:
+            if is_over or nothing:
                 self._forget(entry)
 
     def _is_silent(self, entry: Entry, now: float) -> bool:

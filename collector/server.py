@@ -171,14 +171,14 @@ async def _among(settings: "WorkerSettings", registry: Registry, sink: ParquetSi
     from netmon.wire.bus import BusError, UnansweredError
 
     deadline = time.monotonic() + _BUS_WITHIN_S  # its servers may be starting beside us
-    told = False
+    warned = False
     while True:
         try:
             return await ClusterWorker.begin(settings, registry, sink)
         except UnansweredError as error:  # as while they cannot be reached
-            if not told:
+            if not warned:
                 _log.warning("%s; waiting for it", error)
-            told, deadline = True, time.monotonic() + _BUS_WITHIN_S
+            warned, deadline = True, time.monotonic() + _BUS_WITHIN_S
         except BusError:
             if time.monotonic() > deadline:
                 raise

@@ -47,11 +47,11 @@ class StoredPast:
         try:
             wanted = decode_wanted(request)
             async with self._turns:
-                coming, told = self._rows.batches(wanted), 0
+                coming, sent = self._rows.batches(wanted), 0
                 while (part := await asyncio.to_thread(_part, coming)) is not None:
                     rows, data = part
-                    told += rows
-                    if told > MOST_ROWS:
+                    sent += rows
+                    if sent > MOST_ROWS:
                         line = f"these are more than {MOST_ROWS:,} rows of {wanted.table}: ask for less time"
                         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, line)
                     await asyncio.wait_for(context.write(netmon_pb2.PastPart(rows=data)), _LET_GO_AFTER_S)

@@ -38,8 +38,8 @@ class WebProcess:
         self._server.add_generic_rpc_handlers((CollectorService(Admission(), None, answers.answer),))
         self._server.add_insecure_port(at)
         tls, tokens = (path and str(path.resolve()) for path in (door.security.tls, door.tokens))
-        told = {"collector": at, "listen": listen, "tls": tls, "tokens": tokens, "insecure": door.security.insecure}
-        self._told = json.dumps(told)
+        request = {"collector": at, "listen": listen, "tls": tls, "tokens": tokens, "insecure": door.security.insecure}
+        self._told = json.dumps(request)
         self._process: Process | None = None
         self._watching: asyncio.Task[None] | None = None
 

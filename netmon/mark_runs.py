@@ -47,10 +47,10 @@ class MarkRun(NamedTuple):
         """One by one."""
         whose = self.job, self.rank, self.size, self.pid
         about = self.parameters, self.relative, self.gradient_bytes, self.job_name
-        told = zip(self.iterations, self.moments, self.times_ns, self.errors_ns, strict=True)
+        columns = zip(self.iterations, self.moments, self.times_ns, self.errors_ns, strict=True)
         return [
             Mark(*whose, iteration, Moment(moment), time_ns, self.source, error_ns, *about)
-            for iteration, moment, time_ns, error_ns in told
+            for iteration, moment, time_ns, error_ns in columns
         ]
 
 
@@ -58,8 +58,8 @@ def mark_runs(marks: Iterable[Mark]) -> list[MarkRun]:
     """The reverse of MarkRun.marks, of marks of any ranks, in their order."""
     runs = []
     for who, own in groupby(marks, whose):
-        told = [(int(one.moment), one.iteration, one.time_ns, one.error_ns) for one in own]
-        runs.append(MarkRun(*who, *(list(column) for column in zip(*told, strict=True))))
+        rows = [(int(one.moment), one.iteration, one.time_ns, one.error_ns) for one in own]
+        runs.append(MarkRun(*who, *(list(column) for column in zip(*rows, strict=True))))
     return runs
 
 
@@ -115,10 +115,10 @@ class MarkTable:
 def mark_table(runs: Iterable[tuple[int, MarkRun]]) -> MarkTable:
     """The reverse of MarkTable.runs."""
     known: dict[Whose, int] = {}
-    told = [
+    rows = [
         (batch, known.setdefault(run.whose, len(known)), *one)
         for batch, run in runs
         for one in zip(run.moments, run.iterations, run.times_ns, run.errors_ns, strict=True)
     ]
-    columns = np.array(told, np.int64).reshape(-1, 6).T
+    columns = np.array(rows, np.int64).reshape(-1, 6).T
     return MarkTable(list(known), *(np.ascontiguousarray(column) for column in columns))

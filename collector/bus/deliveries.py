@@ -168,7 +168,7 @@ class Deliveries:
         elif status not in _ON:
             text = (message.headers or {}).get("Description", "")
             self._asked = 0
-            if status not in _OVER and not any(told in text for told in _OVER_TEXTS):
+            if status not in _OVER and not any(phrase in text for phrase in _OVER_TEXTS):
                 self._broken = self._broken or f"the consumer of {self._host} is gone: {status} {text}"
         self._news.set()
 

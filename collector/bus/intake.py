@@ -65,11 +65,11 @@ class Forgetting:
         revision, since = self._quiet.get((host, session), (0, 0.0))
         if revision and time.monotonic() - since < FORGET_AFTER_S:
             return
-        told = await self._bus.hello(host, session)
-        if told is None:
+        hello = await self._bus.hello(host, session)
+        if hello is None:
             return
-        if told[1] != revision:  # it has introduced itself again, or is seen for the first time
-            self._quiet[host, session] = told[1], time.monotonic()
+        if hello[1] != revision:  # it has introduced itself again, or is seen for the first time
+            self._quiet[host, session] = hello[1], time.monotonic()
         elif await intake.drained() and intake.quiet(session):
             intake.sessions.pop(session, None)
             del self._quiet[host, session]

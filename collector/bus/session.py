@@ -257,8 +257,8 @@ class BusSession:
     @property
     def over(self) -> Delivered | None:
         """Its last word, where everything is stored."""
-        told = not self._leaving or self._leaving.done()
-        return self._end if told and not (self._replies or self._parked) else None
+        left = not self._leaving or self._leaving.done()
+        return self._end if left and not (self._replies or self._parked) else None
 
     @property
     def idle(self) -> bool:

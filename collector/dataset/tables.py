@@ -299,12 +299,12 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
     return origins.table("flows", of, columns)
 
 
-def iteration_table(origins: Origins, of: _Places, told: Accounted) -> pa.Table:
+def iteration_table(origins: Origins, of: _Places, accounted: Accounted) -> pa.Table:
     """Iterations with their account as the table `iterations`; of: the session of each."""
-    rows = told.rows
+    rows = accounted.rows
     columns: dict[str, Any] = {name: rows.each_of(name) for name in ("rank", "size", "relative", "parameters")}
     columns |= {"gradient_bytes": rows.each_of("gradient_bytes"), "error_ns": rows.error_ns, "iteration": rows.number}
-    columns |= told.tallies
+    columns |= accounted.tallies
     for name in ("start_ns", "end_ns"):
         columns[name] = origins.utcs(of, getattr(rows, name))
     columns["exposed_ns"] = pa.array(rows.exposed_ns, mask=rows.exposed_ns < 0)
@@ -321,7 +321,7 @@ def iteration_table(origins: Origins, of: _Places, told: Accounted) -> pa.Table:
     }
     for name, word_of in words.items():
         columns[name] = origins.words(rows.whose, map(word_of, rows.about))
-    columns["cross_top"] = _encode(told.tallies["cross_top"].tolist())
+    columns["cross_top"] = _encode(accounted.tallies["cross_top"].tolist())
     return origins.table("iterations", of, columns)
 
 
@@ -371,9 +371,9 @@ class SessionMeta(NamedTuple):
     share_threshold: float
 
 
-def session_table(origins: Origins, told: Mapping[int, SessionMeta]) -> pa.Table:
+def session_table(origins: Origins, sessions: Mapping[int, SessionMeta]) -> pa.Table:
     """What holds for all rows of some sessions, by their places, as the table `sessions`."""
-    rows = [(place, interface) for place in told for interface in origins.sessions[place].hello.interfaces]
+    rows = [(place, interface) for place in sessions for interface in origins.sessions[place].hello.interfaces]
     of, interfaces = np.array([place for place, _ in rows], np.int64), [interface for _, interface in rows]
     hellos = [origins.sessions[place].hello for place, _ in rows]
     columns: dict[str, object] = {
@@ -384,12 +384,12 @@ def session_table(origins: Origins, told: Mapping[int, SessionMeta]) -> pa.Table
         "start_ns": [hello.clock.utc_ns for hello in hellos],
         "bucket_ns": [hello.streamed_ns for hello in hellos],
         "full_bucket_ns": [hello.bucket_ns for hello in hellos],
-        "clock_source": _encode([str(told[place].clock_source) for place, _ in rows]),
+        "clock_source": _encode([str(sessions[place].clock_source) for place, _ in rows]),
     }
     for name in ("byte_basis", "hook_rx", "hook_tx"):
         columns[name] = _encode([getattr(interface, name) for interface in interfaces])
     for name in ("clock_error_ns", "share_window_ns", "share_threshold"):
-        columns[name] = [getattr(told[place], name) for place, _ in rows]
+        columns[name] = [getattr(sessions[place], name) for place, _ in rows]
     return origins.table("sessions", of, columns)
 
 

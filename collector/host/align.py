@@ -111,8 +111,8 @@ def fit_exchanges(wanted: Sequence[ClockQuery]) -> list[OffsetFit | None]:
         return []
     known = [one.exchanges.all() for one in wanted]
     counts = [len(some) for some in known]
-    told = np.fromiter(chain.from_iterable(map(_times, chain.from_iterable(known))), np.int64, 4 * sum(counts))
-    of, times = np.repeat(np.arange(len(wanted)), counts), told.reshape(-1, 4)
+    all_times = np.fromiter(chain.from_iterable(map(_times, chain.from_iterable(known))), np.int64, 4 * sum(counts))
+    of, times = np.repeat(np.arange(len(wanted)), counts), all_times.reshape(-1, 4)
     possible = (times[:, 3] >= times[:, 0]) & (times[:, 2] >= times[:, 1])
     of, times = of[possible], times[possible]
     sent, collector_received, collector_sent, received = times.T

@@ -91,12 +91,12 @@ class Evidence:
 
         To be called when their flows are described.
         """
-        told = many.transport
-        if not len(told):
+        rows = many.transport
+        if not len(rows):
             return {}
-        self._found = self._flows.keys.find(place[told["batch"]], told["flow_id"])
+        self._found = self._flows.keys.find(place[rows["batch"]], rows["flow_id"])
         unknown = np.flatnonzero(self._found < 0)
-        return {int(told["batch"][row]): str(unknown_flow(int(told["flow_id"][row]))) for row in unknown.tolist()}
+        return {int(rows["batch"][row]): str(unknown_flow(int(rows["flow_id"][row]))) for row in unknown.tolist()}
 
     def add(self, many: ManyBatches, place: _Places, good: npt.NDArray[np.bool_]) -> None:
         """Take in what batches tell that have just been checked, of those that are good. place: the session of each."""
@@ -106,45 +106,45 @@ class Evidence:
             self._add_host_part(many, place, np.flatnonzero(good[many.host["batch"]]))
 
     def _add_transport(self, many: ManyBatches, place: _Places, good: _Places) -> None:
-        told, flow = many.transport, self._found
-        if len(good) < len(told):
-            told, flow = told.take(good), flow[good]
-        session = place[told["batch"]]
-        columns = {name: told[name] for name in TRANSPORT.names or ()}
+        transport, flow = many.transport, self._found
+        if len(good) < len(transport):
+            transport, flow = transport.take(good), flow[good]
+        session = place[transport["batch"]]
+        columns = {name: transport[name] for name in TRANSPORT.names or ()}
         link = self._flows.state["link"][flow]
         rows = Columns({"session": session.astype("<i4"), "link": link.astype("<i4"), **columns})
         self.said_lately.append(rows)
-        self._keep(self._transport, many, told["batch"], rows)
-        self._note(session, flow, told, told["flow_id"])
-        other = self._flows.keys.find(session, told["reverse_flow_id"])
+        self._keep(self._transport, many, transport["batch"], rows)
+        self._note(session, flow, transport, transport["flow_id"])
+        other = self._flows.keys.find(session, transport["reverse_flow_id"])
         known = np.flatnonzero(other >= 0)
-        self._note(session[known], other[known], told.take(known), told["reverse_flow_id"][known])
+        self._note(session[known], other[known], transport.take(known), transport["reverse_flow_id"][known])
 
-    def _note(self, session: _Places, flow: _Places, told: Columns, flow_id: _Places) -> None:
+    def _note(self, session: _Places, flow: _Places, columns: Columns, flow_id: _Places) -> None:
         if len(self._latest) < len(self._flows.flows):
             grown = np.zeros(2 * len(self._flows.flows), LATEST)
             grown[: len(self._latest)] = self._latest
             self._latest = grown
-        rows = np.empty(len(told), LATEST)
+        rows = np.empty(len(columns), LATEST)
         rows["session"], rows["flow_id"] = session, flow_id
         for name in (LATEST.names or ())[2:]:
-            rows[name] = told[name]
+            rows[name] = columns[name]
         self._latest[flow] = rows  # in the batches' order: of several the last
 
     def _add_host_part(self, many: ManyBatches, place: _Places, good: _Places) -> None:
-        told = many.host if len(good) == len(many.host) else many.host.take(good)
-        columns = {name: told[name] for name in HOST_PART.names or ()}
-        rows = Columns({"session": place[told["batch"]].astype("<i4"), **columns})
-        of_rank = np.flatnonzero(told["job"] != UNKNOWN)
-        whose = (told["batch"], rows["session"], told["job"], told["pid"])
+        host_rows = many.host if len(good) == len(many.host) else many.host.take(good)
+        columns = {name: host_rows[name] for name in HOST_PART.names or ()}
+        rows = Columns({"session": place[host_rows["batch"]].astype("<i4"), **columns})
+        of_rank = np.flatnonzero(host_rows["job"] != UNKNOWN)
+        whose = (host_rows["batch"], rows["session"], host_rows["job"], host_rows["pid"])
         jobs = []
         for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in whose), strict=True):
             name = many.host_jobs[batch][job]
             jobs.append(self._flows.job(self.renamed.get(session, {}).get((name, pid), name)))
-        rows = rows.replaced(job=told["job"].copy())
+        rows = rows.replaced(job=host_rows["job"].copy())
         rows["job"][of_rank] = jobs
         self.lately.append(rows)
-        self._keep(self._host, many, told["batch"], rows)
+        self._keep(self._host, many, host_rows["batch"], rows)
 
     def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
         """Those that the dataset does not have."""
@@ -169,8 +169,8 @@ class Evidence:
         if row["end_ns"] < self._places.table["horizon_ns"][row["session"]] - LATELY_NS:
             return nothing
         rtt_ns, least_ns = (float(row[name]) if row[name] > 0 else math.nan for name in ("rtt_ns", "rtt_min_ns"))
-        told = direction == Direction.TX and row["sent_bytes"] > 0 and row["retransmitted_bytes"] >= 0
-        return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if told else math.nan
+        known = direction == Direction.TX and row["sent_bytes"] > 0 and row["retransmitted_bytes"] >= 0
+        return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if known else math.nan
 
     def take(self) -> EvidencePieces:
         """Hand all of it over."""

@@ -313,11 +313,11 @@ class AllFlows:
         state = self.state[dl]
         lifetime = (state["last_ns"] - state["first_ns"]) / NS_PER_S
         jobs = state["session"].astype(np.int64) * len(self.jobs) + state["job"]  # of one host
-        told = flow_traffic(state["payload_bytes"], state["payload_packets"], lifetime, jobs)
+        traffic = flow_traffic(state["payload_bytes"], state["payload_packets"], lifetime, jobs)
         stays = (state["traffic"] == Traffic.UNEXPLAINED) & ~np.isin(state["job"], recovered)
-        told[(told == Traffic.GRADIENT) & (stays | np.isin(state["job"], unexplained))] = Traffic.UNEXPLAINED
-        self.state["changed"][dl[told != state["traffic"]]] = True
-        self.state["traffic"][dl] = told
+        traffic[(traffic == Traffic.GRADIENT) & (stays | np.isin(state["job"], unexplained))] = Traffic.UNEXPLAINED
+        self.state["changed"][dl[traffic != state["traffic"]]] = True
+        self.state["traffic"][dl] = traffic
 
     def of_flows(self, name: str, flow: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """A column of the state, of flows by their indices."""

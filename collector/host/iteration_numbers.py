@@ -138,6 +138,6 @@ class KnownRanks:
         Of ranks that are not steady: for those see RankTable.needed_ns. What only the traffic tells holds nothing
         back: it is told late, by a guess, and of whoever looks like a rank.
         """
-        told = [rank for rank in self._loose() if rank.pid and rank.tracker.source != Source.INFERRED]
-        times = [time for time in (rank.needed_since() for rank in told) if time is not None]
+        ranks = [rank for rank in self._loose() if rank.pid and rank.tracker.source != Source.INFERRED]
+        times = [time for time in (rank.needed_since() for rank in ranks) if time is not None]
         return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)

@@ -85,8 +85,8 @@ class IterationRows:
 
     def iteration(self, row: int) -> Iteration:
         """One of them."""
-        told: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in VARYING}
-        return self.about[int(self.whose[row])]._replace(**told)
+        values: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in VARYING}
+        return self.about[int(self.whose[row])]._replace(**values)
 
     def each(self) -> list[Iteration]:
         """All of them, one by one."""
@@ -130,15 +130,15 @@ class IterationRows:
 NONE = IterationRows(Common(()), *(np.empty(0, np.int64) for _ in _COLUMNS))
 
 
-def iteration_rows(told: Iterable[tuple[int, Iteration]]) -> IterationRows:
+def iteration_rows(iterations: Iterable[tuple[int, Iteration]]) -> IterationRows:
     """Iterations with the places of their sessions."""
-    told = list(told)
-    if not told:
+    iterations = list(iterations)
+    if not iterations:
         return NONE
     columns = [
-        (place, row, one.number, *(getattr(one, name) for name in TIMES)) for row, (place, one) in enumerate(told)
+        (place, row, one.number, *(getattr(one, name) for name in TIMES)) for row, (place, one) in enumerate(iterations)
     ]
-    return IterationRows(Common([one for _, one in told]), *np.array(columns, np.int64).T.copy())
+    return IterationRows(Common([one for _, one in iterations]), *np.array(columns, np.int64).T.copy())
 
 
 def joined(tables: Sequence[IterationRows]) -> IterationRows:

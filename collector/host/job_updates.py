@@ -54,10 +54,10 @@ class FlowUpdates:
 class JobUpdates:
     """What the job stage has been told of one session."""
 
-    def __init__(self, place: int, session: Session, told: FlowUpdates) -> None:
-        """place: the session's in the messages; told: of all sessions."""
+    def __init__(self, place: int, session: Session, flow_updates: FlowUpdates) -> None:
+        """place: the session's in the messages; flow_updates: of all sessions."""
         self.place, self.session = place, session
-        self.told = told
+        self.told = flow_updates
         self._known: set[int] = set()  # ids of the flows that were told
 
     @property
@@ -90,15 +90,15 @@ class JobUpdates:
         return self._tell(index for index in indices if self.told.state[index] == _UNTOLD)
 
     def _tell(self, indices: Iterable[int]) -> list[FlowUpdate]:
-        told = []
+        updates = []
         for index in indices:
             flow = self.window.flows.flows[index]
             # An aggregate is nobody's gradient: large flows are described one by one.
             self.told.state[index] = _AGGREGATE if flow.members else _TOLD
             if not flow.members:
                 self._known.add(flow.flow_id)
-                told.append(self._told(index, flow))
-        return told
+                updates.append(self._told(index, flow))
+        return updates
 
     def _told(self, index: int, flow: Flow) -> FlowUpdate:
         link = self.window.links.interface(int(self.window.flows.state["link"][index])).name
@@ -172,11 +172,15 @@ def _rows(heard: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Table, 
     for place, run in _runs(payload["session"][older]):
         late = older[run]
         time_ns[late] = by_place[place].window.alignment.map.utcs(payload["time_ns"][late])
-    told = np.empty(len(onsets), ONSET_UPDATE)
-    told["flow"], told["time_ns"], told["bucket_ns"] = numbers(onsets["flow"]), onsets["time_ns"], onsets["amount"]
+    updates = np.empty(len(onsets), ONSET_UPDATE)
+    updates["flow"], updates["time_ns"], updates["bucket_ns"] = (
+        numbers(onsets["flow"]),
+        onsets["time_ns"],
+        onsets["amount"],
+    )
     grains = _grains(time_ns, payload["flow"], payload["amount"])
     grains["flow"] = numbers(grains["flow"])
-    return grains, told, lost
+    return grains, updates, lost
 
 
 def _where(rows: Columns, there: npt.NDArray[np.bool_]) -> Columns:
@@ -215,9 +219,9 @@ def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark
         if session:
             correct(session.window.alignment, clock)
     marks: dict[int, list[Mark]] = {}
-    for told in news.marks:
-        if told.place in sessions:
-            marks.setdefault(told.place, []).append(_mark(told, sessions[told.place].window))
+    for update in news.marks:
+        if update.place in sessions:
+            marks.setdefault(update.place, []).append(_mark(update, sessions[update.place].window))
     return marks
 
 
@@ -242,6 +246,6 @@ def correct(alignment: Alignment, clock: ClockUpdate) -> None:
     alignment.trusts_host = clock.trusts_host
 
 
-def _mark(told: MarkUpdate, window: HostWindow) -> Mark:
-    mono = window.alignment.map.mono(told.mark.time_ns) if told.mark.time_ns else window.horizon_ns
-    return replace(told.mark, time_ns=mono)
+def _mark(update: MarkUpdate, window: HostWindow) -> Mark:
+    mono = window.alignment.map.mono(update.mark.time_ns) if update.mark.time_ns else window.horizon_ns
+    return replace(update.mark, time_ns=mono)

@@ -195,8 +195,10 @@ class LedgerAccounts:
         self.resets += len(over) - len(rows)
         numbers = link[over[good]]
         fresh = after["time_ns"][good] > self._stored_until_ns[numbers]
-        told = [(row, number) for row, number, new in zip(rows, numbers.tolist(), fresh.tolist(), strict=True) if new]
-        for row, number in told:
+        unstored = [
+            (row, number) for row, number, new in zip(rows, numbers.tolist(), fresh.tolist(), strict=True) if new
+        ]
+        for row, number in unstored:
             known = (
                 row.nic_bytes,
                 row.attributed_bytes,
@@ -205,7 +207,7 @@ class LedgerAccounts:
                 row.lost_agent_bytes,
             )
             self.totals[number] += known
-        return [row for row, _ in told], [number for _, number in told]
+        return [row for row, _ in unstored], [number for _, number in unstored]
 
     def open_samples(self) -> Mapping[int, Sequence[int]]:
         """As LedgerAccount.open_samples, by link among all sessions'; looked up once between two ticks."""

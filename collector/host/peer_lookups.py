@@ -50,9 +50,9 @@ class PeerLookups:
         over, self._over = np.array(self._over, np.int64), []
         asked, self._new = sorted(self._new), set()
         sessions, ids = (state[name][asked].tolist() for name in ("session", "flow_id"))
-        told = []
+        described = []
         for index, session, flow_id in zip(asked, sessions, ids, strict=True):
             flow = flows[index]
             if flow is not None:
-                told.append((flow_numbers(session, flow_id), flow))
-        return over, told
+                described.append((flow_numbers(session, flow_id), flow))
+        return over, described

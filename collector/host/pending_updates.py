@@ -73,11 +73,11 @@ def newest_onsets(rows: Columns) -> Columns:
     many = np.flatnonzero(np.bincount(session) > _MOST_ONSETS)
     if not len(many):
         return rows
-    told = np.ones(len(session), np.bool_)
+    kept = np.ones(len(session), np.bool_)
     order = order_by(session)
     begin, end = (np.searchsorted(session[order], many, side) for side in ("left", "right"))
     for first, over in zip(begin.tolist(), end.tolist(), strict=True):
         own = order[first:over]
         older = len(own) - _MOST_ONSETS
-        told[own[np.argpartition(time_ns[own], older)[:older]]] = False
-    return rows[told]
+        kept[own[np.argpartition(time_ns[own], older)[:older]]] = False
+    return rows[kept]

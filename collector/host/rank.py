@@ -131,8 +131,8 @@ class Rank:
         self.fresh, self.told_by = True, run.whose
         self.last_ns = max(self.last_ns, *run.times_ns)
         if not self.first_ns:
-            told = zip(run.moments, run.times_ns, strict=True)
-            self.first_ns = next((time for moment, time in told if moment in _STEPPING and time), 0)
+            marks = zip(run.moments, run.times_ns, strict=True)
+            self.first_ns = next((time for moment, time in marks if moment in _STEPPING and time), 0)
 
     def step(self, offset_ns: int) -> Step:
         """What it steps as; offset_ns: from mono to UTC."""

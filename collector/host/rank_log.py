@@ -75,9 +75,9 @@ class RankLog:
         """What has become of a rank that has claimed."""
         self._rows.append((about, 0, rank.serial, 0, 0, 0, 0, 0, 0, trust, shift))
 
-    def beats(self, told: Iterable[StepEvents]) -> None:
+    def beats(self, updates: Iterable[StepEvents]) -> None:
         """Numbers of ranks in their jobs are to be found."""
-        self._beats += told
+        self._beats += updates
 
     def check(self, rank: Rank) -> None:
         """A rank's number is checked now; its job is young at the next tick, too, while the rank is."""
@@ -135,17 +135,17 @@ class RankLog:
             self.unclear.pop(rank.serial, None)
         self.append_session(About.OVER, session)
 
-    def _turn(self, told: StepEvents) -> tuple[int, int]:
+    def _turn(self, update: StepEvents) -> tuple[int, int]:
         """Ranks of one host after the other, and each after those that came before it."""
-        known = self.ranks.get(told.serial)
-        return (known[0].place if known else -1), told.serial
+        known = self.ranks.get(update.serial)
+        return (known[0].place if known else -1), update.serial
 
     def _job(self, name: str) -> int:
         return self._jobs.setdefault(name, len(self._jobs))
 
     def take(self) -> dict[str, Any]:
         """All of it, as the fields of TickNews."""
-        told = {
+        fields = {
             "opened": self._opened,
             "jobs": list(self._jobs),
             "ranks": _table(self._rows, RANK_UPDATE),
@@ -156,7 +156,7 @@ class RankLog:
             rank.asked = False
         self._opened, self._jobs, self._rows, self._steps, self._beats, self._asked = [], {}, [], [], [], []
         self._stepped = []
-        return told
+        return fields
 
     def apply_answer(self, counts: Iterable[tuple[int, Count]], lost: Iterable[tuple[int, bool]]) -> None:
         """How jobs count the iterations of some ranks, and whether processes are now what the traffic told of some."""

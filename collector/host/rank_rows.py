@@ -88,12 +88,12 @@ def state_of(rank: "Rank") -> State | None:
         count = len(events.number)
         recent[kind, :, :count] = events
         row["recent"][0, kind] = count
-    told = [kind for kind, time_ns in enumerate(under_way.times_ns) if time_ns]
+    moments = [kind for kind, time_ns in enumerate(under_way.times_ns) if time_ns]
     for name, value in (
         *(("serial", rank.serial), ("size", tracker.size), ("since_ns", min(rank.joined.values(), default=0))),
         *(("fresh", rank.fresh), ("checked_ns", rank.checked_ns), ("checked_number", rank.checked_number)),
         *(("trust", tracker.trust), ("own_shift", tracker.own_shift), ("number", under_way.number)),
-        ("reached", told[-1] if told else len(IN_ORDER) - 1),
+        ("reached", moments[-1] if moments else len(IN_ORDER) - 1),
         ("newest_ns", max(marks.newest_ns, tracker.finished_ns, rank.last_ns)),
         *(("finished_ns", tracker.finished_ns), ("last_number", tracker.last_number)),
     ):

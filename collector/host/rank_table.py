@@ -109,9 +109,9 @@ class RankTable:
         self._ranks[row] = ranks, rank
         self._row_of[ranks.place, rank.told_by] = row
         self._rows[row], self._open[row], self._recent[row] = state.row, state.under_way, state.recent
-        told = self._rows[row]
-        told["used"], told["place"], told["job"], told["rank_id"] = True, ranks.place, job, rank_id
-        told["shift"] = rank.count.shift
+        own = self._rows[row]
+        own["used"], own["place"], own["job"], own["rank_id"] = True, ranks.place, job, rank_id
+        own["shift"] = rank.count.shift
         self._each[row], self._common = about, None
         ended = state.ended
         ended["row"] = row
@@ -173,56 +173,58 @@ class RankTable:
         least_ns, most_ns: between which times each counts. Ranks with marks that are not steady ones are given back.
         """
         turn = np.argsort(row, kind="stable")
-        told, row = marks.take(turn), row[turn]
-        good = self._regular(told, row, (told.time_ns >= least_ns[turn]) & (told.time_ns <= most_ns[turn]))
+        turn_marks, row = marks.take(turn), row[turn]
+        good = self._regular(
+            turn_marks, row, (turn_marks.time_ns >= least_ns[turn]) & (turn_marks.time_ns <= most_ns[turn])
+        )
         if not good.all():
             for odd in np.unique(row[~good]).tolist():
                 if (known := self._ranks[odd]) is not None:
                     self.remove(known[1])
-            told, row = told.take(good), row[good]
-        if len(told):
-            self._take(told, row)
+            turn_marks, row = turn_marks.take(good), row[good]
+        if len(turn_marks):
+            self._take(turn_marks, row)
         taken = np.zeros(len(marks), np.bool_)
         taken[turn] = good
         return taken
 
-    def _regular(self, told: MarkTable, row: _Numbers, on_time: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _regular(self, marks: MarkTable, row: _Numbers, on_time: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Of each mark whether its rank's marks are all in order: each step from its beginning to its end."""
         known, first = self._rows, starts(row)
-        kind = ORDER[told.moment]
+        kind = ORDER[marks.moment]
         before_kind, before_number, before_ns = (np.empty(len(row), np.int64) for _ in range(3))
         for before, now, at_first in (
             (before_kind, kind, known["reached"]),
-            (before_number, told.iteration, known["number"]),
-            (before_ns, told.time_ns, known["newest_ns"]),
+            (before_number, marks.iteration, known["number"]),
+            (before_ns, marks.time_ns, known["newest_ns"]),
         ):
             before[1:] = now[:-1]
             before[first] = at_first[row[first]]
-        same = told.iteration == before_number
+        same = marks.iteration == before_number
         goes_on = np.where(
-            same, kind > before_kind, (kind == _BEGIN) & (before_kind == _END) & (told.iteration > before_number)
+            same, kind > before_kind, (kind == _BEGIN) & (before_kind == _END) & (marks.iteration > before_number)
         )
-        good = on_time & (kind >= 0) & goes_on & (told.time_ns > before_ns) & known["used"][row]
+        good = on_time & (kind >= 0) & goes_on & (marks.time_ns > before_ns) & known["used"][row]
         of_rank = np.logical_and.reduceat(good, first) if len(first) else good
         return np.repeat(of_rank, np.diff(np.append(first, len(row))))
 
-    def _take(self, told: MarkTable, row: _Numbers) -> None:
-        known, kind = self._rows, ORDER[told.moment]
-        first = starts(row, told.iteration)
+    def _take(self, run: MarkTable, row: _Numbers) -> None:
+        known, kind = self._rows, ORDER[run.moment]
+        first = starts(row, run.iteration)
         steps, of_step = row[first], np.repeat(np.arange(len(first)), np.diff(np.append(first, len(row))))
         marks = np.zeros((len(first), 2, _MARKS), np.int64)
         begins = starts(steps)  # of each rank the first step
-        under_way = begins[known["number"][steps[begins]] == told.iteration[first[begins]]]
+        under_way = begins[known["number"][steps[begins]] == run.iteration[first[begins]]]
         marks[under_way] = self._open[steps[under_way]]
-        marks[of_step, 0, kind], marks[of_step, 1, kind] = told.time_ns, told.error_ns
-        self._end(steps, told.iteration[first], marks)
+        marks[of_step, 0, kind], marks[of_step, 1, kind] = run.time_ns, run.error_ns
+        self._end(steps, run.iteration[first], marks)
         last = np.append(begins[1:], len(steps)) - 1
         self._open[steps[last]] = marks[last]
         newest = np.append(starts(row)[1:], len(row)) - 1
         ranks = row[newest]
-        known["number"][ranks], known["reached"][ranks] = told.iteration[newest], kind[newest]
-        known["newest_ns"][ranks], known["fresh"][ranks] = told.time_ns[newest], True
-        self._remember(row, kind, told)
+        known["number"][ranks], known["reached"][ranks] = run.iteration[newest], kind[newest]
+        known["newest_ns"][ranks], known["fresh"][ranks] = run.time_ns[newest], True
+        self._remember(row, kind, run)
         stepped = np.zeros(len(ranks), STEP_UPDATE)
         for name, source in (("serial", "serial"), ("size", "size"), ("last_ns", "newest_ns")):
             stepped[name] = known[source][ranks]
@@ -245,7 +247,7 @@ class RankTable:
         last = np.append(starts(row)[1:], len(row)) - 1
         self._rows["last_number"][row[last]], self._rows["finished_ns"][row[last]] = own[last], times[last, _END]
 
-    def _remember(self, row: _Numbers, kind: _Numbers, told: MarkTable) -> None:
+    def _remember(self, row: _Numbers, kind: _Numbers, marks: MarkTable) -> None:
         """The latest marks of each kind, for comparisons."""
         order = np.argsort(row * _MARKS + kind, kind="stable")
         row, kind = row[order], kind[order]
@@ -253,7 +255,7 @@ class RankTable:
         count = np.diff(np.append(first, len(row)))
         turn = np.arange(len(row)) - np.repeat(first, count)
         at = (self._rows["recent"][row, kind] + turn) % RECENT
-        self._recent[row, kind, 0, at], self._recent[row, kind, 1, at] = told.iteration[order], told.time_ns[order]
+        self._recent[row, kind, 0, at], self._recent[row, kind, 1, at] = marks.iteration[order], marks.time_ns[order]
         self._rows["recent"][row[first], kind[first]] += count
 
     # --- what the job stage is told
@@ -284,10 +286,14 @@ class RankTable:
         found = []
         for row in np.flatnonzero(due).tolist():
             ranks, rank = self._known(row)
-            told = rows[row]
-            told["fresh"], told["checked_ns"], told["checked_number"] = False, told["newest_ns"], told["last_number"]
+            checked = rows[row]
+            checked["fresh"], checked["checked_ns"], checked["checked_number"] = (
+                False,
+                checked["newest_ns"],
+                checked["last_number"],
+            )
             events = {beat: self._events(row, kinds) for beat, kinds in _BEATS.items()}
-            found.append(StepEvents(rank.serial, Trust(int(told["trust"])), events, error_of(ranks)))
+            found.append(StepEvents(rank.serial, Trust(int(checked["trust"])), events, error_of(ranks)))
         return found
 
     def _known(self, row: int) -> tuple[Owner, Rank]:
@@ -296,13 +302,13 @@ class RankTable:
         return known
 
     def _events(self, row: int, kinds: Sequence[int]) -> Events:
-        told = self._rows[row]
+        own = self._rows[row]
         for kind in kinds:
-            count = int(told["recent"][kind])
+            count = int(own["recent"][kind])
             if count:
                 at = np.arange(max(0, count - EVIDENCE), count) % RECENT
                 number, time_ns = self._recent[row, kind][:, at]
-                return Events(number + told["own_shift"], time_ns + told["offset_ns"])
+                return Events(number + own["own_shift"], time_ns + own["offset_ns"])
         return Events.none()
 
     # --- what rows and the dataset are told

@@ -328,8 +328,8 @@ class Ranks(KnownRanks):
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
-                _, told = self._left.get((rank.name, rank.number), (None, []))
-                self._left[rank.name, rank.number] = rank.stored(), rank.scores() if rank.pid else told
+                _, marks = self._left.get((rank.name, rank.number), (None, []))
+                self._left[rank.name, rank.number] = rank.stored(), rank.scores() if rank.pid else marks
             self._log.forget(About.FORGET, rank)
         if gone:
             keep_newest(self._gone)

@@ -232,7 +232,7 @@ class Session:
         for whose, last in latest.items():
             self._stored(last, *states.get(whose, (Trust.RELATIVE, 0)))
         changed = self.window.flows.changed
-        unstored, ledger, told = self._unstored, self._ledger, self._told
+        unstored, ledger, meta = self._unstored, self._ledger, self._told
         nic = self._nic.take()
 
         def done() -> None:
@@ -243,7 +243,7 @@ class Session:
         def undone() -> None:
             self._unstored |= unstored
             self._ledger = ledger + self._ledger
-            self._nic.rows, self._told = nic + self._nic.rows, told
+            self._nic.rows, self._told = nic + self._nic.rows, meta
             self.window.flows.mark_changed(changed, changed=True)
 
         flush = SessionFlush(

@@ -186,7 +186,7 @@ class HostStage:
         samples = self._samples(batches)
         for batch, reason in self.tables.evidence.check(many, batches.place).items():
             batches.refuse(batch, reason)
-        told = yield from self._hear(batches)
+        with_marks = yield from self._hear(batches)
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
@@ -196,7 +196,7 @@ class HostStage:
         self.tables.evidence.add(many, batches.place, batches.good)
         heard = distinct(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
-        yield from self._settle(settled, told | self._unnamed)
+        yield from self._settle(settled, with_marks | self._unnamed)
         return settled
 
     def settle_all(self, places: Sequence[int], leaving: bool) -> Talk[Settled]:
@@ -255,7 +255,7 @@ class HostStage:
         heads = batches.many.heads
         good = np.flatnonzero(batches.good)
         self._advance(heads[good], batches.place[good])
-        told: set[int] = set()
+        with_marks: set[int] = set()
         last = dict(zip(batches.place[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
         places = self.tables.places.table
         settled_ns = places["settled_ns"].tolist()
@@ -278,15 +278,15 @@ class HostStage:
             except Exception as error:
                 batches.fail(batch, error)
             if marks or place in introduced:
-                told.add(place)
+                with_marks.add(place)
         common = self.tables, self._sessions, batches.fail_session
-        yield from query_names(*common, (told | self._unnamed) - self._broken)
+        yield from query_names(*common, (with_marks | self._unnamed) - self._broken)
         find_peer_flows(*common, last)
         inferred, self._waiting = self._waiting, set()
         for place in inferred:  # what the traffic has told, now that it is known who is a process' rank
             self._sessions[place].window.infer()
         yield from query_names(*common, inferred)
-        return told | inferred
+        return with_marks | inferred
 
     def _use_offsets(self) -> None:
         """Tell the ranks what their clocks are off by now."""
@@ -406,8 +406,8 @@ class HostStage:
         settled_ns = places.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}
         of_link = np.maximum(places.links["session"], 0)
-        told, links = self.tables.ledger.rows(settled_ns[of_link], places.table["first_link"][of_link])
-        for row, link in zip(told, links, strict=True):
+        ledger_rows, links = self.tables.ledger.rows(settled_ns[of_link], places.table["first_link"][of_link])
+        for row, link in zip(ledger_rows, links, strict=True):
             place = int(places.links["session"][link])
             if place >= 0:  # of a session that is not gone
                 ledger.setdefault(place, []).append(row)

@@ -36,16 +36,16 @@ class AllSteps:
             for session, one in ranks
         ]
         columns = np.array(about, np.int64).reshape(-1, 8).T
-        session, job, rank, shift, told, hidden, since_ns, until_ns = columns
+        session, job, rank, shift, by_process, hidden, since_ns, until_ns = columns
         rank_id = [flows.rank_id(*one) for one in zip(*(c.tolist() for c in (session, job, rank)), strict=True)]
         spans = np.frombuffer(b"".join(steps.spans for _, steps in ranks), np.int64).reshape(-1, 3)
         of_rank = np.repeat(np.arange(len(ranks)), np.array([len(steps.spans) // 3 for _, steps in ranks], np.int64))
         more = np.ones(len(steady.session), np.int64)
-        self._session, self._job, self._shift, since_ns, until_ns, told, hidden, number = (
+        self._session, self._job, self._shift, since_ns, until_ns, by_process, hidden, number = (
             np.concatenate(pair)
             for pair in (
                 *((session, steady.session), (job, steady.job), (shift, steady.shift), (since_ns, steady.since_ns)),
-                *((until_ns, _NEVER * more), (told, more), (hidden, 0 * more)),
+                *((until_ns, _NEVER * more), (by_process, more), (hidden, 0 * more)),
                 (np.array(rank_id, np.int64), steady.rank_id),
             )
         )
@@ -61,7 +61,7 @@ class AllSteps:
         seen = hidden == 0
         self._told, self._inferred = (
             _Presence(self._session[some], since_ns[some], until_ns[some], some, sessions)
-            for some in (np.flatnonzero(seen & (told != 0)), np.flatnonzero(seen & (told == 0)))
+            for some in (np.flatnonzero(seen & (by_process != 0)), np.flatnonzero(seen & (by_process == 0)))
         )
 
     def _by_rank_id(self, rank_id: _Numbers) -> list[_Numbers]:
@@ -118,9 +118,9 @@ class AllSteps:
 
         A rank that only its traffic tells of does where no process on its host is known to: it may be the same one.
         """
-        told, which = self._told.at(session, time_ns)
+        at_process, which = self._told.at(session, time_ns)
         inferred, other = self._inferred.at(session, time_ns)
-        return np.where(told == 1, which, np.where((told == 0) & (inferred == 1), other, -1))
+        return np.where(at_process == 1, which, np.where((at_process == 0) & (inferred == 1), other, -1))
 
 
 class _Presence:

@@ -215,10 +215,10 @@ class Tables:
         asked = TrafficQuery(rows.place, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
         return Accounted(rows, self.accounts.tally(asked, self.flows.traffic_owners, self.flows.jobs))
 
-    def add_iterations(self, told: Accounted) -> None:
+    def add_iterations(self, accounted: Accounted) -> None:
         """Iterations on their way to the dataset."""
-        rows = told.rows
-        self.iterations.add(told)
+        rows = accounted.rows
+        self.iterations.add(accounted)
         columns = {"start_ns": rows.start_ns, "end_ns": rows.end_ns, "number": rows.number}
         self.over.add(rows.place, **columns, job=rows.numbers(self.flows.job), rank=rows.each_of("rank"))
 

@@ -164,9 +164,9 @@ def flush_tables(
     rows, of = _own(sessions, evidence.host)
     if len(of):
         tables["host"] = host_table(origins, of, jobs, rows)
-    told = {place: session.told for place, session in enumerate(sessions) if session.told}
-    if told:
-        tables["sessions"] = session_table(origins, told)
+    sessions_meta = {place: session.told for place, session in enumerate(sessions) if session.told}
+    if sessions_meta:
+        tables["sessions"] = session_table(origins, sessions_meta)
     return tables
 
 

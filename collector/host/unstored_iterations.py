@@ -57,9 +57,10 @@ class UnstoredIterations:
             for piece in self._pieces:
                 rows = piece.rows
                 _, last = np.unique(rows.whose[::-1], return_index=True)
-                told = rows.take(len(rows) - 1 - last)
+                newest = rows.take(len(rows) - 1 - last)
                 for place, who, number, end_ns in zip(
-                    *(column.tolist() for column in (told.place, told.whose, told.number, told.end_ns)), strict=True
+                    *(column.tolist() for column in (newest.place, newest.whose, newest.number, newest.end_ns)),
+                    strict=True,
                 ):
                     about = rows.about[who]
                     self._latest.setdefault(place, {})[about.job, about.rank] = Latest(about, number, end_ns)

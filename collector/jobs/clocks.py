@@ -85,7 +85,7 @@ class Clocks:
             for number in (c.first, c.second):
                 own[number] = max(own.get(number, 0), c.error_ns)
         trusts = _trusts_hosts(clocks)
-        told = []
+        found = []
         for number, (clock, computed) in enumerate(zip(clocks, corrections, strict=True)):
             correction = computed if number in compared else None
             if correction and not clock.held:
@@ -93,8 +93,8 @@ class Clocks:
                 hosts.coarse[number] += correction.ns
                 correction = replace(correction, ns=0, error_ns=own[number])
             self._coarse[clock.place], self._corrections[clock.place] = hosts.coarse[number], correction
-            told.append(ClockUpdate(clock.place, correction, hosts.coarse[number], trusts))
-        return told
+            found.append(ClockUpdate(clock.place, correction, hosts.coarse[number], trusts))
+        return found
 
     def _moved(self, hosts: "_Hosts") -> _Flags:
         """Whether a clock's offset is another than in the last round, but for what it drifts."""

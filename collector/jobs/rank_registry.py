@@ -256,16 +256,16 @@ class Numbers:
         self._jobs: dict[str, JobNumbers] = {}
         self._told: list[tuple[str, RankEvents, Callable[[int], None]]] = []
 
-    def add_events(self, job: str, told: RankEvents, moved: Callable[[int], None]) -> None:
+    def add_events(self, job: str, events: RankEvents, moved: Callable[[int], None]) -> None:
         """What a rank tells; moved: called with its shift where numbers that were used have moved."""
-        self._told.append((job, told, moved))
+        self._told.append((job, events, moved))
 
     def decide(self) -> None:
         """About all that was told, in the order in which it was."""
         if self._told:
-            told, self._told = self._told, []
-            decided = number_jobs([(self._jobs.setdefault(job, JobNumbers()), events) for job, events, _ in told])
-            for (_, _, moved), one in zip(told, decided, strict=True):
+            updates, self._told = self._told, []
+            decided = number_jobs([(self._jobs.setdefault(job, JobNumbers()), events) for job, events, _ in updates])
+            for (_, _, moved), one in zip(updates, decided, strict=True):
                 if one.moved:
                     moved(one.shift)
 
@@ -481,8 +481,8 @@ class RankRegistry:
             rank = self._ranks.get(serial)
             if rank and rank.name:
                 self._touched.add(rank.name)
-                told = RankEvents(rank.number, trust, events, error_ns)
-                self._numbers.add_events(rank.name, told, partial(moves, serial))
+                rank_events = RankEvents(rank.number, trust, events, error_ns)
+                self._numbers.add_events(rank.name, rank_events, partial(moves, serial))
         self._numbers.decide()
         return moved
 

@@ -53,18 +53,18 @@ class Kept:
 
     def advice(self, only: frozenset[str] = frozenset()) -> Advice:
         """What there is to say of them. Blocks for a second where there is much; a thread's work. Raises DataError."""
-        told, stamps = self._told()
+        iterations, stamps = self._told()
         passed, (pair, pairs) = Passed(*self.span_ns), self._pairs()
         job = np.where(self.of_flow["traffic"] == Traffic.CONTROL, 0, self.of_flow["job"])
         of_flow = {"link": self.of_flow["link"], "job": np.where(job > 0, job, -1), "pair": pair}
         for rows in self._chunks(self._near(only) if only else None):
             passed.add(self._rows(rows, of_flow, stamps))
-        if not told or passed.empty:
+        if not iterations or passed.empty:
             seconds = max(0.0, (self.span_ns[1] - self.span_ns[0]) / 1e9)
             raise DataError(f"cannot advise: no job has ended an iteration in the {seconds:.0f} s that are kept")
         names = [self.links.get(link, ("", 0.0))[0] for link in range(max(self.links, default=-1) + 1)]
         known = {link: bps for link, (_, bps) in self.links.items() if bps}
-        return passed.advice(told, Names(names, self.jobs, pairs, known), only, _MOST_JOBS)
+        return passed.advice(iterations, Names(names, self.jobs, pairs, known), only, _MOST_JOBS)
 
     def _told(self) -> tuple[dict[str, Iterations], "_Stamps"]:
         """The iterations of each job that lie within, and those of each rank."""
@@ -77,7 +77,7 @@ class Kept:
         }
         there = np.array(sorted(self.clocks), np.int64)
         maps = TimeMaps([self.clocks[place] for place in there.tolist()])
-        told, stamps = {}, [np.empty((4, 0), np.int64)]
+        by_job, stamps = {}, [np.empty((4, 0), np.int64)]
         for job, steps in self.steps.items():
             rows = steps[np.isin(steps["place"], there)]
             if not len(rows):
@@ -92,8 +92,8 @@ class Kept:
                 places = np.unique(both[0]).tolist()
                 clocks = max(self.error_ns.get(place, 0) for place in places) if len(places) > 1 else 0
                 error = int(np.median(rows["error_ns"][inside])) + clocks
-                told[job] = iterations(rows["number"][inside], starts[inside], ends[inside], error)
-        return told, _Stamps(np.concatenate(stamps, axis=1), begin, end)
+                by_job[job] = iterations(rows["number"][inside], starts[inside], ends[inside], error)
+        return by_job, _Stamps(np.concatenate(stamps, axis=1), begin, end)
 
     def _pairs(self) -> tuple[_Numbers, list[tuple[int, str, str]]]:
         """The pair of ranks of each flow, and the pairs, as Names and ROW of netmon.dl.sharing.passed have them."""
@@ -192,7 +192,7 @@ def snapshot(judging: Judging, tables: Tables, now_ns: int) -> Kept:
         for number, link in remembered.links_of(session)
     }
     own = np.flatnonzero((state["job"] > 0) & np.isin(state["session"], list(sessions))).tolist()
-    described = [(flow, told) for flow in own if (told := flows.flows[flow]) is not None]
+    described = [(flow, described_flow) for flow in own if (described_flow := flows.flows[flow]) is not None]
     peer = np.full(len(state), -1, np.int64)
     peer[[flow for flow, _ in described]] = flows.ends.ranks(*zip(*described, strict=True)) if described else []
     of_flow = {name: state[name].astype(np.int64) for name in ("session", "job", "rank", "rank_id", "traffic")}

@@ -79,11 +79,11 @@ class JobSteps:
         self._last |= dict(zip(rank.tolist(), rows.number.tolist(), strict=True))
         self.size, self.relative = about.size or self.size, about.relative
         self.host_of |= hosts
-        told = np.zeros(len(rows), STEP)
-        told["rank"] = rank
+        steps = np.zeros(len(rows), STEP)
+        steps["rank"] = rank
         for name in ("number", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns", "place"):
-            told[name] = getattr(rows, name)
-        self._put_all(told)
+            steps[name] = getattr(rows, name)
+        self._put_all(steps)
         order = np.argsort(rows.number, kind="stable")
         first = starts(rows.number[order])
         count = np.diff(np.append(first, len(order)))
@@ -94,23 +94,23 @@ class JobSteps:
         each_number = zip(*(column.tolist() for column in columns), strict=True)
         return [found for one in each_number for found in self._whole(*one)]
 
-    def _put_all(self, told: npt.NDArray[np.void]) -> None:
+    def _put_all(self, steps: npt.NDArray[np.void]) -> None:
         limit = min(_MOST, _ITERATIONS * max(1, len(self._last)))
-        while len(told):
+        while len(steps):
             if self._next == len(self._rows) and self._count < limit:
                 self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), STEP)])
             elif self._next >= min(limit, len(self._rows)):
                 self._next = 0
-            count = min(len(told), min(limit, len(self._rows)) - self._next)
+            count = min(len(steps), min(limit, len(self._rows)) - self._next)
             at = slice(self._next, self._next + count)
             gone = self._rows[at][: max(0, self._count - self._next)]
             for whose in _whose(gone["number"], gone["rank"]).tolist():
                 self._place.pop(whose, None)
-            self._rows[at] = told[:count]
+            self._rows[at] = steps[:count]
             places = range(self._next, self._next + count)
-            self._place |= zip(_whose(told["number"][:count], told["rank"][:count]).tolist(), places, strict=True)
+            self._place |= zip(_whose(steps["number"][:count], steps["rank"][:count]).tolist(), places, strict=True)
             self._next += count
-            self._count, told = max(self._count, self._next), told[count:]
+            self._count, steps = max(self._count, self._next), steps[count:]
 
     def were_shared(self, rows: IterationRows) -> None:
         """As `was_shared` of each."""

@@ -120,7 +120,7 @@ class Case:
             *(rows[name].astype(np.int64) for name in ("wire_bytes", "payload_bytes")),
         )
         links = [self.links[number] for number in numbers.tolist()]
-        waited, said = (_in_utc(told, maps, there) for told in (self.waited, self.said))
+        waited, said = (_in_utc(evidence, maps, there) for evidence in (self.waited, self.said))
         widest = int(width.max(initial=0))
         return LinkTotals(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, waited, said, widest)
 
@@ -137,10 +137,10 @@ def disjoint(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
     return np.array([*(since for since, _ in found), never]), np.array([until for _, until in found], np.int64)
 
 
-def _in_utc(told: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
+def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
     """The rows of the sessions that are there; None where there are none."""
-    own = np.flatnonzero(np.isin(told.place, there))
-    rows, of = told.rows[own], np.searchsorted(there, told.place[own])
+    own = np.flatnonzero(np.isin(evidence.place, there))
+    rows, of = evidence.rows[own], np.searchsorted(there, evidence.place[own])
     for name in ("start_ns", "end_ns"):
         rows[name] = maps.utcs(of, np.ascontiguousarray(rows[name]))
     return rows if len(rows) else None
@@ -215,15 +215,15 @@ class Judging:
             self._coming.extend((now + _WAIT_S, name, number) for number in job.add_all(hosts, part))
         self._sessions |= {place: sessions[place] for place in set(rows.place.tolist())}
 
-    def add_accounts(self, told: Accounted) -> None:
+    def add_accounts(self, accounted: Accounted) -> None:
         """The rows of iterations have settled."""
-        shared = told.rows.take(np.flatnonzero(told.tallies["node_shared"]))
+        shared = accounted.rows.take(np.flatnonzero(accounted.tallies["node_shared"]))
         for name, own in shared.by_job():
             if name in self._jobs:
                 self._jobs[name].were_shared(shared.take(own))
-        for name, own in told.rows.by_job():
+        for name, own in accounted.rows.by_job():
             if name in self._jobs:
-                self._jobs[name].were_accounted(told.rows.take(own))
+                self._jobs[name].were_accounted(accounted.rows.take(own))
 
     def tick(self, settled: Settled) -> None:
         """Keep what a tick has made final, and judge what is due, if nothing is being judged now."""
@@ -328,35 +328,35 @@ class Judging:
 
     def _waited(self, job: str) -> JobEvidence:
         """What kept the job's ranks from running, as the hosts told lately."""
-        told = self._tables.evidence.lately.all(("session", *_WAITED))
-        if told is None:
+        rows = self._tables.evidence.lately.all(("session", *_WAITED))
+        if rows is None:
             return JobEvidence(nothing_waited(), np.empty(0, np.int64))
-        told = told.take(np.flatnonzero(told["job"] == self._tables.flows.job(job)))
-        waited = np.empty(len(told), WAITED)
+        rows = rows.take(np.flatnonzero(rows["job"] == self._tables.flows.job(job)))
+        waited = np.empty(len(rows), WAITED)
         for name in ("rank", "start_ns", "end_ns"):
-            waited[name] = told[name]
-        waited["waited_ns"] = np.maximum(told["run_delay_ns"], 0)
+            waited[name] = rows[name]
+        waited["waited_ns"] = np.maximum(rows["run_delay_ns"], 0)
         for name in ("throttled_ns", "stopped_ns", "cpu_ns"):
-            waited[name] = np.maximum(told[name], 0)
-        return JobEvidence(waited, told["session"].astype(np.int64))
+            waited[name] = np.maximum(rows[name], 0)
+        return JobEvidence(waited, rows["session"].astype(np.int64))
 
     def _said(
         self, job: str, places: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]
     ) -> JobEvidence:
         """What TCP said lately of the job's connections, on some sessions. of_flow: index into whose, by flow."""
-        told = self._tables.evidence.said_lately.all(("session", "flow_id", *_SAID))
-        if told is None:
+        rows = self._tables.evidence.said_lately.all(("session", "flow_id", *_SAID))
+        if rows is None:
             return JobEvidence(no_tcp_rows(), np.empty(0, np.int64))
-        told = told.take(np.flatnonzero(np.isin(told["session"], places)))
-        flow = self._tables.flows.keys.find(told["session"], told["flow_id"])
+        rows = rows.take(np.flatnonzero(np.isin(rows["session"], places)))
+        flow = self._tables.flows.keys.find(rows["session"], rows["flow_id"])
         of = np.where(flow >= 0, of_flow[flow], -1)
         ours = np.array([*(one.job == job for one in whose), False], np.bool_)  # the last: nobody's
         own = np.flatnonzero(ours[of])
         said = np.empty(len(own), SAID)
         said["of"] = of[own]
         for name, column in {"start_ns": "start_ns", "end_ns": "end_ns", **COLUMNS}.items():
-            said[name] = told[column][own]
-        return JobEvidence(said, told["session"][own].astype(np.int64))
+            said[name] = rows[column][own]
+        return JobEvidence(said, rows["session"][own].astype(np.int64))
 
     def _whose(self, job: str, size: int, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
         """Whose the flows of some sessions are; of the job's own, whom they go to. size: of the job; 0: unknown."""
@@ -365,17 +365,17 @@ class Judging:
         found = np.full(len(state), -1, np.int64)
         control = state["traffic"][own] == Traffic.CONTROL
         traffic_owners, of_owner = np.unique(state["traffic_owner"][own], return_inverse=True)
-        told = [flows.traffic_owners[traffic_owner] for traffic_owner in traffic_owners.tolist()]
-        whose = [Whose(who.job, who.rank, -1, False, "" if who.job else who.name) for who in told]
+        owners = [flows.traffic_owners[traffic_owner] for traffic_owner in traffic_owners.tolist()]
+        whose = [Whose(who.job, who.rank, -1, False, "" if who.job else who.name) for who in owners]
         found[own] = of_owner
         numbers: dict[Whose, int] = {}
-        ours = np.array([who.job == job for who in told], np.bool_)[of_owner] if len(told) else control
+        ours = np.array([who.job == job for who in owners], np.bool_)[of_owner] if len(owners) else control
         of_job = [place for place in np.flatnonzero(ours).tolist() if flows.flows[own[place]] is not None]
         described = [flow for place in of_job if (flow := flows.flows[own[place]])]
         peers = flows.ends.ranks(own[of_job].tolist(), described)
         transfers = own_transfers([*map(job_flow, described, peers)], size)
         for place, peer, transfer in zip(of_job, peers, transfers, strict=True):
-            who = told[of_owner[place]]
+            who = owners[of_owner[place]]
             named = (transfer.name, transfer.far) if transfer else ("", "")
             one = Whose(who.job, who.rank, peer, bool(control[place]), *named)
             found[own[place]] = numbers.setdefault(one, len(whose) + len(numbers))

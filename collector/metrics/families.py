@@ -65,7 +65,7 @@ def _helpers(helpers: Mapping[str, tuple[float, int]]) -> Iterator[Metric]:
 
 def _hosts(frozen: Frozen) -> Iterator[Metric]:
     hosts = frozen.hosts
-    told = (
+    series = (
         ("netmon_agent_connected", "Whether the agent is connected", hosts["connected"].astype(int)),
         ("netmon_agent_age_seconds", "Age of what the host has told last", frozen.age_ns / 1e9),
         (
@@ -79,7 +79,7 @@ def _hosts(frozen: Frozen) -> Iterator[Metric]:
         ("netmon_agent_bucket_seconds", "Width of the rows that it streams now", hosts["bucket_ns"] / 1e9),
         ("netmon_agent_warnings", "Marks and messages that led to nothing, since its start", hosts["warnings"]),
     )
-    for name, help_, values in told:
+    for name, help_, values in series:
         yield gauge(name, help_, ("host",), zip(((host,) for host in frozen.host_names), values.tolist(), strict=True))
 
 
@@ -152,8 +152,8 @@ def _jobs(seen: Seen) -> Iterator[Metric]:
     yield histogram
     exposed = (((name,), job.exposed_s) for name, job in seen.jobs.items() if job.exposed_of)
     yield counter("netmon_exposed_communication_seconds", "For which ranks only waited", ("job",), exposed)
-    told = (((name,), job.exposed_of) for name, job in seen.jobs.items() if job.exposed_of)
-    yield counter("netmon_exposed_communication_iterations", "Iterations that tell it", ("job",), told)
+    series = (((name,), job.exposed_of) for name, job in seen.jobs.items() if job.exposed_of)
+    yield counter("netmon_exposed_communication_iterations", "Iterations that tell it", ("job",), series)
     causes = [cause.name.lower() for cause in Cause]
     verdicts = (((name, cause), job.verdicts.get(cause, 0)) for name, job in seen.jobs.items() for cause in causes)
     yield counter("netmon_verdicts", "Iterations that stood out, by cause", ("job", "cause"), verdicts)

@@ -60,10 +60,10 @@ class Spans:
         self.dropped = 0
         """Iterations that were too many to be held."""
 
-    def add_iterations(self, session: Session, told: Accounted) -> None:
+    def add_iterations(self, session: Session, accounted: Accounted) -> None:
         """Iterations of a session's ranks, with all that is known of them."""
         host, utc = session.hello.host, session.window.alignment.utc
-        for iteration, tally in told.each():
+        for iteration, tally in accounted.each():
             ends = utc(iteration.start_ns), utc(iteration.end_ns)
             self._of(iteration.job, iteration.number).ranks.append((host, *ends, iteration, tally))
 
@@ -134,7 +134,7 @@ def _of_rank(host: str, iteration: Iteration, tally: Tally) -> dict[str, Any]:
 
 
 def _of_verdict(verdict: Verdict) -> dict[str, Any]:
-    told = {
+    attributes = {
         "netmon.cause": verdict.cause.name.lower(),
         "netmon.culprit": verdict.culprit,
         "host.name": verdict.host,
@@ -144,7 +144,7 @@ def _of_verdict(verdict: Verdict) -> dict[str, Any]:
         "netmon.usual_ns": verdict.usual_ns,
         "netmon.confidence": verdict.confidence,
     }
-    return {name: value for name, value in told.items() if value != ""}
+    return {name: value for name, value in attributes.items() if value != ""}
 
 
 class _Said(SpanExporter):

@@ -388,7 +388,7 @@ class ReceiverClient:
             self._tell(due)
 
     def _tell(self, numbers: Iterable[int]) -> None:
-        told, now_s = [], time.monotonic()
+        states, now_s = [], time.monotonic()
         for number in numbers:
             stream = self._streams.get(number)
             if stream is None:
@@ -400,9 +400,9 @@ class ReceiverClient:
                 continue
             for data in stream.requests():
                 self._send(frames.AgentRequest(number, data))
-            told.append(stream.state_row(now_s))
-        if told:
-            self._send(frames.StreamStates(np.array(told, frames.STREAM_STATE)))
+            states.append(stream.state_row(now_s))
+        if states:
+            self._send(frames.StreamStates(np.array(states, frames.STREAM_STATE)))
 
     def _end(self, stream: RemoteStream, error: NetmonError | DecodeError) -> None:
         """Its agent is told why, and connects again."""

@@ -88,9 +88,9 @@ class Receiver:
             self._rates = frame.allowance
             self._give()
         elif isinstance(frame, frames.StreamStates):
-            for told in frame.streams.tolist():
-                if stream := self._streams.get(told[0]):
-                    stream.send_state(told)
+            for state in frame.streams.tolist():
+                if stream := self._streams.get(state[0]):
+                    stream.send_state(state)
         elif isinstance(frame, frames.Serves):
             self._why_not = frame.why_not
             if frame.leaving:

@@ -75,9 +75,9 @@ class ReceivedStream:
         if not self._opened.done():
             self._opened.set_result(None)
 
-    def send_state(self, told: Table) -> None:
+    def send_state(self, state: Table) -> None:
         """A row of TOLD."""
-        _, sequence, bucket_ns, batch_ns, self._rows_per_s = told
+        _, sequence, bucket_ns, batch_ns, self._rows_per_s = state
         self._told = netmon_pb2.Acknowledgement(sequence=sequence, bucket_ns=bucket_ns, batch_ns=batch_ns)
         self._due = True
         self._news.set()

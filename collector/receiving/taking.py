@@ -93,6 +93,6 @@ def _fail(registry: Registry, received: Received, streams: Mapping[int, RemoteSt
 def _failed(registry: Registry, entry: Entry, raw: bytes, error: Exception) -> None:
     """The session is not what it should be any more."""
     hello, sequence = entry.session.hello, netmon_pb2.AgentMessage.FromString(raw).batch.sequence
-    told = registry.failures.set_aside(hello, f"batch {sequence}", [raw], error)
-    entry.broken, entry.refused = True, FailedBatchError(sequence, hello.host, told)
+    message = registry.failures.set_aside(hello, f"batch {sequence}", [raw], error)
+    entry.broken, entry.refused = True, FailedBatchError(sequence, hello.host, message)
     entry.news.set()

@@ -59,17 +59,25 @@ class JobHistory:
 
     def end(self, rows: IterationRows, ranks: int) -> None:
         """Iterations have ended."""
-        told = np.empty(len(rows), _STEP)
-        told["number"], told["rank"], told["duration_ns"] = rows.number, rows.each_of("rank"), rows.duration_ns
+        rows_ended = np.empty(len(rows), _STEP)
+        rows_ended["number"], rows_ended["rank"], rows_ended["duration_ns"] = (
+            rows.number,
+            rows.each_of("rank"),
+            rows.duration_ns,
+        )
         for name in _MOMENTS:
-            told[name] = getattr(rows, name)
-        self._ended.add(told, ranks)
+            rows_ended[name] = getattr(rows, name)
+        self._ended.add(rows_ended, ranks)
 
     def account(self, rows: IterationRows, ranks: int) -> None:
         """The rows of iterations have settled."""
-        told = np.empty(len(rows), _ENDED)
-        told["number"], told["rank"], told["duration_ns"] = rows.number, rows.each_of("rank"), rows.duration_ns
-        self._steps.add(told, ranks)
+        rows_accounted = np.empty(len(rows), _ENDED)
+        rows_accounted["number"], rows_accounted["rank"], rows_accounted["duration_ns"] = (
+            rows.number,
+            rows.each_of("rank"),
+            rows.duration_ns,
+        )
+        self._steps.add(rows_accounted, ranks)
 
     def drop(self, rank: int) -> None:
         """A rank has begun anew: what it was is no measure of what it is."""

@@ -167,10 +167,10 @@ class Jobs:
         job.history.end(rows, len(job.ranks))
         self.counts.ended(name, rows, lambda: {hosts[place] for place in rows.place.tolist()})
 
-    def add_accounts(self, told: Accounted) -> None:
+    def add_accounts(self, accounted: Accounted) -> None:
         """The bytes of iterations that have ended."""
-        for name, own in told.rows.by_job():
-            part = told.take(own)
+        for name, own in accounted.rows.by_job():
+            part = accounted.take(own)
             self.counts.accounted(name, part.rows)
             carried = int(part.tallies["dl_tx_bytes"].sum() + part.tallies["dl_rx_bytes"].sum())
             self.counts.add_bytes(name, partial(self.hosts, name), carried)
@@ -300,11 +300,11 @@ class Jobs:
 
         scores: (job, score of one rank's source); stepping: the jobs that have ranks, so that no score means none.
         """
-        told: dict[str, list[SourceScore]] = {}
+        by_job: dict[str, list[SourceScore]] = {}
         for name, score in scores:
-            told.setdefault(name, []).append(score)
+            by_job.setdefault(name, []).append(score)
         for name, job in self._jobs.items():
-            now = combined(told.get(name, ()))
+            now = combined(by_job.get(name, ()))
             now = now if name in stepping else now or job.scores
             if now != job.scores:
                 job.scores, job.view = now, None
@@ -383,9 +383,9 @@ def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:
     return int(median), int(p99)
 
 
-def _rank_view(number: int, host: str, told: Accounted, row: int) -> RankView:
+def _rank_view(number: int, host: str, accounted: Accounted, row: int) -> RankView:
     """Of the last iteration of a rank that has an account: that row."""
-    iteration, bytes_of = told.rows.iteration(row), told.tallies
+    iteration, bytes_of = accounted.rows.iteration(row), accounted.tallies
     return RankView(
         rank=number,
         host=host,

@@ -185,15 +185,15 @@ def _flow_views(
     flows = frozen.flows.take(wanted)
     return tuple(
         FlowView(
-            *(frozen.link_names[link].host, frozen.link_names[link].interface, told.flow, Class(class_), rate),
-            *(told.wire_bytes, told.traffic, told.rtt_ns, told.rtt_min_ns, told.loss),
+            *(frozen.link_names[link].host, frozen.link_names[link].interface, sent.flow, Class(class_), rate),
+            *(sent.wire_bytes, sent.traffic, sent.rtt_ns, sent.rtt_min_ns, sent.loss),
         )
-        for link, class_, rate, told in zip(
+        for link, class_, rate, sent in zip(
             flows.link.tolist(),
             flows.classes.tolist(),
             frozen.flow_bps[wanted].tolist(),
             facts(flows.flow),
             strict=True,
         )
-        if told
+        if sent
     )

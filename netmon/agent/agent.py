@@ -113,8 +113,8 @@ class Agent:
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks, began_ns)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
-        told = started.descriptors.get(TOLD_MAP)
-        births = SocketEventTable(told, TOLD_RING_BYTES) if told is not None else None
+        events = started.descriptors.get(TOLD_MAP)
+        births = SocketEventTable(events, TOLD_RING_BYTES) if events is not None else None
         wakes = Wakes(started.descriptors[WAKES], memory, geometry)
         self._sleep = Sleep(wakes, self._privileged.descriptor, started.descriptors["steps"])
         stops = RankStops(started.descriptors.get(STOPS_MAP))
@@ -213,9 +213,9 @@ class Agent:
             self._hear_ranks(now_ns)
         self._host_part.watch(now_ns)
         asked, kernel = self._surroundings.waits(now_ns), self._meter.poll()
-        told = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
+        has_news = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
         level = max(kernel.level, self._steps_ring.level, self._owners.level)
-        waits = bool(told or len(self._meter.rows))
+        waits = bool(has_news or len(self._meter.rows))
         hurried = kernel.opened or self._owners.pending or (woken and not (waits or asked))
         self._rhythm.update(now_ns, level, waits, hurried)
         drains = kernel.opened or self._rhythm.full or self._rhythm.batch_is_due
@@ -309,8 +309,8 @@ class Agent:
             host=host,
             host_jobs=host_jobs,
         )
-        told = self._ledger.account(batch.ledger) if last is None else downtime.ENDED
-        self._spool.ledger = told or self._spool.ledger
+        accounts = self._ledger.account(batch.ledger) if last is None else downtime.ENDED
+        self._spool.ledger = accounts or self._spool.ledger
         for part in batch_parts(batch):
             message = encode_body(part)
             body = netmon_pb2.AgentMessage(batch=message).SerializeToString()

@@ -54,8 +54,8 @@ class Beginning:
 
 def encode_accounts(links: Sequence[LinkAccount]) -> bytes:
     """For the spool. The boot is named: with another one the clock and the counters begin anew."""
-    told = [(link.name, link.index, link.counter, list(vars(link.sample).values())) for link in links]
-    return json.dumps({"boot": _boot(), "links": told}).encode()
+    accounts = [(link.name, link.index, link.counter, list(vars(link.sample).values())) for link in links]
+    return json.dumps({"boot": _boot(), "links": accounts}).encode()
 
 
 def _decode_accounts(text: bytes) -> list[LinkAccount]:
@@ -66,8 +66,8 @@ def _decode_accounts(text: bytes) -> list[LinkAccount]:
     names = [field.name for field in fields(LedgerSample)]
     found = []
     for name, index, counter, values in document["links"]:
-        told = dict(zip(names, values, strict=True))
-        sample = LedgerSample(**told | {"direction": Direction(told["direction"])})
+        account = dict(zip(names, values, strict=True))
+        sample = LedgerSample(**account | {"direction": Direction(account["direction"])})
         found.append(LinkAccount(name, index, (counter[0], counter[1]), sample))
     return found
 

@@ -95,12 +95,12 @@ class _Connection:
                 break
             except OSError:
                 packet = b""
-            told = decode(packet) if packet else []
-            self._budgets.spend(self.pid, self.uid, len(told) or 1, now)
+            packets = decode(packet) if packet else []
+            self._budgets.spend(self.pid, self.uid, len(packets) or 1, now)
             if packet and _pid(sent_by) not in (self.pid, 0):
                 self._refuse("marks through a child of its")  # which has inherited the connection, and may outlive it
             elif packet:
-                marks += [mark for one in told for mark in self._use(_mark(one, self.pid), ranks)]
+                marks += [mark for one in packets for mark in self._use(_mark(one, self.pid), ranks)]
             else:
                 marks += self.leave()
         return marks
@@ -239,18 +239,18 @@ class MarkSocket:
             self._path.unlink()
 
 
-def _mark(told: MarkPacket, pid: int) -> Mark:
+def _mark(packet: MarkPacket, pid: int) -> Mark:
     return Mark(
-        job=told.job,
-        rank=told.rank,
-        size=told.size,
+        job=packet.job,
+        rank=packet.rank,
+        size=packet.size,
         pid=pid,
-        iteration=told.iteration,
-        moment=Moment(told.moment),
-        time_ns=told.time_ns,
+        iteration=packet.iteration,
+        moment=Moment(packet.moment),
+        time_ns=packet.time_ns,
         source=Source.HOOK,
         error_ns=ERROR_NS,
-        parameters=told.parameters,
+        parameters=packet.parameters,
     )
 
 

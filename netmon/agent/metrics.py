@@ -104,12 +104,12 @@ class AgentMetrics:
             (self._news.names.get(sample.interface, str(sample.interface)), "tx" if sample.direction else "rx"): sample
             for sample in self._news.links.values()
         }
-        told: tuple[tuple[str, str, Callable[[LedgerSample], int]], ...] = (
+        series: tuple[tuple[str, str, Callable[[LedgerSample], int]], ...] = (
             ("nic_bytes", "Bytes as the NIC counts them", lambda s: s.nic_bytes),
             ("wire_bytes", "Wire bytes that were counted, with a flow or not", lambda s: s.wire_bytes),
             ("packets", "Segments of those", lambda s: s.packets),
         )
-        for name, help_, value in told:
+        for name, help_, value in series:
             values = ((link, float(value(sample))) for link, sample in samples.items())
             yield counter(f"netmon_agent_link_{name}", f"{help_}, since the agent's start", _LINK, values)
         lost = (

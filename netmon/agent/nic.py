@@ -61,9 +61,9 @@ class NicSamples:
 
     def _changed(self, sample: NicSample) -> NicSample:
         """Only the counters that are not as they were sent last: most of a driver's count what never happens."""
-        told = {
+        changed = {
             (sample.device, sample.source, name): value for name, value in zip(sample.names, sample.values, strict=True)
         }
-        news = {key: value for key, value in told.items() if self._sent.get(key) != value}
+        news = {key: value for key, value in changed.items() if self._sent.get(key) != value}
         self._sent |= news
         return replace(sample, names=tuple(name for _, _, name in news), values=tuple(news.values()))

@@ -196,7 +196,9 @@ class Spool:
         """
         with self._changed:
             coming = {n for n in self._memory.sequences() | set(self._disk.carried) if n > self.acknowledged}
-            flows = [(told, message) for _, first, told, _, message in self._flows.flows() if first not in coming]
+            flows = [
+                (described, message) for _, first, described, _, message in self._flows.flows() if first not in coming
+            ]
             latest_first = sorted(flows, key=lambda flow: flow[0], reverse=True)
             return self._disk.hello, b"".join(within_a_message(message for _, message in latest_first))
 

@@ -201,8 +201,8 @@ class StepMarks:
         table = self._without_drops(table)
         table = table[np.lexsort((table["time_ns"], table["pid"]))]
         set_up = table[table["kind"] == STEP_RANK]
-        for pid, told in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():
-            self._number(pid, told)
+        for pid, name in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():
+            self._number(pid, name)
         known = np.isin(table["pid"], list(self._ranks))
         self._hold(table[~known])
         for of_process in _by_process(table[known]):
@@ -317,10 +317,10 @@ class StepMarks:
         before = rank.account.state
         rank.account.add(calls, begun, rank.detector.size.bytes, rank.identity.size)
         changed = rank.account.state is not before
-        told = [self._joined(pid, rank.joined_ns)] if changed else []
+        joined = [self._joined(pid, rank.joined_ns)] if changed else []
         marks = [*rank.held, *(self._mark(pid, *boundary) for boundary in boundaries)]
         rank.held = marks[-_MOST_HELD_MARKS:] if rank.account.waits else []
-        return [*told, *marks] if rank.account.state is Understanding.UNDERSTOOD else told
+        return [*joined, *marks] if rank.account.state is Understanding.UNDERSTOOD else joined
 
     def _set_up(self, pid: int, event: np.void) -> list[Mark]:
         """The training library is set up: for the first time, or, after an elastic reset, with new ranks."""

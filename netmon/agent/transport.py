@@ -164,8 +164,8 @@ class TransportLooks:
         rows[:, _TOLD["congestion_window_bytes"]] = now[_FIELD["congestion_window"]] * now[_FIELD["segment_bytes"]]
         rows[:, _TOLD["delivery_bps"]] = np.where(rate > 0, rate * 8, UNKNOWN)
         self._remember(cookies, now, now_ns)
-        told: Table = rows[(is_known | (begin_ns >= 0)) & (begin_ns <= now_ns)].view(TRANSPORT)[:, 0]
-        return told
+        samples: Table = rows[(is_known | (begin_ns >= 0)) & (begin_ns <= now_ns)].view(TRANSPORT)[:, 0]
+        return samples
 
     def _remembered(self, cookies: npt.NDArray[np.uint64]) -> tuple[_Numbers, npt.NDArray[np.bool_]]:
         """The same sockets at the look before, 0 where there was none; which were looked at."""

@@ -53,8 +53,8 @@ def verdict_rows(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     if rows.empty:
         rows = pd.DataFrame(columns=[*columns(_NOTHING), "sentence"])
     for name in ("start", "end", "told"):
-        told = rows.pop(f"{name}_ns")
-        moments = pd.to_datetime(told.where(told != 0), unit="ns", utc=True)
+        moment = rows.pop(f"{name}_ns")
+        moments = pd.to_datetime(moment.where(moment != 0), unit="ns", utc=True)
         rows.insert(len(rows.columns) if name == "told" else 2 + (name == "end"), name, moments)
     return rows
 

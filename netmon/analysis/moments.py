@@ -29,8 +29,8 @@ def frame(table: pa.Table) -> pd.DataFrame:
     """Rows as pandas has them: `start_ns` becomes `start` with a time zone, words are words. Durations stay in ns."""
     for place, name in enumerate(table.column_names):
         if name in MOMENTS:
-            told = table.column(name)
-            moments = pc.if_else(pc.equal(told, 0), None, told).cast(_TIMESTAMP)  # 0: not known
+            column = table.column(name)
+            moments = pc.if_else(pc.equal(column, 0), None, column).cast(_TIMESTAMP)  # 0: not known
             table = table.set_column(place, name.removesuffix("_ns"), moments)
     return plain_words(table.drop_columns([name for name in ("date",) if name in table.column_names]).to_pandas())
 

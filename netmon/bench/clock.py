@@ -319,10 +319,10 @@ def _errors(data: Path, host: str, samples: Sequence[tuple[int, int]]) -> pd.Ser
     utc = utc_minus_mono_ns()
     true = np.unique([mono for mono, _ in samples])[1:] + utc  # the first is not the end of an interval
     table = pd.read_parquet(data / "ledger")
-    told = np.unique(table.loc[table["host"] == host, "end_ns"])
-    if len(true) != len(told):
-        raise LabError(f"cannot compare {host}'s clock: {len(told)} intervals in the ledger of {len(true)} sent")
-    return pd.Series(told - true, index=true)
+    ends = np.unique(table.loc[table["host"] == host, "end_ns"])
+    if len(true) != len(ends):
+        raise LabError(f"cannot compare {host}'s clock: {len(ends)} intervals in the ledger of {len(true)} sent")
+    return pd.Series(ends - true, index=true)
 
 
 def _recovery(injection: Injection, errors: Sequence[pd.Series], view: HostView) -> Recovery:

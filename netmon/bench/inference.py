@@ -157,7 +157,7 @@ def _score(run: Labelled, place: int, said: Replayed, named: set[str]) -> RunSco
     begin_errors = [i.comm_start_ns - int(enqueued[t].max()) for i, t in pairs]
     counts = Counter(i.job for i in iterations)
     best = max((said.jobs[name] for name in sorted(named)), key=lambda found: counts[found.name], default=None)
-    told = min((at for at, i in zip(said.told_ns, said.iterations, strict=True) if i.job in named), default=0)
+    reported = min((at for at, i in zip(said.told_ns, said.iterations, strict=True) if i.job in named), default=0)
     span_ns = int(np.ptp(run.traffic["time_ns"])) if len(run.traffic) else 0
     return RunScore(
         run=f"{run.run}:{job.job}" if len(run.jobs) > 1 else run.run,
@@ -171,7 +171,7 @@ def _score(run: Labelled, place: int, said: Replayed, named: set[str]) -> RunSco
         ring_exact=best is not None and _ring_exact(best, job),
         pattern_exact=best is not None and best.pattern == job.pattern,
         jobs=len(named),
-        first_found_after=int((over <= told).sum()) if told else -1,
+        first_found_after=int((over <= reported).sum()) if reported else -1,
         begin_error_fraction=_median(begin_errors) / period,
         bytes_right=_bytes_right(run, place, said, named),
         cpu_fraction=said.seconds * 1e9 / span_ns if span_ns else 0.0,

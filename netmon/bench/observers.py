@@ -147,9 +147,9 @@ def _tcpdump(pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
         def account() -> Account:
             process.check_running()
             process.end_in_order(seconds=_END_SECONDS)
-            if not (told := _DROPS.search(process.output())):
+            if not (drops := _DROPS.search(process.output())):
                 raise LabError(f"cannot tell what tcpdump dropped: it ended without saying so; see {process.log}")
-            captured, received, dropped = map(int, told.groups())
+            captured, received, dropped = map(int, drops.groups())
             # What is received but neither captured nor dropped still waited in its buffer when it was told to end.
             return Account(captured, dropped, received - dropped, received, "packets")
 

@@ -143,8 +143,8 @@ class OverheadResult:
     def document(self) -> dict[str, Any]:
         """For --json."""
         kinds = [asdict(kind) for kind in self.kinds]
-        told = {"rounds": self.rounds, "seconds": self.seconds, "congestion": self.congestion}
-        return {**told, "idle": asdict(self.idle), "kinds": kinds}
+        document = {"rounds": self.rounds, "seconds": self.seconds, "congestion": self.congestion}
+        return {**document, "idle": asdict(self.idle), "kinds": kinds}
 
 
 def measure(

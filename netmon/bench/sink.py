@@ -55,7 +55,7 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
         self, messages: Iterator[netmon_pb2.AgentMessage], context: grpc.ServicerContext
     ) -> Iterator[netmon_pb2.Acknowledgement]:
         """Acknowledges as often as a collector says that it is alive; at the end, everything."""
-        session, told, held, due = "", 0, 0, time.monotonic()
+        session, acknowledged, held, due = "", 0, 0, time.monotonic()
         for message in messages:
             if message.HasField("batch"):
                 with self._lock:
@@ -63,10 +63,13 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
                 held = message.batch.sequence
             else:
                 session = message.hello.session
-            if held > told and time.monotonic() >= due:
-                told, due = held, time.monotonic() + ALIVE_EVERY_S * 0.9  # a batch a second is acknowledged each time
-                yield netmon_pb2.Acknowledgement(sequence=told)
-        if held > told:
+            if held > acknowledged and time.monotonic() >= due:
+                acknowledged, due = (
+                    held,
+                    time.monotonic() + ALIVE_EVERY_S * 0.9,
+                )  # a batch a second is acknowledged each time
+                yield netmon_pb2.Acknowledgement(sequence=acknowledged)
+        if held > acknowledged:
             yield netmon_pb2.Acknowledgement(sequence=held)
 
     def _count(self, session: str, batch: netmon_pb2.Batch) -> None:

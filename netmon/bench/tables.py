@@ -70,11 +70,11 @@ def clock_table(result: ClockResult) -> FittingTable:
     table = FittingTable(columns, "recovered clocks", caption)
     for run in result.runs:
         wrong = (run.host_error_ns, run.host_error_most_ns, run.difference_ns, run.difference_most_ns, run.bound_ns)
-        told = f"{run.skew_ppm:+.1f}" if run.injection.source == "exchange" else "–"
+        skew = f"{run.skew_ppm:+.1f}" if run.injection.source == "exchange" else "–"
         clock = f"{run.injection.offset_ns / 1e9:+g}", f"{run.injection.skew_ppm:+g}"
         label = "exchange" if run.injection.source == "exchange" else "traffic alone"
         shown = ["–" if math.isnan(error) else f"{error / 1e3:.1f}" for error in wrong]
-        table.add_row(label, *clock, *shown, told)
+        table.add_row(label, *clock, *shown, skew)
     return table
 
 

@@ -262,9 +262,9 @@ def _metrics(address: str) -> str:
 
 def _checked(args: argparse.Namespace) -> "Security":
     """What protects the connection; what is wrong with it is said at once. Raises UsageError, CertificateError."""
-    told = security(args)
+    checked = security(args)
     for address in args.bus.split(",") if args.bus else [args.collector]:
-        folder = told.folder(address.strip(), "send to")
+        folder = checked.folder(address.strip(), "send to")
         if folder is None:
             continue
         from netmon.wire.identity import Role
@@ -276,9 +276,9 @@ def _checked(args: argparse.Namespace) -> "Security":
                 f"the certificate in {folder} is of {identity}, and this host is called {args.host}: "
                 f"give --host {identity.name}, or another certificate"
             )
-    if told.exposed(*(args.bus or args.collector).split(",")):
+    if checked.exposed(*(args.bus or args.collector).split(",")):
         log.warning("--insecure: what is sent is not encrypted, and anybody can send in this host's name")
-    return told
+    return checked
 
 
 def _stream_width(bucket_ns: int, stream_ns: int | None) -> int:

@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     certificate = certificate_in(args.tls) if args.tls else None
     checks, interfaces = machine_checks(), interface_facts()
     if args.json:
-        told = {"certificate": certificate} if certificate else {}
-        print(json.dumps(document(checks, interfaces) | told, indent=2))
+        extra = {"certificate": certificate} if certificate else {}
+        print(json.dumps(document(checks, interfaces) | extra, indent=2))
     else:
         draw(checks, interfaces)
         if certificate:

@@ -60,12 +60,12 @@ def _sender(sender: Mapping[str, Any]) -> str:
 
 
 def _log(log: Mapping[str, Any]) -> str:
-    told = [
+    lines = [
         f"{log[which]['iterations']} iterations {when} cross traffic, median {format_duration(log[which]['median_ns'])}"
         for which, when in (("quiet", "without"), ("disturbed", "with"))
         if log[which]["iterations"]
     ]
-    return f"the trainers' own log: {'; '.join(told)}"
+    return f"the trainers' own log: {'; '.join(lines)}"
 
 
 def _print_source(source: Mapping[str, Any], console: Console) -> None:

@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("cannot look more often than every 100 ms: give a longer --interval")
     os.nice(10)  # it may run beside a training
     asked = Selection(jobs=(args.job,), most_links=1, most_hosts=1)
-    told = _Told(args.rank)
+    printed = _Told(args.rank)
     for update in follow(args.collector, args.interval // 1_000_000, lambda: asked, security=security(args)):
         if _nobody_reads():
             break
         for job in () if isinstance(update, Outage) else update.jobs:
-            for line in told.news(job):
+            for line in printed.news(job):
                 print(json.dumps(line) if args.json else _words(line), flush=True)
     return 0
 

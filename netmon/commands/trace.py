@@ -123,7 +123,7 @@ def _write(args: argparse.Namespace) -> int:
     placed = place(args.merge, content.iterations, clocks(args.data), job, names) if args.merge else []
     with _writer(args.out, content.begin_ns) as writer:
         hosts = write(args.data, content, writer, _progress("the rows"))
-        told = write_profiles(
+        written = write_profiles(
             placed, hosts, writer, content.begin_ns, content.end_ns, lambda path: _progress(path.name)
         )
     print(
@@ -131,7 +131,7 @@ def _write(args: argparse.Namespace) -> int:
         f"{len(content.iterations)} iterations, {len(content.verdicts)} verdicts, rates every "
         f"{format_duration(content.width_ns)}; {format_bytes(args.out.stat().st_size)}"
     )
-    for line in told:
+    for line in written:
         say(line)
     return 0
 

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
         return _show([(one, one.ranks) for one in _lately(args)[0]], args.json)
     found, unclear = _lately(args) if args.collector else _stored(args)
     if args.json:
-        told = {"not_understood": unclear} if unclear else {}
-        print(json.dumps({"verdicts": [document(one) for one in found], **told}, indent=1))
+        extra = {"not_understood": unclear} if unclear else {}
+        print(json.dumps({"verdicts": [document(one) for one in found], **extra}, indent=1))
     else:
         _print(found, unclear)
     return 0

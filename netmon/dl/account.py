@@ -211,8 +211,10 @@ class _Parties:
         turn[sorted(range(names), key=self._words.__getitem__)] = np.arange(names)
         best = best[order_by(asked[best], turn[name[best]])]
         last = best[np.append(starts(asked[best])[1:], len(best)) - 1]
-        for told, column in zip(found, (np.array(self._words, object)[name[last]], tx[last], rx[last]), strict=True):
-            told[asked[last]] = column
+        for top_names, column in zip(
+            found, (np.array(self._words, object)[name[last]], tx[last], rx[last]), strict=True
+        ):
+            top_names[asked[last]] = column
         return found
 
 

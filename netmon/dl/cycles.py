@@ -149,7 +149,7 @@ class BackwardSteps:
 
     def feed(self, event: Event) -> list[Boundary]:
         """The boundaries that an event makes known."""
-        time_ns, name, kind, _, told = event
+        time_ns, name, kind, _, size = event
         if name != self._leader and kind == STEP_WAIT_BEGIN:
             self._passes_without += 1
         if not self._leader or self._passes_without > _TURNS:
@@ -165,7 +165,7 @@ class BackwardSteps:
             self._coming -= 1
             return [] if self._coming else self.finish()
         else:
-            self._handed_over.append(gradient_size(told))
+            self._handed_over.append(gradient_size(size))
             if not self._inside:
                 boundaries = self.finish()
                 self.iteration, self._inside, self._handed_over = self.iteration + 1, True, self._handed_over[-1:]
@@ -419,10 +419,10 @@ class CycleDetector:
 
     def _switch(self, library: int) -> list[Boundary]:
         """Another library has more to say; the numbers go on."""
-        told, self._library, self._passes = self._steps, library, Passes()
+        steps, self._library, self._passes = self._steps, library, Passes()
         self._steps = BackwardSteps() if library == LIBRARY_REDUCER else NamedSteps(self._late)
-        self._steps.iteration = told.iteration
-        return told.finish()
+        self._steps.iteration = steps.iteration
+        return steps.finish()
 
     def finish(self) -> list[Boundary]:
         """The end of the communication of the current iteration, as far as it is known."""

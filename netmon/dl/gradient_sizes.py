@@ -21,15 +21,15 @@ class GradientSize(NamedTuple):
 UNKNOWN = GradientSize()
 
 
-def gradient_size(told: int) -> GradientSize:
-    """told: the field `size` of dtype STEP."""
-    values, width = told >> _WIDTH_BITS, told & ((1 << _WIDTH_BITS) - 1)
+def gradient_size(encoded: int) -> GradientSize:
+    """encoded: the field `size` of dtype STEP."""
+    values, width = encoded >> _WIDTH_BITS, encoded & ((1 << _WIDTH_BITS) - 1)
     return GradientSize(values, values * width) if values and width else UNKNOWN
 
 
-def byte_sizes(told: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """told: as of gradient_size; the bytes of each, 0: not known."""
-    values, width = told >> np.uint64(_WIDTH_BITS), told & np.uint64((1 << _WIDTH_BITS) - 1)
+def byte_sizes(encoded: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """encoded: as of gradient_size; the bytes of each, 0: not known."""
+    values, width = encoded >> np.uint64(_WIDTH_BITS), encoded & np.uint64((1 << _WIDTH_BITS) - 1)
     return values.astype(np.float64) * width.astype(np.float64)
 
 
@@ -48,9 +48,9 @@ class NamedSizes:
         """None is known."""
         self._sizes: dict[int, GradientSize] = {}
 
-    def learn(self, name: int, told: int) -> bool:
-        """told: the field `size` of dtype STEP; whether it is new."""
-        if not told or not name or self._sizes.get(name) == (size := gradient_size(told)):
+    def learn(self, name: int, encoded: int) -> bool:
+        """encoded: the field `size` of dtype STEP; whether it is new."""
+        if not encoded or not name or self._sizes.get(name) == (size := gradient_size(encoded)):
             return False
         if len(self._sizes) >= _MOST_NAMES:
             self._sizes.clear()

@@ -137,17 +137,17 @@ class IterationTracker:
         self.finished_ns, self.last_number, self._spans = finished_ns, last_number, spans
         self._knows_opened = False
 
-    def _learn(self, told: Mark | MarkRun) -> None:
-        if told.source != Source.INFERRED or not self.size:
-            self.size = told.size or self.size
-        self.observe_job(told)
+    def _learn(self, mark: Mark | MarkRun) -> None:
+        if mark.source != Source.INFERRED or not self.size:
+            self.size = mark.size or self.size
+        self.observe_job(mark)
 
-    def observe_job(self, told: Mark | MarkRun) -> None:
+    def observe_job(self, mark: Mark | MarkRun) -> None:
         """What a mark says of the job as a whole; of its model's size the script knows better than its calls."""
-        self.job_name = told.job_name or self.job_name
-        basis = _BASES.get(told.source, "")
-        if told.parameters and (self.parameters_basis != "hook" or basis == "hook"):
-            self.parameters, self.gradient_bytes = told.parameters, told.gradient_bytes
+        self.job_name = mark.job_name or self.job_name
+        basis = _BASES.get(mark.source, "")
+        if mark.parameters and (self.parameters_basis != "hook" or basis == "hook"):
+            self.parameters, self.gradient_bytes = mark.parameters, mark.gradient_bytes
             self.parameters_basis = basis
 
     def _marks_of(self, source: Source) -> SourceMarks:
@@ -157,16 +157,16 @@ class IterationTracker:
         return marks
 
     def _take(
-        self, marks: SourceMarks, told: Mark | MarkRun, moment: int, number: int, time_ns: int, error_ns: int
+        self, marks: SourceMarks, mark: Mark | MarkRun, moment: int, number: int, time_ns: int, error_ns: int
     ) -> bool:
-        source, begun, left = told.source, marks.begun, marks.left
+        source, begun, left = mark.source, marks.begun, marks.left
         if not marks.add(moment, number, time_ns, error_ns):
             self.unusable += source != Source.INFERRED  # those nobody has sent
             return False
         self._knows_opened = False
         if marks.touched:
             self.ending = True
-        self._relative[source] = told.relative
+        self._relative[source] = mark.relative
         if begun != marks.begun or left != marks.left or source in self._silent:
             self._silent.discard(source)
             self._unsure = True
@@ -314,9 +314,9 @@ class IterationTracker:
             told_by = self._sources[self.source].communication(start_ns, end_ns)
             return told_by[0] or 0, told_by[1] or 0, told_by[2] or 0
         sources = [s for s in sorted(self._sources) if s != Source.INFERRED or s == self.source]
-        told = zip(*(self._sources[source].communication(start_ns, end_ns) for source in sources), strict=True)
+        bounds = zip(*(self._sources[source].communication(start_ns, end_ns) for source in sources), strict=True)
         first, last, wait = (
-            next((time for time in times if time is not None), 0) for times in (told if sources else ((),) * 3)
+            next((time for time in times if time is not None), 0) for times in (bounds if sources else ((),) * 3)
         )
         return first, last, wait
 

@@ -155,15 +155,15 @@ class JobNumbers:
         """A rank's latest events in UTC, right to error_ns: decide about its shift. True where used numbers moved."""
         return number_jobs([(self, RankEvents(rank, trust, events, error_ns))])[0].moved
 
-    def begins(self, told: RankEvents) -> bool:
+    def begins(self, events: RankEvents) -> bool:
         """Whether the rank counts anew with this."""
-        count = self._counts.get(told.rank)
-        return count is None or told.trust < count.trust
+        count = self._counts.get(events.rank)
+        return count is None or events.trust < count.trust
 
-    def add_events(self, told: RankEvents) -> CountEvidence | None:
+    def add_events(self, new_events: RankEvents) -> CountEvidence | None:
         """Take in a rank's events; None: there are none. Nothing in here depends on a shift."""
-        rank, trust, events, error_ns = told
-        count = self._begin(rank, trust) if self.begins(told) else self._counts[rank]
+        rank, trust, events, error_ns = new_events
+        count = self._begin(rank, trust) if self.begins(new_events) else self._counts[rank]
         new = not count.events
         count.events = {beat: one.latest(EVIDENCE) for beat, one in events.items()}
         if not any(len(one.number) for one in count.events.values()):
@@ -179,15 +179,15 @@ class JobNumbers:
             return CountEvidence(count, count.events, error_ns, None, {}, first)
         return CountEvidence(count, count.events, error_ns, leader, leader.events, first)
 
-    def follow(self, heard: CountEvidence, told: Shift | None) -> bool:
+    def follow(self, heard: CountEvidence, shift: Shift | None) -> bool:
         """Decide about the shift of a count of which `told` is known; True where used numbers moved."""
         count, leader, before = heard.whose, heard.leader, heard.whose.shift
-        if told and leader:
+        if shift and leader:
             first = count.aligned_at == _NEVER
             if first:
                 self.version = next(_VERSIONS)
             count.aligned_at = min(count.aligned_at, self._forgotten)
-            self._decide(count, leader, told._replace(shift=told.shift + leader.shift), first)
+            self._decide(count, leader, shift._replace(shift=shift.shift + leader.shift), first)
             if count.shift != before:
                 self.version = next(_VERSIONS)
         return not heard.first and count.shift != before
@@ -203,22 +203,22 @@ class JobNumbers:
             heappop(among)
         return among[0].whose if among else None
 
-    def _decide(self, count: _Count, leader: _Count, told: Shift, first: bool) -> None:
+    def _decide(self, count: _Count, leader: _Count, shift: Shift, first: bool) -> None:
         if count.trust < leader.trust:
             if first:
-                self._move(-told.shift, count)
+                self._move(-shift.shift, count)
             return
         # A count that may be true is not moved on the strength of one moment, one that was used not on that of two.
         needed = _SURE if not first else 1 if count.trust == Trust.RELATIVE else 2
-        if told.shift == count.shift or told.votes < needed or 2 * told.votes <= told.of:
+        if shift.shift == count.shift or shift.votes < needed or 2 * shift.votes <= shift.of:
             return
         if count.trust == Trust.TOLD and not self._elastic:
             return
-        if count.trust == leader.trust != Trust.RELATIVE and told.shift < 0:
-            self._move(-told.shift, count)  # the others have missed as many: the highest number is the true one
+        if count.trust == leader.trust != Trust.RELATIVE and shift.shift < 0:
+            self._move(-shift.shift, count)  # the others have missed as many: the highest number is the true one
             count.shift = 0
         else:
-            count.shift = told.shift
+            count.shift = shift.shift
 
     def _move(self, by: int, but: _Count) -> None:
         self.version = next(_VERSIONS)
@@ -227,29 +227,29 @@ class JobNumbers:
                 count.shift += by
 
 
-def number_jobs(told: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decided]:
+def number_jobs(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decided]:
     """As JobNumbers.tell of each in turn, but what can be is compared together."""
-    decided = [Decided(False, 0)] * len(told)
+    decided = [Decided(False, 0)] * len(updates)
     waiting: dict[int, list[int]] = {}  # by job
-    for place, (numbers, _) in enumerate(told):
+    for place, (numbers, _) in enumerate(updates):
         waiting.setdefault(id(numbers), []).append(place)
     while waiting:
         together: list[int] = []
         for job, places in list(waiting.items()):
             # A count that begins has no part in what those before it decide.
-            begins = (n for n, place in enumerate(places) if n and told[place][0].begins(told[place][1]))
+            begins = (n for n, place in enumerate(places) if n and updates[place][0].begins(updates[place][1]))
             end = next(begins, len(places))
             together += places[:end]
             waiting[job] = places[end:]
             if not waiting[job]:
                 del waiting[job]
-        for place, one in zip(together, _tell_together([told[place] for place in together]), strict=True):
+        for place, one in zip(together, _tell_together([updates[place] for place in together]), strict=True):
             decided[place] = one
     return decided
 
 
-def _tell_together(told: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator[Decided]:
-    heard = [numbers.add_events(events) for numbers, events in told]
+def _tell_together(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator[Decided]:
+    heard = [numbers.add_events(events) for numbers, events in updates]
     following = [one for one in heard if one and one.leader]
     # Clocks that differ by a good part of a period prove nothing.
     beats = list(StepMoment)
@@ -258,6 +258,6 @@ def _tell_together(told: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator[De
     clear = [one for one, period in zip(following, shortest.tolist(), strict=True) if one.error_ns < period / 4]
     shifts = best_shifts([one.reference for one in clear], [one.events for one in clear])
     found = dict(zip(map(id, clear), shifts, strict=True))
-    for (numbers, events), one in zip(told, heard, strict=True):
+    for (numbers, events), one in zip(updates, heard, strict=True):
         moved = one is not None and numbers.follow(one, found.get(id(one)))
         yield Decided(moved, numbers.shift(events.rank))

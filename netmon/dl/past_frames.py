@@ -41,11 +41,11 @@ def step_times(rows: pd.DataFrame) -> dict[str, Table]:
     return found
 
 
-def joined_times(stored: Mapping[str, Table], told: Mapping[str, Table]) -> dict[str, Table]:
+def joined_times(stored: Mapping[str, Table], tables: Mapping[str, Table]) -> dict[str, Table]:
     """Tables of `step_times` that may have iterations in common; what `told` says of one counts."""
     joined = {}
-    for job in sorted({*stored, *told}):
-        rows = np.concatenate([table[job] for table in (stored, told) if job in table])
+    for job in sorted({*stored, *tables}):
+        rows = np.concatenate([table[job] for table in (stored, tables) if job in table])
         order = np.lexsort((np.arange(len(rows)), rows["end_ns"] // _SAME_NS, rows["number"]))
         ordered = rows[order]
         # A job that began anew counts from 0 again: one number, at another time.

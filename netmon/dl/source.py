@@ -145,12 +145,12 @@ class SourceMarks:
             return None
         if not later:
             return UnderWay(self.done, [0] * len(IN_ORDER), [0] * len(IN_ORDER))
-        told = self._marks[later[0]]
-        times = [0 if told[moment] == _NONE else told[moment] for moment in IN_ORDER]
+        marks = self._marks[later[0]]
+        times = [0 if marks[moment] == _NONE else marks[moment] for moment in IN_ORDER]
         known = [time_ns for time_ns in times if time_ns]
         if not times[0] or known != sorted(set(known)):
             return None
-        return UnderWay(later[0], times, [told[_ERROR + moment] for moment in IN_ORDER])
+        return UnderWay(later[0], times, [marks[_ERROR + moment] for moment in IN_ORDER])
 
     def recent(self) -> list[Events]:
         """The latest marks by IN_ORDER, ascending in time."""
@@ -166,10 +166,10 @@ class SourceMarks:
     ) -> None:
         """It has gone on in step without having been told. over: times by IN_ORDER of iterations that have ended."""
         self.done, self.newest_ns = done, newest_ns
-        told = {number: (times, [0] * len(IN_ORDER)) for number, times in over.items()}
-        told |= {under_way.number: (under_way.times_ns, under_way.errors_ns)} if under_way else {}
+        marks = {number: (times, [0] * len(IN_ORDER)) for number, times in over.items()}
+        marks |= {under_way.number: (under_way.times_ns, under_way.errors_ns)} if under_way else {}
         self._marks = {}
-        for number, (times, errors) in sorted(told.items()):
+        for number, (times, errors) in sorted(marks.items()):
             known = self._marks[number] = _EMPTY.copy()
             for moment, time_ns, error_ns in zip(IN_ORDER, times, errors, strict=True):
                 if time_ns:

@@ -123,9 +123,9 @@ def _shifts(reference: Sequence[Events], other: Sequence[Events]) -> Iterator[Sh
     votes, shift, row = np.diff(np.append(run, len(row))), shift[run], row[run]
     order = np.lexsort((shift, -votes, row))  # of each row the most votes first, of as many the least shift
     best = order[starts(row[order])]
-    told = iter(zip(shift[best].tolist(), votes[best].tolist(), strict=True))
+    found = iter(zip(shift[best].tolist(), votes[best].tolist(), strict=True))
     for count in of.tolist():
-        yield Shift(*next(told), count) if count else None
+        yield Shift(*next(found), count) if count else None
 
 
 def nearest(times_ns: _Numbers, to_ns: _Numbers) -> npt.NDArray[np.intp]:

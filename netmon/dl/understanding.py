@@ -55,11 +55,11 @@ class StepAccount:
 
         step_bytes: of the gradients of a step, 0: not known; ranks: of the job.
         """
-        told = calls[(calls["kind"] == STEP_TRANSFER) | (calls["kind"] == STEP_ENQUEUE)]
-        if len(told):
-            self._calls.append(told)
+        sizes = calls[(calls["kind"] == STEP_TRANSFER) | (calls["kind"] == STEP_ENQUEUE)]
+        if len(sizes):
+            self._calls.append(sizes)
         if not self._since_ns:
-            self._wait(told, ranks)
+            self._wait(sizes, ranks)
         if begun_ns:
             self._close(begun_ns, step_bytes, ranks)
         if sum(map(len, self._calls)) > _MOST_CALLS:
@@ -85,9 +85,9 @@ class StepAccount:
         elif not many and len(self._shares) >= (_FEWEST if self.state is Understanding.NOT_UNDERSTOOD else 1):
             self.state = Understanding.UNDERSTOOD
 
-    def _wait(self, told: Table, ranks: int) -> None:
+    def _wait(self, calls: Table, ranks: int) -> None:
         """No step had begun by now."""
-        sent = told[(told["kind"] == STEP_TRANSFER) & (told["name_hash"] != OF_ONE)]
+        sent = calls[(calls["kind"] == STEP_TRANSFER) & (calls["name_hash"] != OF_ONE)]
         self._unexplained_bytes += int(_bytes(sent, ranks).sum())
         self._unexplained = [*self._unexplained, *sent["time_ns"].tolist()][: _LEAST_CALLS + 1]
         if not len(sent) or self._unexplained_bytes < _LEAST_BYTES:

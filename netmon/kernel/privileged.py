@@ -177,8 +177,8 @@ class _Server:
     def _find_owners(self, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         answers = self._owners.find(endpoints) if self._owners else []
         found: list[dict[str, Any] | None] = [_owner(answer) for answer in answers]
-        told = len(_page(found))
-        return {"owners": [*found[:told], *(None for _ in found[told:])]}  # who is not told of is asked for again
+        sent = len(_page(found))
+        return {"owners": [*found[:sent], *(None for _ in found[sent:])]}  # who is not told of is asked for again
 
     def _look_elsewhere(self, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         """What TCP says of connections of other network namespaces."""
@@ -214,9 +214,9 @@ class _Server:
 
     def _tell_more(self) -> dict[str, Any]:
         """A page of the ranks of the last look."""
-        told = _page(self._left)
-        self._left = self._left[len(told) :]
-        return {"ranks": told, "more": bool(self._left)}
+        page = _page(self._left)
+        self._left = self._left[len(page) :]
+        return {"ranks": page, "more": bool(self._left)}
 
     @property
     def _training(self) -> set[int]:

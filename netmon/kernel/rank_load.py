@@ -109,14 +109,14 @@ class ProcessLoad:
         self._in, groups = names, _control_groups(self._pid)
         if groups == self._groups:
             return UNKNOWN
-        told = dict(zip(self._groups.quotas, self._throttled, strict=True))
-        self._files.close({*told, *self._groups.pressures} - {*groups.quotas})
+        throttled = dict(zip(self._groups.quotas, self._throttled, strict=True))
+        self._files.close({*throttled, *self._groups.pressures} - {*groups.quotas})
         self._groups, self._pressure = groups, Pressure(self._files, groups.pressures)
         self._throttled = self._throttled_ns()
         new = [
             ns
             for path, ns in zip(groups.quotas, self._throttled, strict=True)
-            if path not in told and 0 <= self._periods_ns(path) <= self._followed_ns - before_ns
+            if path not in throttled and 0 <= self._periods_ns(path) <= self._followed_ns - before_ns
         ]
         return max(new, default=UNKNOWN)
 
@@ -185,13 +185,13 @@ class ProcessLoad:
         """The first one, which trains as a rule, and those that ran and waited most since they began."""
         with contextlib.suppress(OSError):
             there = sorted(int(name) for name in os.listdir(f"{PROC}/{self._pid}/task"))[:_MOST_LISTED]
-            told = {thread: text for thread in there if len((text := self._told(thread)).split()) > 1}
-            work = {thread: sum(map(int, text.split()[:2])) for thread, text in told.items()}
-            most = sorted(told, key=lambda thread: (thread != self._pid, -work[thread]))[:_MOST_THREADS]
-            self._files.close(self._path(thread) for thread in told.keys() - set(most))
+            texts = {thread: text for thread in there if len((text := self._told(thread)).split()) > 1}
+            work = {thread: sum(map(int, text.split()[:2])) for thread, text in texts.items()}
+            most = sorted(texts, key=lambda thread: (thread != self._pid, -work[thread]))[:_MOST_THREADS]
+            self._files.close(self._path(thread) for thread in texts.keys() - set(most))
             # What a thread that is new here has waited before is nothing of this look.
             self._threads = {
-                thread: self._threads.get(thread) or _Thread(self._files.descriptor(self._path(thread)), told[thread])
+                thread: self._threads.get(thread) or _Thread(self._files.descriptor(self._path(thread)), texts[thread])
                 for thread in most
             }
 

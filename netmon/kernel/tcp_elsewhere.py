@@ -40,9 +40,9 @@ class TcpElsewhere:
         for namespace, numbers in list(wanted.values())[:_MOST_NAMESPACES]:
             if not self.able:
                 break
-            told = self._look_in(namespace, [endpoints[number] for number in numbers])
-            told["number"] = np.array(numbers, np.int32)[told["number"]]
-            found.append(told)
+            rows = self._look_in(namespace, [endpoints[number] for number in numbers])
+            rows["number"] = np.array(numbers, np.int32)[rows["number"]]
+            found.append(rows)
         return np.concatenate(found).astype(TCP_INFO)  # which it packs otherwise
 
     def _look_in(self, namespace: Namespace, endpoints: Sequence[Endpoint]) -> Table:

@@ -239,8 +239,8 @@ def _run(data: Path, planned: dict[str, Any]) -> dict[str, Any]:
     sent = [sender["bytes_sent"] * 8 / sender["seconds"] for sender in read_cross(data, folder) if "seconds" in sender]
     theory = ring_bytes(len(spec["ring"]), sum(run["layers"]))
     measured = {"cross_bps": sum(sent), **_durations(disturbed if planned["level"] else quiet)}
-    told = _told(data, run, folder) if spec["monitor"] else {}
-    return document | measured | {"theory_bytes": theory, "rate_bps": spec["rate_bps"]} | told
+    results = _told(data, run, folder) if spec["monitor"] else {}
+    return document | measured | {"theory_bytes": theory, "rate_bps": spec["rate_bps"]} | results
 
 
 def _told(data: Path, run: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:

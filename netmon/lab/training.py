@@ -54,13 +54,13 @@ def horovod_python(framework: str = "torch") -> str:
     command, silent = [*_BUILD, framework], subprocess.DEVNULL
     with subprocess.Popen(command, stdin=silent, stdout=subprocess.PIPE, text=True, start_new_session=True) as build:
         try:
-            told, _ = build.communicate()
+            output, _ = build.communicate()
         except BaseException:
             os.killpg(build.pid, signal.SIGTERM)
             raise
     if build.returncode:
         raise LabError("cannot run the Horovod trainer: building Horovod failed, see above; --trainer ring needs none")
-    return told.strip().splitlines()[-1]
+    return output.strip().splitlines()[-1]
 
 
 class Training:

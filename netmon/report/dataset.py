@@ -235,8 +235,10 @@ class Tables:
     def _remember_sessions(self) -> None:
         """What earlier versions told in each file's metadata stands in a table of its own."""
         for row in self.read("sessions").to_dict("records"):
-            told = {name: {row["interface"]: row[name]} for name in ("capacity_bps", "byte_basis", "super_packet_ns")}
-            for name, value in {"bucket_ns": row["bucket_ns"], **told}.items():
+            metadata = {
+                name: {row["interface"]: row[name]} for name in ("capacity_bps", "byte_basis", "super_packet_ns")
+            }
+            for name, value in {"bucket_ns": row["bucket_ns"], **metadata}.items():
                 values = self.metadata.setdefault(name, [])
                 if value not in values:
                     values.append(value)

@@ -47,38 +47,38 @@ def findings(study: Study) -> list[str]:
 
 
 def _slowdown(study: Study) -> list[str]:
-    told = []
+    sentences = []
     for (model, profile), rows in groups(study.levels, "model", "profile"):
         ordered = rows.sort_values("level")
         first, last = ordered.iloc[0], ordered.iloc[-1]
         if len(ordered) < 2:
-            told.append(
+            sentences.append(
                 f"{model}: only one level of cross traffic ({first['level']:.0%} of C), "
                 f"median iteration {_time(first['median_s'])}; its effect cannot be told."
             )
             continue
-        told.append(
+        sentences.append(
             f"{model}, {profile}: the median iteration takes {_time(first['median_s'])} at {first['level']:.0%} cross "
             f"traffic and {_time(last['median_s'])} ({last['median_s'] / first['median_s']:.2f} ×) at "
             f"{last['level']:.0%}; the 99th percentile goes from {_time(first['p99_s'])} to {_time(last['p99_s'])}."
         )
-    return told
+    return sentences
 
 
 def _congestion(study: Study) -> list[str]:
-    told = []
+    sentences = []
     for (model, profile), point in study.congestion.items():
         theory = study.congestion_in_theory(model, profile)
         about = f"{model}, {profile}: "
         if not math.isfinite(point.level):
             why = _no_slack(study, model)
-            told.append(f"{about}no congestion point ({point.reason}); theory says {_share(theory)}.{why}")
+            sentences.append(f"{about}no congestion point ({point.reason}); theory says {_share(theory)}.{why}")
             continue
-        told.append(
+        sentences.append(
             f"{about}flat at {_time(point.flat_s)} up to {point.level:.2f} C, then rising; theory says {_share(theory)}"
             f"{_agreement(abs(point.level - theory))}."
         )
-    return told
+    return sentences
 
 
 def _agreement(difference: float) -> str:
@@ -97,20 +97,20 @@ def _no_slack(study: Study, model: str) -> str:
 
 
 def _fits(study: Study) -> list[str]:
-    told = []
+    sentences = []
     for (model, profile), fits in fits_by_profile(study).items():
         best = fits[0]
         others = ", ".join(f"{fit.r_squared:.3f} for n = {fit.n:g}" for fit in fits[1:])
         verdict = "" if best.r_squared >= _GOOD_FIT else f"; none reaches {_GOOD_FIT}"
-        told.append(
+        sentences.append(
             f"{model}, {profile}: t = {best.a_s:.3g} s · exp({best.b:.3g} / (1 − BW/C)^{best.n:g}) fits best, "
             f"R² = {best.r_squared:.3f} ({others}) on {best.points} levels{verdict}."
         )
-    return told
+    return sentences
 
 
 def _burst(study: Study) -> list[str]:
-    told = []
+    sentences = []
     for (model,), rows in groups(study.levels, "model"):
         loaded = rows[rows["level"] > 0]
         by = {str(profile): own.set_index("level") for profile, own in loaded.groupby("profile")}
@@ -118,20 +118,20 @@ def _burst(study: Study) -> list[str]:
             continue
         common = by[BURST].index.intersection(by[CONSISTENT].index)
         if common.empty:
-            told.append(f"{model}: burst and consistent cross traffic have no level in common.")
+            sentences.append(f"{model}: burst and consistent cross traffic have no level in common.")
             continue
         level = _COMPARED if _COMPARED in common else common.max()
         burst, consistent = by[BURST].loc[level], by[CONSISTENT].loc[level]
         ratios = ", ".join(f"{name} {burst[at] / consistent[at]:.2f} ×" for name, at in _TIMES.items())
         chance = _chance(study.times[(study.times["model"] == model) & (study.times["level"] == level)])
         verdict = "worse than" if chance < _SIGNIFICANT else "not shown to be worse than"
-        told.append(
+        sentences.append(
             f"{model}: at {level:.0%} cross traffic burst is {verdict} consistent ({ratios} the consistent one's; "
             f"rank-sum test p = {chance:.2g}), on "
             f"{burst['iterations']:.0f} and {consistent['iterations']:.0f} iterations, which met "
             f"{burst['measured']:.0%} and {consistent['measured']:.0%} of C.{'' if chance < _SIGNIFICANT else _WHY_NOT}"
         )
-    return told
+    return sentences
 
 
 def _slowest(study: Study) -> list[str]:
@@ -156,17 +156,17 @@ def _chance(times: pd.DataFrame) -> float:
 def _bytes(study: Study) -> list[str]:
     from netmon.dl.theory import ring_bytes
 
-    told = []
+    sentences = []
     for (model,), rows in groups(study.times, "model"):
         run = study.runs[study.runs["model"] == model].iloc[0]
         theory = ring_bytes(*(int(run[name]) for name in SIZE))
         measured = float(rows["dl_tx_bytes"].median())
         if theory > 0:
-            told.append(
+            sentences.append(
                 f"{model}: a rank sends {format_bytes(measured)} of payload per iteration; equation 3.1 says "
                 f"{format_bytes(theory)} ({measured / theory:.3f} ×)."
             )
-    return told
+    return sentences
 
 
 def _account(study: Study) -> list[str]:

@@ -79,8 +79,8 @@ def add_levels(times: pd.DataFrame, runs: pd.DataFrame, senders: pd.DataFrame) -
     cross traffic began or ended within it, or nobody knows. level: offered where known; measured, rounded to 0.1, in
     runs without a lab.
     """
-    told = runs[["run", "job", "model", "profile", "rate_bps"]].astype({"run": object, "job": object})
-    known = times.astype({"run": object, "job": object}).merge(told, on=["run", "job"], how="left")
+    levels = runs[["run", "job", "model", "profile", "rate_bps"]].astype({"run": object, "job": object})
+    known = times.astype({"run": object, "job": object}).merge(levels, on=["run", "job"], how="left")
     capacity = known["rate_bps"].where(known["rate_bps"] > 0)
     known["measured"] = known["cross_bytes"] * 8 / known["time_s"] / capacity
     known["offered"] = np.nan

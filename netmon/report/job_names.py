@@ -44,8 +44,8 @@ def names_of(rows: pd.DataFrame) -> dict[str, str]:
     """The same of rows of the table `iterations`: the lowest rank's word counts."""
     if rows.empty or "job_name" not in rows or "rank" not in rows:
         return {}
-    told = rows[rows["job_name"].notna()].sort_values("rank", kind="stable").drop_duplicates("job")
-    pairs = zip(told["job"].astype(str), told["job_name"].astype(str), strict=True)
+    named = rows[rows["job_name"].notna()].sort_values("rank", kind="stable").drop_duplicates("job")
+    pairs = zip(named["job"].astype(str), named["job_name"].astype(str), strict=True)
     return distinct_names({job: "" if name == job else name for job, name in pairs})
 
 

@@ -20,15 +20,15 @@ _UNKNOWN = -1
 def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray[np.void] | None:
     """What kept a job's ranks from running in a time (UTC), dtype WAITED; None where nobody tells."""
     names = ["rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns", "cpu_ns"]
-    told = _read(data, "host", names, (begin_ns, end_ns), (ds.field("job") == job) & (ds.field("rank") >= 0))
-    if not len(told):
+    table = _read(data, "host", names, (begin_ns, end_ns), (ds.field("job") == job) & (ds.field("rank") >= 0))
+    if not len(table):
         return None
-    waited = np.empty(len(told), WAITED)
+    waited = np.empty(len(table), WAITED)
     for name in ("rank", "start_ns", "end_ns"):
-        waited[name] = told[name]
-    waited["waited_ns"] = told["run_delay_ns"].fillna(0)
+        waited[name] = table[name]
+    waited["waited_ns"] = table["run_delay_ns"].fillna(0)
     for name in ("throttled_ns", "stopped_ns", "cpu_ns"):
-        waited[name] = told[name].fillna(0)
+        waited[name] = table[name].fillna(0)
     return waited
 
 
@@ -39,18 +39,18 @@ def read_tcp_rows(
     counts."""
     flows = _read(data, "flows", ["session", "flow_id"], None, ds.field("job") == job)
     names = ["session", "flow_id", "start_ns", "end_ns", *COLUMNS.values()]
-    told = _read(data, "transport", names, (begin_ns, end_ns), ds.field("session").isin(sorted(set(flows["session"]))))
-    told = told.merge(flows.drop_duplicates(), on=["session", "flow_id"])
-    if not len(told):
+    table = _read(data, "transport", names, (begin_ns, end_ns), ds.field("session").isin(sorted(set(flows["session"]))))
+    table = table.merge(flows.drop_duplicates(), on=["session", "flow_id"])
+    if not len(table):
         return no_tcp_rows(), []
-    said = np.empty(len(told), SAID)
-    keys = list(zip(told["session"].astype(str), told["flow_id"].astype(int), strict=True))
+    said = np.empty(len(table), SAID)
+    keys = list(zip(table["session"].astype(str), table["flow_id"].astype(int), strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     said["of"] = [numbers[key] for key in keys]
     for name in ("start_ns", "end_ns"):
-        said[name] = told[name]
+        said[name] = table[name]
     for name, column in COLUMNS.items():
-        said[name] = told[column].fillna(_UNKNOWN)
+        said[name] = table[column].fillna(_UNKNOWN)
     return said, list(numbers)
 
 

@@ -199,12 +199,12 @@ class DatasetPast:
         jobs: tuple[JobView, ...],
         flows: tuple[object, ...],
     ) -> Snapshot:
-        told = self._sessions
-        error = {str(row["host"]): _whole(row["clock_error_ns"]) for row in told.to_dict("records")}
+        sessions = self._sessions
+        error = {str(row["host"]): _whole(row["clock_error_ns"]) for row in sessions.to_dict("records")}
         return Snapshot(
             time_ns=until,
-            share_threshold=float(told["share_threshold"].max()) if len(told) else 0.01,
-            share_window_ns=int(told["share_window_ns"].max()) if len(told) else 0,
+            share_threshold=float(sessions["share_threshold"].max()) if len(sessions) else 0.01,
+            share_window_ns=int(sessions["share_window_ns"].max()) if len(sessions) else 0,
             hosts=tuple(HostView(host, True, 0, error.get(host, 0), AgentCost()) for host in hosts),
             links=links,
             jobs=jobs,
@@ -237,9 +237,9 @@ class DatasetPast:
             if own is None:
                 covered.append(link)
                 continue
-            told: dict[str, Any] = {name: int(own[name].sum()) for name in names[3:-1]}
-            part = told["attributed_bytes"] / told["nic_bytes"] if told["nic_bytes"] else float("nan")
-            covered.append(replace(link, **told, coverage=part, hook=str(own["hook"].iloc[0])))
+            totals: dict[str, Any] = {name: int(own[name].sum()) for name in names[3:-1]}
+            part = totals["attributed_bytes"] / totals["nic_bytes"] if totals["nic_bytes"] else float("nan")
+            covered.append(replace(link, **totals, coverage=part, hook=str(own["hook"].iloc[0])))
         return tuple(covered)
 
     @cached_property
@@ -256,8 +256,8 @@ class DatasetPast:
             return []
         sessions, numbers = (sorted(set(column)) for column in zip(*wanted, strict=True))
         rows = self._read("flows", _FLOW, among={"session": sessions, "flow_id": numbers})
-        told = {(str(row["session"]), int(row["flow_id"])): _flow(row) for row in rows.to_dict("records")}
-        return [told.get(key) for key in wanted]
+        known = {(str(row["session"]), int(row["flow_id"])): _flow(row) for row in rows.to_dict("records")}
+        return [known.get(key) for key in wanted]
 
     def _read(
         self,

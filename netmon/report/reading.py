@@ -122,9 +122,9 @@ def _of_job(ranks: pd.DataFrame, job: str | None) -> pd.DataFrame:
 
 
 def _rate(runs: pd.DataFrame, tables: Tables) -> float:
-    told = [float(rate) for rate in runs["rate_bps"] if rate > 0]
+    rates = [float(rate) for rate in runs["rate_bps"] if rate > 0]
     capacities = [float(rate) for value in tables.metadata.get("capacity_bps", []) for rate in value.values()]
-    known = told or [rate for rate in capacities if rate > 0]
+    known = rates or [rate for rate in capacities if rate > 0]
     if len(set(known)) > 1:
         tables.missing.append(f"links of {len(set(known))} capacities: per-link figures use the most common one")
     return max(set(known), key=known.count) if known else 0.0
@@ -171,10 +171,10 @@ def _around(ranks: pd.DataFrame) -> ds.Expression:
 
 def _flows(tables: Tables, traffic: Traffic | None, runs: pd.DataFrame) -> pd.DataFrame:
     """The flows that had buckets, with what the table `flows` says of them where it has them."""
-    told = tables.read("flows")
-    if traffic is None or told.empty:
+    table = tables.read("flows")
+    if traffic is None or table.empty:
         return pd.DataFrame()
-    last = told.sort_values("last_ns", kind="stable").drop_duplicates(["session", "flow_id"], keep="last")
+    last = table.sort_values("last_ns", kind="stable").drop_duplicates(["session", "flow_id"], keep="last")
     known = last.drop(columns=["class", "host", "interface", "direction", "date"], errors="ignore")
     flows = traffic.flows.drop(columns="job").merge(known, on=["session", "flow_id"], how="left")
     without = int(flows["src"].isna().sum())

@@ -70,12 +70,12 @@ def write_report(
         shown = [_chapter(study, chapter, out, command, progress) for chapter in chapters()]
         items = [item for chapter in shown for item in chapter.items]
         missing = [*study.tables.missing, *(f"{item.title}: {item.gap}" for item in items if item.gap)]
-        told = findings(study)
-        (out / PAGE).write_text(render(study, command, shown, told, missing, title), encoding="utf-8")
+        sentences = findings(study)
+        (out / PAGE).write_text(render(study, command, shown, sentences, missing, title), encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write the report to {out}: {error.strerror}; choose another --out") from None
     tables, figures = sum(len(item.files) for item in items), sum(bool(item.image) for item in items)
-    return Written(out / PAGE, tables, figures, told, missing)
+    return Written(out / PAGE, tables, figures, sentences, missing)
 
 
 def _chapter(study: Study, chapter: Chapter, out: Path, command: str, progress: Callable[[str], None]) -> ShownChapter:

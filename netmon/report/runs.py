@@ -32,8 +32,8 @@ def read_runs(data: Path, missing: list[str]) -> tuple[pd.DataFrame, pd.DataFram
             continue
         name = path.parent.name if _of_sweep(path) else data.resolve().name
         try:
-            told = json.loads(path.read_text())
-            run = _run(name, told)
+            document = json.loads(path.read_text())
+            run = _run(name, document)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             missing.append(f"run {name}: {path.relative_to(data)} cannot be read ({error!r:.120})")
             continue
@@ -68,22 +68,22 @@ def _note_undone(lab: Path, done: set[str], missing: list[str]) -> None:
         missing.append(f"the sweep is not finished: {len(undone)} of {len(planned)} runs are still to be done")
 
 
-def _run(name: str, told: dict[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = told["spec"]
-    times = [event["utc_ns"] for event in told.get("events", [])]
+def _run(name: str, document: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = document["spec"]
+    times = [event["utc_ns"] for event in document.get("events", [])]
     level = float(spec.get("cross_load", 0.0))
     return {
         "run": name,
-        "job": told.get("job", ""),
-        "model": model_name(spec.get("model"), int(spec.get("parameters") or told.get("parameters") or 0)),
+        "job": document.get("job", ""),
+        "model": model_name(spec.get("model"), int(spec.get("parameters") or document.get("parameters") or 0)),
         "profile": spec.get("cross_profile", "") if level > 0 else "none",
         "level": level,
-        "repetition": int(told.get("repetition", spec.get("repetition", 0)) or 0),
+        "repetition": int(document.get("repetition", spec.get("repetition", 0)) or 0),
         "trainer": spec.get("trainer", ""),
         "pattern": spec.get("pattern", "ring"),
         "configuration": spec.get("configuration") or "",
         "ranks": len(spec.get("ring", ())),
-        "parameters": int(spec.get("parameters") or told.get("parameters") or 0),
+        "parameters": int(spec.get("parameters") or document.get("parameters") or 0),
         "parameters_basis": "run",
         "gradient_bytes": 0,
         "compute_ns": float(spec.get("compute_ns") or "nan"),
@@ -91,7 +91,7 @@ def _run(name: str, told: dict[str, Any]) -> dict[str, Any]:
         "rate_bps": float(spec["rate_bps"]),
         "begin_ns": min(times, default=0),
         "end_ns": max(times, default=0),
-        "outcome": told.get("outcome", "unknown"),
+        "outcome": document.get("outcome", "unknown"),
     }
 
 
@@ -129,8 +129,8 @@ def model_size(rows: pd.DataFrame) -> dict[str, Any]:
     Zeros and "unknown" where nobody told.
     """
     rows = rows.reindex(columns=["parameters", "parameters_basis", "gradient_bytes"])
-    told = rows.astype({"parameters_basis": object}).fillna({"parameters_basis": ""}).fillna(0)
-    largest = told.sort_values("parameters", kind="stable").tail(1).to_dict("records")
+    sizes = rows.astype({"parameters_basis": object}).fillna({"parameters_basis": ""}).fillna(0)
+    largest = sizes.sort_values("parameters", kind="stable").tail(1).to_dict("records")
     size = largest[0] if largest and largest[0]["parameters"] > 0 else {"parameters": 0, "gradient_bytes": 0}
     counts = {name: int(size[name]) for name in ("parameters", "gradient_bytes")}
     return {**counts, "parameters_basis": str(size.get("parameters_basis") or "unknown")}

@@ -34,8 +34,8 @@ def advice(
     """
     end = until_ns if until_ns is not None else _newest(data)
     begin = end - int(seconds * 1e9)
-    told = _iterations(data, begin, end)
-    if not told:
+    iterations = _iterations(data, begin, end)
+    if not iterations:
         raise DataError(f"cannot advise: {data} holds no iteration in the {seconds:g} s before {pd.Timestamp(end)} UTC")
     table = open_table(data, "buckets", (begin - _AROUND_NS, end))
     when = ds.field("bucket_start_ns")
@@ -44,7 +44,7 @@ def advice(
         passed.add(numbered.rows(pa.Table.from_batches([batch]).to_pandas()))
     if passed.empty:
         raise DataError("cannot advise: there is no row in that time")
-    return passed.advice(told, numbered.names(_capacities(data)), frozenset(jobs), most)
+    return passed.advice(iterations, numbered.names(_capacities(data)), frozenset(jobs), most)
 
 
 def _newest(data: Path) -> int:

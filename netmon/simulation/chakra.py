@@ -125,10 +125,10 @@ class _Nodes:
         self._new.append(node)
         return self._count
 
-    def say(self, **told: int) -> None:
+    def say(self, **number: int) -> None:
         from chakra.schema.protobuf.et_def_pb2 import AttributeProto
 
-        self._new[-1].attr.extend(AttributeProto(name=name, int64_val=value) for name, value in told.items())
+        self._new[-1].attr.extend(AttributeProto(name=name, int64_val=value) for name, value in number.items())
 
     def taken(self) -> list[Any]:
         new, self._new = self._new, []

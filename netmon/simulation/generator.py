@@ -152,8 +152,8 @@ def _gradients(flows: pd.DataFrame, job: str, data: Path) -> pd.DataFrame:
     sent = own["direction"] == "tx"
     here, there = (np.where(sent, own[a], own[b]) for a, b in (("src", "dst"), ("dst", "src")))
     local = own["rank"].to_numpy(np.int64)
-    told = own["peer_rank"].fillna(-1).to_numpy(np.int64)
-    remote = np.where(told >= 0, told, pd.Series(there).map(_ranks_alone(here, local)).fillna(-1).to_numpy(np.int64))
+    peers = own["peer_rank"].fillna(-1).to_numpy(np.int64)
+    remote = np.where(peers >= 0, peers, pd.Series(there).map(_ranks_alone(here, local)).fillna(-1).to_numpy(np.int64))
     ends = {"rank": np.where(sent, local, remote), "peer_rank": np.where(sent, remote, local)}
     known: pd.DataFrame = own.assign(**ends)[(remote >= 0) & (remote != local)].reset_index(drop=True)
     if known.empty:

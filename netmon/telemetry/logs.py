@@ -79,7 +79,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Of one record; never more than a line."""
-        told = {
+        fields = {
             "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -87,8 +87,8 @@ class JsonFormatter(logging.Formatter):
             **_extra(record),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
 
 
 class JournalHandler(logging.Handler):

@@ -37,9 +37,9 @@ def _moment(scene: Scene, ink: Ink, width: int) -> Iterator[Text]:
     if step is None:
         return
     usual = f", usually {format_duration(step.usual_ns)}" if step.usual_ns else ""
-    told = f"{ink.job(step.job)}, iteration {iteration(step.number, step.relative)}: "
+    heading = f"{ink.job(step.job)}, iteration {iteration(step.number, step.relative)}: "
     yield from _broken(
-        f"{told}{clock(step.start_ns)} UTC, took {format_duration(step.longest_ns)}{usual}", width, "bold"
+        f"{heading}{clock(step.start_ns)} UTC, took {format_duration(step.longest_ns)}{usual}", width, "bold"
     )
     if step.verdict:
         verdict = renamed(step.verdict, ink.jobs)
@@ -103,9 +103,9 @@ def _flow(level: Level, scene: Scene, ink: Ink) -> Iterator[Text]:
             yield Text(job_and_rank(view, ink.job(view.flow.owner.job)))
         yield Text(rate(view.wire_bps, ink.bytes_))
         yield Text(f"{format_bytes(view.wire_bytes)} since " + ("the span's beginning" if ink.past else "its start"))
-        if told := round_trip(view):
+        if rtt := round_trip(view):
             lost = loss_share(view)
-            yield Text(f"round trip {told}" + (f", sent again {lost}" if lost else ""))
+            yield Text(f"round trip {rtt}" + (f", sent again {lost}" if lost else ""))
         return
     yield Text("the flow is silent, or no longer among the largest", "dim")
 

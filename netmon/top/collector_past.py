@@ -82,8 +82,8 @@ class CollectorPast:
             relative = {job.job: job.relative for job in self._newest.values()}
         times = dict[str, Table]()
         for job, rows in jobs.items():
-            told = pd.DataFrame(rows).rename(columns={"number": "iteration"})
-            times |= step_times(told.assign(job=job, relative=relative.get(job, False)))
+            steps = pd.DataFrame(rows).rename(columns={"number": "iteration"})
+            times |= step_times(steps.assign(job=job, relative=relative.get(job, False)))
         known = {(one.job, one.iteration, one.end_ns) for one in verdicts}
         earlier = [one for one in stored.verdicts if (one.job, one.iteration, one.end_ns) not in known]
         return PastSteps(
@@ -215,8 +215,8 @@ def _describer(rows: pd.DataFrame) -> Any:
     known = rows.drop_duplicates(["session", "flow_id"]) if len(rows) else rows
 
     def describe(wanted: Sequence[tuple[str, int]]) -> list[Flow | None]:
-        told = {(str(row["session"]), int(row["flow_id"])): _flow(row) for row in known.to_dict("records")}
-        return [told.get(key) for key in wanted]
+        flows = {(str(row["session"]), int(row["flow_id"])): _flow(row) for row in known.to_dict("records")}
+        return [flows.get(key) for key in wanted]
 
     return describe
 

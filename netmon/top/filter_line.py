@@ -70,13 +70,13 @@ class FilterLine(Vertical):
         self.close()
 
     def _tell(self, text: str) -> None:
-        told = hint(text) or "Enter keeps it, Esc closes the line"
+        message = hint(text) or "Enter keeps it, Esc closes the line"
         try:
             self.post_message(self.Changed(parse(_finished(text))))
         except FilterError as error:
             place = min(error.place, max(self.size.width // 2, 1))
-            told = f"{' ' * place}^ {error.problem}; possible: {error.possible}"
-        self.query_one(Static).update(Text(told, "dim", no_wrap=True, overflow="ellipsis"))
+            message = f"{' ' * place}^ {error.problem}; possible: {error.possible}"
+        self.query_one(Static).update(Text(message, "dim", no_wrap=True, overflow="ellipsis"))
 
 
 def _finished(text: str) -> str:

@@ -125,16 +125,16 @@ def exactly(field: str, value: str | float) -> str:
 
 
 def _term(match: re.Match[str]) -> Term:
-    told, value, place = match["field"], match["value"], match.start("value")
+    field_name, value, place = match["field"], match["value"], match.start("value")
     negated = bool(match["not"])
-    if told is None:
+    if field_name is None:
         if not value:
             raise FilterError(place, f"{match['not']} of what?", "a field or a regular expression")
         return Term("", negated, _any(value, place))
-    field = _OTHER_NAMES.get(told.lower(), told.lower())
+    field = _OTHER_NAMES.get(field_name.lower(), field_name.lower())
     if field not in FIELDS:
         near = get_close_matches(field, FIELDS, 3, 0.5) or FIELDS
-        raise FilterError(match.start("field"), f"no field {told!r}", ", ".join(near))
+        raise FilterError(match.start("field"), f"no field {field_name!r}", ", ".join(near))
     if not value:
         raise FilterError(place, f"{field}: what?", _possible(field))
     return Term(field, negated, _accepts(field, value, place))

@@ -67,12 +67,12 @@ def _values(row: FlowRow) -> Values:
 
 def _term(row: FlowRow) -> str:
     view, flow = row.view, row.view.flow
-    told = [exactly("host", view.host), exactly("dir", flow.direction.name.lower())]
+    terms = [exactly("host", view.host), exactly("dir", flow.direction.name.lower())]
     if flow.owner.process:
-        told.append(exactly("proc", flow.owner.process))
-    told += [exactly("addr", address) for address in (flow.src, flow.dst)]
-    told += [exactly("port", port) for port in (flow.src_port, flow.dst_port) if port]
-    return " ".join(told)
+        terms.append(exactly("proc", flow.owner.process))
+    terms += [exactly("addr", address) for address in (flow.src, flow.dst)]
+    terms += [exactly("port", port) for port in (flow.src_port, flow.dst_port) if port]
+    return " ".join(terms)
 
 
 def _class(row: FlowRow, ink: Ink, width: int) -> Text:

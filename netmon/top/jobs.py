@@ -125,8 +125,8 @@ def _traffic(job: JobView) -> Iterator[Text]:
         yield Text(f"theory (3.1) {_bytes(job.theory_bytes)}")
         if job.theory_bytes > 0 and not math.isnan(job.measured_bytes):
             yield Text.assemble("ratio ", (f"{job.measured_bytes / job.theory_bytes:.2f}", "bold"))
-        if told := PARAMETERS_BASES.get(job.parameters_basis):
-            yield Text(f"{format_count(job.parameters)} parameters, {told}")
+        if basis := PARAMETERS_BASES.get(job.parameters_basis):
+            yield Text(f"{format_count(job.parameters)} parameters, {basis}")
     yield _shared(job)
 
 
@@ -147,7 +147,7 @@ def _verdict(job: JobView, width: int) -> list[Text]:
 
 def _sharing(job: JobView, width: int) -> list[Text]:
     """On the links that it shares with other jobs."""
-    return [line for told in job.sharing for line in shown(Text(told)).wrap(_MEASURE, width)]
+    return [line for sentence in job.sharing for line in shown(Text(sentence)).wrap(_MEASURE, width)]
 
 
 def _shared(job: JobView) -> Text:

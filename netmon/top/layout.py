@@ -43,11 +43,11 @@ def legend(ink: Ink, width: int) -> list[Text]:
 
 
 def plan(
-    height: int, told: Sequence[Text], above: int, axis: int, shown: Sequence[Shown], focused: int, typing: bool
+    height: int, texts: Sequence[Text], above: int, axis: int, shown: Sequence[Shown], focused: int, typing: bool
 ) -> Plan:
     """How the lines are shared out. above, axis: lines that these would like; typing: the filter's line is open."""
     left = height - 1 - 2 * typing
-    legend_lines = max(min(len(told), left - 2), 1)
+    legend_lines = max(min(len(texts), left - 2), 1)
     left -= legend_lines
     path = 1 if left >= 3 else 0
     keys = 1 if left >= 4 else 0

@@ -129,7 +129,7 @@ def _row(job: JobView, name: str, room_for_recent: int) -> list[str | Text]:
     shared = job.shared_ranks if job.known_ranks else sum(rank.node_shared for rank in job.ranks)
     recent = job.durations_ns[-room_for_recent:].astype(np.float64) if room_for_recent else np.empty(0)
     slow = ran and job.median_ns > 0 and job.last_ns >= 1.2 * job.median_ns
-    told = not np.isnan(job.measured_bytes)
+    measured = not np.isnan(job.measured_bytes)
     return [
         Text(name, "bold"),
         f"{job.size}" if job.size else "?",
@@ -137,8 +137,8 @@ def _row(job: JobView, name: str, room_for_recent: int) -> list[str | Text]:
         Text(format_duration(job.last_ns), "yellow" if slow else "") if ran else "",
         format_duration(job.median_ns) if ran else "",
         format_duration(job.p99_ns) if ran else "",
-        format_bytes(job.measured_bytes) if told else "?",
-        f"{job.measured_bytes / job.theory_bytes:.2f}" if told and job.theory_bytes > 0 else "?",
+        format_bytes(job.measured_bytes) if measured else "?",
+        f"{job.measured_bytes / job.theory_bytes:.2f}" if measured and job.theory_bytes > 0 else "?",
         Text(f"{shared}/{known}" if known else UNKNOWN, class_style(Class.DL_SHARED) if shared else "dim"),
         job.source.name.lower(),
         job.pattern,

@@ -108,9 +108,9 @@ def of_span(links: Sequence[LinkView], begin_ns: int, span: Span) -> tuple[LinkV
 
 def _scale(frame: Frame, span: Span, width: int, axis: int) -> Text:
     begin = clock(span.since_ns)
-    told = f"1 character = {format_duration(span.length_ns / axis)}; {frame.basis}"
+    text = f"1 character = {format_duration(span.length_ns / axis)}; {frame.basis}"
     left, right = f"{begin} ├", f"┤ +{format_duration(span.length_ns)}"
-    middle = told if len(left) + len(right) + len(told) <= axis else ""
+    middle = text if len(left) + len(right) + len(text) <= axis else ""
     line = f"{left}{middle.center(max(axis - len(left) - len(right), 0), '─')}{right}"
     return shown(Text(" " * label_width(width) + line[:axis], "dim", no_wrap=True))
 

@@ -44,23 +44,25 @@ def fetch(
     asked = Selection(
         hosts=tuple(hosts), jobs=(job,) if job else (), most_links=1, most_hosts=1, steps_ns=last_ns + 2 * _SETTLED_NS
     )
-    told = watch_once(address, asked, security)
-    if told.page.unknown:
-        raise DataError(f"cannot trace {', '.join(told.page.unknown)}: the collector at {address} knows no such name")
-    until_ns = told.time_ns - _SETTLED_NS  # by the collector's clock, which the rows are on
+    snapshots = watch_once(address, asked, security)
+    if snapshots.page.unknown:
+        raise DataError(
+            f"cannot trace {', '.join(snapshots.page.unknown)}: the collector at {address} knows no such name"
+        )
+    until_ns = snapshots.time_ns - _SETTLED_NS  # by the collector's clock, which the rows are on
     since_ns = until_ns - last_ns
-    names = {view.job: view.name or view.job for view in told.jobs}
+    names = {view.job: view.name or view.job for view in snapshots.jobs}
     if job and not hosts:
-        hosts = sorted({rank.host for view in told.jobs for rank in view.ranks})
+        hosts = sorted({rank.host for view in snapshots.jobs for rank in view.ranks})
     rows, gaps = _rows(address, security, hosts, since_ns, until_ns)
     rows = _renamed(rows, names)
     flows = rows.select([name for name in (*_FLOW, *_KNOWN) if name in rows.column_names])
     flows = flows.group_by(flows.column_names).aggregate([])
     for name in ("rank", "peer_rank"):
         flows = flows.append_column(name, pa.nulls(len(flows), pa.int32()))
-    judged = (renamed(one, names) for view in told.jobs for one in view.verdicts)
+    judged = (renamed(one, names) for view in snapshots.jobs for one in view.verdicts)
     tables = {
-        "iterations": _iterations(told, names, since_ns, until_ns),
+        "iterations": _iterations(snapshots, names, since_ns, until_ns),
         "verdicts": verdicts_table(judged, since_ns, until_ns),
         "buckets": rows,
         "flows": flows,
@@ -93,8 +95,8 @@ def _rows(
     return pa.concat_tables(parts, promote_options="permissive"), gaps
 
 
-def _iterations(told: Snapshot, names: Mapping[str, str], since_ns: int, until_ns: int) -> pa.Table:
-    rows = [row for view in told.jobs for row in _of_job(view, names[view.job], since_ns, until_ns)]
+def _iterations(snapshot: Snapshot, names: Mapping[str, str], since_ns: int, until_ns: int) -> pa.Table:
+    rows = [row for view in snapshot.jobs for row in _of_job(view, names[view.job], since_ns, until_ns)]
     return pa.Table.from_pylist(rows, _ITERATION)
 
 
@@ -114,9 +116,9 @@ def _of_job(view: JobView, name: str, since_ns: int, until_ns: int) -> list[dict
     ]
 
 
-def verdicts_table(told: Iterable[Verdict], since_ns: int, until_ns: int) -> pa.Table:
+def verdicts_table(verdicts: Iterable[Verdict], since_ns: int, until_ns: int) -> pa.Table:
     """Those on iterations that overlap [since, until) (UTC), as the table `verdicts`."""
-    found = [columns(each) for each in told if each.end_ns > since_ns and each.start_ns < until_ns]
+    found = [columns(each) for each in verdicts if each.end_ns > since_ns and each.start_ns < until_ns]
     return pa.Table.from_pylist(found, None if found else _NO_VERDICT)
 
 

@@ -56,9 +56,9 @@ def is_inspectors(head: bytes) -> bool:
     return b'"coll_perf"' in head and b'"header"' in head
 
 
-def collective(told: Mapping[str, Any]) -> tuple[str, int, int, str, dict[str, Detail]] | None:
+def collective(event: Mapping[str, Any]) -> tuple[str, int, int, str, dict[str, Detail]] | None:
     """Communicator, start and length (ns, UTC of the host), name and details; None where it has no time."""
-    about, perf, dump = (told.get(name) for name in ("header", "coll_perf", "metadata"))
+    about, perf, dump = (event.get(name) for name in ("header", "coll_perf", "metadata"))
     if not isinstance(about, dict) or not isinstance(perf, dict):
         return None
     traced = perf.get("event_trace_ts")
@@ -207,8 +207,8 @@ def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happen
 def _inspected(profile: Profile, progress: Progress) -> Iterator[Happening]:
     try:
         with Unzipped(profile.path, progress) as file:
-            for told in objects(file):
-                if (found := collective(told)) is not None:
+            for event in objects(file):
+                if (found := collective(event)) is not None:
                     of, start_ns, length_ns, name, details = found
                     thread = ("NCCL", of)
                     profile.threads.setdefault(thread, f"NCCL communicator {of}")
@@ -235,23 +235,23 @@ def _items(profile: Profile, progress: Progress = silent) -> Iterator[dict[str, 
 
 
 def _note(profile: Profile, thread: tuple[str, str], event: dict[str, Any]) -> None:
-    told = event.get("args")
-    name = _word(told.get("name", "")) if isinstance(told, dict) else ""
+    arguments = event.get("args")
+    name = _word(arguments.get("name", "")) if isinstance(arguments, dict) else ""
     if event.get("name") == "thread_name" and name:
         profile.threads[thread] = name
     elif event.get("name") == "process_name" and name:
         profile.threads[(thread[0], "")] = name
 
 
-def _word(told: object) -> str:
-    return str(told)[:_LONGEST]
+def _word(value: object) -> str:
+    return str(value)[:_LONGEST]
 
 
-def _details(told: object) -> Mapping[str, Detail]:
-    if not isinstance(told, dict):
+def _details(given: object) -> Mapping[str, Detail]:
+    if not isinstance(given, dict):
         return {}
     found: dict[str, Detail] = {}
-    for name, value in told.items():
+    for name, value in given.items():
         if len(found) == _MOST_DETAILS:
             break
         if isinstance(value, str):

@@ -86,14 +86,14 @@ class Known:
         if process is None or process.stdout is None:
             return []
         try:
-            told = os.read(process.stdout.fileno(), _MOST_BYTES)
+            data = os.read(process.stdout.fileno(), _MOST_BYTES)
         except BlockingIOError:
             return []
-        if not told:
+        if not data:
             self.error = f"netmon steps has ended with status {process.wait()}; it is tried again"
             self.close()
             return []
-        *lines, self._rest = (self._rest + told).split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             self._rest = b""
         new = OrderedDict[int, None]()

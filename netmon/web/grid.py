@@ -77,8 +77,8 @@ class RowReader:
         """The series of each row, its start and width (ns) and its bytes."""
         host = numbers(batch.column("host"), self._host)
         direction = numbers(batch.column("direction"), self._direction)
-        told = "class" in batch.schema.names  # a part of a dataset may have been cut out without it
-        class_ = numbers(batch.column("class"), self._class) if told else np.zeros(len(host), np.int64)
+        has_class = "class" in batch.schema.names  # a part of a dataset may have been cut out without it
+        class_ = numbers(batch.column("class"), self._class) if has_class else np.zeros(len(host), np.int64)
         series = (host * len(DIRECTIONS) + direction) * len(CLASS_NAMES) + class_
         series[(host < 0) | (direction < 0) | (class_ < 0)] = -1
         start, width, wire = (

@@ -125,12 +125,12 @@ class Live:
                 flow, owner = view.flow, view.flow.owner
                 ends = {name: getattr(flow, name) for name in ("src", "src_port", "dst", "dst_port", "protocol")}
                 whose = {name: getattr(owner, name) for name in ("process", "container", "user", "job", "rank")}
-                told = {
+                flows = {
                     "direction": flow.direction.name.lower(),
                     "class": CLASS_NAMES[view.class_],
                     "flow_id": flow.flow_id,
                 }
-                rows.append({**ends, **whose, **told, "wire_bytes": view.wire_bps / 8e9 * (end_ns - begin_ns)})
+                rows.append({**ends, **whose, **flows, "wire_bytes": view.wire_bps / 8e9 * (end_ns - begin_ns)})
         return rows
 
     def _asked(self) -> Selection:

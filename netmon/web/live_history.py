@@ -143,11 +143,11 @@ class _Ring:
         return np.roll(self.values[list(hosts)], -(first % self.cells), axis=2), (first * self.width_ns, self.width_ns)
 
 
-def _told_from(links: Sequence[LinkView], told: Floats) -> int:
+def _told_from(links: Sequence[LinkView], rates: Floats) -> int:
     """From when on a snapshot has rates (ns, UTC), as _series gives them; 0: it has none."""
     if not links:
         return 0
-    known = (~np.isnan(told).any(axis=2)).sum(axis=1)
+    known = (~np.isnan(rates).any(axis=2)).sum(axis=1)
     return int((np.array([link.series_end_ns for link in links], np.int64) - known * links[0].interval_ns).min())
 
 
@@ -187,9 +187,9 @@ class LiveHistory:
     def add(self, snapshot: Snapshot, now_ns: int) -> None:
         """Take in what is new in it. now_ns: UTC."""
         with self._lock:
-            links, told = _series(snapshot)
-            self._learn(snapshot, _told_from(links, told), now_ns)
-            self._add_rates(links, told)
+            links, rates = _series(snapshot)
+            self._learn(snapshot, _told_from(links, rates), now_ns)
+            self._add_rates(links, rates)
             self._add_steps(snapshot)
             for job in snapshot.jobs:
                 self._add_verdicts(reversed(job.verdicts))
@@ -286,18 +286,18 @@ class LiveHistory:
             return _NONE
         return self._jobs[lane.job], lane.rank if lane.kind == RANK else -1
 
-    def _add_rates(self, links: Sequence[LinkView], told: Floats) -> None:
+    def _add_rates(self, links: Sequence[LinkView], new_rates: Floats) -> None:
         if not links:
             return
-        columns = told.shape[1]
-        rates = np.nan_to_num(told) * (links[0].interval_ns / 8e9)
+        columns = new_rates.shape[1]
+        rates = np.nan_to_num(new_rates) * (links[0].interval_ns / 8e9)
         host = np.array([self._hosts[link.host] for link in links])
         hosts, place = np.unique(host, return_inverse=True)
         by_way = np.zeros((len(hosts), len(Direction), len(CLASS_NAMES), columns))
         np.add.at(by_way, (place, np.array([int(link.direction) for link in links])), rates.transpose(0, 2, 1))
         total = by_way.reshape(len(hosts), SERIES, columns)
         known = np.zeros((len(hosts), columns), bool)
-        np.logical_or.at(known, place, ~np.isnan(told).any(axis=2))
+        np.logical_or.at(known, place, ~np.isnan(new_rates).any(axis=2))
         ends = np.zeros(len(hosts), np.int64)
         np.maximum.at(ends, place, np.array([link.series_end_ns for link in links], np.int64))
         fine, coarse = self._rings

@@ -20,16 +20,16 @@ from netmon.web.serving import serve
 from netmon.wire.security import PLAIN, Security
 
 
-async def _serve(told: dict[str, Any]) -> None:
+async def _serve(request: dict[str, Any]) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for the collector: we end with it
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_reader(sys.stdin.fileno(), _heard, stop)
-    tls, tokens = (Path(text) if text else None for text in (told["tls"], told["tokens"]))
-    access = Access(told["listen"], Security(tls, told["insecure"] and not tls), tokens if tls else None)
-    source = Live(told["collector"], PLAIN, title=told["listen"])
+    tls, tokens = (Path(text) if text else None for text in (request["tls"], request["tokens"]))
+    access = Access(request["listen"], Security(tls, request["insecure"] and not tls), tokens if tls else None)
+    source = Live(request["collector"], PLAIN, title=request["listen"])
     try:
-        await serve(source, access, told["listen"], lambda address: _say(address=address), stop)
+        await serve(source, access, request["listen"], lambda address: _say(address=address), stop)
     finally:
         source.close()
 

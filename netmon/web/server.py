@@ -184,10 +184,10 @@ class Page:
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         state = self._source.state()
-        told = asdict(state) | {"end_ns": str(state.end_ns)}
+        document = asdict(state) | {"end_ns": str(state.end_ns)}
         if not self._full(request):
-            told["warnings"] = []
-        return _json(told)
+            document["warnings"] = []
+        return _json(document)
 
     async def _catalogue(self, request: web.Request) -> web.StreamResponse:
         known = self._source.catalogue()
@@ -321,13 +321,13 @@ def _plain(value: Any) -> Any:
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    told = columns(verdict)
-    times = {name: str(told[name]) for name in ("start_ns", "end_ns")}
-    return {**told, **times, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
+    document = columns(verdict)
+    times = {name: str(document[name]) for name in ("start_ns", "end_ns")}
+    return {**document, **times, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
 
 
-def _theory(told: tuple[float, float] | None) -> dict[str, float | None]:
-    measured, theory = told or (math.nan, math.nan)
+def _theory(bounds: tuple[float, float] | None) -> dict[str, float | None]:
+    measured, theory = bounds or (math.nan, math.nan)
     return {"measured_bytes": measured, "theory_bytes": theory}
 
 

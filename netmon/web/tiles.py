@@ -65,8 +65,8 @@ def _rates(lanes: Sequence[Lane], hosts: Sequence[str], rates: Floats) -> dict[s
     place = {host: number for number, host in enumerate(hosts)}
     of = [(at, place[lane.host]) for at, lane in enumerate(lanes) if lane.kind == HOST]
     spoken = rates.max(axis=2, initial=0.0) > 0
-    told = [(at, number, series) for at, number in of for series in np.flatnonzero(spoken[number]).tolist()]
-    picked = np.array(told, np.int64).reshape(-1, 3)
+    rows = [(at, number, series) for at, number in of for series in np.flatnonzero(spoken[number]).tolist()]
+    picked = np.array(rows, np.int64).reshape(-1, 3)
     return {
         "rate_lane": picked[:, 0].astype(np.uint16),
         "rate_series": picked[:, 2].astype(np.uint8),
@@ -77,16 +77,16 @@ def _rates(lanes: Sequence[Lane], hosts: Sequence[str], rates: Floats) -> dict[s
 def _phases(
     lanes: Sequence[Lane], first: int, steps: Sequence[Lanes], begin_ns: int, width_ns: int
 ) -> dict[str, npt.NDArray[Any]]:
-    told, shares = [], [np.zeros((0, len(PHASES), BINS), np.uint8)]
+    rows, shares = [], [np.zeros((0, len(PHASES), BINS), np.uint8)]
     for at, lane in enumerate(lanes):
         if lane.kind == HOST:
             continue
         parts = [density(one, first + at, begin_ns, width_ns, BINS) for one in steps]
         share = np.minimum(np.sum(parts, axis=0, dtype=np.uint16), 255).astype(np.uint8) if parts else None
         if share is not None and share.any():
-            told.append(at)
+            rows.append(at)
             shares.append(share[None])
-    return {"phase_lane": np.array(told, np.uint16), "phases": np.concatenate(shares).ravel()}
+    return {"phase_lane": np.array(rows, np.uint16), "phases": np.concatenate(shares).ravel()}
 
 
 def _slices(

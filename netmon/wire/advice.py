@@ -25,15 +25,15 @@ def get_advice(addresses: str, job: str = "", security: Security = PLAIN) -> dic
     not answer or none has anything to tell, WireError where it answers nonsense, UsageError and CertificateError where
     none may be asked.
     """
-    told, last = [], UnreachableError("")
+    answers, last = [], UnreachableError("")
     for address in split(addresses):
         try:
-            told.append(_one(address, job, security))
+            answers.append(_one(address, job, security))
         except _NothingError as error:
             last = error
-    if not told:
+    if not answers:
         raise last
-    return told[0] if len(told) == 1 else _together(told)
+    return answers[0] if len(answers) == 1 else _together(answers)
 
 
 class _NothingError(UnreachableError):
@@ -59,8 +59,8 @@ def _one(address: str, job: str, security: Security) -> dict[str, Any]:
     return found
 
 
-def _together(told: list[dict[str, Any]]) -> dict[str, Any]:
+def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Each job and link is with one worker."""
-    span = {"begin_ns": min(one["begin_ns"] for one in told), "end_ns": max(one["end_ns"] for one in told)}
-    names = {job: name for one in told for job, name in one.get("names", {}).items()}
-    return {**span, "names": names, **{name: [item for one in told for item in one[name]] for name in _LISTS}}
+    span = {"begin_ns": min(one["begin_ns"] for one in answers), "end_ns": max(one["end_ns"] for one in answers)}
+    names = {job: name for one in answers for job, name in one.get("names", {}).items()}
+    return {**span, "names": names, **{name: [item for one in answers for item in one[name]] for name in _LISTS}}

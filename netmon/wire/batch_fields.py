@@ -191,12 +191,12 @@ def _mark_table(marks: list[netmon_pb2.Mark], counts: list[int]) -> MarkTable:
         return mark_table(())
     known: dict[tuple[object, ...], int] = {}
     number = np.array([known.setdefault(who, len(known)) for who in map(whose, marks)], np.int64)
-    told = np.array(list(map(_told, marks)), np.int64)
+    rows = np.array(list(map(_told, marks)), np.int64)
     most = np.array([max(_MOMENTS), MAX_COUNT, MAX_MONO_NS, MAX_SPAN_NS])
-    if (told < 0).any() or (told > most).any() or not np.isin(told[:, 0], _MOMENTS).all():
+    if (rows < 0).any() or (rows > most).any() or not np.isin(rows[:, 0], _MOMENTS).all():
         raise WireError("a mark holds impossible values")
     leaders = [read_mark(marks[place]) for place in np.unique(number, return_index=True)[1].tolist()]
-    columns = (np.repeat(np.arange(len(counts)), counts), number, *(np.ascontiguousarray(one) for one in told.T))
+    columns = (np.repeat(np.arange(len(counts)), counts), number, *(np.ascontiguousarray(one) for one in rows.T))
     return MarkTable([whose(one) for one in leaders], *columns)
 
 

@@ -379,11 +379,11 @@ def _measure(
             stopped = _end(collector) if load.cut else None
             _wait(agents)
         stop = stopped or _end(collector)
-    told = Report.read(report)
+    reported = Report.read(report)
     tables = {table: stored(data, table) for table in TABLES}
     merge_all(data)
     merged = sum(stored(data, table).bytes for table in TABLES)
-    return _result(load, told, seconds, costs, seen, told_in_s, tables, merged, stop, judge(data, load, told))
+    return _result(load, reported, seconds, costs, seen, told_in_s, tables, merged, stop, judge(data, load, reported))
 
 
 def _end(process: Process) -> tuple[float, int]:
@@ -404,7 +404,7 @@ def _wait(agents: Process) -> None:
 
 def _result(
     load: Load,
-    told: Report,
+    reported: Report,
     seconds: float,
     costs: Mapping[str, Cost],
     seen: Seen,
@@ -414,10 +414,12 @@ def _result(
     stop: tuple[float, int],
     verdict: Verdict,
 ) -> PipelineResult:
-    sent = [load.rows_of(number) * host.sent / load.batches for number, host in enumerate(told.hosts)]
-    stored_rows = [load.rows_of(number) * host.acknowledged / load.batches for number, host in enumerate(told.hosts)]
-    batches = sum(host.messages for host in told.hosts)
-    coarsest = Counter(max(width for _, width in host.widths) for host in told.hosts)
+    sent = [load.rows_of(number) * host.sent / load.batches for number, host in enumerate(reported.hosts)]
+    stored_rows = [
+        load.rows_of(number) * host.acknowledged / load.batches for number, host in enumerate(reported.hosts)
+    ]
+    batches = sum(host.messages for host in reported.hosts)
+    coarsest = Counter(max(width for _, width in host.widths) for host in reported.hosts)
     return PipelineResult(
         load=load,
         seconds=seconds,
@@ -429,11 +431,11 @@ def _result(
         * sum(cost.cores for name, cost in costs.items() if name in _TAKE_IN)
         * seconds
         / max(1, batches),
-        delay_median_s=told.delay_median_s,
-        delay_p99_s=told.delay_p99_s,
-        delay_most_s=told.delay_most_s,
-        late_p99_s=told.late_p99_s,
-        silent_most_s=told.silent_most_s,
+        delay_median_s=reported.delay_median_s,
+        delay_p99_s=reported.delay_p99_s,
+        delay_most_s=reported.delay_most_s,
+        late_p99_s=reported.late_p99_s,
+        silent_most_s=reported.silent_most_s,
         seen=seen,
         top_median_s=top_median_s,
         tables=tables,
@@ -441,11 +443,11 @@ def _result(
         merged_bytes_per_row=merged_bytes / max(1, tables["buckets"].rows),
         files_per_hour=sum(table.files for table in tables.values()) * 3600 / seconds,
         widths=dict(sorted(coarsest.items())),
-        coarse_batches=sum(host.coarse_spans() for host in told.hosts),
-        open_batches=sum(host.sent - host.acknowledged for host in told.hosts),
-        failed=[f"{host_name(number)}: {host.failed}" for number, host in enumerate(told.hosts) if host.failed],
+        coarse_batches=sum(host.coarse_spans() for host in reported.hosts),
+        open_batches=sum(host.sent - host.acknowledged for host in reported.hosts),
+        failed=[f"{host_name(number)}: {host.failed}" for number, host in enumerate(reported.hosts) if host.failed],
         stop_s=stop[0],
         stop_status=stop[1],
         verdict=verdict,
-        told=told,
+        told=reported,
     )

@@ -100,13 +100,13 @@ def judge(data: Path, load: Load, report: Report) -> Verdict:
     """Blocks for seconds per million rows."""
     verdict = Verdict()
     found = {table: _by_host(data, table) for table in TABLES}
-    for number, told in enumerate(report.hosts):
+    for number, sent in enumerate(report.hosts):
         host = SimulatedHost(load, number, report.since_s)
         of = {table: hosts.get(host_name(number)) for table, hosts in found.items()}
         offset_ns = report.utc_ns - boot_ns(number)
-        _judge_rows(host, told, of["buckets"], offset_ns, verdict)
-        _judge_iterations(host, told, of["iterations"], offset_ns, verdict)
-        _judge_ledger(host, told, of["ledger"], offset_ns, verdict)
+        _judge_rows(host, sent, of["buckets"], offset_ns, verdict)
+        _judge_iterations(host, sent, of["iterations"], offset_ns, verdict)
+        _judge_ledger(host, sent, of["ledger"], offset_ns, verdict)
     return verdict
 
 
@@ -137,9 +137,9 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _judge_rows(
-    host: SimulatedHost, told: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
+    host: SimulatedHost, sent: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
 ) -> None:
-    true, sure = _true_rows(host, told)
+    true, sure = _true_rows(host, sent)
     there = _found_rows(host, found, offset_ns, verdict)
     difference, pairs = _compare(true, sure, there, _SENT)
     verdict.rows.add(difference)
@@ -150,26 +150,26 @@ def _judge_rows(
     verdict.coarse_rows += int((there["bucket_ns"] > MS).sum())
 
 
-def _true_rows(host: SimulatedHost, told: HostReport) -> tuple[Table, npt.NDArray[np.bool_]]:
+def _true_rows(host: SimulatedHost, sent: HostReport) -> tuple[Table, npt.NDArray[np.bool_]]:
     """Rows of _JUDGED, times since the simulation began; which of them have to be there."""
     parts = [
-        _as_stored(coarser(host.rows(batch), width), host.begin_ns(batch), width) for batch, width in _widths(told)
+        _as_stored(coarser(host.rows(batch), width), host.begin_ns(batch), width) for batch, width in _widths(sent)
     ]
     true = np.concatenate([np.empty(0, _JUDGED), *parts])
-    sure = np.repeat(np.arange(len(parts)) < told.acknowledged, [len(part) for part in parts])
+    sure = np.repeat(np.arange(len(parts)) < sent.acknowledged, [len(part) for part in parts])
     _classify(host, true)
     since = true["start_ns"] - host.begin_ns(0)
-    starts = host.steps(told.sent)
+    starts = host.steps(sent.sent)
     place = np.searchsorted(starts, since, side="right") - 1
     inside = (place >= 0) & (since - starts[np.maximum(place, 0)] < STEP_END_MS * MS) if len(starts) else False
     true["iteration"] = np.where(inside, place, -1)
     return true, sure
 
 
-def _widths(told: HostReport) -> Iterator[tuple[int, int]]:
+def _widths(sent: HostReport) -> Iterator[tuple[int, int]]:
     """Every batch that was sent, with its width in ms."""
-    ends = [first for first, _ in told.widths[1:]] + [told.sent]
-    for (first, width), end in zip(told.widths, ends, strict=True):
+    ends = [first for first, _ in sent.widths[1:]] + [sent.sent]
+    for (first, width), end in zip(sent.widths, ends, strict=True):
         for batch in range(first, end):
             yield batch, width
 
@@ -220,9 +220,9 @@ def _on_grid(utc_ns: npt.NDArray[np.int64], host: SimulatedHost, offset_ns: int)
 
 
 def _judge_iterations(
-    host: SimulatedHost, told: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
+    host: SimulatedHost, sent: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
 ) -> None:
-    true, sure = (_true_steps(host, batches) for batches in (told.sent, told.acknowledged))
+    true, sure = (_true_steps(host, batches) for batches in (sent.sent, sent.acknowledged))
     there, strangers = np.zeros(0, _STEP), 0
     if found:
         of_job = found.filter(pc.equal(found["job"], host.job_name))
@@ -246,9 +246,9 @@ def _true_steps(host: SimulatedHost, batches: int) -> Table:
 
 
 def _judge_ledger(
-    host: SimulatedHost, told: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
+    host: SimulatedHost, sent: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
 ) -> None:
-    seconds, sure = (batches // host.load.batches for batches in (told.sent, told.acknowledged))
+    seconds, sure = (batches // host.load.batches for batches in (sent.sent, sent.acknowledged))
     per_batch = np.array([host.batch_totals(batch) for batch in range(seconds * host.load.batches)], np.int64)
     wire = per_batch.reshape(seconds, host.load.batches, 2, 2)[..., 0].sum(axis=1) if seconds else np.zeros((0, 2))
     true = np.zeros((seconds, 2), _INTERVAL)

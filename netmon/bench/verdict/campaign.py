@@ -46,10 +46,10 @@ class Undisturbed:
     iterations: int = 0  # that nothing was done to, without the first of each run
     told: list[Told] = field(default_factory=list)  # verdicts on them: they took NOTABLE × the usual by themselves
 
-    def add(self, truth: Truth, told: Sequence[Told]) -> None:
-        """One more run. told: verdicts on its job."""
+    def add(self, truth: Truth, verdicts: Sequence[Told]) -> None:
+        """One more run. verdicts: verdicts on its job."""
         self.iterations += len(truth.undisturbed)
-        self.told += [each for each in told if not _met(truth, each)]
+        self.told += [each for each in verdicts if not _met(truth, each)]
 
     def document(self) -> dict[str, Any]:
         """For JSON: by cause, how many there were, and what the surest of them was said with."""
@@ -63,8 +63,8 @@ class Undisturbed:
 
     def words(self) -> str:
         """The same in a line."""
-        told = self.document()["told"]
-        parts = [f"{each['count']} {cause.replace('_', ' ')}" for cause, each in told.items()]
+        verdicts = self.document()["told"]
+        parts = [f"{each['count']} {cause.replace('_', ' ')}" for cause, each in verdicts.items()]
         return f"{len(self.told)} of {self.iterations}{': ' if parts else ''}{', '.join(parts)}"
 
 
@@ -78,8 +78,8 @@ def _met(truth: Truth, verdict: Told) -> bool:
     )
 
 
-def _surest(told: Sequence[Told]) -> float:
-    return max(float(each["confidence"]) for each in told)
+def _surest(verdicts: Sequence[Told]) -> float:
+    return max(float(each["confidence"]) for each in verdicts)
 
 
 # --- campaign
@@ -111,10 +111,12 @@ class LeftOut:
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> "LeftOut":
         """At least one, of one kind."""
-        told = Counter(each.told for each in outcomes if each.told != NOTHING)
+        causes = Counter(each.told for each in outcomes if each.told != NOTHING)
         done = outcomes[0].cause != NOTHING
         ratios = [1 + each.excess_ns / each.usual_ns for each in outcomes]
-        return cls(len(outcomes), done, sum(ratio >= ASKED for ratio in ratios) if done else 0, max(ratios), dict(told))
+        return cls(
+            len(outcomes), done, sum(ratio >= ASKED for ratio in ratios) if done else 0, max(ratios), dict(causes)
+        )
 
 
 @dataclass
@@ -250,14 +252,14 @@ def judge_run(data: Path, result: VerdictResult) -> None:
     """Add what is said of a run that lies there. Raises DataError."""
     truth = read_truth(data)
     live = {each["iteration"]: each for each in stored(data) if each["job"] == truth.job}
-    told = [each for each in why(data, "") if each["job"] == truth.job]
-    for each in told:
+    verdicts = [each for each in why(data, "") if each["job"] == truth.job]
+    for each in verdicts:
         if at_once := live.get(each["iteration"]):
             each |= {"told_ns": at_once["told_ns"], "live_cause": at_once["cause"]}
-    outcomes, accusations = score(data.name, truth, told)
+    outcomes, accusations = score(data.name, truth, verdicts)
     accusations += accused(data.name, truth, live.values(), {each.verdict["iteration"] for each in accusations})
-    result.add(data.name, outcomes, accusations, len(told))
-    result.undisturbed.add(truth, told)
+    result.add(data.name, outcomes, accusations, len(verdicts))
+    result.undisturbed.add(truth, verdicts)
 
 
 def why(data: Path, job: str) -> list[dict[str, Any]]:

@@ -24,9 +24,9 @@ def judge_simulated(
             progress(number)
             outcome = judge_one(scenario(seed * 1_000_000 + number))
             accused = outcome.told in NETWORK and outcome.cause not in NETWORK
-            told = [outcome.verdict] if outcome.verdict else []
-            accusations = [Accusation(outcome.run, SIMULATED, (outcome.kind,), each) for each in told if accused]
-            result.add(outcome.run, [outcome], accusations, len(told))
+            verdicts = [outcome.verdict] if outcome.verdict else []
+            accusations = [Accusation(outcome.run, SIMULATED, (outcome.kind,), each) for each in verdicts if accused]
+            result.add(outcome.run, [outcome], accusations, len(verdicts))
     except KeyboardInterrupt:
         result.interrupted = True
 
@@ -39,11 +39,11 @@ def judge_one(its: Scenario) -> Outcome:
     stands_out = notable and lasted > undisturbed
     verdict = columns(judge(JOB, made.steps, made.carried, made.number)) if notable else None
     cause = made.injection["cause"] or NOTHING
-    told = str(verdict["cause"]) if verdict else NOTHING
+    judged_cause = str(verdict["cause"]) if verdict else NOTHING
     share = float(str(verdict.get(share_of(cause), 0) or 0)) if verdict and cause != NOTHING else None
     return Outcome(
-        *(f"{SIMULATED}-{its.seed}", SIMULATED, its.cause, cause, told),
-        judged(cause, told, stands_out, made.injection, verdict),
+        *(f"{SIMULATED}-{its.seed}", SIMULATED, its.cause, cause, judged_cause),
+        judged(cause, judged_cause, stands_out, made.injection, verdict),
         *(0, made.usual_ns, made.excess_ns, share, None),
         {**made.injection, "scenario": vars(its)},
         verdict,

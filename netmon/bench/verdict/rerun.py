@@ -148,7 +148,7 @@ def _one(spec: RunSpec) -> Rerun:
         raise DataError(f"cannot predict by {with_it}: the training ended before anything was injected")
     (injection,) = disturbed.injections
     hit = disturbed.hit(injection)
-    told = [
+    verdicts = [
         each["counterfactual_ns"]
         for each in why(with_it, disturbed.job)
         if each["cause"] in _BLAMES and each["counterfactual_ns"] and _within(each, disturbed, injection)
@@ -161,8 +161,8 @@ def _one(spec: RunSpec) -> Rerun:
         float(np.median(quiet.lasted_ns[1 : hit[0]])),
         float(np.median(disturbed.lasted_ns[hit])),
         float(np.median(quiet.lasted_ns[1:])),
-        float(np.median(told)) if len(told) >= _FEWEST else None,
-        len(told),
+        float(np.median(verdicts)) if len(verdicts) >= _FEWEST else None,
+        len(verdicts),
     )
 
 

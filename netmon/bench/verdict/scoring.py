@@ -76,16 +76,16 @@ class Accusation:
     verdict: Told
 
 
-def score(run: str, truth: Truth, told: Sequence[Told]) -> tuple[list[Outcome], list[Accusation]]:
-    """One run's. told: verdicts on its job."""
-    of_job = [each for each in told if each["job"] == truth.job]
+def score(run: str, truth: Truth, verdicts: Sequence[Told]) -> tuple[list[Outcome], list[Accusation]]:
+    """One run's. verdicts: verdicts on its job."""
+    of_job = [each for each in verdicts if each["job"] == truth.job]
     outcomes = [_outcome(run, truth, each, hit, of_job) for each in truth.injections for hit in _counted(truth, each)]
     return outcomes, accused(run, truth, of_job)
 
 
-def accused(run: str, truth: Truth, told: Iterable[Told], without: Collection[int] = ()) -> list[Accusation]:
+def accused(run: str, truth: Truth, verdicts: Iterable[Told], without: Collection[int] = ()) -> list[Accusation]:
     """Verdicts that blame the network for what it did not do. without: iterations that are left out."""
-    wrong = (_accused(run, truth, each) for each in told if each["iteration"] not in without)
+    wrong = (_accused(run, truth, each) for each in verdicts if each["iteration"] not in without)
     return [each for each in wrong if each]
 
 
@@ -103,12 +103,12 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
     return counted
 
 
-def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, told: Sequence[Told]) -> Outcome:
+def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, verdicts: Sequence[Told]) -> Outcome:
     usual, undisturbed = truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN))
     lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else usual
     if injection["cause"] == CHANGE and iteration >= 0:
         lasted = float(np.median(truth.lasted_ns[truth.hit(dict(injection))]))
-    verdict = _of_iteration(truth, iteration, told) if iteration >= 0 else None
+    verdict = _of_iteration(truth, iteration, verdicts) if iteration >= 0 else None
     cause = injection["cause"] or NOTHING
     said = verdict["cause"] if verdict else NOTHING
     share = float(verdict.get(share_of(cause), 0) or 0) if verdict and cause != NOTHING else None
@@ -155,13 +155,13 @@ def right_culprit(injection: Mapping[str, Any], verdict: Told) -> bool:
     return True
 
 
-def _of_iteration(truth: Truth, iteration: int, told: Sequence[Told]) -> Told | None:
+def _of_iteration(truth: Truth, iteration: int, verdicts: Sequence[Told]) -> Told | None:
     """The verdict that shares the most time with a logged iteration, at least half of its own."""
     end = int(truth.end_ns[iteration])
     start = end - int(truth.lasted_ns[iteration])
-    shared = [min(end, int(each["end_ns"])) - max(start, int(each["start_ns"])) for each in told]
+    shared = [min(end, int(each["end_ns"])) - max(start, int(each["start_ns"])) for each in verdicts]
     best = int(np.argmax(shared)) if shared else -1
-    return told[best] if best >= 0 and 2 * shared[best] > int(told[best]["duration_ns"]) else None
+    return verdicts[best] if best >= 0 and 2 * shared[best] > int(verdicts[best]["duration_ns"]) else None
 
 
 def _accused(run: str, truth: Truth, verdict: Told) -> Accusation | None:

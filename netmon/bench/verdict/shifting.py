@@ -191,12 +191,12 @@ def _advised(address: str, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     """The collector's advice on the two, and when it was given."""
     deadline, said = time.monotonic() + _ADVICE_S, "no advice"
     while time.monotonic() < deadline:
-        told = get_advice(address, names[0])
-        for share in told["shares"]:
+        answer = get_advice(address, names[0])
+        for share in answer["shares"]:
             worth = share["hold_ns"] and (share["advised"] or share["to_be_held"])
             if worth and {share["job"], *share["others"]} == set(names):
                 return share, time.monotonic_ns()
-        said = "; ".join(told["advice"])
+        said = "; ".join(answer["advice"])
         time.sleep(1.0)
     raise DataError(f"no shift is advised: {said}")
 

@@ -52,11 +52,11 @@ def reruns_table(result: RerunResult) -> FittingTable:
     columns = [*labels("run", "trainer", "culprit"), *figures(*medians, "error", "two runs differ by")]
     table = FittingTable(columns, "iteration time without the culprit: predicted, and measured")
     for each in result.reruns:
-        told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
+        predicted = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
         medians = (
             format_duration(each.before_ns),
             format_duration(each.slowed_ns),
-            told,
+            predicted,
             format_duration(each.measured_ns),
         )
         table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error), _share(each.spread))
@@ -91,14 +91,14 @@ def shifts_table(result: ShiftResult) -> FittingTable:
 
 def _confusion(result: VerdictResult) -> FittingTable:
     confusion = result.confusion
-    told = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
-    columns = [*labels("cause"), *figures(*(cause.replace("_", " ") for cause in told), "no effect")]
+    causes = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
+    columns = [*labels("cause"), *figures(*(cause.replace("_", " ") for cause in causes), "no effect")]
     table = FittingTable(columns, "rows: injected; columns: told")
     for cause in ORDER:
         without = sum(each.cause == cause and each.outcome == NO_EFFECT for each in result.outcomes)
         if cause in confusion or without:
             row = confusion.get(cause, {})
-            table.add_row(cause.replace("_", " "), *(str(row.get(each) or "") for each in told), str(without or ""))
+            table.add_row(cause.replace("_", " "), *(str(row.get(each) or "") for each in causes), str(without or ""))
     return table
 
 

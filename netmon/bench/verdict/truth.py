@@ -76,10 +76,10 @@ def read_truth(data: Path) -> Truth:
     ranks = [read_rank(data, rank) for rank in range(len(run["spec"]["ring"]))]
     whole = min(len(rank) for rank in ranks)
     spec = run["spec"]
-    told = spec["trainer"] == "ring" or spec["marks"]
-    begin, until = ("step_start_ns", "step_end_ns") if told else ("last_wait_ns", "last_wait_ns")
+    numbered = spec["trainer"] == "ring" or spec["marks"]
+    begin, until = ("step_start_ns", "step_end_ns") if numbered else ("last_wait_ns", "last_wait_ns")
     begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
-    if not told:
+    if not numbered:
         begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
     start, end = np.min(begins, axis=0), np.max(ends, axis=0)
     lasted = np.max(np.subtract(ends, begins), axis=0)

@@ -296,17 +296,17 @@ class Job:
         before, self._open = self._open, self._beginning(time_ns, levels, bursts)
         if self.found.ended:
             self.found = replace(self.found, ended=False)
-        told, self._told = self._told, False
-        self._ended_ns = 0 if told or before is None else self._ended_ns
+        reported, self._told = self._told, False
+        self._ended_ns = 0 if reported or before is None else self._ended_ns
         if before is None:
             return None
         volume = sum(level - before.levels.get(flow, level) for flow, level in levels.items())
         if abs(volume - self.volume) <= _TOLERANCE * self.volume:
             self._volumes.append(volume)
-        if not told:
+        if not reported:
             self._periods.append(time_ns - before.time_ns)
         self._pauses.append(self._open.pause_ns)
-        return None if told else self._iteration(before, time_ns - self._open.pause_ns, self._open.ends)
+        return None if reported else self._iteration(before, time_ns - self._open.pause_ns, self._open.ends)
 
     def _beginning(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> Beginning:
         ends, starts = {}, []

@@ -159,9 +159,9 @@ def _jobs(advice: Advice) -> list[str]:
     return [*(one.job for one in advice.jobs), *advice.unjudged]
 
 
-def called(told: Mapping[str, Any]) -> dict[str, Any]:
+def called(document: Mapping[str, Any]) -> dict[str, Any]:
     """A document with jobs called what people call them everywhere: for reading."""
-    names = told.get("names") or {}
+    names = document.get("names") or {}
 
     def renamed_in(value: Any, key: str = "") -> Any:
         if isinstance(value, list):
@@ -170,7 +170,7 @@ def called(told: Mapping[str, Any]) -> dict[str, Any]:
             return {name: renamed_in(one, name) for name, one in value.items()}
         return names.get(value, value) if key in _OF_JOBS and isinstance(value, str) else value
 
-    return {name: renamed_in(value, "" if name == "jobs" else name) for name, value in told.items()}
+    return {name: renamed_in(value, "" if name == "jobs" else name) for name, value in document.items()}
 
 
 def _share(share: Share, links: Sequence[str]) -> dict[str, Any]:
@@ -230,7 +230,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 """Titles and headings of what rows() gives."""
 
 
-def rows(told: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+def rows(document: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
     """The tables for people, by title, from a document."""
     return {
         "jobs": [
@@ -241,7 +241,7 @@ def rows(told: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
                 format_duration(one["alone_ns"]) + ("" if one["alone"] else " (fastest)"),
                 f"{one['busy']:.0%}",
             )
-            for one in told["jobs"]
+            for one in document["jobs"]
         ],
         "jobs that share links": [
             (
@@ -254,7 +254,7 @@ def rows(told: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
                 "" if one["drift_ns"] is None else format_duration(one["drift_ns"]),
                 _way(one.get("compatibility_trend", 0.0)).strip(),
             )
-            for one in told["shares"]
+            for one in document["shares"]
         ],
         "pairs of ranks": [
             (
@@ -266,7 +266,7 @@ def rows(told: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
                 format_rate(one["to_be_had_bps"]),
                 "slow" if one["slow"] else "",
             )
-            for one in told["pairs"]
+            for one in document["pairs"]
         ],
         "links": [
             (
@@ -274,6 +274,6 @@ def rows(told: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
                 format_rate(one["capacity_bps"]) if one["capacity_bps"] else "unknown",
                 *(format_rate(one[name]) for name in ("pace_bps", "enough_bps", "to_be_had_bps")),
             )
-            for one in told["links"]
+            for one in document["links"]
         ],
     }

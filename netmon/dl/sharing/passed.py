@@ -90,7 +90,11 @@ class Passed:
         return _summed(joined(parts), by)
 
     def advice(
-        self, told: Mapping[str, Iterations], names: Names, only: frozenset[str] = frozenset(), most: int | None = None
+        self,
+        iterations: Mapping[str, Iterations],
+        names: Names,
+        only: frozenset[str] = frozenset(),
+        most: int | None = None,
     ) -> Advice:
         """What there is to say of jobs whose iterations are told; there has to be a row.
 
@@ -107,8 +111,12 @@ class Passed:
             near = cells[np.isin(cells["link"], cells["link"][own])]
         traffic = self._traffic(near, names)
         if only:
-            told = {job: its for job, its in told.items() if any(job in one.of_job for one in traffic.values())}
-        seen = [_job(job, its, cells, number.get(job, -2), names, carriers, self._bin_ns) for job, its in told.items()]
+            iterations = {
+                job: its for job, its in iterations.items() if any(job in one.of_job for one in traffic.values())
+            }
+        seen = [
+            _job(job, its, cells, number.get(job, -2), names, carriers, self._bin_ns) for job, its in iterations.items()
+        ]
         return advise(seen, traffic, names.links, names.capacity_bps, self.span_ns, most)
 
     def _traffic(self, cells: Columns, names: Names) -> dict[int, LinkBytes]:
@@ -158,7 +166,7 @@ def _carriers(flows: Columns) -> dict[int, dict[int, int]]:
 
 def _job(
     job: str,
-    told: Iterations,
+    iterations: Iterations,
     cells: Columns,
     number: int,
     names: Names,
@@ -169,21 +177,21 @@ def _job(
     own = cells[cells["job"] == number]
     pair = own["pair"]
     over = _links_of_pairs(np.where(pair < -1, -2 - pair, pair), own["link"], mine)
-    own = own[np.isin(pair, mine) & np.isin(own["iteration"], told.numbers)]
+    own = own[np.isin(pair, mine) & np.isin(own["iteration"], iterations.numbers)]
     own = _summed(own, ["pair", "iteration", "bin"])
     row = np.searchsorted(mine, own["pair"])
-    column = np.searchsorted(told.numbers, own["iteration"])
-    sent, busy = (np.zeros((len(mine), len(told.numbers))) for _ in range(2))
+    column = np.searchsorted(iterations.numbers, own["iteration"])
+    sent, busy = (np.zeros((len(mine), len(iterations.numbers))) for _ in range(2))
     np.add.at(sent, (row, column), own["wire_bytes"].astype(np.float64))
     np.add.at(busy, (row, column), float(bin_ns))
-    first, last = np.full(len(told.numbers), 1 << 62), np.full(len(told.numbers), -1)
+    first, last = np.full(len(iterations.numbers), 1 << 62), np.full(len(iterations.numbers), -1)
     bins = own["bin"]
     np.minimum.at(first, column, bins)
     np.maximum.at(last, column, bins)
     communication = np.where(last >= 0, (last - first + 1.0) * bin_ns, 0.0)
     ends = [names.pairs[place][1:] for place in mine.tolist()]
     flows = carriers.get(number, {})
-    return JobSeen(job, told.starts_ns, ends, sent, busy, communication, flows, over, told.error_ns)
+    return JobSeen(job, iterations.starts_ns, ends, sent, busy, communication, flows, over, iterations.error_ns)
 
 
 def _links_of_pairs(pair: Numbers, link: Numbers, mine: Numbers) -> list[list[int]]:

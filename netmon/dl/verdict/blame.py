@@ -204,18 +204,20 @@ SILENT = "silent"
 """What is called so is a pause only if something else says that all ranks stood still by themselves."""
 
 
-def blame_shares(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float], Blamed]:
+def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str, float], Blamed]:
     """The transfer's excess by what held it up; what is missing to it is not known."""
     seen = one.seen
     assert seen is not None
     capacity = _capacity(seen)
     full = where_contested(seen, capacity)
-    judged = transfer_stalls(seen, told.since_ns, told.until_ns, told.usual_transfer_ns, full)
-    left = transfer_stalls(seen, *told.left, 0.0, full, told.until_ns) if told.left[1] > told.left[0] else None
+    judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, phases.usual_transfer_ns, full)
+    left = transfer_stalls(seen, *phases.left, 0.0, full, phases.until_ns) if phases.left[1] > phases.left[0] else None
     base = [
-        transfer_stalls(found, *told.usual_spans[row], told.usual_transfer_ns, where_contested(found, _capacity(found)))
+        transfer_stalls(
+            found, *phases.usual_spans[row], phases.usual_transfer_ns, where_contested(found, _capacity(found))
+        )
         for row, found in one.references.items()
-        if row in told.usual_spans
+        if row in phases.usual_spans
     ]
 
     def beyond(kind: StallCause) -> float:
@@ -226,15 +228,15 @@ def blame_shares(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, 
     usual_moved = median([w.moved.sum() for w in one.references.values()]) if one.references else 0.0
     cells = judged if left is None else together(left, judged)
     culprits = _culprits(seen, cells, capacity, list(one.references.values()))
-    moved = float(seen.moved[seen.cell(told.left[1]) if left else 0 :].sum())
+    moved = float(seen.moved[seen.cell(phases.left[1]) if left else 0 :].sum())
     if usual_moved and moved > (_AGAIN if culprits else _MORE) * usual_moved:
-        parts["transfer"] = (moved / usual_moved - 1.0) * told.usual_transfer_ns
+        parts["transfer"] = (moved / usual_moved - 1.0) * phases.usual_transfer_ns
     for each in culprits:
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
     stopped = max(0.0, beyond(StallCause.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
     for stop in judged.stops:
-        key, ns = _whose(stop, one, told), stopped * (stop.end - stop.begin) / stops
+        key, ns = _whose(stop, one, phases), stopped * (stop.end - stop.begin) / stops
         parts[key] = parts.get(key, 0.0) + ns
     gaps = parts.pop("", 0.0)
     lost, slow = max(0.0, beyond(StallCause.LOST)), beyond(StallCause.SLOW)
@@ -247,7 +249,7 @@ def blame_shares(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, 
             links = [found[0]]
         elif lost > 0:
             parts["loss"] = lost
-            again = sent_again(seen.said, told.left[0] if left else told.since_ns, told.until_ns)
+            again = sent_again(seen.said, phases.left[0] if left else phases.since_ns, phases.until_ns)
             links = [lossy] if (lossy := lossy_link(seen, judged.waits, again)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())
@@ -256,7 +258,7 @@ def blame_shares(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, 
     return parts, Blamed(tuple(culprits), tuple(links))
 
 
-def _whose(stop: Stop, one: Judged, told: Phases) -> str:
+def _whose(stop: Stop, one: Judged, phases: Phases) -> str:
     """Whose a time without a byte is: "late R", "pause", SILENT where the links and marks cannot tell, or, where it is
     too short for anybody to, "".
 
@@ -266,11 +268,11 @@ def _whose(stop: Stop, one: Judged, told: Phases) -> str:
     seen = one.seen
     assert seen is not None
     length = (stop.end - stop.begin) * CELL_NS
-    busy = [rank for rank, ns in told.own.items() if ns >= _BUSY * length]
+    busy = [rank for rank, ns in phases.own.items() if ns >= _BUSY * length]
     hosts = np.unique(one.table.host[one.row, np.isin(one.table.rank, busy)])
-    if len(busy) > 1 and len(hosts) > 1 and 2 * len(busy) >= len(told.own):
+    if len(busy) > 1 and len(hosts) > 1 and 2 * len(busy) >= len(phases.own):
         return "pause" if stop.end - stop.begin >= PAUSED else ""
-    rank = max(busy, key=lambda rank: told.own[rank]) if busy else who_went_on(seen, stop)
+    rank = max(busy, key=lambda rank: phases.own[rank]) if busy else who_went_on(seen, stop)
     if rank >= 0:
         return f"late {rank}"
     return SILENT if stop.end - stop.begin >= PAUSED and seen.fine else ""

@@ -81,13 +81,13 @@ def _placed(
         return replace(verdict, rank=rank, host=host, culprit=f"rank {rank}")
     if first in ("cross", "other_job", "own_transfer") and blamed and one.seen:
         culprit = next(each for each in blamed.culprits if each.cause == first)
-        told = min(culprit.ns, getattr(verdict, f"{first}_ns"))
-        without = max(float(verdict.duration_ns - told), 0.0)
+        blamed_ns = min(culprit.ns, getattr(verdict, f"{first}_ns"))
+        without = max(float(verdict.duration_ns - blamed_ns), 0.0)
         half = _INTERVAL * float(np.hypot(spread(table.slowest[one.usual]), verdict.error_ns / 2))
         if without - verdict.usual_ns <= half:  # the usual iterations have as much of that: it is none of this one's
             without = float(verdict.usual_ns)
         # On a link that is full with his bytes, what is not known, lost, or more than they take may be his doing, too.
-        maybe = culprit.most_ns - told + sum(max(0, getattr(verdict, f"{name}_ns")) for name in _MAY_BE_HIS)
+        maybe = culprit.most_ns - blamed_ns + sum(max(0, getattr(verdict, f"{name}_ns")) for name in _MAY_BE_HIS)
         low = without - half - min(maybe, max(0.0, without - verdict.usual_ns))
         return replace(
             _at(verdict, one.seen.links[culprit.link], one, steps),

@@ -89,7 +89,7 @@ def limited(said: Table, name: str, span: tuple[float, float], usual: Sequence[t
     return min(most, span[1] - span[0])
 
 
-def who_waited(told: Connections, begin_ns: float, end_ns: float, resumed: int = -1) -> set[tuple[int, int]]:
+def who_waited(connections: Connections, begin_ns: float, end_ns: float, resumed: int = -1) -> set[tuple[int, int]]:
     """Ranks that waited for another one's acknowledgement for most of a silence, and not for the receiver's window,
     and sent something again; and that other one.
 
@@ -98,7 +98,7 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float, resumed: int =
     one of these to the rank that `resumed` after the silence it is enough that it may have been busy for all of it: a
     message was sent again, and that rank went on.
     """
-    said = told.rows
+    said = connections.rows
     length = said["end_ns"] - said["start_ns"]
     overlap = np.minimum(said["end_ns"], end_ns) - np.maximum(said["start_ns"], begin_ns)
     idle = length - said["busy_ns"]
@@ -113,19 +113,19 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float, resumed: int =
         clear = _CLEAR_PART if overlap[row] >= _PART * length[row] else _CLEAR
         usual = max(0.0, median(shares) - clear * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - usual * (length[row] - overlap[row])
-        if told.control[row] and told.peer[row] == resumed and said["busy_ns"][row] >= overlap[row]:
+        if connections.control[row] and connections.peer[row] == resumed and said["busy_ns"][row] >= overlap[row]:
             idle_then = 0.0
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
-            found.add((int(told.rank[row]), int(told.peer[row])))
+            found.add((int(connections.rank[row]), int(connections.peer[row])))
     return found
 
 
-def sent_again(told: Connections, begin_ns: float, end_ns: float) -> dict[int, float]:
+def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict[int, float]:
     """Ranks that clearly sent more again in a time than usual, and than now and then, and how much (bytes).
 
     Where a sender only believes that something was lost, it is little. A row counts by the part of it in that time.
     """
-    said, rank, found = told.gradients, told.rank[~told.control], dict[int, float]()
+    said, rank, found = connections.gradients, connections.rank[~connections.control], dict[int, float]()
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     for of in np.unique(said["of"][inside]).tolist():

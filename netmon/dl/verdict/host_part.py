@@ -115,9 +115,9 @@ def stopped_in(rows: Table, span: _Span) -> Stopped:
     overlap = np.minimum(near["end_ns"], span[1]) - np.maximum(near["start_ns"], span[0])
     begin, end = (np.full(len(near), moment, np.float64) for moment in span)
     parts = _parts(near, "stopped_ns", begin, end)
-    stopped, told = (np.bincount(of, each, len(ranks)).tolist() for each in (parts, overlap))
+    stopped, overlap_ns = (np.bincount(of, each, len(ranks)).tolist() for each in (parts, overlap))
     found = dict(zip(ranks, stopped, strict=True))
-    unseen = {rank: span[1] - span[0] - seen for rank, seen in zip(ranks, told, strict=True)}
+    unseen = {rank: span[1] - span[0] - seen for rank, seen in zip(ranks, overlap_ns, strict=True)}
     enough = max(_ALIKE * max(found.values(), default=0.0), _SHORTEST_NS)
     alike = {rank: ns for rank, ns in found.items() if ns >= enough}
     maybe = frozenset(rank for rank in ranks if rank not in alike and found[rank] + unseen[rank] >= enough)

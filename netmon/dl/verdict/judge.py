@@ -131,30 +131,30 @@ def span_of(table: Matrix, row: int) -> tuple[int, int]:
     return int(np.nanmin(table.start[row])) + table.base_ns, int(np.nanmax(table.end[row])) + table.base_ns
 
 
-def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict:
+def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdict:
     """Shares of the excess, the cause, and what would have been."""
     excess = float(verdict.excess_ns)
     shares = dict.fromkeys(SHARES, 0.0)
     late_of: dict[int, float] = {}
     stood: dict[int, float] = {}  # of it, by whom nobody could send
     left = excess
-    if told.known:
+    if phases.known:
         single = len(one.table.rank) == 1
-        common = min(max(told.pause_ns, 0.0), left)
+        common = min(max(phases.pause_ns, 0.0), left)
         shares["compute" if single else "pause"] = common
         left -= common
-        for rank, ns in told.late:
+        for rank, ns in phases.late:
             part = min(max(ns, 0.0), left)
             late_of[rank] = late_of.get(rank, 0.0) + part
             left -= part
-    transfer = min(left, max(told.waited_ns, 0.0)) if told.known else 0.0
-    noise_ns = told.error_ns
+    transfer = min(left, max(phases.waited_ns, 0.0)) if phases.known else 0.0
+    noise_ns = phases.error_ns
     blamed: Blamed | None = None
     silent = 0.0  # of the pause, of which nobody has told yet that it is one
-    if transfer > 0 and one.seen is not None and told.timed:
-        receiver_ns, sender_ns = _windows(one.seen, told, transfer)
+    if transfer > 0 and one.seen is not None and phases.timed:
+        receiver_ns, sender_ns = _windows(one.seen, phases, transfer)
         verdict = replace(verdict, receiver_ns=receiver_ns, sender_ns=sender_ns)
-        parts, blamed = blame_shares(one, told, transfer)
+        parts, blamed = blame_shares(one, phases, transfer)
         silent = parts.pop(SILENT, 0.0)
         shares["pause"] += silent
         for name, ns in parts.items():
@@ -169,25 +169,25 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
     if not (all_stopped or all_kept):
         shares["pause"] = max(0.0, shares["pause"] - silent)
     shares["host"] = sum(host_of.values())
-    _busy_meanwhile(told, excess - sum(shares.values()) - sum(late_of.values()), late_of)
+    _busy_meanwhile(phases, excess - sum(shares.values()) - sum(late_of.values()), late_of)
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
     return conclude(verdict, shares, (late_of, host_of), blamed, noise_ns, one, steps)
 
 
-def _busy_meanwhile(told: Phases, unclear: float, late_of: dict[int, float]) -> None:
+def _busy_meanwhile(phases: Phases, unclear: float, late_of: dict[int, float]) -> None:
     """What of a transfer nothing else explains is the rank's that did something else in it while the others waited:
     garbage that is collected in the middle of a backward pass keeps back the gradients that come after it."""
-    if len(told.own) > 1 and unclear > 0:
-        rank, second = sorted(told.own, key=lambda one: -told.own[one])[:2]
-        more = told.own[rank] - max(0.0, told.own[second]) - late_of.get(rank, 0.0)
+    if len(phases.own) > 1 and unclear > 0:
+        rank, second = sorted(phases.own, key=lambda one: -phases.own[one])[:2]
+        more = phases.own[rank] - max(0.0, phases.own[second]) - late_of.get(rank, 0.0)
         if more > 0:
             late_of[rank] = late_of.get(rank, 0.0) + min(more, unclear)
 
 
-def _windows(seen: Window, told: Phases, transfer: float) -> tuple[int, int]:
+def _windows(seen: Window, phases: Phases, transfer: float) -> tuple[int, int]:
     """How long TCP waited in the transfer, beyond the usual, for the receiver's window and for the send buffer (ns)."""
-    span, usual = (told.since_ns, told.until_ns), list(told.usual_spans.values())
+    span, usual = (phases.since_ns, phases.until_ns), list(phases.usual_spans.values())
     receiver, sender = (limited(seen.said.gradients, name, span, usual) for name in ("receiver_ns", "sender_ns"))
     return round(max(0.0, min(transfer, receiver))), round(max(0.0, min(transfer, sender)))
 

@@ -48,17 +48,17 @@ def phases(
     table: Matrix,
     row: int,
     usual: npt.NDArray[np.intp],
-    told: StepTimes,
+    times: StepTimes,
     seen: Window | None,
     references: Mapping[int, Window],
 ) -> Phases:
-    """What the iteration of `row` was like beside its usual ones. told: by marks and traffic."""
+    """What the iteration of `row` was like beside its usual ones. times: by marks and traffic."""
     slow = int(np.nanargmax(table.duration[row]))
     error = float(np.nanmax(table.error[row])) + (2 * CELL_NS * seen.clock_cells if seen else 0.0)
-    found = _transfer(table, row, usual, told, references, error)
-    rest = table.duration - told.exposed
+    found = _transfer(table, row, usual, times, references, error)
+    rest = table.duration - times.exposed
     more_rest = rest[row] - middle(rest[usual])
-    more_wait = float(told.exposed[row, slow] - middle(told.exposed[usual])[slow])
+    more_wait = float(times.exposed[row, slow] - middle(times.exposed[usual])[slow])
     if not np.isfinite(more_rest[slow]) or not np.isfinite(more_wait):
         return found
     if len(table.rank) == 1:
@@ -66,10 +66,10 @@ def phases(
     whole = bool(np.isfinite(more_rest).all())
     pause = max(0.0, float(more_rest.min())) if whole else 0.0
     own = float(more_rest[slow]) - pause
-    together = min(max(own, 0.0), _stuck(told.done, row, usual, slow))
+    together = min(max(own, 0.0), _stuck(times.done, row, usual, slow))
     pause, own = pause + together, own - together
     late = [(int(table.rank[slow]), own)]
-    last, apart = _latest(told.arrive, row, usual, slow, more_rest, error)
+    last, apart = _latest(times.arrive, row, usual, slow, more_rest, error)
     # What it did itself made it late, now or at the end of the iteration before; the rest is what that one's transfer
     # left behind, which did not end everywhere at once.
     itself = sum(max(0.0, float(more[last] - more[slow])) for more in (more_rest, _more_before(rest, row, usual)))
@@ -81,7 +81,7 @@ def phases(
     beside = dict(zip(table.rank.tolist(), (more_rest - pause).tolist(), strict=True)) if whole else {}
     if beside and waited_for > 0:
         beside[int(table.rank[last])] -= waited_for
-    left = _left_behind(told.done, row, slow, last, max(0.0, apart - waited_for))
+    left = _left_behind(times.done, row, slow, last, max(0.0, apart - waited_for))
     return replace(
         found,
         known=True,
@@ -154,13 +154,13 @@ def _transfer(
     table: Matrix,
     row: int,
     usual: npt.NDArray[np.intp],
-    told: StepTimes,
+    times: StepTimes,
     references: Mapping[int, Window],
     error_ns: float,
 ) -> Phases:
     """When the transfer was and how long it usually is, as far as that is known of every rank."""
-    begin = np.where(np.isfinite(told.arrive).all(axis=1), told.arrive.max(axis=1), np.nan)
-    end = np.fmax.reduce(told.done, axis=1)
+    begin = np.where(np.isfinite(times.arrive).all(axis=1), times.arrive.max(axis=1), np.nan)
+    end = np.fmax.reduce(times.done, axis=1)
     lengths = (end - begin)[usual]
     lengths = lengths[np.isfinite(lengths)]
     error = error_ns + spread(table.slowest[usual]) / max(1.0, float(np.sqrt(len(usual))))

@@ -32,14 +32,14 @@ def rank_times(job: str, steps: Steps, carried: LinkTotals, verdict: Verdict) ->
 def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
     """The same of one that has been looked at. steps: of its job."""
     table, row = one.table, one.row
-    told = one.moments
-    waits, lasts = _waits(told, one)
-    usual = middle((told.exposed - waits)[one.usual]) if len(one.usual) else np.full(len(table.rank), np.nan)
+    moments = one.moments
+    waits, lasts = _waits(moments, one)
+    usual = middle((moments.exposed - waits)[one.usual]) if len(one.usual) else np.full(len(table.rank), np.nan)
     rows = []
     for column in np.flatnonzero(table.host[row] >= 0).tolist():
         rank, host = int(table.rank[column]), steps.hosts[int(table.host[row, column])]
-        start, end, done = (float(each[row, column]) for each in (table.start, table.end, told.done))
-        waited, exposed = float(waits[row, column]), float(told.exposed[row, column])
+        start, end, done = (float(each[row, column]) for each in (table.start, table.end, moments.done))
+        waited, exposed = float(waits[row, column]), float(moments.exposed[row, column])
         if not np.isfinite(done + waited + exposed):
             rows.append(RankTimes(rank, host, round(end - start)))
             continue
@@ -74,13 +74,13 @@ def most_telling(times: Sequence[RankTimes], count: int) -> tuple[RankTimes, ...
     return tuple(sorted(chosen, key=lambda each: each.rank))
 
 
-def _waits(told: StepTimes, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
+def _waits(moments: StepTimes, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
     """(iterations, ranks): how long each only waited for the last one's first gradient; (iterations,): who that was."""
-    known = np.isfinite(told.arrive).all(axis=1)
-    last = np.where(known, np.argmax(np.where(np.isfinite(told.arrive), told.arrive, -np.inf), axis=1), -1)
-    everybody = np.where(known, told.arrive.max(axis=1), np.nan)[:, None]
-    idle_from = np.fmax(told.arrive, told.done - told.exposed)
-    return np.clip(everybody - idle_from, 0.0, np.maximum(told.exposed, 0.0)), last
+    known = np.isfinite(moments.arrive).all(axis=1)
+    last = np.where(known, np.argmax(np.where(np.isfinite(moments.arrive), moments.arrive, -np.inf), axis=1), -1)
+    everybody = np.where(known, moments.arrive.max(axis=1), np.nan)[:, None]
+    idle_from = np.fmax(moments.arrive, moments.done - moments.exposed)
+    return np.clip(everybody - idle_from, 0.0, np.maximum(moments.exposed, 0.0)), last
 
 
 def _by(verdict: Verdict) -> str:

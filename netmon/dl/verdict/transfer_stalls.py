@@ -248,8 +248,8 @@ def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
     resumed = int(seen.ranks[after.argmax()]) if after.any() else -1
     sent = seen.sent[:, max(0, last - _TIMER_NS // CELL_NS) : last].any(axis=1)
     silent = set(seen.ranks[~sent].tolist())
-    told = who_waited(seen.said, begin, end, resumed)
-    return {(one, other) for one, other in told if one in silent or (other == resumed and other in silent)}
+    waited = who_waited(seen.said, begin, end, resumed)
+    return {(one, other) for one, other in waited if one in silent or (other == resumed and other in silent)}
 
 
 def who_went_on(seen: Window, stop: Stop) -> int:

@@ -311,10 +311,10 @@ class _Asked:
         self._begun = 0
 
     def begin(self, training: Training) -> int:
-        told = training.ranks[self._rank if self._hosts else 0].wait_output(
+        line = training.ranks[self._rank if self._hosts else 0].wait_output(
             rf"paused {self._kind} {self._after} (\d+) (\d+)", self._duration / 1e9 + _READY_SECONDS
         )
-        self._begun, self._ended = int(told[1]), int(told[2])
+        self._begun, self._ended = int(line[1]), int(line[2])
         if self._kind == "batch":
             self._ended = self._begun + self._duration
         return self._begun

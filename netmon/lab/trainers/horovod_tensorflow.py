@@ -57,16 +57,16 @@ def loop(model: PacedModel, moments: Moments, log: IterationLog, iterations: int
     if marks:
         from netmon.horovod import Steps
 
-        told = Steps(parameters=model.count_params())
+        steps = Steps(parameters=model.count_params())
     train = tf.function(step.train, autograph=False) if graph else step.train
     hvd.broadcast_variables(model.variables, root_rank=0)
     for iteration in range(iterations):
         moments.begin()
         if marks:
-            told.begin()
+            steps.begin()
         train(tf.ones((1, 1)))
         if marks:
-            told.end()
+            steps.end()
         log.add(iteration, *moments.of_step())
 
 

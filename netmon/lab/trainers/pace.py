@@ -28,8 +28,8 @@ class Pace:
     def wait(self) -> None:
         """Block until the next iteration may begin."""
         while self._path:
-            if (told := _read(self._path)) != self._told:
-                self._told, self._due_ns = told, told[0]
+            if (text := _read(self._path)) != self._told:
+                self._told, self._due_ns = text, text[0]
             period, now = self._told[1], time.monotonic_ns()
             late = int(now - self._due_ns - _LATE * period)
             if period and late > 0:  # by the clock alone: ranks that skipped as many as each likes would not meet again

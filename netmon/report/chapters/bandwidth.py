@@ -22,10 +22,10 @@ def _bytes_frames(study: Study) -> Frames:
     from netmon.dl.theory import ring_bytes
 
     times = need(study.times, "there is no iteration after the first one")
-    told: Any = study.runs.set_index("run").to_dict("index")
+    runs: Any = study.runs.set_index("run").to_dict("index")
     rows = []
     for (run, job), group in groups(times, "run", "job"):
-        about = told[run]
+        about = runs[run]
         theory = ring_bytes(*(int(about[name]) for name in SIZE)) if about["pattern"] != "ps" else math.nan
         measured = float(group["dl_tx_bytes"].median())
         rows.append(

@@ -30,8 +30,8 @@ def _peak_frames(study: Study) -> Frames:
     rows = need(rows[rows["total_bytes"] >= _LEAST_BYTES], "no class sent a megabyte on any link")
     ratios = [peak_to_mean(row.peak_bytes, row.total_bytes, row.interval_ns, row.observed_ns) for row in records(rows)]
     rates = rows["peak_bytes"] * 8e9 / rows["interval_ns"]
-    told = rows.assign(peak_to_mean=ratios, peak_bps=rates, true_from_ns=study.interval_ns)
-    return {"peaks": told.sort_values([*_LINK, "class", "interval_ns"], ignore_index=True)}
+    peaks = rows.assign(peak_to_mean=ratios, peak_bps=rates, true_from_ns=study.interval_ns)
+    return {"peaks": peaks.sort_values([*_LINK, "class", "interval_ns"], ignore_index=True)}
 
 
 def _milliseconds(traffic: Traffic) -> Iterator[tuple[dict[str, str], Ints, Ints]]:

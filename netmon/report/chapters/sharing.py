@@ -101,9 +101,9 @@ def _drift_frames(study: Study) -> Frames:
     for share in shares[:_CIRCLES]:
         found = relative_phases(starts[share.fit.job], starts[share.fit.others[0]])
         if found is not None:
-            told = {"share": _name(share, advice), "period_ms": found.period_ns / 1e6}
+            common = {"share": _name(share, advice), "period_ms": found.period_ns / 1e6}
             seconds = (found.time_ns - advice.begin_ns) / 1e9
-            parts.append(pd.DataFrame({**told, "time_s": seconds, "phase_ms": found.phase_ns / 1e6}))
+            parts.append(pd.DataFrame({**common, "time_s": seconds, "phase_ms": found.phase_ns / 1e6}))
     if not parts:
         raise GapError("too few iterations began within the other job's")
     return {"drift": pd.concat(parts, ignore_index=True)}

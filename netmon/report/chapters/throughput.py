@@ -86,7 +86,7 @@ def _period_frames(study: Study) -> Frames:
     """Per run: the period of what its first rank's link sends, by autocorrelation, beside the iteration time."""
     traffic = traffic_of(study)
     need(study.times, "there is no iteration after the first one")
-    told: Any = study.runs.set_index("run").to_dict("index")
+    runs: Any = study.runs.set_index("run").to_dict("index")
     rows = []
     for (run, job), times in groups(study.times, "run", "job"):
         ranks = study.ranks[(study.ranks["run"] == run) & (study.ranks["job"] == job)]
@@ -103,11 +103,11 @@ def _period_frames(study: Study) -> Frames:
         found = period(sums, least=2) * grid / 1e9 if len(sums) > 4 else 0.0
         rows.append(
             {
-                **{"run": run, "job": job, "model": told[run]["model"], "iterations": len(times)},
+                **{"run": run, "job": job, "model": runs[run]["model"], "iterations": len(times)},
                 **{"period_s": found or np.nan, "iteration_s": float(times["time_s"].median())},
                 **{
-                    "batch": told[run]["batch"],
-                    "compute_s": told[run]["compute_ns"] / 1e9,
+                    "batch": runs[run]["batch"],
+                    "compute_s": runs[run]["compute_ns"] / 1e9,
                     "interval_s": grid / 1e9,
                 },
             }
@@ -120,8 +120,8 @@ def _regression_frames(study: Study) -> Frames:
     times = need(study.times, "there is no iteration after the first one")
     steps = times.groupby("run").agg(step_bytes=("dl_tx_bytes", "mean"), level=("measured", "mean"))
     attributes = ["parameters", "ranks", "compute_ns", "batch"]
-    told = study.runs.set_index("run")[["model", *attributes]]
-    known = steps.join(told).reset_index()
+    runs = study.runs.set_index("run")[["model", *attributes]]
+    known = steps.join(runs).reset_index()
     usable = [name for name in attributes if known[name].notna().all()] + ["level"]
     try:
         terms = linear_regression(known, "step_bytes", usable)
