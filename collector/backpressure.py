@@ -149,9 +149,9 @@ class Shedding:
         share = self._share(sessions)
         greedy = [name for name, sending in sessions.items() if sending.rows_per_s > share]
         self._blamed |= set(greedy)
-        asked = [name for name in greedy if self._steps.get(name, 0) < len(STEPS) - 1]
-        if asked:
-            self._step_up(asked)
+        coarsened = [name for name in greedy if self._steps.get(name, 0) < len(STEPS) - 1]
+        if coarsened:
+            self._step_up(coarsened)
             return
         slowed = {name: share for name in greedy if name not in self._limits}
         self._limits |= slowed
@@ -172,11 +172,11 @@ class Shedding:
     def _ease(self, now_s: float) -> None:
         """Those who kept to their share first."""
         self._eased_s = now_s
-        asked = [name for name in self._steps if name not in self._blamed]
-        if not asked and self._limits:
+        eased = [name for name in self._steps if name not in self._blamed]
+        if not eased and self._limits:
             self._limits.clear()
             return
-        for name in asked or list(self._steps):
+        for name in eased or list(self._steps):
             self._steps[name] -= 1
         self._steps = {name: step for name, step in self._steps.items() if step}
         self._blamed &= self._steps.keys()

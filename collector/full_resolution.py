@@ -72,34 +72,34 @@ class FullResolution:
         self._open: dict[int, _Pull] = {}
         self._turns = asyncio.Semaphore(_AT_A_TIME)
 
-    def answer(self, asked: RecorderChannel, message: netmon_pb2.FullAnswer) -> None:
+    def answer(self, channel: RecorderChannel, message: netmon_pb2.FullAnswer) -> None:
         """An agent has answered. Raises WireError."""
         pull = self._open.get(message.number)
-        if pull is None or pull.asked is not asked:
+        if pull is None or pull.asked is not channel:
             return  # it was given up meanwhile
         table = decode_buckets(message.buckets)
         if table.dtype != BUCKET or pull.rows + len(table) > MOST_ROWS:
-            raise WireError(f"{asked.session.hello.host} answers with other rows, or more, than were asked for")
+            raise WireError(f"{channel.session.hello.host} answers with other rows, or more, than were asked for")
         pull.tables.append(table)
         pull.rows += len(table)
         pull.gap, pull.over = read_sentence(message.gap, "FullAnswer.gap"), message.last
         pull.news.set()
 
-    def disconnected(self, asked: RecorderChannel) -> None:
+    def disconnected(self, channel: RecorderChannel) -> None:
         """The connection has broken: nothing will be answered on it."""
         for pull in self._open.values():
-            if pull.asked is asked:
+            if pull.asked is channel:
                 pull.error, pull.over = "it went away before it had answered", True
                 pull.news.set()
 
-    async def pull(self, asked: RecorderChannel, since_utc: int, until_utc: int) -> Pulled:
+    async def pull(self, channel: RecorderChannel, since_utc: int, until_utc: int) -> Pulled:
         """Rows of full resolution whose buckets begin in [since_utc, until_utc). Raises DataError."""
-        window, host = asked.session.window, asked.session.hello.host
+        window, host = channel.session.window, channel.session.hello.host
         clock, width = window.alignment.map, window.window_ns
         # Whole share windows: a part of one would be classified as another thing than the whole.
         since, until = clock.mono(since_utc) // width * width, -(-clock.mono(until_utc) // width) * width
         async with self._turns:
-            pull = await self._asked(asked, max(0, since), max(0, until))
+            pull = await self._asked(channel, max(0, since), max(0, until))
         if pull.error:
             raise DataError(f"cannot get full resolution from {host}: {pull.error}")
         tables = [Columns.zeros(0, SETTLED)]
@@ -120,15 +120,15 @@ class FullResolution:
         gaps = [pull.gap, "rows of flows that are long over are left out" if unknown else ""]
         return Pulled(rows, "; ".join(filter(None, gaps)))
 
-    async def _asked(self, asked: RecorderChannel, since_ns: int, until_ns: int) -> _Pull:
-        number, pull = next(self._numbers), _Pull(asked)
-        if not asked.connected:
+    async def _asked(self, channel: RecorderChannel, since_ns: int, until_ns: int) -> _Pull:
+        number, pull = next(self._numbers), _Pull(channel)
+        if not channel.connected:
             pull.error = "it is not connected"
             return pull
         self._open[number] = pull
         request = netmon_pb2.FullRequest(number=number, since_ns=since_ns, until_ns=until_ns, most_rows=MOST_ROWS)
-        asked.requests.append(request)
-        asked.news.set()
+        channel.requests.append(request)
+        channel.news.set()
         try:
             while not pull.over:
                 pull.news.clear()

@@ -89,16 +89,16 @@ class JobExchange:
             own_s = -time.thread_time()
             soon = time.monotonic() - SILENT_AFTER_S
             newest = [entry for entry in newest if not entry.broken]
-            heard = [
+            reporting = [
                 entry.teller
                 for entry in newest
                 if entry.session.hello.session in last_words or (entry.connected and entry.last_heard > soon)
             ]
-            if not self._stage.alive or not (heard or self._ended):
+            if not self._stage.alive or not (reporting or self._ended):
                 return [], {}
             ended, self._ended = self._ended, []
             compared = [entry.teller for entry in newest if entry.connected and entry.session.received]
-            news = replace(build_news(heard, compared, ended), marked=marked, unclear=unclear)
+            news = replace(build_news(reporting, compared, ended), marked=marked, unclear=unclear)
             self._pending_updates += news.pending_updates
             own_s += time.thread_time()
             answer = await self._stage.exchange(news)

@@ -389,9 +389,9 @@ class Registry:
         self.advising.refresh()
         return self._view.freeze(time.time_ns(), [line for line in lines if line])
 
-    def page(self, frozen: Frozen, asked: Selection) -> Snapshot:
+    def page(self, frozen: Frozen, selection: Selection) -> Snapshot:
         """What of it a viewer has asked for."""
-        return page(frozen, asked, self._sessions, self._jobs)
+        return page(frozen, selection, self._sessions, self._jobs)
 
     def snapshot(self, flows: int) -> Snapshot:
         """Everything as it is now, with so many of the largest flows."""

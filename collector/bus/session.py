@@ -59,9 +59,9 @@ class InOrder(Generic[T]):
         """A batch has come; what may be taken in now. One that was given out before is not given out again."""
         self._known = max(self._known, label.acknowledged)
         if label.sequence > self.last:
-            held = self._held.get(label.sequence)
+            waiting = self._held.get(label.sequence)
             # Sent again without the batch that went before it, which was given up.
-            if held is None or label.previous < held.label.previous:
+            if waiting is None or label.previous < waiting.label.previous:
                 self._held[label.sequence] = _Held(label, what)
         yield from self._ready(len(self._held) > MOST_HELD)
 
@@ -263,8 +263,8 @@ class BusSession:
     @property
     def idle(self) -> bool:
         """Its agent is not connected, and nothing of it waits here or, because it is refused, on the bus."""
-        held = self._order is not None and self._order.waiting
-        waits = self._replies or self._parked or self._end or held or self.refused
+        waiting = self._order is not None and self._order.waiting
+        waits = self._replies or self._parked or self._end or waiting or self.refused
         return self.connection is None and self._waits_since is not None and not waits
 
     async def forget(self) -> None:

@@ -225,23 +225,23 @@ class Handover:
         """Look, and do what is due. Raises NetmonError."""
         own = self._members.worker
         seen = await self._members.poll()
-        held = self._intake.taken_hosts()
-        for host in [host for host in held if seen.owners.get(host, own) != own]:
+        owned = self._intake.taken_hosts()
+        for host in [host for host in owned if seen.owners.get(host, own) != own]:
             _log.warning("%s has been taken over by %s", host, seen.owners[host])
             await self._intake.lose(host)
         # A bus that has come back empty knows no owners: what was taken in is still ours to store.
-        await self._raise_fence([host for host in held if host not in seen.owners])
-        held = self._intake.taken_hosts()
-        await self._tell(held, seen)
+        await self._raise_fence([host for host in owned if host not in seen.owners])
+        owned = self._intake.taken_hosts()
+        await self._tell(owned, seen)
         hosts = await self._intake.hosts()
-        await self._let_go_of_gone(held, hosts)
-        held = self._intake.taken_hosts()
+        await self._let_go_of_gone(owned, hosts)
+        owned = self._intake.taken_hosts()
         together = components(hosts | seen.owners.keys(), seen.ties)  # not what only this worker knows
         wanted = assign(together, seen.workers, seen.owners)
         if self._settled(seen):
-            await self._release([host for host in held if wanted.get(host, own) != own])
+            await self._release([host for host in owned if wanted.get(host, own) != own])
             # Of a worker of this name that was killed: who is to have them waits until they are free.
-            for host in seen.owners.keys() - held:
+            for host in seen.owners.keys() - owned:
                 if seen.owners[host] == own != wanted.get(host, own):
                     await self._members.give_up(host)
         await self._take([part for part in together if wanted and wanted[min(part)] == own], seen)
@@ -265,14 +265,14 @@ class Handover:
             self._steady = since, known = time.monotonic(), frozenset(seen.workers)
         return time.monotonic() - since > self._members.ttl_s / 2
 
-    async def _tell(self, held: Collection[str], seen: Cluster) -> None:
+    async def _tell(self, owned: Collection[str], seen: Cluster) -> None:
         if time.monotonic() - self._told_s > _TELL_EVERY_S:
-            await self._members.publish_ties(self._lasting.lasting(self._ties(held), seen.ties))
+            await self._members.publish_ties(self._lasting.lasting(self._ties(owned), seen.ties))
             self._told_s = time.monotonic()
 
-    async def _let_go_of_gone(self, held: Iterable[str], hosts: Collection[str]) -> None:
+    async def _let_go_of_gone(self, owned: Iterable[str], hosts: Collection[str]) -> None:
         now = time.monotonic()
-        self._gone = {host: self._gone.get(host, now) for host in held if host not in hosts}
+        self._gone = {host: self._gone.get(host, now) for host in owned if host not in hosts}
         for host in [host for host, since in self._gone.items() if now - since > _LINGER_S]:
             await self._intake.release(host)
             await self._members.forget(host)
@@ -288,12 +288,12 @@ class Handover:
 
     async def _take(self, parts: Iterable[Collection[str]], seen: Cluster) -> None:
         """Whole components, as soon as none of their hosts is another living worker's."""
-        own, held = self._members.worker, self._intake.taken_hosts()
+        own, owned = self._members.worker, self._intake.taken_hosts()
         if time.monotonic() - self._begun_s < self._members.ttl_s / 4:  # who begins with us is to have a share
             return
         wanted: list[str] = []
         for part in parts:
-            missing = [host for host in part if host not in held]
+            missing = [host for host in part if host not in owned]
             if all(seen.owners.get(host, own) == own or seen.owners[host] not in seen.workers for host in missing):
                 wanted += missing
         taken = await self._raise_fence(wanted)

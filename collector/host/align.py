@@ -260,9 +260,9 @@ class Alignment:
             return None
         if not due:
             return []
-        heard, self._waiting, self._fitted_ns = self._waiting, [], now_ns
+        received, self._waiting, self._fitted_ns = self._waiting, [], now_ns
         self._fits += 1
-        return heard
+        return received
 
     def _fit_due(self, now_ns: int) -> bool:
         if not self._waiting:
@@ -378,9 +378,9 @@ def update_all(updates: Sequence[Update]) -> list[int | None]:
     Returns of each by how many ns its map steps, where the clock has jumped or is only now known.
     """
     due = [one for one in updates if one.alignment.begin(*one[1:])]
-    asked = [(one, wanted) for one in due if (wanted := one.alignment.believed(one.now_ns))]
-    fits = fit_exchanges([wanted for _, wanted in asked])
-    kept = {id(one) for (one, _), fit in zip(asked, fits, strict=True) if one.alignment.keeps(fit)}
+    queries = [(one, wanted) for one in due if (wanted := one.alignment.believed(one.now_ns))]
+    fits = fit_exchanges([wanted for _, wanted in queries])
+    kept = {id(one) for (one, _), fit in zip(queries, fits, strict=True) if one.alignment.keeps(fit)}
     rest = [one for one in due if id(one) not in kept]
     for one, fit in zip(rest, fit_exchanges([one.alignment.refuted(one.now_ns) for one in rest]), strict=True):
         one.alignment.take(fit)

@@ -71,10 +71,10 @@ class FlowKeys:
             self._keys, self._index, self._asked_ns = self._keys[stay], self._index[stay], self._asked_ns[stay]
             self._gone = []
         if self._new:
-            key, index, asked = np.array(sorted(self._new), np.int64).T
+            key, index, order = np.array(sorted(self._new), np.int64).T
             place = np.searchsorted(self._keys, key)
             self._keys, self._index = np.insert(self._keys, place, key), np.insert(self._index, place, index)
-            self._asked_ns = np.insert(self._asked_ns, place, asked)
+            self._asked_ns = np.insert(self._asked_ns, place, order)
             self._new = []
 
 

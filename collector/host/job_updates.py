@@ -119,17 +119,17 @@ class JobUpdates:
         )
 
 
-def build_news(heard: Sequence[JobUpdates], connected: Iterable[JobUpdates], ended: Sequence[int]) -> HostNews:
+def build_news(reporting: Sequence[JobUpdates], connected: Iterable[JobUpdates], ended: Sequence[int]) -> HostNews:
     """All news.
 
-    heard: the newest session of each host that has sent something lately: the horizon waits for the slowest of them;
+    reporting: the newest session of each host that has sent something lately: the horizon waits for the slowest of them;
     connected: those whose clocks are compared; ended: places of sessions that are over.
     """
     over: list[int] = []
-    flows = [flow for teller in heard for flow in teller.flows(over)]
-    payload, onsets, lost = _rows(heard, flows) if heard else (empty(TRAFFIC), empty(ONSET_UPDATE), 0)
+    flows = [flow for teller in reporting for flow in teller.flows(over)]
+    payload, onsets, lost = _rows(reporting, flows) if reporting else (empty(TRAFFIC), empty(ONSET_UPDATE), 0)
     pending_updates = lost + max(0, len(payload) - MOST_ROWS)
-    horizons = [teller.window.alignment.utc(teller.window.horizon_ns) for teller in heard]
+    horizons = [teller.window.alignment.utc(teller.window.horizon_ns) for teller in reporting]
     return HostNews(
         clocks=[clock_of(teller.place, teller.session.hello.host, teller.window.alignment) for teller in connected],
         flows=flows,
@@ -142,27 +142,27 @@ def build_news(heard: Sequence[JobUpdates], connected: Iterable[JobUpdates], end
     )
 
 
-def _rows(heard: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Table, Table, int]:
+def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Table, Table, int]:
     """New payload (TRAFFIC) and onsets (ONSET_UPDATE) of at least one session, and how many rows came and went untold.
 
     flows: those of which there is something are put in there if they have not been told.
     """
-    tables, state = heard[0].session.tables, heard[0].told.state
-    places = np.array([teller.session.place for teller in heard], np.int64)
+    tables, state = reporting[0].session.tables, reporting[0].told.state
+    places = np.array([teller.session.place for teller in reporting], np.int64)
     payload, onsets = (rows.take(places, len(tables.places.table)) for rows in (tables.payload, tables.onsets))
     lost = tables.payload.lost(places)
     known = tables.flows.state
     # What is told late may be of a flow that is over.
     onsets = newest_onsets(onsets)
     payload, onsets = (_where(rows, known["session"][rows["flow"]] == rows["session"]) for rows in (payload, onsets))
-    by_place = {teller.session.place: teller for teller in heard}
+    by_place = {teller.session.place: teller for teller in reporting}
     for rows in (payload, onsets):
         new = np.unique(rows["flow"][state[rows["flow"]] == _UNTOLD])
         for place, own in _runs(known["session"][new]):
             flows += by_place[place].introduce(new[own].tolist())
     payload, onsets = (_where(rows, state[rows["flow"]] == _TOLD) for rows in (payload, onsets))
     place_of_session = np.zeros(len(tables.places.table), np.int64)
-    place_of_session[places] = [teller.place for teller in heard]
+    place_of_session[places] = [teller.place for teller in reporting]
 
     def numbers(flow: _Numbers) -> _Numbers:
         return flow_numbers(place_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))

@@ -48,10 +48,10 @@ class PeerLookups:
     def take(self, flows: Sequence[Flow | None], state: Table) -> tuple[npt.NDArray[np.int64], list[tuple[int, Flow]]]:
         """Numbers of flows of which it is asked no more, and those of which it is asked anew; flows, state: of all."""
         over, self._over = np.array(self._over, np.int64), []
-        asked, self._new = sorted(self._new), set()
-        sessions, ids = (state[name][asked].tolist() for name in ("session", "flow_id"))
+        wanted, self._new = sorted(self._new), set()
+        sessions, ids = (state[name][wanted].tolist() for name in ("session", "flow_id"))
         described = []
-        for index, session, flow_id in zip(asked, sessions, ids, strict=True):
+        for index, session, flow_id in zip(wanted, sessions, ids, strict=True):
             flow = flows[index]
             if flow is not None:
                 described.append((flow_numbers(session, flow_id), flow))

@@ -182,8 +182,8 @@ class Ranks(KnownRanks):
         rank.tracker.add(mark)
         rank.add(mark)
         # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
-        heard = rank.tracker.unusable > unusable
-        if heard:
+        repeated = rank.tracker.unusable > unusable
+        if repeated:
             return
         on_time = self.account.cut(mark.time_ns, settled_ns)
         if on_time:

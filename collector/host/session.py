@@ -111,13 +111,13 @@ class NicRows:
         for sample in samples:
             if sample.source != _RDMA:
                 continue
-            carried = sum(v for name, v in zip(sample.names, sample.values, strict=True) if name.endswith("_bytes"))
-            if carried > self._carried.setdefault(sample.device, carried):
+            total_bytes = sum(v for name, v in zip(sample.names, sample.values, strict=True) if name.endswith("_bytes"))
+            if total_bytes > self._carried.setdefault(sample.device, total_bytes):
                 yield (
                     f"{self._host}: {sample.device} carries RDMA traffic (RoCE), which bypasses the hooks: "
                     "present in the table nic, not attributed to flows"
                 )
-            self._carried[sample.device] = carried
+            self._carried[sample.device] = total_bytes
 
 
 # --- session

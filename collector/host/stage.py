@@ -194,8 +194,8 @@ class HostStage:
             samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, of_batch, samples)
         self.tables.evidence.add(many, batches.place, batches.good)
-        heard = distinct(batches.place[batches.good])
-        self._settle_until(heard, self._grid(heard))
+        with_batches = distinct(batches.place[batches.good])
+        self._settle_until(with_batches, self._grid(with_batches))
         yield from self._settle(settled, with_marks | self._unnamed)
         return settled
 
@@ -343,14 +343,14 @@ class HostStage:
         settled_ns = self.tables.places.table["settled_ns"]
         settled_ns[places] = np.maximum(settled_ns[places], until_ns)
 
-    def _settle(self, settled: Settled, heard: set[int]) -> Talk[None]:
-        """Make final what begins before the settled times; heard: sessions of which something is new."""
+    def _settle(self, settled: Settled, with_batches: set[int]) -> Talk[None]:
+        """Make final what begins before the settled times; with_batches: sessions of which something is new."""
         tables = self.tables
-        self._loose |= heard | tables.steady.given_back
+        self._loose |= with_batches | tables.steady.given_back
         tables.steady.given_back.clear()
         self._loose = {p for p in self._loose - self._broken if self._sessions[p].window.ranks.busy}
         busy = sorted(self._loose)
-        training = sorted(heard.intersection(busy))
+        training = sorted(with_batches.intersection(busy))
         for place in training:
             window = self._sessions[place].window
             self._guard(settled, place, window.align_ranks)
@@ -369,7 +369,7 @@ class HostStage:
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
         settled.final.append(found)
-        self._output(settled, buckets, found.rows, heard)
+        self._output(settled, buckets, found.rows, with_batches)
         tables.forget()
 
     def _final(self, settled: Settled, rows: Columns, steps: AllSteps) -> tuple[Classified, Columns]:
@@ -399,7 +399,7 @@ class HostStage:
             own = older[rows["session"][older] == place]
             buckets["bucket_start_ns"][own] = self._sessions[place].window.alignment.map.utcs(rows["start_ns"][own])
 
-    def _output(self, settled: Settled, buckets: Columns, rows: Columns, heard: set[int]) -> None:
+    def _output(self, settled: Settled, buckets: Columns, rows: Columns, with_batches: set[int]) -> None:
         tables, places = self.tables, self.tables.places
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
@@ -413,9 +413,9 @@ class HostStage:
                 ledger.setdefault(place, []).append(row)
         begins = edges(fresh["session"], len(places.table))
         with_rows = set(distinct(fresh["session"]).tolist())
-        due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
-        asked = sorted(self._loose & due)
-        of_loose = {place: self._guard(settled, place, self._sessions[place].settle_ranks) for place in asked}
+        due = with_batches | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
+        loose = sorted(self._loose & due)
+        of_loose = {place: self._guard(settled, place, self._sessions[place].settle_ranks) for place in loose}
         ended, over = (
             iteration_rows((place, one) for place, own in of_loose.items() if own for one in own[which])
             for which in (0, 1)
@@ -424,7 +424,7 @@ class HostStage:
         settled.ended += [good for each in (ended, tables.steady.ended()) if len(good := tables.understood(each))]
         for due_rows in (over, tables.steady.settle(np.ascontiguousarray(settled_ns))):
             self._account(settled, tables.understood(due_rows))
-        for place in asked:
+        for place in loose:
             self._let_go(place)
         for place in sorted((with_rows | ledger.keys()) - self._broken):
             output = Output(fresh[begins[place] : begins[place + 1]], ledger.get(place, []))

@@ -106,10 +106,10 @@ class Classifier:
         """rows: of ARRIVED; link: of each, of all sessions' → windows, the class of each row."""
         class_, job, traffic = (self._flows.of_flows(name, rows["flow"]) for name in ("class", "job", "traffic"))
         gradient = (class_ == Class.DL_ONLY) & np.isin(traffic, BULK)
-        asked = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
+        query = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
         links = self._places.links
-        windows = share_windows(asked, links["capacity_bps"], links["window_ns"], self._settings.share_threshold)
-        return windows, row_classes(asked, windows)
+        windows = share_windows(query, links["capacity_bps"], links["window_ns"], self._settings.share_threshold)
+        return windows, row_classes(query, windows)
 
 
 # --- tables
@@ -212,8 +212,8 @@ class Tables:
         """Iterations with the account of their bytes."""
         window_ns, alone = self.places.table["window_ns"][rows.place], rows.each_of("size") == 1
         job = rows.numbers(self.flows.job)
-        asked = TrafficQuery(rows.place, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
-        return Accounted(rows, self.accounts.tally(asked, self.flows.traffic_owners, self.flows.jobs))
+        query = TrafficQuery(rows.place, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
+        return Accounted(rows, self.accounts.tally(query, self.flows.traffic_owners, self.flows.jobs))
 
     def add_iterations(self, accounted: Accounted) -> None:
         """Iterations on their way to the dataset."""

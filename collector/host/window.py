@@ -138,8 +138,8 @@ class HostWindow:
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int
     ) -> Update | None:
         """Take in what batches tell of the clock, up to the horizon; None where that does not change its map."""
-        heard = self.alignment.add_sample(sample, exchanges, horizon_ns)
-        return None if heard is None else Update(self.alignment, sample, heard, horizon_ns, settled_ns)
+        samples = self.alignment.add_sample(sample, exchanges, horizon_ns)
+        return None if samples is None else Update(self.alignment, sample, samples, horizon_ns, settled_ns)
 
     def aligned(self, before: TimeMap, jump_ns: int | None) -> None:
         """The clock's map was updated. before: the one until now; jump_ns: as update_all tells."""

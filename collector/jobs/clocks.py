@@ -71,10 +71,10 @@ class Clocks:
         hosts = _Hosts(clocks, self._coarse, self._corrections)
         pairs = hosts.lines.hosts(self._ends.sessions()).reshape(-1, 2)
         there = np.logical_and(pairs[:, 0] >= 0, pairs[:, 1] >= 0)
-        held = there & hosts.held[pairs[:, 0]] & hosts.held[pairs[:, 1]]
+        usable = there & hosts.held[pairs[:, 0]] & hosts.held[pairs[:, 1]]
         moved = self._moved(hosts)
-        anew = there & (~held | moved[pairs[:, 0]] | moved[pairs[:, 1]])
-        comparisons = self._compare(hosts, pairs, there, held, anew)
+        anew = there & (~usable | moved[pairs[:, 0]] | moved[pairs[:, 1]])
+        comparisons = self._compare(hosts, pairs, there, usable, anew)
         compared = {number for c in comparisons for number in (c.first, c.second)}
         lost = [number for number in np.flatnonzero(~hosts.held).tolist() if number not in compared]
         for number, lag in self._coarse_lags(hosts, pairs, lost).items():

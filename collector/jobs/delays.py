@@ -125,11 +125,11 @@ class Delays:
         sent, received = self.of_pairs(which, lines)
         links, count = self._ends.links(), 2 * len(which)
         way = 2 * links["pair"] + ~links["by_first"]
-        begin, end, heard = np.full(count, _MOST), np.full(count, _LEAST), np.zeros(len(links), np.bool_)
+        begin, end, observed = np.full(count, _MOST), np.full(count, _LEAST), np.zeros(len(links), np.bool_)
         np.minimum.at(begin, way[received["key"]], received["time_ns"])
         np.maximum.at(end, way[received["key"]], received["time_ns"])
-        heard[received["key"]] = True
-        sent = sent.compress(heard[sent["key"]])
+        observed[received["key"]] = True
+        sent = sent.compress(observed[sent["key"]])
         at = way[sent["key"]]
         seen = (sent["time_ns"] >= begin[at] - REST_NS) & (sent["time_ns"] <= end[at] + REST_NS)
         return np.bincount(at[seen], minlength=count)

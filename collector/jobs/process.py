@@ -42,8 +42,8 @@ class JobStageProcess:
         """What viewers are to be told of, a line each."""
         if not self.alive:
             return ("the process that compares hosts has died twice: nothing is inferred from traffic any more",)
-        asked_s = self._asked_s
-        behind_s = time.monotonic() - asked_s if asked_s else 0.0
+        requested_s = self._asked_s
+        behind_s = time.monotonic() - requested_s if requested_s else 0.0
         late = [f"the comparison of hosts is behind by {behind_s:.0f} s"] if behind_s > _BEHIND_S else []
         return [*self._said, *late]
 

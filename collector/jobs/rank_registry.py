@@ -99,11 +99,11 @@ class Claims:
         number = 1
         while True:
             name = job if number == 1 else f"{job}#{number}"
-            held = self._held.get(name)
-            if held is None or next(held.rivals(holder, step, _EVER), None) is None:
+            claimed = self._held.get(name)
+            if claimed is None or next(claimed.rivals(holder, step, _EVER), None) is None:
                 self._put(name, step, holder)
                 return name
-            stepped_since = next(held.rivals(holder, step, step.since_ns), None) is not None
+            stepped_since = next(claimed.rivals(holder, step, step.since_ns), None) is not None
             if not holder.pid or (wait and not stepped_since and step.last_ns - step.since_ns < _PATIENCE_NS):
                 return ""
             number += 1
@@ -113,14 +113,14 @@ class Claims:
 
         False where another one has it now.
         """
-        held = self._held.get(name)
-        claim = held.claims.get(step.rank) if held else None
-        if held is None or claim is None:
+        claimed = self._held.get(name)
+        claim = claimed.claims.get(step.rank) if claimed else None
+        if claimed is None or claim is None:
             self._put(name, step, holder)
             return True
         if claim.holder == holder:
             claim.last_ns = max(claim.last_ns, step.last_ns)
-            held.stepped(claim)
+            claimed.stepped(claim)
         return claim.holder == holder
 
     def __len__(self) -> int:
@@ -137,8 +137,8 @@ class Claims:
 
     def release(self, name: str, rank: int, holder: Holder) -> None:
         """The holder steps no more as this rank."""
-        held = self._held.get(name)
-        if held and rank in held.claims and held.claims[rank].holder == holder:
+        claimed = self._held.get(name)
+        if claimed and rank in claimed.claims and claimed.claims[rank].holder == holder:
             self._remove(name, rank)
 
     def release_session(self, session: str) -> None:
@@ -153,10 +153,10 @@ class Claims:
         self._of_session.setdefault(holder.session, set()).add((name, step.rank))
 
     def _remove(self, name: str, rank: int) -> None:
-        held = self._held[name]
-        session = held.claims[rank].holder.session
-        held.remove(rank)
-        if not held.claims:
+        claimed = self._held[name]
+        session = claimed.claims[rank].holder.session
+        claimed.remove(rank)
+        if not claimed.claims:
             del self._held[name]
         own = self._of_session[session]
         own.discard((name, rank))

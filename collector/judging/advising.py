@@ -238,11 +238,11 @@ class Advising:
             if time.monotonic() < told_s + _SERVES_S:
                 return answer
             names = self._viewed.names()
-            asked = job if job in names else next((one for one, name in names.items() if name == job), "")
-            if job and not asked:
+            requested = job if job in names else next((one for one, name in names.items() if name == job), "")
+            if job and not requested:
                 raise DataError(f"cannot advise on job {job!r}: the collector knows no such job")
             window = snapshot(self._judging, self._tables, time.time_ns())
-            answer = await asyncio.to_thread(_encoded, window, asked, names)
+            answer = await asyncio.to_thread(_encoded, window, requested, names)
             self._answers.pop(job, None)
             self._answers[job] = time.monotonic(), answer
             while len(self._answers) > _MOST_ANSWERS:

@@ -269,8 +269,8 @@ class Judging:
 
     def remembered(self) -> Remembered:
         """All that is kept now; the jobs of those sessions that are there."""
-        heard = time.monotonic() - _LATELY_S
-        jobs = {name: job for name, job in self._jobs.items() if job.heard_s >= heard}
+        since_s = time.monotonic() - _LATELY_S
+        jobs = {name: job for name, job in self._jobs.items() if job.heard_s >= since_s}
         return Remembered(self._rows.parts(), self._rows.age_s(), jobs, dict(self._sessions))
 
     async def finish(self) -> None:

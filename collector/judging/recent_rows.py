@@ -82,6 +82,8 @@ def of_sessions(parts: Sequence[Part], places: list[int], since_ns: int = 0, wan
             chosen.append((rows, own))
     if not chosen:
         return Columns.zeros(0, RECENT)
-    asked = (np.concatenate([rows[name][own] for rows, own in chosen]) for name in ("session", "start_ns", "bucket_ns"))
-    good = np.split(wanted(*asked), np.cumsum([len(own) for _, own in chosen])[:-1])
+    columns = (
+        np.concatenate([rows[name][own] for rows, own in chosen]) for name in ("session", "start_ns", "bucket_ns")
+    )
+    good = np.split(wanted(*columns), np.cumsum([len(own) for _, own in chosen])[:-1])
     return joined(rows.take(own[kept]) for (rows, own), kept in zip(chosen, good, strict=True))

@@ -86,10 +86,10 @@ def _hosts(frozen: Frozen) -> Iterator[Metric]:
 def _shown_links(frozen: Frozen) -> npt.NDArray[np.intp]:
     """The links with series of their own."""
     links, names = frozen.links, frozen.link_names
-    carried = np.maximum(links["nic_bytes"], links["attributed_bytes"])
+    link_bytes = np.maximum(links["nic_bytes"], links["attributed_bytes"])
     direction = np.fromiter((name.direction for name in names), np.int64, len(names))
     group = links["host"].astype(np.int64) * len(Direction) + direction
-    order = np.lexsort((-carried, group))
+    order = np.lexsort((-link_bytes, group))
     first = starts(group[order])
     place = np.arange(len(order)) - np.repeat(first, np.diff([*first.tolist(), len(order)]))
     return np.sort(order[place < MOST_INTERFACES])
@@ -111,13 +111,13 @@ def _links(frozen: Frozen) -> Iterator[Metric]:
         for word, rate in zip(CLASS_NAMES, row, strict=True)
     ]
     yield gauge("netmon_link_bits_per_second", "Wire rate over the last second", (*_LINK, "class"), rates)
-    carried = (
+    series = (
         ((*name, word), value)
         for name, row in zip(names, frozen.class_bytes[shown].tolist(), strict=True)
         for word, value in zip(CLASS_NAMES, row, strict=True)
     )
     help_ = "Wire bytes of rows that are final, since the link came"
-    yield counter("netmon_link_class_bytes", help_, (*_LINK, "class"), carried)
+    yield counter("netmon_link_class_bytes", help_, (*_LINK, "class"), series)
     yield gauge(
         "netmon_link_capacity_bits_per_second",
         "Where it is known",

@@ -72,14 +72,14 @@ class Spans:
         self._of(verdict.job, verdict.iteration).verdict = verdict
 
     def _of(self, job: str, number: int) -> _Held:
-        held = self._held.get((job, number))
-        if held is None:
+        waiting = self._held.get((job, number))
+        if waiting is None:
             while len(self._held) >= _MOST_HELD:
                 self._held.popitem(last=False)
                 self.dropped += 1
-            held = self._held[job, number] = _Held(0.0)
-        held.heard_s = time.monotonic()
-        return held
+            waiting = self._held[job, number] = _Held(0.0)
+        waiting.heard_s = time.monotonic()
+        return waiting
 
     async def follow(self) -> None:
         """Send what is complete, now and then, until it is cancelled."""
@@ -94,16 +94,16 @@ class Spans:
         self._provider.shutdown()
 
     def _take(self, before_s: float) -> list[tuple[tuple[str, int], _Held]]:
-        due = [(key, held) for key, held in self._held.items() if held.heard_s <= before_s]
+        due = [(key, waiting) for key, waiting in self._held.items() if waiting.heard_s <= before_s]
         for key, _ in due:
             del self._held[key]
         return due
 
     def _emit(self, due: Sequence[tuple[tuple[str, int], _Held]]) -> None:
-        for (job, number), held in due:
-            verdict = held.verdict
-            begins = [begin for _, begin, _, _, _ in held.ranks] or ([verdict.start_ns] if verdict else [])
-            ends = [end for _, _, end, _, _ in held.ranks] or ([verdict.end_ns] if verdict else [])
+        for (job, number), waiting in due:
+            verdict = waiting.verdict
+            begins = [begin for _, begin, _, _, _ in waiting.ranks] or ([verdict.start_ns] if verdict else [])
+            ends = [end for _, _, end, _, _ in waiting.ranks] or ([verdict.end_ns] if verdict else [])
             if not begins:
                 continue
             named: dict[str, Any] = {"netmon.job": job, "netmon.iteration": number}
@@ -111,7 +111,7 @@ class Spans:
             if verdict:
                 whole.add_event("verdict", _of_verdict(verdict), timestamp=verdict.end_ns)
             below = set_span_in_context(whole)
-            for host, begin_ns, end_ns, iteration, tally in held.ranks:
+            for host, begin_ns, end_ns, iteration, tally in waiting.ranks:
                 attributes = named | _of_rank(host, iteration, tally)
                 rank = self._tracer.start_span("rank", below, attributes=attributes, start_time=begin_ns)
                 rank.end(end_ns)

@@ -148,8 +148,8 @@ class ReceivedStream:
             check_silence(host, time.monotonic() - self._waits_since)
 
     async def _write(self) -> None:
-        asked, self._asked = self._asked, []
-        for data in asked:
+        requests, self._asked = self._asked, []
+        for data in requests:
             await self._context.write(data)
         if self._due:
             self._due = False

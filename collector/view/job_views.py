@@ -172,8 +172,8 @@ class Jobs:
         for name, own in accounted.rows.by_job():
             part = accounted.take(own)
             self.counts.accounted(name, part.rows)
-            carried = int(part.tallies["dl_tx_bytes"].sum() + part.tallies["dl_rx_bytes"].sum())
-            self.counts.add_bytes(name, partial(self.hosts, name), carried)
+            dl_bytes = int(part.tallies["dl_tx_bytes"].sum() + part.tallies["dl_rx_bytes"].sum())
+            self.counts.add_bytes(name, partial(self.hosts, name), dl_bytes)
             job, number = self._jobs.get(name), part.rows.each_of("rank").tolist()
             if job is None:
                 continue

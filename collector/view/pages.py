@@ -29,42 +29,42 @@ Places = npt.NDArray[np.intp]
 T = TypeVar("T", Places, Sequence[JobFacts])
 
 
-def page(frozen: Frozen, asked: Selection, state: HostState, jobs: Jobs) -> Snapshot:
+def page(frozen: Frozen, selection: Selection, state: HostState, jobs: Jobs) -> Snapshot:
     """The snapshot for this viewer. state, jobs: asked only for what the few flows and jobs in it are."""
-    chosen = _jobs(frozen, asked)
-    hosts = _hosts(frozen, asked, chosen)
-    order = frozen.worst_first if asked.most_links else frozen.by_name
+    chosen = _jobs(frozen, selection)
+    hosts = _hosts(frozen, selection, chosen)
+    order = frozen.worst_first if selection.most_links else frozen.by_name
     wanted = order if hosts is None else order[np.isin(frozen.links["host"][order], hosts)]
-    links = _part(wanted, asked.links_from, asked.most_links)
-    shown_jobs = _part(chosen, asked.jobs_from, asked.most_jobs)
+    links = _part(wanted, selection.links_from, selection.most_links)
+    shown_jobs = _part(chosen, selection.jobs_from, selection.most_jobs)
     return Snapshot(
         time_ns=frozen.time_ns,
         share_threshold=frozen.share_threshold,
         share_window_ns=frozen.share_window_ns,
-        hosts=_host_views(frozen, _shown_hosts(frozen, asked, hosts, links)),
+        hosts=_host_views(frozen, _shown_hosts(frozen, selection, hosts, links)),
         links=_link_views(frozen, links),
-        jobs=_job_views(frozen, asked, jobs, shown_jobs),
-        flows=_flow_views(frozen, hosts, asked.flows, state.flow_facts),
+        jobs=_job_views(frozen, selection, jobs, shown_jobs),
+        flows=_flow_views(frozen, hosts, selection.flows, state.flow_facts),
         warnings=tuple(printable_line(line) for line in frozen.warnings[:MOST_WARNINGS]),
         totals=frozen.totals,
         page=Page(
             hosts=len(frozen.hosts) if hosts is None else len(hosts),
             links=len(wanted),
-            links_from=min(asked.links_from, len(wanted)),
+            links_from=min(selection.links_from, len(wanted)),
             jobs=len(chosen),
-            jobs_from=min(asked.jobs_from, len(chosen)),
-            unknown=_unknown(frozen, asked),
+            jobs_from=min(selection.jobs_from, len(chosen)),
+            unknown=_unknown(frozen, selection),
         ),
     )
 
 
-def _job_views(frozen: Frozen, asked: Selection, jobs: Jobs, shown: Sequence[JobFacts]) -> tuple[JobView, ...]:
-    views = tuple(_limited(job, asked.most_ranks) for job in jobs.views(job.job for job in shown))
-    if not asked.steps_ns:
+def _job_views(frozen: Frozen, selection: Selection, jobs: Jobs, shown: Sequence[JobFacts]) -> tuple[JobView, ...]:
+    views = tuple(_limited(job, selection.most_ranks) for job in jobs.views(job.job for job in shown))
+    if not selection.steps_ns:
         return views
     apart = (frozen.hosts["horizon_utc_ns"] - frozen.hosts["horizon_ns"]).tolist()
     offsets = dict(zip(frozen.host_names, apart, strict=True))
-    since = frozen.time_ns - min(asked.steps_ns, MOST_STEPS_NS)
+    since = frozen.time_ns - min(selection.steps_ns, MOST_STEPS_NS)
     return tuple(replace(view, steps=jobs.steps(view.job, since, offsets)) for view in views)
 
 
@@ -74,31 +74,31 @@ def printable_line(text: str) -> str:
     return line if len(line) <= LONGEST_WARNING else f"{line[: LONGEST_WARNING - 1]}…"
 
 
-def _jobs(frozen: Frozen, asked: Selection) -> Sequence[JobFacts]:
+def _jobs(frozen: Frozen, selection: Selection) -> Sequence[JobFacts]:
     """The jobs that match; where not all may come, first those with stopped ranks, then those with shared nodes."""
     chosen = frozen.jobs
-    if asked.jobs:
-        chosen = [job for job in chosen if job.job in asked.jobs or job.name in asked.jobs]
-    if asked.hosts:
-        chosen = [job for job in chosen if not job.hosts.isdisjoint(asked.hosts)]
-    if asked.most_jobs:
+    if selection.jobs:
+        chosen = [job for job in chosen if job.job in selection.jobs or job.name in selection.jobs]
+    if selection.hosts:
+        chosen = [job for job in chosen if not job.hosts.isdisjoint(selection.hosts)]
+    if selection.most_jobs:
         chosen = sorted(chosen, key=lambda job: (-len(job.stopped), -job.shared, job.job))
     return chosen
 
 
-def _hosts(frozen: Frozen, asked: Selection, jobs: Iterable[JobFacts]) -> Places | None:
+def _hosts(frozen: Frozen, selection: Selection, jobs: Iterable[JobFacts]) -> Places | None:
     """The numbers of the hosts that match; None: all of them."""
-    if not (asked.hosts or asked.jobs):
+    if not (selection.hosts or selection.jobs):
         return None
-    wanted = set(asked.hosts) or {host for job in jobs for host in job.hosts}
+    wanted = set(selection.hosts) or {host for job in jobs for host in job.hosts}
     return np.array([number for number, name in enumerate(frozen.host_names) if name in wanted], np.intp)
 
 
-def _unknown(frozen: Frozen, asked: Selection) -> tuple[str, ...]:
-    if not (asked.hosts or asked.jobs):
+def _unknown(frozen: Frozen, selection: Selection) -> tuple[str, ...]:
+    if not (selection.hosts or selection.jobs):
         return ()
     known = {name for job in frozen.jobs for name in (job.job, job.name)}
-    missing = set(asked.hosts) - set(frozen.host_names) | set(asked.jobs) - known
+    missing = set(selection.hosts) - set(frozen.host_names) | set(selection.jobs) - known
     return tuple(printable_line(name) for name in sorted(missing))[:MOST_WARNINGS]
 
 
@@ -106,11 +106,11 @@ def _part(items: T, begin: int, most: int) -> T:
     return items[begin : begin + most] if most else items[begin:]
 
 
-def _shown_hosts(frozen: Frozen, asked: Selection, hosts: Places | None, links: Places) -> list[int]:
+def _shown_hosts(frozen: Frozen, selection: Selection, hosts: Places | None, links: Places) -> list[int]:
     """By name: those of the links, and of the others those about which there is something to say."""
     matching = np.arange(len(frozen.hosts)) if hosts is None else hosts
-    if asked.most_hosts and len(matching) > asked.most_hosts:
-        notable = frozen.notable_hosts[np.isin(frozen.notable_hosts, matching)][: asked.most_hosts]
+    if selection.most_hosts and len(matching) > selection.most_hosts:
+        notable = frozen.notable_hosts[np.isin(frozen.notable_hosts, matching)][: selection.most_hosts]
         matching = np.union1d(notable, frozen.links["host"][links])
     return sorted(matching.tolist(), key=lambda number: frozen.host_names[number])
 

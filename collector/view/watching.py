@@ -46,7 +46,7 @@ class Watching:
         self._viewers = 0
         self.let_go = 0  # viewers that did not read
 
-    def latest(self, asked: Selection, jobs_only: bool = False) -> netmon_pb2.Snapshot:
+    def latest(self, selection: Selection, jobs_only: bool = False) -> netmon_pb2.Snapshot:
         """The newest snapshot; it is shared, and only read. jobs_only: without addresses and processes."""
         now_s, now_at, began_s = time.monotonic(), self._ticks(), time.thread_time()
         age_s = now_s - self._frozen_s
@@ -54,9 +54,9 @@ class Watching:
         if self._frozen is None or (now_at != self._frozen_at and rested) or age_s >= _OLDEST_S:
             self._frozen, self._frozen_at, self._frozen_s, self._took_s = self._freeze(), now_at, now_s, 0.0
             self._encoded = {}
-        key = asked, jobs_only
+        key = selection, jobs_only
         if key not in self._encoded:
-            snapshot = replace(self._page(self._frozen, asked), insecure=self._insecure, version=__version__)
+            snapshot = replace(self._page(self._frozen, selection), insecure=self._insecure, version=__version__)
             self._encoded[key] = encode_snapshot(without_names(snapshot) if jobs_only else snapshot)
             self._took_s += time.thread_time() - began_s
         return self._encoded[key]
@@ -64,8 +64,8 @@ class Watching:
     async def watch(self, request: netmon_pb2.WatchRequest, context: Context, jobs_only: bool = False) -> None:
         """Give one snapshot, or one per interval until the viewer goes. jobs_only: as in `latest`."""
         try:
-            asked = decode_selection(request)
-            asked = request_without_flows(asked) if jobs_only else asked
+            selection = decode_selection(request)
+            selection = request_without_flows(selection) if jobs_only else selection
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         interval_s = max(request.interval_ms / 1e3, _SHORTEST_INTERVAL_S)
@@ -73,7 +73,7 @@ class Watching:
         due_s = time.monotonic()
         try:
             while True:
-                await asyncio.wait_for(context.write(self.latest(asked, jobs_only)), _LET_GO_AFTER_S)
+                await asyncio.wait_for(context.write(self.latest(selection, jobs_only)), _LET_GO_AFTER_S)
                 if not request.interval_ms:
                     return
                 now_s = time.monotonic()

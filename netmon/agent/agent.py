@@ -212,18 +212,18 @@ class Agent:
         if now_ns - self._marked_ns < _MARKED_NS:
             self._hear_ranks(now_ns)
         self._host_part.watch(now_ns)
-        asked, kernel = self._surroundings.waits(now_ns), self._meter.poll()
+        scan_waits, kernel = self._surroundings.waits(now_ns), self._meter.poll()
         has_news = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
         level = max(kernel.level, self._steps_ring.level, self._owners.level)
         waits = bool(has_news or len(self._meter.rows))
-        hurried = kernel.opened or self._owners.pending or (woken and not (waits or asked))
+        hurried = kernel.opened or self._owners.pending or (woken and not (waits or scan_waits))
         self._rhythm.update(now_ns, level, waits, hurried)
         drains = kernel.opened or self._rhythm.full or self._rhythm.batch_is_due
         if drains:
             self._drain(now_ns)
-        elif asked:
+        elif scan_waits:
             self._hear_ranks(now_ns)  # before it is told who has gone
-        if drains or asked:
+        if drains or scan_waits:
             self._marks += self._surroundings.receive(now_ns)
             self._surroundings.request(now_ns)
 

@@ -111,15 +111,15 @@ async def exchange_clocks(bus: Bus, worker: Callable[[], str], exchanges: ClockE
     """Until it is cancelled. worker(): its name; empty: nobody is known to have this host."""
     number, pace, before = 0, Pace(), ""
     while True:
-        asked, took = worker(), []
-        if asked != before:
-            before, pace = asked, Pace()
+        worker_name, took = worker(), []
+        if worker_name != before:
+            before, pace = worker_name, Pace()
         try:
-            for _ in range(BURST if asked else 0):
+            for _ in range(BURST if worker_name else 0):
                 number += 1
                 probe = netmon_pb2.ClockProbe(number=number).SerializeToString()
                 sent = time.monotonic_ns()
-                answer = await bus.client.request(clock_subject(asked), probe, timeout=_ANSWER_S)
+                answer = await bus.client.request(clock_subject(worker_name), probe, timeout=_ANSWER_S)
                 received = time.monotonic_ns()
                 echo = netmon_pb2.ClockEcho.FromString(answer.data)
                 if echo.number == number:

@@ -109,10 +109,10 @@ class Ledger:
         self._counted[link] = counted
         return self._before[link][0] + counted[0], self._before[link][1] + counted[1]
 
-    def lose(self, carried: Table) -> None:
+    def lose(self, totals: Table) -> None:
         """Counts what batches carried (dtype CARRIED) as lost in the agent."""
         with self._lock:
-            for interface, direction, *counts in carried.tolist():
+            for interface, direction, *counts in totals.tolist():
                 lost = self._lost[interface, Direction(direction)]
                 for name, count in zip(COUNTS, counts, strict=True):
                     lost[name] += count

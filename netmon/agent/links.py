@@ -26,11 +26,11 @@ class Links:
     def follow(self, now: Sequence[tuple[int, str]]) -> None:
         """now: (ifindex, name) of each; (0, "") where it is not there. Says what has changed."""
         for number, ((index, name), (old_index, old_name)) in enumerate(zip(now, self._now, strict=True), 1):
-            asked = self._asked[number - 1]
+            interfaces = self._asked[number - 1]
             if old_index and not index:
-                log.warning("%s is gone; waiting for it to come back", asked)
+                log.warning("%s is gone; waiting for it to come back", interfaces)
             elif index and not old_index:
-                log.info("%s is back", asked)
+                log.info("%s is back", interfaces)
             elif name != old_name:
-                log.info("%s is called %s now; it stays %s in the dataset", old_name, name, asked)
+                log.info("%s is called %s now; it stays %s in the dataset", old_name, name, interfaces)
         self._now = [(index, name) for index, name in now]

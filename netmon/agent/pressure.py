@@ -53,8 +53,8 @@ class Pressure:
         elif self._level and now_ns - self._hard_ns >= _EASY_FOR_NS:
             self._level, self._hard_ns = self._level - 1, now_ns
         # The collector says itself when it can take more: what it asks for leaves nothing behind.
-        asked = min(sum(step < backlog.asked_ns for step in self._steps), len(self._steps) - 1)
-        return self._steps[max(self._level, asked)]
+        requested = min(sum(step < backlog.asked_ns for step in self._steps), len(self._steps) - 1)
+        return self._steps[max(self._level, requested)]
 
 
 def _reached(value: float, limits: tuple[float, ...]) -> int:

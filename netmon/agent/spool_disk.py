@@ -194,14 +194,14 @@ class SpoolDisk:
     def _put_right(self) -> None:
         try:
             there = self.do(BatchTable.link_totals)
-            stripped = [number for number, carried in there.items() if self.carried.get(number, carried) != carried]
+            stripped = [number for number, totals in there.items() if self.carried.get(number, totals) != totals]
             if stripped:
                 self._lose(summed([self.carried[number] for number in stripped]))
                 self.carried.update(dict.fromkeys(stripped, b""))
-            for number, carried in self._memory.link_totals().items():
-                if there.get(number) != carried:  # not there, or without its buckets by now: none passes it
+            for number, totals in self._memory.link_totals().items():
+                if there.get(number) != totals:  # not there, or without its buckets by now: none passes it
                     break
-                self.carried[number] = carried
+                self.carried[number] = totals
                 self._memory.delete(self._memory.read(number))
             self.do(lambda table: table.keep_only(self.carried))
             self._doubtful = False

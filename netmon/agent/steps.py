@@ -156,8 +156,8 @@ class StepMarks:
         processes = list(found)
         pids = {process["pid"] for process in processes}
         self._told = {pid: identity for pid, identity in self._told.items() if pid in pids}
-        held = {pid for table in self._unknown for pid in np.unique(table["pid"]).tolist()}
-        self._numbers = {pid: number for pid, number in self._numbers.items() if pid in pids or pid in held}
+        unresolved = {pid for table in self._unknown for pid in np.unique(table["pid"]).tolist()}
+        self._numbers = {pid: number for pid, number in self._numbers.items() if pid in pids or pid in unresolved}
         alive = self._trainers(processes)
         self._calls.retain(alive.keys())
         marks: list[Mark] = []
@@ -246,10 +246,10 @@ class StepMarks:
 
     def _bound(self) -> None:
         """Whose calls are many and make no steps is begun with anew."""
-        held = {pid: rank.detector.pending for pid, rank in self._ranks.items()}
-        while held and sum(held.values()) > _HELD_EVENTS:
-            largest = max(held, key=held.__getitem__)
-            self.refused += held.pop(largest)
+        pending = {pid: rank.detector.pending for pid, rank in self._ranks.items()}
+        while pending and sum(pending.values()) > _HELD_EVENTS:
+            largest = max(pending, key=pending.__getitem__)
+            self.refused += pending.pop(largest)
             self._ranks[largest].detector.forget()
 
     def _number(self, pid: int, rank_and_size: int) -> None:

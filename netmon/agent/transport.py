@@ -121,20 +121,20 @@ class TransportLooks:
         flows = [self._flows.get(flow_id) for flow_id in ids.tolist()]
         if flows != self._plan.flows:  # most times the same ones train
             self._plan = _Plan(flows, self._large)
-        asked = self._plan.worth_a_look(payload)
-        if not asked or not self._tcp:
+        queried = self._plan.worth_a_look(payload)
+        if not queried or not self._tcp:
             return _NOTHING
         try:
-            found = self._tcp.query([one.end for one in asked])
+            found = self._tcp.query([one.end for one in queried])
         except OSError:
             return _NOTHING
         numbers = found["number"].tolist()
-        if self._able_elsewhere and len(numbers) < len(asked):
+        if self._able_elsewhere and len(numbers) < len(queried):
             there = set(numbers)
-            self._asked = [one for number, one in enumerate(asked) if number not in there]
+            self._asked = [one for number, one in enumerate(queried) if number not in there]
             self.elsewhere, self._asked_payload = [one.end for one in self._asked], payload
             self._asked_since_ns = self._looked_ns
-        return self._rows(found, [asked[n] for n in numbers], payload, self._looked_ns, time.monotonic_ns())
+        return self._rows(found, [queried[n] for n in numbers], payload, self._looked_ns, time.monotonic_ns())
 
     def _rows(
         self, found: Table, connections: list["_Connection"], payload: _Counts, since_ns: int, now_ns: int
@@ -272,13 +272,13 @@ class _Plan:
         """Of the ranks' connections and of the others those with most of it. payload: of each flow."""
         if self._all:
             return [one or self._connection(number, payload) for number, one in enumerate(self._known)]
-        carried = np.bincount(self._of, payload, len(self._ends) + 1)[:-1]
-        for place in np.flatnonzero((carried >= _LARGE_BYTES) & ~self._large).tolist():
+        sent = np.bincount(self._of, payload, len(self._ends) + 1)[:-1]
+        for place in np.flatnonzero((sent >= _LARGE_BYTES) & ~self._large).tolist():
             self._large[place] = True
             self._known_large.add(self._ends[place][0])
-        ranks, others = (np.flatnonzero(of) for of in (self._trains, self._large & ~self._trains & (carried > 0)))
+        ranks, others = (np.flatnonzero(of) for of in (self._trains, self._large & ~self._trains & (sent > 0)))
         chosen = [(ranks, MOST_RANKS), (others, MOST_OTHERS)]
-        places = [some if len(some) <= n else some[np.argsort(-carried[some])[:n]] for some, n in chosen]
+        places = [some if len(some) <= n else some[np.argsort(-sent[some])[:n]] for some, n in chosen]
         return [self._known[place] or self._connection(place, payload) for place in np.concatenate(places).tolist()]
 
     def _connection(self, number: int, payload: _Counts) -> _Connection:

@@ -39,9 +39,9 @@ class Live:
         """Where it is."""
         return f"<netmon collector {self.address}>"
 
-    def snapshot(self, asked: Selection = Selection(flows=1000)) -> Snapshot:  # noqa: B008 (frozen)
+    def snapshot(self, selection: Selection = Selection(flows=1000)) -> Snapshot:  # noqa: B008 (frozen)
         """Everything that it shows, or what of it is asked for; jobs as people call them."""
-        return called(watch_once(self.address, asked, self._security))
+        return called(watch_once(self.address, selection, self._security))
 
     @property
     def jobs(self) -> list[str]:

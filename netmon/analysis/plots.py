@@ -33,12 +33,12 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def iteration_figure(ranks: pd.DataFrame, carried: pd.DataFrame, sentence: str) -> "Figure":
-    """ranks: rows of `iterations`, of one iteration. carried: `buckets` by link and class, of the same time."""
+def iteration_figure(ranks: pd.DataFrame, buckets: pd.DataFrame, sentence: str) -> "Figure":
+    """ranks: rows of `iterations`, of one iteration. buckets: `buckets` by link and class, of the same time."""
     with plot_style():
         from matplotlib.figure import Figure
 
-        links = [name for name, _ in groups(carried, "host", "direction")][:_MOST_LINKS]
+        links = [name for name, _ in groups(buckets, "host", "direction")][:_MOST_LINKS]
         figure = Figure(figsize=(8.6, 1.2 + 0.3 * len(ranks) + 1.0 * len(links)), layout="constrained")
         heights = [0.5 + 0.3 * len(ranks), *([1.0] * len(links))]
         axes = figure.subplots(1 + len(links), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -46,7 +46,7 @@ def iteration_figure(ranks: pd.DataFrame, carried: pd.DataFrame, sentence: str) 
         _phases(axes[0], ranks.sort_values("rank"), begin)
         axes[0].set_title(sentence, loc="left", wrap=True, fontsize=8)
         for ax, (host, direction) in zip(axes[1:], links, strict=True):
-            own = carried[(carried["host"] == host) & (carried["direction"] == direction)]
+            own = buckets[(buckets["host"] == host) & (buckets["direction"] == direction)]
             _stacked(ax, own, lambda moments: (moments - begin).dt.total_seconds() * 1e3)
             ax.set_title(f"{'leaves' if direction == 'tx' else 'enters'} {host}", loc="left")
         axes[-1].set_xlabel("time since the iteration's start (ms)")

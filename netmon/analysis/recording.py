@@ -141,9 +141,9 @@ class Recording:
 
         Raises DataError.
         """
-        asked = self._window(job, None, since, until, None)
-        within = asked.since_ns or ALWAYS[0], asked.until_ns if asked.until_ns is not None else ALWAYS[1]
-        return verdict_rows(stored_verdicts(self.path, asked.job, within))
+        window = self._window(job, None, since, until, None)
+        within = window.since_ns or ALWAYS[0], window.until_ns if window.until_ns is not None else ALWAYS[1]
+        return verdict_rows(stored_verdicts(self.path, window.job, within))
 
     def buckets(
         self,
@@ -160,10 +160,10 @@ class Recording:
 
         A job's are its DL flows'. Raises DataError where more than MOST_ROWS would come: select less, or give a width.
         """
-        asked = self._window(job, host, since, until, iterations)
+        window = self._window(job, host, since, until, iterations)
         if width is None:
-            return self._read("buckets", asked, None)
-        files, condition = open_rows(self.path, "buckets", asked)
+            return self._read("buckets", window, None)
+        files, condition = open_rows(self.path, "buckets", window)
         known = [name for name in by if name in files.schema.names]
         names = [*dict.fromkeys([*known, "bucket_start_ns", "bucket_ns", *SUMS])]
         batches = stream(files, [name for name in names if name in files.schema.names], condition)
@@ -207,8 +207,8 @@ class Recording:
         if len(names := sorted(set(rows["job"]))) > 1:
             raise DataError(f"cannot tell which iteration {iteration}: jobs {', '.join(names)} have one; give job=")
         since, until = rows["start"].min(), rows["end"].max()
-        carried = self.buckets(host=sorted(set(rows["host"])), since=since, until=until, width=width)
-        return iteration_figure(rows, carried, self.explain(iteration, job).sentence)
+        buckets = self.buckets(host=sorted(set(rows["host"])), since=since, until=until, width=width)
+        return iteration_figure(rows, buckets, self.explain(iteration, job).sentence)
 
     def plot_iterations(self, job: str | None = None, ax: "Axes | None" = None) -> "Axes":
         """How long iterations took, over time, those that stood out marked by their cause. Raises DataError."""
@@ -253,10 +253,10 @@ class Recording:
     def _study(self, job: str | None) -> Any:
         from netmon.report.reading import read_study
 
-        asked = self._asked(job)
-        if asked not in self._studies:
-            self._studies[asked] = read_study(self.path, asked)
-        return self._studies[asked]
+        requested = self._asked(job)
+        if requested not in self._studies:
+            self._studies[requested] = read_study(self.path, requested)
+        return self._studies[requested]
 
     @cached_property
     def _studies(self) -> dict[str | None, Any]:
@@ -268,8 +268,8 @@ class Recording:
     def _window(self, job: str | None, *others: Any) -> Window:
         return replace(window(job, *others), job=self._asked(job))
 
-    def _read(self, name: str, asked: Window, columns: Sequence[str] | None) -> pd.DataFrame:
-        files, condition = open_rows(self.path, name, asked)
+    def _read(self, name: str, window: Window, columns: Sequence[str] | None) -> pd.DataFrame:
+        files, condition = open_rows(self.path, name, window)
         if missing := sorted({*(columns or ())} - {*files.schema.names}):
             raise DataError(f"cannot read {', '.join(missing)} of table {name}: it has {', '.join(files.schema.names)}")
         batches = list(self._most(stream(files, columns, condition)))

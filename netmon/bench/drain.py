@@ -49,22 +49,22 @@ class SimulatedCpus:
 
     def next_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
         """Each of these slots closes its bucket, at most ring_records of a CPU, and opens one with one packet."""
-        held = self._memory.slots[slots]
+        taken = self._memory.slots[slots]
         cpus, places = self._places(slots, "buckets", self.geometry.ring_records)
         records = np.zeros((len(slots), 3), np.uint64)
-        records[:, 0] = held["bucket_start_ns"]
-        records[:, 1] = held["wire_bytes"] | held["payload_bytes"].astype(np.uint64) << np.uint64(32)
-        records[:, 2] = slots.astype(np.uint64) | held["packets"].astype(np.uint64) << np.uint64(48)
+        records[:, 0] = taken["bucket_start_ns"]
+        records[:, 1] = taken["wire_bytes"] | taken["payload_bytes"].astype(np.uint64) << np.uint64(32)
+        records[:, 2] = slots.astype(np.uint64) | taken["packets"].astype(np.uint64) << np.uint64(48)
         self._open_buckets(slots, now_ns)
         self._memory.buckets[cpus, places] = records
         self._publish(cpus, "buckets")
 
     def lose_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
         """As next_buckets where the rings are full."""
-        held, links = self._memory.slots[slots], self._memory.slots["key"]["link_protocol"][slots] >> 8
+        taken, links = self._memory.slots[slots], self._memory.slots["key"]["link_protocol"][slots] >> 8
         cpus = slots // self.geometry.slots
         for name in ("packets", "wire_bytes", "payload_bytes"):
-            np.add.at(self._memory.ledger[f"lost_{name}"], (cpus, links), held[name])
+            np.add.at(self._memory.ledger[f"lost_{name}"], (cpus, links), taken[name])
         self._open_buckets(slots, now_ns)
         self._memory.slots["losses"][slots] += 1
         np.add.at(self._memory.producers["losses"], cpus, 1)

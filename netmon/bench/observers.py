@@ -84,8 +84,8 @@ def agent_alone(pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
                 process.end_in_order(seconds=_END_SECONDS)
             received = read_report(report)
             lost = sum(received.total(f"lost_{where}_wire_bytes") for where in ("kernel", "agent"))
-            carried = received.total("wire_bytes")
-            return Account(received.records, lost, received.record_bytes, carried, "bytes", received.bytes)
+            wire_bytes = received.total("wire_bytes")
+            return Account(received.records, lost, received.record_bytes, wire_bytes, "bytes", received.bytes)
 
         yield account
 

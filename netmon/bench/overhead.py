@@ -204,7 +204,7 @@ def _ratios(runs: tuple[Run, ...], bare: tuple[Run, ...]) -> list[float]:
 def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResult:
     accounts = [run.account for run in runs if run.account]
     lost = sum(account.lost for account in accounts)
-    carried = sum(account.carried for account in accounts)
+    total = sum(account.carried for account in accounts)
     units = {account.unit for account in accounts}
     low, middle, high = np.percentile(_ratios(runs, bare), (25, 50, 75)).tolist()
     return KindResult(
@@ -221,7 +221,7 @@ def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResu
         records=round(_median([account.records for account in accounts])) if accounts else None,
         lost_bytes=lost if units == {"bytes"} else None,
         lost_packets=lost if units == {"packets"} else None,
-        coverage=sum(account.seen for account in accounts) / carried if carried else None,
+        coverage=sum(account.seen for account in accounts) / total if total else None,
     )
 
 

@@ -55,22 +55,22 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
         self, messages: Iterator[netmon_pb2.AgentMessage], context: grpc.ServicerContext
     ) -> Iterator[netmon_pb2.Acknowledgement]:
         """Acknowledges as often as a collector says that it is alive; at the end, everything."""
-        session, acknowledged, held, due = "", 0, 0, time.monotonic()
+        session, acknowledged, pending, due = "", 0, 0, time.monotonic()
         for message in messages:
             if message.HasField("batch"):
                 with self._lock:
                     self._count(session, message.batch)
-                held = message.batch.sequence
+                pending = message.batch.sequence
             else:
                 session = message.hello.session
-            if held > acknowledged and time.monotonic() >= due:
+            if pending > acknowledged and time.monotonic() >= due:
                 acknowledged, due = (
-                    held,
+                    pending,
                     time.monotonic() + ALIVE_EVERY_S * 0.9,
                 )  # a batch a second is acknowledged each time
                 yield netmon_pb2.Acknowledgement(sequence=acknowledged)
-        if held > acknowledged:
-            yield netmon_pb2.Acknowledgement(sequence=held)
+        if pending > acknowledged:
+            yield netmon_pb2.Acknowledgement(sequence=pending)
 
     def _count(self, session: str, batch: netmon_pb2.Batch) -> None:
         received = self.received

@@ -67,8 +67,8 @@ def _stored(args: argparse.Namespace) -> dict[str, Any]:
     if not 0 < seconds <= _MOST_SECONDS:
         raise UsageError(f"cannot look at {seconds:g} s: give --seconds up to {_MOST_SECONDS:g}")
     names = job_names(args.data)
-    asked = requested_job(args.job, names)
-    return document(advice(args.data, seconds, args.until, [asked] if asked else []), names)
+    requested = requested_job(args.job, names)
+    return document(advice(args.data, seconds, args.until, [requested] if requested else []), names)
 
 
 def _live(args: argparse.Namespace) -> dict[str, Any]:

@@ -29,8 +29,8 @@ def check_installation(addresses: str, security: Security) -> list[Check]:
     Raises UsageError where an address cannot be asked like this.
     """
     checks = list(_our_certificate(security.tls))
-    asked = split(addresses)
-    for address in asked:
+    servers = split(addresses)
+    for address in servers:
         security.folder(address, "connect to")  # else it is refused below, as if nobody were there
         checks += _collector(address, security)
     if any(check.status is Status.MISSING for check in checks):

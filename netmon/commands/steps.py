@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     if args.interval < 100_000_000:
         raise UsageError("cannot look more often than every 100 ms: give a longer --interval")
     os.nice(10)  # it may run beside a training
-    asked = Selection(jobs=(args.job,), most_links=1, most_hosts=1)
+    selection = Selection(jobs=(args.job,), most_links=1, most_hosts=1)
     printed = _Told(args.rank)
-    for update in follow(args.collector, args.interval // 1_000_000, lambda: asked, security=security(args)):
+    for update in follow(args.collector, args.interval // 1_000_000, lambda: selection, security=security(args)):
         if _nobody_reads():
             break
         for job in () if isinstance(update, Outage) else update.jobs:

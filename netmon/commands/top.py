@@ -110,9 +110,12 @@ def _selection(args: argparse.Namespace, flows: int) -> "Selection":
     from netmon.views import OVERVIEW, Selection
 
     hosts = tuple(host for host in args.hosts.split(",") if host)
-    asked = Selection() if args.all else OVERVIEW
-    left_out = {"links_from": (args.page - 1) * asked.most_links, "jobs_from": (args.page - 1) * asked.most_jobs}
-    return replace(asked, hosts=hosts, jobs=tuple(args.job), flows=flows, **left_out)
+    selection = Selection() if args.all else OVERVIEW
+    left_out = {
+        "links_from": (args.page - 1) * selection.most_links,
+        "jobs_from": (args.page - 1) * selection.most_jobs,
+    }
+    return replace(selection, hosts=hosts, jobs=tuple(args.job), flows=flows, **left_out)
 
 
 def _document(args: argparse.Namespace) -> str:
@@ -156,10 +159,10 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
 
     for fixed in ("COLUMNS", "LINES"):  # exported by some shells: the size would not follow the terminal's
         os.environ.pop(fixed, None)
-    asked = [_selection(args, _FLOWS)]
+    current = [_selection(args, _FLOWS)]
 
     def turned(selection: "Selection") -> None:
-        asked[0] = selection
+        current[0] = selection
 
     from netmon.report.past import DatasetPast
 
@@ -177,9 +180,9 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
 
         stored = DatasetPast(CollectorRows(args.collector, security(args)))
         past = collector = CollectorPast(args.collector, security(args), stored)
-        news = follow(args.collector, _INTERVAL_MS, lambda: with_steps(asked[0]), security=security(args))
+        news = follow(args.collector, _INTERVAL_MS, lambda: with_steps(current[0]), security=security(args))
         updates = collector.remember(news)
-    program = Program(updates, past, asked[0], turned, colour=not console.no_color)
+    program = Program(updates, past, current[0], turned, colour=not console.no_color)
     program.driver_class = StandardOutput
     with _ended_by_signals(program):
         program.run()

@@ -114,8 +114,8 @@ def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
     from netmon.wire.watch import watch_once
 
     chosen = (args.job,) if args.job else ()
-    asked = Selection(jobs=chosen, most_links=1, most_ranks=1, most_hosts=1)
-    snapshot = watch_once(args.collector, asked, security(args))
+    selection = Selection(jobs=chosen, most_links=1, most_ranks=1, most_hosts=1)
+    snapshot = watch_once(args.collector, selection, security(args))
     if args.job in snapshot.page.unknown:
         raise DataError(f"cannot judge job {args.job}: the collector at {args.collector} knows no such job")
     shown = snapshot if args.json else called(snapshot)

@@ -107,14 +107,14 @@ class HostAccounts:
         self.windows.drop(host)
 
     def tally(
-        self, asked: TrafficQuery, traffic_owners: Sequence[TrafficOwner], jobs: Sequence[str]
+        self, query: TrafficQuery, traffic_owners: Sequence[TrafficOwner], jobs: Sequence[str]
     ) -> dict[str, npt.NDArray[Any]]:
         """The account of each iteration's [start, end), as columns by the fields of Tally.
 
         traffic_owners: by the index that row_keys was given; jobs: by their numbers.
         """
         self._traffic_owners.learn(traffic_owners)
-        host, window_ns, job, rank, start_ns, end_ns, alone = asked
+        host, window_ns, job, rank, start_ns, end_ns, alone = query
         first, last = start_ns // window_ns, (end_ns - 1) // window_ns
         most, shared = self.windows.between(host, job, first, last, first * window_ns)
         peak = most * 8 * NS_PER_S // window_ns
@@ -196,25 +196,25 @@ class _Parties:
     ) -> tuple[npt.NDArray[np.object_], _Numbers, _Numbers]:
         """Of each question the name with the most payload, the last by the alphabet of several; tx, rx."""
         found = np.full(questions, "", object), np.zeros(questions, np.int64), np.zeros(questions, np.int64)
-        asked, name, _ = sums_by_two(question, self.name[whose], payload)
-        if not len(asked):
+        row, name, _ = sums_by_two(question, self.name[whose], payload)
+        if not len(row):
             return found
         names = len(self._words)
-        pair = asked * names + name
+        pair = row * names + name
         cell = np.searchsorted(pair, question * names + self.name[whose]) * _DIRECTIONS + way
         sums = np.bincount(cell, weights=payload, minlength=len(pair) * _DIRECTIONS).astype(np.int64)
         rx, tx = sums.reshape(-1, _DIRECTIONS).T
-        first = starts(asked)
-        most = np.repeat(np.maximum.reduceat(rx + tx, first), np.diff(np.append(first, len(asked))))
+        first = starts(row)
+        most = np.repeat(np.maximum.reduceat(rx + tx, first), np.diff(np.append(first, len(row))))
         best = np.flatnonzero(rx + tx == most)
         turn = np.empty(names, np.int64)  # of each name by the alphabet
         turn[sorted(range(names), key=self._words.__getitem__)] = np.arange(names)
-        best = best[order_by(asked[best], turn[name[best]])]
-        last = best[np.append(starts(asked[best])[1:], len(best)) - 1]
+        best = best[order_by(row[best], turn[name[best]])]
+        last = best[np.append(starts(row[best])[1:], len(best)) - 1]
         for top_names, column in zip(
             found, (np.array(self._words, object)[name[last]], tx[last], rx[last]), strict=True
         ):
-            top_names[asked[last]] = column
+            top_names[row[last]] = column
         return found
 
 
@@ -271,8 +271,8 @@ class WindowHistory:
         most, shared = np.zeros(len(host), np.int64), np.zeros(len(host), np.bool_)
         for block, question, row in self._blocks.within(host, first_ns, first, last + 1):
             begin = starts(question)
-            asked = question[begin]
-            most[asked] = np.maximum(most[asked], np.maximum.reduceat(block.values("wire_bytes", row), begin))
+            query = question[begin]
+            most[query] = np.maximum(most[query], np.maximum.reduceat(block.values("wire_bytes", row), begin))
             seen = (block.values(name, row) for name in ("job", "entry", "shared"))
             shared[_seeing_shared(job, question, *seen)] = True
         return most, shared

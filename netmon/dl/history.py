@@ -44,14 +44,14 @@ class CutsInOrder:
     def last(self, host: _Numbers, time_ns: _Numbers) -> _Numbers:
         """The last cut of each host that is not later than the time; the earliest int64 where there is none."""
         found = np.full(len(host), _EARLIEST)
-        asked = np.arange(len(host))
+        row = np.arange(len(host))
         for block in reversed(self._blocks):
-            if not len(asked):
+            if not len(row):
                 break
-            cut = block.last(host[asked], time_ns[asked])
+            cut = block.last(host[row], time_ns[row])
             there = cut > _EARLIEST
-            found[asked[there]] = cut[there]
-            asked = asked[~there]
+            found[row[there]] = cut[there]
+            row = row[~there]
         return found
 
     def forget(self, before_ns: _Numbers) -> None:
@@ -197,13 +197,13 @@ class HostBlocks:
 
         Arrays (questions,); the blocks are sorted by host and this column. since_ns: what settled before is left out.
         """
-        asked = np.arange(len(host))
+        row = np.arange(len(host))
         for block in reversed(self._blocks):
-            known = asked[host[asked] < len(block.until_ns)]
-            asked = known[block.until_ns[host[known]] > since_ns[known]]
-            if not len(asked):
+            known = row[host[row] < len(block.until_ns)]
+            row = known[block.until_ns[host[known]] > since_ns[known]]
+            if not len(row):
                 break
-            yield from _between(block, asked, host[asked], low[asked], high[asked])
+            yield from _between(block, row, host[row], low[row], high[row])
         for block in self._aside:
             known = np.flatnonzero(host < len(block.until_ns))
             yield from _between(block, known, host[known], low[known], high[known])
@@ -245,14 +245,14 @@ class HostBlocks:
 
 
 def _between(
-    block: Block, asked: _Numbers, host: _Numbers, low: _Numbers, high: _Numbers
+    block: Block, row: _Numbers, host: _Numbers, low: _Numbers, high: _Numbers
 ) -> Iterator[tuple[Block, _Numbers, _Numbers]]:
     first, last = (block.positions(host, limit) for limit in (low, high))
     counts = np.maximum(last - first, 0)
     total = int(counts.sum())
     if total:
         before = np.repeat(np.cumsum(counts) - counts, counts)
-        yield block, np.repeat(asked, counts), np.repeat(first, counts) + np.arange(total) - before
+        yield block, np.repeat(row, counts), np.repeat(first, counts) + np.arange(total) - before
 
 
 class PayloadHistory:

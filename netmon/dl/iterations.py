@@ -249,9 +249,9 @@ class IterationTracker:
             return False
         self._unsure = False
         begun = [source for source, marks in sorted(self._sources.items()) if marks.begun]
-        heard = [self._sources[source] for source in begun if source != Source.INFERRED]
-        if heard and all(marks.left for marks in heard):
-            begun = begun[: len(heard)]  # the traffic is the last
+        candidates = [self._sources[source] for source in begun if source != Source.INFERRED]
+        if candidates and all(marks.left for marks in candidates):
+            begun = begun[: len(candidates)]  # the traffic is the last
         for source in begun:
             since = self._sources[source].newest_ns
             after = [sum(start.time_ns > since for start, _ in self._waiting.get(other, ())) for other in begun]
@@ -299,8 +299,8 @@ class IterationTracker:
         if self.source not in self._sources:
             return []
         over = all(marks.left for source, marks in self._sources.items() if source != Source.INFERRED)
-        heard = [source for source, marks in sorted(self._sources.items()) if over or not marks.left]
-        others = [source for source in heard if source != self.source and source not in self._silent]
+        candidates = [source for source, marks in sorted(self._sources.items()) if over or not marks.left]
+        others = [source for source in candidates if source != self.source and source not in self._silent]
         true = self._events(self.source) if others else {}
         scores = (score(source, self.source, self._events(source), true) for source in others)
         return [one for one in scores if one and one.iterations]

@@ -179,9 +179,9 @@ class JobNumbers:
             return CountEvidence(count, count.events, error_ns, None, {}, first)
         return CountEvidence(count, count.events, error_ns, leader, leader.events, first)
 
-    def follow(self, heard: CountEvidence, shift: Shift | None) -> bool:
+    def follow(self, evidence: CountEvidence, shift: Shift | None) -> bool:
         """Decide about the shift of a count of which `told` is known; True where used numbers moved."""
-        count, leader, before = heard.whose, heard.leader, heard.whose.shift
+        count, leader, before = evidence.whose, evidence.leader, evidence.whose.shift
         if shift and leader:
             first = count.aligned_at == _NEVER
             if first:
@@ -190,7 +190,7 @@ class JobNumbers:
             self._decide(count, leader, shift._replace(shift=shift.shift + leader.shift), first)
             if count.shift != before:
                 self.version = next(_VERSIONS)
-        return not heard.first and count.shift != before
+        return not evidence.first and count.shift != before
 
     def _push(self, heap: "list[_Ranked]", rank: int, count: _Count) -> None:
         self._serial += 1
@@ -249,8 +249,8 @@ def number_jobs(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decide
 
 
 def _tell_together(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator[Decided]:
-    heard = [numbers.add_events(events) for numbers, events in updates]
-    following = [one for one in heard if one and one.leader]
+    evidence = [numbers.add_events(events) for numbers, events in updates]
+    following = [one for one in evidence if one and one.leader]
     # Clocks that differ by a good part of a period prove nothing.
     beats = list(StepMoment)
     of_each = periods([one.events.get(beat, Events.none()) for one in following for beat in beats])
@@ -258,6 +258,6 @@ def _tell_together(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator
     clear = [one for one, period in zip(following, shortest.tolist(), strict=True) if one.error_ns < period / 4]
     shifts = best_shifts([one.reference for one in clear], [one.events for one in clear])
     found = dict(zip(map(id, clear), shifts, strict=True))
-    for (numbers, events), one in zip(updates, heard, strict=True):
+    for (numbers, events), one in zip(updates, evidence, strict=True):
         moved = one is not None and numbers.follow(one, found.get(id(one)))
         yield Decided(moved, numbers.shift(events.rank))

@@ -115,9 +115,9 @@ def _spread(
 
 def _link(name: tuple[str, ...], rates: npt.NDArray[np.float64], width: int, capacity: int) -> LinkView:
     host, interface, direction = name
-    carried = round(float(rates.sum()) * width / 8e9)
+    wire_bytes = round(float(rates.sum()) * width / 8e9)
     return LinkView(
-        host, interface, Direction[direction.upper()], capacity, "", width, rates, np.nan, 0, carried, 0, 0, 0, 0
+        host, interface, Direction[direction.upper()], capacity, "", width, rates, np.nan, 0, wire_bytes, 0, 0, 0, 0
     )
 
 
@@ -142,12 +142,12 @@ def flows_of(
     class_of = sums.drop_duplicates(by).set_index(by)["class"]
     keys = [(str(session), int(flow)) for session, flow, *_ in total.index]
     views = []
-    for key, known, carried in zip(total.index, describe(keys), total.to_numpy(), strict=True):
+    for key, known, wire_bytes in zip(total.index, describe(keys), total.to_numpy(), strict=True):
         _, number, host, interface, direction = key
         flow = known or Flow(int(number), 0, Direction[str(direction).upper()], "", "", 0, 0, 0, 0)
-        rate = float(carried) * 8e9 / max(until_ns - since_ns, 1)
+        rate = float(wire_bytes) * 8e9 / max(until_ns - since_ns, 1)
         class_ = Class(_CODES.get(str(class_of[key]), 0))
-        views.append(FlowView(str(host), str(interface), flow, class_, rate, int(carried)))
+        views.append(FlowView(str(host), str(interface), flow, class_, rate, int(wire_bytes)))
     return tuple(views)
 
 

@@ -44,10 +44,10 @@ def effective_capabilities(pid: str = "self") -> int:
 
 def missing_capabilities() -> list[str]:
     """What this process lacks to load, attach and probe; CAP_SYS_ADMIN stands for all of it."""
-    held = effective_capabilities()
-    needed = {} if held >> _SYS_ADMIN & 1 else _NEEDED
+    effective = effective_capabilities()
+    needed = {} if effective >> _SYS_ADMIN & 1 else _NEEDED
     needed = needed | (ROOT_CAPABILITIES if os.geteuid() == 0 else {})
-    return [name for name, bit in needed.items() if not held >> bit & 1]
+    return [name for name, bit in needed.items() if not effective >> bit & 1]
 
 
 def require_capabilities() -> None:

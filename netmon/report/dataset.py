@@ -104,8 +104,8 @@ def stream(
                 # A fragment keeps the footer that it has read: of a month of large files that is more than their rows.
                 fragment = known.format.make_fragment(file, partition_expression=known.partition_expression)
                 check_schema(path, fragment.physical_schema)
-                asked = {"schema": dataset.schema, "columns": columns, "filter": condition}
-                for batch in fragment.to_batches(**asked, **_ONE_BY_ONE):
+                scan = {"schema": dataset.schema, "columns": columns, "filter": condition}
+                for batch in fragment.to_batches(**scan, **_ONE_BY_ONE):
                     if batch.num_rows:
                         check_rows(path, batch)
                         yield batch

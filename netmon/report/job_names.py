@@ -49,10 +49,10 @@ def names_of(rows: pd.DataFrame) -> dict[str, str]:
     return distinct_names({job: "" if name == job else name for job, name in pairs})
 
 
-def requested_job(asked: str | None, names: Mapping[str, str]) -> str | None:
+def requested_job(requested: str | None, names: Mapping[str, str]) -> str | None:
     """The job that somebody names: by what its ranks have in common, or as people call it."""
     by_name = {name: job for job, name in names.items()}
-    return asked if asked is None or asked in names else by_name.get(asked, asked)
+    return requested if requested is None or requested in names else by_name.get(requested, requested)
 
 
 def with_names(verdicts: Iterable[Verdict], names: Mapping[str, str]) -> Iterator[Verdict]:

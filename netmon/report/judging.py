@@ -90,8 +90,8 @@ def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Ver
         for run in (run for _, rows in _in_spans(data, verdict.job, at_its_end) for run in _runs(rows)):
             if ((run["iteration"] == iteration) & (run["end_ns"] == verdict.end_ns)).any():
                 steps = steps_of(run)
-                carried = with_evidence(data, verdict.job, run, wanted_times(matrix(steps), [iteration]))
-                yield verdict, rank_times(verdict.job, steps, carried, verdict)
+                link_totals = with_evidence(data, verdict.job, run, wanted_times(matrix(steps), [iteration]))
+                yield verdict, rank_times(verdict.job, steps, link_totals, verdict)
 
 
 def stored_verdicts(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Verdict]:
@@ -205,9 +205,9 @@ def _of_run(
         due = sorted(own) if iteration is not None else [n for n in standing_out(steps) if n in own and n in wanted]
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
-            carried = with_evidence(data, job, rows[inside], wanted_times(table, some))
+            link_totals = with_evidence(data, job, rows[inside], wanted_times(table, some))
             for number in some:
-                one = judge_input(job, table, carried, number)
+                one = judge_input(job, table, link_totals, number)
                 verdict = verdict_on(one, steps)
                 if iteration is not None or worth_telling(one, verdict):
                     yield verdict
@@ -261,13 +261,13 @@ def read_link_totals(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, 
 
 def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> LinkTotals:
     """The same with what hosts told of the job's ranks, and TCP of their connections, while these iterations lasted."""
-    carried = read_link_totals(data, rows, times)
+    link_totals = read_link_totals(data, rows, times)
     begin, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
     said, flows = read_tcp_rows(data, job, begin - _AROUND_NS, end)
     whose = _flows(data, flows, rows)
-    said["of"] += len(carried.whose)
+    said["of"] += len(link_totals.whose)
     waited = read_waited(data, job, begin - _AROUND_NS, end)
-    return replace(carried, waited=waited, said=said, whose=(*carried.whose, *whose))
+    return replace(link_totals, waited=waited, said=said, whose=(*link_totals.whose, *whose))
 
 
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider

@@ -45,8 +45,8 @@ def rows_within(window: Window, table: str, columns: Sequence[str]) -> ds.Expres
 
     columns: that the table has. Raises UsageError where it has none to ask.
     """
-    asked = {"job": window.job is not None, "iteration": window.iterations != (None, None), "host": bool(window.hosts)}
-    for column, wanted in asked.items():
+    restricted = {"job": window.job is not None, "iteration": window.iterations != (None, None), "host": bool(window.hosts)}
+    for column, wanted in restricted.items():
         if wanted and column not in columns:
             raise UsageError(f"cannot select rows of {table} by {column}: the table has no such column")
     begins, ends = (ds.field(column) for column in _SPANS[table])
@@ -55,7 +55,7 @@ def rows_within(window: Window, table: str, columns: Sequence[str]) -> ds.Expres
         [
             *([ds.field("job") == window.job] if window.job is not None else []),
             *([ds.field("host").isin(window.hosts)] if window.hosts else []),
-            *([ds.field("iteration") >= (first or 0)] if asked["iteration"] else []),
+            *([ds.field("iteration") >= (first or 0)] if restricted["iteration"] else []),
             *([ds.field("iteration") < last] if last is not None else []),
             *([ends >= window.since_ns] if window.since_ns is not None else []),
             *([begins < window.until_ns] if window.until_ns is not None else []),

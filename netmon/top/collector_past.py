@@ -30,9 +30,9 @@ _MOST_STEPS = 1_000_000  # rows
 _SAME_NS = 1_000_000_000
 
 
-def with_steps(asked: Selection) -> Selection:
+def with_steps(selection: Selection) -> Selection:
     """What to ask for so that what has been shown can be gone back to."""
-    return replace(asked, steps_ns=_STEPS_LIVE_NS)
+    return replace(selection, steps_ns=_STEPS_LIVE_NS)
 
 
 class CollectorPast:
@@ -72,8 +72,8 @@ class CollectorPast:
 
         Where the dataset is not told of, of the last minute and since the program began. Raises NetmonError.
         """
-        asked = Selection(steps_ns=STEPS_NS, most_links=1, most_hosts=1)
-        self._take(watch_once(self._addresses, asked, self._security))
+        selection = Selection(steps_ns=STEPS_NS, most_links=1, most_hosts=1)
+        self._take(watch_once(self._addresses, selection, self._security))
         stored = self._hour()
         with self._lock:
             jobs = dict(self._steps)

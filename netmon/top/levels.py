@@ -32,13 +32,13 @@ class Level:
     flow: FlowKey | None = None
     name: str = "all"
 
-    def narrowed(self, asked: Selection) -> Selection:
+    def narrowed(self, selection: Selection) -> Selection:
         """What to ask a collector for."""
         if self.what in ("job", "iteration", "rank") and self.job:
-            return replace(asked, jobs=(self.job,), hosts=())
+            return replace(selection, jobs=(self.job,), hosts=())
         if self.what == "link" and self.link:
-            return replace(asked, hosts=(self.link[0],), jobs=())
-        return asked
+            return replace(selection, hosts=(self.link[0],), jobs=())
+        return selection
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class Program(App[None]):
         self,
         updates: Iterable[Snapshot | Outage] | None,
         past: Past | None = None,
-        asked: Selection | None = None,
-        turned: Callable[[Selection], None] = lambda asked: None,
+        selection: Selection | None = None,
+        turned: Callable[[Selection], None] = lambda selection: None,
         colour: bool = True,
     ) -> None:
         """updates: None where there is only a past. turned: told what to ask for from now on, of what was asked."""
@@ -94,7 +94,7 @@ class Program(App[None]):
         self.notice = ""
         self._updates, self._past = updates, past
         self._moments = MomentView(past, self)
-        self._asked, self._turned = asked or Selection(), turned
+        self._asked, self._turned = selection or Selection(), turned
         self._live = self._newest = _NOTHING
         self._received_ns = time.time_ns()
         self._paused = False
@@ -271,8 +271,8 @@ class Program(App[None]):
 
     def _ask(self) -> None:
         few, many = self._asked.flows, 10 * self._asked.flows
-        asked = replace(self._asked, flows=many if self.filter.text or self._grouped_by else few)
-        self._turned(self.path[-1].narrowed(asked))
+        selection = replace(self._asked, flows=many if self.filter.text or self._grouped_by else few)
+        self._turned(self.path[-1].narrowed(selection))
 
     def action_verdicts(self) -> None:
         """All verdicts; what has come since is asked for."""
@@ -356,15 +356,15 @@ class Program(App[None]):
 
     def action_page(self, step: int) -> None:
         """Of links or jobs."""
-        table, page, asked = self._table(), self._live.page, self._asked
-        if table.kind and table.kind.name == "links" and asked.most_links:
-            begin = asked.links_from + step * asked.most_links
+        table, page, selection = self._table(), self._live.page, self._asked
+        if table.kind and table.kind.name == "links" and selection.most_links:
+            begin = selection.links_from + step * selection.most_links
             if 0 <= begin < page.links:
-                self._asked = replace(asked, links_from=begin)
-        elif table.kind and table.kind.name == "jobs" and asked.most_jobs:
-            begin = asked.jobs_from + step * asked.most_jobs
+                self._asked = replace(selection, links_from=begin)
+        elif table.kind and table.kind.name == "jobs" and selection.most_jobs:
+            begin = selection.jobs_from + step * selection.most_jobs
             if 0 <= begin < page.jobs:
-                self._asked = replace(asked, jobs_from=begin)
+                self._asked = replace(selection, jobs_from=begin)
         self._ask()
 
     def action_filter(self) -> None:

@@ -41,10 +41,10 @@ def fetch(
     address: of a collector, or of several workers with commas. job: only its hosts, by either of its names; None: all.
     last_ns: how much, at most MOST_NS; it ends a second ago. Raises DataError where nobody has a row, and as get_full.
     """
-    asked = Selection(
+    selection = Selection(
         hosts=tuple(hosts), jobs=(job,) if job else (), most_links=1, most_hosts=1, steps_ns=last_ns + 2 * _SETTLED_NS
     )
-    snapshots = watch_once(address, asked, security)
+    snapshots = watch_once(address, selection, security)
     if snapshots.page.unknown:
         raise DataError(
             f"cannot trace {', '.join(snapshots.page.unknown)}: the collector at {address} knows no such name"

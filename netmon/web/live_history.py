@@ -314,8 +314,8 @@ class LiveHistory:
         in_seconds = at.reshape(len(hosts), 1, -1)
         picked = np.take_along_axis(total, in_seconds, axis=2) * there.reshape(len(hosts), 1, -1)
         sums = picked.reshape(len(hosts), SERIES, count + 1, whole).sum(axis=3)
-        heard = np.take_along_axis(known[:, None], in_seconds, axis=2).reshape(there.shape)
-        whole_known = np.all(heard | ~there, axis=2)
+        known_there = np.take_along_axis(known[:, None], in_seconds, axis=2).reshape(there.shape)
+        whole_known = np.all(known_there | ~there, axis=2)
         coarse.put(hosts, seconds[:, None] + np.arange(-count, 1), sums, whole_known)
 
     def _add_steps(self, snapshot: Snapshot) -> None:

@@ -48,8 +48,10 @@ class RecorderQueries:
         found = _Found(known, hosts, begin_ns, width_ns, bins)
         end_ns = begin_ns + width_ns * bins
         try:
-            asked = sorted({*connected} & {*hosts})
-            for part in get_full(self._addresses, asked, begin_ns, end_ns, self._security) if asked else ():
+            with_recorder = sorted({*connected} & {*hosts})
+            for part in (
+                get_full(self._addresses, with_recorder, begin_ns, end_ns, self._security) if with_recorder else ()
+            ):
                 if part.rows.num_rows or not part.gap:
                     found.take([part.host], part.rows)
             if rest := found.missing():
@@ -94,7 +96,7 @@ class _Found:
 
     def rates(self, pending: bool) -> Rates:
         """All of it; as coarse as the coarsest."""
-        carried = self._known.wire_bytes.sum(axis=(1, 2)) > 0
-        coarse = any(carried[self._hosts.index(host)] for host in self._missing)
+        busy = self._known.wire_bytes.sum(axis=(1, 2)) > 0
+        coarse = any(busy[self._hosts.index(host)] for host in self._missing)
         widest = max(self._widest, self._known.resolution_ns) if coarse else self._widest
         return Rates(self._total, widest, pending)

@@ -48,7 +48,7 @@ def figures(source: Source, catalogue: Catalogue, begin_ns: int, end_ns: int) ->
     hosts = sorted({lane.host for lane in catalogue.lanes} - {""})
     sent = source.totals(hosts, begin_ns, width, bins).reshape(len(DIRECTIONS), len(CLASS_NAMES), bins)[1]
     known, _ = source.steps(begin_ns, end_ns)
-    job, starts, took, held = [], [], [], []
+    job, starts, took, stalled = [], [], [], []
     names: list[str] = []
     for at, lane in enumerate(catalogue.lanes):
         if lane.kind != JOB or len(names) == _MOST_JOBS:
@@ -60,7 +60,7 @@ def figures(source: Source, catalogue: Catalogue, begin_ns: int, end_ns: int) ->
             job.append(np.full(len(end), len(names)))
             starts.append(bounds[:, 0] / 1e9)
             took.append(end - bounds[:, 0])
-            held.append((bounds[:, 4] > bounds[:, 3]) & steps.known[every])
+            stalled.append((bounds[:, 4] > bounds[:, 3]) & steps.known[every])
         names.append(catalogue.job_names.get(lane.job, lane.job))
     none = [np.empty(0)]
     return encode(
@@ -71,7 +71,7 @@ def figures(source: Source, catalogue: Catalogue, begin_ns: int, end_ns: int) ->
             "step_job": np.concatenate(job or none).astype(np.uint8),
             "step_s": np.concatenate(starts or none).astype(np.float64),
             "step_ns": np.concatenate(took or none).astype(np.float64),
-            "step_held": np.concatenate(held or none).astype(np.uint8),
+            "step_held": np.concatenate(stalled or none).astype(np.uint8),
         },
     )
 

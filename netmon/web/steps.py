@@ -94,8 +94,8 @@ def _phases(steps: _Steps) -> tuple[_Times, npt.NDArray[np.bool_]]:
     everybody = np.where(known, np.clip(_everybody(steps, known), idle, done), end)
     done = np.where(known, done, end)
     transfer = done - everybody
-    held = np.where(_notable(steps), np.maximum(0, transfer - _usual(steps, transfer, known)), 0).astype(np.int64)
-    return np.stack([start, idle, everybody, done - held, done], axis=1), known
+    stalled = np.where(_notable(steps), np.maximum(0, transfer - _usual(steps, transfer, known)), 0).astype(np.int64)
+    return np.stack([start, idle, everybody, done - stalled, done], axis=1), known
 
 
 def _groups(steps: _Steps, *names: str) -> tuple[npt.NDArray[np.int64], int]:

@@ -12,18 +12,18 @@ _LARGEST = ("oldest_ns", "cpu_fraction", "rss_bytes", "clock_error_ns")  # of To
 T = TypeVar("T")
 
 
-def from_each(asked: Selection) -> Selection:
+def from_each(selection: Selection) -> Selection:
     """What to ask every worker for, so that what is asked for can be made of it."""
     return replace(
-        asked,
-        most_links=asked.most_links and asked.links_from + asked.most_links,
-        most_jobs=asked.most_jobs and asked.jobs_from + asked.most_jobs,
+        selection,
+        most_links=selection.most_links and selection.links_from + selection.most_links,
+        most_jobs=selection.most_jobs and selection.jobs_from + selection.most_jobs,
         links_from=0,
         jobs_from=0,
     )
 
 
-def merge(snapshots: Sequence[Snapshot], asked: Selection) -> Snapshot:
+def merge(snapshots: Sequence[Snapshot], selection: Selection) -> Snapshot:
     """One snapshot of the workers' (at least one; as from_each asks for them).
 
     Where not all can come, the worst of each worker come first, then the second worst of each. A host or job that is
@@ -34,21 +34,21 @@ def merge(snapshots: Sequence[Snapshot], asked: Selection) -> Snapshot:
     owner = {host.host: n for host, n in best}
     links = _together(
         [[link for link in s.links if owner.get(link.host, n) == n] for n, s in enumerate(snapshots)],
-        _link_name if not asked.most_links else None,
+        _link_name if not selection.most_links else None,
     )
-    jobs = _together([s.jobs for s in snapshots], _job_name if not asked.most_jobs else None)
+    jobs = _together([s.jobs for s in snapshots], _job_name if not selection.most_jobs else None)
     jobs = _best(jobs, _job_name, _job_news)
     flows = (flow for n, s in enumerate(snapshots) for flow in s.flows if owner.get(flow.host, n) == n)
     return replace(
         snapshots[0],
         time_ns=max(s.time_ns for s in snapshots),
         hosts=tuple(sorted((host for host, _ in best), key=lambda host: host.host)),
-        links=tuple(_part(links, asked.links_from, asked.most_links)),
-        jobs=tuple(_part(jobs, asked.jobs_from, asked.most_jobs)),
-        flows=tuple(sorted(flows, key=lambda flow: -flow.wire_bps)[: asked.flows]),
+        links=tuple(_part(links, selection.links_from, selection.most_links)),
+        jobs=tuple(_part(jobs, selection.jobs_from, selection.most_jobs)),
+        flows=tuple(sorted(flows, key=lambda flow: -flow.wire_bps)[: selection.flows]),
         warnings=tuple(dict.fromkeys(chain.from_iterable(s.warnings for s in snapshots))),
         totals=_totals([s.totals for s in snapshots]),
-        page=_page([s.page for s in snapshots], asked),
+        page=_page([s.page for s in snapshots], selection),
         insecure=any(s.insecure for s in snapshots),
         version=" ".join(sorted({s.version for s in snapshots})),
     )
@@ -100,14 +100,14 @@ def _totals(parts: Sequence[Totals]) -> Totals:
     return replace(Totals(), **added)
 
 
-def _page(parts: Sequence[Page], asked: Selection) -> Page:
+def _page(parts: Sequence[Page], selection: Selection) -> Page:
     links, jobs = sum(part.links for part in parts), sum(part.jobs for part in parts)
     unknown = set(parts[0].unknown).intersection(*(part.unknown for part in parts))
     return Page(
         hosts=sum(part.hosts for part in parts),
         links=links,
-        links_from=min(asked.links_from, links),
+        links_from=min(selection.links_from, links),
         jobs=jobs,
-        jobs_from=min(asked.jobs_from, jobs),
+        jobs_from=min(selection.jobs_from, jobs),
         unknown=tuple(sorted(unknown)),
     )

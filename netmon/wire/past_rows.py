@@ -29,8 +29,8 @@ class CollectorRows:
 
     def newest_ns(self) -> int:
         """Now, by the collector's clock. Raises UnreachableError."""
-        asked = Selection(most_links=1, most_hosts=1, most_jobs=1, most_ranks=1)
-        return watch_once(self._addresses, asked, self._security).time_ns
+        selection = Selection(most_links=1, most_hosts=1, most_jobs=1, most_ranks=1)
+        return watch_once(self._addresses, selection, self._security).time_ns
 
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """See Rows. Raises UnreachableError where no collector answers, or tells; WireError where it answers nonsense.

@@ -8,9 +8,9 @@ from netmon.views import Cause, JobView, Selection, Snapshot, Verdict
 _NAMES_A_JOB = (Cause.OTHER_JOB, Cause.STRAGGLER)  # or one of its ranks; all others name processes
 
 
-def request_without_flows(asked: Selection) -> Selection:
+def request_without_flows(selection: Selection) -> Selection:
     """The same, so that they are not even gathered."""
-    return replace(asked, flows=0)
+    return replace(selection, flows=0)
 
 
 def without_names(snapshot: Snapshot) -> Snapshot:

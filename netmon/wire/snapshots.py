@@ -56,9 +56,9 @@ def decode_snapshot(message: netmon_pb2.Snapshot) -> Snapshot:
     return from_message(message, Snapshot, links=links, jobs=jobs)
 
 
-def encode_selection(asked: Selection, interval_ms: int) -> netmon_pb2.WatchRequest:
+def encode_selection(selection: Selection, interval_ms: int) -> netmon_pb2.WatchRequest:
     """What a viewer asks for, and how often. Raises WireError where a value does not fit its field."""
-    return to_message(asked, netmon_pb2.WatchRequest(interval_ms=interval_ms))
+    return to_message(selection, netmon_pb2.WatchRequest(interval_ms=interval_ms))
 
 
 def decode_selection(message: netmon_pb2.WatchRequest) -> Selection:

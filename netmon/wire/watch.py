@@ -55,14 +55,14 @@ class Outage:
     reason: str
 
 
-def watch(address: str, interval_ms: int, asked: Selection, security: Security = PLAIN) -> Iterator[Snapshot]:
+def watch(address: str, interval_ms: int, selection: Selection, security: Security = PLAIN) -> Iterator[Snapshot]:
     """Snapshots of what is asked for from the collector at `HOST:PORT` or `unix:PATH`; blocks for each.
 
     Interval 0 (ONE_SNAPSHOT) gives one and ends. Raises UnreachableError where the collector does not answer or
     goes away, WireError where it answers nonsense, UsageError and CertificateError where none may be asked.
     """
     timeout = _ONE_SNAPSHOT_TIMEOUT_S if interval_ms == ONE_SNAPSHOT else None
-    request = encode_selection(asked, interval_ms)
+    request = encode_selection(selection, interval_ms)
     with open_channel(address, security, OPTIONS, *VIEWERS) as channel:
         call = CollectorStub(channel).Watch(request, timeout=timeout)  # type: ignore[no-untyped-call]
         try:
@@ -76,13 +76,13 @@ def watch(address: str, interval_ms: int, asked: Selection, security: Security =
             call.cancel()
 
 
-def watch_once(addresses: str, asked: Selection, security: Security = PLAIN) -> Snapshot:
+def watch_once(addresses: str, selection: Selection, security: Security = PLAIN) -> Snapshot:
     """One snapshot of a collector, or of several workers (`A,B`); blocks for at most 10 s. Raises as watch does."""
     workers = split(addresses)
     if len(workers) == 1:
-        return _one(workers[0], asked, security)
+        return _one(workers[0], selection, security)
     with ThreadPoolExecutor(len(workers)) as pool:
-        return merge(list(pool.map(lambda address: _one(address, from_each(asked), security), workers)), asked)
+        return merge(list(pool.map(lambda address: _one(address, from_each(selection), security), workers)), selection)
 
 
 def split(addresses: str) -> list[str]:
@@ -98,8 +98,8 @@ def is_address(text: str) -> bool:
     return not Path(text).is_dir() and (text.startswith("unix:") or text.rpartition(":")[2].isdigit())
 
 
-def _one(address: str, asked: Selection, security: Security) -> Snapshot:
-    for snapshot in watch(address, ONE_SNAPSHOT, asked, security):
+def _one(address: str, selection: Selection, security: Security) -> Snapshot:
+    for snapshot in watch(address, ONE_SNAPSHOT, selection, security):
         return snapshot
     raise UnreachableError(f"cannot reach the collector at {address}: it sent no snapshot")
 
@@ -107,25 +107,25 @@ def _one(address: str, asked: Selection, security: Security) -> Snapshot:
 def follow(
     addresses: str,
     interval_ms: int,
-    asked: Callable[[], Selection],
+    selection: Callable[[], Selection],
     retry_s: float = _RETRY_S,
     security: Security = PLAIN,
 ) -> Iterator[Snapshot | Outage]:
     """Like watch, without end: once there has been a snapshot, an Outage stands for each attempt that failed.
 
-    asked: looked at after every snapshot; it may change. Raises UnreachableError where the first attempt fails. Of
+    selection: looked at after every snapshot; it may change. Raises UnreachableError where the first attempt fails. Of
     several workers (`A,B`) those that are gone are missing from the snapshot, which says so; an Outage: all are gone.
     """
     workers = split(addresses)
     if len(workers) == 1:
-        yield from _follow_one(workers[0], interval_ms, asked, retry_s, security)
+        yield from _follow_one(workers[0], interval_ms, selection, retry_s, security)
         return
     news: queue.SimpleQueue[tuple[str, Snapshot | Outage | Exception]] = queue.SimpleQueue()
     over = threading.Event()
 
     def read(address: str) -> None:
         try:
-            for update in _follow_one(address, interval_ms, lambda: from_each(asked()), retry_s, security):
+            for update in _follow_one(address, interval_ms, lambda: from_each(selection()), retry_s, security):
                 news.put((address, update))
                 if over.is_set():
                     return
@@ -135,48 +135,48 @@ def follow(
     for address in workers:
         threading.Thread(target=read, args=(address,), name=f"snapshots of {address}", daemon=True).start()
     latest: dict[str, Snapshot | Outage] = {}
-    heard: set[str] = set()  # since the last frame: there is one for all of them, not one for each
+    received: set[str] = set()  # since the last frame: there is one for all of them, not one for each
     try:
         while True:
             address, update = news.get()
             if isinstance(update, Exception):
                 raise update
-            again = address in heard
-            heard.add(address)
+            again = address in received
+            received.add(address)
             latest[address] = update
             gone = {other for other, known in latest.items() if isinstance(known, Outage)}
-            if len(latest) == len(workers) and (again or heard | gone == set(workers)):
-                heard.clear()
-                yield _together(latest, asked())
+            if len(latest) == len(workers) and (again or received | gone == set(workers)):
+                received.clear()
+                yield _together(latest, selection())
     finally:
         over.set()
 
 
-def _together(latest: dict[str, Snapshot | Outage], asked: Selection) -> Snapshot | Outage:
+def _together(latest: dict[str, Snapshot | Outage], selection: Selection) -> Snapshot | Outage:
     seen = [update for update in latest.values() if isinstance(update, Snapshot)]
     gone = {address: update for address, update in latest.items() if isinstance(update, Outage)}
     if not seen:
         return min(gone.values(), key=lambda outage: outage.since_ns)
-    merged = merge(seen, asked)
+    merged = merge(seen, selection)
     return replace(merged, warnings=(*(outage.reason for outage in gone.values()), *merged.warnings))
 
 
 def _follow_one(
-    address: str, interval_ms: int, asked: Callable[[], Selection], retry_s: float, security: Security
+    address: str, interval_ms: int, selection: Callable[[], Selection], retry_s: float, security: Security
 ) -> Iterator[Snapshot | Outage]:
     since_ns: int | None = None
     seen = False
     while True:
         try:
-            now = asked()
+            now = selection()
             for snapshot in watch(address, interval_ms, now, security):
                 seen, since_ns = True, None
                 yield snapshot
-                if asked() != now:
+                if selection() != now:
                     break
             else:
                 reason = f"the collector at {address} ended the stream"
-            if asked() != now:
+            if selection() != now:
                 continue
         except (UnreachableError, CertificateError) as error:
             if not seen:

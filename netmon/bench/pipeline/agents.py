@@ -252,9 +252,9 @@ class _Agent:
         """As if it had asked the collector, a few times every other second."""
         if batch % (_EXCHANGES_EVERY_S * self._load.batches):
             return []
-        asked = [self._simulated.begin_ns(batch) + number * _ON_THE_WAY_NS * 3 for number in range(_EXCHANGES)]
+        sent_ns = [self._simulated.begin_ns(batch) + number * _ON_THE_WAY_NS * 3 for number in range(_EXCHANGES)]
         boot, utc, way = boot_ns(self._host), self._epoch.utc_ns, _ON_THE_WAY_NS
-        return [ClockExchange(boot + at, utc + at + way, utc + at + way, boot + at + 2 * way) for at in asked]
+        return [ClockExchange(boot + at, utc + at + way, utc + at + way, boot + at + 2 * way) for at in sent_ns]
 
 
 @dataclass(frozen=True)

@@ -215,10 +215,10 @@ class Account:
         """Those of a batch: at the beginning, and when a second is over. To be called for every batch, in order."""
         host, sort = self._host, self._host.sort_of(batch)
         first = [self._sample(direction, host.begin_ns(0)) for direction in Direction] if batch == 0 else []
-        carried = _CARRIED.get(sort) or host.batch_totals(batch)
+        totals = _CARRIED.get(sort) or host.batch_totals(batch)
         if sort:
-            _CARRIED[sort] = carried
-        for direction, (wire, packets) in enumerate(carried):
+            _CARRIED[sort] = totals
+        for direction, (wire, packets) in enumerate(totals):
             self._wire[direction] += wire
             self._packets[direction] += packets
         if (batch + 1) % host.load.batches:

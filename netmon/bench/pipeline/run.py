@@ -63,9 +63,9 @@ class Seen:
 class Viewer:
     """A thread that watches until its context ends."""
 
-    def __init__(self, address: str, asked: Selection = EVERYTHING) -> None:
-        """address: the collector's; asked: of it, with every snapshot."""
-        self._address, self._asked = address, asked
+    def __init__(self, address: str, selection: Selection = EVERYTHING) -> None:
+        """address: the collector's; selection: of it, with every snapshot."""
+        self._address, self._asked = address, selection
         self._thread = threading.Thread(target=self._watch, name="viewer", daemon=True)
         self._over = threading.Event()
         self._call: grpc.Call | None = None
@@ -342,7 +342,7 @@ def _measure(
     folder: Path,
     data: Path,
     progress: Callable[[float], None],
-    asked: str,
+    viewed: str,
     bus: str = "",
     beside: Mapping[str, int] | None = None,
 ) -> PipelineResult:
@@ -359,7 +359,7 @@ def _measure(
         collector.wait_ready(_READY_S)
         with (
             Process("agents", simulate, folder) as agents,
-            Viewer(address, ASKED[asked]) as viewer,
+            Viewer(address, ASKED[viewed]) as viewer,
             TopOnce(address) as top,
         ):
             agents.wait_output(BEGUN, _BEGIN_S)

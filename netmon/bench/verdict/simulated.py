@@ -46,9 +46,9 @@ def phases(pattern: str, ranks: int, payload: float) -> list[_Floats]:
     up, down = np.zeros(2 * ranks), np.zeros(2 * ranks)
     for rank in range(1, ranks):
         parent = 0 if pattern == "star" else (rank - 1) // 2
-        for sender, receiver, carried in ((rank, parent, up), (parent, rank, down)):
-            carried[2 * sender + 1] += payload
-            carried[2 * receiver] += payload
+        for sender, receiver, amount in ((rank, parent, up), (parent, rank, down)):
+            amount[2 * sender + 1] += payload
+            amount[2 * receiver] += payload
     return [up, down]
 
 
@@ -287,7 +287,7 @@ class _Tables:
         self.told = Outcomes()
         usual = phases(its.pattern, its.ranks, 1.0)
         per_byte = transfer(0.0, usual, its.rate_bps, None).end_ns
-        self._parts = [carried * its.transfer_ns / per_byte for carried in usual]
+        self._parts = [amount * its.transfer_ns / per_byte for amount in usual]
         self.now_ns = float(self._random.uniform(0, 1e6))
 
     def iterate(self, cause: str) -> None:
@@ -307,7 +307,7 @@ class _Tables:
             ready[(its.victim + 1) % its.ranks] += its.also_late * its.duration_ns
         begin = float(ready.max())
         squeeze = self._squeeze(cause, begin)
-        parts = [carried * self._random.uniform(0.99, 1.01) for carried in self._parts]
+        parts = [part * self._random.uniform(0.99, 1.01) for part in self._parts]
         moved = transfer(begin, parts, its.rate_bps, squeeze)
         if cause == "loss":
             moved = self._lose(moved)
@@ -404,8 +404,8 @@ class _Tables:
     def _bystander(self, since: float, until: float) -> None:
         its = self._its
         ends = np.array([[since + 0.2 * (until - since), until - 0.1 * (until - since)]])
-        carried = 0.9 * its.rate_bps / 8e9 * GOODPUT * (ends[0, 1] - ends[0, 0])
-        first, own = Moved(ends, np.array([[0.0, carried]])).in_buckets(its.bucket_ns)
+        amount = 0.9 * its.rate_bps / 8e9 * GOODPUT * (ends[0, 1] - ends[0, 0])
+        first, own = Moved(ends, np.array([[0.0, amount]])).in_buckets(its.bucket_ns)
         total = np.zeros((2 * its.ranks, own.shape[1]))
         total[2 * its.victim + int(its.direction)] = own[0]
         self._pour(2, first, total)

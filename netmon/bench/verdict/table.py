@@ -104,8 +104,8 @@ def _confusion(result: VerdictResult) -> FittingTable:
 
 def _figures(result: VerdictResult) -> FittingTable:
     table = figures_table("")
-    asked = f"{len(result.scored)} of {len(result.outcomes)}"
-    table.add_row("injections that made an iteration stand out", asked)
+    scored = f"{len(result.scored)} of {len(result.outcomes)}"
+    table.add_row("injections that made an iteration stand out", scored)
     for kind, each in result.left_out.items():
         table.add_row(f"left out: {kind}", _why_left_out(each))
     table.add_row("right cause", _share(result.right_cause_share))

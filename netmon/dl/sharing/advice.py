@@ -144,8 +144,8 @@ def advise(
     most: jobs that are compared with each other, at most; as many groups that share links as fit into that, the
     smallest first. None: all.
     """
-    asked = {job.job: demand(job.job, job.starts_ns, traffic, job.flows, capacity_bps) for job in seen}
-    demands = [one for one in asked.values() if one]
+    demand_of = {job.job: demand(job.job, job.starts_ns, traffic, job.flows, capacity_bps) for job in seen}
+    demands = [one for one in demand_of.values() if one]
     compared, left_out = _bounded(demands, most)
     of = {one.job: one for one in demands}
     errors = {job.job: job.error_ns for job in seen}
@@ -164,7 +164,7 @@ def advise(
         links=tuple(names),
         capacity_bps=capacity_bps,
         jobs=tuple(demands),
-        unjudged=tuple(job for job, one in asked.items() if one is None),
+        unjudged=tuple(job for job, one in demand_of.items() if one is None),
         shares=tuple(shares),
         uncompared=left_out,
         pairs=tuple(of_ranks),

@@ -31,13 +31,13 @@ _Floats = npt.NDArray[np.float64]
 _STEPS = 128  # of the shortest iteration
 
 
-def fair_shares(asked: _Floats, weights: _Floats, capacity: float) -> _Floats:
-    """Max-min fair shares of a link. asked: bit/s, (cases, jobs); weights: (jobs,). Shares: (cases, jobs)."""
-    given = np.where(asked.sum(axis=1, keepdims=True) <= capacity, asked, 0.0)
-    crowded = np.flatnonzero(asked.sum(axis=1) > capacity)
+def fair_shares(demand: _Floats, weights: _Floats, capacity: float) -> _Floats:
+    """Max-min fair shares of a link. demand: bit/s, (cases, jobs); weights: (jobs,). Shares: (cases, jobs)."""
+    given = np.where(demand.sum(axis=1, keepdims=True) <= capacity, demand, 0.0)
+    crowded = np.flatnonzero(demand.sum(axis=1) > capacity)
     if not len(crowded):
         return given
-    wanted = asked[crowded]
+    wanted = demand[crowded]
     per_weight = wanted / weights
     order = np.argsort(per_weight, axis=1)
     left, weight = np.full(len(crowded), capacity), np.where(wanted > 0, weights, 0.0).sum(axis=1)
@@ -82,11 +82,11 @@ def durations(
         going = now >= begins_ns
         speed = np.ones((cases, count))
         for link, of_link, weight in zip(links, rates, weights, strict=True):
-            asked = np.where(going, of_link[whose, place], 0.0)
-            if asked.sum(axis=1).max() > capacity_bps[link]:
-                given = fair_shares(asked, weight, capacity_bps[link])
+            demand = np.where(going, of_link[whose, place], 0.0)
+            if demand.sum(axis=1).max() > capacity_bps[link]:
+                given = fair_shares(demand, weight, capacity_bps[link])
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    speed = np.minimum(speed, np.where(asked > 0, given / asked, 1.0))
+                    speed = np.minimum(speed, np.where(demand > 0, given / demand, 1.0))
         before = np.floor(done)
         done = done + np.where(going, speed * step_ns / periods, 0.0)
         now += step_ns
@@ -138,9 +138,9 @@ class Fit:
         return float(np.mean([1 - b / a for a, b in zip(before, after, strict=True)]))
 
 
-def score(asked_bps: _Floats, capacity_bps: float) -> float:
-    """CASSINI's score of a link. asked_bps: all jobs' demand by equal spans of time, (spans,)."""
-    return float(1 - np.maximum(asked_bps - capacity_bps, 0).mean() / capacity_bps)
+def score(demand_bps: _Floats, capacity_bps: float) -> float:
+    """CASSINI's score of a link. demand_bps: all jobs' demand by equal spans of time, (spans,)."""
+    return float(1 - np.maximum(demand_bps - capacity_bps, 0).mean() / capacity_bps)
 
 
 def shared_links(jobs: Sequence[Demand]) -> dict[int, list[int]]:
@@ -364,15 +364,17 @@ class _Beside:
         half = _WINDOW_BINS // 2
         of_links = []
         for link in self.links:
-            asked = sum((self._over(self.jobs[p], link, 0.0) for p in self.others), self._over(self.own, link, 0.0))
-            of_links.append(score(asked[half:], self.capacity_bps[link]) - score(asked[:half], self.capacity_bps[link]))
+            demand = sum((self._over(self.jobs[p], link, 0.0) for p in self.others), self._over(self.own, link, 0.0))
+            of_links.append(
+                score(demand[half:], self.capacity_bps[link]) - score(demand[:half], self.capacity_bps[link])
+            )
         return float(np.mean(of_links)) if of_links else 0.0
 
     def excess(self, shifts: Mapping[int, float]) -> float:
         """1 − score of the link on which the jobs are most in each other's way; shifts: of all."""
         there = {link: sum(self._over(self.jobs[p], link, shifts[p]) for p in shifts) for link in self.links}
         return max(
-            (1 - score(np.asarray(asked), self.capacity_bps[link]) for link, asked in there.items()), default=0.0
+            (1 - score(np.asarray(demand), self.capacity_bps[link]) for link, demand in there.items()), default=0.0
         )
 
     def _over(self, job: Demand, link: int, shift_ns: float) -> _Floats:

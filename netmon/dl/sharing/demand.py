@@ -85,8 +85,8 @@ class Demand:
         inside = (number >= 0) & (number < len(self.starts_ns) - 1)
         into = times - self.starts_ns[np.clip(number, 0, len(self.starts_ns) - 1)]
         place = (into * self.rates.shape[1] / self.period_ns).astype(np.int64)
-        asked = self.at(link)[np.clip(place, 0, self.rates.shape[1] - 1)]
-        return np.where(inside & (place < self.rates.shape[1]), asked, 0.0)
+        rates = self.at(link)[np.clip(place, 0, self.rates.shape[1] - 1)]
+        return np.where(inside & (place < self.rates.shape[1]), rates, 0.0)
 
 
 def demand(

@@ -89,20 +89,20 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
     return longer * CELL_NS
 
 
-def _edges(carried: _Floats, piece: float) -> _Floats:
+def _edges(wire_bytes: _Floats, piece: float) -> _Floats:
     """Between which moments (cells) pieces of so many bytes came."""
-    busy = np.flatnonzero(carried)
+    busy = np.flatnonzero(wire_bytes)
     if not len(busy):
         return np.zeros(0)
-    come = np.cumsum(carried[busy])
+    come = np.cumsum(wire_bytes[busy])
     moments = np.stack([busy, busy + 1], axis=1).ravel()
-    total = np.stack([come - carried[busy], come], axis=1).ravel()
+    total = np.stack([come - wire_bytes[busy], come], axis=1).ravel()
     return np.asarray(np.interp(np.arange(0.0, come[-1], piece), total, moments))
 
 
-def _longest_break(carried: _Floats, edges: _Floats) -> _Floats:
+def _longest_break(wire_bytes: _Floats, edges: _Floats) -> _Floats:
     """Cells of the longest time without a byte in each piece: whoever had these bytes had not passed them on."""
-    busy = np.flatnonzero(carried)
+    busy = np.flatnonzero(wire_bytes)
     longest = np.zeros(len(edges) - 1)
     piece = np.searchsorted(edges, busy[1:] - 0.5) - 1
     inside = piece < len(longest)

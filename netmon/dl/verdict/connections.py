@@ -84,8 +84,8 @@ def limited(said: Table, name: str, span: tuple[float, float], usual: Sequence[t
     most = 0.0
     known = said[said[name] > 0]  # what is 0, or not known, adds nothing
     for of in np.unique(known["of"]).tolist():
-        held = within(known[known["of"] == of], name, [span, *usual])
-        most = max(most, float(held[0]) - (median(held[1:]) if len(usual) else 0.0))
+        limited_ns = within(known[known["of"] == of], name, [span, *usual])
+        most = max(most, float(limited_ns[0]) - (median(limited_ns[1:]) if len(usual) else 0.0))
     return min(most, span[1] - span[0])
 
 

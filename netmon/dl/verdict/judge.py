@@ -76,22 +76,22 @@ def _near(table: Matrix, usual: npt.NDArray[np.intp], row: int) -> list[int]:
     return sorted(near.tolist())
 
 
-def judge_input(job: str, table: Matrix, carried: LinkTotals, number: int) -> Judged:
+def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int) -> Judged:
     """An iteration beside its usual ones. Raises KeyError where there is no such iteration."""
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
     usual = baseline_rows(table, row)
-    traffic = JobTraffic(carried, job)
+    traffic = JobTraffic(link_totals, job)
     seen = traffic.window(*span_of(table, row))
     near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, usual, row))
     references = {one: found for one, found in near if found}
-    return Judged(job, table, row, usual, seen, references, carried.waited)
+    return Judged(job, table, row, usual, seen, references, link_totals.waited)
 
 
-def judge(job: str, steps: Steps, carried: LinkTotals, number: int) -> Verdict:
+def judge(job: str, steps: Steps, link_totals: LinkTotals, number: int) -> Verdict:
     """The verdict on one iteration, which need not stand out. Raises KeyError where there is no such iteration."""
-    return verdict_on(judge_input(job, matrix(steps), carried, number), steps)
+    return verdict_on(judge_input(job, matrix(steps), link_totals, number), steps)
 
 
 def verdict_on(one: Judged, steps: Steps) -> Verdict:
@@ -246,14 +246,14 @@ def _hosts_part(
     spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns
     for name in KEPT:
         unknown = excess - sum(shares.values()) - sum(late_of.values()) - sum(found.values())
-        asked = unknown > _UNCLEAR * excess
-        if not (late_of or shares["pause"] > 0 or asked):
+        unclear = unknown > _UNCLEAR * excess
+        if not (late_of or shares["pause"] > 0 or unclear):
             break
         late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
         more = kept_more(one.waited, name, span_of(table, one.row), spans, late)
         more = {rank: max(0.0, ns - found.get(rank, 0.0)) for rank, ns in more.items()}  # beyond what it answers for
         together |= explains(more, shares["pause"]) >= 0 and all_of_them(alike(more))
-        for rank, ns in _kept(more, all_of_them, shares, late_of, stood, unknown if asked else 0.0).items():
+        for rank, ns in _kept(more, all_of_them, shares, late_of, stood, unknown if unclear else 0.0).items():
             found[rank] = found.get(rank, 0.0) + ns
     return found, together
 

@@ -24,9 +24,9 @@ _NOTABLE = 0.1  # of the usual iteration: a wait that is worth a word
 _Floats = npt.NDArray[np.float64]
 
 
-def rank_times(job: str, steps: Steps, carried: LinkTotals, verdict: Verdict) -> tuple[RankTimes, ...]:
+def rank_times(job: str, steps: Steps, link_totals: LinkTotals, verdict: Verdict) -> tuple[RankTimes, ...]:
     """Of every rank that has the verdict's iteration, by rank. Raises KeyError where there is no such iteration."""
-    return times_of(judge_input(job, matrix(steps), carried, verdict.iteration), steps, verdict)
+    return times_of(judge_input(job, matrix(steps), link_totals, verdict.iteration), steps, verdict)
 
 
 def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
@@ -101,13 +101,13 @@ def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:
     notable = _NOTABLE * (verdict.usual_ns or max((each.duration_ns for each in known), default=0))
     waiting = [each for each in known if each.waited_ns >= max(notable, 2 * each.error_ns)]
     lasts = {each.waited_for for each in waiting}
-    held = [each for each in known if each.held_ns >= notable]
-    most_held = max((each.held_ns for each in held), default=0)
+    stalled = [each for each in known if each.held_ns >= notable]
+    most_held = max((each.held_ns for each in stalled), default=0)
     if waiting and max(each.waited_ns for each in waiting) >= most_held:
         names = _ranks([each.rank for each in waiting])
         who = next((each for each in known if each.rank in lasts), None)
         return f"rank {min(lasts)}{f' ({who.host})' if who else ''} held the others up: {names} only waited for it"
-    if held and verdict.host:
+    if stalled and verdict.host:
         link = (
             f"{verdict.host} {verdict.interface} {verdict.direction.name.lower()}"
             if verdict.interface

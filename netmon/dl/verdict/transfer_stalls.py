@@ -158,7 +158,7 @@ def where_contested(seen: Window, capacity: _Floats) -> Contested:
     if not len(seen.names) or (foreign.sum(axis=1) < least).all():  # it is not enough, whenever it was
         return _nowhere(seen)
     full = np.zeros(foreign.shape, np.bool_)
-    of_others, of_all = (around_each(carried, _FULL_OVER) for carried in (foreign, foreign + seen.own))
+    of_others, of_all = (around_each(wire_bytes, _FULL_OVER) for wire_bytes in (foreign, foreign + seen.own))
     for reach, others, everybody in zip(_FULL_OVER, of_others, of_all, strict=True):
         room = capacity[:, None] * (2 * reach + 1)
         full |= (others >= _FOREIGN * room) & (everybody >= _FULL * room)

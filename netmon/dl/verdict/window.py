@@ -82,9 +82,9 @@ class Window:
 class JobTraffic:
     """Bytes beside one job's, put in order once: many windows are looked at."""
 
-    def __init__(self, carried: LinkTotals, job: str) -> None:
-        """carried: by whomever, on the links of the job's hosts and others."""
-        whose, rows = carried.whose, carried.rows
+    def __init__(self, link_totals: LinkTotals, job: str) -> None:
+        """link_totals: by whomever, on the links of the job's hosts and others."""
+        whose, rows = link_totals.whose, link_totals.rows
         order = np.argsort(rows["cell"], kind="stable")
         self._cell, self._link, self._of = (rows[name][order] for name in ("cell", "link", "of"))
         self._wire, self._payload = (rows[name][order].astype(np.float64) for name in ("wire_bytes", "payload_bytes"))
@@ -93,11 +93,11 @@ class JobTraffic:
         self._own = gradients[self._of] & (self._payload > 0)
         self._traffic_owners, self._name = _foreign(whose, ours, job)
         self._rank = np.array([one.rank for one in whose], np.int64)
-        self._receives = np.array([one.direction == Direction.RX for one in carried.links], np.bool_)
+        self._receives = np.array([one.direction == Direction.RX for one in link_totals.links], np.bool_)
         self._known = _known(whose, job)
-        self._said = of_job(no_tcp_rows() if carried.said is None else carried.said, whose, job)
-        self._clock_cells = -(-carried.clock_error_ns // CELL_NS)
-        self._carried = carried
+        self._said = of_job(no_tcp_rows() if link_totals.said is None else link_totals.said, whose, job)
+        self._clock_cells = -(-link_totals.clock_error_ns // CELL_NS)
+        self._carried = link_totals
 
     def window(self, since_ns: int, until_ns: int) -> Window | None:
         """What the job's links carried in [since, until) (UTC); None where nothing is known of its gradients then."""
@@ -106,9 +106,9 @@ class JobTraffic:
         own = np.flatnonzero(self._own[begin:end]) + begin
         if not len(own):
             return None
-        carried, cells = self._carried, last - first + 1
-        used = np.flatnonzero(np.bincount(self._link[own], minlength=len(carried.links)))
-        place = np.full(len(carried.links), -1)
+        totals, cells = self._carried, last - first + 1
+        used = np.flatnonzero(np.bincount(self._link[own], minlength=len(totals.links)))
+        place = np.full(len(totals.links), -1)
         place[used] = np.arange(len(used))
         arrived = self._receives[self._link[own]]
         arriving, leaving = own[arrived], own[~arrived]
@@ -125,8 +125,8 @@ class JobTraffic:
         shape, pairs = (len(self._traffic_owners), len(used), cells), len(self._traffic_owners) * len(used)
         return Window(
             first=first,
-            links=tuple(carried.links[number] for number in used.tolist()),
-            ends=_ends(carried.whose, place[self._link[own]], self._of[own], self._payload[own], len(used)),
+            links=tuple(totals.links[number] for number in used.tolist()),
+            ends=_ends(totals.whose, place[self._link[own]], self._of[own], self._payload[own], len(used)),
             names=tuple(self._named(number, other) for number in range(len(self._traffic_owners))),
             causes=tuple(cause for cause, _ in self._traffic_owners),
             own=table(self._wire, own, place[self._link[own]], len(used)),
@@ -138,7 +138,7 @@ class JobTraffic:
             clock_cells=self._clock_cells,
             whole=self._known <= set(ranks.tolist()),
             said=self._said,
-            fine=carried.width_ns <= FINE_NS,
+            fine=totals.width_ns <= FINE_NS,
         )
 
     def _named(self, traffic_owner: int, rows: npt.NDArray[np.intp]) -> str:

@@ -121,8 +121,8 @@ def _probe_programs(*, privileged: bool) -> Check:
 def _capabilities() -> Check:
     if missing := missing_capabilities():
         return Check("privilege", Status.MISSING, f"without {', '.join(missing)}", "run as root")
-    held = effective_capabilities()
-    if useful := [name for name, bit in _USEFUL_CAPABILITIES.items() if not held >> bit & 1]:
+    effective = effective_capabilities()
+    if useful := [name for name, bit in _USEFUL_CAPABILITIES.items() if not effective >> bit & 1]:
         detail = f"without {', '.join(useful)}: flows of other users' processes stay unclassified"
         return Check("privilege", Status.LIMITED, detail, "run as root")
     return Check("privilege", Status.OK, "root" if os.geteuid() == 0 else "capabilities")

@@ -138,9 +138,9 @@ class Injection:
 
 def pauses_of(injections: tuple[Injection, ...]) -> str:
     """Those that the trainers do themselves, as their option --pauses has them."""
-    asked = (each for each in injections if each.kind in ASKED_OF_THE_TRAINER)
+    own = (each for each in injections if each.kind in ASKED_OF_THE_TRAINER)
     return ",".join(
-        f"{int(each.at)}:{each.duration_ns / 1e9}:{each.kind}:{each.rank}:{each.effective_strength}" for each in asked
+        f"{int(each.at)}:{each.duration_ns / 1e9}:{each.kind}:{each.rank}:{each.effective_strength}" for each in own
     )
 
 
