@@ -151,12 +151,12 @@ def arrow_stream(rows: pa.Table) -> bytes:
 
 def with_addresses(session: Session, rows: pa.Table) -> pa.Table:
     """The same with, of each row's flow, addresses, ports, protocol, process, container and user."""
-    ids, place = np.unique(rows["flow_id"].to_numpy(), return_inverse=True)
+    ids, index = np.unique(rows["flow_id"].to_numpy(), return_inverse=True)
     flows = [session.window.flows.flow(flow_id) for flow_id in ids.tolist()]
     for name, kind in _OF_FLOW.items():
         values = pa.array([flow and getattr(flow, name) for flow in flows], kind)
-        rows = rows.append_column(name, values.take(pa.array(place)))
+        rows = rows.append_column(name, values.take(pa.array(index)))
     for name in _OF_OWNER:
         values = pa.array([flow and getattr(flow.owner, name) for flow in flows], pa.string())
-        rows = rows.append_column(name, values.take(pa.array(place)))
+        rows = rows.append_column(name, values.take(pa.array(index)))
     return rows

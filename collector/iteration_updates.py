@@ -34,7 +34,7 @@ class IterationUpdates:
         """
         counts = np.zeros(max(sessions, default=0) + 1, np.bool_)
         counts[list(newest)] = True
-        hosts = {place: session.hello.host for place, session in sessions.items()}
+        hosts = {session_index: session.hello.host for session_index, session in sessions.items()}
         wanted = list[PullRequest]()
         for line in self._jobs.are_unclear(settled.unclear):
             _log.warning(line)
@@ -48,6 +48,6 @@ class IterationUpdates:
             judging.add_accounts(mine)
             wanted += self._triggers.slow(sessions, mine.rows, self._jobs)
             if self.heard:
-                for place in np.unique(mine.rows.place).tolist():
-                    self.heard(sessions[place], mine.take(mine.rows.place == place))
+                for session_index in np.unique(mine.rows.place).tolist():
+                    self.heard(sessions[session_index], mine.take(mine.rows.place == session_index))
         return wanted

@@ -111,5 +111,5 @@ class JobExchange:
                 for entry in entries.values():
                     entry.teller.begin_anew()
                 return [], {}
-            marks = apply(answer, {place: entry.session for place, entry in entries.items()})
-            return [(entries[place], mark) for place, mark in marks.items()], answer.patterns
+            marks = apply(answer, {session_index: entry.session for session_index, entry in entries.items()})
+            return [(entries[session_index], mark) for session_index, mark in marks.items()], answer.patterns

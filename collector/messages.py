@@ -33,9 +33,9 @@ _FLOW_ID_BITS = 32
 _Number = TypeVar("_Number", int, npt.NDArray[np.int64])
 
 
-def flow_numbers(place: int, flow_ids: _Number) -> _Number:
+def flow_numbers(session_index: int, flow_ids: _Number) -> _Number:
     """Numbers of a session's flows, over all sessions: below 2⁶³ for places below 2³¹."""
-    return flow_ids + (place << _FLOW_ID_BITS)
+    return flow_ids + (session_index << _FLOW_ID_BITS)
 
 
 @overload

@@ -203,9 +203,9 @@ class Registry:
             entry.recent.extend(raw)
             self.intake.add_waiting(entry.session.hello.session, rows, horizon_ns, len(sequences))
         self._queued = came
-        places = np.repeat([one.entry.session.place for one in came], [len(one.sequences) for one in came])
+        session_indices = np.repeat([one.entry.session.place for one in came], [len(one.sequences) for one in came])
         numbers = [sequence for one in came for sequence in one.sequences]
-        self._tick(lambda: self._stages.take(places.astype(np.int64), many, numbers))
+        self._tick(lambda: self._stages.take(session_indices.astype(np.int64), many, numbers))
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
@@ -219,11 +219,11 @@ class Registry:
     def _settle_largest(self) -> None:
         """A session whose rows wait for a horizon that does not come holds no more memory."""
         waiting = np.bincount(self._stage.tables.pending.all()["session"])
-        place = int(waiting.argmax())
+        session_index = int(waiting.argmax())
         for entry in self._entries.values():
-            if entry.session.place == place:
+            if entry.session.place == session_index:
                 entry.session.window.ranks.odd.warn(
-                    f"{entry.session.hello.host} is {waiting[place]} rows ahead of its horizon"
+                    f"{entry.session.hello.host} is {waiting[session_index]} rows ahead of its horizon"
                 )
                 self._settle([entry], leaving=False)
 
@@ -255,15 +255,15 @@ class Registry:
         self.ticks += 1
         self._tell_viewers(settled)
         entries = {entry.session.place: entry for entry in self._entries.values()}
-        for place, (sequence, reason) in settled.refused.items():
-            entry = entries[place]
+        for session_index, (sequence, reason) in settled.refused.items():
+            entry = entries[session_index]
             entry.session.queued = entry.session.received
             entry.refused = RefusedBatchError(sequence, entry.session.hello.host, reason)
             entry.news.set()
-        for place, (sequence, error) in settled.failed.items():
-            self.failures.at_batch(entries[place], sequence, error)
+        for session_index, (sequence, error) in settled.failed.items():
+            self.failures.at_batch(entries[session_index], sequence, error)
         newest = (entry.session.place for entry in self._newest_of.values())
-        sessions = {place: entry.session for place, entry in entries.items()}
+        sessions = {session_index: entry.session for session_index, entry in entries.items()}
         self._store_full(self.iterations.publish(settled, sessions, newest, self.judging))
         for entry in self._newest_of.values() if self._triggers.watches_rows else ():
             for output in settled.outputs.get(entry.session.place, ()):
@@ -329,9 +329,9 @@ class Registry:
         self._settle([entry], leaving)
 
     def _settle(self, entries: list[Entry], leaving: bool) -> None:
-        places = sorted(entry.session.place for entry in entries if not entry.broken)
-        if places:
-            self._guarded(lambda: self._stages.settle_all(places, leaving))
+        session_indices = sorted(entry.session.place for entry in entries if not entry.broken)
+        if session_indices:
+            self._guarded(lambda: self._stages.settle_all(session_indices, leaving))
         for entry in entries:
             entry.settled, entry.left = True, leaving
 

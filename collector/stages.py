@@ -36,14 +36,17 @@ class Stages:
         return talk(self.hosts.tick(), self._answering)
 
     def take(
-        self, places: Sequence[int] | npt.NDArray[np.int64], many: ManyBatches, sequences: Sequence[int] | None = None
+        self,
+        session_indices: Sequence[int] | npt.NDArray[np.int64],
+        many: ManyBatches,
+        sequences: Sequence[int] | None = None,
     ) -> Settled:
         """As HostStage.take."""
-        return talk(self.hosts.take(places, many, sequences), self._answering)
+        return talk(self.hosts.take(session_indices, many, sequences), self._answering)
 
-    def settle_all(self, places: Sequence[int], leaving: bool) -> Settled:
+    def settle_all(self, session_indices: Sequence[int], leaving: bool) -> Settled:
         """As HostStage.settle_all."""
-        return talk(self.hosts.settle_all(places, leaving), self._answering)
+        return talk(self.hosts.settle_all(session_indices, leaving), self._answering)
 
 
 def talk(work: Talk[_T], answering: RankRegistry) -> _T:

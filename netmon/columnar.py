@@ -56,9 +56,9 @@ class Columns:
         """Write into a column that is there."""
         self._columns[name][self._begin : self._end] = values
 
-    def take(self, places: npt.NDArray[np.integer]) -> "Columns":
+    def take(self, indices: npt.NDArray[np.integer]) -> "Columns":
         """Rows by their places."""
-        return Columns({name: self[name].take(places) for name in self._columns})
+        return Columns({name: self[name].take(indices) for name in self._columns})
 
     def replaced(self, **columns: _Column) -> "Columns":
         """The same rows with other, or further, columns."""

@@ -41,17 +41,17 @@ def defaults_from(path: Path, parser: argparse.ArgumentParser, owner: Callable[[
     options = _options(parser)
     text = _read(path)
     for key, value in _parsed(path, text).items():
-        place = f"{path}:{line}" if (line := _line_of(key, text)) else str(path)
+        index = f"{path}:{line}" if (line := _line_of(key, text)) else str(path)
         tables = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
         if tables:
-            raise UsageError(f"{place}: [{key}] is a table{_misplaced(tables[0], options)}")
+            raise UsageError(f"{index}: [{key}] is a table{_misplaced(tables[0], options)}")
         if key not in options:
-            raise UsageError(f"{place}: unknown key {key!r}{_nearest(key, options, owner)}")
+            raise UsageError(f"{index}: unknown key {key!r}{_nearest(key, options, owner)}")
         action = options[key]
         try:
             action.default = _converted(action, value)
         except (UsageError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
-            raise UsageError(f"{place}: cannot set {key!r} to {value!r}: {error}") from error
+            raise UsageError(f"{index}: cannot set {key!r} to {value!r}: {error}") from error
         action.required = False
 
 

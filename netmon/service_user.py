@@ -43,36 +43,36 @@ def give_folder(folder: Path, user: ServiceUser) -> None:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        index = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # whoever uses it says what is wrong
         return
     try:
-        _give(place, folder, user)
+        _give(index, folder, user)
     except OSError as error:
         raise DataError(f"cannot give {folder} to the user {user.name}: {error.strerror}") from error
     finally:
-        os.close(place)
+        os.close(index)
 
 
-def _give(place: int, folder: Path, user: ServiceUser) -> None:
+def _give(index: int, folder: Path, user: ServiceUser) -> None:
     """What is in a folder that only root may write to is what root has put there: nobody can exchange it meanwhile."""
-    found = os.fstat(place)
+    found = os.fstat(index)
     if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return
-    names = os.listdir(place)
+    names = os.listdir(index)
     strangers = [name for name in names if not _OURS.fullmatch(name)]
     if strangers:
         raise DataError(f"cannot use {folder}: it holds {strangers[0]!r}; give a folder that is the agent's alone")
     for name in names:
         if name == "refused":
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=index)
             try:
                 _give(inner, folder / name, user)
             finally:
                 os.close(inner)
         else:
-            os.chown(name, user.uid, user.gid, dir_fd=place, follow_symlinks=False)
-    os.fchown(place, user.uid, user.gid)
+            os.chown(name, user.uid, user.gid, dir_fd=index, follow_symlinks=False)
+    os.fchown(index, user.uid, user.gid)
 
 
 def give_socket(path: Path) -> None:

@@ -119,15 +119,15 @@ class FittingTable:
     def _drawn(self, room: int) -> Iterator[Table | Text]:
         for broken, prose, gap in _FORMS:
             rows = [row and _Row(tuple(_broken(cell, broken) for cell in row.cells), row.style) for row in self._rows]
-            headings = [self._heading(place, rows, broken) for place in range(len(self._columns))]
+            headings = [self._heading(index, rows, broken) for index in range(len(self._columns))]
             if widths := self._widths(room - gap * (len(headings) - 1), headings, rows, prose):
                 yield self._table(headings, rows, widths, gap)
                 return
         yield from self._stacked(room)
 
-    def _heading(self, place: int, rows: list[_Row | None], broken: bool) -> Text:
-        text = self._columns[place].heading if self._headings else ""
-        cells = [_width(row.cells[place]) for row in rows if row]
+    def _heading(self, index: int, rows: list[_Row | None], broken: bool) -> Text:
+        text = self._columns[index].heading if self._headings else ""
+        cells = [_width(row.cells[index]) for row in rows if row]
         if not broken or _width(Text(text)) <= max(cells, default=0):
             return Text(text.replace(BREAK, " "))
         if BREAK in text:
@@ -138,17 +138,17 @@ class FittingTable:
     def _widths(self, room: int, headings: list[Text], rows: list[_Row | None], prose: int) -> list[int] | None:
         """Of each column; prose: the least of those that may be broken. None: they do not fit."""
         least, most = [], []
-        for place, column in enumerate(self._columns):
-            cells = [row.cells[place] for row in rows if row]
-            most.append(max(map(_width, [headings[place], *cells])))
+        for index, column in enumerate(self._columns):
+            cells = [row.cells[index] for row in rows if row]
+            most.append(max(map(_width, [headings[index], *cells])))
             words = (cell_len(word) for cell in cells for word in cell.plain.split())
-            least.append(max(_width(headings[place]), min(prose, most[-1]), *words) if column.prose else most[-1])
+            least.append(max(_width(headings[index]), min(prose, most[-1]), *words) if column.prose else most[-1])
         spare = room - sum(least)
         if spare < 0:
             return None
-        for place in sorted(range(len(least)), key=lambda place: most[place] - least[place]):
-            more = min(spare, most[place] - least[place])
-            least[place], spare = least[place] + more, spare - more
+        for index in sorted(range(len(least)), key=lambda index: most[index] - least[index]):
+            more = min(spare, most[index] - least[index])
+            least[index], spare = least[index] + more, spare - more
         return least
 
     def _table(self, headings: list[Text], rows: list[_Row | None], widths: list[int], gap: int) -> Table:

@@ -113,10 +113,10 @@ def host_ranks(hosts: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     """Of a dictionary column whose dictionaries are unified: the place of each row's word in their order."""
     chunks = hosts.chunks
     words = chunks[0].dictionary.to_pylist()
-    place = np.empty(len(words), np.int64)
-    place[np.argsort(np.array(words, object), kind="stable")] = np.arange(len(words))
+    index = np.empty(len(words), np.int64)
+    index[np.argsort(np.array(words, object), kind="stable")] = np.arange(len(words))
     codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
-    ranks: npt.NDArray[np.int64] = place[codes]
+    ranks: npt.NDArray[np.int64] = index[codes]
     return ranks
 
 

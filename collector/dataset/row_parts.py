@@ -72,11 +72,11 @@ class RowParts:
                 mine = np.flatnonzero(known)[self._of_part[at[known]] == number]
                 old = self.parts[number].rows
                 fresh = rows.take(pa.array(mine))
-                place = self._place[at[mine]]
-                if self._matters(old.take(pa.array(place)), fresh):
+                index = self._place[at[mine]]
+                if self._matters(old.take(pa.array(index)), fresh):
                     write.add(number)
                 both = np.arange(len(old))
-                both[place] = len(old) + np.arange(len(fresh))
+                both[index] = len(old) + np.arange(len(fresh))
                 parts[number] = pa.concat_tables([old, fresh]).take(pa.array(both)).combine_chunks()
             for number, begin, own in self._room(np.flatnonzero(~known)):
                 before = parts.get(number, self.parts[number].rows if number in self.parts else None)
@@ -159,9 +159,9 @@ class RowParts:
             if kept.all():
                 continue
             mine = self._of_part == number
-            place = np.cumsum(kept) - 1
+            index = np.cumsum(kept) - 1
             gone = mine & ~kept[np.where(mine, self._place, 0)]
-            self._place = np.where(mine, place[np.where(mine, self._place, 0)], self._place)
+            self._place = np.where(mine, index[np.where(mine, self._place, 0)], self._place)
             self._keys, self._of_part, self._place = self._keys[~gone], self._of_part[~gone], self._place[~gone]
             self._order = None
             part.rows = part.rows.filter(pa.array(kept)).combine_chunks()
@@ -211,8 +211,8 @@ class RowParts:
             return np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64)
         if self._order is None:
             self._order = np.argsort(self._keys, kind="stable")
-        place = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
-        at = self._order[place]
+        index = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
+        at = self._order[index]
         return self._keys[at] == keys, at
 
     def _matters(self, old: pa.Table, new: pa.Table) -> bool:

@@ -373,9 +373,16 @@ class SessionMeta(NamedTuple):
 
 def session_table(origins: Origins, sessions: Mapping[int, SessionMeta]) -> pa.Table:
     """What holds for all rows of some sessions, by their places, as the table `sessions`."""
-    rows = [(place, interface) for place in sessions for interface in origins.sessions[place].hello.interfaces]
-    of, interfaces = np.array([place for place, _ in rows], np.int64), [interface for _, interface in rows]
-    hellos = [origins.sessions[place].hello for place, _ in rows]
+    rows = [
+        (session_index, interface)
+        for session_index in sessions
+        for interface in origins.sessions[session_index].hello.interfaces
+    ]
+    of, interfaces = (
+        np.array([session_index for session_index, _ in rows], np.int64),
+        [interface for _, interface in rows],
+    )
+    hellos = [origins.sessions[session_index].hello for session_index, _ in rows]
     columns: dict[str, object] = {
         "interface": _encode([interface.name for interface in interfaces]),
         "capacity_bps": [interface.capacity_bps for interface in interfaces],
@@ -384,12 +391,12 @@ def session_table(origins: Origins, sessions: Mapping[int, SessionMeta]) -> pa.T
         "start_ns": [hello.clock.utc_ns for hello in hellos],
         "bucket_ns": [hello.streamed_ns for hello in hellos],
         "full_bucket_ns": [hello.bucket_ns for hello in hellos],
-        "clock_source": _encode([str(sessions[place].clock_source) for place, _ in rows]),
+        "clock_source": _encode([str(sessions[session_index].clock_source) for session_index, _ in rows]),
     }
     for name in ("byte_basis", "hook_rx", "hook_tx"):
         columns[name] = _encode([getattr(interface, name) for interface in interfaces])
     for name in ("clock_error_ns", "share_window_ns", "share_threshold"):
-        columns[name] = [getattr(sessions[place], name) for place, _ in rows]
+        columns[name] = [getattr(sessions[session_index], name) for session_index, _ in rows]
     return origins.table("sessions", of, columns)
 
 

@@ -42,9 +42,9 @@ def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collect
         try:
             for file in other.members(sessions):
                 _split(moving, file, sessions, staging, theirs)
-            for place, files in ((staging, moving.ours), (theirs, moving.theirs)):
+            for index, files in ((staging, moving.ours), (theirs, moving.theirs)):
                 if files:
-                    staging.disk.sync_directory(place.folder)
+                    staging.disk.sync_directory(index.folder)
             other.move(sessions, moving.ours, moving.members, moving.theirs, moving.emptied)
             moved = True
         finally:

@@ -14,19 +14,23 @@ from netmon.records import Table
 from netmon.wire.batch_fields import ManyBatches
 
 
-def rows_of(many: ManyBatches, place: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], places: Table) -> Columns:
-    """The rows of batches, of ARRIVED. place: of each batch's session; flow: of each run; places: dtype PLACE."""
+def rows_of(
+    many: ManyBatches, session_index: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], session_indices: Table
+) -> Columns:
+    """The rows of batches, of ARRIVED. session_index: of each batch's session; flow: of each run; session_indices: dtype PLACE."""
     rows, heads = many.rows, many.heads
     batch, start_ns = rows["batch"], rows["start_ns"]
-    width = np.where(heads["bucket_ns"] > 0, heads["bucket_ns"], places["full_ns"][place])
+    width = np.where(heads["bucket_ns"] > 0, heads["bucket_ns"], session_indices["full_ns"][session_index])
     columns: dict[str, npt.NDArray[Any]] = {
-        "session": place.astype(np.int32)[batch],
+        "session": session_index.astype(np.int32)[batch],
         "flow": np.repeat(flow, many.runs.rows),
     }
     columns |= {"start_ns": start_ns, "bucket_ns": width[batch]} | {name: rows[name] for name in COUNTS}
-    complete, begun = (heads["sequence"] <= places[name][place] for name in ("stored_complete", "stored_last"))
+    complete, begun = (
+        heads["sequence"] <= session_indices[name][session_index] for name in ("stored_complete", "stored_last")
+    )
     if begun.any() or complete.any():
-        settled_ns = places["stored_settled_ns"][place]
+        settled_ns = session_indices["stored_settled_ns"][session_index]
         columns["stored"] = complete[batch] | (begun[batch] & (start_ns < settled_ns[batch]))
     else:
         columns["stored"] = np.zeros(len(rows), np.bool_)

@@ -59,31 +59,31 @@ class Batches:
 
     def refuse(self, batch: int, reason: str) -> None:
         """It breaks the contract; what follows it on its session comes again."""
-        place, sequence = int(self.place[batch]), self.sequences[batch]
-        known = self.settled.refused.get(place)
+        session_index, sequence = int(self.place[batch]), self.sequences[batch]
+        known = self.settled.refused.get(session_index)
         if known is None or sequence < known[0]:
-            self.settled.refused[place] = sequence, reason
-        self.good[batch:][self.place[batch:] == place] = False
+            self.settled.refused[session_index] = sequence, reason
+        self.good[batch:][self.place[batch:] == session_index] = False
 
     def fail(self, batch: int, error: Exception) -> None:
         """The stage fails at it: nothing of its session is what it should be."""
         self.fail_session(int(self.place[batch]), error, self.sequences[batch])
 
-    def fail_session(self, place: int, error: Exception, sequence: int = 0) -> None:
+    def fail_session(self, session_index: int, error: Exception, sequence: int = 0) -> None:
         """The stage fails at it; sequence: at which batch."""
-        self.settled.failed.setdefault(place, (sequence, error))
-        self.good[self.place == place] = False
+        self.settled.failed.setdefault(session_index, (sequence, error))
+        self.good[self.place == session_index] = False
 
 
-def failing(work: Callable[[list[int]], object], places: list[int]) -> list[tuple[int, Exception]]:
+def failing(work: Callable[[list[int]], object], session_indices: list[int]) -> list[tuple[int, Exception]]:
     """The sessions at which work(places) fails, and how: of those at which it fails together it tries each half."""
-    if not places:
+    if not session_indices:
         return []
     try:
-        work(places)
+        work(session_indices)
     except Exception as error:
-        if len(places) == 1:
-            return [(places[0], error)]
-        middle = len(places) // 2
-        return failing(work, places[:middle]) + failing(work, places[middle:])
+        if len(session_indices) == 1:
+            return [(session_indices[0], error)]
+        middle = len(session_indices) // 2
+        return failing(work, session_indices[:middle]) + failing(work, session_indices[middle:])
     return []

@@ -62,9 +62,9 @@ class Lately:
 class Evidence:
     """All that is not stored yet, and the latest of each flow."""
 
-    def __init__(self, flows: AllFlows, places: SessionIndex) -> None:
-        """flows, places: of all sessions."""
-        self._flows, self._places = flows, places
+    def __init__(self, flows: AllFlows, session_indices: SessionIndex) -> None:
+        """flows, session_indices: of all sessions."""
+        self._flows, self._places = flows, session_indices
         self._transport, self._host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
         self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked
@@ -86,30 +86,30 @@ class Evidence:
         """Of all rows."""
         return self._transport.nbytes + self._host.nbytes
 
-    def check(self, many: ManyBatches, place: _Places) -> dict[int, str]:
-        """Why batches are to be refused: they name flows that nobody knows. place: the session of each.
+    def check(self, many: ManyBatches, session_index: _Places) -> dict[int, str]:
+        """Why batches are to be refused: they name flows that nobody knows. session_index: the session of each.
 
         To be called when their flows are described.
         """
         rows = many.transport
         if not len(rows):
             return {}
-        self._found = self._flows.keys.find(place[rows["batch"]], rows["flow_id"])
+        self._found = self._flows.keys.find(session_index[rows["batch"]], rows["flow_id"])
         unknown = np.flatnonzero(self._found < 0)
         return {int(rows["batch"][row]): str(unknown_flow(int(rows["flow_id"][row]))) for row in unknown.tolist()}
 
-    def add(self, many: ManyBatches, place: _Places, good: npt.NDArray[np.bool_]) -> None:
-        """Take in what batches tell that have just been checked, of those that are good. place: the session of each."""
+    def add(self, many: ManyBatches, session_index: _Places, good: npt.NDArray[np.bool_]) -> None:
+        """Take in what batches tell that have just been checked, of those that are good. session_index: the session of each."""
         if len(many.transport):
-            self._add_transport(many, place, np.flatnonzero(good[many.transport["batch"]]))
+            self._add_transport(many, session_index, np.flatnonzero(good[many.transport["batch"]]))
         if len(many.host):
-            self._add_host_part(many, place, np.flatnonzero(good[many.host["batch"]]))
+            self._add_host_part(many, session_index, np.flatnonzero(good[many.host["batch"]]))
 
-    def _add_transport(self, many: ManyBatches, place: _Places, good: _Places) -> None:
+    def _add_transport(self, many: ManyBatches, session_index: _Places, good: _Places) -> None:
         transport, flow = many.transport, self._found
         if len(good) < len(transport):
             transport, flow = transport.take(good), flow[good]
-        session = place[transport["batch"]]
+        session = session_index[transport["batch"]]
         columns = {name: transport[name] for name in TRANSPORT.names or ()}
         link = self._flows.state["link"][flow]
         rows = Columns({"session": session.astype("<i4"), "link": link.astype("<i4"), **columns})
@@ -131,10 +131,10 @@ class Evidence:
             rows[name] = columns[name]
         self._latest[flow] = rows  # in the batches' order: of several the last
 
-    def _add_host_part(self, many: ManyBatches, place: _Places, good: _Places) -> None:
+    def _add_host_part(self, many: ManyBatches, session_index: _Places, good: _Places) -> None:
         host_rows = many.host if len(good) == len(many.host) else many.host.take(good)
         columns = {name: host_rows[name] for name in HOST_PART.names or ()}
-        rows = Columns({"session": place[host_rows["batch"]].astype("<i4"), **columns})
+        rows = Columns({"session": session_index[host_rows["batch"]].astype("<i4"), **columns})
         of_rank = np.flatnonzero(host_rows["job"] != UNKNOWN)
         whose = (host_rows["batch"], rows["session"], host_rows["job"], host_rows["pid"])
         jobs = []
@@ -177,16 +177,20 @@ class Evidence:
         self.waiting = set()
         return EvidencePieces(self._transport.take(), self._host.take())
 
-    def put_back(self, pieces: EvidencePieces, places: Container[int]) -> None:
-        """What was handed over is not stored; places: of the sessions that are still there."""
-        self._transport.put_back(pieces.transport, places)
-        self._host.put_back(pieces.host, places)
+    def put_back(self, pieces: EvidencePieces, session_indices: Container[int]) -> None:
+        """What was handed over is not stored; session_indices: of the sessions that are still there."""
+        self._transport.put_back(pieces.transport, session_indices)
+        self._host.put_back(pieces.host, session_indices)
         for rows in (*pieces.transport, *pieces.host):
-            self.waiting |= {place for place in np.unique(rows["session"]).tolist() if place in places}
+            self.waiting |= {
+                session_index
+                for session_index in np.unique(rows["session"]).tolist()
+                if session_index in session_indices
+            }
 
-    def drop(self, place: int) -> None:
+    def drop(self, session_index: int) -> None:
         """The session is gone."""
-        self._transport.drop(place)
-        self._host.drop(place)
-        self.waiting.discard(place)
-        self.renamed.pop(place, None)
+        self._transport.drop(session_index)
+        self._host.drop(session_index)
+        self.waiting.discard(session_index)
+        self.renamed.pop(session_index, None)

@@ -44,21 +44,25 @@ def exchange(tables: Tables, sessions: Mapping[int, Session], fail: Fail) -> Tal
             session.set_peer(flow_id_of(flow), job, number)
 
 
-def query_names(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> Talk[None]:
+def query_names(
+    tables: Tables, sessions: Mapping[int, Session], fail: Fail, session_indices: Iterable[int]
+) -> Talk[None]:
     """The same when those ranks of some sessions that have no name have asked for it."""
-    for place in sorted(places):
-        ranks = sessions[place].window.ranks
+    for session_index in sorted(session_indices):
+        ranks = sessions[session_index].window.ranks
         try:
             if ranks.unnamed:
                 ranks.request_names()
         except Exception as error:
-            fail(place, error)
+            fail(session_index, error)
     yield from exchange(tables, sessions, fail)
 
 
-def end_ranks(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> Talk[None]:
+def end_ranks(
+    tables: Tables, sessions: Mapping[int, Session], fail: Fail, session_indices: Iterable[int]
+) -> Talk[None]:
     """No marks will come of some sessions any more: their ranks have names now or never, and end."""
-    ranks = [sessions[place].window.ranks for place in places]
+    ranks = [sessions[session_index].window.ranks for session_index in session_indices]
     for own in ranks:
         own.request_last_names()
     yield from exchange(tables, sessions, fail)
@@ -66,13 +70,15 @@ def end_ranks(tables: Tables, sessions: Mapping[int, Session], fail: Fail, place
         own.end_of_stream()
 
 
-def find_peer_flows(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> None:
+def find_peer_flows(
+    tables: Tables, sessions: Mapping[int, Session], fail: Fail, session_indices: Iterable[int]
+) -> None:
     """Flows of some sessions that are a job's by their other end; the other end may be described before or after."""
     horizon_ns = tables.places.table["horizon_ns"]
-    for place in places:
-        session = sessions[place]
+    for session_index in session_indices:
+        session = sessions[session_index]
         if session.serves:
             try:
-                session.find_peer_flows(int(horizon_ns[place]))
+                session.find_peer_flows(int(horizon_ns[session_index]))
             except Exception as error:
-                fail(place, error)
+                fail(session_index, error)

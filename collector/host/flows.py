@@ -49,13 +49,13 @@ class FlowKeys:
         """Index of each flow, arrays of one length; −1 where it is not known. at_ns: when it had rows (mono)."""
         self._sort()
         key = session.astype(np.int64) << _ID_BITS | flow_id.astype(np.int64)
-        place = np.searchsorted(self._keys, key)
-        known = place < len(self._keys)
-        known[known] = self._keys[place[known]] == key[known]
+        index = np.searchsorted(self._keys, key)
+        known = index < len(self._keys)
+        known[known] = self._keys[index[known]] == key[known]
         found = np.full(len(key), -1, np.int64)
-        found[known] = self._index[place[known]]
+        found[known] = self._index[index[known]]
         if at_ns is not None:
-            self._asked_ns[place[known]] = np.maximum(self._asked_ns[place[known]], at_ns[known])
+            self._asked_ns[index[known]] = np.maximum(self._asked_ns[index[known]], at_ns[known])
         return found
 
     def silent(self, session: int, before_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -72,9 +72,9 @@ class FlowKeys:
             self._gone = []
         if self._new:
             key, index, order = np.array(sorted(self._new), np.int64).T
-            place = np.searchsorted(self._keys, key)
-            self._keys, self._index = np.insert(self._keys, place, key), np.insert(self._index, place, index)
-            self._asked_ns = np.insert(self._asked_ns, place, order)
+            position = np.searchsorted(self._keys, key)
+            self._keys, self._index = np.insert(self._keys, position, key), np.insert(self._index, position, index)
+            self._asked_ns = np.insert(self._asked_ns, position, order)
             self._new = []
 
 
@@ -185,7 +185,7 @@ class Links:
     def __init__(self, hello: Hello) -> None:
         """Take the interfaces from the agent's introduction."""
         self.interfaces: tuple[Interface, ...] = hello.interfaces
-        self._place = {interface.index: place for place, interface in enumerate(hello.interfaces)}
+        self._place = {interface.index: session_index for session_index, interface in enumerate(hello.interfaces)}
         capacities = [interface.capacity_bps for interface in hello.interfaces]
         self.capacity_bps: npt.NDArray[np.int64] = np.repeat(np.array(capacities, np.int64), 2)
 

@@ -136,7 +136,8 @@ def iteration_rows(iterations: Iterable[tuple[int, Iteration]]) -> IterationRows
     if not iterations:
         return NONE
     columns = [
-        (place, row, one.number, *(getattr(one, name) for name in TIMES)) for row, (place, one) in enumerate(iterations)
+        (session_index, row, one.number, *(getattr(one, name) for name in TIMES))
+        for row, (session_index, one) in enumerate(iterations)
     ]
     return IterationRows(Common([one for _, one in iterations]), *np.array(columns, np.int64).T.copy())
 

@@ -54,9 +54,9 @@ class FlowUpdates:
 class JobUpdates:
     """What the job stage has been told of one session."""
 
-    def __init__(self, place: int, session: Session, flow_updates: FlowUpdates) -> None:
-        """place: the session's in the messages; flow_updates: of all sessions."""
-        self.place, self.session = place, session
+    def __init__(self, session_index: int, session: Session, flow_updates: FlowUpdates) -> None:
+        """session_index: the session's in the messages; flow_updates: of all sessions."""
+        self.place, self.session = session_index, session
         self.told = flow_updates
         self._known: set[int] = set()  # ids of the flows that were told
 
@@ -148,9 +148,9 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
     flows: those of which there is something are put in there if they have not been told.
     """
     tables, state = reporting[0].session.tables, reporting[0].told.state
-    places = np.array([teller.session.place for teller in reporting], np.int64)
-    payload, onsets = (rows.take(places, len(tables.places.table)) for rows in (tables.payload, tables.onsets))
-    lost = tables.payload.lost(places)
+    session_indices = np.array([teller.session.place for teller in reporting], np.int64)
+    payload, onsets = (rows.take(session_indices, len(tables.places.table)) for rows in (tables.payload, tables.onsets))
+    lost = tables.payload.lost(session_indices)
     known = tables.flows.state
     # What is told late may be of a flow that is over.
     onsets = newest_onsets(onsets)
@@ -158,20 +158,20 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
     by_place = {teller.session.place: teller for teller in reporting}
     for rows in (payload, onsets):
         new = np.unique(rows["flow"][state[rows["flow"]] == _UNTOLD])
-        for place, own in _runs(known["session"][new]):
-            flows += by_place[place].introduce(new[own].tolist())
+        for session_index, own in _runs(known["session"][new]):
+            flows += by_place[session_index].introduce(new[own].tolist())
     payload, onsets = (_where(rows, state[rows["flow"]] == _TOLD) for rows in (payload, onsets))
-    place_of_session = np.zeros(len(tables.places.table), np.int64)
-    place_of_session[places] = [teller.place for teller in reporting]
+    index_of_session = np.zeros(len(tables.places.table), np.int64)
+    index_of_session[session_indices] = [teller.place for teller in reporting]
 
     def numbers(flow: _Numbers) -> _Numbers:
-        return flow_numbers(place_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))
+        return flow_numbers(index_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))
 
     time_ns = tables.places.utc(payload["session"], payload["time_ns"])
     older = tables.places.older(payload["session"], payload["time_ns"])
-    for place, run in _runs(payload["session"][older]):
+    for session_index, run in _runs(payload["session"][older]):
         late = older[run]
-        time_ns[late] = by_place[place].window.alignment.map.utcs(payload["time_ns"][late])
+        time_ns[late] = by_place[session_index].window.alignment.map.utcs(payload["time_ns"][late])
     updates = np.empty(len(onsets), ONSET_UPDATE)
     updates["flow"], updates["time_ns"], updates["bucket_ns"] = (
         numbers(onsets["flow"]),
@@ -188,10 +188,12 @@ def _where(rows: Columns, there: npt.NDArray[np.bool_]) -> Columns:
     return rows if there.all() else rows[there]
 
 
-def _runs(places: _Numbers) -> list[tuple[int, slice]]:
+def _runs(session_indices: _Numbers) -> list[tuple[int, slice]]:
     """Where equal values stand beside each other, and which they are."""
-    begin = np.flatnonzero(np.diff(places, prepend=-1)).tolist()
-    return [(int(places[first]), slice(first, over)) for first, over in pairwise([*begin, len(places)])]
+    begin = np.flatnonzero(np.diff(session_indices, prepend=-1)).tolist()
+    return [
+        (int(session_indices[first]), slice(first, over)) for first, over in pairwise([*begin, len(session_indices)])
+    ]
 
 
 def _grains(time_ns: _Numbers, flow: _Numbers, payload_bytes: _Numbers) -> Table:
@@ -225,11 +227,11 @@ def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark
     return marks
 
 
-def clock_of(place: int, host: str, alignment: Alignment) -> HostClock:
+def clock_of(session_index: int, host: str, alignment: Alignment) -> HostClock:
     """How well a host's clock is known now."""
     sample = alignment.sample
     return HostClock(
-        place=place,
+        place=session_index,
         host=host,
         uncorrected=alignment.uncorrected,
         held=alignment.fit is not None,

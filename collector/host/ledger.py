@@ -170,9 +170,9 @@ class LedgerAccounts:
             return
         links = np.ascontiguousarray(self._samples["link"])
         cuts = GroupedValues(links, np.ascontiguousarray(self._samples["time_ns"]), len(self.totals))
-        place = cuts.positions(link, np.maximum(start_ns, self._told_until_ns[link])) - 1
-        within = (place >= 0) & (links[place] == link)
-        sums = np.bincount(place[within], weights=wire[within], minlength=len(links))
+        session_index = cuts.positions(link, np.maximum(start_ns, self._told_until_ns[link])) - 1
+        within = (session_index >= 0) & (links[session_index] == link)
+        sums = np.bincount(session_index[within], weights=wire[within], minlength=len(links))
         self._samples["attributed_bytes"] += sums.astype(np.int64)
         self._open = None
 

@@ -35,13 +35,13 @@ class PendingRows:
         values = (np.asarray(column, np.int64) for column in (session, flow, time_ns, amount))
         self._pieces.append(Columns(dict(zip(COLUMNS, values, strict=True))))
         if len(self._pieces) > _MOST_PIECES:
-            for place, count in zip(*np.unique(self._pieces.popleft()["session"], return_counts=True), strict=True):
-                self._lost[int(place)] = self._lost.get(int(place), 0) + int(count)
+            for index, count in zip(*np.unique(self._pieces.popleft()["session"], return_counts=True), strict=True):
+                self._lost[int(index)] = self._lost.get(int(index), 0) + int(count)
 
-    def take(self, places: _Numbers, sessions: int) -> Columns:
-        """Hand over those of the sessions at these places, as they came; sessions: how many places there are."""
+    def take(self, session_indices: _Numbers, sessions: int) -> Columns:
+        """Hand over those of the sessions at these session_indices, as they came; sessions: how many places there are."""
         wanted = np.zeros(sessions, np.bool_)
-        wanted[places] = True
+        wanted[session_indices] = True
         taken, pieces, self._pieces = [no_rows()], self._pieces, deque()
         for rows in pieces:
             there = wanted[rows["session"]]
@@ -52,14 +52,14 @@ class PendingRows:
                 self._pieces.append(rows[~there])
         return joined(taken)
 
-    def lost(self, places: _Numbers) -> int:
+    def lost(self, session_indices: _Numbers) -> int:
         """Rows of these sessions that nobody took in time, since the last call."""
-        return sum(self._lost.pop(place, 0) for place in places.tolist()) if self._lost else 0
+        return sum(self._lost.pop(session_index, 0) for session_index in session_indices.tolist()) if self._lost else 0
 
-    def drop(self, place: int) -> None:
+    def drop(self, session_index: int) -> None:
         """The session is gone."""
-        self._lost.pop(place, None)
-        self._pieces = deque(rows[rows["session"] != place] for rows in self._pieces)
+        self._lost.pop(session_index, None)
+        self._pieces = deque(rows[rows["session"] != session_index] for rows in self._pieces)
 
 
 def no_rows() -> Columns:

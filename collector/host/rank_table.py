@@ -153,16 +153,18 @@ class RankTable:
 
     # --- marks
 
-    def find(self, marks: MarkTable, place: _Numbers) -> _Numbers:
-        """The row of each mark's rank, −1: it is not in here; place: of each batch's session."""
+    def find(self, marks: MarkTable, session_index: _Numbers) -> _Numbers:
+        """The row of each mark's rank, −1: it is not in here; session_index: of each batch's session."""
         first = marks.starts()
         if not (self._row_of and len(first)):
             return np.full(len(marks), -1)
-        session, who = place[marks.batch[first]], marks.whose[first]
+        session, who = session_index[marks.batch[first]], marks.whose[first]
         pairs, of_run = np.unique(session * len(marks.about) + who, return_inverse=True)
         known, about = self._row_of, marks.about
-        places, whose = (column.tolist() for column in np.divmod(pairs, len(about)))
-        rows = np.array([known.get((one, about[two]), -1) for one, two in zip(places, whose, strict=True)], np.int64)
+        session_indices, whose = (column.tolist() for column in np.divmod(pairs, len(about)))
+        rows = np.array(
+            [known.get((one, about[two]), -1) for one, two in zip(session_indices, whose, strict=True)], np.int64
+        )
         return np.repeat(rows[of_run], np.diff(np.append(first, len(marks))))
 
     def add_marks(
@@ -324,8 +326,8 @@ class RankTable:
     def settle(self, settled_ns: _Numbers) -> IterationRows:
         """The iterations that are over by the time that is settled, by place."""
         waiting = self._waiting
-        place = self._rows["place"][waiting["row"]]
-        over = waiting["end_ns"] <= settled_ns[place]
+        session_index = self._rows["place"][waiting["row"]]
+        over = waiting["end_ns"] <= settled_ns[session_index]
         due = waiting[over]
         if len(due):
             self._waiting = waiting[~over]
@@ -338,18 +340,18 @@ class RankTable:
         columns = self._rows["place"][row], row, number, *times, ended["wait_start_ns"]
         return IterationRows(self._about, *columns)
 
-    def needed_ns(self, places: int, before_ns: _Numbers | None = None) -> _Numbers:
+    def needed_ns(self, session_indices: int, before_ns: _Numbers | None = None) -> _Numbers:
         """By place: start of the earliest iteration that is open or waits; NEVER: there is none.
 
         before_ns: by place too; those that began so long ago are passed over.
         """
-        found, under_way = np.full(places, _NEVER), self._under_way()
-        place = self._rows["place"][np.append(self._waiting["row"], under_way)]
+        found, under_way = np.full(session_indices, _NEVER), self._under_way()
+        session_index = self._rows["place"][np.append(self._waiting["row"], under_way)]
         start_ns = np.append(self._waiting["start_ns"], self._open[under_way, 0, _BEGIN])
         if before_ns is not None:
-            late = start_ns > before_ns[place]
-            place, start_ns = place[late], start_ns[late]
-        np.minimum.at(found, place, start_ns)
+            late = start_ns > before_ns[session_index]
+            session_index, start_ns = session_index[late], start_ns[late]
+        np.minimum.at(found, session_index, start_ns)
         return found
 
     def _under_way(self) -> _Numbers:

@@ -27,11 +27,11 @@ class Ranks(KnownRanks):
     """All ranks of one host and session."""
 
     def __init__(
-        self, place: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog, steady: RankTable
+        self, session_index: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog, steady: RankTable
     ) -> None:
         """Begin without ranks.
 
-        place, holder: of the session; account: of the host's bytes; parameters: of models that do not tell theirs;
+        session_index, holder: of the session; account: of the host's bytes; parameters: of models that do not tell theirs;
         log: of what the ranks of all hosts tell the job stage; steady: those of all hosts that go on as they have.
         """
         super().__init__(parameters)
@@ -39,7 +39,7 @@ class Ranks(KnownRanks):
         self.account = account
         self.odd = RejectedMarks(holder.host)
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
-        self.place, self._host = place, holder.host
+        self.place, self._host = session_index, holder.host
         self._log, self._number = log, log.open(holder)
         self.unnamed = False  # whether a process steps and it is not known yet of which job
         self.offset_ns = 0  # from mono to UTC

@@ -207,6 +207,6 @@ def _in_turn(tables: list[Columns]) -> Columns:
         begin = starts(rows["session"])
         if len(parts) + len(begin) > _FEW_PARTS:
             return joined(tables)
-        places = [*begin.tolist(), len(rows)]
-        parts += [(int(rows["session"][at]), rows[at:end]) for at, end in pairwise(places)]
+        session_indices = [*begin.tolist(), len(rows)]
+        parts += [(int(rows["session"][at]), rows[at:end]) for at, end in pairwise(session_indices)]
     return joined([rows for _, rows in sorted(parts, key=itemgetter(0))])

@@ -66,26 +66,26 @@ class SessionIndex:
 
     def add(self, hello: Hello, links: Links, settings: Settings, resume: Resume) -> int:
         """Give a session a place, and its links their numbers."""
-        place = self._free.pop() if self._free else self._count
-        self._count = max(self._count, place + 1)
-        if place == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros(place, SESSION)])
-        self._table[place] = 0
-        row = self._table[place]
+        session_index = self._free.pop() if self._free else self._count
+        self._count = max(self._count, session_index + 1)
+        if session_index == len(self._table):
+            self._table = np.concatenate([self._table, np.zeros(session_index, SESSION)])
+        self._table[session_index] = 0
+        row = self._table[session_index]
         width = window_width(settings.share_window_ns, hello.streamed_ns)
         begin_ns = hello.clock.mono_ns
         for name, value in (
             *(("used", True), ("horizon_ns", begin_ns), ("settled_ns", -1), ("onsets_ns", begin_ns)),
             *(("bucket_ns", hello.streamed_ns), ("full_ns", hello.bucket_ns), ("window_ns", width)),
             *(("due_ns", NEVER), ("needed_ns", NEVER)),
-            ("first_link", self._first_link(place, links, width)),
+            ("first_link", self._first_link(session_index, links, width)),
             *(("stored_complete", resume.complete_sequence), ("stored_last", resume.last_sequence)),
             ("stored_settled_ns", resume.settled_ns),
         ):
             row[name] = value
-        return place
+        return session_index
 
-    def _first_link(self, place: int, links: Links, width_ns: int) -> int:
+    def _first_link(self, session_index: int, links: Links, width_ns: int) -> int:
         free = self._free_links.get(len(links))
         first = free.pop() if free else self._link_count
         end = first + len(links)
@@ -93,22 +93,22 @@ class SessionIndex:
         while end > len(self._links):
             self._links = np.concatenate([self._links, np.zeros(len(self._links), LINK)])
         own = self._links[first:end]
-        own["session"], own["capacity_bps"], own["window_ns"] = place, links.capacity_bps, width_ns
+        own["session"], own["capacity_bps"], own["window_ns"] = session_index, links.capacity_bps, width_ns
         return first
 
-    def remove(self, place: int, links: int) -> None:
+    def remove(self, session_index: int, links: int) -> None:
         """The session is gone; links: how many it had."""
-        first = int(self._table[place]["first_link"])
+        first = int(self._table[session_index]["first_link"])
         self._links[first : first + links] = 0
         self._links["session"][first : first + links] = -1
         self._free_links.setdefault(links, []).append(first)
-        self._table[place] = 0
-        self._table["needed_ns"][place] = self._table["due_ns"][place] = NEVER
-        self._free.append(place)
+        self._table[session_index] = 0
+        self._table["needed_ns"][session_index] = self._table["due_ns"][session_index] = NEVER
+        self._free.append(session_index)
 
-    def use_map(self, place: int, clock: TimeMap) -> None:
+    def use_map(self, session_index: int, clock: TimeMap) -> None:
         """From now on the session's clock is mapped so."""
-        row, several = self._table[place], len(clock.knots_ns) > 1
+        row, several = self._table[session_index], len(clock.knots_ns) > 1
         row["knot_ns"], row["offset_ns"], row["slope"] = clock.knots_ns[-1], clock.offsets_ns[-1], clock.slope
         row["earlier_knot_ns"] = clock.knots_ns[-2] if several else _LONG_AGO
         row["earlier_offset_ns"] = clock.offsets_ns[-2] if several else clock.offsets_ns[-1]

@@ -46,37 +46,37 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
     horizon_ns, settled_ns = (tables.places.table[name].tolist() for name in ("horizon_ns", "settled_ns"))
     clock_of: list[Any] = batches.many.heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]].tolist()
     disciplines, updates = batches.many.disciplines, dict[int, Update]()
-    for place, batch in last.items():
+    for session_index, batch in last.items():
         sample = ClockSample(*(*clock_of[batch], disciplines.get(batch, "")))
         try:
-            known_ns = sessions[place].window.alignment.sample.offset_ns
+            known_ns = sessions[session_index].window.alignment.sample.offset_ns
             if abs(sample.offset_ns - known_ns) >= SET_NS:
-                sessions[place].window.alignment.add_clock_set(*_set(batches, place, known_ns))
-            update = sessions[place].window.align(
-                sample, exchanges.get(place, ()), horizon_ns[place], settled_ns[place]
+                sessions[session_index].window.alignment.add_clock_set(*_set(batches, session_index, known_ns))
+            update = sessions[session_index].window.align(
+                sample, exchanges.get(session_index, ()), horizon_ns[session_index], settled_ns[session_index]
             )
         except Exception as error:
             batches.fail(batch, error)
         else:
             if update:
-                updates[place] = update
-    before = {place: update.alignment.map for place, update in updates.items()}
+                updates[session_index] = update
+    before = {session_index: update.alignment.map for session_index, update in updates.items()}
     try:
         jumps = dict(zip(updates, update_all(list(updates.values())), strict=True))
     except Exception:  # at one of them: each by itself
         jumps = {}
-        for place, update in updates.items():
+        for session_index, update in updates.items():
             try:
-                jumps[place] = update_all([update])[0]
+                jumps[session_index] = update_all([update])[0]
             except Exception as error:
-                batches.fail(last[place], error)
-    for place, jump_ns in jumps.items():
-        sessions[place].window.aligned(before[place], jump_ns)
+                batches.fail(last[session_index], error)
+    for session_index, jump_ns in jumps.items():
+        sessions[session_index].window.aligned(before[session_index], jump_ns)
 
 
-def _set(batches: Batches, place: int, known_ns: int) -> tuple[int, int]:
+def _set(batches: Batches, session_index: int, known_ns: int) -> tuple[int, int]:
     """The first of a session's samples by which its own UTC has moved (mono), and how far."""
-    clocks = batches.many.heads[batches.place == place]
+    clocks = batches.many.heads[batches.place == session_index]
     moved_ns = clocks["utc_ns"] - clocks["mono_ns"] - known_ns
     first = int(np.argmax(np.abs(moved_ns) >= SET_NS))
     return int(clocks["mono_ns"][first]), int(moved_ns[first])
@@ -87,18 +87,18 @@ def _set(batches: Batches, place: int, known_ns: int) -> tuple[int, int]:
 
 def add_table_marks(tables: Tables, batches: Batches) -> None:
     """Take in marks of steady ranks; all others are handed on, by batch."""
-    marks, place, heads = batches.many.marks, batches.place, batches.many.heads
+    marks, session_index, heads = batches.many.marks, batches.place, batches.many.heads
     marks = marks.take(batches.good[marks.batch])
-    row = tables.steady.find(marks, place)
+    row = tables.steady.find(marks, session_index)
     known = np.flatnonzero(row >= 0)
     taken = np.zeros(len(marks), np.bool_)
     if len(known):
         settled_ns = tables.places.table["settled_ns"]
         own = marks.take(known)
         latest_ns = heads["horizon_ns"][own.batch] + FURTHEST_NS
-        taken[known] = tables.steady.add_marks(own, row[known], settled_ns[place[own.batch]], latest_ns)
+        taken[known] = tables.steady.add_marks(own, row[known], settled_ns[session_index[own.batch]], latest_ns)
         batches.steady = marks.take(taken)
-        tables.accounts.payload.cut_in_order(place[batches.steady.batch], batches.steady.time_ns)
+        tables.accounts.payload.cut_in_order(session_index[batches.steady.batch], batches.steady.time_ns)
     for batch, run in marks.take(~taken).runs():
         batches.marks.setdefault(batch, []).append(run)
 
@@ -140,31 +140,31 @@ class HostStage:
         self._loose.add(session.place)
         return session.place
 
-    def session(self, place: int) -> Session:
+    def session(self, session_index: int) -> Session:
         """The session at a place."""
-        return self._sessions[place]
+        return self._sessions[session_index]
 
-    def close(self, place: int) -> None:
+    def close(self, session_index: int) -> None:
         """Forget a session."""
-        session = self._sessions.pop(place)
+        session = self._sessions.pop(session_index)
         window, tables = session.window, self.tables
         session.forget()
-        self._queue = [(of, message) for of, message in self._queue if of != place]
+        self._queue = [(of, message) for of, message in self._queue if of != session_index]
         for some in (self._waiting, self._unnamed, self._broken, self._introduced, self._loose):
-            some.discard(place)
-        tables.drop(place)
+            some.discard(session_index)
+        tables.drop(session_index)
         tables.ledger.close(window.first_link, len(window.links))
-        tables.places.remove(place, len(window.links))
+        tables.places.remove(session_index, len(window.links))
 
-    def add(self, place: int, message: netmon_pb2.Batch) -> None:
+    def add(self, session_index: int, message: netmon_pb2.Batch) -> None:
         """Queue a batch for the next tick."""
-        if place not in self._broken:
-            self._queue.append((place, message))
+        if session_index not in self._broken:
+            self._queue.append((session_index, message))
 
-    def add_marks(self, place: int, marks: Iterable[Mark]) -> None:
+    def add_marks(self, session_index: int, marks: Iterable[Mark]) -> None:
         """What the traffic tells about a host's ranks, for the next tick."""
-        self._sessions[place].window.add_marks(marks)
-        self._waiting.add(place)
+        self._sessions[session_index].window.add_marks(marks)
+        self._waiting.add(session_index)
 
     def tick(self) -> Talk[Settled]:
         """Take in everything that is queued, and settle what is due on all hosts."""
@@ -172,15 +172,15 @@ class HostStage:
         queue.sort(key=lambda entry: entry[0])
         messages = [message for _, message in queue]
         sequences = [message.sequence for message in messages]
-        return (yield from self.take([place for place, _ in queue], decode_many(messages), sequences))
+        return (yield from self.take([session_index for session_index, _ in queue], decode_many(messages), sequences))
 
     def take(
-        self, places: Sequence[int] | _Places, many: ManyBatches, sequences: Sequence[int] | None = None
+        self, session_indices: Sequence[int] | _Places, many: ManyBatches, sequences: Sequence[int] | None = None
     ) -> Talk[Settled]:
-        """Take in batches that are decoded, and settle what is due; places: of their sessions, ascending."""
+        """Take in batches that are decoded, and settle what is due; session_indices: of their sessions, ascending."""
         settled = Settled()
         numbers = many.heads["sequence"].tolist() if sequences is None else sequences
-        batches = Batches(many, np.array(places, np.int64), numbers, settled)
+        batches = Batches(many, np.array(session_indices, np.int64), numbers, settled)
         self._describe(batches)
         rows, of_batch = self._rows(batches)
         samples = self._samples(batches)
@@ -199,18 +199,20 @@ class HostStage:
         yield from self._settle(settled, with_marks | self._unnamed)
         return settled
 
-    def settle_all(self, places: Sequence[int], leaving: bool) -> Talk[Settled]:
+    def settle_all(self, session_indices: Sequence[int], leaving: bool) -> Talk[Settled]:
         """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
         settled = yield from self.tick()
         if leaving:
-            yield from end_ranks(self.tables, self._sessions, partial(self._fail, settled), places)
-        last = np.array([self._sessions[place].window.latest_ns() for place in places], np.int64)
+            yield from end_ranks(self.tables, self._sessions, partial(self._fail, settled), session_indices)
+        last = np.array(
+            [self._sessions[session_index].window.latest_ns() for session_index in session_indices], np.int64
+        )
         rows = self.tables.pending.all()
         latest = np.full(len(self.tables.places.table), -1, np.int64)
         np.maximum.at(latest, rows["session"], rows["start_ns"])
-        at = np.array(places, np.int64)
+        at = np.array(session_indices, np.int64)
         self._settle_until(at, np.maximum(last, latest[at] + 1))
-        yield from self._settle(settled, set(places))
+        yield from self._settle(settled, set(session_indices))
         return settled
 
     def _describe(self, batches: Batches) -> None:
@@ -257,8 +259,8 @@ class HostStage:
         self._advance(heads[good], batches.place[good])
         with_marks: set[int] = set()
         last = dict(zip(batches.place[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
-        places = self.tables.places.table
-        settled_ns = places["settled_ns"].tolist()
+        session_indices = self.tables.places.table
+        settled_ns = session_indices["settled_ns"].tolist()
         align_clocks(self.tables, self._sessions, batches, last)
         self._use_offsets()
         add_table_marks(self.tables, batches)
@@ -268,42 +270,44 @@ class HostStage:
         with_news = {*batches.marks, *batches.nic}
         with_news |= {b for b in good.tolist() if int(batches.place[b]) in introduced} if introduced else set()
         for batch in sorted(with_news):
-            place = int(batches.place[batch])
+            session_index = int(batches.place[batch])
             if not batches.good[batch]:
                 continue
             marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
-            news = News(sequence[batch], until_ns[batch], settled_ns[place], marks, nic)
+            news = News(sequence[batch], until_ns[batch], settled_ns[session_index], marks, nic)
             try:
-                batches.marks[batch] = list(self._sessions[place].add_news(news))
+                batches.marks[batch] = list(self._sessions[session_index].add_news(news))
             except Exception as error:
                 batches.fail(batch, error)
-            if marks or place in introduced:
-                with_marks.add(place)
+            if marks or session_index in introduced:
+                with_marks.add(session_index)
         common = self.tables, self._sessions, batches.fail_session
         yield from query_names(*common, (with_marks | self._unnamed) - self._broken)
         find_peer_flows(*common, last)
         inferred, self._waiting = self._waiting, set()
-        for place in inferred:  # what the traffic has told, now that it is known who is a process' rank
-            self._sessions[place].window.infer()
+        for session_index in inferred:  # what the traffic has told, now that it is known who is a process' rank
+            self._sessions[session_index].window.infer()
         yield from query_names(*common, inferred)
         return with_marks | inferred
 
     def _use_offsets(self) -> None:
         """Tell the ranks what their clocks are off by now."""
-        places = self.tables.places
-        now_ns = places.table["horizon_ns"]
-        offset_ns = places.utc(np.arange(len(now_ns)), now_ns) - now_ns
+        session_indices = self.tables.places
+        now_ns = session_indices.table["horizon_ns"]
+        offset_ns = session_indices.utc(np.arange(len(now_ns)), now_ns) - now_ns
         self.tables.steady.use_offsets(offset_ns)
-        for place in self._loose:
-            self._sessions[place].window.ranks.offset_ns = int(offset_ns[place])
+        for session_index in self._loose:
+            self._sessions[session_index].window.ranks.offset_ns = int(offset_ns[session_index])
 
-    def _advance(self, heads: Table, place: _Places) -> None:
+    def _advance(self, heads: Table, session_index: _Places) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
-        places = self.tables.places.table
-        np.maximum.at(places["horizon_ns"], place, heads["horizon_ns"])
-        places["bucket_ns"][place] = np.where(heads["bucket_ns"] > 0, heads["bucket_ns"], places["full_ns"][place])
+        session_indices = self.tables.places.table
+        np.maximum.at(session_indices["horizon_ns"], session_index, heads["horizon_ns"])
+        session_indices["bucket_ns"][session_index] = np.where(
+            heads["bucket_ns"] > 0, heads["bucket_ns"], session_indices["full_ns"][session_index]
+        )
         for name in ("cpu_fraction", "rss_bytes", "spool_bytes", "warnings"):
-            places[name][place] = heads[name]
+            session_indices[name][session_index] = heads[name]
 
     def _arrive(self, batches: Batches, rows: Columns, of_batch: npt.NDArray[np.int32], samples: Table) -> None:
         """Account for rows and samples that have arrived; of_batch: of each row."""
@@ -324,8 +328,8 @@ class HostStage:
         good = np.flatnonzero(batches.good)
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.place[good], len(tables.places.table))
-        for place in distinct(batches.place[good]).tolist():
-            mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
+        for session_index in distinct(batches.place[good]).tolist():
+            mine, session = arrivals[at[session_index] : at[session_index + 1]], self._sessions[session_index]
             session.taken(mine[-1][0])
             session.window.arrive(mine)
         some = np.flatnonzero(rows["payload_bytes"])
@@ -334,14 +338,14 @@ class HostStage:
         onsets = onsets[rows["start_ns"][onsets] >= began_ns]
         tables.onsets.add(*(rows[name][onsets] for name in ("session", "flow", "start_ns", "bucket_ns")))
 
-    def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
-        row = self.tables.places.table[places]
+    def _grid(self, session_indices: _Places) -> npt.NDArray[np.int64]:
+        row = self.tables.places.table[session_indices]
         until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - self._settings.settle_ns
         return until_ns - until_ns % row["window_ns"]  # type: ignore[no-any-return]
 
-    def _settle_until(self, places: _Places, until_ns: npt.NDArray[np.int64]) -> None:
+    def _settle_until(self, session_indices: _Places, until_ns: npt.NDArray[np.int64]) -> None:
         settled_ns = self.tables.places.table["settled_ns"]
-        settled_ns[places] = np.maximum(settled_ns[places], until_ns)
+        settled_ns[session_indices] = np.maximum(settled_ns[session_indices], until_ns)
 
     def _settle(self, settled: Settled, with_batches: set[int]) -> Talk[None]:
         """Make final what begins before the settled times; with_batches: sessions of which something is new."""
@@ -351,21 +355,23 @@ class HostStage:
         self._loose = {p for p in self._loose - self._broken if self._sessions[p].window.ranks.busy}
         busy = sorted(self._loose)
         training = sorted(with_batches.intersection(busy))
-        for place in training:
-            window = self._sessions[place].window
-            self._guard(settled, place, window.align_ranks)
-            (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(place)
+        for session_index in training:
+            window = self._sessions[session_index].window
+            self._guard(settled, session_index, window.align_ranks)
+            (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(session_index)
         publish_table_ranks(self.tables, self._sessions)
         yield from exchange(self.tables, self._sessions, partial(self._fail, settled))
-        for place in training:
-            self._sessions[place].window.ranks.aligned()
+        for session_index in training:
+            self._sessions[session_index].window.ranks.aligned()
         tables.rank_log.checked()
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = tables.places.table["trains"][tables.steady.sessions()] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
         tables.reclassify_traffic()
         there = set(distinct(rows["session"]).tolist())
-        steps = tables.steps([self._sessions[place].window.ranks for place in busy if place in there])
+        steps = tables.steps(
+            [self._sessions[session_index].window.ranks for session_index in busy if session_index in there]
+        )
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
         settled.final.append(found)
@@ -378,9 +384,9 @@ class HostStage:
             return self._computed(rows, steps)
         except Exception:
             parts = partial(self._computed_of, rows, steps)
-            for place, error in failing(parts, distinct(rows["session"]).tolist()):
-                self._fail(settled, place, error)
-                rows = rows[rows["session"] != place]
+            for session_index, error in failing(parts, distinct(rows["session"]).tolist()):
+                self._fail(settled, session_index, error)
+                rows = rows[rows["session"] != session_index]
             return self._computed(rows, steps)
 
     def _computed(self, rows: Columns, steps: AllSteps) -> tuple[Classified, Columns]:
@@ -390,55 +396,60 @@ class HostStage:
         self._mend_old(rows, buckets)
         return found, buckets
 
-    def _computed_of(self, rows: Columns, steps: AllSteps, places: list[int]) -> None:
-        self._computed(rows[np.isin(rows["session"], places)], steps)
+    def _computed_of(self, rows: Columns, steps: AllSteps, session_indices: list[int]) -> None:
+        self._computed(rows[np.isin(rows["session"], session_indices)], steps)
 
     def _mend_old(self, rows: Columns, buckets: Columns) -> None:
         older = self.tables.places.older(rows["session"], rows["start_ns"])
-        for place in np.unique(rows["session"][older]).tolist():
-            own = older[rows["session"][older] == place]
-            buckets["bucket_start_ns"][own] = self._sessions[place].window.alignment.map.utcs(rows["start_ns"][own])
+        for index in np.unique(rows["session"][older]).tolist():
+            own = older[rows["session"][older] == index]
+            buckets["bucket_start_ns"][own] = self._sessions[index].window.alignment.map.utcs(rows["start_ns"][own])
 
     def _output(self, settled: Settled, buckets: Columns, rows: Columns, with_batches: set[int]) -> None:
-        tables, places = self.tables, self.tables.places
+        tables, session_indices = self.tables, self.tables.places
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
-        settled_ns = places.table["settled_ns"]
+        settled_ns = session_indices.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}
-        of_link = np.maximum(places.links["session"], 0)
-        ledger_rows, links = self.tables.ledger.rows(settled_ns[of_link], places.table["first_link"][of_link])
+        of_link = np.maximum(session_indices.links["session"], 0)
+        ledger_rows, links = self.tables.ledger.rows(settled_ns[of_link], session_indices.table["first_link"][of_link])
         for row, link in zip(ledger_rows, links, strict=True):
-            place = int(places.links["session"][link])
-            if place >= 0:  # of a session that is not gone
-                ledger.setdefault(place, []).append(row)
-        begins = edges(fresh["session"], len(places.table))
+            session_index = int(session_indices.links["session"][link])
+            if session_index >= 0:  # of a session that is not gone
+                ledger.setdefault(session_index, []).append(row)
+        begins = edges(fresh["session"], len(session_indices.table))
         with_rows = set(distinct(fresh["session"]).tolist())
-        due = with_batches | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
+        due = with_batches | set(np.flatnonzero(session_indices.table["due_ns"] <= settled_ns).tolist())
         loose = sorted(self._loose & due)
-        of_loose = {place: self._guard(settled, place, self._sessions[place].settle_ranks) for place in loose}
+        of_loose = {
+            session_index: self._guard(settled, session_index, self._sessions[session_index].settle_ranks)
+            for session_index in loose
+        }
         ended, over = (
-            iteration_rows((place, one) for place, own in of_loose.items() if own for one in own[which])
+            iteration_rows((session_index, one) for session_index, own in of_loose.items() if own for one in own[which])
             for which in (0, 1)
         )
         settled.unclear |= {name: rank.tracker for name, rank in tables.rank_log.unclear_jobs().items()}
         settled.ended += [good for each in (ended, tables.steady.ended()) if len(good := tables.understood(each))]
         for due_rows in (over, tables.steady.settle(np.ascontiguousarray(settled_ns))):
             self._account(settled, tables.understood(due_rows))
-        for place in loose:
-            self._let_go(place)
-        for place in sorted((with_rows | ledger.keys()) - self._broken):
-            output = Output(fresh[begins[place] : begins[place + 1]], ledger.get(place, []))
-            self._sessions[place].add_output(output)
-            settled.outputs.setdefault(place, []).append(output)
+        for session_index in loose:
+            self._let_go(session_index)
+        for session_index in sorted((with_rows | ledger.keys()) - self._broken):
+            output = Output(fresh[begins[session_index] : begins[session_index + 1]], ledger.get(session_index, []))
+            self._sessions[session_index].add_output(output)
+            settled.outputs.setdefault(session_index, []).append(output)
 
-    def _let_go(self, place: int) -> None:
+    def _let_go(self, session_index: int) -> None:
         """Ranks that go on as they have are steady from here on; when the others have something to do."""
-        window, places = self._sessions[place].window, self.tables.places.table
+        window, session_indices = self._sessions[session_index].window, self.tables.places.table
         if not window.introduced:
             window.ranks.move_to_table(window.flows, self.tables.flows)
         if not window.ranks.loose:
-            self._loose.discard(place)
-        places["due_ns"][place], places["needed_ns"][place] = window.ranks.waiting_ns()
+            self._loose.discard(session_index)
+        session_indices["due_ns"][session_index], session_indices["needed_ns"][session_index] = (
+            window.ranks.waiting_ns()
+        )
 
     def _account(self, settled: Settled, rows: IterationRows) -> None:
         """The account of iterations that are over. Those of a session at which this fails are left out."""
@@ -453,8 +464,8 @@ class HostStage:
             failed = failing(
                 lambda places: tables.accounted(rows.take(np.isin(rows.place, places))), np.unique(rows.place).tolist()
             )
-            for place, error in failed:
-                self._fail(settled, place, error)
+            for session_index, error in failed:
+                self._fail(settled, session_index, error)
             if not failed:
                 raise
             self._account(settled, rows)
@@ -462,17 +473,17 @@ class HostStage:
         tables.add_iterations(found)
         settled.accounted.append(found)
 
-    def _guard(self, settled: Settled, place: int, work: Callable[[], _T]) -> _T | None:
+    def _guard(self, settled: Settled, session_index: int, work: Callable[[], _T]) -> _T | None:
         """Do something to one session; if that fails, it alone fails."""
         try:
             return work()
         except Exception as error:
-            self._fail(settled, place, error)
+            self._fail(settled, session_index, error)
             return None
 
-    def _fail(self, settled: Settled, place: int, error: Exception) -> None:
-        self._broken.add(place)
-        settled.failed.setdefault(place, (0, error))
+    def _fail(self, settled: Settled, session_index: int, error: Exception) -> None:
+        self._broken.add(session_index)
+        settled.failed.setdefault(session_index, (0, error))
 
 
 _SAMPLING = np.dtype([("batch", "<i4"), *((name, SAMPLE[name]) for name in SAMPLE.names or ())])

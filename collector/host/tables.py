@@ -58,12 +58,12 @@ class RecentIterations:
         self._pieces: list[Columns] = []
         self._count, self._limit = 0, 0
 
-    def add(self, place: npt.NDArray[np.int64], **columns: npt.NDArray[np.int64]) -> None:
+    def add(self, session_index: npt.NDArray[np.int64], **columns: npt.NDArray[np.int64]) -> None:
         """Iterations of any sessions; columns: the fields of Over."""
-        if not len(place):
+        if not len(session_index):
             return
-        self._pieces.append(Columns({"place": place.astype(np.int32)} | columns))
-        self._count += len(place)
+        self._pieces.append(Columns({"place": session_index.astype(np.int32)} | columns))
+        self._count += len(session_index)
         if self._count > self._limit or len(self._pieces) > _MOST_PIECES:
             self._tidy()
 
@@ -76,16 +76,16 @@ class RecentIterations:
         self._pieces = [rows.take(np.sort(order[kept]))]
         self._count, self._limit = int(kept.sum()), int(_SPARE * MOST * len(first))
 
-    def within(self, place: int, first_ns: int, last_ns: int) -> Iterator[Over]:
+    def within(self, session_index: int, first_ns: int, last_ns: int) -> Iterator[Over]:
         """Those of a session that share a moment with [first, last]."""
         for rows in self._pieces:
-            own = (rows["place"] == place) & (rows["start_ns"] <= last_ns) & (rows["end_ns"] > first_ns)
+            own = (rows["place"] == session_index) & (rows["start_ns"] <= last_ns) & (rows["end_ns"] > first_ns)
             found = rows[own]
             yield from map(Over, *(found[name].tolist() for name in Over._fields))
 
-    def drop(self, place: int) -> None:
+    def drop(self, session_index: int) -> None:
         """The session is gone."""
-        kept = (rows[rows["place"] != place] for rows in self._pieces)
+        kept = (rows[rows["place"] != session_index] for rows in self._pieces)
         self._pieces = [rows for rows in kept if len(rows)]
         self._count = sum(map(len, self._pieces))
 
@@ -98,9 +98,9 @@ _Classes = npt.NDArray[np.uint8]
 class Classifier:
     """Classifies rows by their flow's owner and what else its link carries meanwhile."""
 
-    def __init__(self, flows: AllFlows, places: SessionIndex, settings: Settings) -> None:
-        """flows, places: of all sessions."""
-        self._flows, self._places, self._settings = flows, places, settings
+    def __init__(self, flows: AllFlows, session_indices: SessionIndex, settings: Settings) -> None:
+        """flows, session_indices: of all sessions."""
+        self._flows, self._places, self._settings = flows, session_indices, settings
 
     def classify(self, rows: Columns, link: npt.NDArray[np.int64]) -> tuple[Windows, _Classes]:
         """rows: of ARRIVED; link: of each, of all sessions' → windows, the class of each row."""
@@ -148,12 +148,12 @@ class Tables:
         self._steady_needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
 
-    def drop(self, place: int) -> None:
+    def drop(self, session_index: int) -> None:
         """The session is gone, and with it its rows."""
         for rows in (self.pending, self.unstored, self.iterations, self.over, self.payload, self.onsets):
-            rows.drop(place)
-        self.evidence.drop(place)
-        self.accounts.drop(place)
+            rows.drop(session_index)
+        self.evidence.drop(session_index)
+        self.accounts.drop(session_index)
 
     def link(self, rows: Columns) -> npt.NDArray[np.int64]:
         """The link of each row, of ARRIVED, among all sessions' links."""
@@ -227,15 +227,15 @@ class Tables:
         rows, state = found.rows, self.flows.state
         flow, start, session, payload = (rows[name] for name in ("flow", "start_ns", "session", "payload_bytes"))
         state["shared"][flow[found.classes == Class.DL_SHARED]] = True
-        places = self.places.table
+        session_indices = self.places.table
         traffic_owner, traffic, link = (
             self.flows.of_flows(name, flow) for name in ("traffic_owner", "traffic", "link")
         )
         self._add_to_ledger(found, link)
         keys = row_keys(traffic_owner, found.classes, traffic, link % 2)
-        settled_ns = np.ascontiguousarray(places["settled_ns"])
+        settled_ns = np.ascontiguousarray(session_indices["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
-        self.accounts.windows.add(found.windows, self.places.links["session"], places["trains"], settled_ns)
+        self.accounts.windows.add(found.windows, self.places.links["session"], session_indices["trains"], settled_ns)
 
     def _add_to_ledger(self, found: Classified, link: npt.NDArray[np.int64]) -> None:
         """link: as sessions count theirs. What one link carries at one time is asked for once."""
@@ -256,22 +256,24 @@ class Tables:
 
     def forget(self) -> None:
         """Let go of what no iteration will ask for any more."""
-        places = self.places.table
-        settled_ns = np.ascontiguousarray(places["settled_ns"])
-        steady = np.maximum(self.steady.needed_ns(len(places)), settled_ns - LONGEST_HISTORY_NS)
-        needed = np.minimum(np.minimum(places["needed_ns"], steady), settled_ns)
+        session_indices = self.places.table
+        settled_ns = np.ascontiguousarray(session_indices["settled_ns"])
+        steady = np.maximum(self.steady.needed_ns(len(session_indices)), settled_ns - LONGEST_HISTORY_NS)
+        needed = np.minimum(np.minimum(session_indices["needed_ns"], steady), settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
-        self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
+        self.accounts.windows.forget(needed, np.maximum(session_indices["window_ns"], 1))
         self._steady_needed = None
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
             jobs, rank_ids = self.steady.numbers()
             self.flows.release_numbers(self.unstored.jobs() | self.evidence.jobs() | jobs, rank_ids)
 
-    def table_needed_since(self, place: int) -> int | None:
+    def table_needed_since(self, session_index: int) -> int | None:
         """As Ranks.needed_since of the steady ones."""
-        if self._steady_needed is None or place >= len(self._steady_needed):  # it is new
-            places = self.places.table
-            self._steady_needed = self.steady.needed_ns(len(places), places["horizon_ns"] - LONGEST_NEED_NS)
-        needed = int(self._steady_needed[place])
+        if self._steady_needed is None or session_index >= len(self._steady_needed):  # it is new
+            session_indices = self.places.table
+            self._steady_needed = self.steady.needed_ns(
+                len(session_indices), session_indices["horizon_ns"] - LONGEST_NEED_NS
+            )
+        needed = int(self._steady_needed[session_index])
         return needed if needed < np.iinfo(np.int64).max else None

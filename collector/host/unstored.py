@@ -59,18 +59,18 @@ class Unstored:
         pieces, self._pieces, self.nbytes = self._pieces, [], 0
         return pieces
 
-    def put_back(self, pieces: Sequence[Columns], places: Container[int]) -> None:
-        """What was handed over is not stored; places: of the sessions that are still there."""
+    def put_back(self, pieces: Sequence[Columns], session_indices: Container[int]) -> None:
+        """What was handed over is not stored; session_indices: of the sessions that are still there."""
         later, self._pieces, self.nbytes = self._pieces, [], 0
         for rows in (*pieces, *later):
-            gone = [place for place in np.unique(rows["session"]).tolist() if place not in places]
+            gone = [index for index in np.unique(rows["session"]).tolist() if index not in session_indices]
             self.add(rows[~np.isin(rows["session"], gone)] if gone else rows)
 
-    def drop(self, place: int) -> None:
+    def drop(self, session_index: int) -> None:
         """The session is gone."""
         pieces, self._pieces, self.nbytes = self._pieces, [], 0
         for rows in pieces:
-            own = rows["session"] == place
+            own = rows["session"] == session_index
             self.add(rows[~own] if own.any() else rows)
 
 
@@ -79,8 +79,8 @@ def by_session(pieces: Iterable[Columns]) -> dict[int, list[Columns]]:
     found: dict[int, list[Columns]] = {}
     for rows in pieces:
         ordered = rows.take(np.argsort(rows["session"], kind="stable"))
-        places = [*starts(ordered["session"]).tolist(), len(ordered)]
-        for begin, end in pairwise(places):
+        session_indices = [*starts(ordered["session"]).tolist(), len(ordered)]
+        for begin, end in pairwise(session_indices):
             found.setdefault(int(ordered["session"][begin]), []).append(ordered[begin:end])
     return found
 
@@ -140,9 +140,9 @@ def flush_tables(
     rows, of = _own(sessions, _by_host(sessions, buckets))
     if len(of):
         tables["buckets"] = bucket_table(origins, of, jobs, rows)
-    flows = [(place, session.flows) for place, session in enumerate(sessions) if session.flows]
+    flows = [(session_index, session.flows) for session_index, session in enumerate(sessions) if session.flows]
     if flows:
-        of = np.repeat([place for place, _ in flows], [len(own.flows) for _, own in flows])
+        of = np.repeat([session_index for session_index, _ in flows], [len(own.flows) for _, own in flows])
         state = np.concatenate([own.state for _, own in flows])
         peers = [peer for _, own in flows for peer in own.peers]
         tables["flows"] = flow_table(origins, of, [flow for _, own in flows for flow in own.flows], state, peers)
@@ -164,7 +164,7 @@ def flush_tables(
     rows, of = _own(sessions, evidence.host)
     if len(of):
         tables["host"] = host_table(origins, of, jobs, rows)
-    sessions_meta = {place: session.told for place, session in enumerate(sessions) if session.told}
+    sessions_meta = {session_index: session.told for session_index, session in enumerate(sessions) if session.told}
     if sessions_meta:
         tables["sessions"] = session_table(origins, sessions_meta)
     return tables
@@ -185,7 +185,7 @@ def _by_host(sessions: Sequence[SessionFlush], pieces: Sequence[Columns]) -> Seq
             return pieces
         whose = rows["session"][first].tolist()
         spans = zip(whose, pairwise([*first.tolist(), len(rows)]), strict=True)
-        parts += [(host_of.get(place, ""), rows[begin:end]) for place, (begin, end) in spans]
+        parts += [(host_of.get(session_index, ""), rows[begin:end]) for session_index, (begin, end) in spans]
     return [rows for _, rows in sorted(parts, key=itemgetter(0))]
 
 
@@ -199,9 +199,11 @@ def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Columns]) -> tuple[
     return [rows[_numbers(sessions, rows["session"]) >= 0] for rows in buckets], of[of >= 0]
 
 
-def _numbers(sessions: Sequence[SessionFlush], place: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-    """Which of the sessions is at each place, −1: none of them."""
-    number = np.full(max(max(session.place for session in sessions), int(place.max(initial=0))) + 1, -1, np.int32)
+def _numbers(sessions: Sequence[SessionFlush], session_index: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    """Which of the sessions is at each session_index, −1: none of them."""
+    number = np.full(
+        max(max(session.place for session in sessions), int(session_index.max(initial=0))) + 1, -1, np.int32
+    )
     number[[session.place for session in sessions]] = np.arange(len(sessions))
-    found: npt.NDArray[np.int32] = number[place]
+    found: npt.NDArray[np.int32] = number[session_index]
     return found

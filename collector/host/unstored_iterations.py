@@ -37,17 +37,19 @@ class UnstoredIterations:
         pieces, self._pieces, self._latest = self._pieces, [], None
         return pieces
 
-    def put_back(self, pieces: Sequence[Accounted], places: Container[int]) -> None:
-        """What was handed over is not stored; places: of the sessions that are still there."""
+    def put_back(self, pieces: Sequence[Accounted], session_indices: Container[int]) -> None:
+        """What was handed over is not stored; session_indices: of the sessions that are still there."""
         later = self.take()
         for piece in (*pieces, *later):
-            there = np.array([place in places for place in piece.rows.place.tolist()], np.bool_)
+            there = np.array(
+                [session_index in session_indices for session_index in piece.rows.place.tolist()], np.bool_
+            )
             self.add(piece if there.all() else piece.take(there))
 
-    def drop(self, place: int) -> None:
+    def drop(self, session_index: int) -> None:
         """The session is gone."""
         for piece in self.take():
-            own = piece.rows.place == place
+            own = piece.rows.place == session_index
             self.add(piece.take(~own) if own.any() else piece)
 
     def latest(self) -> Mapping[int, Mapping[tuple[str, int], Latest]]:
@@ -58,10 +60,10 @@ class UnstoredIterations:
                 rows = piece.rows
                 _, last = np.unique(rows.whose[::-1], return_index=True)
                 newest = rows.take(len(rows) - 1 - last)
-                for place, who, number, end_ns in zip(
+                for session_index, who, number, end_ns in zip(
                     *(column.tolist() for column in (newest.place, newest.whose, newest.number, newest.end_ns)),
                     strict=True,
                 ):
                     about = rows.about[who]
-                    self._latest.setdefault(place, {})[about.job, about.rank] = Latest(about, number, end_ns)
+                    self._latest.setdefault(session_index, {})[about.job, about.rank] = Latest(about, number, end_ns)
         return self._latest

@@ -60,8 +60,8 @@ class Clocks:
         if news.ended:
             self._delays.keep_pairs(self._ends.forget_sessions(set(news.ended)))
             for known in (self._coarse, self._corrections, self._offsets):
-                for place in news.ended:
-                    known.pop(place, None)
+                for session_index in news.ended:
+                    known.pop(session_index, None)
 
     def compare(self, clocks: Sequence[HostClock]) -> list[ClockUpdate]:
         """Compare the clocks of all hosts, one session of each, by the flows that both ends of have been seen."""

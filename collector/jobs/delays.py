@@ -46,12 +46,12 @@ class HostLines:
         grown = np.round(self.skew[host] * (mono_ns - self.at_ns[host])).astype(np.int64)
         return mono_ns + self.offset_ns[host] + grown
 
-    def hosts(self, place: _Numbers) -> _Numbers:
+    def hosts(self, session_index: _Numbers) -> _Numbers:
         """Numbers of the hosts at these places; −1: none of this round's."""
         if not len(self.places):
-            return np.full(len(place), -1, np.int64)
-        found = np.searchsorted(self.places, place).clip(0, len(self.places) - 1)
-        return np.where(self.places[found] == place, found, -1)
+            return np.full(len(session_index), -1, np.int64)
+        found = np.searchsorted(self.places, session_index).clip(0, len(self.places) - 1)
+        return np.where(self.places[found] == session_index, found, -1)
 
 
 class Delays:
@@ -169,10 +169,14 @@ class Delays:
 
     def _senders(self, lines: HostLines, way: _Numbers) -> _Numbers:
         """Numbers of the hosts that send; −1: none of this round's."""
-        places = self._ends.sessions()
-        if self._senders_of is None or self._senders_of[0] is not lines or len(self._senders_of[1]) != len(places):
-            self._senders_of = lines, lines.hosts(places)
-        return self._senders_of[1][way] if len(places) else np.empty(0, np.int64)
+        session_indices = self._ends.sessions()
+        if (
+            self._senders_of is None
+            or self._senders_of[0] is not lines
+            or len(self._senders_of[1]) != len(session_indices)
+        ):
+            self._senders_of = lines, lines.hosts(session_indices)
+        return self._senders_of[1][way] if len(session_indices) else np.empty(0, np.int64)
 
     def took(self, delays: Table, lines: HostLines) -> tuple[_Numbers, _Numbers]:
         """When each was sent, and how much later it was received, by the uncorrected clocks; both are of this round."""

@@ -68,11 +68,11 @@ class FlowMatching:
             over = np.isin(links["sender"], gone) | np.isin(links["receiver"], gone)
             self._keep(links.compress(~over))
 
-    def forget_sessions(self, places: set[int]) -> npt.NDArray[np.bool_]:
+    def forget_sessions(self, session_indices: set[int]) -> npt.NDArray[np.bool_]:
         """These sessions are over: so are their flows, and pairs of them. Says which pairs stay, in their old order."""
-        self.forget_flows([flow for flow in self._keys if place_of(flow) in places])
-        stay = np.array([places.isdisjoint(pair) for pair in self.pairs], np.bool_)
-        self.pairs = [pair for pair in self.pairs if places.isdisjoint(pair)]
+        self.forget_flows([flow for flow in self._keys if place_of(flow) in session_indices])
+        stay = np.array([session_indices.isdisjoint(pair) for pair in self.pairs], np.bool_)
+        self.pairs = [pair for pair in self.pairs if session_indices.isdisjoint(pair)]
         self._pair_numbers = {pair: number for number, pair in enumerate(self.pairs)}
         self._places = np.empty(0, np.int64)
         self._links["pair"] = (np.cumsum(stay) - 1)[self._links["pair"]]
@@ -98,8 +98,8 @@ class FlowMatching:
     def received(self, flow: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Of rows, by flow: (row, link) of each row that is a receiver's, once per link."""
         links = self.links()
-        rows, place = _find(flow, links["receiver"][self._by_receiver])
-        return rows, self._by_receiver[place]
+        rows, session_index = _find(flow, links["receiver"][self._by_receiver])
+        return rows, self._by_receiver[session_index]
 
     def _keep(self, links: Table) -> None:
         self._links = links.take(np.argsort(links["sender"], kind="stable"))

@@ -104,7 +104,9 @@ class Inferring:
         if news.ended:
             ended = set(news.ended)
             over += [number for number in self._flows if place_of(number) in ended]
-            self._places = {host: place for host, place in self._places.items() if place not in ended}
+            self._places = {
+                host: session_index for host, session_index in self._places.items() if session_index not in ended
+            }
         if over:
             inference.forget(over)
         for number in over:
@@ -182,8 +184,8 @@ class Inferring:
         members = range(size) if only < 0 else (only,)
         name = job.name
         for member in members:
-            place = self._places.get(job.found.hosts[member])
-            if place is not None:
+            session_index = self._places.get(job.found.hosts[member])
+            if session_index is not None:
                 whose = name, job.rank(member), size, 0
                 mark = Mark(*whose, number, moment, time_ns, Source.INFERRED, error_ns, relative=True)
-                marks.append(MarkUpdate(place, mark))
+                marks.append(MarkUpdate(session_index, mark))

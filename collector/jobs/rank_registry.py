@@ -368,9 +368,9 @@ class RankRegistry:
     def _hear_ranks(self, news: TickNews) -> None:
         steps = news.steps["after"].tolist()
         first = 0
-        for place, row in enumerate(news.ranks.tolist()):
+        for session_index, row in enumerate(news.ranks.tolist()):
             end = first
-            while end < len(steps) and steps[end] <= place:
+            while end < len(steps) and steps[end] <= session_index:
                 end += 1
             if end > first:
                 self._step(news.steps[first:end])

@@ -72,11 +72,11 @@ class Kept:
         flows = np.flatnonzero(self.of_flow["job"] > 0)
         whose = zip(*(self.of_flow[name][flows].tolist() for name in ("session", "job", "rank")), strict=True)
         rank_id = {
-            (place, self.jobs[job], rank): int(self.of_flow["rank_id"][flow])
-            for (place, job, rank), flow in zip(whose, flows.tolist(), strict=True)
+            (session_index, self.jobs[job], rank): int(self.of_flow["rank_id"][flow])
+            for (session_index, job, rank), flow in zip(whose, flows.tolist(), strict=True)
         }
         there = np.array(sorted(self.clocks), np.int64)
-        maps = TimeMaps([self.clocks[place] for place in there.tolist()])
+        maps = TimeMaps([self.clocks[session_index] for session_index in there.tolist()])
         by_job, stamps = {}, [np.empty((4, 0), np.int64)]
         for job, steps in self.steps.items():
             rows = steps[np.isin(steps["place"], there)]
@@ -85,12 +85,16 @@ class Kept:
             of = np.searchsorted(there, rows["place"])
             starts, ends = (maps.utcs(of, np.ascontiguousarray(rows[name])) for name in ("start_ns", "end_ns"))
             both, which = np.unique(np.stack([rows["place"], rows["rank"]]), axis=1, return_inverse=True)
-            known = np.array([rank_id.get((place, job, rank), -1) for place, rank in both.T.tolist()], np.int64)
+            known = np.array(
+                [rank_id.get((session_index, job, rank), -1) for session_index, rank in both.T.tolist()], np.int64
+            )
             stamps.append(np.stack([known[which.ravel()], starts, ends, rows["number"]]))
             inside = (starts >= begin) & (ends <= end)
             if inside.any():
-                places = np.unique(both[0]).tolist()
-                clocks = max(self.error_ns.get(place, 0) for place in places) if len(places) > 1 else 0
+                indices = np.unique(both[0]).tolist()
+                clocks = (
+                    max(self.error_ns.get(session_index, 0) for session_index in indices) if len(indices) > 1 else 0
+                )
                 error = int(np.median(rows["error_ns"][inside])) + clocks
                 by_job[job] = iterations(rows["number"][inside], starts[inside], ends[inside], error)
         return by_job, _Stamps(np.concatenate(stamps, axis=1), begin, end)
@@ -99,8 +103,10 @@ class Kept:
         """The pair of ranks of each flow, and the pairs, as Names and ROW of netmon.dl.sharing.passed have them."""
         flow = self.of_flow
         hosts = {
-            (job, rank): self.hosts.get(place, "?")
-            for job, rank, place in zip(*(flow[name].tolist() for name in ("job", "rank", "session")), strict=True)
+            (job, rank): self.hosts.get(session_index, "?")
+            for job, rank, session_index in zip(
+                *(flow[name].tolist() for name in ("job", "rank", "session")), strict=True
+            )
             if job > 0
         }
         found = np.full(len(flow["job"]), -1, np.int64)
@@ -144,7 +150,7 @@ class Kept:
 
     def _rows(self, rows: Columns, of_flow: Mapping[str, _Numbers], stamps: "_Stamps") -> Columns:
         there, flow = np.array(sorted(self.clocks), np.int64), rows["flow"]
-        maps = TimeMaps([self.clocks[place] for place in there.tolist()])
+        maps = TimeMaps([self.clocks[session_index] for session_index in there.tolist()])
         start = maps.utcs(np.searchsorted(there, rows["session"]), np.ascontiguousarray(rows["start_ns"]))
         return Columns(
             {
@@ -176,9 +182,9 @@ class _Stamps:
         """Numbers of iterations, −1: none."""
         if not len(self._starts):
             return np.full(len(times), -1)
-        place = np.searchsorted(self._starts, self._keys(rank_id, times), "right") - 1
-        found = self._rows[:, np.maximum(place, 0)]
-        inside = (place >= 0) & (found[0] == rank_id) & (times < found[2])
+        index = np.searchsorted(self._starts, self._keys(rank_id, times), "right") - 1
+        found = self._rows[:, np.maximum(index, 0)]
+        inside = (index >= 0) & (found[0] == rank_id) & (times < found[2])
         return np.where(inside, found[3], -1)
 
 
@@ -200,9 +206,9 @@ def snapshot(judging: Judging, tables: Tables, now_ns: int) -> Kept:
     return Kept(
         span_ns=(now_ns - int(remembered.age_s * 1e9) + _ARRIVED_NS // 2, now_ns - _ARRIVED_NS),
         parts=[part.rows for part in remembered.parts],
-        clocks={place: session.window.alignment.map for place, session in sessions.items()},
-        error_ns={place: session.window.alignment.error_ns for place, session in sessions.items()},
-        hosts={place: session.hello.host for place, session in sessions.items()},
+        clocks={session_index: session.window.alignment.map for session_index, session in sessions.items()},
+        error_ns={session_index: session.window.alignment.error_ns for session_index, session in sessions.items()},
+        hosts={session_index: session.hello.host for session_index, session in sessions.items()},
         steps={name: job.rows() for name, job in remembered.jobs.items()},
         links=links,
         jobs=list(flows.jobs),

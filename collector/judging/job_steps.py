@@ -55,17 +55,17 @@ class JobSteps:
         self._other: list[tuple[int, int]] = []  # number and the same of those after them that differ, all one way
         self._told: deque[int] = deque(maxlen=_OPEN)  # numbers
 
-    def add(self, place: int, host: str, iteration: Iteration) -> list[int]:
+    def add(self, session_index: int, host: str, iteration: Iteration) -> list[int]:
         """An iteration that has ended; its number, if it is whole by that and stands out; and that of an earlier one
         if it is known by that that the job has changed its pace with it."""
         if iteration.number <= self._last.get(iteration.rank, -1):
             self._begin_anew(iteration.rank)
         self._last[iteration.rank] = iteration.number
         self.size, self.relative = iteration.size or self.size, iteration.relative
-        self.host_of[place] = host
+        self.host_of[session_index] = host
         i = iteration
         times = i.start_ns, i.end_ns, i.comm_start_ns, i.comm_end_ns, i.exposed_ns, i.error_ns
-        self._put(i.number, i.rank, (i.number, i.rank, *times, False, place))
+        self._put(i.number, i.rank, (i.number, i.rank, *times, False, session_index))
         took_ns = i.end_ns - i.start_ns
         return self._whole(i.number, 1, took_ns, took_ns - i.exposed_ns if i.exposed_ns >= 0 else 0)
 
@@ -74,7 +74,11 @@ class JobSteps:
         rank = rows.each_of("rank")
         if not goes_on(rows, rank, self._last):
             each = zip(rows.place.tolist(), rows.each(), strict=True)
-            return [number for place, iteration in each for number in self.add(place, hosts[place], iteration)]
+            return [
+                number
+                for session_index, iteration in each
+                for number in self.add(session_index, hosts[session_index], iteration)
+            ]
         about = rows.about[int(rows.whose[-1])]
         self._last |= dict(zip(rank.tolist(), rows.number.tolist(), strict=True))
         self.size, self.relative = about.size or self.size, about.relative
@@ -107,15 +111,17 @@ class JobSteps:
             for whose in _whose(gone["number"], gone["rank"]).tolist():
                 self._place.pop(whose, None)
             self._rows[at] = steps[:count]
-            places = range(self._next, self._next + count)
-            self._place |= zip(_whose(steps["number"][:count], steps["rank"][:count]).tolist(), places, strict=True)
+            session_indices = range(self._next, self._next + count)
+            self._place |= zip(
+                _whose(steps["number"][:count], steps["rank"][:count]).tolist(), session_indices, strict=True
+            )
             self._next += count
             self._count, steps = max(self._count, self._next), steps[count:]
 
     def were_shared(self, rows: IterationRows) -> None:
         """As `was_shared` of each."""
-        places = map(self._place.get, _whose(rows.number, rows.each_of("rank")).tolist())
-        self._rows["shared"][[place for place in places if place is not None]] = True
+        session_indices = map(self._place.get, _whose(rows.number, rows.each_of("rank")).tolist())
+        self._rows["shared"][[session_index for session_index in session_indices if session_index is not None]] = True
         self._shared.extend(rows.number.tolist())
 
     def were_accounted(self, rows: IterationRows) -> None:
@@ -130,9 +136,9 @@ class JobSteps:
 
     def was_shared(self, number: int, rank: int) -> None:
         """The node of a rank carried foreign traffic in an iteration that has ended."""
-        place = self._place.get(_whose(number, rank))
-        if place is not None:
-            self._rows["shared"][place] = True
+        session_index = self._place.get(_whose(number, rank))
+        if session_index is not None:
+            self._rows["shared"][session_index] = True
         self._shared.append(number)
 
     def _put(self, number: int, rank: int, row: tuple[object, ...]) -> None:
@@ -153,7 +159,7 @@ class JobSteps:
         """A new process, which counts from the start: what it was is no measure of what it is."""
         rows = self._rows[: self._count]
         rows["rank"][rows["rank"] == rank] = -1
-        self._place = {whose: place for whose, place in self._place.items() if whose % _RANKS != rank}
+        self._place = {whose: session_index for whose, session_index in self._place.items() if whose % _RANKS != rank}
         self._open.clear()
         self._durations.clear()
         self._shared.clear()
@@ -191,13 +197,13 @@ class JobSteps:
 
     def _change(self, number: int, computed_ns: int) -> list[int]:
         """The first iteration of a new pace, if it is known with this one. Which it is the rows tell."""
-        usual = float(np.median(self._computed)) if len(self._computed) >= FEWEST else computed_ns
-        longer = computed_ns >= CHANGED * usual
-        if not longer and computed_ns * CHANGED > usual:
+        baseline = float(np.median(self._computed)) if len(self._computed) >= FEWEST else computed_ns
+        longer = computed_ns >= CHANGED * baseline
+        if not longer and computed_ns * CHANGED > baseline:
             self._computed.append(computed_ns)
             self._other.clear()
             return []
-        if self._other and longer != (self._other[-1][1] > usual):
+        if self._other and longer != (self._other[-1][1] > baseline):
             self._other.clear()
         self._other.append((number, computed_ns))
         if len(self._other) < LASTS:
@@ -247,7 +253,7 @@ def _whose(number: Any, rank: Any) -> Any:
 def steps_in_utc(rows: npt.NDArray[np.void], utc: npt.NDArray[np.int64], hosts: list[str], size: int) -> Steps:
     """Rows of STEP as the verdict takes them; utc: (4, rows), of the four moments; hosts: of each row."""
     names = sorted(set(hosts))
-    place = {name: number for number, name in enumerate(names)}
+    session_index = {name: number for number, name in enumerate(names)}
     start, end, comm_start, comm_end = utc
     return Steps(
         *(rows["number"], rows["rank"], start, end),
@@ -256,7 +262,7 @@ def steps_in_utc(rows: npt.NDArray[np.void], utc: npt.NDArray[np.int64], hosts: 
         exposed_ns=rows["exposed_ns"],
         error_ns=rows["error_ns"],
         shared=rows["shared"],
-        host=np.array([place[host] for host in hosts], np.int64),
+        host=np.array([session_index[host] for host in hosts], np.int64),
         hosts=names,
         size=size,
     )

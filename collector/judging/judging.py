@@ -88,10 +88,12 @@ class Case:
         rows = self.steps[np.isin(self.steps["place"], there)]
         if self.number not in rows["number"]:
             return None
-        maps = TimeMaps([self.clocks[place] for place in there.tolist()])
+        maps = TimeMaps([self.clocks[session_index] for session_index in there.tolist()])
         of = np.searchsorted(there, rows["place"])
         utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
-        steps = steps_in_utc(rows, utc, [self.hosts[place] for place in rows["place"].tolist()], self.size)
+        steps = steps_in_utc(
+            rows, utc, [self.hosts[session_index] for session_index in rows["place"].tolist()], self.size
+        )
         table = matrix(steps)
         times = wanted_times(table, [self.number])
         one = judge_input(self.job, table, self._carried(maps, there, times), self.number)
@@ -211,9 +213,9 @@ class Judging:
             job, part = self._jobs.pop(name, None) or JobSteps(), rows.take(own)
             self._jobs[name] = job  # the job with the newest iteration is last
             job.heard_s = now
-            hosts = {place: sessions[place].hello.host for place in set(part.place.tolist())}
+            hosts = {session_index: sessions[session_index].hello.host for session_index in set(part.place.tolist())}
             self._coming.extend((now + _WAIT_S, name, number) for number in job.add_all(hosts, part))
-        self._sessions |= {place: sessions[place] for place in set(rows.place.tolist())}
+        self._sessions |= {session_index: sessions[session_index] for session_index in set(rows.place.tolist())}
 
     def add_accounts(self, accounted: Accounted) -> None:
         """The rows of iterations have settled."""
@@ -250,11 +252,11 @@ class Judging:
         while self._due and self._due[0].since_s < now - _LONGEST_S:
             self._due.popleft()
 
-    def forget(self, place: int) -> None:
+    def forget(self, session_index: int) -> None:
         """A session is gone."""
-        self._sessions.pop(place, None)
+        self._sessions.pop(session_index, None)
         for job in self._jobs.values():
-            job.host_of.pop(place, None)
+            job.host_of.pop(session_index, None)
 
     def _begin(self) -> None:
         if self._working is None or self._working.done():
@@ -306,11 +308,15 @@ class Judging:
         job = self._jobs.get(name)
         if job is None:
             return None
-        sessions = {place: self._sessions[place] for place in job.host_of if place in self._sessions}
+        sessions = {
+            session_index: self._sessions[session_index]
+            for session_index in job.host_of
+            if session_index in self._sessions
+        }
         whose, of_flow = self._whose(name, job.size, list(sessions))
         return Case(
             *(name, number, job.size, job.relative, job.rows(), dict(job.host_of)),
-            clocks={place: session.window.alignment.map for place, session in sessions.items()},
+            clocks={session_index: session.window.alignment.map for session_index, session in sessions.items()},
             clock_error_ns=max((s.window.alignment.error_ns for s in sessions.values()), default=0),
             links={number: link for session in sessions.values() for number, link in _links(session)},
             parts=parts,
@@ -322,8 +328,8 @@ class Judging:
         )
 
     def _links_of_flows(self) -> npt.NDArray[np.int64]:
-        state, places = self._tables.flows.state, self._tables.places.table
-        found: npt.NDArray[np.int64] = places["first_link"][np.maximum(state["session"], 0)] + state["link"]
+        state, session_indices = self._tables.flows.state, self._tables.places.table
+        found: npt.NDArray[np.int64] = session_indices["first_link"][np.maximum(state["session"], 0)] + state["link"]
         return found
 
     def _waited(self, job: str) -> JobEvidence:
@@ -341,13 +347,13 @@ class Judging:
         return JobEvidence(waited, rows["session"].astype(np.int64))
 
     def _said(
-        self, job: str, places: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]
+        self, job: str, session_indices: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]
     ) -> JobEvidence:
         """What TCP said lately of the job's connections, on some sessions. of_flow: index into whose, by flow."""
         rows = self._tables.evidence.said_lately.all(("session", "flow_id", *_SAID))
         if rows is None:
             return JobEvidence(no_tcp_rows(), np.empty(0, np.int64))
-        rows = rows.take(np.flatnonzero(np.isin(rows["session"], places)))
+        rows = rows.take(np.flatnonzero(np.isin(rows["session"], session_indices)))
         flow = self._tables.flows.keys.find(rows["session"], rows["flow_id"])
         of = np.where(flow >= 0, of_flow[flow], -1)
         ours = np.array([*(one.job == job for one in whose), False], np.bool_)  # the last: nobody's
@@ -358,10 +364,10 @@ class Judging:
             said[name] = rows[column][own]
         return JobEvidence(said, rows["session"][own].astype(np.int64))
 
-    def _whose(self, job: str, size: int, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
+    def _whose(self, job: str, size: int, session_indices: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
         """Whose the flows of some sessions are; of the job's own, whom they go to. size: of the job; 0: unknown."""
         flows, state = self._tables.flows, self._tables.flows.state
-        own = np.flatnonzero(np.isin(state["session"], places))
+        own = np.flatnonzero(np.isin(state["session"], session_indices))
         found = np.full(len(state), -1, np.int64)
         control = state["traffic"][own] == Traffic.CONTROL
         traffic_owners, of_owner = np.unique(state["traffic_owner"][own], return_inverse=True)
@@ -370,15 +376,19 @@ class Judging:
         found[own] = of_owner
         numbers: dict[Whose, int] = {}
         ours = np.array([who.job == job for who in owners], np.bool_)[of_owner] if len(owners) else control
-        of_job = [place for place in np.flatnonzero(ours).tolist() if flows.flows[own[place]] is not None]
-        described = [flow for place in of_job if (flow := flows.flows[own[place]])]
+        of_job = [
+            session_index
+            for session_index in np.flatnonzero(ours).tolist()
+            if flows.flows[own[session_index]] is not None
+        ]
+        described = [flow for session_index in of_job if (flow := flows.flows[own[session_index]])]
         peers = flows.ends.ranks(own[of_job].tolist(), described)
         transfers = own_transfers([*map(job_flow, described, peers)], size)
-        for place, peer, transfer in zip(of_job, peers, transfers, strict=True):
-            who = owners[of_owner[place]]
+        for session_index, peer, transfer in zip(of_job, peers, transfers, strict=True):
+            who = owners[of_owner[session_index]]
             named = (transfer.name, transfer.far) if transfer else ("", "")
-            one = Whose(who.job, who.rank, peer, bool(control[place]), *named)
-            found[own[place]] = numbers.setdefault(one, len(whose) + len(numbers))
+            one = Whose(who.job, who.rank, peer, bool(control[session_index]), *named)
+            found[own[session_index]] = numbers.setdefault(one, len(whose) + len(numbers))
         return [*whose, *numbers], found
 
     def _forget_old(self) -> None:

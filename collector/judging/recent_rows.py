@@ -67,14 +67,14 @@ class RecentRows:
         return [part for _, part in self._parts]
 
 
-def of_sessions(parts: Sequence[Part], places: list[int], since_ns: int = 0, wanted: Wanted = _all) -> Columns:
+def of_sessions(parts: Sequence[Part], session_indices: list[int], since_ns: int = 0, wanted: Wanted = _all) -> Columns:
     """The rows of some sessions, without most of those from before `since_ns` (UTC); may be a thread's work.
 
     Nothing arrives before it happens, by whatever clock: _AHEAD_NS is more than these are off by. wanted: which of some
     rows, told their sessions, starts (mono) and widths, are to be returned.
     """
-    theirs = np.zeros(max(places, default=0) + 2, np.bool_)
-    theirs[places] = True
+    theirs = np.zeros(max(session_indices, default=0) + 2, np.bool_)
+    theirs[session_indices] = True
     chosen = []
     for rows in (part.rows for part in parts if part.arrived_ns >= since_ns - _AHEAD_NS):
         own = np.flatnonzero(theirs[np.minimum(rows["session"], len(theirs) - 1)])

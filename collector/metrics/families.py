@@ -58,9 +58,9 @@ def families(seen: Seen) -> Iterator[Metric]:
 
 def _helpers(helpers: Mapping[str, tuple[float, int]]) -> Iterator[Metric]:
     used = {"cpu_seconds": "CPU time of the collector's other processes", "resident_bytes": "Memory of the same"}
-    for place, (name, help_) in enumerate(used.items()):
-        values = (((helper,), now[place]) for helper, now in helpers.items())
-        yield (gauge if place else counter)(f"netmon_collector_helper_{name}", help_, ("helper",), values)
+    for index, (name, help_) in enumerate(used.items()):
+        values = (((helper,), now[index]) for helper, now in helpers.items())
+        yield (gauge if index else counter)(f"netmon_collector_helper_{name}", help_, ("helper",), values)
 
 
 def _hosts(frozen: Frozen) -> Iterator[Metric]:
@@ -91,8 +91,8 @@ def _shown_links(frozen: Frozen) -> npt.NDArray[np.intp]:
     group = links["host"].astype(np.int64) * len(Direction) + direction
     order = np.lexsort((-link_bytes, group))
     first = starts(group[order])
-    place = np.arange(len(order)) - np.repeat(first, np.diff([*first.tolist(), len(order)]))
-    return np.sort(order[place < MOST_INTERFACES])
+    index = np.arange(len(order)) - np.repeat(first, np.diff([*first.tolist(), len(order)]))
+    return np.sort(order[index < MOST_INTERFACES])
 
 
 def _links(frozen: Frozen) -> Iterator[Metric]:
@@ -131,9 +131,9 @@ def _links(frozen: Frozen) -> Iterator[Metric]:
         values = zip(names, links[f"{kind}_bytes"].tolist(), strict=True)
         yield counter(f"netmon_link_{kind}_bytes", f"{help_}, since the agent's start", _LINK, values)
     lost = (
-        ((*name, place), value)
-        for place in _PLACES
-        for name, value in zip(names, links[f"{place}_bytes"].tolist(), strict=True)
+        ((*name, index), value)
+        for index in _PLACES
+        for name, value in zip(names, links[f"{index}_bytes"].tolist(), strict=True)
     )
     yield counter("netmon_link_unattributed_bytes", "Wire bytes without a flow, by place", (*_LINK, "place"), lost)
 
@@ -163,9 +163,9 @@ def _buckets(job: JobCounts) -> list[tuple[str, float] | tuple[str, float, Exemp
     """Cumulative, with the iteration that stood out last in each class."""
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
     below = 0
-    for place, (label, count) in enumerate(zip(_LABELS, job.iterations, strict=True)):
+    for index, (label, count) in enumerate(zip(_LABELS, job.iterations, strict=True)):
         below += count
-        slow = job.slow.get(place)
+        slow = job.slow.get(index)
         if slow:
             about = {"iteration": slow.iteration, "cause": slow.cause}
             buckets.append((label, below, Exemplar(about, slow.seconds, slow.time_ns / 1e9)))

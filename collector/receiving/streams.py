@@ -69,9 +69,9 @@ class ReceivedStream:
 
     # --- what the collector says
 
-    def opened(self, place: int) -> None:
+    def opened(self, session_index: int) -> None:
         """Its session is there."""
-        self.place = place
+        self.place = session_index
         if not self._opened.done():
             self._opened.set_result(None)
 

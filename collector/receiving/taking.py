@@ -45,9 +45,9 @@ def take(registry: Registry, received: Received, streams: Mapping[int, RemoteStr
     if not careful:
         registry.receive(came, many)
         return
-    for place, one in enumerate(came):
+    for session_index, one in enumerate(came):
         if not one.entry.broken:  # by a batch before it
-            registry.receive([one], filter_batches(many, np.arange(len(came)) == place))
+            registry.receive([one], filter_batches(many, np.arange(len(came)) == session_index))
 
 
 def _came(received: Received, entry: Entry, begin: int, end: int, rows: npt.NDArray[np.int64]) -> Came:

@@ -28,10 +28,16 @@ class Seen(NamedTuple):
     start_ns: npt.NDArray[np.int64]  # of the window
     wire_bytes: npt.NDArray[np.int64]
 
-    def take(self, places: npt.NDArray[np.intp]) -> "Seen":
+    def take(self, session_indices: npt.NDArray[np.intp]) -> "Seen":
         """Some of the rows."""
         flow, link, classes, start_ns, wire_bytes = self
-        return Seen(flow[places], link[places], classes[places], start_ns[places], wire_bytes[places])
+        return Seen(
+            flow[session_indices],
+            link[session_indices],
+            classes[session_indices],
+            start_ns[session_indices],
+            wire_bytes[session_indices],
+        )
 
     def __add__(self, other: tuple[Any, ...]) -> "Seen":
         """The rows of both."""

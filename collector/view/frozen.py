@@ -84,8 +84,8 @@ class Frozen:
     @cached_property
     def worst_first(self) -> npt.NDArray[np.intp]:
         """The links: those of jobs by their share of cross traffic, then what is not covered, the rest of the jobs'."""
-        place = np.empty(len(self.links), np.int64)
-        place[self.by_name] = np.arange(len(self.links))
+        session_index = np.empty(len(self.links), np.int64)
+        session_index[self.by_name] = np.arange(len(self.links))
         capacity = self.links["capacity_bps"]
         total = np.where(capacity > 0, capacity, self.now_bps.sum(axis=1))
         cross = np.divide(self.now_bps[:, Class.CROSS], total, out=np.zeros(len(total)), where=total > 0)
@@ -95,7 +95,7 @@ class Frozen:
         lost = self.links["overflow_bytes"] + self.links["lost_kernel_bytes"] + self.links["lost_agent_bytes"]
         kind = np.select([met, self.low | (lost > 0), trains], [0, 1, 2], 3)
         step = np.select([kind == 0, kind == 1], [-np.floor(cross * _STEPS), -np.floor(np.log2(lost + 1.0))], 0)
-        return np.lexsort((place, step, kind))
+        return np.lexsort((session_index, step, kind))
 
     @cached_property
     def notable_hosts(self) -> npt.NDArray[np.intp]:

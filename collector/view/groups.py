@@ -12,17 +12,17 @@ def groups(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDAr
     if not len(keys):
         return keys, np.empty(0, np.int64)
     first = int(keys.min())
-    places = int(keys.max()) - first + 1
-    if places > _CLOSE * len(keys):
+    session_indices = int(keys.max()) - first + 1
+    if session_indices > _CLOSE * len(keys):
         distinct, of_key = np.unique(keys, return_inverse=True)
         return distinct, of_key.astype(np.int64, copy=False)
-    place = keys - first
-    present = np.zeros(places, np.bool_)
-    present[place] = True
+    session_index = keys - first
+    present = np.zeros(session_indices, np.bool_)
+    present[session_index] = True
     distinct = np.flatnonzero(present)
-    number = np.empty(places, np.int64)  # what is not written is not read
+    number = np.empty(session_indices, np.int64)  # what is not written is not read
     number[distinct] = np.arange(len(distinct))
-    return distinct + first, number[place]
+    return distinct + first, number[session_index]
 
 
 def summed(group: npt.NDArray[np.int64], amount: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.int64]:

@@ -165,7 +165,7 @@ class Jobs:
             else:
                 rank.host, rank.number, rank.ended = host, last, (rows, row)
         job.history.end(rows, len(job.ranks))
-        self.counts.ended(name, rows, lambda: {hosts[place] for place in rows.place.tolist()})
+        self.counts.ended(name, rows, lambda: {hosts[session_index] for session_index in rows.place.tolist()})
 
     def add_accounts(self, accounted: Accounted) -> None:
         """The bytes of iterations that have ended."""
@@ -376,10 +376,10 @@ def _not_understood(name: str, job: _Job) -> JobView:
 def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:
     """In ns, as np.quantile interpolates them, in a tenth of its time."""
     ordered = np.sort(durations)
-    places = np.array((0.5, 0.99)) * (len(ordered) - 1)
-    below = places.astype(np.int64)
+    session_indices = np.array((0.5, 0.99)) * (len(ordered) - 1)
+    below = session_indices.astype(np.int64)
     low, high = ordered[below], ordered[np.minimum(below + 1, len(ordered) - 1)]
-    median, p99 = (low + (high - low) * (places - below)).tolist()
+    median, p99 = (low + (high - low) * (session_indices - below)).tolist()
     return int(median), int(p99)
 
 

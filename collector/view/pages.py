@@ -136,8 +136,8 @@ def _host_views(frozen: Frozen, numbers: list[int]) -> tuple[HostView, ...]:
 def _link_views(frozen: Frozen, links: Places) -> tuple[LinkView, ...]:
     rates = frozen.series.sums[links] * _BPS
     unknown = frozen.unknown_columns[links]
-    for place in np.flatnonzero(unknown).tolist():
-        rates[place, : unknown[place]] = np.nan
+    for session_index in np.flatnonzero(unknown).tolist():
+        rates[session_index, : unknown[session_index]] = np.nan
     hosts = frozen.hosts[frozen.links["host"][links]]
     ends = frozen.series.end[links] * INTERVAL_NS + hosts["horizon_utc_ns"] - hosts["horizon_ns"]
     rows = zip(links.tolist(), frozen.links[links].tolist(), rates, ends.tolist(), strict=True)

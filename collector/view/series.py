@@ -91,9 +91,9 @@ class SeriesCopy:
         wire_bytes: npt.NDArray[np.int64],
     ) -> None:
         """Add rows, arrays of one length; those of columns that are not shown are left out."""
-        place = column - self.end[link] + COLUMNS
-        kept = np.flatnonzero((place >= 0) & (place < COLUMNS))
-        cell = (link[kept].astype(np.int64) * COLUMNS + place[kept]) * len(Class) + classes[kept]
+        session_index = column - self.end[link] + COLUMNS
+        kept = np.flatnonzero((session_index >= 0) & (session_index < COLUMNS))
+        cell = (link[kept].astype(np.int64) * COLUMNS + session_index[kept]) * len(Class) + classes[kept]
         np.add.at(self.sums.reshape(-1), cell, wire_bytes[kept])
 
     def of(self, links: npt.NDArray[np.integer]) -> "SeriesCopy":

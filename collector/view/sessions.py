@@ -159,10 +159,10 @@ class Sessions:
 
     def hosts(self) -> Table:
         """See HostState."""
-        places = self._tables.places
+        session_indices = self._tables.places
         for name in _OF_PLACE:
-            self._hosts[name] = places.table[name][self._places]
-        self._hosts["horizon_utc_ns"] = places.utc(self._places, self._hosts["horizon_ns"])
+            self._hosts[name] = session_indices.table[name][self._places]
+        self._hosts["horizon_utc_ns"] = session_indices.utc(self._places, self._hosts["horizon_ns"])
         self._hosts["connected"] = [one.connected for one in self._shown]
         self._read_clocks()
         return self._hosts

@@ -22,9 +22,9 @@ def describe_flows(drained: Drained, now_ns: int) -> list[Flow]:
         return []
     first = np.full(len(ids), now_ns, np.uint64)
     rows = drained.buckets[drained.buckets["flow_id"] >= ids[0]]
-    place = np.searchsorted(ids, rows["flow_id"]).clip(0, len(ids) - 1)
-    own = ids[place] == rows["flow_id"]
-    np.minimum.at(first, place[own], rows["bucket_start_ns"][own])
+    index = np.searchsorted(ids, rows["flow_id"]).clip(0, len(ids) - 1)
+    own = ids[index] == rows["flow_id"]
+    np.minimum.at(first, index[own], rows["bucket_start_ns"][own])
     return [
         _flow(flow_id, key, first_ns)
         for flow_id, key, first_ns in zip(ids.tolist(), drained.new.keys.tolist(), first.tolist(), strict=True)

@@ -19,12 +19,12 @@ def link_totals(buckets: Table, flows: Mapping[int, Flow]) -> Table:
     """buckets: dtype BUCKET; flows: at least those of the buckets → dtype LINK_TOTALS."""
     if not len(buckets):
         return NOTHING
-    ids, places = np.unique(buckets["flow_id"], return_inverse=True)
+    ids, indices = np.unique(buckets["flow_id"], return_inverse=True)
     links = np.array([flows[flow_id].interface << 1 | flows[flow_id].direction for flow_id in ids.tolist()], np.int64)
-    found, place_of = np.unique(links, return_inverse=True)
+    found, index_of = np.unique(links, return_inverse=True)
     table = np.zeros(len(found), LINK_TOTALS)
     table["interface"], table["direction"] = found >> 1, found & 1
-    rows = place_of[places]
+    rows = index_of[indices]
     for name in COUNTS:
         table[name] = np.bincount(rows, weights=buckets[name], minlength=len(found))  # exact below 2**53
     return table
@@ -33,11 +33,11 @@ def link_totals(buckets: Table, flows: Mapping[int, Flow]) -> Table:
 def summed(tables: list[bytes]) -> Table:
     """Several of them as bytes → one, dtype LINK_TOTALS."""
     rows = np.frombuffer(b"".join(tables), LINK_TOTALS)
-    keys, places = np.unique(rows["interface"].astype(np.int64) << 1 | rows["direction"], return_inverse=True)
+    keys, indices = np.unique(rows["interface"].astype(np.int64) << 1 | rows["direction"], return_inverse=True)
     table = np.zeros(len(keys), LINK_TOTALS)
     table["interface"], table["direction"] = keys >> 1, keys & 1
     for name in COUNTS:
-        np.add.at(table[name], places, rows[name])
+        np.add.at(table[name], indices, rows[name])
     return table
 
 

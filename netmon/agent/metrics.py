@@ -113,9 +113,9 @@ class AgentMetrics:
             values = ((link, float(value(sample))) for link, sample in samples.items())
             yield counter(f"netmon_agent_link_{name}", f"{help_}, since the agent's start", _LINK, values)
         lost = (
-            ((*link, place), float(getattr(sample, f"{place}_wire_bytes")))
+            ((*link, index), float(getattr(sample, f"{index}_wire_bytes")))
             for link, sample in samples.items()
-            for place in ("overflow", "lost_kernel", "lost_agent")
+            for index in ("overflow", "lost_kernel", "lost_agent")
         )
         yield counter("netmon_agent_link_lost_bytes", "Wire bytes without a flow, by place", (*_LINK, "place"), lost)
 

@@ -383,9 +383,9 @@ class Spool:
             log.warning("%d bytes wait for the collector: the oldest of them lose their buckets", self.size)
         # A disk that does not forget would be asked for what is acknowledged, and that would be counted as lost.
         well = self._disk.is_open and self._try(self._tidy)
-        places = (True, False) if well else (False,)
+        indices = (True, False) if well else (False,)
         for give_up in (self._strip, self._drop):
-            for on_disk in places:
+            for on_disk in indices:
                 while self._over(on_disk) and give_up(on_disk):
                     pass
 
@@ -411,11 +411,11 @@ class Spool:
 
     def _forget_rowless(self) -> None:
         """Flows of which no batch has rows any more."""
-        places = (True, False) if self._disk.is_open else (False,)
-        with_rows = [self._do(on_disk, BatchTable.oldest_with_buckets) for on_disk in places]
+        indices = (True, False) if self._disk.is_open else (False,)
+        with_rows = [self._do(on_disk, BatchTable.oldest_with_buckets) for on_disk in indices]
         first = min((found for found in with_rows if found is not None), default=self._newest)
         self._flows.forget_flows(first - 1)
-        for on_disk in places:
+        for on_disk in indices:
             self._do(on_disk, lambda table: table.forget_flows(first - 1))
 
     def _drop(self, on_disk: bool) -> bool:

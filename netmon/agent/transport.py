@@ -145,8 +145,8 @@ class TransportLooks:
         now, cookies = _matrix(found), found["cookie"].copy()
         before, is_known = self._remembered(cookies)
         begin_ns = before[_LOOKED]
-        for place in np.flatnonzero(~is_known).tolist():
-            begin_ns[place] = connections[place].began_ns(found[place], since_ns, payload)
+        for index in np.flatnonzero(~is_known).tolist():
+            begin_ns[index] = connections[index].began_ns(found[index], since_ns, payload)
         grown = now - before[:_LOOKED]
         grown[_NARROW] &= 0xFFFFFFFF
         grown[(grown < 0) | (grown > _MOST)] = _MOST
@@ -172,8 +172,8 @@ class TransportLooks:
         if self._same(cookies):
             return self._before[:, : len(cookies)].copy(), np.ones(len(cookies), np.bool_)
         before = np.zeros((_LOOKED + 1, len(cookies)), np.int64)
-        place = {cookie: place for place, cookie in enumerate(self._cookies.tolist())}
-        of = np.array([place.get(cookie, -1) for cookie in cookies.tolist()], np.int64)
+        index = {cookie: index for index, cookie in enumerate(self._cookies.tolist())}
+        of = np.array([index.get(cookie, -1) for cookie in cookies.tolist()], np.int64)
         is_known = of >= 0
         before[:, is_known] = self._before[:, of[is_known]]
         return before, is_known
@@ -224,7 +224,7 @@ class _Connection(NamedTuple):
             return first_ns if born and first_ns >= looked_ns - _YOUNG_NS else UNKNOWN
         sent, received = int(info["sent_bytes"]), int(info["received_bytes"])
         late = _LATE_BYTES if born else 0
-        seen = {way: float(payload[place]) for way, (place, _) in self.flows.items()}
+        seen = {way: float(payload[index]) for way, (index, _) in self.flows.items()}
         rx, tx = ((1 + born) * seen.get(way, 0.0) + late for way in (Direction.RX, Direction.TX))
         return first_ns if sent <= tx and received <= rx else UNKNOWN
 
@@ -252,15 +252,15 @@ class _Plan:
         """flows: None where one is not known; large: the connections that ever were."""
         self.flows, self._known_large = flows, large
         ends: dict[Endpoint, dict[Direction, list[tuple[int, Flow]]]] = {}
-        for place, flow in enumerate(flows):
+        for index, flow in enumerate(flows):
             if flow and flow.protocol == _TCP and not flow.members:
-                ends.setdefault(local_end(flow), {}).setdefault(flow.direction, []).append((place, flow))
+                ends.setdefault(local_end(flow), {}).setdefault(flow.direction, []).append((index, flow))
         self._ends = list(ends.items())
         self._of = np.full(len(flows), len(ends))  # by flow, the place of its connection
         self._trains = np.zeros(len(ends), np.bool_)
         for number, ways in enumerate(ends.values()):
-            for place, flow in itertools.chain.from_iterable(ways.values()):
-                self._of[place] = number
+            for index, flow in itertools.chain.from_iterable(ways.values()):
+                self._of[index] = number
                 self._trains[number] |= bool(flow.owner.job)
         single = [(end, {way: some[0] for way, some in ways.items() if len(some) == 1}) for end, ways in self._ends]
         # None: which of its flows counts depends on what they carry.
@@ -273,13 +273,13 @@ class _Plan:
         if self._all:
             return [one or self._connection(number, payload) for number, one in enumerate(self._known)]
         sent = np.bincount(self._of, payload, len(self._ends) + 1)[:-1]
-        for place in np.flatnonzero((sent >= _LARGE_BYTES) & ~self._large).tolist():
-            self._large[place] = True
-            self._known_large.add(self._ends[place][0])
+        for index in np.flatnonzero((sent >= _LARGE_BYTES) & ~self._large).tolist():
+            self._large[index] = True
+            self._known_large.add(self._ends[index][0])
         ranks, others = (np.flatnonzero(of) for of in (self._trains, self._large & ~self._trains & (sent > 0)))
         chosen = [(ranks, MOST_RANKS), (others, MOST_OTHERS)]
-        places = [some if len(some) <= n else some[np.argsort(-sent[some])[:n]] for some, n in chosen]
-        return [self._known[place] or self._connection(place, payload) for place in np.concatenate(places).tolist()]
+        indices = [some if len(some) <= n else some[np.argsort(-sent[some])[:n]] for some, n in chosen]
+        return [self._known[index] or self._connection(index, payload) for index in np.concatenate(indices).tolist()]
 
     def _connection(self, number: int, payload: _Counts) -> _Connection:
         """Of flows of one direction that with most payload: a connection may be seen on several interfaces."""
@@ -290,6 +290,6 @@ class _Plan:
 def _matrix(found: Table) -> _Numbers:
     """(fields, sockets): of TCP_INFO, in the order of _FIELD."""
     numbers = np.empty((_LOOKED, len(found)), np.int64)
-    for name, place in _FIELD.items():
-        numbers[place] = found[name] if name not in _WIDE else np.minimum(found[name], _WIDEST)
+    for name, index in _FIELD.items():
+        numbers[index] = found[name] if name not in _WIDE else np.minimum(found[name], _WIDEST)
     return numbers

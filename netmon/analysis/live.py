@@ -56,9 +56,9 @@ class Live:
     def durations(self, *, job: str | None = None) -> pd.DataFrame:
         """How long the recent iterations of each job took (duration_ns), oldest first, by its slowest rank."""
         rows = [
-            (view.job, view.iteration - len(view.durations_ns) + 1 + place, int(ns))
+            (view.job, view.iteration - len(view.durations_ns) + 1 + index, int(ns))
             for view in self._jobs(job)
-            for place, ns in enumerate(view.durations_ns)
+            for index, ns in enumerate(view.durations_ns)
         ]
         return pd.DataFrame(rows, columns=["job", "iteration", "duration_ns"])
 

@@ -27,11 +27,11 @@ Iterations = int | range | slice | Sequence[int | None]
 
 def frame(table: pa.Table) -> pd.DataFrame:
     """Rows as pandas has them: `start_ns` becomes `start` with a time zone, words are words. Durations stay in ns."""
-    for place, name in enumerate(table.column_names):
+    for index, name in enumerate(table.column_names):
         if name in MOMENTS:
             column = table.column(name)
             moments = pc.if_else(pc.equal(column, 0), None, column).cast(_TIMESTAMP)  # 0: not known
-            table = table.set_column(place, name.removesuffix("_ns"), moments)
+            table = table.set_column(index, name.removesuffix("_ns"), moments)
     return plain_words(table.drop_columns([name for name in ("date",) if name in table.column_names]).to_pandas())
 
 

@@ -67,11 +67,11 @@ class CpuShare:
 def _controller(mounts: str) -> tuple[Path, bool]:
     """Where to make a group with a share, and whether it is cgroup v2's. Raises LookupError, OSError."""
     lines = [line.split() for line in mounts.splitlines()]
-    for _, place, kind, options, *_ in lines:
+    for _, index, kind, options, *_ in lines:
         if kind == "cgroup" and "cpu" in options.split(","):
-            return Path(place), False
-    for _, place, kind, *_ in lines:
-        root = Path(place)
+            return Path(index), False
+    for _, index, kind, *_ in lines:
+        root = Path(index)
         if kind == "cgroup2" and "cpu" in (root / "cgroup.controllers").read_text().split():
             (root / "cgroup.subtree_control").write_text("+cpu")
             return root, True

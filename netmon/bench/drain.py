@@ -41,22 +41,22 @@ class SimulatedCpus:
         table["key"]["src_port"][slots] = slots & 0xFFFF
         table["key"]["link_protocol"][slots] = 1 << 9 | slots >> 16
         self._open_buckets(slots, now_ns)
-        cpus, places = self._places(slots, "flows", flows.shape[1])
+        cpus, indices = self._places(slots, "flows", flows.shape[1])
         openings = np.zeros(len(slots), flows.dtype)
         openings["key"], openings["slot"] = table["key"][slots], slots
-        flows[cpus, places] = openings
+        flows[cpus, indices] = openings
         self._publish(cpus, "flows")
 
     def next_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
         """Each of these slots closes its bucket, at most ring_records of a CPU, and opens one with one packet."""
         taken = self._memory.slots[slots]
-        cpus, places = self._places(slots, "buckets", self.geometry.ring_records)
+        cpus, indices = self._places(slots, "buckets", self.geometry.ring_records)
         records = np.zeros((len(slots), 3), np.uint64)
         records[:, 0] = taken["bucket_start_ns"]
         records[:, 1] = taken["wire_bytes"] | taken["payload_bytes"].astype(np.uint64) << np.uint64(32)
         records[:, 2] = slots.astype(np.uint64) | taken["packets"].astype(np.uint64) << np.uint64(48)
         self._open_buckets(slots, now_ns)
-        self._memory.buckets[cpus, places] = records
+        self._memory.buckets[cpus, indices] = records
         self._publish(cpus, "buckets")
 
     def lose_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:

@@ -89,10 +89,10 @@ def measure(rounds: int, seconds: float, progress: Callable[[float], None] = lam
     """Blocks for about 2 · (seconds + 12 s) per round; progress is called with the rounds done. Raises LabError."""
     found: dict[bool, list[Costs]] = {True: [], False: []}
     for number in range(rounds):
-        for place, evidence in enumerate((True, False) if number % 2 else (False, True)):
+        for index, evidence in enumerate((True, False) if number % 2 else (False, True)):
             with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir="/dev/shm") as folder:
                 found[evidence].append(_run(Path(folder) / "data", seconds, evidence))
-            progress(number + (place + 1) / 2)
+            progress(number + (index + 1) / 2)
     return EvidenceResult(seconds, tuple(found[True]), tuple(found[False]))
 
 

@@ -131,10 +131,10 @@ def replay(run: Labelled) -> Replayed:
 
 def scores(run: Labelled, said: Replayed) -> list[RunScore]:
     """Hold what was said against the truth, job by job."""
-    place_of = {name: _likest(job, run.jobs) for name, job in said.jobs.items()}
+    index_of = {name: _likest(job, run.jobs) for name, job in said.jobs.items()}
     return [
-        _score(run, place, said, {name for name, at in place_of.items() if at == place})
-        for place in range(len(run.jobs))
+        _score(run, index, said, {name for name, at in index_of.items() if at == index})
+        for index in range(len(run.jobs))
     ]
 
 
@@ -144,9 +144,9 @@ def _likest(found: InferredJob, jobs: Sequence[TrueJob]) -> int:
     return shared.index(max(shared))
 
 
-def _score(run: Labelled, place: int, said: Replayed, named: set[str]) -> RunScore:
+def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunScore:
     """One job; named: what was found and is held against it."""
-    job = run.jobs[place]
+    job = run.jobs[index]
     enqueued, waited = _true_moments(job)
     over = waited.max(axis=1)
     iterations = sorted((i for i in said.iterations if i.job in named), key=lambda iteration: iteration.end_ns)
@@ -173,7 +173,7 @@ def _score(run: Labelled, place: int, said: Replayed, named: set[str]) -> RunSco
         jobs=len(named),
         first_found_after=int((over <= reported).sum()) if reported else -1,
         begin_error_fraction=_median(begin_errors) / period,
-        bytes_right=_bytes_right(run, place, said, named),
+        bytes_right=_bytes_right(run, index, said, named),
         cpu_fraction=said.seconds * 1e9 / span_ns if span_ns else 0.0,
         trainer=job.trainer,
         pattern=job.pattern,
@@ -219,8 +219,8 @@ def _ring_exact(found: InferredJob, job: TrueJob) -> bool:
     return found.pattern == job.pattern and found.members in turned
 
 
-def _bytes_right(run: Labelled, place: int, said: Replayed, named: set[str]) -> float:
-    is_dl = np.array([whose == place for whose in run.whose], bool)
+def _bytes_right(run: Labelled, index: int, said: Replayed, named: set[str]) -> float:
+    is_dl = np.array([whose == index for whose in run.whose], bool)
     verdicts = (said.verdicts.get(number) for number in range(len(run.flows)))
     claimed = np.array([verdict is not None and verdict.job in named for verdict in verdicts], bool)
     volume = np.bincount(run.traffic["flow"], weights=run.traffic["payload_bytes"], minlength=len(run.flows))

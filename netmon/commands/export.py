@@ -235,8 +235,8 @@ class _Cells:
 
         from netmon.report.frames import FORMULA
 
-        for place, field in enumerate(table.schema):
+        for index, field in enumerate(table.schema):
             if pa.types.is_string(field.type):
-                quoted = pc.replace_substring_regex(table.column(place), f"^((?s:{FORMULA}))", r"'\1")
-                table = table.set_column(place, field, quoted)
+                quoted = pc.replace_substring_regex(table.column(index), f"^((?s:{FORMULA}))", r"'\1")
+                table = table.set_column(index, field, quoted)
         self._writer.write_table(table)

@@ -119,8 +119,8 @@ def _store(replay: "Replay", directory: Path) -> None:
     sink = ParquetSink(directory)
     stages = Stages(Settings())
     stage = stages.hosts
-    place = stage.open(replay.hello, Resume())
-    session, unstored = stage.session(place), stage.tables.unstored
+    index = stage.open(replay.hello, Resume())
+    session, unstored = stage.session(index), stage.tables.unstored
 
     def flush() -> None:
         flush = session.flush()
@@ -136,11 +136,11 @@ def _store(replay: "Replay", directory: Path) -> None:
     progress = _Progress(replay)
     with closing(sink):
         for batch in replay.batches():
-            stages.take([place], gather([batch]))
+            stages.take([index], gather([batch]))
             if unstored.nbytes > _PENDING_BYTES:
                 flush()
             progress.step()
-        stages.settle_all([place], leaving=True)
+        stages.settle_all([index], leaving=True)
         flush()
 
 

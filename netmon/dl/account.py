@@ -304,8 +304,8 @@ def _seeing_shared(
         if len(mine):
             key = _cells(question, entry)
             seen = np.sort(key[mine])
-            place = np.minimum(np.searchsorted(seen, key[others]), len(seen) - 1)
-            others = others[seen[place] != key[others]]
+            index = np.minimum(np.searchsorted(seen, key[others]), len(seen) - 1)
+            others = others[seen[index] != key[others]]
     return question[np.append(np.flatnonzero(own & shared), others)]
 
 

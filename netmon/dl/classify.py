@@ -138,8 +138,8 @@ def _pairs(
     return keys // jobs, keys % jobs, of_pair
 
 
-def _sums(place: npt.NDArray[np.intp], amount: npt.NDArray[np.integer], count: int) -> npt.NDArray[np.int64]:
-    return np.bincount(place, weights=amount, minlength=count).astype(np.int64)
+def _sums(index: npt.NDArray[np.intp], amount: npt.NDArray[np.integer], count: int) -> npt.NDArray[np.int64]:
+    return np.bincount(index, weights=amount, minlength=count).astype(np.int64)
 
 
 def row_classes(rows: Rows, windows: Windows) -> npt.NDArray[np.uint8]:

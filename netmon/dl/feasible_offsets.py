@@ -135,8 +135,8 @@ class FeasibleOffsets:
 def _upper(above: Points, slope: Numbers) -> tuple[Numbers, npt.NDArray[np.intp]]:
     """U(slope), and the place of the point that makes it."""
     values = above.value - slope[:, None] * above.time
-    place = values.argmin(axis=1)
-    return values[np.arange(len(values)), place], place
+    index = values.argmin(axis=1)
+    return values[np.arange(len(values)), index], index
 
 
 def _slopes(above: Points, below: Points, steepest: float) -> tuple[Flags, tuple[Numbers, Numbers]]:
@@ -183,10 +183,10 @@ def _bridge(above: Points, time: Numbers) -> Lines:
         span = np.where(open_, above.time[rows, right] - above.time[rows, left], 1.0)
         steep = np.where(open_, (above.value[rows, right] - above.value[rows, left]) / span, 0.0)
         start = above.value[rows, left] - steep * above.time[rows, left]
-        lowest, place = _upper(above, steep)
-        found = open_ & ((lowest >= start - _ROUNDING) | (place == left) | (place == right))
+        lowest, index = _upper(above, steep)
+        found = open_ & ((lowest >= start - _ROUNDING) | (index == left) | (index == right))
         slope, value = np.where(found, steep, slope), np.where(found, np.minimum(start, lowest), value)
         open_ &= ~found
-        early = above.time[rows, place] < time
-        left, right = np.where(open_ & early, place, left), np.where(open_ & ~early, place, right)
+        early = above.time[rows, index] < time
+        left, right = np.where(open_ & early, index, left), np.where(open_ & ~early, index, right)
     return value, slope

@@ -90,9 +90,9 @@ class _Block:
         host = np.minimum(host, len(self._base) - 1)  # the last one: nobody's
         base = self._base[host]
         since = np.where(time_ns < base, -1, np.minimum(time_ns - base, self._span))
-        place = np.searchsorted(self._keys, host * (self._span + 2) + since + 1, side="right") - 1
-        there = (since >= 0) & (place >= 0) & (self.host[place] == host)
-        return np.where(there, self.time_ns[place], _EARLIEST)
+        index = np.searchsorted(self._keys, host * (self._span + 2) + since + 1, side="right") - 1
+        there = (since >= 0) & (index >= 0) & (self.host[index] == host)
+        return np.where(there, self.time_ns[index], _EARLIEST)
 
 
 # --- history
@@ -238,10 +238,10 @@ class HostBlocks:
     def drop(self, host: int) -> None:
         """The host is gone."""
         for blocks in (self._blocks, self._aside):
-            for place, block in enumerate(blocks):
+            for index, block in enumerate(blocks):
                 if host < len(block.until_ns) and block.edges[host + 1] > block.edges[host]:
                     stay = np.flatnonzero(block.host != host)
-                    blocks[place] = Block(self._by, block.columns(stay), block.until_ns)
+                    blocks[index] = Block(self._by, block.columns(stay), block.until_ns)
 
 
 def _between(
@@ -268,12 +268,12 @@ class PayloadHistory:
     def cut(self, host: int, time_ns: int, added_until_ns: int) -> bool:
         """Separate rows before time_ns from those after; False where rows from there on may have been added already."""
         cuts = self._cuts.setdefault(host, [])
-        place = bisect_left(cuts, time_ns)
-        if place < len(cuts) and cuts[place] == time_ns:
+        index = bisect_left(cuts, time_ns)
+        if index < len(cuts) and cuts[index] == time_ns:
             return True
         if time_ns < added_until_ns:
             return False
-        cuts.insert(place, time_ns)
+        cuts.insert(index, time_ns)
         self._tidy_cuts(host, cuts)
         return True
 
@@ -284,9 +284,9 @@ class PayloadHistory:
             if not cuts or time_ns > cuts[-1]:
                 cuts.append(time_ns)
             else:
-                place = bisect_left(cuts, time_ns)
-                if cuts[place] != time_ns:
-                    cuts.insert(place, time_ns)
+                index = bisect_left(cuts, time_ns)
+                if cuts[index] != time_ns:
+                    cuts.insert(index, time_ns)
         self._tidy_cuts(host, cuts)
 
     def cut_in_order(self, host: _Numbers, time_ns: _Numbers) -> None:
@@ -366,9 +366,9 @@ class PayloadHistory:
         if not len(times):
             return np.full(len(time_ns), np.iinfo(np.int64).min)
         of_host = np.repeat(np.array([one for one, _ in near]), [len(cuts) for _, cuts in near])
-        place = GroupedValues(of_host, times, hosts).positions(host, time_ns) - 1
-        there = (place >= 0) & (of_host[place] == host)
-        return np.where(there, times[place], np.iinfo(np.int64).min)
+        index = GroupedValues(of_host, times, hosts).positions(host, time_ns) - 1
+        there = (index >= 0) & (of_host[index] == host)
+        return np.where(there, times[index], np.iinfo(np.int64).min)
 
 
 def _counted(

@@ -231,20 +231,20 @@ def number_jobs(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decide
     """As JobNumbers.tell of each in turn, but what can be is compared together."""
     decided = [Decided(False, 0)] * len(updates)
     waiting: dict[int, list[int]] = {}  # by job
-    for place, (numbers, _) in enumerate(updates):
-        waiting.setdefault(id(numbers), []).append(place)
+    for index, (numbers, _) in enumerate(updates):
+        waiting.setdefault(id(numbers), []).append(index)
     while waiting:
         together: list[int] = []
-        for job, places in list(waiting.items()):
+        for job, indices in list(waiting.items()):
             # A count that begins has no part in what those before it decide.
-            begins = (n for n, place in enumerate(places) if n and updates[place][0].begins(updates[place][1]))
-            end = next(begins, len(places))
-            together += places[:end]
-            waiting[job] = places[end:]
+            begins = (n for n, index in enumerate(indices) if n and updates[index][0].begins(updates[index][1]))
+            end = next(begins, len(indices))
+            together += indices[:end]
+            waiting[job] = indices[end:]
             if not waiting[job]:
                 del waiting[job]
-        for place, one in zip(together, _tell_together([updates[place] for place in together]), strict=True):
-            decided[place] = one
+        for index, one in zip(together, _tell_together([updates[index] for index in together]), strict=True):
+            decided[index] = one
     return decided
 
 

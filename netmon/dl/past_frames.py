@@ -55,8 +55,8 @@ def joined_times(stored: Mapping[str, Table], tables: Mapping[str, Table]) -> di
 
 
 def _with_usual(steps: Table) -> Table:
-    usual = pd.Series(steps["longest_ns"]).rolling(_BEFORE, min_periods=_FEWEST).median().shift().fillna(0)
-    steps["usual_ns"] = usual.to_numpy()
+    baseline = pd.Series(steps["longest_ns"]).rolling(_BEFORE, min_periods=_FEWEST).median().shift().fillna(0)
+    steps["usual_ns"] = baseline.to_numpy()
     return steps
 
 
@@ -86,7 +86,7 @@ def links_of(
     sums = _spread(start - since_ns, end, rows["wire_bytes"].to_numpy(np.float64), width, columns, link * 4 + classes)
     rates = sums.reshape(len(names), 4, columns).transpose(0, 2, 1) * 8e9 / width
     return tuple(
-        _link(name, rates[place], width, capacities.get((name[0], name[1]), 0)) for place, name in enumerate(names)
+        _link(name, rates[index], width, capacities.get((name[0], name[1]), 0)) for index, name in enumerate(names)
     )
 
 
@@ -108,8 +108,8 @@ def _spread(
     high = np.minimum((column + 1) * width, (start + np.maximum(length, 1))[row])
     part = amount[row] * (high - low) / np.maximum(length, 1)[row]
     inside = (column >= 0) & (column < columns)
-    place = series[row[inside]] * columns + column[inside]
-    sums: npt.NDArray[np.float64] = np.bincount(place, part[inside], minlength=count * columns).astype(np.float64)
+    index = series[row[inside]] * columns + column[inside]
+    sums: npt.NDArray[np.float64] = np.bincount(index, part[inside], minlength=count * columns).astype(np.float64)
     return sums
 
 

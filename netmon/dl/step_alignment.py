@@ -70,7 +70,7 @@ class _Flat:
         count = np.bincount(row, minlength=len(self.lengths))
         first, some = np.cumsum(count) - count, np.flatnonzero(count)
         found = np.full(len(self.lengths), np.inf)
-        low, high = (each[(first + place)[some]] for place in ((count - 1) // 2, count // 2))
+        low, high = (each[(first + index)[some]] for index in ((count - 1) // 2, count // 2))
         found[some] = (low + high) / 2
         return found
 
@@ -91,12 +91,12 @@ def best_shifts(
     """Of each pair the shift by the first beat that both have; None where nothing tells."""
     found: list[Shift | None] = [None] * len(other)
     for beat in StepMoment:
-        rest = [place for place, shift in enumerate(found) if shift is None]
-        pairs = [(place, reference[place].get(beat, _NONE), other[place].get(beat, _NONE)) for place in rest]
+        rest = [index for index, shift in enumerate(found) if shift is None]
+        pairs = [(index, reference[index].get(beat, _NONE), other[index].get(beat, _NONE)) for index in rest]
         both = [pair for pair in pairs if len(pair[1].time_ns) and len(pair[2].time_ns)]
         shifts = _shifts([pair[1] for pair in both], [pair[2] for pair in both]) if both else ()
-        for (place, _, _), shift in zip(both, shifts, strict=True):
-            found[place] = shift
+        for (index, _, _), shift in zip(both, shifts, strict=True):
+            found[index] = shift
     return found
 
 
@@ -113,7 +113,7 @@ def _shifts(reference: Sequence[Events], other: Sequence[Events]) -> Iterator[Sh
     grouped = GroupedValues(theirs.row, theirs.time_ns, len(known))
     right = np.minimum(grouped.positions(group, ours.time_ns, "left"), last)
     left = np.maximum(right - 1, first)
-    before, after = (np.abs(theirs.time_ns[place] - ours.time_ns) for place in (left, right))
+    before, after = (np.abs(theirs.time_ns[index] - ours.time_ns) for index in (left, right))
     near = np.flatnonzero((np.minimum(before, after) < half[ours.row]) & np.isfinite(half[ours.row]))
     shift = (theirs.number[np.where(before <= after, left, right)] - ours.number)[near]
     row, of = ours.row[near], np.bincount(ours.row[near], minlength=len(other))

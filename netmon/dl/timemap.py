@@ -63,8 +63,8 @@ class TimeMap:
             return np.full(mono_ns.shape, self.offsets_ns[0])
         # Differences to the last knot are exact in a float; nanoseconds since 1970 are not.
         base, last = self.offsets_ns[-1], self.knots_ns[-1]
-        place = np.searchsorted(self.knots_ns, mono_ns, side="right")
-        before, after = np.maximum(place - 1, 0), np.minimum(place, len(self.knots_ns) - 1)
+        index = np.searchsorted(self.knots_ns, mono_ns, side="right")
+        before, after = np.maximum(index - 1, 0), np.minimum(index, len(self.knots_ns) - 1)
         span = np.maximum(self.knots_ns[after] - self.knots_ns[before], 1)
         rise = self.offsets_ns[after] - self.offsets_ns[before]
         inside = np.round((mono_ns - self.knots_ns[before]) * (rise / span)).astype(np.int64)
@@ -120,8 +120,8 @@ class TimeMaps:
         since = mono_ns - self._knot[of]
         offsets = self._offset[of] + np.round(np.maximum(since, 0) * self._slope[of]).astype(np.int64)
         earlier = np.flatnonzero(since < 0)
-        for place in np.unique(of[earlier]).tolist():
-            own = earlier[of[earlier] == place]
-            offsets[own] = self._maps[place].offsets(mono_ns[own])
+        for index in np.unique(of[earlier]).tolist():
+            own = earlier[of[earlier] == index]
+            offsets[own] = self._maps[index].offsets(mono_ns[own])
         found: _Times = mono_ns + offsets
         return found

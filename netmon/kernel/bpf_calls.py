@@ -84,8 +84,8 @@ def program_tag(descriptor: int) -> bytes:
 def array_entry(table: int, index: int, size: int) -> bytes:
     """One value, of so many bytes, of an array map."""
     key, value = ctypes.c_uint32(index), ctypes.create_string_buffer(size)
-    places = ctypes.addressof(key), ctypes.addressof(value)
-    call(MAP_LOOKUP_ELEM, struct.pack("=I4xQQ", table, *places))
+    indices = ctypes.addressof(key), ctypes.addressof(value)
+    call(MAP_LOOKUP_ELEM, struct.pack("=I4xQQ", table, *indices))
     return value.raw
 
 
@@ -101,8 +101,8 @@ def program_load(kind: int, name: str, license_: bytes, instructions: int, count
     """
     attach_type = UPROBE_MULTI if kind == PROGRAM_KPROBE else 0
     terms = ctypes.create_string_buffer(license_)
-    places = instructions, ctypes.addressof(terms)
-    attribute = struct.pack("=IIQQ20xI15s5xI", kind, count, *places, flags, name.encode(), attach_type)
+    indices = instructions, ctypes.addressof(terms)
+    attribute = struct.pack("=IIQQ20xI15s5xI", kind, count, *indices, flags, name.encode(), attach_type)
     return call(PROG_LOAD, attribute)[0]
 
 
@@ -117,8 +117,8 @@ def uprobe_link(program: int, path: str, offset: int) -> int:
     Unlike a uprobe of perf, which takes CAP_SYS_ADMIN on some kernels, it takes what loading the program took.
     """
     text, offsets = ctypes.create_string_buffer(os.fsencode(path)), (ctypes.c_uint64 * 1)(offset)
-    places = ctypes.addressof(text), ctypes.addressof(offsets)
-    return call(LINK_CREATE, struct.pack("=IIIIQQ16xI12x", program, 0, UPROBE_MULTI, 0, *places, 1))[0]
+    indices = ctypes.addressof(text), ctypes.addressof(offsets)
+    return call(LINK_CREATE, struct.pack("=IIIIQQ16xI12x", program, 0, UPROBE_MULTI, 0, *indices, 1))[0]
 
 
 def has_uprobe_links() -> bool:

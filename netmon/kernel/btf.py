@@ -51,19 +51,19 @@ class KernelTypes:
         magic, _, _, length, types, types_size, strings, strings_size = _HEADER.unpack_from(self._data)
         if magic != _MAGIC:
             raise UnsupportedError(f"cannot read {VMLINUX}: not BTF")
-        place, end = length + types, length + types + types_size
+        index, end = length + types, length + types + types_size
         self._strings = self._data[length + strings : length + strings + strings_size]
         self._places = array("I", [0])  # of each type by its number; 0 is void
         self._structures: dict[int, int] = {}  # place of the name → number
-        while place < end:
-            name, info, _ = _TYPE.unpack_from(self._data, place)
+        while index < end:
+            name, info, _ = _TYPE.unpack_from(self._data, index)
             kind = info >> 24 & 0x1F
             if kind >= _KINDS:
                 raise UnsupportedError(f"cannot read {VMLINUX}: its types of kind {kind} are newer than this netmon")
             if kind == _STRUCT:
                 self._structures.setdefault(name, len(self._places))
-            self._places.append(place)
-            place += _TYPE.size + _TAIL.get(kind, 0) + (info & 0xFFFF) * _TAIL_PER_ITEM.get(kind, 0)
+            self._places.append(index)
+            index += _TYPE.size + _TAIL.get(kind, 0) + (info & 0xFFFF) * _TAIL_PER_ITEM.get(kind, 0)
 
     def offset(self, structure: str, path: str) -> int:
         """Bytes from the structure's beginning to a field, such as `ns.inum`. Raises UnsupportedError."""
@@ -76,8 +76,8 @@ class KernelTypes:
             number, offset = self._unwrapped(found[0].type), offset + found[0].offset
         return offset
 
-    def _name(self, place: int) -> str:
-        return self._strings[place : self._strings.find(b"\0", place)].decode(errors="replace")
+    def _name(self, index: int) -> str:
+        return self._strings[index : self._strings.find(b"\0", index)].decode(errors="replace")
 
     def _type(self, number: int) -> tuple[int, int]:
         """Info, and size or type. Nothing, where there is no such type."""
@@ -101,8 +101,8 @@ class KernelTypes:
             return
         mask = 0xFFFFFF if info & _BITFIELD else 0xFFFFFFFF
         first = self._places[number] + _TYPE.size
-        for place in range(first, first + (info & 0xFFFF) * _MEMBER.size, _MEMBER.size):
-            name, type_, bits = _MEMBER.unpack_from(self._data, place)
+        for index in range(first, first + (info & 0xFFFF) * _MEMBER.size, _MEMBER.size):
+            name, type_, bits = _MEMBER.unpack_from(self._data, index)
             offset = base + (bits & mask) // 8
             if name:
                 yield _Field(self._name(name), type_, offset)

@@ -134,9 +134,9 @@ class _Compiled:
     def _load_as_kept(self, program: Program) -> None:
         """As the next start will load it."""
         code = ctypes.create_string_buffer(program.instructions, len(program.instructions))
-        place, count = ctypes.addressof(code), len(program.instructions) // _INSTRUCTION_BYTES
+        index, count = ctypes.addressof(code), len(program.instructions) // _INSTRUCTION_BYTES
         self._descriptors[program.name] = bpf_calls.program_load(
-            program.kind, program.name[:15], program.license.encode(), place, count, program.flags
+            program.kind, program.name[:15], program.license.encode(), index, count, program.flags
         )
         self._programs.append(program)
 
@@ -149,9 +149,9 @@ def _program(module: Any, name: str, kind: int, flags: int = 0) -> Program:
     """What bcc has compiled, with the descriptors of its maps in place."""
     from bcc import lib
 
-    place, size = (one(module.module, name.encode()) for one in (lib.bpf_function_start, lib.bpf_function_size))
+    index, size = (one(module.module, name.encode()) for one in (lib.bpf_function_start, lib.bpf_function_size))
     terms: bytes = lib.bpf_module_license(module.module)
-    return Program(name, kind, flags, terms.decode(), ctypes.string_at(place, size))
+    return Program(name, kind, flags, terms.decode(), ctypes.string_at(index, size))
 
 
 def _require_bcc() -> None:

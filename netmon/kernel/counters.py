@@ -192,7 +192,7 @@ class EthtoolStatistics:
     def _choose(self, names: list[str]) -> None:
         names = [name.strip().replace(" ", "_") for name in names]
         self._places = np.array(chosen(names, _ETHTOOL), np.intp)
-        self._names = tuple(names[place] for place in self._places)
+        self._names = tuple(names[index] for index in self._places)
         self._count = len(names)
 
 
@@ -227,7 +227,7 @@ def _statistics(interface: str, count: int) -> npt.NDArray[np.int64]:
 
 def _ask(interface: str, buffer: "bytearray | npt.NDArray[np.int64]") -> None:
     """The driver writes its answer into the buffer. Raises OSError."""
-    place = np.frombuffer(buffer, np.uint8).ctypes.data
-    request = struct.pack("16sP16x", interface.encode(), place)
+    index = np.frombuffer(buffer, np.uint8).ctypes.data
+    request = struct.pack("16sP16x", interface.encode(), index)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
         fcntl.ioctl(anything, _SIOCETHTOOL, request)

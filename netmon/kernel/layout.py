@@ -46,8 +46,8 @@ def assertions(structures: "dict[str, np.dtype[Any]]") -> str:
         lines.append(_require(f"sizeof(struct {struct}) == {dtype.itemsize}", f"size of {struct}"))
         for name, (field, offset, *_) in dtype.fields.items():
             member = f"((struct {struct} *)0)->{name}"
-            place = f"__builtin_offsetof(struct {struct}, {name}) == {offset}"
-            lines.append(_require(f"{place} && sizeof({member}) == {field.itemsize}", f"{struct}.{name}"))
+            index = f"__builtin_offsetof(struct {struct}, {name}) == {offset}"
+            lines.append(_require(f"{index} && sizeof({member}) == {field.itemsize}", f"{struct}.{name}"))
     return "\n".join(lines) + "\n"
 
 

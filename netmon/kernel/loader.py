@@ -61,9 +61,9 @@ _SOURCES = {"meter.c": layout.METER, "steps.c": layout.STEPS, "sockets.c": layou
 
 def sources() -> Path:
     """Where the BPF C is: beside the packages in a checkout, inside the package once installed."""
-    for place in (Path(__file__).parents[2] / "bpf", Path(__file__).parents[1] / "bpf"):
-        if (place / "netmon.h").exists():
-            return place
+    for index in (Path(__file__).parents[2] / "bpf", Path(__file__).parents[1] / "bpf"):
+        if (index / "netmon.h").exists():
+            return index
     raise UnsupportedError("cannot find bpf/netmon.h beside the netmon package: the installation is incomplete")
 
 

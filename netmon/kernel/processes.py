@@ -93,7 +93,7 @@ def _stat(pid: int) -> _Stat | None:
     fields = rest.split()
     if len(fields) < _STAT_FIELDS:
         return None
-    return _Stat(int(fields[1]), int(fields[19]), (name, *(fields[place] for place in _OF_PROGRAM)))
+    return _Stat(int(fields[1]), int(fields[19]), (name, *(fields[index] for index in _OF_PROGRAM)))
 
 
 def start_ticks(pid: int) -> int:
@@ -188,13 +188,13 @@ def in_turn(items: Iterable[int], user: Callable[[int], int]) -> Iterator[int]:
     queues: dict[int, list[int]] = defaultdict(list)
     for item in items:
         queues[user(item)].append(item)
-    place = 0
+    index = 0
     while queues:
         for uid, queue in list(queues.items()):
-            yield queue[place]
-            if place + 1 == len(queue):
+            yield queue[index]
+            if index + 1 == len(queue):
                 del queues[uid]
-        place += 1
+        index += 1
 
 
 class ProcessTable:

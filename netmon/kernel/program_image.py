@@ -62,9 +62,9 @@ class Image:
             for descriptor in opened:
                 os.close(descriptor)
             raise
-        kept = {name: opened[place] for name, place in self.named.items()}
-        for place in set(range(len(self.maps))) - set(self.named.values()):
-            os.close(opened[place])  # the programs hold theirs
+        kept = {name: opened[index] for name, index in self.named.items()}
+        for index in set(range(len(self.maps))) - set(self.named.values()):
+            os.close(opened[index])  # the programs hold theirs
         return kept | dict(zip((program.name for program in self.programs), opened[len(self.maps) :], strict=True))
 
     def encode(self) -> bytes:
@@ -102,12 +102,12 @@ def image_of(programs: Iterable[Program], named: Mapping[str, int]) -> Image:
     programs = tuple(programs)
     used = [_instructions(program)["immediate"][_references(program)] for program in programs]
     descriptors = sorted({*named.values(), *(int(one) for each in used for one in each)})
-    places = np.array(descriptors, np.int32)
+    indices = np.array(descriptors, np.int32)
     moved = []
     for program in programs:
         instructions = _instructions(program)
         at = _references(program)
-        instructions["immediate"][at] = np.searchsorted(places, instructions["immediate"][at])
+        instructions["immediate"][at] = np.searchsorted(indices, instructions["immediate"][at])
         moved.append(Program(program.name, program.kind, program.flags, program.license, instructions.tobytes()))
     shapes = tuple(bpf_calls.map_shape(descriptor) for descriptor in descriptors)
     return Image(shapes, {name: descriptors.index(one) for name, one in named.items()}, tuple(moved))

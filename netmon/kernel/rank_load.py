@@ -228,9 +228,9 @@ def _control_groups(pid: int) -> _Groups:
 def _mounts() -> dict[str, tuple[str, Path]]:
     """(path of a control group, where it is mounted): of the controller "cpu", and of cgroup v2 by an empty name."""
     found = {}
-    for root, place, kind, options in _MOUNT.findall(read_bounded(f"{PROC}/self/mountinfo", 1 << 20)):
+    for root, index, kind, options in _MOUNT.findall(read_bounded(f"{PROC}/self/mountinfo", 1 << 20)):
         if kind == b"cgroup2":
-            found[""] = root.decode(), Path(place.decode())
+            found[""] = root.decode(), Path(index.decode())
         elif b"cpu" in options.split(b","):
-            found["cpu"] = root.decode(), Path(place.decode())
+            found["cpu"] = root.decode(), Path(index.decode())
     return found

@@ -31,7 +31,7 @@ Stopped = tuple[int, int]
 
 def definitions(types: KernelTypes) -> dict[str, int]:
     """What bpf/stops.c is compiled with. Raises UnsupportedError where the kernel does not describe a field."""
-    return {name: types.offset(*place) for name, place in _OFFSETS.items()} | {"NETMON_WATCHED": MOST_WATCHED}
+    return {name: types.offset(*index) for name, index in _OFFSETS.items()} | {"NETMON_WATCHED": MOST_WATCHED}
 
 
 class RankStops:
@@ -53,10 +53,10 @@ class RankStops:
         free = np.flatnonzero(self._memory["pid"] == 0)
         if pid in self._places or not len(free):
             return
-        place = int(free[0])
+        index = int(free[0])
         for name in ("begin_ns", "end_ns", "total_ns", "pid"):  # from then on the program writes to it
-            self._memory[name][place] = pid if name == "pid" else 0
-        self._places[pid], self._totals[pid] = place, 0
+            self._memory[name][index] = pid if name == "pid" else 0
+        self._places[pid], self._totals[pid] = index, 0
 
     def watches(self, pid: int) -> bool:
         """Whether its stops are told."""
@@ -70,10 +70,10 @@ class RankStops:
 
     def since(self, pid: int, begin_ns: int, now_ns: int) -> tuple[Stopped | None, int]:
         """The last stop within [begin, now), and what earlier ones in it sum up to (ns). begin: of the last look."""
-        place = self._places.get(pid)
-        if place is None:
+        index = self._places.get(pid)
+        if index is None:
             return None, 0
-        begun, ended, total = self._read(place)
+        begun, ended, total = self._read(index)
         grown, self._totals[pid] = total - self._totals[pid], total
         last = max(begun, begin_ns), now_ns if begun > ended else ended
         if not begun or last[1] <= last[0]:
@@ -81,10 +81,10 @@ class RankStops:
         earlier = grown - (ended - begun) if begun <= ended else grown
         return last, min(max(0, earlier), last[0] - begin_ns)
 
-    def _read(self, place: int) -> tuple[int, int, int]:
+    def _read(self, index: int) -> tuple[int, int, int]:
         for _ in range(_TRIES):
-            values = self._words[place].tolist()
-            if values == self._words[place].tolist():
+            values = self._words[index].tolist()
+            if values == self._words[index].tolist():
                 break
         begin_ns, end_ns, total_ns, _ = values
         return begin_ns, end_ns, total_ns

@@ -73,10 +73,10 @@ class TcpInfo:
     def _info(self, body: bytes) -> bytes | None:
         if body[1] in _HAS_NO_INFO:
             return None
-        place = self._places.get(len(body), 0)
-        if not place or _ATTRIBUTE.unpack_from(body, place - _ATTRIBUTE.size)[1] != _INET_DIAG_INFO:
-            place = self._places[len(body)] = _find_info(body)
-        return body[place : place + _INFO_BYTES] if place + _INFO_BYTES <= len(body) else None
+        index = self._places.get(len(body), 0)
+        if not index or _ATTRIBUTE.unpack_from(body, index - _ATTRIBUTE.size)[1] != _INET_DIAG_INFO:
+            index = self._places[len(body)] = _find_info(body)
+        return body[index : index + _INFO_BYTES] if index + _INFO_BYTES <= len(body) else None
 
     def close(self) -> None:
         """Not to be used any more."""

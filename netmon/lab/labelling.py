@@ -92,8 +92,8 @@ def _flows(
 
 def _whose(flow: LinkFlow, named: str, jobs: Sequence[TrueJob]) -> int:
     """Place of the job between whose ranks a flow is; of several, the one whose process held its socket."""
-    between = [place for place, job in enumerate(jobs) if {flow.src, flow.dst} <= set(job.members)]
-    return next((place for place in between if jobs[place].job == named), between[0]) if between else -1
+    between = [index for index, job in enumerate(jobs) if {flow.src, flow.dst} <= set(job.members)]
+    return next((index for index in between if jobs[index].job == named), between[0]) if between else -1
 
 
 def _traffic(buckets: pd.DataFrame, number: pd.Series, resolution_ns: int) -> Table:

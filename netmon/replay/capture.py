@@ -154,20 +154,20 @@ class Capture:
         header_at, data_at = ctypes.c_void_p(), ctypes.c_void_p()
         to_header, to_data = ctypes.byref(header_at), ctypes.byref(data_at)
         headers, rows = self._headers.ctypes.data, self._data.ctypes.data
-        place, header = 0, PacketHeader()
+        index, header = 0, PacketHeader()
         for count in range(CHUNK):
             status = next_frame(handle, to_header, to_data)
             if status != 1:
                 if status == -1:
                     self.damage = self._pcap.pcap_geterr(handle).decode(errors="replace")
                 return count
-            if place != header_at.value:  # libpcap uses the same place for all of them
-                place = header_at.value or 0
-                header = PacketHeader.from_address(place)
+            if index != header_at.value:  # libpcap uses the same place for all of them
+                index = header_at.value or 0
+                header = PacketHeader.from_address(index)
             if header.original > LARGEST_FRAME:
                 self.damage = f"a frame of {header.original} bytes"
                 return count
-            copy(headers, place, _PACKET.itemsize)
+            copy(headers, index, _PACKET.itemsize)
             copy(rows, data_at.value or 0, min(header.captured, HEADER_BYTES))
             headers += _PACKET.itemsize
             rows += HEADER_BYTES

@@ -53,14 +53,14 @@ class _Bytes:
         return np.ndarray((max(0, len(flat) - size + 1),), kind, flat, strides=(1,))
 
     def place(self, row: Ints, at: Ints) -> Ints:
-        place: Ints = row * self._width + at
-        return place
+        index: Ints = row * self._width + at
+        return index
 
-    def u8(self, place: Ints) -> Ints:
-        return self._flat[place].astype(np.int64)
+    def u8(self, index: Ints) -> Ints:
+        return self._flat[index].astype(np.int64)
 
-    def u16(self, place: Ints) -> Ints:
-        return self.u16be[place].astype(np.int64)
+    def u16(self, index: Ints) -> Ints:
+        return self.u16be[index].astype(np.int64)
 
 
 def parse(chunk: Chunk) -> Headers:
@@ -105,33 +105,33 @@ _Network = tuple[Ints, Words, Ints]
 
 def _ipv4(data: _Bytes, rows: Ints, at: Ints, end: Ints, size: Ints) -> _Network:
     rows, at, end, size = _keep(at + 20 <= end, rows, at, end, size)
-    place = data.place(rows, at)
-    first_byte = data.u8(place)
+    index = data.place(rows, at)
+    first_byte = data.u8(index)
     length = (first_byte & 15) * 4
     good = (first_byte >> 4 == 4) & (length >= 20)
-    rows, at, end, size, place, length = _keep(good, rows, at, end, size, place, length)
-    fragment = data.u16(place + 6) & 0x3FFF
-    protocol = data.u8(place + 9)
+    rows, at, end, size, index, length = _keep(good, rows, at, end, size, index, length)
+    fragment = data.u16(index + 6) & 0x3FFF
+    protocol = data.u8(index + 9)
     transport = _transport(data, rows, at + length, end, protocol, fragment != 0, fragment & 0x1FFF == 0)
     words = np.zeros((len(rows), 5), np.uint64)
     for word, source in ((1, 12), (3, 16)):
-        words[:, word] = data.u32le[place + source].astype(np.uint64) << np.uint64(32) | _MAPPED
+        words[:, word] = data.u32le[index + source].astype(np.uint64) << np.uint64(32) | _MAPPED
     words[:, 4] = transport.word
-    payload = _payload(at, data.u16(place + 2), at + length + transport.length, size)
+    payload = _payload(at, data.u16(index + 2), at + length + transport.length, size)
     return rows[transport.good], words[transport.good], payload[transport.good]
 
 
 def _ipv6(data: _Bytes, rows: Ints, at: Ints, end: Ints, size: Ints) -> _Network:
     rows, at, end, size = _keep(at + 40 <= end, rows, at, end, size)
-    place = data.place(rows, at)
-    rows, at, end, size, place = _keep(data.u8(place) >> 4 == 6, rows, at, end, size, place)
-    upper = _extensions(data, rows, at + 40, end, data.u8(place + 6))
+    index = data.place(rows, at)
+    rows, at, end, size, index = _keep(data.u8(index) >> 4 == 6, rows, at, end, size, index)
+    upper = _extensions(data, rows, at + 40, end, data.u8(index + 6))
     transport = _transport(data, rows, upper.at, end, upper.protocol, upper.fragment, upper.first)
     words = np.empty((len(rows), 5), np.uint64)
     for word in range(4):
-        words[:, word] = data.u64le[place + 8 + 8 * word]
+        words[:, word] = data.u64le[index + 8 + 8 * word]
     words[:, 4] = transport.word
-    total = data.u16(place + 4)
+    total = data.u16(index + 4)
     payload = _payload(at, np.where(total > 0, total + 40, 0), upper.at + transport.length, size)
     good = upper.good & transport.good
     return rows[good], words[good], payload[good]
@@ -156,13 +156,13 @@ def _extensions(data: _Bytes, rows: Ints, at: Ints, end: Ints, protocol: Ints) -
         short = at[inside] + 8 > end[inside]
         good[inside[short]] = False
         inside = inside[~short]
-        place, kind = data.place(rows[inside], at[inside]), protocol[inside]
-        offset, is_fragment = data.u16(place + 2), kind == _FRAGMENT
+        index, kind = data.place(rows[inside], at[inside]), protocol[inside]
+        offset, is_fragment = data.u16(index + 2), kind == _FRAGMENT
         first[inside] = ~is_fragment | (offset & 0xFFF8 == 0)
         fragment[inside] = np.where(is_fragment, offset & 0xFFF9 != 0, fragment[inside])
-        words = data.u8(place + 1)
+        words = data.u8(index + 1)
         at[inside] += np.where(is_fragment, 8, np.where(kind == _AH, (words + 2) * 4, (words + 1) * 8))
-        protocol[inside] = data.u8(place)
+        protocol[inside] = data.u8(index)
     return _Upper(good, at, protocol, fragment, first)
 
 
@@ -184,11 +184,11 @@ def _transport(
         there = at[inside] + shortest <= end[inside]
         good[inside[~there]] = False
         inside = inside[there]
-        place = data.place(rows[inside], at[inside])
-        length[inside] = (data.u8(place + 12) >> 4) * 4 if number == _TCP else shortest
+        index = data.place(rows[inside], at[inside])
+        length[inside] = (data.u8(index + 12) >> 4) * 4 if number == _TCP else shortest
         good[inside] = length[inside] >= shortest
         with_ports = ~fragment[inside]
-        word[inside[with_ports]] |= data.u32le[place[with_ports]].astype(np.uint64)
+        word[inside[with_ports]] |= data.u32le[index[with_ports]].astype(np.uint64)
     return _Transport(good, word, length)
 
 

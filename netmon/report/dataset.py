@@ -185,9 +185,9 @@ class Tables:
         found: list[tuple[int, int]] = []
         for path in dataset.files if dataset else ():
             footer = read_footer(Path(path))
-            place = footer.schema.names.index(time) if time in footer.schema.names else -1
+            index = footer.schema.names.index(time) if time in footer.schema.names else -1
             for group in range(footer.num_row_groups):
-                statistics = footer.row_group(group).column(place).statistics if place >= 0 else None
+                statistics = footer.row_group(group).column(index).statistics if index >= 0 else None
                 if statistics is None or not statistics.has_min_max:
                     return None
                 found.append((statistics.min, statistics.max))
@@ -257,8 +257,8 @@ class Tables:
                 values.append(decoded)
 
     def _miss(self, table: str, path: Path, error: Exception) -> None:
-        place = "/".join(path.parts[-3:])
-        self.missing.append(f"table {table}: {place} cannot be read, its rows are left out ({first_line(error)})")
+        index = "/".join(path.parts[-3:])
+        self.missing.append(f"table {table}: {index} cannot be read, its rows are left out ({first_line(error)})")
 
 
 def _dataset(paths: Sequence[Path], schema: pa.Schema) -> ds.Dataset:

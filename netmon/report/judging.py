@@ -189,8 +189,8 @@ def _of_run(
     if iteration is not None:
         if iteration not in numbers:
             return
-        place = int(np.searchsorted(numbers, iteration))
-        pieces = [(max(0, place - _OVERLAP), place + _OVERLAP + 1, {iteration})]
+        index = int(np.searchsorted(numbers, iteration))
+        pieces = [(max(0, index - _OVERLAP), index + _OVERLAP + 1, {iteration})]
     else:
         pieces = [
             (max(0, begin - _OVERLAP), begin + _PIECE + _OVERLAP, set(numbers[begin : begin + _PIECE].tolist()))
@@ -302,9 +302,9 @@ def _distinct(rows: pd.DataFrame, columns: list[str]) -> tuple[list[tuple[str, .
 
 def _numbered(values: Sequence[_T]) -> tuple[list[_T], npt.NDArray[np.int64]]:
     """Each value once, and the place of each of them there."""
-    place: dict[_T, int] = {}
-    numbers = np.array([place.setdefault(value, len(place)) for value in values], np.int64)
-    return list(place), numbers
+    index: dict[_T, int] = {}
+    numbers = np.array([index.setdefault(value, len(index)) for value in values], np.int64)
+    return list(index), numbers
 
 
 def _sessions(data: Path, sessions: set[str]) -> tuple[dict[tuple[str, str], int], int]:

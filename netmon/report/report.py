@@ -125,8 +125,8 @@ def _reason(exhibit: Exhibit, error: Exception) -> str:
 
 def _write_tables(name: str, frames: Frames, out: Path) -> tuple[str, ...]:
     files = []
-    for place, (part, frame) in enumerate(frames.items()):
-        path = Path(TABLES, f"{name}.csv" if place == 0 else f"{name}-{part}.csv")
+    for index, (part, frame) in enumerate(frames.items()):
+        path = Path(TABLES, f"{name}.csv" if index == 0 else f"{name}-{part}.csv")
         without_formulas(frame).to_csv(out / path, index=False)
         files.append(path.as_posix())
     return tuple(files)

@@ -146,16 +146,16 @@ class Scan:
         for host in np.unique(words["host"][others]).tolist():
             starts, ends, names = self._on_host.get(self._words["host"].values[host], _NOBODY)
             rows = others & (words["host"] == host)
-            place = np.searchsorted(starts, time[rows], side="right")  # 0: before any
-            trains = (place > 0) & (time[rows] < np.r_[0, ends][place])
+            index = np.searchsorted(starts, time[rows], side="right")  # 0: before any
+            trains = (index > 0) & (time[rows] < np.r_[0, ends][index])
             numbers = np.array([self._words["job"].number(name) for name in ("", *names)], np.int64)
-            jobs[rows] = numbers[np.where(trains, place, 0)]
+            jobs[rows] = numbers[np.where(trains, index, 0)]
         return jobs
 
     def _remember(self, flow: Ints, series: Ints) -> None:
         distinct, first = np.unique(flow, return_index=True)
-        for number, place in zip(distinct.tolist(), first.tolist(), strict=True):
-            self._flow_series.setdefault(number, int(series[place]))
+        for number, index in zip(distinct.tolist(), first.tolist(), strict=True):
+            self._flow_series.setdefault(number, int(series[index]))
 
     def _add_cells(self, key: Ints, sums: list[Ints]) -> None:
         """Cells of the finest bucket: into milliseconds, and into the bursts."""
@@ -177,8 +177,8 @@ class Scan:
         ends = np.array([self._jobs.get(job, (0, 0))[1] for job in self._words["job"].values], np.int64)
         starts, stops = self._spans
         own = np.isin(words["job"], [i for i, job in enumerate(self._words["job"].values) if job in self._jobs])
-        place = np.searchsorted(starts, time, side="right") - 1
-        within = (place >= 0) & (time < stops[place]) if len(starts) else np.zeros(len(time), bool)
+        index = np.searchsorted(starts, time, side="right") - 1
+        within = (index >= 0) & (time < stops[index]) if len(starts) else np.zeros(len(time), bool)
         inside = np.where(own, iteration >= 0, within)
         first = np.where(own, begins[words["job"]], starts[0] if len(starts) else 0)
         last = np.where(own, ends[words["job"]], stops.max() if len(starts) else 0)

@@ -45,7 +45,11 @@ def rows_within(window: Window, table: str, columns: Sequence[str]) -> ds.Expres
 
     columns: that the table has. Raises UsageError where it has none to ask.
     """
-    restricted = {"job": window.job is not None, "iteration": window.iterations != (None, None), "host": bool(window.hosts)}
+    restricted = {
+        "job": window.job is not None,
+        "iteration": window.iterations != (None, None),
+        "host": bool(window.hosts),
+    }
     for column, wanted in restricted.items():
         if wanted and column not in columns:
             raise UsageError(f"cannot select rows of {table} by {column}: the table has no such column")

@@ -127,13 +127,13 @@ class _Numbered:
         links = zip(*(names[name] for name in _LINK), strict=True)
         flows = list(zip(names["session"], names["flow_id"].tolist(), strict=True))
         numbers = {job: self._jobs.setdefault(job, len(self._jobs)) if job else -1 for job in names["job"].unique()}
-        places = {key: (self._flows.setdefault(key, len(self._flows)), self._pair(key)) for key in set(flows)}
+        indices = {key: (self._flows.setdefault(key, len(self._flows)), self._pair(key)) for key in set(flows)}
         return Columns(
             {
                 "link": np.array([self._links.setdefault(link, len(self._links)) for link in links], np.int64),
                 "job": names["job"].map(numbers).to_numpy(np.int64),
-                "flow": np.array([places[key][0] for key in flows], np.int64),
-                "pair": np.array([places[key][1] for key in flows], np.int64),
+                "flow": np.array([indices[key][0] for key in flows], np.int64),
+                "pair": np.array([indices[key][1] for key in flows], np.int64),
                 "iteration": names["iteration"].fillna(-1).to_numpy(np.int64),
                 "start_ns": names["bucket_start_ns"].to_numpy(np.int64),
                 "width_ns": names["bucket_ns"].to_numpy(np.int64),

@@ -91,9 +91,9 @@ def link_volumes(rows: pd.DataFrame, spans: pd.DataFrame) -> pd.DataFrame:
     period = np.full(len(rows), OUTSIDE, dtype=object)
     if len(spans):
         time = rows["bucket_start_ns"].to_numpy()
-        place = np.searchsorted(spans["start_ns"].to_numpy(), time, side="right") - 1
-        inside = (place >= 0) & (time < spans["end_ns"].to_numpy()[place])
-        shared = spans["shared"].to_numpy(dtype=bool)[place]
+        index = np.searchsorted(spans["start_ns"].to_numpy(), time, side="right") - 1
+        inside = (index >= 0) & (time < spans["end_ns"].to_numpy()[index])
+        shared = spans["shared"].to_numpy(dtype=bool)[index]
         period[inside] = np.where(shared, SHARED, QUIET)[inside]
     by = [*LINK, "period", "class"]
     return rows.assign(period=period).groupby(by, as_index=False, observed=True)[["wire_bytes"]].sum()

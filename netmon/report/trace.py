@@ -53,10 +53,10 @@ def traces(study: Study, moment: Moment, begin_ns: int, end_ns: int, grid_ns: in
     parts = []
     for label, node, host, direction, classes in _parts(moment, rows):
         own = rows[(rows["host"] == host) & (rows["direction"] == direction) & rows["class"].isin(classes)]
-        place = (own["bucket_start_ns"].to_numpy(np.int64) - begin_ns) // grid_ns
+        index = (own["bucket_start_ns"].to_numpy(np.int64) - begin_ns) // grid_ns
         count = -(-(end_ns - begin_ns) // grid_ns)
-        inside = (place >= 0) & (place < count)
-        sums = np.bincount(place[inside], weights=own["wire_bytes"].to_numpy(float)[inside], minlength=count)
+        inside = (index >= 0) & (index < count)
+        sums = np.bincount(index[inside], weights=own["wire_bytes"].to_numpy(float)[inside], minlength=count)
         parts.append(
             pd.DataFrame(
                 {

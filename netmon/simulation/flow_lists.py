@@ -46,8 +46,8 @@ def _sent(data: Path, window: Window) -> tuple[pd.DataFrame, list[str], pd.DataF
     sent = pieces_of(buckets_of(data, window, flows), SILENCE_NS)
     ends = flows[["src", "dst"]].to_numpy(str)[sent["flow"].to_numpy()]
     nodes, number = np.unique(ends, return_inverse=True)
-    places = number.reshape(ends.shape)
-    sent = sent.assign(**{"from": places[:, 0], "to": places[:, 1]}, at_ns=sent["start_ns"] - sent["start_ns"].min())
+    indices = number.reshape(ends.shape)
+    sent = sent.assign(**{"from": indices[:, 0], "to": indices[:, 1]}, at_ns=sent["start_ns"] - sent["start_ns"].min())
     return _cut(sent), nodes.tolist(), flows
 
 
@@ -57,8 +57,8 @@ def _cut(sent: pd.DataFrame) -> pd.DataFrame:
     if (times == 1).all():
         return sent
     cut = sent.loc[sent.index.repeat(times)]
-    place = cut.groupby(level=0).cumcount()
-    left = cut["payload_bytes"] - place * _LARGEST
+    index = cut.groupby(level=0).cumcount()
+    left = cut["payload_bytes"] - index * _LARGEST
     return cut.assign(payload_bytes=left.clip(upper=_LARGEST)).reset_index(drop=True)
 
 

@@ -60,8 +60,8 @@ def fit(data: Path, window: Window) -> tuple[Generator, int, int]:
     count.pop(0, None)
     if not count:
         raise DataError(f"cannot fit a generator: {data} holds no gradients of job {job} in its iterations")
-    usual = count.most_common(1)[0][0]
-    fits = [place for place in range(len(spans)) if (phase_of == place).sum() == usual]
+    most_common = count.most_common(1)[0][0]
+    fits = [index for index in range(len(spans)) if (phase_of == index).sum() == most_common]
     if len(fits) < _FEWEST:
         raise DataError(f"cannot fit a generator to {len(fits)} iterations that are alike; it takes {_FEWEST}")
     fits = fits[:_MOST_ITERATIONS]
@@ -85,10 +85,10 @@ def _fitted(
     ends = starts + ends
     payload, pairs = sent["payload_bytes"].to_numpy(np.int64), pair[sent["flow"].to_numpy()]
     sizes, gaps, after = [], [], []
-    for place in fits:
-        before = _starts_of(iterations, spans.index[place], ranks)
+    for index in fits:
+        before = _starts_of(iterations, spans.index[index], ranks)
         own_sizes, own_gaps = [], []
-        for begin, end in whole.loc[phase_of == place, ["start_ns", "end_ns"]].to_numpy(np.int64).tolist():
+        for begin, end in whole.loc[phase_of == index, ["start_ns", "end_ns"]].to_numpy(np.int64).tolist():
             low, high = np.searchsorted(starts, (begin, end))
             inside = slice(int(low), int(high))
             own_sizes.append(np.bincount(pairs[inside], payload[inside], ranks * ranks))
@@ -102,7 +102,7 @@ def _fitted(
                     last[rank] = ends[inside][takes].max()
             own_gaps.append(np.maximum(0, first - before))
             before = last
-        finished = _ends_of(iterations, spans.index[place], ranks)
+        finished = _ends_of(iterations, spans.index[index], ranks)
         sizes.append(own_sizes)
         gaps.append(own_gaps)
         after.append(np.maximum(0, finished - before))

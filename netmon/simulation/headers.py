@@ -58,14 +58,14 @@ def _is_address(text: str) -> bool:
 def _packets(rows: pd.DataFrame, number: Numbers) -> dict[str, Numbers]:
     """Each packet's flow, time_ns, wire and payload bytes and the flow's payload before it, by time."""
     row = np.repeat(np.arange(len(rows)), number)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
+    index = np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
     start, width = (rows[name].to_numpy(np.int64) for name in ("bucket_start_ns", "bucket_ns"))
-    times = start[row] + place * width[row] // number[row]
+    times = start[row] + index * width[row] // number[row]
     order = np.argsort(times, kind="stable")
     packets = {"flow": rows["flow"].to_numpy(np.int64)[row], "time_ns": times}
     for name in ("wire", "payload"):
         whole = rows[f"{name}_bytes"].to_numpy(np.int64)
-        packets[name] = whole[row] // number[row] + (place < (whole % number)[row])
+        packets[name] = whole[row] // number[row] + (index < (whole % number)[row])
     packets = {name: values[order] for name, values in packets.items()}
     by_flow = np.argsort(packets["flow"], kind="stable")
     sums = np.cumsum(packets["payload"][by_flow]) - packets["payload"][by_flow]
@@ -118,8 +118,8 @@ def _of_kind(
     options = np.clip((wire - payload - headers) // 4, 0, 10) * 4 if transport == _TCP else np.zeros_like(wire)
     length = headers + options + payload
     wire = np.maximum(wire, length)
-    for place, values in ((0, packets["time_ns"] // 10**9), (4, packets["time_ns"] % 10**9), (12, wire)):
-        made[:, place : place + 4] = values.astype("<u4").view(np.uint8).reshape(-1, 4)
+    for index, values in ((0, packets["time_ns"] // 10**9), (4, packets["time_ns"] % 10**9), (12, wire)):
+        made[:, index : index + 4] = values.astype("<u4").view(np.uint8).reshape(-1, 4)
     made[:, 8:12] = np.array([len(template)], "<u4").view(np.uint8)
     made[:, _RECORD : ip - 2] = _macs(flows)[flow]
     made[:, ip - 2 : ip] = (0x08, 0x00) if version == 4 else (0x86, 0xDD)
@@ -139,8 +139,8 @@ def _of_kind(
         made[:, ip + 6], made[:, ip + 7] = protocol, 64
         made[:, ip + 8 : ip + 40] = ends
     if transport:
-        for place, name in ((at, "src_port"), (at + 2, "dst_port")):
-            _put(made, place, flows[name].to_numpy(np.int64)[flow], 2)
+        for index, name in ((at, "src_port"), (at + 2, "dst_port")):
+            _put(made, index, flows[name].to_numpy(np.int64)[flow], 2)
     if transport == _TCP:
         _put(made, at + 4, packets["before"] % 2**32, 4)
         made[:, at + 12] = (5 + options // 4) << 4
@@ -151,9 +151,9 @@ def _of_kind(
     return made
 
 
-def _put(made: Bytes, place: int, values: Numbers, size: int) -> None:
+def _put(made: Bytes, index: int, values: Numbers, size: int) -> None:
     """Big-endian."""
-    made[:, place : place + size] = values.astype(f">u{size}").view(np.uint8).reshape(-1, size)
+    made[:, index : index + size] = values.astype(f">u{size}").view(np.uint8).reshape(-1, size)
 
 
 def _checksum(header: Bytes) -> Numbers:

@@ -36,10 +36,10 @@ def _moment(scene: Scene, ink: Ink, width: int) -> Iterator[Text]:
     step, frame = scene.step, scene.frame
     if step is None:
         return
-    usual = f", usually {format_duration(step.usual_ns)}" if step.usual_ns else ""
+    baseline = f", usually {format_duration(step.usual_ns)}" if step.usual_ns else ""
     heading = f"{ink.job(step.job)}, iteration {iteration(step.number, step.relative)}: "
     yield from _broken(
-        f"{heading}{clock(step.start_ns)} UTC, took {format_duration(step.longest_ns)}{usual}", width, "bold"
+        f"{heading}{clock(step.start_ns)} UTC, took {format_duration(step.longest_ns)}{baseline}", width, "bold"
     )
     if step.verdict:
         verdict = renamed(step.verdict, ink.jobs)

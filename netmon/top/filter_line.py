@@ -74,8 +74,8 @@ class FilterLine(Vertical):
         try:
             self.post_message(self.Changed(parse(_finished(text))))
         except FilterError as error:
-            place = min(error.place, max(self.size.width // 2, 1))
-            message = f"{' ' * place}^ {error.problem}; possible: {error.possible}"
+            index = min(error.place, max(self.size.width // 2, 1))
+            message = f"{' ' * index}^ {error.problem}; possible: {error.possible}"
         self.query_one(Static).update(Text(message, "dim", no_wrap=True, overflow="ellipsis"))
 
 

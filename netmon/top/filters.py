@@ -47,10 +47,10 @@ _MOST = 1_000  # characters
 class FilterError(UsageError):
     """A filter that does not parse: where, and what would be possible there."""
 
-    def __init__(self, place: int, problem: str, possible: str) -> None:
-        """place: of the first character that cannot be, counted from 0."""
-        super().__init__(f"filter, character {place + 1}: {problem}; possible: {possible}")
-        self.place, self.problem, self.possible = place, problem, possible
+    def __init__(self, index: int, problem: str, possible: str) -> None:
+        """index: of the first character that cannot be, counted from 0."""
+        super().__init__(f"filter, character {index + 1}: {problem}; possible: {possible}")
+        self.place, self.problem, self.possible = index, problem, possible
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,15 @@ def parse(text: str) -> Filter:
     """Terms with blanks between them; texts are regular expressions, found anywhere. Raises FilterError."""
     if len(text) > _MOST:
         raise FilterError(_MOST, "too long", f"{_MOST} characters")
-    terms, place = [], 0
-    while place < len(text):
-        if text[place].isspace():
-            place += 1
+    terms, index = [], 0
+    while index < len(text):
+        if text[index].isspace():
+            index += 1
             continue
-        match = _TERM.match(text, place)
+        match = _TERM.match(text, index)
         assert match is not None
         terms.append(_term(match))
-        place = max(match.end(), place + 1)
+        index = max(match.end(), index + 1)
     return Filter(text.strip(), tuple(terms))
 
 
@@ -125,75 +125,75 @@ def exactly(field: str, value: str | float) -> str:
 
 
 def _term(match: re.Match[str]) -> Term:
-    field_name, value, place = match["field"], match["value"], match.start("value")
+    field_name, value, index = match["field"], match["value"], match.start("value")
     negated = bool(match["not"])
     if field_name is None:
         if not value:
-            raise FilterError(place, f"{match['not']} of what?", "a field or a regular expression")
-        return Term("", negated, _any(value, place))
+            raise FilterError(index, f"{match['not']} of what?", "a field or a regular expression")
+        return Term("", negated, _any(value, index))
     field = _OTHER_NAMES.get(field_name.lower(), field_name.lower())
     if field not in FIELDS:
         near = get_close_matches(field, FIELDS, 3, 0.5) or FIELDS
         raise FilterError(match.start("field"), f"no field {field_name!r}", ", ".join(near))
     if not value:
-        raise FilterError(place, f"{field}: what?", _possible(field))
-    return Term(field, negated, _accepts(field, value, place))
+        raise FilterError(index, f"{field}: what?", _possible(field))
+    return Term(field, negated, _accepts(field, value, index))
 
 
-def _accepts(field: str, value: str, place: int) -> Callable[[str | float], bool]:
+def _accepts(field: str, value: str, index: int) -> Callable[[str | float], bool]:
     if field in NUMBERS:
-        return _numbers(field, value, place)
+        return _numbers(field, value, index)
     if field in _QUANTITIES:
-        return _quantity(field, value, place)
-    found = _text(value, place)
+        return _quantity(field, value, index)
+    found = _text(value, index)
     if field in _CHOICES and not any(map(found, _CHOICES[field])):
-        raise FilterError(place, f"no {field} is like {value!r}", ", ".join(_CHOICES[field]))
+        raise FilterError(index, f"no {field} is like {value!r}", ", ".join(_CHOICES[field]))
     return found
 
 
-def _text(value: str, place: int) -> Callable[[str | float], bool]:
+def _text(value: str, index: int) -> Callable[[str | float], bool]:
     quoted = value.startswith('"')
     pattern = value.strip('"')
     if quoted and (len(value) < 2 or not value.endswith('"')):
-        raise FilterError(place + len(value), "the quotation does not end", '"')
+        raise FilterError(index + len(value), "the quotation does not end", '"')
     try:
         compiled = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
-        at = place + quoted + (error.pos or 0)
+        at = index + quoted + (error.pos or 0)
         raise FilterError(at, error.msg, "a regular expression, such as h3, ^gpu-1$ or iperf.*") from None
     return lambda text: compiled.search(str(text)) is not None
 
 
-def _any(value: str, place: int) -> Callable[[str | float], bool]:
-    found = _text(value, place)
+def _any(value: str, index: int) -> Callable[[str | float], bool]:
+    found = _text(value, index)
     return lambda text: isinstance(text, str) and found(text)
 
 
-def _numbers(field: str, value: str, place: int) -> Callable[[str | float], bool]:
+def _numbers(field: str, value: str, index: int) -> Callable[[str | float], bool]:
     """`80,443`, `5000-5300`, `>1024`."""
     tests = []
     for part in value.split(","):
         compared, (low, dash, high) = _COMPARED.fullmatch(part), part.partition("-")
         number = compared[2] if compared else low
         if not number.isdecimal() or (dash and not compared and not high.isdecimal()):
-            raise FilterError(place, f"{part!r} is no number", _possible(field))
+            raise FilterError(index, f"{part!r} is no number", _possible(field))
         if compared:
             tests.append(_comparison(compared[1], int(number)))
         else:
             tests.append(_between(int(low), int(high) if dash else int(low)))
-        place += len(part) + 1
+        index += len(part) + 1
     return lambda one: isinstance(one, int | float) and any(test(one) for test in tests)
 
 
-def _quantity(field: str, value: str, place: int) -> Callable[[str | float], bool]:
+def _quantity(field: str, value: str, index: int) -> Callable[[str | float], bool]:
     compared = _COMPARED.fullmatch(value)
     if not compared:
-        raise FilterError(place, f"{field} is compared", _possible(field))
+        raise FilterError(index, f"{field} is compared", _possible(field))
     read, _ = _QUANTITIES[field]
     try:
         test = _comparison(compared[1], read(compared[2]))
     except UsageError:
-        raise FilterError(place + len(compared[1]), f"cannot read {compared[2]!r}", _possible(field)) from None
+        raise FilterError(index + len(compared[1]), f"cannot read {compared[2]!r}", _possible(field)) from None
     return lambda one: isinstance(one, int | float) and test(one)
 
 

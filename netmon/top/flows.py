@@ -113,8 +113,10 @@ def _columns(flows: Sequence[FlowView], names: Mapping[str, str], options: Optio
     job = longest((_job(view, names) for view in flows), 8, _MOST_JOB) if wide else 0
     rtt, loss = (_RTT, _LOSS) if any(view.rtt_ns > 0 for view in flows) else (0, 0)
     rest = room(width, [host, name, class_, job, _RATE, rtt, loss, _BYTES], 2)
-    usual = _WIDE_TUPLE if wide else _TUPLE
-    wanted = longest((five_tuple(view.flow, wide) for view in flows), usual, max(usual, rest - _LEAST_PROCESS))
+    tuple_column = _WIDE_TUPLE if wide else _TUPLE
+    wanted = longest(
+        (five_tuple(view.flow, wide) for view in flows), tuple_column, max(tuple_column, rest - _LEAST_PROCESS)
+    )
     process = min(rest - wanted, _MOST_PROCESS)
     return [
         Column(Text("FLOWS", "bold"), host),

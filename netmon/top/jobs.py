@@ -40,9 +40,9 @@ def draw(jobs: Iterable[JobView], width: int, lines: int) -> list[Text]:
     """A few lines per job, at most `lines` in all; the last one says how many jobs are not there at all."""
     drawn: list[Text] = []
     wanted = ordered(jobs)
-    for place, job in enumerate(wanted):
+    for index, job in enumerate(wanted):
         if len(drawn) >= lines:
-            hidden = len(wanted) - place
+            hidden = len(wanted) - index
             drawn = drawn[: max(lines - 1, 0)]
             return [*drawn, Text(f"… {_count(hidden, 'more job')}", "dim")] if lines else []
         drawn += lines_of(job, width)

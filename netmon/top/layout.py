@@ -68,11 +68,11 @@ def plan(
 def _tables(left: int, shown: Sequence[Shown], focused: int) -> list[int]:
     """What each would like, but no more than its part; what is left over goes to whom has more to show."""
     if left < 2 * len(shown):
-        return [left if place == focused else 0 for place in range(len(shown))]
+        return [left if index == focused else 0 for index in range(len(shown))]
     wanted = [max(len(one.views), 1) + 1 for one in shown]
     part = left // len(shown)
     given = [min(lines, part) for lines in wanted]
-    for place in sorted(range(len(shown)), key=lambda place: place != focused):
-        more = min(wanted[place] - given[place], left - sum(given))
-        given[place] += max(more, 0)
+    for index in sorted(range(len(shown)), key=lambda index: index != focused):
+        more = min(wanted[index] - given[index], left - sum(given))
+        given[index] += max(more, 0)
     return given

@@ -160,9 +160,9 @@ def _from_durations(job: JobView | None) -> list[Step]:
     if job is None:
         return []
     first = job.iteration - len(job.durations_ns) + 1
-    usual = int(np.median(job.durations_ns)) if len(job.durations_ns) else 0
+    baseline = int(np.median(job.durations_ns)) if len(job.durations_ns) else 0
     steps = [
-        Step(job.job, number, 0, 0, duration, usual, job.relative)
+        Step(job.job, number, 0, 0, duration, baseline, job.relative)
         for number, duration in enumerate(job.durations_ns.tolist(), first)
     ]
     return steps[::-1]

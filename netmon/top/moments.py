@@ -42,15 +42,15 @@ class Rewinding:
         steps = self._of(job)
         if not steps:
             return None
-        place = self._place(steps) + count
-        self.step = steps[max(place, 0)] if place < len(steps) else None
+        index = self._place(steps) + count
+        self.step = steps[max(index, 0)] if index < len(steps) else None
         return self.step
 
     def to_slow(self, job: str, forward: bool) -> Step | None:
         """The next slow iteration of a job, backward from now or from where one is; None, and nothing moves: none."""
         steps = self._of(job)
-        place = self._place(steps)
-        ahead = steps[place + 1 :] if forward else steps[:place][::-1]
+        index = self._place(steps)
+        ahead = steps[index + 1 :] if forward else steps[:index][::-1]
         found = next((step for step in ahead if step.slow or step.verdict), None)
         self.step = found or self.step
         return found

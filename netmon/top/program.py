@@ -107,8 +107,8 @@ class Program(App[None]):
         """Everything from above to below; how high each is follows from the screen."""
         for name in ("title", "about", "legend", "path"):
             yield Static(id=name)
-        for place in range(_TABLES):
-            yield RowTable(id=f"table{place}")
+        for index in range(_TABLES):
+            yield RowTable(id=f"table{index}")
         yield Static(id="space")
         yield Static(id="axis")
         yield FilterLine()
@@ -201,13 +201,13 @@ class Program(App[None]):
         self._put("keys", [bottom.keys(scene.frame is not None, self._past is not None, width)] if plan.keys else [])
 
     def _draw_tables(self, heights: list[int], scene: Scene, width: int) -> None:
-        for place in range(_TABLES):
-            table = self.query_one(f"#table{place}", RowTable)
-            table.display = place < len(heights) and heights[place] > 0
+        for index in range(_TABLES):
+            table = self.query_one(f"#table{index}", RowTable)
+            table.display = index < len(heights) and heights[index] > 0
             if table.display:
-                shown = self._shown[place]
+                shown = self._shown[index]
                 now = scene.snapshot.time_ns
-                table.show(shown.kind, shown.views, self.ink, width, heights[place], now, hold=scene.frame is None)
+                table.show(shown.kind, shown.views, self.ink, width, heights[index], now, hold=scene.frame is None)
         if not isinstance(self.focused, RowTable | Input) or not self.focused.display:
             first = next((table for table in self.query(RowTable) if table.display), None)
             self.set_focus(first, scroll_visible=False)

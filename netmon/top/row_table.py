@@ -139,9 +139,9 @@ class RowTable(DataTable[Text]):
         """By the next of the columns that are shown."""
         names = list(self._fits)
         if names:
-            place = names.index(self.by) + step if self.by in names else (0 if step > 0 else -1)
+            index = names.index(self.by) + step if self.by in names else (0 if step > 0 else -1)
             self.by = None
-            self.sort_by(names[place % len(names)])
+            self.sort_by(names[index % len(names)])
 
     def show(
         self, kind: Kind, views: Sequence[Any], ink: Ink, width: int, height: int, now_ns: int, hold: bool = True
@@ -162,9 +162,9 @@ class RowTable(DataTable[Text]):
             self._new_columns(kind, fits, headings)
         self._put([_aligned(row, kind, fits) for row in cells])
         if key is not None:
-            place = next((place for place, view in enumerate(self.views) if kind.key(view) == key), None)
-            if place is not None and place != self.cursor_row:
-                self.move_cursor(row=place, animate=False)
+            index = next((index for index, view in enumerate(self.views) if kind.key(view) == key), None)
+            if index is not None and index != self.cursor_row:
+                self.move_cursor(row=index, animate=False)
 
     def _new_columns(self, kind: Kind, fits: dict[str, int], headings: list[str]) -> None:
         row, offset = self.cursor_row, self.scroll_offset.y
@@ -184,15 +184,15 @@ class RowTable(DataTable[Text]):
 
     def _put(self, rows: list[list[Text]]) -> None:
         """Change the cells that are not what they were."""
-        for place, row in enumerate(rows[: len(self._drawn)]):
-            before = self._drawn[place]
+        for index, row in enumerate(rows[: len(self._drawn)]):
+            before = self._drawn[index]
             for column, cell in enumerate(row):
                 if cell != before[column]:
-                    self.update_cell_at(Coordinate(place, column), cell)
-        for place, row in enumerate(rows[len(self._drawn) :], len(self._drawn)):
-            self.add_row(*row, key=str(place))
-        for place in range(len(self._drawn) - 1, len(rows) - 1, -1):
-            self.remove_row(str(place))
+                    self.update_cell_at(Coordinate(index, column), cell)
+        for index, row in enumerate(rows[len(self._drawn) :], len(self._drawn)):
+            self.add_row(*row, key=str(index))
+        for index in range(len(self._drawn) - 1, len(rows) - 1, -1):
+            self.remove_row(str(index))
         self._drawn = rows
 
 

@@ -116,8 +116,8 @@ class Widths:
             return dict.fromkeys(wanted, max(min(width, *wanted.values()), 1))
         rest = width - sum(wanted.values()) - GAP * (len(wanted) - 1)
         growing = [part for part in kind.parts if part.grows and part.name in wanted]
-        for place, part in enumerate(growing):
-            more = min(rest // (len(growing) - place), max(part.most - wanted[part.name], 0))
+        for index, part in enumerate(growing):
+            more = min(rest // (len(growing) - index), max(part.most - wanted[part.name], 0))
             wanted[part.name] += more
             rest -= more
         return wanted
@@ -137,4 +137,4 @@ def cells_of(
         for cell in drawn[name]:
             cell.no_wrap = True
             cell.truncate(own, overflow="ellipsis")
-    return fits, [[drawn[name][place] for name in fits] for place in range(len(views))]
+    return fits, [[drawn[name][index] for name in fits] for index in range(len(views))]

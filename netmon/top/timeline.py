@@ -86,12 +86,12 @@ def resampled(link: LinkView, begin_ns: int, span: Span, width: int) -> npt.NDAr
     begin_ns: of its first column.
     """
     edges = span.since_ns + np.arange(width + 1) * span.length_ns / width
-    place = np.clip((edges - begin_ns) / link.interval_ns, 0, len(link.wire_bps))
+    index = np.clip((edges - begin_ns) / link.interval_ns, 0, len(link.wire_bps))
     sums = np.concatenate([np.zeros((1, link.wire_bps.shape[1])), np.cumsum(link.wire_bps, axis=0)])
-    whole = np.minimum(place.astype(np.int64), len(link.wire_bps))
+    whole = np.minimum(index.astype(np.int64), len(link.wire_bps))
     inside = np.minimum(whole, max(len(link.wire_bps) - 1, 0))
-    at = sums[whole] + (place - whole)[:, None] * (link.wire_bps[inside] if len(link.wire_bps) else 0)
-    covered = np.diff(place)
+    at = sums[whole] + (index - whole)[:, None] * (link.wire_bps[inside] if len(link.wire_bps) else 0)
+    covered = np.diff(index)
     rates: npt.NDArray[np.float64] = np.diff(at, axis=0) / np.where(covered > 0, covered, np.nan)[:, None]
     return rates
 

@@ -130,7 +130,7 @@ def _plain(rows: pa.Table) -> pa.Table:
 
 def _renamed(rows: pa.Table, names: Mapping[str, str]) -> pa.Table:
     """With jobs called what people call them."""
-    place = rows.column_names.index("job")
+    index = rows.column_names.index("job")
     known = rows["job"].unique()
     words = pa.array([names.get(word, word) for word in known.to_pylist()], pa.string())
-    return rows.set_column(place, "job", words.take(pc.index_in(rows["job"], known)))
+    return rows.set_column(index, "job", words.take(pc.index_in(rows["job"], known)))

@@ -19,13 +19,13 @@ _TYPES = {"<f4": "f32", "<f8": "f64", "|u1": "u8", "<u2": "u16", "<u4": "u32", "
 def encode(head: Mapping[str, Any], columns: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """The message. Raises ValueError for a type that browsers have no array of."""
     arrays = {name: np.ascontiguousarray(column) for name, column in columns.items()}
-    offset, places = 0, {}
+    offset, indices = 0, {}
     for name, array in arrays.items():
         if array.dtype.str not in _TYPES:
             raise ValueError(f"column {name} is of {array.dtype.str}, which no typed array holds")
-        places[name] = [_TYPES[array.dtype.str], offset, array.size]
+        indices[name] = [_TYPES[array.dtype.str], offset, array.size]
         offset += -(-array.nbytes // _ALIGNED) * _ALIGNED
-    text = json.dumps({**head, "columns": places}, allow_nan=False).encode()
+    text = json.dumps({**head, "columns": indices}, allow_nan=False).encode()
     text += b" " * (-(4 + len(text)) % _ALIGNED)
     parts = [len(text).to_bytes(4, "little"), text]
     for array in arrays.values():

@@ -35,9 +35,9 @@ class Hour:
         self.begin_ns = begin_ns
         self.rows, self.read_rows, self.done = 0, 0, False
         self._data, self._hosts, self._jobs = data, list(hosts), list(jobs)
-        place = {job: number for number, job in enumerate(jobs)}
+        index = {job: number for number, job in enumerate(jobs)}
         self._lanes = [
-            (place[lane.job], lane.rank if lane.kind == RANK else -1) if lane.kind in (JOB, RANK) else (_NEVER, 0)
+            (index[lane.job], lane.rank if lane.kind == RANK else -1) if lane.kind in (JOB, RANK) else (_NEVER, 0)
             for lane in lanes
         ]
         self.grid = (begin_ns, self._width_ns())

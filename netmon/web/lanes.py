@@ -41,11 +41,11 @@ def arranged(ranks: Iterable[tuple[str, int, str]], hosts: Iterable[str]) -> tup
     for job, rank, host in sorted(set(ranks)):
         by_job.setdefault(job, {}).setdefault(host, []).append(rank)
     lanes = []
-    for job, places in by_job.items():
+    for job, indices in by_job.items():
         lanes.append(Lane(JOB, job))
-        for host, own in places.items():
+        for host, own in indices.items():
             lanes += [Lane(RANK, job, rank, host) for rank in own]
             lanes.append(Lane(HOST, job, host=host))
-    busy = {host for places in by_job.values() for host in places}
+    busy = {host for indices in by_job.values() for host in indices}
     idle = sorted(set(hosts) - busy)
     return (*lanes, *(Lane(HOST, host=host) for host in idle))

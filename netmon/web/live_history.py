@@ -71,8 +71,8 @@ class StepPieces:
         rows = _distinct(steps[steps["start_ns"] < self._first_ns])
         if len(rows) and sum(len(piece.rows) for piece in self._pieces) + len(rows) <= _MOST_ROWS:
             begin = rows["start_ns"].min()
-            place = sum(piece.rows["start_ns"].min() < begin for piece in self._pieces[:-1])
-            self._pieces.insert(place, _Piece(rows))
+            index = sum(piece.rows["start_ns"].min() < begin for piece in self._pieces[:-1])
+            self._pieces.insert(index, _Piece(rows))
 
     def of(self, begin_ns: int, end_ns: int) -> list[Lanes]:
         """Those that may begin in a time, by lane."""
@@ -292,14 +292,14 @@ class LiveHistory:
         columns = new_rates.shape[1]
         rates = np.nan_to_num(new_rates) * (links[0].interval_ns / 8e9)
         host = np.array([self._hosts[link.host] for link in links])
-        hosts, place = np.unique(host, return_inverse=True)
+        hosts, index = np.unique(host, return_inverse=True)
         by_way = np.zeros((len(hosts), len(Direction), len(CLASS_NAMES), columns))
-        np.add.at(by_way, (place, np.array([int(link.direction) for link in links])), rates.transpose(0, 2, 1))
+        np.add.at(by_way, (index, np.array([int(link.direction) for link in links])), rates.transpose(0, 2, 1))
         total = by_way.reshape(len(hosts), SERIES, columns)
         known = np.zeros((len(hosts), columns), bool)
-        np.logical_or.at(known, place, ~np.isnan(new_rates).any(axis=2))
+        np.logical_or.at(known, index, ~np.isnan(new_rates).any(axis=2))
         ends = np.zeros(len(hosts), np.int64)
-        np.maximum.at(ends, place, np.array([link.series_end_ns for link in links], np.int64))
+        np.maximum.at(ends, index, np.array([link.series_end_ns for link in links], np.int64))
         fine, coarse = self._rings
         # The hosts' own columns lie anywhere on the grid: to half a column.
         last = (ends + fine.width_ns // 2) // fine.width_ns - 1

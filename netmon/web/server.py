@@ -232,14 +232,14 @@ class Page:
         if _number(request, "generation") != known.generation:
             return _refusal(409, "hosts or jobs have come: ask for the catalogue again")
         full = self._full(request)  # else agents are not asked
-        place = _number(request, "level"), _number(request, "index"), _number(request, "block")
-        key = known.generation, origin(known), *place, full
+        index = _number(request, "level"), _number(request, "index"), _number(request, "block")
+        key = known.generation, origin(known), *index, full
         if key in self._tiles:
             self._tiles.move_to_end(key)
             data = self._tiles[key]
         else:
             if key not in self._making:  # once for all who ask for it meanwhile
-                self._making[key] = asyncio.ensure_future(self._run(tile, self._source, known, place, full))
+                self._making[key] = asyncio.ensure_future(self._run(tile, self._source, known, index, full))
             try:
                 data, final = await asyncio.shield(self._making[key])
             finally:

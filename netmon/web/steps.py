@@ -69,8 +69,8 @@ def by_lane(steps: _Steps, lanes: Sequence[tuple[int, int]]) -> Lanes:
     rows, key = rows[order], key[order]
     wanted = np.array(lanes, np.int64).reshape(-1, 2)
     lane = _key(wanted[:, 0], wanted[:, 1])
-    places = np.searchsorted(key, lane, "left"), np.searchsorted(key, lane, "right")
-    return Lanes(*places, steps["number"][rows], bounds[rows], steps["end_ns"][rows], known[rows])
+    indices = np.searchsorted(key, lane, "left"), np.searchsorted(key, lane, "right")
+    return Lanes(*indices, steps["number"][rows], bounds[rows], steps["end_ns"][rows], known[rows])
 
 
 def _key(job: npt.NDArray[np.integer], rank: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -126,8 +126,8 @@ def _quartiles(steps: _Steps, values: npt.NDArray[np.float64], *names: str) -> n
     order = np.lexsort((values, group))
     known = np.bincount(group, np.isfinite(values), count).astype(np.int64)
     first = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=count))])[:-1]
-    place = np.minimum(first + known // 4, max(len(values) - 1, 0)).astype(np.int64)
-    found = np.where(known > 0, values[order][place], np.nan) if len(values) else np.empty(0)
+    index = np.minimum(first + known // 4, max(len(values) - 1, 0)).astype(np.int64)
+    found = np.where(known > 0, values[order][index], np.nan) if len(values) else np.empty(0)
     return found[group]
 
 

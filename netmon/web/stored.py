@@ -247,8 +247,8 @@ class Stored:
             if found is not None:
                 return found
         total = Rates.nothing(len(hosts), bins).wire_bytes
-        place = {host: number for number, host in enumerate(hour_hosts(self._catalogue))}
-        numbers = [place[host] for host in hosts]
+        index = {host: number for number, host in enumerate(hour_hosts(self._catalogue))}
+        numbers = [index[host] for host in hosts]
         for hour in hours:
             total += resampled(hour.wire_bytes[numbers], hour.grid, begin_ns, width_ns, bins)
         return Rates(total, coarsest, pending)

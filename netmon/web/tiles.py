@@ -32,9 +32,9 @@ def origin(catalogue: Catalogue) -> int:
     return catalogue.begin_ns // ALIGNED_NS * ALIGNED_NS
 
 
-def tile(source: Source, catalogue: Catalogue, place: tuple[int, int, int], full: bool) -> tuple[bytes, bool]:
+def tile(source: Source, catalogue: Catalogue, position: tuple[int, int, int], full: bool) -> tuple[bytes, bool]:
     """The message for (level, index, block), and whether nothing more can come. Blocks. Raises UsageError."""
-    level, index, block = place
+    level, index, block = position
     lanes = catalogue.lanes[block * BLOCK : (block + 1) * BLOCK]
     if not 0 <= level <= MOST_LEVEL or abs(index) > _MOST_INDEX or block < 0:
         raise UsageError("there is no such part of the timeline")
@@ -62,8 +62,8 @@ def tile(source: Source, catalogue: Catalogue, place: tuple[int, int, int], full
 
 def _rates(lanes: Sequence[Lane], hosts: Sequence[str], rates: Floats) -> dict[str, npt.NDArray[Any]]:
     """Only of the series that are not silent."""
-    place = {host: number for number, host in enumerate(hosts)}
-    of = [(at, place[lane.host]) for at, lane in enumerate(lanes) if lane.kind == HOST]
+    index = {host: number for number, host in enumerate(hosts)}
+    of = [(at, index[lane.host]) for at, lane in enumerate(lanes) if lane.kind == HOST]
     spoken = rates.max(axis=2, initial=0.0) > 0
     rows = [(at, number, series) for at, number in of for series in np.flatnonzero(spoken[number]).tolist()]
     picked = np.array(rows, np.int64).reshape(-1, 3)

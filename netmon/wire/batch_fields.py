@@ -177,8 +177,8 @@ def _check_heads(found: Fields) -> None:
     heads = np.array(found.heads, np.int64).reshape(-1, len(_MOST_HEAD))
     loads = np.array(found.loads, np.float64)
     good = ((heads >= _LEAST_HEAD) & (heads <= _MOST_HEAD)).all() and np.isfinite(loads).all()
-    for place, sample in zip(found.ledger_of, found.ledger, strict=True):
-        good &= sample[1] <= 1 and sample[2] <= min(LEDGER_MOST["time_ns"], found.heads[place][1] + FURTHEST_NS)
+    for index, sample in zip(found.ledger_of, found.ledger, strict=True):
+        good &= sample[1] <= 1 and sample[2] <= min(LEDGER_MOST["time_ns"], found.heads[index][1] + FURTHEST_NS)
         good &= sample[2] >= 0
     if not good:
         raise WireError("a batch holds impossible values")
@@ -195,7 +195,7 @@ def _mark_table(marks: list[netmon_pb2.Mark], counts: list[int]) -> MarkTable:
     most = np.array([max(_MOMENTS), MAX_COUNT, MAX_MONO_NS, MAX_SPAN_NS])
     if (rows < 0).any() or (rows > most).any() or not np.isin(rows[:, 0], _MOMENTS).all():
         raise WireError("a mark holds impossible values")
-    leaders = [read_mark(marks[place]) for place in np.unique(number, return_index=True)[1].tolist()]
+    leaders = [read_mark(marks[index]) for index in np.unique(number, return_index=True)[1].tolist()]
     columns = (np.repeat(np.arange(len(counts)), counts), number, *(np.ascontiguousarray(one) for one in rows.T))
     return MarkTable([whose(one) for one in leaders], *columns)
 

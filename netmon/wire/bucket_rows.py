@@ -88,7 +88,7 @@ def stack_buckets(
     if not kept:
         return Columns.zeros(0, ROWS), Runs(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.int64)), {}
     splits = [split for split, _, _ in kept]
-    counts, flows = (np.array([split[place] for split in splits], np.int64) for place in (0, 1))
+    counts, flows = (np.array([split[position] for split in splits], np.int64) for position in (0, 1))
     flow, run_rows, w, h = _stacked([(s.runs, s.run_widths, s.flows) for s in splits], RUNS, _RUN_TYPES)
     run_rows = run_rows.astype(np.uint64)
     faults = _mend_runs(run_rows, flows, counts)
@@ -98,15 +98,15 @@ def stack_buckets(
     )
     refused = {}
     latest = np.maximum.reduceat(start, np.cumsum(counts) - counts).tolist()
-    for place, (split, index, horizon_ns) in enumerate(kept):
+    for position, (split, index, horizon_ns) in enumerate(kept):
         try:
-            if place in faults:
+            if position in faults:
                 raise WireError(f"Buckets.runs do not have {split.rows} rows")
-            check_start(latest[place] * split.unit_ns + split.base_ns, horizon_ns)
+            check_start(latest[position] * split.unit_ns + split.base_ns, horizon_ns)
         except WireError as error:
             refused[index] = str(error)
     batch = np.array([index for _, index, _ in kept], np.int32)
-    base, unit = (_of_rows(np.array([split[place] for split in splits], np.uint64), counts) for place in (3, 4))
+    base, unit = (_of_rows(np.array([split[position] for split in splits], np.uint64), counts) for position in (3, 4))
     w, h = (np.repeat(column.astype(np.uint32, copy=False), run_of) for column in (w, h))
     packets = packets.astype(np.uint32, copy=False)
     wire = packets * w - short
@@ -169,9 +169,9 @@ def _stacked(
     counts = np.array([count for _, _, count in parts], np.int64)
     total = int(counts.sum())
     offsets = [sum(1 + width * count for width in widths[:first]) for _, widths, count in parts]
-    for place in range(first, until):
-        widths = [widths[place] for _, widths, _ in parts]
-        dtype = _SMALL[min(max(widths), dtypes[place].itemsize)]
+    for index in range(first, until):
+        widths = [widths[index] for _, widths, _ in parts]
+        dtype = _SMALL[min(max(widths), dtypes[index].itemsize)]
         each = np.array(widths)
         planes: list[npt.NDArray[np.uint8]] = []
         for plane in range(min(max(widths), dtype.itemsize)):
@@ -200,8 +200,8 @@ def _together(planes: Sequence[npt.NDArray[np.uint8]], dtype: np.dtype[np.unsign
         return planes[0].astype(dtype, copy=False)
     column: _Column = np.zeros(total, dtype)
     cells = column.view(np.uint8).reshape(total, dtype.itemsize)
-    for place, numbers in enumerate(planes):
-        cells[:, place] = numbers
+    for index, numbers in enumerate(planes):
+        cells[:, index] = numbers
     return column
 
 
@@ -211,7 +211,7 @@ def _mend_runs(run_rows: _Column, flows: _Counts, counts: _Counts) -> set[int]:
     most = np.maximum.reduceat(run_rows, first)
     sums = np.add.reduceat(np.minimum(run_rows, np.uint64(MAX_ROWS + 1)), first)
     wrong = (most > counts.astype(np.uint64)) | (sums != counts.astype(np.uint64))
-    for place in np.flatnonzero(wrong).tolist():
-        run_rows[first[place] : first[place] + flows[place]] = 0
-        run_rows[first[place]] = counts[place]
+    for index in np.flatnonzero(wrong).tolist():
+        run_rows[first[index] : first[index] + flows[index]] = 0
+        run_rows[first[index]] = counts[index]
     return set(np.flatnonzero(wrong).tolist())

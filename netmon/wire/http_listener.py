@@ -107,12 +107,12 @@ def open_sockets(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     missing = OSError(errno.EADDRNOTAVAIL, "no such address here")
     try:
-        for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        for family, _, _, _, index in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
             one = socket.socket(family, socket.SOCK_STREAM)
             sockets.append(one)
             try:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                one.bind((place[0], port or sockets[0].getsockname()[1], *place[2:]))
+                one.bind((index[0], port or sockets[0].getsockname()[1], *index[2:]))
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise

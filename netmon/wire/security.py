@@ -57,8 +57,8 @@ def is_local(address: str) -> bool:
         return True
     for start in _RESOLVERS:
         address = address.removeprefix(start)
-    place = address.rpartition("://")[2].rpartition("@")[2]
-    host = place[1:].partition("]")[0] if place.startswith("[") else place.rpartition(":")[0]
+    index = address.rpartition("://")[2].rpartition("@")[2]
+    host = index[1:].partition("]")[0] if index.startswith("[") else index.rpartition(":")[0]
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

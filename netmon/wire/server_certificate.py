@@ -40,10 +40,10 @@ def server_certificate(address: str, folder: Path | None, timeout_s: float) -> S
         if folder:
             context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
     try:
-        place = host.removeprefix("[").removesuffix("]"), int(port)
+        index = host.removeprefix("[").removesuffix("]"), int(port)
         with (
-            socket.create_connection(place, timeout_s) as plain,
-            context.wrap_socket(plain, server_hostname=place[0]) as protected,
+            socket.create_connection(index, timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=index[0]) as protected,
         ):
             shown = protected.getpeercert(binary_form=True)
     except ssl.SSLError as error:

@@ -121,38 +121,38 @@ class SimulatedHost:
 
     def sent(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
         """Which flows the host sends."""
-        place = flow_id.astype(np.int64) - 1
-        sent: npt.NDArray[np.bool_] = np.where(place < self._own, place == TX, place % 2 == 0)
+        index = flow_id.astype(np.int64) - 1
+        sent: npt.NDArray[np.bool_] = np.where(index < self._own, index == TX, index % 2 == 0)
         return sent
 
     def flow_classes(self, flow_id: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which flows are the job's, and which are cross."""
-        place = flow_id.astype(np.int64) - 1
-        return place < self._own, (place >= self._own) & (place % _UNOWNED != _UNOWNED - 1)
+        index = flow_id.astype(np.int64) - 1
+        return index < self._own, (index >= self._own) & (index % _UNOWNED != _UNOWNED - 1)
 
     def first_flows(self) -> list[Flow]:
         """Those that live when the session begins."""
-        return [self._flow(place, self.since_s * SECOND_MS * MS) for place in range(self.load.flows)]
+        return [self._flow(index, self.since_s * SECOND_MS * MS) for index in range(self.load.flows)]
 
     def new_flows(self, batch: int) -> list[Flow]:
         """Those that begin with this batch."""
         first = self.load.flows + self._new * batch
-        return [self._flow(place, self.begin_ns(batch)) for place in range(first, first + self._new)]
+        return [self._flow(index, self.begin_ns(batch)) for index in range(first, first + self._new)]
 
-    def _flow(self, place: int, first_ns: int) -> Flow:
+    def _flow(self, index: int, first_ns: int) -> Flow:
         mine = _address(self.host)
-        if place < self._own:
-            sender, receiver = (self.host, self._next) if place == TX else (self._previous, self.host)
+        if index < self._own:
+            sender, receiver = (self.host, self._next) if index == TX else (self._previous, self.host)
             ends = (_address(sender), _address(receiver), 40_000 + self.job, 5_000)
-            direction = Direction.TX if place == TX else Direction.RX
+            direction = Direction.TX if index == TX else Direction.RX
             owner = Owner(4_000, "python3", "", self.job_name, self.rank, "socket")
         else:
-            direction = Direction.TX if place % 2 == 0 else Direction.RX
-            theirs = f"198.{18 + (place >> 16 & 1)}.{place >> 8 & 255}.{place & 255}"
-            ends = (mine, theirs, 20_000 + place % 40_000, 9_000)
+            direction = Direction.TX if index % 2 == 0 else Direction.RX
+            theirs = f"198.{18 + (index >> 16 & 1)}.{index >> 8 & 255}.{index & 255}"
+            ends = (mine, theirs, 20_000 + index % 40_000, 9_000)
             ends = ends if direction == Direction.TX else (theirs, mine, 9_000, ends[2])
-            owner = Owner() if place % _UNOWNED == _UNOWNED - 1 else Owner(5_000, "iperf3", "", "", -1, "socket")
-        return Flow(place + 1, _INDEX, direction, *ends, 6, boot_ns(self.host) + first_ns, owner)
+            owner = Owner() if index % _UNOWNED == _UNOWNED - 1 else Owner(5_000, "iperf3", "", "", -1, "socket")
+        return Flow(index + 1, _INDEX, direction, *ends, 6, boot_ns(self.host) + first_ns, owner)
 
     @property
     def job_name(self) -> str:

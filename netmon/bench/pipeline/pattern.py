@@ -77,7 +77,7 @@ class Pattern:
             when = np.flatnonzero((sending >= SENDING_MS[0]) & (sending < SENDING_MS[1]))
             when = when[np.linspace(0, len(when) - 1, self._own_rows).astype(np.int64)]
             received = (variant - self._kind.behind) % self.variants
-            parts = [_table(place, when, np.full(len(when), seed)) for place, seed in ((TX, variant), (RX, received))]
+            parts = [_table(index, when, np.full(len(when), seed)) for index, seed in ((TX, variant), (RX, received))]
         number = np.arange(self.rest)
         each = -(-len(number) // self.others)
         slot = number % self.others
@@ -96,10 +96,10 @@ class Pattern:
         return parts
 
 
-def _table(place: _Ints | int, when_ms: _Ints, seed: _Ints) -> Table:
+def _table(index: _Ints | int, when_ms: _Ints, seed: _Ints) -> Table:
     """Rows at these times of a second; what they carry looks random, and follows from time and seed."""
     table = np.zeros(len(when_ms), COARSE)
-    table["flow_id"], table["bucket_start_ns"] = place, when_ms * MS
+    table["flow_id"], table["bucket_start_ns"] = index, when_ms * MS
     bits = (when_ms.astype(np.uint64) + seed.astype(np.uint64) * np.uint64(SECOND_MS) + np.uint64(1)) * _SEED
     bits = (bits ^ bits >> np.uint64(27)) * _MIX
     few, more = (bits >> np.uint64(40)).astype(np.int64), (bits >> np.uint64(20) & np.uint64(0xFFFFF)).astype(np.int64)

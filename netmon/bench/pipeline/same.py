@@ -54,9 +54,9 @@ def _rows(data: Path, name: str) -> "pd.DataFrame":
 
 def _plain(table: pa.Table) -> pa.Table:
     """Without dictionaries, and what the files say of themselves."""
-    for place, column in enumerate(table.schema):
+    for index, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type):
-            table = table.set_column(place, column.name, table[column.name].cast(column.type.value_type))
+            table = table.set_column(index, column.name, table[column.name].cast(column.type.value_type))
     return table.replace_schema_metadata(None)
 
 

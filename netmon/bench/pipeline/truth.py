@@ -126,10 +126,10 @@ def _by_host(data: Path, table: str) -> dict[str, pa.Table]:
 
 def _plain(table: pa.Table) -> pa.Table:
     """Without dictionaries, and what the files say of themselves."""
-    for place, column in enumerate(table.schema):
+    for index, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type):
             plain = table[column.name].cast(column.type.value_type)
-            table = table.set_column(place, column.name, plain)
+            table = table.set_column(index, column.name, plain)
     return table.replace_schema_metadata(None)
 
 
@@ -160,9 +160,9 @@ def _true_rows(host: SimulatedHost, sent: HostReport) -> tuple[Table, npt.NDArra
     _classify(host, true)
     since = true["start_ns"] - host.begin_ns(0)
     starts = host.steps(sent.sent)
-    place = np.searchsorted(starts, since, side="right") - 1
-    inside = (place >= 0) & (since - starts[np.maximum(place, 0)] < STEP_END_MS * MS) if len(starts) else False
-    true["iteration"] = np.where(inside, place, -1)
+    index = np.searchsorted(starts, since, side="right") - 1
+    inside = (index >= 0) & (since - starts[np.maximum(index, 0)] < STEP_END_MS * MS) if len(starts) else False
+    true["iteration"] = np.where(inside, index, -1)
     return true, sure
 
 

@@ -130,12 +130,12 @@ def measure(
     recorded = Recorded.make(load)
     with tempfile.TemporaryDirectory(prefix="netmon-bench-") as name:
         played = []
-        for place, count in enumerate((1, workers)):
+        for index, count in enumerate((1, workers)):
             folder = Path(name) / str(count)
             folder.mkdir()
 
-            def tell(done: float, place: int = place) -> None:
-                progress((place + done) / 2)
+            def tell(done: float, index: int = index) -> None:
+                progress((index + done) / 2)
 
             with _burning(workers - count, cores_each, folder):
                 played.append(asyncio.run(_play(recorded, count, cores_each, folder, tell)))

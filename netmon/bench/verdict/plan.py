@@ -77,12 +77,12 @@ def draw_run(
         stream_ns=1_000_000,
         seed=seed,
     )
-    usual_ns = typical_iteration_ns(spec)
+    baseline_ns = typical_iteration_ns(spec)
     at, injections = float(_QUIET_BEFORE), []
     for kind in kinds:
-        injection = _injection(generator, kind, spec, at + float(generator.uniform()), usual_ns)
+        injection = _injection(generator, kind, spec, at + float(generator.uniform()), baseline_ns)
         injections.append(injection)
-        at += math.ceil(injection.duration_ns / usual_ns) + 1 + (_QUIET_BETWEEN if kind != _LAST else _AFTER_LAST)
+        at += math.ceil(injection.duration_ns / baseline_ns) + 1 + (_QUIET_BETWEEN if kind != _LAST else _AFTER_LAST)
     return RunSpec(**{**spec.__dict__, "injections": tuple(injections), "iterations": math.ceil(at)})
 
 
@@ -93,13 +93,13 @@ def typical_iteration_ns(spec: RunSpec) -> float:
     return spec.compute_ns - overlap + max(overlap, communication)
 
 
-def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: float, usual_ns: float) -> Injection:
+def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: float, baseline_ns: float) -> Injection:
     ranks, hosts = len(spec.ring), range(spec.hosts)
     rank = int(generator.integers(ranks))
     one = int(generator.choice(spec.ring))
     other = int(generator.choice([host for host in hosts if host != one]))
     ends = (one, other) if generator.integers(2) else (other, one)
-    lasts = float(generator.uniform(0.6, 3.0)) * usual_ns
+    lasts = float(generator.uniform(0.6, 3.0)) * baseline_ns
     if kind in _LASTING and generator.integers(2):
         lasts = float(generator.uniform(2e9, 4e9))
     low, high = _STRENGTHS.get(kind, (0.0, 0.0))
@@ -108,7 +108,7 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
         ends = (ends[0], int(generator.choice(servers)))
     strength = float(generator.uniform(low, high))
     if kind == _LAST:
-        strength = 1 + (strength - 1) * usual_ns / spec.compute_ns
+        strength = 1 + (strength - 1) * baseline_ns / spec.compute_ns
     return Injection(
         kind,
         at=round(at, 3),

@@ -74,13 +74,13 @@ def _cut(run: Path, table: str, since: int, until: int) -> pa.Table:
 
 def _renamed(rows: pa.Table, job: str, name: str) -> pa.Table:
     """The job and its hosts' sessions with names of their own: a run may be recorded twice."""
-    place = {column: rows.schema.get_field_index(column) for column in ("job", "session")}
-    if place["job"] >= 0:
+    index = {column: rows.schema.get_field_index(column) for column in ("job", "session")}
+    if index["job"] >= 0:
         old = rows["job"]
-        rows = rows.set_column(place["job"], "job", pc.if_else(pc.equal(old, job), name, old))
-    if place["session"] >= 0:
+        rows = rows.set_column(index["job"], "job", pc.if_else(pc.equal(old, job), name, old))
+    if index["session"] >= 0:
         named = pc.binary_join_element_wise(rows["session"], name, "-")
-        rows = rows.set_column(place["session"], "session", named)
+        rows = rows.set_column(index["session"], "session", named)
     return rows
 
 

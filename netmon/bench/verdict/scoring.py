@@ -104,8 +104,8 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
 
 
 def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, verdicts: Sequence[Told]) -> Outcome:
-    usual, undisturbed = truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN))
-    lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else usual
+    baseline, undisturbed = truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN))
+    lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else baseline
     if injection["cause"] == CHANGE and iteration >= 0:
         lasted = float(np.median(truth.lasted_ns[truth.hit(dict(injection))]))
     verdict = _of_iteration(truth, iteration, verdicts) if iteration >= 0 else None
@@ -115,8 +115,8 @@ def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: in
     after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        judged(cause, said, lasted >= ASKED * usual and lasted > undisturbed, injection, verdict),
-        *(int(injection["start_ns"]), usual, lasted - usual, share, after),
+        judged(cause, said, lasted >= ASKED * baseline and lasted > undisturbed, injection, verdict),
+        *(int(injection["start_ns"]), baseline, lasted - baseline, share, after),
         injection,
         verdict,
         undisturbed,

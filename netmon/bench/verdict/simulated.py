@@ -78,10 +78,10 @@ class Moved:
         """The same, if nothing moves for a while from a moment within it on."""
         time, payload = [], []
         for when, moved in zip(self.time_ns, self.payload, strict=True):
-            place = int(np.searchsorted(when, at_ns, "right"))
+            index = int(np.searchsorted(when, at_ns, "right"))
             until = np.full(2, np.interp(at_ns, when, moved))
-            time.append(np.concatenate([when[:place], [at_ns, at_ns + for_ns], when[place:] + for_ns]))
-            payload.append(np.concatenate([moved[:place], until, moved[place:]]))
+            time.append(np.concatenate([when[:index], [at_ns, at_ns + for_ns], when[index:] + for_ns]))
+            payload.append(np.concatenate([moved[:index], until, moved[index:]]))
         return Moved(np.array(time), np.array(payload))
 
     def in_buckets(self, width_ns: int) -> tuple[int, _Floats]:
@@ -285,9 +285,9 @@ class _Tables:
         self.lasted: list[float] = []
         self.without_ns = 0.0  # what the iteration that had a squeeze would have taken without it
         self.told = Outcomes()
-        usual = phases(its.pattern, its.ranks, 1.0)
-        per_byte = transfer(0.0, usual, its.rate_bps, None).end_ns
-        self._parts = [amount * its.transfer_ns / per_byte for amount in usual]
+        baseline = phases(its.pattern, its.ranks, 1.0)
+        per_byte = transfer(0.0, baseline, its.rate_bps, None).end_ns
+        self._parts = [amount * its.transfer_ns / per_byte for amount in baseline]
         self.now_ns = float(self._random.uniform(0, 1e6))
 
     def iterate(self, cause: str) -> None:
@@ -394,9 +394,9 @@ class _Tables:
         )
         theirs, own = moved.in_buckets(its.bucket_ns)
         room = np.full(offered.shape[1], pace * its.bucket_ns)
-        place = np.arange(offered.shape[1]) + first - theirs
-        inside = (place >= 0) & (place < own.shape[1])
-        room[inside] -= own[squeeze.link, place[inside]]
+        index = np.arange(offered.shape[1]) + first - theirs
+        inside = (index >= 0) & (index < own.shape[1])
+        room[inside] -= own[squeeze.link, index[inside]]
         total = np.zeros((2 * its.ranks, offered.shape[1]))
         total[squeeze.link] = np.minimum(offered[0], np.clip(room, 0, None))
         self._pour(1, first, total)
@@ -434,7 +434,7 @@ def simulate(its: Scenario) -> Simulated:
     whose = [*ranks, other, Whose("", -1, -1, False, "rsync")]
     columns = [np.concatenate(column).astype(np.int64) for column in zip(*tables.rows, strict=True)]
     rows = in_cells(*columns)
-    usual = float(np.median(tables.lasted[:_BEFORE]))
+    baseline = float(np.median(tables.lasted[:_BEFORE]))
     until, random = tables.now_ns, np.random.default_rng(its.seed + 2_000_003)
     waited, said = (
         tables.told.waited(its.ranks, until, random),
@@ -443,14 +443,14 @@ def simulate(its: Scenario) -> Simulated:
     for rows_of, rank in ((waited, waited["rank"]), (said, said["of"])):
         for name in ("start_ns", "end_ns"):
             rows_of[name] += _EPOCH_NS + tables.clock[rank].astype(np.int64)
-    excess = tables.lasted[_BEFORE] - usual
+    excess = tables.lasted[_BEFORE] - baseline
     return Simulated(
         _steps(its, tables, hosts),
         LinkTotals(links, whose, rows, its.clock_bound_ns, waited, said, its.bucket_ns),
         _BEFORE,
         excess,
         tables.without_ns,
-        usual,
+        baseline,
         tuple(lasted for number, lasted in enumerate(tables.lasted[1:], 1) if number != _BEFORE),
         {
             "kind": its.cause,

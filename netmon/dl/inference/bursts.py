@@ -93,8 +93,8 @@ class Bursts:
         rows = self._tail()
         if self._packed and rows["start_ns"][0] >= time_ns:
             rows = self.rows
-        place = int(rows["start_ns"].searchsorted(time_ns))
-        return self.total - int(rows["level"][place]) if place < len(rows) else 0
+        index = int(rows["start_ns"].searchsorted(time_ns))
+        return self.total - int(rows["level"][index]) if index < len(rows) else 0
 
     def add(self, time_ns: _Column, volume: _Column, resolution_ns: int) -> None:
         """Add buckets, each with gradient traffic, ascending in time, none earlier than those added before."""
@@ -245,8 +245,8 @@ def together(flows: Iterable[Table], resolution_ns: int) -> Table:
 
 def summed(rows: Table, resolution_ns: int) -> tuple[npt.NDArray[np.int64], ...]:
     """Flow, time and bytes per bucket of resolution_ns, ordered by flow, then time. rows: dtype TRAFFIC."""
-    flow, place, volume = sums_by_two(rows["flow"], rows["time_ns"] // resolution_ns, rows["payload_bytes"])
-    return flow, place * resolution_ns, volume
+    flow, index, volume = sums_by_two(rows["flow"], rows["time_ns"] // resolution_ns, rows["payload_bytes"])
+    return flow, index * resolution_ns, volume
 
 
 def are_gradients(volume: npt.NDArray[np.int64], resolution_ns: int) -> npt.NDArray[np.bool_]:

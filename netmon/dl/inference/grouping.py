@@ -55,14 +55,14 @@ class _AtHosts:
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._candidates = candidates
         self._places: dict[str, list[int]] = {}
-        for place, candidate in enumerate(candidates):
+        for index, candidate in enumerate(candidates):
             for address in candidate.edge:
-                self._places.setdefault(address, []).append(place)
+                self._places.setdefault(address, []).append(index)
 
     def around(self, members: Iterable[str], apart: Collection[int]) -> list[Candidate]:
         """Those from or to the members, in their order, but for the flows that are apart."""
-        places = sorted({place for member in members for place in self._places.get(member, ())})
-        found = [self._candidates[place] for place in places]
+        indices = sorted({index for member in members for index in self._places.get(member, ())})
+        found = [self._candidates[index] for index in indices]
         return [candidate for candidate in found if candidate.flow not in apart] if apart else found
 
 
@@ -129,13 +129,13 @@ def _keeps(candidate: Candidate, common: Repetition) -> bool:
     rows, onsets, own = candidate.bursts.rows, common.onsets_ns, candidate.repetition
     if own and own.period_ns < _SAME_PERIOD * common.period_ns:
         return False
-    place = np.searchsorted(rows["start_ns"], onsets)
-    if place[-1] == len(rows) or place[0] == place[1]:
+    index = np.searchsorted(rows["start_ns"], onsets)
+    if index[-1] == len(rows) or index[0] == index[1]:
         return False
-    before = place[place > 0]
-    if (rows["end_ns"][before - 1] > onsets[place > 0]).any():
+    before = index[index > 0]
+    if (rows["end_ns"][before - 1] > onsets[index > 0]).any():
         return False
-    volumes = np.diff(rows["level"][place])
+    volumes = np.diff(rows["level"][index])
     return bool((np.abs(volumes - np.median(volumes)) <= _SAME_VOLUME * np.median(volumes)).all())
 
 

@@ -40,7 +40,7 @@ class Words:
         for other in others:
             moments = self._moments.get((sender, other))
             if moments is not None:
-                place = int(np.searchsorted(moments, since_ns))
-                found += moments[place : place + 1].tolist()
+                index = int(np.searchsorted(moments, since_ns))
+                found += moments[index : index + 1].tolist()
         first = min(found, default=before_ns)
         return first + self._resolution_ns // 2 if first < before_ns else None

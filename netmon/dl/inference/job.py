@@ -217,9 +217,9 @@ class Job:
         if total <= (1 + _TOLERANCE) * self.volume:
             return None
         pauses, levels = pauses_before(rows), rows["level"]
-        place = self._place(rows, self.volume, self.volume)
-        if place is not None and pauses[place] >= self._usual_ns:
-            return self._all_at(int(rows["start_ns"][place]), bursts)
+        index = self._place(rows, self.volume, self.volume)
+        if index is not None and pauses[index] >= self._usual_ns:
+            return self._all_at(int(rows["start_ns"][index]), bursts)
         onsets, waiting = self._each(self._open.levels, 1, bursts)
         late = bool(onsets) and now_ns - min(onsets.values())[0] > self.period_ns
         if 2 * len(onsets) >= len(self.flows) and (late or len(onsets) > waiting):
@@ -243,9 +243,9 @@ class Job:
                 waiting += 1
                 continue
             rows = b.rows_around(expected - _TOLERANCE * self._shares[flow])
-            place = self._place(rows, expected, self._shares[flow])
-            if place is not None:
-                onsets[flow] = int(rows["start_ns"][place]), int(rows["level"][place])
+            index = self._place(rows, expected, self._shares[flow])
+            if index is not None:
+                onsets[flow] = int(rows["start_ns"][index]), int(rows["level"][index])
         return onsets, waiting
 
     def _place(self, rows: Table, level: float, volume: float) -> int | None:
@@ -285,10 +285,10 @@ class Job:
         """An iteration of other bytes than usual: it ends where a usual one begins."""
         long = np.flatnonzero(pauses[1:] >= self._usual_ns) + 1
         volume = self.volume
-        for place in long:
-            following = np.abs(levels[long] - levels[place] - volume) <= _TOLERANCE * volume
+        for index in long:
+            following = np.abs(levels[long] - levels[index] - volume) <= _TOLERANCE * volume
             if following.any():
-                return self._all_at(int(rows["start_ns"][place]), bursts)
+                return self._all_at(int(rows["start_ns"][index]), bursts)
         return None
 
     def _next(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> InferredIteration | None:
@@ -312,11 +312,11 @@ class Job:
         ends, starts = {}, []
         for flow, b in self._kept(bursts):
             rows = b.rows_around(levels[flow])
-            place = int(rows["level"].searchsorted(levels[flow]))
-            if place:
-                ends[flow] = int(rows["end_ns"][place - 1])
-            if place < len(rows):
-                starts.append(int(rows["start_ns"][place]))
+            index = int(rows["level"].searchsorted(levels[flow]))
+            if index:
+                ends[flow] = int(rows["end_ns"][index - 1])
+            if index < len(rows):
+                starts.append(int(rows["start_ns"][index]))
         pause_ns = max(0, time_ns - max(ends.values())) if ends else 0
         spread_ns = max(0, int(np.median(starts)) - time_ns) if starts else 0
         return Beginning(time_ns, pause_ns, spread_ns, dict(levels), ends)

@@ -81,8 +81,8 @@ def _lags(one: Side, other: Side, common: Repetition, now_ns: int, resolution_ns
 def _whole(one: Side, other: Side, common: Repetition, edges: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     flows = [*one.sends, *one.receives, *other.sends, *other.receives]
     volumes = np.diff(np.sum([_levels(b, edges) for b in flows], axis=0))
-    usual = float(np.median(volumes[:-1]))
-    whole: npt.NDArray[np.bool_] = np.abs(volumes - usual) <= 2 * VOLUME_TOLERANCE * usual
+    baseline = float(np.median(volumes[:-1]))
+    whole: npt.NDArray[np.bool_] = np.abs(volumes - baseline) <= 2 * VOLUME_TOLERANCE * baseline
     whole[:-1] = True
     return whole
 

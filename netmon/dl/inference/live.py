@@ -135,9 +135,9 @@ class Inference:
     def _since(self, flow: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """From when on rows of each of these flows are taken as they are."""
         of_jobs = {number for job in self._jobs for number in job.flows}
-        distinct, place = np.unique(flow, return_inverse=True)
+        distinct, index = np.unique(flow, return_inverse=True)
         since = [self._until_ns if number in of_jobs else self._last_ns(number) for number in distinct.tolist()]
-        return np.array(since, np.int64)[place]
+        return np.array(since, np.int64)[index]
 
     def _last_ns(self, flow: int) -> int:
         """When the last traffic of a flow was over; 0: there was none."""
@@ -146,10 +146,10 @@ class Inference:
 
     def _keep(self, rows: Table, until_ns: int) -> None:
         flow, time_ns, volume = summed(rows, self._resolution_ns)
-        distinct, place = np.unique(flow, return_inverse=True)
+        distinct, index = np.unique(flow, return_inverse=True)
         known = np.fromiter(map(self._flows.__contains__, distinct.tolist()), np.bool_, len(distinct))
         if not known.all():
-            flow, time_ns, volume = (column[known[place]] for column in (flow, time_ns, volume))
+            flow, time_ns, volume = (column[known[index]] for column in (flow, time_ns, volume))
         full = are_gradients(volume, self._resolution_ns)
         self._keep_words(flow[~full], time_ns[~full])
         flow, time_ns, volume = flow[full], time_ns[full], volume[full]

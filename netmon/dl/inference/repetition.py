@@ -76,16 +76,16 @@ def repetition(rows: Table, now_ns: int) -> Repetition | None:
     if chain is None:
         return None
     volume = int(np.median(np.diff(levels[chain.points])))
-    usual = SHORT * chain.pause_ns
+    baseline = SHORT * chain.pause_ns
     met = levels[chain.points[chain.points < len(rows)]].tolist()
-    points = np.unique([beginning(rows, pauses, (level, level, level), volume, usual) for level in met])
+    points = np.unique([beginning(rows, pauses, (level, level, level), volume, baseline) for level in met])
     if len(points) < INTERVALS:
         return None
     return Repetition(volume, rows["start_ns"][points], levels[points], chain.pause_ns)
 
 
 def beginning(
-    rows: Table, pauses: npt.NDArray[np.int64], levels: tuple[float, float, float], volume: float, usual_ns: float
+    rows: Table, pauses: npt.NDArray[np.int64], levels: tuple[float, float, float], volume: float, baseline_ns: float
 ) -> int | None:
     """Which burst begins an iteration that should begin at a level: (least, expected, most); None if none can.
 
@@ -97,7 +97,7 @@ def beginning(
     first, middle, end = np.searchsorted(rows["level"], (levels[0], levels[1] + stray, levels[2] + stray), side="left")
     if first >= end:
         return None
-    long = first + np.flatnonzero(pauses[first:end] >= usual_ns)
+    long = first + np.flatnonzero(pauses[first:end] >= baseline_ns)
     if not len(long):
         return int(first + np.argmax(pauses[first:end]))
     return int(long[long < middle][-1] if long[0] < middle else long[0])

@@ -130,12 +130,12 @@ class Verdicts:
                     others.append(flow)
             if not others:
                 continue
-            usual = _Usual(job.period_ns, job.volume / len(job.flows), known.begun_ns)
+            baseline = _Usual(job.period_ns, job.volume / len(job.flows), known.begun_ns)
             before = [flow for flow in others if flow in self._told and self._told[flow].job == job.name]
-            control = {*before, *(self._at_start(others, usual) if changed else ())}
+            control = {*before, *(self._at_start(others, baseline) if changed else ())}
             rest = [flow for flow in others if flow not in control]
-            if self._is_quiet(known, pair, rest, usual, changed):
-                control.update(flow for flow in others if self._goes_on(flow, usual))
+            if self._is_quiet(known, pair, rest, baseline, changed):
+                control.update(flow for flow in others if self._goes_on(flow, baseline))
             verdicts |= {flow: self._verdict(job, members, flow, CONTROL) for flow in control}
         return verdicts
 
@@ -143,7 +143,7 @@ class Verdicts:
         gradient = {ends_of(self._flows[flow]) for flow in job.flows if flow in self._flows}
         reverse = {(dst, src, dst_port, src_port, protocol) for src, dst, src_port, dst_port, protocol in gradient}
         begun = [self._first_ns[flow] for flow in job.flows if flow in self._first_ns]
-        members = {member: place for place, member in enumerate(job.found.members)}
+        members = {member: index for index, member in enumerate(job.found.members)}
         return _Known(basis, members, gradient, reverse, np.array(begun or [self._now_ns]), self._within(members))
 
     def _within(self, members: Collection[str]) -> set[int]:
@@ -167,22 +167,22 @@ class Verdicts:
         local = what.src if what.direction == Direction.TX else what.dst
         return FlowVerdict(job.name, members[local], traffic)
 
-    def _is_quiet(self, known: "_Known", way: Edge, others: Sequence[int], usual: "_Usual", anew: bool) -> bool:
+    def _is_quiet(self, known: "_Known", way: Edge, others: Sequence[int], baseline: "_Usual", anew: bool) -> bool:
         """Whether little goes from one member of a job to another in these flows and those counted before."""
         volumes = self._volume if anew else self._news
         before = 0.0 if anew else known.others.get(way, 0.0)
         known.others[way] = total = before + sum(volumes[flow] for flow in others)
-        iterations = (self._now_ns - usual.begun_ns.min()) / usual.period_ns
-        return bool(total <= _CONTROL_SHARE * usual.volume * iterations)
+        iterations = (self._now_ns - baseline.begun_ns.min()) / baseline.period_ns
+        return bool(total <= _CONTROL_SHARE * baseline.volume * iterations)
 
-    def _at_start(self, others: Sequence[int], usual: "_Usual") -> list[int]:
+    def _at_start(self, others: Sequence[int], baseline: "_Usual") -> list[int]:
         """Those that began with the job, if they are not too much all together."""
-        near = ((flow, np.abs(usual.begun_ns - self._first_ns[flow]).min()) for flow in others)
-        early = [flow for flow, apart_ns in near if apart_ns <= usual.period_ns]
-        return early if sum(self._volume[flow] for flow in early) <= _START_ITERATIONS * usual.volume else []
+        near = ((flow, np.abs(baseline.begun_ns - self._first_ns[flow]).min()) for flow in others)
+        early = [flow for flow, apart_ns in near if apart_ns <= baseline.period_ns]
+        return early if sum(self._volume[flow] for flow in early) <= _START_ITERATIONS * baseline.volume else []
 
-    def _goes_on(self, flow: int, usual: "_Usual") -> bool:
-        return self._last_ns[flow] - self._first_ns[flow] >= _CONTROL_PERIODS * usual.period_ns
+    def _goes_on(self, flow: int, baseline: "_Usual") -> bool:
+        return self._last_ns[flow] - self._first_ns[flow] >= _CONTROL_PERIODS * baseline.period_ns
 
 
 @dataclass
@@ -208,5 +208,5 @@ class _Usual:
 
 
 def _sums(rows: Table) -> tuple[list[int], list[float]]:
-    flows, place = np.unique(rows["flow"], return_inverse=True)
-    return flows.tolist(), np.bincount(place, weights=rows["payload_bytes"], minlength=len(flows)).tolist()
+    flows, index = np.unique(rows["flow"], return_inverse=True)
+    return flows.tolist(), np.bincount(index, weights=rows["payload_bytes"], minlength=len(flows)).tolist()

@@ -185,7 +185,7 @@ def _bounded(demands: Sequence[Demand], most: int | None) -> tuple[list[Demand],
     gone: list[str] = []
     for group in sorted(groups(demands), key=len):
         if len(group) > 1 and most is not None and len(kept) + len(group) > most:
-            gone += [demands[place].job for place in group]
+            gone += [demands[index].job for index in group]
         elif len(group) > 1:
             kept.update(group)
-    return [demands[place] for place in sorted(kept)], tuple(sorted(gone))
+    return [demands[index] for index in sorted(kept)], tuple(sorted(gone))

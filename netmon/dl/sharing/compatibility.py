@@ -42,8 +42,8 @@ def fair_shares(demand: _Floats, weights: _Floats, capacity: float) -> _Floats:
     order = np.argsort(per_weight, axis=1)
     left, weight = np.full(len(crowded), capacity), np.where(wanted > 0, weights, 0.0).sum(axis=1)
     rows = np.arange(len(crowded))
-    for place in range(wanted.shape[1]):  # who wants least per flow is served first, and leaves the rest to the others
-        job = order[:, place]
+    for index in range(wanted.shape[1]):  # who wants least per flow is served first, and leaves the rest to the others
+        job = order[:, index]
         want = wanted[rows, job]
         own = np.where(want > 0, weights[job], 0.0)
         share = np.minimum(want, left * own / np.maximum(weight, 1e-12))
@@ -78,11 +78,11 @@ def durations(
     now, end = float(begins_ns.min()), float(begins_ns.max() + 3 * iterations * periods.max())
     whose = np.arange(count)
     while now < end and ended.min() < iterations:
-        place = np.minimum((done % 1.0 * bins[0]).astype(np.int64), bins[0] - 1)
+        index = np.minimum((done % 1.0 * bins[0]).astype(np.int64), bins[0] - 1)
         going = now >= begins_ns
         speed = np.ones((cases, count))
         for link, of_link, weight in zip(links, rates, weights, strict=True):
-            demand = np.where(going, of_link[whose, place], 0.0)
+            demand = np.where(going, of_link[whose, index], 0.0)
             if demand.sum(axis=1).max() > capacity_bps[link]:
                 given = fair_shares(demand, weight, capacity_bps[link])
                 with np.errstate(divide="ignore", invalid="ignore"):
@@ -146,15 +146,15 @@ def score(demand_bps: _Floats, capacity_bps: float) -> float:
 def shared_links(jobs: Sequence[Demand]) -> dict[int, list[int]]:
     """The places of the jobs that use a link, of each link that several use at the same time."""
     using: dict[int, list[int]] = {}
-    for place, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         for link in job.links:
-            using.setdefault(link, []).append(place)
+            using.setdefault(link, []).append(index)
     met = {
-        link: [one for one in places if any(_at_once(jobs[one], jobs[other]) for other in places if other != one)]
-        for link, places in using.items()
-        if len(places) > 1
+        link: [one for one in indices if any(_at_once(jobs[one], jobs[other]) for other in indices if other != one)]
+        for link, indices in using.items()
+        if len(indices) > 1
     }
-    return {link: places for link, places in met.items() if places}
+    return {link: indices for link, indices in met.items() if indices}
 
 
 def _at_once(one: Demand, other: Demand) -> bool:
@@ -166,9 +166,9 @@ def _at_once(one: Demand, other: Demand) -> bool:
 def groups(jobs: Sequence[Demand]) -> list[list[int]]:
     """Places of jobs that are tied by shared links, each group in the order of a walk from its first one."""
     ties: dict[int, set[int]] = {}
-    for places in shared_links(jobs).values():
-        for place in places:
-            ties.setdefault(place, set()).update(places)
+    for indices in shared_links(jobs).values():
+        for index in indices:
+            ties.setdefault(index, set()).update(indices)
     found: list[list[int]] = []
     seen: set[int] = set()
     for first in sorted(ties):
@@ -176,8 +176,8 @@ def groups(jobs: Sequence[Demand]) -> list[list[int]]:
             continue
         walk = [first]
         seen.add(first)
-        for place in walk:  # breadth first: it grows while it is walked
-            nearer = sorted(ties[place] - seen)
+        for index in walk:  # breadth first: it grows while it is walked
+            nearer = sorted(ties[index] - seen)
             walk += nearer
             seen.update(nearer)
         found.append(walk)
@@ -194,40 +194,40 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
     found = []
     shared = {link: using for link, using in shared_links(jobs).items() if capacity_bps.get(link)}
     for group in groups(jobs):
-        hold_ns = _hold_ns([jobs[place] for place in group])
+        hold_ns = _hold_ns([jobs[index] for index in group])
         steady = _steady(jobs, group, hold_ns)
         shifts = dict.fromkeys(group, 0.0)
-        for number, place in enumerate(group[1:], 1):
-            shifts[place] = _best_shift(_Beside(steady, place, group[:number], shared, capacity_bps), shifts)
-        for place in group[1:] * (_ROUNDS if len(group) > 2 else 0):
-            shifts[place] = _best_shift(_Beside(steady, place, _others(group, place), shared, capacity_bps), shifts)
-        after = _model([steady[place] for place in group], [*shifts.values()], capacity_bps)
+        for number, index in enumerate(group[1:], 1):
+            shifts[index] = _best_shift(_Beside(steady, index, group[:number], shared, capacity_bps), shifts)
+        for index in group[1:] * (_ROUNDS if len(group) > 2 else 0):
+            shifts[index] = _best_shift(_Beside(steady, index, _others(group, index), shared, capacity_bps), shifts)
+        after = _model([steady[index] for index in group], [*shifts.values()], capacity_bps)
         if hold_ns and after.max() > _NEAR * hold_ns:  # the best shift leaves some of the conflict: less often, then
             hold_ns = round(_SLACK * float(after.max()))
             after = np.maximum(after, hold_ns)
         lately = _lately(jobs, group)
-        beside = {place: _Beside(lately, place, _others(group, place), shared, capacity_bps) for place in group}
-        before = {place: _shared_ns(now, dict.fromkeys(group, 0.0)) for place, now in beside.items()}
-        took = {place: (before[place], float(after[at])) for at, place in enumerate(group)}
-        for place in group[1:]:
-            now = beside[place]
+        beside = {index: _Beside(lately, index, _others(group, index), shared, capacity_bps) for index in group}
+        before = {index: _shared_ns(now, dict.fromkeys(group, 0.0)) for index, now in beside.items()}
+        took = {index: (before[index], float(after[at])) for at, index in enumerate(group)}
+        for index in group[1:]:
+            now = beside[index]
             if not now.links:
                 continue
             near = [other for other in now.others if any(other in shared[link] for link in now.links)]
-            then = _Beside(steady, place, _others(group, place), shared, capacity_bps)
-            begins = [steady[one].starts_ns[0] + shifts[one] for one in (place, near[0])]
+            then = _Beside(steady, index, _others(group, index), shared, capacity_bps)
+            begins = [steady[one].starts_ns[0] + shifts[one] for one in (index, near[0])]
             found.append(
                 Fit(
-                    jobs[place].job,
+                    jobs[index].job,
                     tuple(jobs[other].job for other in near),
                     now.links,
                     now.score(0.0, dict.fromkeys(group, 0.0)),
-                    then.score(shifts[place], shifts),
+                    then.score(shifts[index], shifts),
                     now.trend(),
-                    round(shifts[place]),
+                    round(shifts[index]),
                     hold_ns,
-                    round((begins[0] - begins[1]) % steady[place].period_ns) if hold_ns else 0,
-                    *took[place],
+                    round((begins[0] - begins[1]) % steady[index].period_ns) if hold_ns else 0,
+                    *took[index],
                     tuple(took[other][0] for other in near),
                     tuple(took[other][1] for other in near),
                 )
@@ -261,10 +261,10 @@ def _lately(jobs: Sequence[Demand], group: Sequence[int]) -> list[Demand]:
 
     Where they go round each other within a few iterations, a whole round is how they are.
     """
-    latest = min(int(jobs[place].starts_ns[-1]) for place in group)
-    until = {place: _until(jobs[place].starts_ns, latest) for place in group}
-    together_ns = max(_went_on(until[place]) for place in group)
-    longest = max(group, key=lambda place: float(np.median(np.diff(until[place][-_LATELY - 1 :]))))
+    latest = min(int(jobs[index].starts_ns[-1]) for index in group)
+    until = {index: _until(jobs[index].starts_ns, latest) for index in group}
+    together_ns = max(_went_on(until[index]) for index in group)
+    longest = max(group, key=lambda index: float(np.median(np.diff(until[index][-_LATELY - 1 :]))))
     beside = until[longest][-_ROUND - 1 :]
     own_ns, count = float(np.median(np.diff(beside[-_LATELY - 1 :]))), float(_LATELY)
     for other in _others(group, longest):
@@ -272,10 +272,10 @@ def _lately(jobs: Sequence[Demand], group: Sequence[int]) -> list[Demand]:
         round_ = own_ns / abs(moves.per_iteration_ns) if moves and moves.per_iteration_ns else 0.0
         count = max(count, round_ if round_ <= _ROUND else 0.0)
     found = list(jobs)
-    for place in group:
+    for index in group:
         since = max(latest - count * own_ns, together_ns)
-        first = min(int(np.searchsorted(until[place], since)), len(until[place]) - FEWEST - 1)
-        found[place] = replace(jobs[place], starts_ns=until[place][max(0, first) :])
+        first = min(int(np.searchsorted(until[index], since)), len(until[index]) - FEWEST - 1)
+        found[index] = replace(jobs[index], starts_ns=until[index][max(0, first) :])
     return found
 
 
@@ -306,14 +306,14 @@ def _shared_ns(now: "_Beside", shifts: Mapping[int, float]) -> float:
 def _steady(jobs: Sequence[Demand], group: Sequence[int], hold_ns: int) -> list[Demand]:
     """The jobs of the group as they would go on from now if nobody held them up, and each other job as it was."""
     found = list(jobs)
-    latest = min(int(jobs[place].starts_ns[-1]) for place in group)  # until when it is known of all where they are
-    longest = max(jobs[place].period_ns for place in group)
-    for place in group:
-        job = jobs[place]
+    latest = min(int(jobs[index].starts_ns[-1]) for index in group)  # until when it is known of all where they are
+    longest = max(jobs[index].period_ns for index in group)
+    for index in group:
+        job = jobs[index]
         job = _held(job, hold_ns) if hold_ns else job
         count = -(-_ITERATIONS * longest // job.period_ns) + 1
-        starts = latest - _since(jobs[place], latest) + job.period_ns * np.arange(-1, count + 1)
-        found[place] = replace(job, starts_ns=starts)
+        starts = latest - _since(jobs[index], latest) + job.period_ns * np.arange(-1, count + 1)
+        found[index] = replace(job, starts_ns=starts)
     return found
 
 
@@ -326,8 +326,8 @@ def _held(job: Demand, period_ns: int) -> Demand:
     return replace(job, period_ns=period_ns, rates=np.diff(sent, axis=1) * job.period_ns / period_ns)
 
 
-def _others(group: Sequence[int], place: int) -> list[int]:
-    return [other for other in group if other != place]
+def _others(group: Sequence[int], index: int) -> list[int]:
+    return [other for other in group if other != index]
 
 
 class _Beside:
@@ -336,13 +336,13 @@ class _Beside:
     def __init__(
         self,
         jobs: Sequence[Demand],
-        place: int,
+        index: int,
         others: Sequence[int],
         shared: Mapping[int, Sequence[int]],
         capacity_bps: Mapping[int, float],
     ) -> None:
-        self.jobs, self.own, self.others, self.capacity_bps = jobs, jobs[place], others, capacity_bps
-        self.links = tuple(link for link, using in shared.items() if place in using and set(using) & set(others))
+        self.jobs, self.own, self.others, self.capacity_bps = jobs, jobs[index], others, capacity_bps
+        self.links = tuple(link for link, using in shared.items() if index in using and set(using) & set(others))
         trained = [self.own, *(jobs[other] for other in others)]
         self.begin_ns = max(int(job.starts_ns[0]) for job in trained)
         self.bin_ns = max(1, (min(int(job.starts_ns[-1]) for job in trained) - self.begin_ns) // _WINDOW_BINS)
@@ -416,5 +416,5 @@ def _model(jobs: Sequence[Demand], shifts: Sequence[float], capacity_bps: Mappin
 def _since(job: Demand, time_ns: int) -> int:
     """How long ago the iteration began that began nearest to a time; a job that is over goes on as before."""
     nearest = int(job.starts_ns[np.abs(job.starts_ns - time_ns).argmin()])
-    since, usual_ns = time_ns - nearest, int(job.measured_ns)
-    return since if abs(since) < usual_ns else since % usual_ns
+    since, baseline_ns = time_ns - nearest, int(job.measured_ns)
+    return since if abs(since) < baseline_ns else since % baseline_ns

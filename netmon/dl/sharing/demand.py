@@ -84,9 +84,9 @@ class Demand:
         number = np.searchsorted(self.starts_ns, times, "right") - 1
         inside = (number >= 0) & (number < len(self.starts_ns) - 1)
         into = times - self.starts_ns[np.clip(number, 0, len(self.starts_ns) - 1)]
-        place = (into * self.rates.shape[1] / self.period_ns).astype(np.int64)
-        rates = self.at(link)[np.clip(place, 0, self.rates.shape[1] - 1)]
-        return np.where(inside & (place < self.rates.shape[1]), rates, 0.0)
+        index = (into * self.rates.shape[1] / self.period_ns).astype(np.int64)
+        rates = self.at(link)[np.clip(index, 0, self.rates.shape[1] - 1)]
+        return np.where(inside & (index < self.rates.shape[1]), rates, 0.0)
 
 
 def demand(
@@ -112,8 +112,8 @@ def demand(
     )
     lengths = np.diff(starts_ns)
     alone = np.flatnonzero(met <= _ALONE)
-    usual = np.median(lengths[alone]) if len(alone) else 0.0
-    alone = alone[lengths[alone] <= 2 * usual]  # a pause between two steps is no step
+    baseline = np.median(lengths[alone]) if len(alone) else 0.0
+    alone = alone[lengths[alone] <= 2 * baseline]  # a pause between two steps is no step
     chosen = alone if len(alone) else np.argsort(lengths, kind="stable")[: max(1, len(lengths) // 10)]
     one = int(chosen[np.argsort(lengths[chosen], kind="stable")[len(chosen) // 2]])
     start, period = int(starts_ns[one]), int(lengths[one])

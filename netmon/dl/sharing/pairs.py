@@ -94,21 +94,21 @@ def pairs(
         pace = np.where(busy_ns > 0, bytes_ * 8e9 / busy_ns, np.nan)
         busy = busy_ns / np.maximum(communication_ns, 1)
         share = busy_ns / np.maximum(duration_ns, 1)
-    usual_bytes = np.median(bytes_, axis=1)
+    typical_bytes = np.median(bytes_, axis=1)
     sent = (bytes_ > 0).sum(axis=1) * 2 >= bytes_.shape[1]  # of the others there is no usual iteration
-    sent &= usual_bytes >= _GRADIENTS * usual_bytes.max()
+    sent &= typical_bytes >= _GRADIENTS * typical_bytes.max()
     paces = np.array([np.nanmedian(row) if used else 0.0 for row, used in zip(pace, sent, strict=True)])
-    usual = float(np.median(paces[sent])) if sent.sum() >= _FEWEST else 0.0
+    baseline = float(np.median(paces[sent])) if sent.sum() >= _FEWEST else 0.0
     found = [
         Pair(
             job,
-            *ends[place],
-            float(usual_bytes[place]),
-            float(paces[place]),
-            min(1.0, float(np.median(busy[place]))),
-            min(1.0, float(np.median(share[place]))),
-            bool(paces[place] < _SLOW * usual),
+            *ends[index],
+            float(typical_bytes[index]),
+            float(paces[index]),
+            min(1.0, float(np.median(busy[index]))),
+            min(1.0, float(np.median(share[index]))),
+            bool(paces[index] < _SLOW * baseline),
         )
-        for place in np.flatnonzero(sent).tolist()
+        for index in np.flatnonzero(sent).tolist()
     ]
     return sorted(found, key=lambda pair: pair.pace_bps)

@@ -104,7 +104,7 @@ class Passed:
         if self._bin_ns > _FINEST_NS:
             cells = cells.replaced(bin=cells["bin"] * _FINEST_NS // self._bin_ns)
         carriers = _carriers(self._together(self._flows, _FLOW))
-        number = {job: place for place, job in enumerate(names.jobs)}
+        number = {job: index for index, job in enumerate(names.jobs)}
         near = cells
         if only:
             own = np.isin(cells["job"], [number[job] for job in only if job in number])
@@ -126,19 +126,19 @@ class Passed:
         found = {}
         first = starts(cells["link"])
         for a, b in pairwise([*first.tolist(), len(cells)]):
-            places, sent, jobs = cells["bin"][a:b], cells["wire_bytes"][a:b].astype(np.float64), cells["job"][a:b]
+            indices, sent, jobs = cells["bin"][a:b], cells["wire_bytes"][a:b].astype(np.float64), cells["job"][a:b]
             if not (jobs >= 0).any():
                 continue
             of_job = {
-                names.jobs[job]: _sums(places[jobs == job], sent[jobs == job], bins)
+                names.jobs[job]: _sums(indices[jobs == job], sent[jobs == job], bins)
                 for job in np.unique(jobs[jobs >= 0]).tolist()
             }
-            found[int(cells["link"][a])] = LinkBytes(begin, self._bin_ns, of_job, _sums(places, sent, bins))
+            found[int(cells["link"][a])] = LinkBytes(begin, self._bin_ns, of_job, _sums(indices, sent, bins))
         return found
 
 
-def _sums(places: Numbers, values: npt.NDArray[np.float64], bins: int) -> npt.NDArray[np.float64]:
-    return np.bincount(places, values, bins)[:bins].astype(np.float64)
+def _sums(indices: Numbers, values: npt.NDArray[np.float64], bins: int) -> npt.NDArray[np.float64]:
+    return np.bincount(indices, values, bins)[:bins].astype(np.float64)
 
 
 def _summed(rows: Columns, by: list[str]) -> Columns:
@@ -173,7 +173,7 @@ def _job(
     carriers: Mapping[int, Mapping[int, int]],
     bin_ns: int,
 ) -> JobSeen:
-    mine = np.array([place for place, (of, _, _) in enumerate(names.pairs) if of == number], np.int64)
+    mine = np.array([index for index, (of, _, _) in enumerate(names.pairs) if of == number], np.int64)
     own = cells[cells["job"] == number]
     pair = own["pair"]
     over = _links_of_pairs(np.where(pair < -1, -2 - pair, pair), own["link"], mine)
@@ -189,11 +189,11 @@ def _job(
     np.minimum.at(first, column, bins)
     np.maximum.at(last, column, bins)
     communication = np.where(last >= 0, (last - first + 1.0) * bin_ns, 0.0)
-    ends = [names.pairs[place][1:] for place in mine.tolist()]
+    ends = [names.pairs[index][1:] for index in mine.tolist()]
     flows = carriers.get(number, {})
     return JobSeen(job, iterations.starts_ns, ends, sent, busy, communication, flows, over, iterations.error_ns)
 
 
 def _links_of_pairs(pair: Numbers, link: Numbers, mine: Numbers) -> list[list[int]]:
     known = np.unique(np.stack([pair, link])[:, pair >= 0], axis=1)
-    return [known[1, known[0] == place].tolist() for place in mine.tolist()]
+    return [known[1, known[0] == index].tolist() for index in mine.tolist()]

@@ -52,8 +52,8 @@ class Matrix:
     @cached_property
     def changes(self) -> list[int]:
         """Rows from which on the job itself takes longer, or shorter, than before."""
-        places = np.flatnonzero(self.whole)
-        found: list[int] = places[changes((self.duration - self.exposed)[places], self.slowest[places])].tolist()
+        indices = np.flatnonzero(self.whole)
+        found: list[int] = indices[changes((self.duration - self.exposed)[indices], self.slowest[indices])].tolist()
         return found
 
     @cached_property

@@ -74,18 +74,18 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
         piece = float(np.clip(seen.own[link, span].sum() / _PIECES, _LEAST_PIECE, _MOST_PIECE))
         edges = _edges(seen.own[link, span], piece)
         took = np.diff(edges)
-        usual = _usual(seen.links[link], references, piece) if len(took) >= _FEWEST else 0.0
-        if not usual:
+        baseline = _usual(seen.links[link], references, piece) if len(took) >= _FEWEST else 0.0
+        if not baseline:
             continue
         foreign = np.concatenate([[0.0], np.cumsum(cells.kind == StallCause.FOREIGN)])
         beside = np.diff(np.interp(edges, np.arange(len(foreign)), foreign))
         going = _longest_break(seen.own[link, span], edges) < _BREAK * took
-        took, slow = took[going], ((took * _SLOWER >= usual) & (beside < 0.1 * took))[going]
+        took, slow = took[going], ((took * _SLOWER >= baseline) & (beside < 0.1 * took))[going]
         off = _EVEN_LOSSY if (cells.kind == StallCause.LOST).any() else _EVEN
         for begin, end in _runs(slow):
             some = took[begin:end]
             if _even(some, off):
-                longer += float(some.sum()) - len(some) * usual
+                longer += float(some.sum()) - len(some) * baseline
     return longer * CELL_NS
 
 
@@ -221,16 +221,16 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     ]
 
     def beyond(kind: StallCause) -> float:
-        usual = median([cells.sum(kind) for cells in base]) if base else 0.0
-        return judged.sum(kind) - usual + (left.sum(kind) if left else 0.0)
+        baseline = median([cells.sum(kind) for cells in base]) if base else 0.0
+        return judged.sum(kind) - baseline + (left.sum(kind) if left else 0.0)
 
     parts: dict[str, float] = {}
-    usual_moved = median([w.moved.sum() for w in one.references.values()]) if one.references else 0.0
+    baseline_moved = median([w.moved.sum() for w in one.references.values()]) if one.references else 0.0
     cells = judged if left is None else together(left, judged)
     culprits = _culprits(seen, cells, capacity, list(one.references.values()))
     moved = float(seen.moved[seen.cell(phases.left[1]) if left else 0 :].sum())
-    if usual_moved and moved > (_AGAIN if culprits else _MORE) * usual_moved:
-        parts["transfer"] = (moved / usual_moved - 1.0) * phases.usual_transfer_ns
+    if baseline_moved and moved > (_AGAIN if culprits else _MORE) * baseline_moved:
+        parts["transfer"] = (moved / baseline_moved - 1.0) * phases.usual_transfer_ns
     for each in culprits:
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
     stopped = max(0.0, beyond(StallCause.STOPPED))

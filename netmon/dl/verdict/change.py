@@ -32,8 +32,8 @@ def changes(computed: _Floats, took: _Floats) -> list[int]:
     log, duration = np.log(computed[known]), np.log(took[known])
     found: list[int] = []
     begin = 0
-    while (place := _first(log[begin:], duration[begin:])) is not None:
-        begin += place
+    while (index := _first(log[begin:], duration[begin:])) is not None:
+        begin += index
         found.append(int(known[begin]))
     return found
 
@@ -52,13 +52,13 @@ def _first(log: _Floats, duration: _Floats) -> int | None:
     apart = np.maximum(np.log(_ALIKE), _ALIKE_SHARE * np.abs(np.median(each, axis=1)))
     alike = ((side[:, None] * each) >= np.log(CHANGED)).all(axis=1) & (np.ptp(each, axis=1) <= apart)
     takes = np.median(np.lib.stride_tricks.sliding_window_view(duration, LASTS)[_FEWEST:], axis=1) - before[:, -1]
-    places = np.flatnonzero(all_of_them & alike & (side * takes >= np.log(_TAKES)))
-    if not len(places):
+    indices = np.flatnonzero(all_of_them & alike & (side * takes >= np.log(_TAKES)))
+    if not len(indices):
         return None
-    place, level, base = int(places[0]) + _FEWEST, of_ranks[places[0]], before[places[0], :-1]
-    while place > _FEWEST and np.median((log[place - 1] - base) / level) > 0.5:  # changed, and not alike yet
-        place -= 1
-    return place
+    index, level, base = int(indices[0]) + _FEWEST, of_ranks[indices[0]], before[indices[0], :-1]
+    while index > _FEWEST and np.median((log[index - 1] - base) / level) > 0.5:  # changed, and not alike yet
+        index -= 1
+    return index
 
 
 def _medians_before(values: _Floats) -> _Floats:

@@ -76,8 +76,8 @@ def _placed(
     if first in ("late", "host") and late_of:
         rank = max(late_of, key=lambda rank: late_of[rank])
         column = int(np.searchsorted(table.rank, rank))
-        place = int(table.host[row, column]) if column < len(table.rank) else -1
-        host = steps.hosts[place] if place >= 0 else ""
+        index = int(table.host[row, column]) if column < len(table.rank) else -1
+        host = steps.hosts[index] if index >= 0 else ""
         return replace(verdict, rank=rank, host=host, culprit=f"rank {rank}")
     if first in ("cross", "other_job", "own_transfer") and blamed and one.seen:
         culprit = next(each for each in blamed.culprits if each.cause == first)

@@ -76,16 +76,16 @@ def of_job(said: Table, whose: Sequence[Whose], job: str) -> Connections:
     return Connections(kept, rank.astype(np.int64), peer.astype(np.int64), control.astype(np.bool_))
 
 
-def limited(said: Table, name: str, span: tuple[float, float], usual: Sequence[tuple[float, float]]) -> float:
+def limited(said: Table, name: str, span: tuple[float, float], baseline: Sequence[tuple[float, float]]) -> float:
     """ns beyond the usual that one connection was held up in a time, at the most. name: a column of SAID.
 
-    Times are UTC; usual: those to compare with. Rows count by the part of them that lies in a time.
+    Times are UTC; baseline: those to compare with. Rows count by the part of them that lies in a time.
     """
     most = 0.0
     known = said[said[name] > 0]  # what is 0, or not known, adds nothing
     for of in np.unique(known["of"]).tolist():
-        limited_ns = within(known[known["of"] == of], name, [span, *usual])
-        most = max(most, float(limited_ns[0]) - (median(limited_ns[1:]) if len(usual) else 0.0))
+        limited_ns = within(known[known["of"] == of], name, [span, *baseline])
+        most = max(most, float(limited_ns[0]) - (median(limited_ns[1:]) if len(baseline) else 0.0))
     return min(most, span[1] - span[0])
 
 
@@ -111,8 +111,8 @@ def who_waited(connections: Connections, begin_ns: float, end_ns: float, resumed
             continue
         shares = (idle / np.maximum(length, 1))[known & (overlap <= 0) & same]
         clear = _CLEAR_PART if overlap[row] >= _PART * length[row] else _CLEAR
-        usual = max(0.0, median(shares) - clear * spread(shares)) if len(shares) >= _FEWEST else 0.0
-        idle_then = idle[row] - usual * (length[row] - overlap[row])
+        baseline = max(0.0, median(shares) - clear * spread(shares)) if len(shares) >= _FEWEST else 0.0
+        idle_then = idle[row] - baseline * (length[row] - overlap[row])
         if connections.control[row] and connections.peer[row] == resumed and said["busy_ns"][row] >= overlap[row]:
             idle_then = 0.0
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
@@ -131,9 +131,9 @@ def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict
     for of in np.unique(said["of"][inside]).tolist():
         own = said["of"] == of
         others = share[own & ~inside]
-        usual, now_and_then = (median(others), float(np.quantile(others, _MOSTLY))) if len(others) else (0.0, 0.0)
+        baseline, now_and_then = (median(others), float(np.quantile(others, _MOSTLY))) if len(others) else (0.0, 0.0)
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
-        if (share[most] > max(_LOSSY, _BEYOND * usual, _NOT_MERELY * now_and_then)).any():
+        if (share[most] > max(_LOSSY, _BEYOND * baseline, _NOT_MERELY * now_and_then)).any():
             sender = int(rank[own][0])
             again = float(within(said[own], "again_bytes", [(begin_ns, end_ns)])[0])
             found[sender] = found.get(sender, 0.0) + again

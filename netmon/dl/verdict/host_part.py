@@ -62,11 +62,11 @@ def _parts(
 
 
 def kept_more(
-    rows: Table, name: str, span: _Span, usual: npt.NDArray[np.int64], late: Collection[int] = ()
+    rows: Table, name: str, span: _Span, baseline: npt.NDArray[np.int64], late: Collection[int] = ()
 ) -> dict[int, float]:
     """By rank, ns that it waited, or was throttled, longer in a time than in usual iterations; only what is clear.
 
-    rows: of WAITED; name: one of KEPT, of which a row counts no more than its own length. Times are UTC; usual:
+    rows: of WAITED; name: one of KEPT, of which a row counts no more than its own length. Times are UTC; baseline:
     (iterations, 2), those of the usual ones, of which some may not have been watched. late: ranks that are known to
     have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their mean.
     A rank that is throttled is so for a part of a row, without a break; that it was in this time is what is asked. One
@@ -77,7 +77,7 @@ def kept_more(
     for rank in np.unique(rows["rank"][rows[name] > 0]).tolist():
         own = rows[rows["rank"] == rank]
         begin, end = own["start_ns"].min(), own["end_ns"].max()
-        watched = usual[(begin <= usual[:, 0]) & (usual[:, 1] <= end)]
+        watched = baseline[(begin <= baseline[:, 0]) & (baseline[:, 1] <= end)]
         if len(watched) < _FEWEST or (name == "waited_ns" and _ran_more(own, span, watched)):
             continue
         own = own[own[name] > 0]
@@ -92,10 +92,10 @@ def kept_more(
     return {rank: ns for rank, ns in found.items() if ns > 0}
 
 
-def _ran_more(own: Table, span: _Span, usual: npt.NDArray[np.int64]) -> bool:
+def _ran_more(own: Table, span: _Span, baseline: npt.NDArray[np.int64]) -> bool:
     """Whether a rank had the CPU for a larger share of a time than of usual iterations. own: its rows of WAITED."""
-    now, *then = within(own, "cpu_ns", np.concatenate([[span], usual]))
-    return bool(now / (span[1] - span[0]) > median(then / (usual[:, 1] - usual[:, 0])))
+    now, *then = within(own, "cpu_ns", np.concatenate([[span], baseline]))
+    return bool(now / (span[1] - span[0]) > median(then / (baseline[:, 1] - baseline[:, 0])))
 
 
 class Stopped(NamedTuple):

@@ -52,8 +52,8 @@ def standing_out(steps: Steps) -> list[int]:
     for pace in range(len(table.changes) + 1):
         rows = measure(table, pace)
         if len(rows):
-            usual = median(table.slowest[rows])
-            stands_out |= (table.pace == pace) & table.whole & (table.slowest >= NOTABLE * usual)
+            baseline = median(table.slowest[rows])
+            stands_out |= (table.pace == pace) & table.whole & (table.slowest >= NOTABLE * baseline)
     stands_out[0], stands_out[table.changes] = False, True
     return table.number[stands_out].tolist()  # type: ignore[no-any-return]
 
@@ -68,10 +68,10 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
     return [(int(begin[row]) + table.base_ns, int(end[row]) + table.base_ns) for row in sorted(rows)]
 
 
-def _near(table: Matrix, usual: npt.NDArray[np.intp], row: int) -> list[int]:
+def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
     """The nearest of the faster half: what slows one iteration down may slow those beside it, too."""
-    took = table.slowest[usual]
-    faster = usual[took <= median(took)] if len(usual) else usual
+    took = table.slowest[baseline]
+    faster = baseline[took <= median(took)] if len(baseline) else baseline
     near = faster[np.argsort(np.abs(faster - row), kind="stable")[:REFERENCES]]
     return sorted(near.tolist())
 
@@ -81,12 +81,12 @@ def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int) -
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
-    usual = baseline_rows(table, row)
+    baseline = baseline_rows(table, row)
     traffic = JobTraffic(link_totals, job)
     seen = traffic.window(*span_of(table, row))
-    near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, usual, row))
+    near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, baseline, row))
     references = {one: found for one, found in near if found}
-    return Judged(job, table, row, usual, seen, references, link_totals.waited)
+    return Judged(job, table, row, baseline, seen, references, link_totals.waited)
 
 
 def judge(job: str, steps: Steps, link_totals: LinkTotals, number: int) -> Verdict:
@@ -96,18 +96,18 @@ def judge(job: str, steps: Steps, link_totals: LinkTotals, number: int) -> Verdi
 
 def verdict_on(one: Judged, steps: Steps) -> Verdict:
     """The same on one that has been looked at. steps: of its job."""
-    table, row, usual = one.table, one.row, one.usual
+    table, row, baseline = one.table, one.row, one.usual
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
-    normal = int(median(table.slowest[usual])) if len(usual) else 0
+    normal = int(median(table.slowest[baseline])) if len(baseline) else 0
     excess = end - start - normal if normal else 0
     verdict = Verdict(one.job, int(table.number[row]), start, end, end - start, normal, excess, relative=steps.relative)
     if row in table.changes and normal:
-        error = round(spread(table.slowest[usual]))
+        error = round(spread(table.slowest[baseline]))
         return replace(verdict, cause=Cause.CHANGE, compute_ns=excess, error_ns=error, confidence=1.0)
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
-    return _weigh(verdict, one, steps, phases(table, row, usual, one.moments, one.seen, one.references))
+    return _weigh(verdict, one, steps, phases(table, row, baseline, one.moments, one.seen, one.references))
 
 
 def worth_telling(one: Judged, verdict: Verdict) -> bool:
@@ -187,8 +187,8 @@ def _busy_meanwhile(phases: Phases, unclear: float, late_of: dict[int, float]) -
 
 def _windows(seen: Window, phases: Phases, transfer: float) -> tuple[int, int]:
     """How long TCP waited in the transfer, beyond the usual, for the receiver's window and for the send buffer (ns)."""
-    span, usual = (phases.since_ns, phases.until_ns), list(phases.usual_spans.values())
-    receiver, sender = (limited(seen.said.gradients, name, span, usual) for name in ("receiver_ns", "sender_ns"))
+    span, baseline = (phases.since_ns, phases.until_ns), list(phases.usual_spans.values())
+    receiver, sender = (limited(seen.said.gradients, name, span, baseline) for name in ("receiver_ns", "sender_ns"))
     return round(max(0.0, min(transfer, receiver))), round(max(0.0, min(transfer, sender)))
 
 
@@ -240,9 +240,9 @@ def _hosts_part(
     together = False
     if one.waited is None:
         return found, together
-    table, usual = one.table, one.usual
+    table, baseline = one.table, one.usual
     all_of_them = partial(_all, one, watched=len(np.unique(one.waited["rank"])))
-    begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
+    begin, end = np.nanmin(table.start[baseline], axis=1), np.nanmax(table.end[baseline], axis=1)
     spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns
     for name in KEPT:
         unknown = excess - sum(shares.values()) - sum(late_of.values()) - sum(found.values())

@@ -47,7 +47,7 @@ class StepTimes:
 def phases(
     table: Matrix,
     row: int,
-    usual: npt.NDArray[np.intp],
+    baseline: npt.NDArray[np.intp],
     times: StepTimes,
     seen: Window | None,
     references: Mapping[int, Window],
@@ -55,10 +55,10 @@ def phases(
     """What the iteration of `row` was like beside its usual ones. times: by marks and traffic."""
     slow = int(np.nanargmax(table.duration[row]))
     error = float(np.nanmax(table.error[row])) + (2 * CELL_NS * seen.clock_cells if seen else 0.0)
-    found = _transfer(table, row, usual, times, references, error)
+    found = _transfer(table, row, baseline, times, references, error)
     rest = table.duration - times.exposed
-    more_rest = rest[row] - middle(rest[usual])
-    more_wait = float(times.exposed[row, slow] - middle(times.exposed[usual])[slow])
+    more_rest = rest[row] - middle(rest[baseline])
+    more_wait = float(times.exposed[row, slow] - middle(times.exposed[baseline])[slow])
     if not np.isfinite(more_rest[slow]) or not np.isfinite(more_wait):
         return found
     if len(table.rank) == 1:
@@ -66,13 +66,13 @@ def phases(
     whole = bool(np.isfinite(more_rest).all())
     pause = max(0.0, float(more_rest.min())) if whole else 0.0
     own = float(more_rest[slow]) - pause
-    together = min(max(own, 0.0), _stuck(times.done, row, usual, slow))
+    together = min(max(own, 0.0), _stuck(times.done, row, baseline, slow))
     pause, own = pause + together, own - together
     late = [(int(table.rank[slow]), own)]
-    last, apart = _latest(times.arrive, row, usual, slow, more_rest, error)
+    last, apart = _latest(times.arrive, row, baseline, slow, more_rest, error)
     # What it did itself made it late, now or at the end of the iteration before; the rest is what that one's transfer
     # left behind, which did not end everywhere at once.
-    itself = sum(max(0.0, float(more[last] - more[slow])) for more in (more_rest, _more_before(rest, row, usual)))
+    itself = sum(max(0.0, float(more[last] - more[slow])) for more in (more_rest, _more_before(rest, row, baseline)))
     waited_for = float(np.clip(min(apart, itself), 0.0, max(more_wait, 0.0)))
     if waited_for > 0 and _several(table, row, more_rest, last, slow):
         pause += waited_for
@@ -101,13 +101,13 @@ def _left_behind(done: _Floats, row: int, slow: int, last: int, length: float) -
     return max(float(done[row - 1, slow]), end - length), end
 
 
-def _stuck(done: _Floats, row: int, usual: npt.NDArray[np.intp], slow: int) -> float:
+def _stuck(done: _Floats, row: int, baseline: npt.NDArray[np.intp], slow: int) -> float:
     """How long all other ranks were kept in a transfer that the slowest rank had behind it, now or just before.
 
     They did not wait for it, so whatever kept it kept them, too.
     """
     apart = done - done[:, [slow]]
-    later = np.delete(apart - middle(apart[usual]), slow, axis=1)[max(0, row - 1) : row + 1]
+    later = np.delete(apart - middle(apart[baseline]), slow, axis=1)[max(0, row - 1) : row + 1]
     kept = later.min(axis=1)
     return float(np.max(kept, initial=0.0, where=np.isfinite(kept)))
 
@@ -119,11 +119,11 @@ def _several(table: Matrix, row: int, more_rest: _Floats, last: int, slow: int) 
     return hosts >= 2 and 2 * len(late) >= len(more_rest)
 
 
-def _more_before(rest: _Floats, row: int, usual: npt.NDArray[np.intp]) -> _Floats:
+def _more_before(rest: _Floats, row: int, baseline: npt.NDArray[np.intp]) -> _Floats:
     """(ranks,): what each rank did longer beside waiting in the iteration before; 0 where that is not known."""
     if row == 0:
         return np.zeros(rest.shape[1])
-    return np.asarray(np.nan_to_num(rest[row - 1] - middle(rest[usual])))
+    return np.asarray(np.nan_to_num(rest[row - 1] - middle(rest[baseline])))
 
 
 def moments(table: Matrix, row: int, seen: Window | None, references: Mapping[int, Window]) -> StepTimes:
@@ -132,15 +132,15 @@ def moments(table: Matrix, row: int, seen: Window | None, references: Mapping[in
     windows = dict(references) | ({row: seen} if seen else {})
     for one, found in windows.items():
         for column, rank in enumerate(table.rank.tolist()):
-            place = np.flatnonzero(found.ranks == rank)
-            if not len(place) or (np.isfinite(arrive[one, column]) and np.isfinite(done[one, column])):
+            index = np.flatnonzero(found.ranks == rank)
+            if not len(index) or (np.isfinite(arrive[one, column]) and np.isfinite(done[one, column])):
                 continue
             begin, end = table.start[one, column], table.end[one, column]
             base = found.first * CELL_NS - table.base_ns
             at = base + CELL_NS * np.arange(found.cells)
             inside = (at + CELL_NS > begin) & (at < end) if np.isfinite(begin) else np.ones(found.cells, np.bool_)
-            sent = np.flatnonzero((found.sent[place[0]] > 0) & inside)
-            both = np.flatnonzero((found.sent[place[0]] + found.taken[place[0]] > 0) & inside)
+            sent = np.flatnonzero((found.sent[index[0]] > 0) & inside)
+            both = np.flatnonzero((found.sent[index[0]] + found.taken[index[0]] > 0) & inside)
             if len(sent) and not np.isfinite(arrive[one, column]):
                 arrive[one, column] = max(at[sent[0]], begin) if np.isfinite(begin) else at[sent[0]]
             if len(both) and not np.isfinite(done[one, column]):
@@ -153,7 +153,7 @@ def moments(table: Matrix, row: int, seen: Window | None, references: Mapping[in
 def _transfer(
     table: Matrix,
     row: int,
-    usual: npt.NDArray[np.intp],
+    baseline: npt.NDArray[np.intp],
     times: StepTimes,
     references: Mapping[int, Window],
     error_ns: float,
@@ -161,9 +161,9 @@ def _transfer(
     """When the transfer was and how long it usually is, as far as that is known of every rank."""
     begin = np.where(np.isfinite(times.arrive).all(axis=1), times.arrive.max(axis=1), np.nan)
     end = np.fmax.reduce(times.done, axis=1)
-    lengths = (end - begin)[usual]
+    lengths = (end - begin)[baseline]
     lengths = lengths[np.isfinite(lengths)]
-    error = error_ns + spread(table.slowest[usual]) / max(1.0, float(np.sqrt(len(usual))))
+    error = error_ns + spread(table.slowest[baseline]) / max(1.0, float(np.sqrt(len(baseline))))
     if not np.isfinite(begin[row] + end[row]) or not len(lengths) or end[row] <= begin[row]:
         return Phases(error_ns=error)
     spans = {
@@ -182,14 +182,14 @@ def _transfer(
 
 
 def _latest(
-    arrive: _Floats, row: int, usual: npt.NDArray[np.intp], slow: int, more_rest: _Floats, error_ns: float
+    arrive: _Floats, row: int, baseline: npt.NDArray[np.intp], slow: int, more_rest: _Floats, error_ns: float
 ) -> tuple[int, float]:
-    """The rank whose first gradient came latest beside the slowest rank's, compared with usual, and by how much.
+    """The rank whose first gradient came latest beside the slowest rank's, compared with baseline, and by how much.
 
     By the clocks of their hosts; where these err too much, by what each did longer since its own start.
     """
     apart = arrive - arrive[:, [slow]]
-    later = apart[row] - middle(apart[usual])
+    later = apart[row] - middle(apart[baseline])
     longer = more_rest - more_rest[slow]
     clear = np.isfinite(later).all() and error_ns <= _CLEAR * max(float(np.nanmax(longer)), float(np.nanmax(later)))
     found = later if clear else longer

@@ -34,7 +34,7 @@ def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ..
     table, row = one.table, one.row
     moments = one.moments
     waits, lasts = _waits(moments, one)
-    usual = middle((moments.exposed - waits)[one.usual]) if len(one.usual) else np.full(len(table.rank), np.nan)
+    baseline = middle((moments.exposed - waits)[one.usual]) if len(one.usual) else np.full(len(table.rank), np.nan)
     rows = []
     for column in np.flatnonzero(table.host[row] >= 0).tolist():
         rank, host = int(table.rank[column]), steps.hosts[int(table.host[row, column])]
@@ -44,7 +44,7 @@ def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ..
             rows.append(RankTimes(rank, host, round(end - start)))
             continue
         rest = exposed - waited
-        transfer = min(rest, float(usual[column])) if np.isfinite(usual[column]) else rest
+        transfer = min(rest, float(baseline[column])) if np.isfinite(baseline[column]) else rest
         parts = [round(each) for each in (done - start - exposed, waited, transfer, rest - transfer)]
         error = float(np.nan_to_num(table.error[row, column])) + (CELL_NS * one.seen.clock_cells if one.seen else 0)
         last = int(lasts[row])

@@ -99,7 +99,7 @@ class Contested:
 
 
 def transfer_stalls(
-    seen: Window, since_ns: float, until_ns: float, usual_ns: float, full: Contested, over_ns: float = 0.0
+    seen: Window, since_ns: float, until_ns: float, baseline_ns: float, full: Contested, over_ns: float = 0.0
 ) -> Cells:
     """Call the cells of the transfer [since, until) (UTC), which takes usual_ns by itself.
 
@@ -111,7 +111,7 @@ def transfer_stalls(
     span = slice(begin, min(end, seen.cells))
     total = seen.moved.sum()
     count = span.stop - span.start
-    lost_ns = np.full(count, float(CELL_NS)) - usual_ns * seen.moved[span] / max(total, 1.0)
+    lost_ns = np.full(count, float(CELL_NS)) - baseline_ns * seen.moved[span] / max(total, 1.0)
     kind = np.zeros(count, np.uint8)
     contested, link, traffic_owner = full.cells, full.link, full.traffic_owner
     dropped = _dropped(seen, seen.cell(max(until_ns, over_ns)))
@@ -123,8 +123,8 @@ def transfer_stalls(
         since = int(np.flatnonzero(contested)[0])
         after = _recovering(seen, again) & ~contested
         after[:since] = False
-        place = np.maximum.accumulate(np.where(contested, np.arange(seen.cells), 0))
-        link, traffic_owner = np.where(after, link[place], link), np.where(after, traffic_owner[place], traffic_owner)
+        index = np.maximum.accumulate(np.where(contested, np.arange(seen.cells), 0))
+        link, traffic_owner = np.where(after, link[index], link), np.where(after, traffic_owner[index], traffic_owner)
         contested = contested | after
     kind[after_loss[span]] = StallCause.LOST
     kind[contested[span]] = StallCause.FOREIGN
@@ -207,8 +207,8 @@ def _recovering(seen: Window, ranks: Collection[int]) -> npt.NDArray[np.bool_]:
 
 
 def _spread_forward(flags: npt.NDArray[np.bool_], reach: int) -> npt.NDArray[np.bool_]:
-    place = np.where(flags, np.arange(len(flags)), -reach - 1)
-    return np.arange(len(flags)) - np.maximum.accumulate(place) <= reach
+    index = np.where(flags, np.arange(len(flags)), -reach - 1)
+    return np.arange(len(flags)) - np.maximum.accumulate(index) <= reach
 
 
 def _silences(seen: Window, span: slice) -> list[tuple[int, int]]:

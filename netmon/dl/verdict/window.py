@@ -108,13 +108,13 @@ class JobTraffic:
             return None
         totals, cells = self._carried, last - first + 1
         used = np.flatnonzero(np.bincount(self._link[own], minlength=len(totals.links)))
-        place = np.full(len(totals.links), -1)
-        place[used] = np.arange(len(used))
+        position = np.full(len(totals.links), -1)
+        position[used] = np.arange(len(used))
         arrived = self._receives[self._link[own]]
         arriving, leaving = own[arrived], own[~arrived]
         ranks = np.unique(self._rank[np.flatnonzero(np.bincount(self._of[own]))])
         of_rank = np.searchsorted(ranks, self._rank)
-        on_link, traffic_owner = place[self._link[begin:end]], self._name[self._of[begin:end]]
+        on_link, traffic_owner = position[self._link[begin:end]], self._name[self._of[begin:end]]
         other = np.flatnonzero((on_link >= 0) & (traffic_owner >= 0))
         pair, other = traffic_owner[other] * len(used) + on_link[other], other + begin
 
@@ -126,10 +126,10 @@ class JobTraffic:
         return Window(
             first=first,
             links=tuple(totals.links[number] for number in used.tolist()),
-            ends=_ends(totals.whose, place[self._link[own]], self._of[own], self._payload[own], len(used)),
+            ends=_ends(totals.whose, position[self._link[own]], self._of[own], self._payload[own], len(used)),
             names=tuple(self._named(number, other) for number in range(len(self._traffic_owners))),
             causes=tuple(cause for cause, _ in self._traffic_owners),
-            own=table(self._wire, own, place[self._link[own]], len(used)),
+            own=table(self._wire, own, position[self._link[own]], len(used)),
             foreign=table(self._wire, other, pair, pairs).reshape(shape),
             foreign_payload=table(self._payload, other, pair, pairs).reshape(shape),
             ranks=ranks,
@@ -181,11 +181,11 @@ def _foreign(
     none."""
     numbers: dict[tuple[str, str], int] = {}
     found = np.full(len(whose), -1, np.int64)
-    for place, one in enumerate(whose):
-        if not own[place]:
+    for index, one in enumerate(whose):
+        if not own[index]:
             traffic_owner = ("other_job", JOB + one.job) if one.job else ("cross", one.name or UNCLASSIFIED)
             traffic_owner = (OWN_TRANSFER, one.name) if one.far and one.job == job else traffic_owner
-            found[place] = numbers.setdefault(traffic_owner, len(numbers))
+            found[index] = numbers.setdefault(traffic_owner, len(numbers))
     return tuple(numbers), found
 
 

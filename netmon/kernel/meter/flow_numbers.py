@@ -134,8 +134,8 @@ class FlowNumbers:
         for key in forgotten.values():
             del self._ids[key]
         keys = np.array(list(forgotten.values()), _RAW).view(FLOW_KEY)
-        places = self.aggregates.number(keys, counted=False).tolist() if forgotten else []
-        return dict(zip(forgotten, places, strict=True))
+        indices = self.aggregates.number(keys, counted=False).tolist() if forgotten else []
+        return dict(zip(forgotten, indices, strict=True))
 
     def _describe(self, key: bytes) -> int:
         number = self._ids[key] = self._next()

@@ -21,39 +21,39 @@ def number_interface(table: int, index: int, number: int) -> None:
     Needs CAP_BPF. Raises KernelError.
     """
     entries = _near(table, index)
-    places = [place for wanted in (index, 0) for place, found in entries.items() if found == wanted]
-    if not places:
+    indices = [position for wanted in (index, 0) for position, found in entries.items() if found == wanted]
+    if not indices:
         raise KernelError(f"cannot number the interface with index {index}: {_PROBES} others have its places")
-    _write(table, places[0], index, number)
+    _write(table, indices[0], index, number)
 
 
 def forget_interface(table: int, index: int) -> None:
     """Its ifindex may become another's. Nothing happens where it has no number. Raises KernelError."""
-    for place, entry in _near(table, index).items():
+    for position, entry in _near(table, index).items():
         if entry == index:
-            _write(table, place, 0, 0)
+            _write(table, position, 0, 0)
 
 
 def _near(table: int, index: int) -> dict[int, int]:
     """The entries where the program looks for this ifindex: place → the ifindex that is there."""
-    places = [(index + probe) % _PLACES for probe in range(_PROBES)]
-    return {place: int(_read(table, place)["index"]) for place in places}
+    indices = [(index + probe) % _PLACES for probe in range(_PROBES)]
+    return {position: int(_read(table, position)["index"]) for position in indices}
 
 
-def _read(table: int, place: int) -> np.void:
+def _read(table: int, index: int) -> np.void:
     try:
         entry: np.void = np.frombuffer(
-            bpf_calls.array_entry(table, place, KERNEL_INTERFACE.itemsize), KERNEL_INTERFACE
+            bpf_calls.array_entry(table, index, KERNEL_INTERFACE.itemsize), KERNEL_INTERFACE
         )[0]
     except OSError as error:
         raise _unreachable(error) from error
     return entry
 
 
-def _write(table: int, place: int, index: int, number: int) -> None:
+def _write(table: int, position: int, index: int, number: int) -> None:
     """A word of eight bytes: a program that runs meanwhile sees all of it or nothing."""
     try:
-        bpf_calls.set_array_entry(table, place, np.array([(index, number)], KERNEL_INTERFACE).tobytes())
+        bpf_calls.set_array_entry(table, position, np.array([(index, number)], KERNEL_INTERFACE).tobytes())
     except OSError as error:
         raise _unreachable(error) from error
 

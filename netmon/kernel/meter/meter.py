@@ -278,8 +278,8 @@ class Meter:
 
         To be called when what was drained has been taken from `rows`.
         """
-        places = self._unnamed.forget(flow_ids)
-        self._displaced = self._displaced.renamed(places)
+        indices = self._unnamed.forget(flow_ids)
+        self._displaced = self._displaced.renamed(indices)
 
     def ledger(self) -> dict[int, dict[str, int]]:
         """Counters by link and name of KERNEL_LEDGER, over all CPUs, as they are now. Links that saw nothing have none.

@@ -77,13 +77,13 @@ class UnnamedSlots:
 
     def forget(self, flow_ids: Iterable[int]) -> dict[int, int]:
         """As FlowNumbers.forget; slots that the flows hold are their aggregates' until they go on."""
-        places = self._numbers.forget(flow_ids)
-        for flow_id, place in places.items():
+        indices = self._numbers.forget(flow_ids)
+        for flow_id, index in indices.items():
             for slot in self._slots_of.pop(flow_id, ()):
                 if self._flow_of_slot[slot] == flow_id:
-                    self._flow_of_slot[slot], self._kind[slot], self._bytes[slot] = place, _FORGOTTEN, 0
+                    self._flow_of_slot[slot], self._kind[slot], self._bytes[slot] = index, _FORGOTTEN, 0
                     self._any = True
-        return places
+        return indices
 
     def _revive(self, slot: int, now_ns: int) -> None:
         self._kind[slot] = _MEMBER

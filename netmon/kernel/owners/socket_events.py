@@ -48,7 +48,7 @@ _OFFSETS = {
 
 def definitions(types: KernelTypes) -> dict[str, int]:
     """What bpf/sockets.c is compiled with. Raises UnsupportedError where the kernel does not describe a field."""
-    defined = {name: types.offset(*place) for name, place in _OFFSETS.items()}
+    defined = {name: types.offset(*index) for name, index in _OFFSETS.items()}
     return defined | {
         "NETMON_BIRTH_PAGES": RING_BYTES // pages.PAGE_BYTES,
         "NETMON_TOLD_PAGES": TOLD_RING_BYTES // pages.PAGE_BYTES,
@@ -107,16 +107,16 @@ class SocketEventTable:
         ends = table.view([("ends", f"V{_ENDS}"), ("rest", f"V{SOCKET_EVENT.itemsize - _ENDS}")])["ends"]
         columns = (table[name].tolist() for name in ("pid", "process", "cgroup", "kind", "uid"))
         births = []
-        for place, pid, process, cgroup, kind, uid in zip(ends.tolist(), *columns, strict=True):
-            known = self._socket_events.get(place)
+        for index, pid, process, cgroup, kind, uid in zip(ends.tolist(), *columns, strict=True):
+            known = self._socket_events.get(index)
             source = "birth" if kind == SOCKET_CONNECT else "close"
-            birth = SocketEvent(place, pid, printable(process.decode(errors="replace")), cgroup, source, uid)
+            birth = SocketEvent(index, pid, printable(process.decode(errors="replace")), cgroup, source, uid)
             if birth.source == "birth" or not known or known.source == "close":
-                self._socket_events.pop(place, None)  # the newest stand last
-                self._socket_events[place] = birth
+                self._socket_events.pop(index, None)  # the newest stand last
+                self._socket_events[index] = birth
                 births.append(birth)
-        for place in list(islice(self._socket_events, max(0, len(self._socket_events) - _REMEMBERED))):
-            del self._socket_events[place]
+        for index in list(islice(self._socket_events, max(0, len(self._socket_events) - _REMEMBERED))):
+            del self._socket_events[index]
         return births
 
     def maker(self, ends: bytes) -> int:

@@ -48,7 +48,7 @@ def _processes(program_id: int) -> list[str]:
 def _pins(program_id: int) -> list[str]:
     """The paths below /sys/fs/bpf of the program, or of a link of it."""
     found = []
-    paths = (os.path.join(place, file) for place, _, files in os.walk(_PINS) for file in files)
+    paths = (os.path.join(index, file) for index, _, files in os.walk(_PINS) for file in files)
     for path in islice(paths, _MOST_PINS):
         with contextlib.suppress(OSError):
             if bpf_calls.pinned_program(path) == program_id:

@@ -197,7 +197,7 @@ def _headers() -> Check:
 
 
 def _tracefs() -> Check:
-    if any(Path(place, "uprobe_events").exists() for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")):
+    if any(Path(index, "uprobe_events").exists() for index in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")):
         return Check("tracefs", Status.OK, "mounted")
     return Check("tracefs", Status.NOTE, "not mounted; netmon does not need it")
 

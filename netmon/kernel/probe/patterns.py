@@ -58,11 +58,11 @@ def physical_interfaces(there: Sequence[InterfaceFacts], sys_class: Path = _CLAS
     return [facts.name for facts in real if not names.intersection(facts.uppers)]
 
 
-def _has_its_own_wire(place: Path) -> bool:
-    if not (place / "device").exists() or (place / "device/physfn").exists():
+def _has_its_own_wire(index: Path) -> bool:
+    if not (index / "device").exists() or (index / "device/physfn").exists():
         return False
     try:
-        port = (place / "phys_port_name").read_text().strip()
+        port = (index / "phys_port_name").read_text().strip()
     except OSError:  # most drivers have no name for it
         return True
     return not _REPRESENTOR.search(port)

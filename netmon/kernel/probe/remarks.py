@@ -36,7 +36,7 @@ def remarks(facts: InterfaceFacts) -> list[str]:
 def _chain(direction: str, programs: Sequence[Program]) -> str:
     names = [program.name or f"program {program.id}" for program in programs]
     line = f"tcx {direction}: {', then '.join(names)}"
-    meters = [place for place, name in enumerate(names) if name.startswith(_METER)]
+    meters = [index for index, name in enumerate(names) if name.startswith(_METER)]
     if not meters:
         return f"{line}; the meter goes first"
     if meters[0] > 0:

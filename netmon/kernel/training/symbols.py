@@ -155,14 +155,14 @@ def _read(descriptor: int, offset: int, length: int, size: int, most: int = 1 <<
 
 
 def _find(rows: bytes, names: bytes, segments: list[tuple[int, ...]], prefixes: Sequence[str]) -> Offsets:
-    places = {place: prefix for prefix in prefixes for place in _places(names, prefix.encode())}
+    indices = {index: prefix for prefix in prefixes for index in _places(names, prefix.encode())}
     found: Offsets = {prefix: {} for prefix in prefixes}
     count = 0
     for name, _, _, section, value, length in _SYMBOL.iter_unpack(rows):
         # Defined here, not asked of another library.
-        if name in places and section and length and (offset := _file_offset(segments, value)) >= 0:
+        if name in indices and section and length and (offset := _file_offset(segments, value)) >= 0:
             end = names.find(b"\0", name)
-            found[places[name]][offset] = names[name : end if end >= 0 else None].decode(errors="replace")[:1024]
+            found[indices[name]][offset] = names[name : end if end >= 0 else None].decode(errors="replace")[:1024]
             count += 1
             if count > MOST_FUNCTIONS:
                 raise ValueError(f"it has more than {MOST_FUNCTIONS} functions of those that are looked for")

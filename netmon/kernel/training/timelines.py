@@ -130,18 +130,18 @@ def _written(pid: int) -> Iterator[str]:
 def _open_own(path: str, uid: int) -> int:
     """−1 where it is no regular file of this user's that he may read: it is looked at before it is opened."""
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        index = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:  # closed meanwhile
         return -1
     try:
-        status = os.fstat(place)
+        status = os.fstat(index)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or not status.st_mode & stat.S_IRUSR:
             return -1
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{index}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return -1
     finally:
-        os.close(place)
+        os.close(index)
 
 
 def _name(pid: int) -> str:

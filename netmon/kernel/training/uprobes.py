@@ -60,20 +60,20 @@ class MappedLibrary:
         # A process that called chroot maps it by a path of our own.
         for root in (f"{PROC}/{pid}/root", "/"):
             try:
-                place = _open_place(root, self.path)
+                index = _open_place(root, self.path)
             except OSError:
                 continue
             try:
-                status = os.fstat(place)
+                status = os.fstat(index)
                 # File systems that lie over others (overlayfs, by which containers have their files) have no device,
                 # and inodes other than those that are mapped.
                 same = status.st_ino == self.inode or os.major(status.st_dev) == 0
                 if not stat.S_ISREG(status.st_mode) or not same:
                     continue
-                descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                descriptor = os.open(f"/proc/self/fd/{index}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 return descriptor, status
             finally:
-                os.close(place)
+                os.close(index)
         raise KernelError("what stands at its path is not what is mapped")
 
 
@@ -84,17 +84,17 @@ def _open_place(root: str, path: str) -> int:
     process's root it would lead into ours.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    place = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    index = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     *folders, name = path.strip("/").split("/")
     for part, more in (*((folder, os.O_DIRECTORY) for folder in folders), (name, 0)):
-        folder, place = place, -1
+        folder, index = index, -1
         try:
             if part == "..":
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            place = os.open(part, flags | more, dir_fd=folder)
+            index = os.open(part, flags | more, dir_fd=folder)
         finally:
             os.close(folder)
-    return place
+    return index
 
 
 def mapped_libraries(pid: int) -> dict[str, MappedLibrary]:

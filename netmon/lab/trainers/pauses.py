@@ -54,11 +54,11 @@ class Pauses:
     def collect(self, finished: int) -> None:
         """Collect garbage if it is due; blocks every thread that runs Python."""
         for seconds, _ in self._due(finished, "gc"):
-            until, usual_s = time.monotonic() + seconds, sys.getswitchinterval()
+            until, interval_s = time.monotonic() + seconds, sys.getswitchinterval()
             sys.setswitchinterval(_NEVER_S)
             while time.monotonic() < until:
                 gc.collect(0)
-            sys.setswitchinterval(usual_s)
+            sys.setswitchinterval(interval_s)
 
     def _due(self, finished: int, kind: str) -> Iterator[tuple[float, float]]:
         """Seconds and share of those that are due; both moments of each are printed, CLOCK_MONOTONIC in ns."""

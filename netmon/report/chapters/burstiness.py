@@ -43,9 +43,9 @@ def _milliseconds(traffic: Traffic) -> Iterator[tuple[dict[str, str], Ints, Ints
     time, amount = (cells[name].to_numpy(np.int64) for name in ("time_ns", "wire_bytes"))
     for by, also in (([*_LINK, "class"], {}), (_LINK, {"class": ALL})):
         for key, own in groups(traffic.series, *by):
-            places = np.concatenate([order[edges[number] : edges[number + 1]] for number in own.index])
-            if len(places):
-                times, (sums,) = sum_by(time[places] // MS, amount[places])
+            indices = np.concatenate([order[edges[number] : edges[number + 1]] for number in own.index])
+            if len(indices):
+                times, (sums,) = sum_by(time[indices] // MS, amount[indices])
                 yield {**dict(zip(by, key, strict=True)), **also}, times, sums
 
 

@@ -21,7 +21,7 @@ def _phase_frames(study: Study) -> Frames:
     if study.ranks.empty:
         raise GapError("there is no iteration")
     sums = rows.groupby(["phase", "class"], as_index=False)[_AMOUNTS].sum()
-    order = {phase: place for place, phase in enumerate(PHASES)}
+    order = {phase: index for index, phase in enumerate(PHASES)}
     return {"phases": sums.sort_values("phase", key=lambda names: names.map(order), ignore_index=True)}
 
 

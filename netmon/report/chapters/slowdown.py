@@ -79,8 +79,8 @@ def _cdf_frames(study: Study) -> Frames:
 def _slowest_frames(study: Study) -> Frames:
     """The slowest iterations, and the verdict on each that stood out."""
     times = need(study.times, "there is no iteration after the first one")
-    usual = times.groupby(["run", "job"])["time_s"].transform("median")
-    slowest = times.assign(times_median=times["time_s"] / usual).nlargest(_SLOWEST, "times_median")
+    baseline = times.groupby(["run", "job"])["time_s"].transform("median")
+    slowest = times.assign(times_median=times["time_s"] / baseline).nlargest(_SLOWEST, "times_median")
     by = ["run", "job", "iteration"]
     ranks = slowest[by].merge(study.ranks[[*by, "start_ns", "end_ns"]], on=by)
     # An iteration ends with its slowest rank, by which its verdict is found.
