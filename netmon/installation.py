@@ -15,7 +15,7 @@ _LARGE_SPOOL = 16_000_000
 _LARGE_CPU = 0.1  # of one core
 _OFF_NS = 1_000_000_000
 _LITTLE = 10_000  # bytes of a link of which a packet or two may be missing for a moment
-_PLACES = (
+_PATHS = (
     (
         "overflow_bytes",
         "more flows at a time than the agent has slots for",
@@ -132,7 +132,7 @@ def _coverage(links: Sequence[LinkView]) -> Check:
 
 def _losses(links: Sequence[LinkView]) -> Iterator[Check]:
     lost = False
-    for name, why, advice in _PLACES:
+    for name, why, advice in _PATHS:
         hit = [link for link in links if getattr(link, name)]
         if hit:
             lost = True

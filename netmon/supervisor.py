@@ -22,17 +22,17 @@ class Supervisor:
 
     def ready(self) -> None:
         """Everything is attached, or listens."""
-        self._tell("READY=1")
+        self._notify("READY=1")
 
     def alive(self) -> None:
         """To be called in the service's own loop, as often as it turns: says so often enough, and no more."""
         if self._interval_ns and (now := time.monotonic_ns()) >= self._due_ns:
             self._due_ns = now + self._interval_ns
-            self._tell("WATCHDOG=1")
+            self._notify("WATCHDOG=1")
 
     def stopping(self) -> None:
         """It ends of its own accord, or has been told to."""
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
 
     def close(self) -> None:
         """Nothing more is said."""
@@ -40,6 +40,6 @@ class Supervisor:
             self._notifier.socket.close()
             self._notifier = None
 
-    def _tell(self, state: str) -> None:
+    def _notify(self, state: str) -> None:
         if self._notifier:
             self._notifier.notify(state)

@@ -123,7 +123,7 @@ class FittingTable:
             if widths := self._widths(room - gap * (len(headings) - 1), headings, rows, prose):
                 yield self._table(headings, rows, widths, gap)
                 return
-        yield from self._stacked(room)
+        yield from self._as_list(room)
 
     def _heading(self, index: int, rows: list[_Row | None], broken: bool) -> Text:
         text = self._columns[index].heading if self._headings else ""
@@ -170,7 +170,7 @@ class FittingTable:
                 table.add_section()
         return table
 
-    def _stacked(self, room: int) -> Iterator[Text]:
+    def _as_list(self, room: int) -> Iterator[Text]:
         """A row's first cell, and below it the others, each after its heading."""
         for row in self._rows:
             if row is None:

@@ -139,12 +139,12 @@ class Agent:
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
-        self._rhythm = PollSchedule(time.monotonic_ns())
+        self._schedule = PollSchedule(time.monotonic_ns())
         self._marked_ns = 0
         self._warned_of_steps = False
         self._clock, self._exchanges = Clock(), ClockExchanges()
         known = (self._owners, self._steps, self._timelines, self._links, self._clock, self._transport)
-        self._surroundings = HostScan(self._privileged, *known)
+        self._host_scan = HostScan(self._privileged, *known)
         self._recorder = start_recorder(settings)
         self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
         self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
@@ -153,8 +153,8 @@ class Agent:
         self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
         end_accounts = partial(downtime.end_accounts, folder, self._session, self._ledger.began, self._clock.sample)
         self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes, end_accounts)
-        self._standstill = LoopWatchdog()
-        self._told: AgentNews | None = None
+        self._watchdog = LoopWatchdog()
+        self._reported: AgentNews | None = None
         self._endpoint = self._serve_metrics()
 
     def _use_root(self, user: ServiceUser, geometry: Geometry) -> None:
@@ -170,8 +170,8 @@ class Agent:
         # Whoever has no use for it need not have its library, nor the memory that it takes.
         from netmon.agent.metrics import AgentMetrics, AgentNews, serve_agent_metrics
 
-        self._told = AgentNews({interface.index: interface.name for interface in self.interfaces})
-        parts = (self._told, self._spool, self._stream, self._recorder, self._privileged.pid, self._standstill)
+        self._reported = AgentNews({interface.index: interface.name for interface in self.interfaces})
+        parts = (self._reported, self._spool, self._stream, self._recorder, self._privileged.pid, self._watchdog)
         metrics = AgentMetrics(self._settings.host, *parts)
         return serve_agent_metrics(self._settings.metrics, self._settings.security, metrics)
 
@@ -183,25 +183,25 @@ class Agent:
         if self._user:
             log.info("runs as user %s", self._user.name)
         self._clock.start()
-        self._standstill.start()
+        self._watchdog.start()
         threads = (self._stream, self._leftovers)
         for thread in threads:
             thread.start()
         while not stop.is_set():
             ranks = time.monotonic_ns() - self._marked_ns < _MARKED_NS
-            woken = self._sleep.rest(self._rhythm.rest(ranks), ranks)  # short: to wait for `stop` costs more
+            woken = self._sleep.rest(self._schedule.rest(ranks), ranks)  # short: to wait for `stop` costs more
             now = time.monotonic_ns()
-            if self._standstill.turn():
-                self._rhythm.awake()
+            if self._watchdog.turn():
+                self._schedule.awake()
                 self._exchanges.hurry()
-            self._rhythm.asked_ns = self._stream.backpressure.batch_ns
+            self._schedule.requested_ns = self._stream.backpressure.batch_ns
             self._look(now, woken)
-            if self._rhythm.batch_is_due:
+            if self._schedule.batch_is_due:
                 if self._meter.numbers.next_id > _LAST_FLOW:
                     raise KernelError("this session has used all flow ids: start the agent again, for a new session")
                 self._send_batch(now)
-                self._exchanges.idle = self._rhythm.idle
-                self._rhythm.sent()
+                self._exchanges.idle = self._schedule.idle
+                self._schedule.sent()
                 check_alive(threads)
                 self._stream.check()
                 self._leftovers.check()
@@ -210,22 +210,22 @@ class Agent:
     def _look(self, now_ns: int, woken: bool) -> None:
         """Sees what waits, and takes in what it is time for. woken: because something has come."""
         if now_ns - self._marked_ns < _MARKED_NS:
-            self._hear_ranks(now_ns)
+            self._receive_ranks(now_ns)
         self._host_part.watch(now_ns)
-        scan_waits, kernel = self._surroundings.waits(now_ns), self._meter.poll()
+        scan_waits, kernel = self._host_scan.waits(now_ns), self._meter.poll()
         has_news = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
         level = max(kernel.level, self._steps_ring.level, self._owners.level)
         waits = bool(has_news or len(self._meter.rows))
         hurried = kernel.opened or self._owners.pending or (woken and not (waits or scan_waits))
-        self._rhythm.update(now_ns, level, waits, hurried)
-        drains = kernel.opened or self._rhythm.full or self._rhythm.batch_is_due
+        self._schedule.update(now_ns, level, waits, hurried)
+        drains = kernel.opened or self._schedule.full or self._schedule.batch_is_due
         if drains:
             self._drain(now_ns)
         elif scan_waits:
-            self._hear_ranks(now_ns)  # before it is told who has gone
+            self._receive_ranks(now_ns)  # before it is told who has gone
         if drains or scan_waits:
-            self._marks += self._surroundings.receive(now_ns)
-            self._surroundings.request(now_ns)
+            self._marks += self._host_scan.receive(now_ns)
+            self._host_scan.request(now_ns)
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:
         """Puts options, by their names, into force, as far as that can be while it works; returns the names of these.
@@ -242,7 +242,7 @@ class Agent:
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
-        self._standstill.finish()
+        self._watchdog.finish()
         if self._endpoint:
             self._endpoint.close()
         last = self._ledger.finish()
@@ -267,12 +267,12 @@ class Agent:
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
-        self._rhythm.drained()
+        self._schedule.drained()
         self._owners.read_socket_events(now_ns)
-        self._hear_ranks(now_ns)  # before the flows: a job that is set up anew makes its connections as its new ranks
+        self._receive_ranks(now_ns)  # before the flows: a job that is set up anew makes its connections as its new ranks
         self._owners.add(describe_flows(drained, now_ns), now_ns)
 
-    def _hear_ranks(self, now_ns: int) -> None:
+    def _receive_ranks(self, now_ns: int) -> None:
         hooked = self._marks_socket.take()
         steps = self._steps_ring.take()
         marks = [*hooked, *self._steps.rename(hooked), *(self._steps.steps(steps) if len(steps) else ())]
@@ -291,8 +291,8 @@ class Agent:
         self._sequence += 1
         self._transport.count(streamed.buckets)
         self._host_part.add_marks(self._marks)
-        nic = self._nic.due(now_ns, self._rhythm.idle)
-        host, host_jobs = self._host_part.due(now_ns, self._rhythm.idle)
+        nic = self._nic.due(now_ns, self._schedule.idle)
+        host, host_jobs = self._host_part.due(now_ns, self._schedule.idle)
         batch = Batch(
             sequence=self._sequence,
             clock=self._clock.sample(),
@@ -319,8 +319,8 @@ class Agent:
             rows_message = serialise_buckets(part.buckets, part.bucket_ns)
             self._spool.append(part.sequence, body, rows_message, loss, described)
             self._sequence = part.sequence
-        if self._told:
-            self._told.sent(
+        if self._reported:
+            self._reported.sent(
                 self._sequence, len(streamed.buckets), streamed.bucket_ns, batch.clock, batch.cost, batch.ledger
             )
         self._recent_marks.add(self._marks)

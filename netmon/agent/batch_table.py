@@ -73,7 +73,7 @@ class Kept:
     sequence: int
     body: bytes
     buckets: bytes
-    carried: bytes
+    link_totals: bytes
 
     @property
     def size(self) -> int:
@@ -83,7 +83,7 @@ class Kept:
     @property
     def nbytes(self) -> int:
         """That it takes in memory, about."""
-        return self.size + len(self.carried) + _OBJECTS_BYTES
+        return self.size + len(self.link_totals) + _OBJECTS_BYTES
 
 
 class BatchTable:
@@ -155,7 +155,7 @@ class BatchTable:
     def take(self, batches: Sequence[Kept], flows: Sequence[FlowRow], account: Account = NO_ACCOUNT) -> None:
         """Keep what another table has, too: all of it or nothing."""
         self._look_for_file()
-        rows = [(batch.sequence, batch.body, batch.buckets, batch.carried) for batch in batches]
+        rows = [(batch.sequence, batch.body, batch.buckets, batch.link_totals) for batch in batches]
         over = any(row[3] is not None for row in flows)
         self._db.execute("BEGIN IMMEDIATE")
         try:

@@ -138,7 +138,7 @@ async def exchange_clocks(bus: Bus, worker: Callable[[], str], exchanges: ClockE
 MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 64, 8 << 20
 """Batches that are published and not acknowledged."""
 
-_ASKED_FOR_S = 10.0  # a worker that says nothing for so long asks for nothing
+_BACKPRESSURE_VALID_S = 10.0  # a worker that says nothing for so long asks for nothing
 SAYS_AGAIN_S = 600.0
 """So often an agent introduces itself again although nothing has changed: who does not for long is dead."""
 
@@ -191,14 +191,14 @@ class BusConnection:
         self._previous = 0
         self._answered = self._silent = self._refused = False
         self._why = ""
-        self._heard: Callable[[], None] = lambda: None
-        self._told_s = 0.0  # when a worker has said something
+        self._on_answer: Callable[[], None] = lambda: None
+        self._answered_s = 0.0  # when a worker has said something
         self._worker, self._up = "", ""
-        self.asked = Backpressure()
+        self.backpressure = Backpressure()
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the connection has ended. heard: called when a batch is acknowledged."""
-        self._heard = heard
+        self._on_answer = heard
         try:
             asyncio.run(self._work())
         except NetmonError as error:
@@ -207,7 +207,7 @@ class BusConnection:
             self._why = self._why or f"{type(error).__name__}: {error}"
         finally:
             self._over.set()
-            self.asked = Backpressure()
+            self.backpressure = Backpressure()
             self._outgoing.pulls.clear()
             self._spool.wake()
         return End(self._why, self._answered, refused=self._refused, silent=self._silent)
@@ -220,8 +220,8 @@ class BusConnection:
         if late:
             self._silent = True
             self.end(f"it has not acknowledged for {self._silent_s:.0f} s")
-        if self._told_s and now - self._told_s > _ASKED_FOR_S:
-            self.asked = Backpressure()
+        if self._answered_s and now - self._answered_s > _BACKPRESSURE_VALID_S:
+            self.backpressure = Backpressure()
 
     def end(self, why: str) -> None:
         """From any thread; `run` returns soon."""
@@ -249,8 +249,8 @@ class BusConnection:
             await self._introduce(opening)
             self._answered = True
             with bus.errors("listen on"):
-                await bus.client.subscribe(down_subject(self._host, self._session), cb=self._hear)
-                await bus.client.subscribe(refusal_subject(self._host, self._session), cb=self._hear_refusal)
+                await bus.client.subscribe(down_subject(self._host, self._session), cb=self._receive)
+                await bus.client.subscribe(refusal_subject(self._host, self._session), cb=self._receive_refusal)
             refused = await refusal(bus, self._host, self._session)
             if refused:
                 return self._be_refused(refused)
@@ -373,7 +373,7 @@ class BusConnection:
             self._room.notify_all()
         if last:
             self._spool.acknowledge(last)
-            self._heard()
+            self._on_answer()
 
     async def _say_goodbye(self) -> None:
         last = self._spool.acknowledged
@@ -383,17 +383,17 @@ class BusConnection:
                 headers = label.headers()
                 await self._bus.jetstream.publish(batch_subject(self._host), b"", timeout=_WORD_S, headers=headers)
 
-    async def _hear(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         """What the worker says that has this host."""
         try:
             news = netmon_pb2.Acknowledgement.FromString(message.data)
         except DecodeError:  # it is a stranger's
             return
-        self._told_s = time.monotonic()
+        self._answered_s = time.monotonic()
         self._worker, self._up = news.worker, message.reply
-        self.asked = self._outgoing.receive(news)
+        self.backpressure = self._outgoing.receive(news)
 
-    async def _hear_refusal(self, message: Msg) -> None:
+    async def _receive_refusal(self, message: Msg) -> None:
         self._be_refused(reason_of(message.data))
 
     def _be_refused(self, why: str) -> None:

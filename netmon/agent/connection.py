@@ -30,7 +30,7 @@ class End:
 class Connection(Protocol):
     """Publishes what goes out, in its order, and tells the spool what is acknowledged."""
 
-    asked: Backpressure
+    backpressure: Backpressure
     """What the other end can take now."""
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:

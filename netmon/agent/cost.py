@@ -10,7 +10,7 @@ from netmon.kernel.processes import PROC, read_bounded
 from netmon.records import AgentCost
 
 _MOST_BYTES = 4096
-_APART_S = 2.0
+_INTERVAL_S = 2.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -27,7 +27,7 @@ class CostMeter:
     def measure(self, spool_bytes: int, warnings: int) -> AgentCost:
         """The cost over the last seconds: /proc counts in steps of 10 ms."""
         now = time.monotonic()
-        if now - self._last[0] >= _APART_S:
+        if now - self._last[0] >= _INTERVAL_S:
             used = self._cpu_seconds()
             self._cost = AgentCost((used - self._last[1]) / (now - self._last[0]), self._rss_bytes())
             self._last = now, used

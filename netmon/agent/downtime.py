@@ -79,7 +79,7 @@ def end_accounts(folder: SpoolFolder, own: str, began: Beginning, clock: Callabl
     """
     newest: tuple[int, str] = 0, ""
     for session in folder.left_behind():
-        if session.partition(".")[0] != own and (until_ns := _told_until(folder, session)) > newest[0]:
+        if session.partition(".")[0] != own and (until_ns := _reported_until(folder, session)) > newest[0]:
             newest = until_ns, session
     table = _taken_over(folder, newest[1]) if newest[1] else None
     if table:
@@ -101,7 +101,7 @@ def _accounts(table: BatchTable) -> list[LinkAccount]:
         return []
 
 
-def _told_until(folder: SpoolFolder, session: str) -> int:
+def _reported_until(folder: SpoolFolder, session: str) -> int:
     """Mono; 0: its agent lives, or told nothing in this boot."""
     table = _taken_over(folder, session)
     if table is None:

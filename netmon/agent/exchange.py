@@ -128,10 +128,10 @@ class Questions:
 
     def _begin(self) -> None:
         self._again_s, called = 0.0, threading.Event()
-        self._call = self._stream(self._ask(called), wait_for_ready=True)
+        self._call = self._stream(self._queries(called), wait_for_ready=True)
         called.set()
 
-    def _ask(self, called: threading.Event) -> Iterator[bytes]:
+    def _queries(self, called: threading.Event) -> Iterator[bytes]:
         """Bursts of questions, the answers of which are read here, until the stream ends."""
         called.wait()
         call, number, pace = self._call, 0, Pace()

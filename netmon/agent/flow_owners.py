@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 # ports.
 
 _REMEMBERED = 4096  # peers, ports
-_SERVED = 8  # connections of one process alone, after which a local port is its service
+_SERVICE_FROM = 8  # connections of one process alone, after which a local port is its service
 _INDEX = {6: 0, 17: 1}  # of protocols with ports
 
 
@@ -83,7 +83,7 @@ class LocalServices:
         pid, count = self._pids.pop(port, (flow.owner.pid, 0))
         alone = pid == flow.owner.pid and not flow.owner.job
         self._pids[port] = (pid, count + 1) if alone else (0, 0)
-        self._aggregates.services[_INDEX[flow.protocol], port[1]] = alone and count + 1 >= _SERVED
+        self._aggregates.services[_INDEX[flow.protocol], port[1]] = alone and count + 1 >= _SERVICE_FROM
         if len(self._pids) > _REMEMBERED:
             oldest = next(iter(self._pids))
             del self._pids[oldest]
@@ -140,7 +140,7 @@ class UserNames:
                 del self._known[next(iter(self._known))]
             self._known[number] = self._local.get(number, number)
             if number not in self._local:
-                self._ask(uid)
+                self._query(uid)
         return self._known[number]
 
     def learnt(self) -> dict[str, str]:
@@ -166,7 +166,7 @@ class UserNames:
         named = [(own[2], printable(own[0])) for own in fields if len(own) == 4 and own[0] and own[2].isdecimal()]
         self._local = dict(reversed(named))  # of two names of one number the first, as getpwuid has it
 
-    def _ask(self, uid: int) -> None:
+    def _query(self, uid: int) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._answer_for_ever, name="names of users", daemon=True)
             self._thread.start()
@@ -222,7 +222,7 @@ class _Process:
 
     found: dict[str, Any]
     cgroup: int
-    asked_ns: int
+    queried_ns: int
 
 
 class FlowOwners:
@@ -233,7 +233,7 @@ class FlowOwners:
         self.flows: dict[int, Flow] = {}
         self._socket_events = births
         self._users = UserNames()
-        self._told_already: list[SocketEvent] = []
+        self._early_events: list[SocketEvent] = []
         self._signs = RankSigns()
         self._local_services = LocalServices(aggregates) if aggregates else None
         self._served: dict[tuple[int, int], Owner] = {}  # whose a local port is
@@ -242,7 +242,7 @@ class FlowOwners:
         self._pending: dict[Endpoint, _Pending] = {}
         self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may tell of, by Birth.ends
         self._of_ends: dict[bytes, list[int]] = {}  # flows that the kernel may tell of, by Birth.ends
-        self._asked: list[Endpoint] = []
+        self._queried: list[Endpoint] = []
         self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
         self._aggregates = aggregates
         self._visited: dict[Service, None] = {}  # those to which one process has connected more than once
@@ -266,7 +266,7 @@ class FlowOwners:
                 self._of_ends.setdefault(packed(endpoint), []).append(flow.flow_id)
             birth = self._socket_events.find(endpoint) if self._socket_events else None
             if birth:
-                self._told(pending, birth, now_ns)
+                self._apply_event(pending, birth, now_ns)
 
     def _owner_of_all(self, aggregate: Flow) -> Owner:
         """Whose the members of an aggregate are, where that is one process."""
@@ -285,12 +285,12 @@ class FlowOwners:
     def read_socket_events(self, now_ns: int) -> None:
         """Takes in what the kernel has told of connections since the last call. Before `add`, for the newest flows."""
         self._name_users()
-        births, self._told_already = [*self._told_already, *self._take_socket_events()], []
+        births, self._early_events = [*self._early_events, *self._take_socket_events()], []
         for birth in births:
             endpoint = self._waiting.get(birth.ends)
             pending = self._pending[endpoint] if endpoint else self._expect_again(birth, now_ns)
             if pending:
-                self._told(pending, birth, now_ns)
+                self._apply_event(pending, birth, now_ns)
 
     def _name_users(self) -> None:
         """Users of whom only the number was known."""
@@ -320,7 +320,7 @@ class FlowOwners:
         """
         training = self._signs.seen(keys)
         if self._socket_events:
-            self._told_already += self._take_socket_events()
+            self._early_events += self._take_socket_events()
             pids = [self._socket_events.maker(ends) for ends in raw_ends(keys)]
             ranks = self._signs.pids | self._ranks.keys()
             training |= np.array([pid > 0 and (pid in ranks or pid not in self._processes) for pid in pids], bool)
@@ -337,16 +337,16 @@ class FlowOwners:
         pending.flows = flows
         return pending
 
-    def _told(self, pending: _Pending, birth: SocketEvent, now_ns: int) -> None:
+    def _apply_event(self, pending: _Pending, birth: SocketEvent, now_ns: int) -> None:
         process = self._processes.get(birth.pid)
         if process is None or process.cgroup != birth.cgroup:
             pending.due_ns = now_ns
             return
         self._give(pending, self._owner(pending.endpoint, {**process.found, "source": birth.source}))
-        if now_ns - process.asked_ns < _TRUSTED_NS:
+        if now_ns - process.queried_ns < _TRUSTED_NS:
             self._done(pending)
         else:
-            process.asked_ns = pending.due_ns = now_ns
+            process.queried_ns = pending.due_ns = now_ns
 
     @property
     def level(self) -> float:
@@ -371,21 +371,21 @@ class FlowOwners:
         """The endpoints to ask for now. `answer` follows with as many owners."""
         due = sorted((p for p in self._pending.values() if p.due_ns <= now_ns), key=lambda p: p.tries)
         room = self._limiter.take(min(len(due), _REQUEST), now_ns)  # what is new comes first
-        self._asked = [pending.endpoint for pending in due[:room]]
-        return self._asked
+        self._queried = [pending.endpoint for pending in due[:room]]
+        return self._queried
 
     def answer(self, owners: list[dict[str, Any] | None], now_ns: int) -> None:
         """The owners of the endpoints that `due` gave; None where no socket or process was found."""
         learnt = False
-        for endpoint, found in zip(self._asked, owners, strict=True):
+        for endpoint, found in zip(self._queried, owners, strict=True):
             learnt |= self._learn(endpoint, found, now_ns)
             if endpoint in self._pending:  # nothing has been told of it meanwhile
                 self._settle(self._pending[endpoint], self._owner(endpoint, found))
-        self._asked = []
+        self._queried = []
         if learnt and self._socket_events:
             for pending in list(self._pending.values()):
                 if birth := self._socket_events.find(pending.endpoint):
-                    self._told(pending, birth, now_ns)
+                    self._apply_event(pending, birth, now_ns)
 
     def _learn(self, endpoint: Endpoint, found: dict[str, Any] | None, now_ns: int) -> bool:
         """Remembers the process that the kernel told of; whether it is a new one."""

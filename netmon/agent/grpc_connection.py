@@ -53,10 +53,10 @@ class GrpcConnection:
         self._over = threading.Event()
         self._call: grpc.Call | None = None
         self._answered = False
-        self._heard = time.monotonic()
+        self._answered_s = time.monotonic()
         self._why = ""  # we ended it
         self._silent = False
-        self.asked = Backpressure()
+        self.backpressure = Backpressure()
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the stream has ended. heard: called when the collector answers; strikes: by batch."""
@@ -73,7 +73,7 @@ class GrpcConnection:
             self._questions = Questions(channel, self._exchanges) if self._exchanges else None
             try:
                 for message in call:
-                    self._heard = time.monotonic()
+                    self._answered_s = time.monotonic()
                     if not self._answered:
                         self._answered = True
                         heard()
@@ -83,7 +83,7 @@ class GrpcConnection:
                 return self._ended(error, strikes)
             finally:
                 self._over.set()
-                self.asked = Backpressure()
+                self.backpressure = Backpressure()
                 if self._questions:
                     self._questions.end()
                 self._pulls.clear()
@@ -93,7 +93,7 @@ class GrpcConnection:
         """To be called now and then, from another thread: ends a stream on which nothing is heard."""
         if self._questions:
             self._questions.check()
-        if time.monotonic() - self._heard > self._silent_s:
+        if time.monotonic() - self._answered_s > self._silent_s:
             self._silent = True
             self.end(f"it has not answered for {self._silent_s:.0f} s")
 
@@ -108,7 +108,7 @@ class GrpcConnection:
     def _take(self, message: netmon_pb2.Acknowledgement) -> None:
         """What the collector says."""
         self._spool.acknowledge(message.sequence)
-        self.asked = self._outgoing.receive(message)
+        self.backpressure = self._outgoing.receive(message)
 
     def _messages(self) -> Iterator[bytes]:
         try:

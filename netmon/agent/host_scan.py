@@ -50,7 +50,7 @@ class HostScan:
         self._any_ranks = False
         self._asking = ""
         self._look: dict[str, Any] = {}  # under way
-        self._ranks_told: list[dict[str, Any]] = []  # in it
+        self._ranks_found: list[dict[str, Any]] = []  # in it
         self._warned: set[str] = set()
 
     def waits(self, now_ns: int) -> bool:
@@ -94,7 +94,7 @@ class HostScan:
         if self._asking == "transport":
             self._transport.answer(base64.b64decode(reply["rows"]), reply["able"])
             return []
-        self._ranks_told += reply["ranks"]
+        self._ranks_found += reply["ranks"]
         if self._asking == "look":
             self._look = reply
         if reply["more"]:
@@ -105,7 +105,7 @@ class HostScan:
 
     def _see(self, look: dict[str, Any], now_ns: int) -> list[Mark]:
         """A look is complete."""
-        ranks, self._ranks_told = self._ranks_told, []
+        ranks, self._ranks_found = self._ranks_found, []
         self._any_ranks = bool(ranks)
         marks = self._steps.ranks(ranks, now_ns)
         self._owners.ranks(rank["pid"] for rank in ranks)

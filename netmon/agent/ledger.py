@@ -40,7 +40,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._due_ns = time.monotonic_ns() + _INTERVAL_NS
         self._first = [_before_hook(sample, began_ns) for sample in self.read()]
-        counters = {(link.name, link.index, link.sample.direction): link.counter for link in self._told(self._first)}
+        counters = {(link.name, link.index, link.sample.direction): link.counter for link in self._accounts(self._first)}
         self.began = Beginning(began_ns, counters)
 
     def due(self, now_ns: int) -> list[LedgerSample]:
@@ -58,9 +58,9 @@ class Ledger:
 
     def account(self, samples: Sequence[LedgerSample]) -> bytes:
         """For the next agent, should this one be killed; samples: those that are told. Empty: there are none."""
-        return encode_accounts(self._told(samples)) if samples else b""
+        return encode_accounts(self._accounts(samples)) if samples else b""
 
-    def _told(self, samples: Sequence[LedgerSample]) -> list[LinkAccount]:
+    def _accounts(self, samples: Sequence[LedgerSample]) -> list[LinkAccount]:
         found = []
         for sample in samples:
             number, before = sample.interface, self._before[sample.interface, sample.direction]

@@ -12,7 +12,7 @@ class Links:
 
     def __init__(self, indices: Sequence[int], names: Sequence[str]) -> None:
         """indices, names: of the interfaces as they are at the start."""
-        self._asked = tuple(names)
+        self._names = tuple(names)
         self._now: list[tuple[int, str]] = list(zip(indices, names, strict=True))
 
     def name(self, number: int) -> str:
@@ -26,7 +26,7 @@ class Links:
     def follow(self, now: Sequence[tuple[int, str]]) -> None:
         """now: (ifindex, name) of each; (0, "") where it is not there. Says what has changed."""
         for number, ((index, name), (old_index, old_name)) in enumerate(zip(now, self._now, strict=True), 1):
-            interfaces = self._asked[number - 1]
+            interfaces = self._names[number - 1]
             if old_index and not index:
                 log.warning("%s is gone; waiting for it to come back", interfaces)
             elif index and not old_index:

@@ -78,7 +78,7 @@ class AgentMetrics:
     ) -> None:
         """helper: the pid of the part that keeps capabilities."""
         self._host, self._news, self._spool, self._stream = host, news, spool, stream
-        self._recorder, self._helper, self._standstill = recorder, helper, standstill
+        self._recorder, self._helper, self._watchdog = recorder, helper, standstill
 
     def condition(self) -> Condition:
         """Whether batches are made, and somebody takes them."""
@@ -154,15 +154,15 @@ class AgentMetrics:
             "netmon_agent_last_batch_seconds", "Since the last batch", time.monotonic() - self._news.sent_s
         )
 
-        still = self._standstill.still_s
+        still = self._watchdog.still_s
         yield CounterMetricFamily(
             "netmon_agent_still_seconds", "For which its loop stood still, of more than 5 s", still
         )
-        asleep = self._standstill.suspended_s
+        asleep = self._watchdog.suspended_s
         yield CounterMetricFamily("netmon_agent_suspended_seconds", "For which the host was suspended", asleep)
 
         help_ = "How often this host's clock was set by more than a second"
-        yield CounterMetricFamily("netmon_agent_clock_jumps", help_, self._standstill.jumps.count)
+        yield CounterMetricFamily("netmon_agent_clock_jumps", help_, self._watchdog.jumps.count)
 
     def _recording(self) -> Iterator[Metric]:
         if self._recorder:

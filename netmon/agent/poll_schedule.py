@@ -42,7 +42,7 @@ class PollSchedule:
         self._waits_ns: int | None = None  # since when
         self._level, self._growth = 0.0, 0.0
         self._hurried = False
-        self.asked_ns = 0
+        self.requested_ns = 0
         """Between two batches at least, if the collector has asked for it."""
 
     def update(self, now_ns: int, level: float, waits: bool, hurried: bool = False) -> None:
@@ -68,7 +68,7 @@ class PollSchedule:
 
     @property
     def _due_ns(self) -> int:
-        asked_ns = min(self.asked_ns, _LONGEST_BATCH_NS)
+        asked_ns = min(self.requested_ns, _LONGEST_BATCH_NS)
         if self._waits_ns is None:
             return self._sent_ns + max(_IDLE_BATCH_NS, asked_ns)
         return max(self._sent_ns + max(BATCH_NS, asked_ns), self._waits_ns + LOOK_NS)

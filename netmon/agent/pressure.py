@@ -31,7 +31,7 @@ class Backlog:
 
     late_s: float = 0.0  # age of the oldest batch that could not be sent yet
     full: float = 0.0  # share of the spool's bound
-    asked_ns: int = 0  # width of the rows; 0: any
+    requested_ns: int = 0  # width of the rows; 0: any
 
 
 class Pressure:
@@ -53,7 +53,7 @@ class Pressure:
         elif self._level and now_ns - self._hard_ns >= _EASY_FOR_NS:
             self._level, self._hard_ns = self._level - 1, now_ns
         # The collector says itself when it can take more: what it asks for leaves nothing behind.
-        requested = min(sum(step < backlog.asked_ns for step in self._steps), len(self._steps) - 1)
+        requested = min(sum(step < backlog.requested_ns for step in self._steps), len(self._steps) - 1)
         return self._steps[max(self._level, requested)]
 
 

@@ -54,6 +54,6 @@ class Resolution:
     def _why(self, width: int, backlog: Backlog) -> str:
         if width < self._width_ns:
             return "again: the collector has caught up"
-        if width <= backlog.asked_ns:
+        if width <= backlog.requested_ns:
             return "until the collector, which has asked for it, can take more"
         return f"until the collector catches up ({backlog.late_s:.0f} s behind, spool {backlog.full:.0%} full)"

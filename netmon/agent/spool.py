@@ -143,7 +143,7 @@ class Spool:
 
     def link_totals(self) -> Table:
         """What the batches on the disk carry, dtype CARRIED."""
-        return summed(list(self._disk.carried.values()))
+        return summed(list(self._disk.link_totals.values()))
 
     @property
     def hello(self) -> bytes:
@@ -195,7 +195,7 @@ class Spool:
         Does not wait for the disk.
         """
         with self._changed:
-            coming = {n for n in self._memory.sequences() | set(self._disk.carried) if n > self.acknowledged}
+            coming = {n for n in self._memory.sequences() | set(self._disk.link_totals) if n > self.acknowledged}
             flows = [
                 (described, message) for _, first, described, _, message in self._flows.flows() if first not in coming
             ]
@@ -209,8 +209,8 @@ class Spool:
                 return
             self.acknowledged = sequence
             self._recent.forget_to(sequence)
-            for done in list(itertools.takewhile(lambda number: number <= sequence, self._disk.carried)):
-                del self._disk.carried[done]
+            for done in list(itertools.takewhile(lambda number: number <= sequence, self._disk.link_totals)):
+                del self._disk.link_totals[done]
             self._memory.delete_to(sequence)
             self._flows.forget_flows(sequence)
             self._try(self._tidy)
@@ -254,10 +254,10 @@ class Spool:
             if batch is None or batch.sequence != sequence:
                 return None
             self.folder.keep_refused(self.session, sequence, batch.body + batch.buckets)
-            lost = summed([batch.carried])
+            lost = summed([batch.link_totals])
             self._lose(lost)
             self.given_up += 1
-            self._delete(sequence in self._disk.carried, batch)
+            self._delete(sequence in self._disk.link_totals, batch)
             return lost
 
     def close(self) -> None:
@@ -283,7 +283,7 @@ class Spool:
         """Whether the disk has it."""
         now = batch.sequence, self.ledger
         if kept := self._try(lambda: self._disk.attempt(lambda table: table.insert(batch, flows, now))):
-            self._disk.carried[batch.sequence] = batch.carried
+            self._disk.link_totals[batch.sequence] = batch.link_totals
         return kept
 
     def _catch_up(self) -> bool:
@@ -297,7 +297,7 @@ class Spool:
         batches, flows = self._memory.oldest(self._at_once), self._memory.flows()
         account = self._memory.last(), self.ledger
         self._disk.attempt(lambda table: table.take(batches, flows, account))
-        self._disk.carried.update((batch.sequence, batch.carried) for batch in batches)
+        self._disk.link_totals.update((batch.sequence, batch.link_totals) for batch in batches)
         self._memory.release(batches)
         self._behind = self._memory.first_after(0) is not None
 
@@ -312,7 +312,7 @@ class Spool:
             self._disk.note(str(error))
         except sqlite3.Error as error:
             self._disk.note(str(error))
-            if not self._disk.carried and self._disk.is_open:  # nothing to lose: another file may do better
+            if not self._disk.link_totals and self._disk.is_open:  # nothing to lose: another file may do better
                 self._leave_file(remove=True)
         else:
             return True
@@ -360,13 +360,13 @@ class Spool:
         self._unreadable_since = self._unreadable_since or now
         if now - self._unreadable_since < _UNREADABLE_S and isinstance(error, sqlite3.OperationalError):
             return
-        lost, batches = self.link_totals(), len(self._disk.carried)
+        lost, batches = self.link_totals(), len(self._disk.link_totals)
         log.error(
             "cannot read %s: %s; given up: %d batches (%s)",
             *(self.folder.directory, error, batches, described(lost)),
         )
         self._lose(lost)
-        self._recent.forget(*self._disk.carried)
+        self._recent.forget(*self._disk.link_totals)
         self.given_up += batches
         self._unreadable_since = 0.0
         if self._disk.is_open:
@@ -399,9 +399,9 @@ class Spool:
             if batch is None:
                 return False
             if on_disk:
-                self._disk.carried[batch.sequence] = b""
+                self._disk.link_totals[batch.sequence] = b""
             self._recent.forget(batch.sequence)
-            self._lose(summed([batch.carried]))
+            self._lose(summed([batch.link_totals]))
         except sqlite3.Error as error:
             self._recent.forget(*self._recent.numbers)  # one of them may lose its buckets late
             self._disk.note(str(error))
@@ -428,11 +428,11 @@ class Spool:
             self._disk.note(str(error))
             return False
         self.given_up += 1
-        self._lose(summed([batch.carried]))
+        self._lose(summed([batch.link_totals]))
         return self._delete(on_disk, batch)
 
     def _delete(self, on_disk: bool, batch: Kept) -> bool:
-        self._disk.carried.pop(batch.sequence, None)
+        self._disk.link_totals.pop(batch.sequence, None)
         self._recent.forget(batch.sequence)
         try:
             self._do(on_disk, lambda table: table.delete(batch))

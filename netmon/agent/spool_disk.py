@@ -56,7 +56,7 @@ class SpoolDisk:
         self.folder, self._session, self._lose, self._back = folder, session, lose, back
         self._table = left
         self._calls = None if left else StallingCalls(_ANSWERS_S, most=1)
-        self.carried = left.link_totals() if left else {}
+        self.link_totals = left.link_totals() if left else {}
         """What each batch in the file carries, by its number, in their order: also where the file cannot be read."""
         self._hello = left.hello() if left else b""
         self._files = 0
@@ -92,9 +92,9 @@ class SpoolDisk:
 
     def first_after(self, sequence: int) -> int | None:
         """The lowest number of a batch above this one."""
-        if sequence + 1 in self.carried:
+        if sequence + 1 in self.link_totals:
             return sequence + 1
-        return next((number for number in self.carried if number > sequence), None)
+        return next((number for number in self.link_totals if number > sequence), None)
 
     @property
     def is_open(self) -> bool:
@@ -166,7 +166,7 @@ class SpoolDisk:
         then: Callable[[str], object] = self.folder.remove if remove else self.folder.set_aside
         with contextlib.suppress(StalledDiskError):
             self._call(lambda: then(self._file))
-        self.carried.clear()
+        self.link_totals.clear()
         self._files += 1
 
     def close(self) -> None:
@@ -194,16 +194,16 @@ class SpoolDisk:
     def _put_right(self) -> None:
         try:
             there = self.do(BatchTable.link_totals)
-            stripped = [number for number, totals in there.items() if self.carried.get(number, totals) != totals]
+            stripped = [number for number, totals in there.items() if self.link_totals.get(number, totals) != totals]
             if stripped:
-                self._lose(summed([self.carried[number] for number in stripped]))
-                self.carried.update(dict.fromkeys(stripped, b""))
+                self._lose(summed([self.link_totals[number] for number in stripped]))
+                self.link_totals.update(dict.fromkeys(stripped, b""))
             for number, totals in self._memory.link_totals().items():
                 if there.get(number) != totals:  # not there, or without its buckets by now: none passes it
                     break
-                self.carried[number] = totals
+                self.link_totals[number] = totals
                 self._memory.delete(self._memory.read(number))
-            self.do(lambda table: table.keep_only(self.carried))
+            self.do(lambda table: table.keep_only(self.link_totals))
             self._doubtful = False
         except StalledDiskError:
             raise

@@ -101,12 +101,12 @@ log = logging.getLogger(__name__)
 ERROR_NS = 10_000
 """A probe's trap and the clock read in it follow the call by a few microseconds."""
 
-_HELD_DRAINS = 100
-_HELD_STEPS = 100_000  # of processes that are not known as ranks
-_HELD_EVENTS = 100_000  # of which no step has come yet, of all ranks
+_PENDING_DRAINS = 100
+_PENDING_STEPS = 100_000  # of processes that are not known as ranks
+_PENDING_EVENTS = 100_000  # of which no step has come yet, of all ranks
 _JOINS_PER_SECOND, _JOINS_AT_ONCE = 4, 256  # of a user's ranks; a job's are set up anew now and then, not all the time
 _NAMED = 16  # processes that call too often
-_MOST_HELD_MARKS = 1_000  # of a rank
+_MOST_PENDING_MARKS = 1_000  # of a rank
 
 
 @dataclass
@@ -122,7 +122,7 @@ class _Rank:
     detector: CycleDetector = field(default_factory=CycleDetector)
     last_ns: int = 0  # of its steps; 0: none has been seen
     account: StepAccount = field(default_factory=StepAccount)
-    held: list[Mark] = field(default_factory=list)  # until it is known whether its steps explain what it sends
+    pending: list[Mark] = field(default_factory=list)  # until it is known whether its steps explain what it sends
 
     def watched_from_start(self, whole: bool) -> None:
         """Whether the steps to come are the first ones that the process makes. Only before them."""
@@ -135,7 +135,7 @@ class StepMarks:
     def __init__(self) -> None:
         """No rank is known."""
         self._ranks: dict[int, _Rank] = {}  # by pid
-        self._told: dict[int, RankIdentity] = {}  # what training scripts said of themselves, by pid
+        self._by_script: dict[int, RankIdentity] = {}  # what training scripts said of themselves, by pid
         # (rank, size) that the training library was set up with last, by pid: the environment tells of the first time.
         self._numbers: dict[int, tuple[int, int]] = {}
         # Steps of processes that are not known as ranks yet. A library is probed for every process that
@@ -155,7 +155,7 @@ class StepMarks:
         """
         processes = list(found)
         pids = {process["pid"] for process in processes}
-        self._told = {pid: identity for pid, identity in self._told.items() if pid in pids}
+        self._by_script = {pid: identity for pid, identity in self._by_script.items() if pid in pids}
         unresolved = {pid for table in self._unknown for pid in np.unique(table["pid"]).tolist()}
         self._numbers = {pid: number for pid, number in self._numbers.items() if pid in pids or pid in unresolved}
         alive = self._trainers(processes)
@@ -187,11 +187,11 @@ class StepMarks:
         for mark in marks:
             if mark.moment is Moment.JOIN:
                 identity = RankIdentity(mark.job, mark.rank, mark.size)
-                self._told[mark.pid] = identity
+                self._by_script[mark.pid] = identity
                 rank = self._ranks.get(mark.pid)
                 if rank and rank.identity != identity:
                     renamed += self._leave(mark.pid)
-                    self._ranks[mark.pid] = replace(rank, identity=identity, joined_ns=mark.time_ns, held=[])
+                    self._ranks[mark.pid] = replace(rank, identity=identity, joined_ns=mark.time_ns, pending=[])
                     renamed.append(self._joined(mark.pid, mark.time_ns))
         return renamed
 
@@ -241,13 +241,13 @@ class StepMarks:
         if not len(table):
             return
         self._unknown.append(table)
-        while len(self._unknown) > _HELD_DRAINS or sum(map(len, self._unknown)) > max(_HELD_STEPS, len(table)):
+        while len(self._unknown) > _PENDING_DRAINS or sum(map(len, self._unknown)) > max(_PENDING_STEPS, len(table)):
             self._unknown.popleft()
 
     def _bound(self) -> None:
         """Whose calls are many and make no steps is begun with anew."""
         pending = {pid: rank.detector.pending for pid, rank in self._ranks.items()}
-        while pending and sum(pending.values()) > _HELD_EVENTS:
+        while pending and sum(pending.values()) > _PENDING_EVENTS:
             largest = max(pending, key=pending.__getitem__)
             self.refused += pending.pop(largest)
             self._ranks[largest].detector.forget()
@@ -258,8 +258,8 @@ class StepMarks:
             self.refused += 1
             return
         self._numbers[pid] = number, size
-        if pid in self._told:
-            self._told[pid] = self._told[pid]._replace(rank=number, size=size)
+        if pid in self._by_script:
+            self._by_script[pid] = self._by_script[pid]._replace(rank=number, size=size)
 
     def finish(self) -> list[Mark]:
         """The last marks of all ranks."""
@@ -276,7 +276,7 @@ class StepMarks:
         staying: list[dict[str, Any]] = []
         for process in sorted(processes, key=lambda process: process["pid"] not in stepped):
             number = self._numbers.get(process["pid"], (process["rank"], process["size"]))
-            identity = self._told.get(process["pid"]) or RankIdentity(process["job"], *number)
+            identity = self._by_script.get(process["pid"]) or RankIdentity(process["job"], *number)
             known = chosen.get(identity[:2])
             if known and process["pid"] in stepped:
                 staying.append({**process, "identity": identity})
@@ -318,8 +318,8 @@ class StepMarks:
         rank.account.add(calls, begun, rank.detector.size.bytes, rank.identity.size)
         changed = rank.account.state is not before
         joined = [self._joined(pid, rank.joined_ns)] if changed else []
-        marks = [*rank.held, *(self._mark(pid, *boundary) for boundary in boundaries)]
-        rank.held = marks[-_MOST_HELD_MARKS:] if rank.account.waits else []
+        marks = [*rank.pending, *(self._mark(pid, *boundary) for boundary in boundaries)]
+        rank.pending = marks[-_MOST_PENDING_MARKS:] if rank.account.waits else []
         return [*joined, *marks] if rank.account.state is Understanding.UNDERSTOOD else joined
 
     def _set_up(self, pid: int, event: np.void) -> list[Mark]:
@@ -333,7 +333,7 @@ class StepMarks:
             return []
         boundaries = rank.detector.restart()
         marks = [*self._last_marks(pid, boundaries), *self._leave(pid)]
-        self._ranks[pid] = replace(rank, identity=identity, joined_ns=time_ns, account=StepAccount(), held=[])
+        self._ranks[pid] = replace(rank, identity=identity, joined_ns=time_ns, account=StepAccount(), pending=[])
         return [*marks, self._joined(pid, time_ns)]
 
     def _leave(self, pid: int) -> list[Mark]:

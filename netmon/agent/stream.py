@@ -97,7 +97,7 @@ class Sender:
     @property
     def backpressure(self) -> Backpressure:
         """What the collector can take now."""
-        return self._connection.asked if self._connection else Backpressure()
+        return self._connection.backpressure if self._connection else Backpressure()
 
     def finish(self) -> None:
         """Nothing more will be appended."""

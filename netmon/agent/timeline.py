@@ -226,7 +226,7 @@ _BEGIN_ERROR_NS, _END_ERROR_NS = 150_000_000, 20_000_000
 lasts as long as the slowest rank needs to be given a processor; then the training thread needs one."""
 
 _LEAST_READ = 16 << 10  # bytes of a file at a time, however many there are
-_MOST_HELD = 50_000  # events of one file that have led to no step
+_MOST_PENDING = 50_000  # events of one file that have led to no step
 _READ_S = 0.02  # all files are waited for together, at one look; what takes longer is taken at the next
 _GONE_NS = 30_000_000_000  # for so long the rest is read of who has gone; others may still write to it
 _FAREWELL_S = 1.0
@@ -330,7 +330,7 @@ class TimelineMarks:
             return []
         followed.last_ns = int(steps["time_ns"][usable][-1])
         boundaries = followed.detector.feed(steps[usable])
-        if followed.detector.pending > _MOST_HELD // len(self._followed):
+        if followed.detector.pending > _MOST_PENDING // len(self._followed):
             followed.detector.forget()
         return [_mark(pid, followed, *boundary) for boundary in boundaries]
 

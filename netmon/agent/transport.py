@@ -38,9 +38,9 @@ _TIMES = ("busy", "receiver_limited", "sender_limited")
 _FIELD = {name: place for place, name in enumerate((TCP_INFO.names or ())[2:])}  # rows of a matrix
 _LOOKED = len(_FIELD)  # its last row: when that was
 _NARROW = [place for name, place in _FIELD.items() if name not in _WIDE]  # counters that wrap at 32 bits
-_TOLD = {name: place for place, name in enumerate(TRANSPORT.names or ())}
-_SAME, _SAME_TOLD = ([place[n] for n in _COUNTERS] for place in (_FIELD, _TOLD))
-_US, _US_TOLD = [_FIELD[f"{n}_us"] for n in _TIMES], [_TOLD[f"{n}_ns"] for n in _TIMES]
+_COLUMN_OF = {name: place for place, name in enumerate(TRANSPORT.names or ())}
+_SAME, _SAME_TOLD = ([place[n] for n in _COUNTERS] for place in (_FIELD, _COLUMN_OF))
+_US, _US_TOLD = [_FIELD[f"{n}_us"] for n in _TIMES], [_COLUMN_OF[f"{n}_ns"] for n in _TIMES]
 
 _Numbers = npt.NDArray[np.int64]
 _Counts = npt.NDArray[np.float64]
@@ -64,9 +64,9 @@ class TransportLooks:
         self._cookies = np.zeros(0, np.uint64)  # of the sockets that were looked at
         self._before = np.zeros((_LOOKED + 1, 0), np.int64)  # what was seen, and when
         self._looked_ns = time.monotonic_ns()
-        self._asked: list[_Connection] = []  # that are not of our network namespace
-        self._asked_payload = np.zeros(0)
-        self._asked_since_ns = 0
+        self._elsewhere: list[_Connection] = []  # that are not of our network namespace
+        self._elsewhere_payload = np.zeros(0)
+        self._elsewhere_since_ns = 0
         self._able_elsewhere = True
         self._answered: list[Table] = []
         self.elsewhere: list[Endpoint] = []
@@ -109,8 +109,8 @@ class TransportLooks:
     def answer(self, rows: bytes, able: bool) -> None:
         """Of what `elsewhere` was: rows of TCP_INFO. able: whether there is any sense in asking again."""
         found = np.frombuffer(rows, TCP_INFO)
-        of = [self._asked[number] for number in found["number"].tolist()]
-        self._answered.append(self._rows(found, of, self._asked_payload, self._asked_since_ns, time.monotonic_ns()))
+        of = [self._elsewhere[number] for number in found["number"].tolist()]
+        self._answered.append(self._rows(found, of, self._elsewhere_payload, self._elsewhere_since_ns, time.monotonic_ns()))
         self._able_elsewhere = able
 
     def _look(self, ids: npt.NDArray[np.uint32], payload: _Counts) -> Table:
@@ -131,9 +131,9 @@ class TransportLooks:
         numbers = found["number"].tolist()
         if self._able_elsewhere and len(numbers) < len(queried):
             there = set(numbers)
-            self._asked = [one for number, one in enumerate(queried) if number not in there]
-            self.elsewhere, self._asked_payload = [one.end for one in self._asked], payload
-            self._asked_since_ns = self._looked_ns
+            self._elsewhere = [one for number, one in enumerate(queried) if number not in there]
+            self.elsewhere, self._elsewhere_payload = [one.end for one in self._elsewhere], payload
+            self._elsewhere_since_ns = self._looked_ns
         return self._rows(found, [queried[n] for n in numbers], payload, self._looked_ns, time.monotonic_ns())
 
     def _rows(
@@ -151,18 +151,18 @@ class TransportLooks:
         grown[_NARROW] &= 0xFFFFFFFF
         grown[(grown < 0) | (grown > _MOST)] = _MOST
         rows = np.full((len(found), len(TRANSPORT.names or ())), UNKNOWN, "<i8")
-        rows[:, _TOLD["flow_id"] : _TOLD["reverse_flow_id"] + 1] = [of.ids for of in connections]
-        rows[:, _TOLD["start_ns"]], rows[:, _TOLD["end_ns"]] = begin_ns, now_ns
+        rows[:, _COLUMN_OF["flow_id"] : _COLUMN_OF["reverse_flow_id"] + 1] = [of.ids for of in connections]
+        rows[:, _COLUMN_OF["start_ns"]], rows[:, _COLUMN_OF["end_ns"]] = begin_ns, now_ns
         rows[:, _SAME_TOLD] = grown[_SAME].T
         rows[:, _US_TOLD] = grown[_US].T * 1000
         ecn = now[_FIELD["options"]] & ECN > 0
-        rows[:, _TOLD["ecn_marked_packets"]] = np.where(ecn, grown[_FIELD["ecn_marked_packets"]], UNKNOWN)
+        rows[:, _COLUMN_OF["ecn_marked_packets"]] = np.where(ecn, grown[_FIELD["ecn_marked_packets"]], UNKNOWN)
         rtt, least, rate = (now[_FIELD[name]] for name in ("rtt_us", "rtt_min_us", "delivery_rate"))
-        rows[:, _TOLD["rtt_ns"]] = np.where(rtt > 0, rtt * 1000, UNKNOWN)
-        rows[:, _TOLD["rtt_min_ns"]] = np.where((least > 0) & (least < RTT_UNKNOWN), least * 1000, UNKNOWN)
-        rows[:, _TOLD["application_limited"]] = now[_FIELD["application_limited"]] & 1
-        rows[:, _TOLD["congestion_window_bytes"]] = now[_FIELD["congestion_window"]] * now[_FIELD["segment_bytes"]]
-        rows[:, _TOLD["delivery_bps"]] = np.where(rate > 0, rate * 8, UNKNOWN)
+        rows[:, _COLUMN_OF["rtt_ns"]] = np.where(rtt > 0, rtt * 1000, UNKNOWN)
+        rows[:, _COLUMN_OF["rtt_min_ns"]] = np.where((least > 0) & (least < RTT_UNKNOWN), least * 1000, UNKNOWN)
+        rows[:, _COLUMN_OF["application_limited"]] = now[_FIELD["application_limited"]] & 1
+        rows[:, _COLUMN_OF["congestion_window_bytes"]] = now[_FIELD["congestion_window"]] * now[_FIELD["segment_bytes"]]
+        rows[:, _COLUMN_OF["delivery_bps"]] = np.where(rate > 0, rate * 8, UNKNOWN)
         self._remember(cookies, now, now_ns)
         samples: Table = rows[(is_known | (begin_ns >= 0)) & (begin_ns <= now_ns)].view(TRANSPORT)[:, 0]
         return samples

@@ -191,7 +191,7 @@ class Recording:
 
     def explain(self, iteration: int, job: str | None = None) -> Explanation:
         """Why this iteration took as long as it did, rank by rank. Raises DataError: unknown, or of two jobs."""
-        found = list(explained(self.path, self._asked(job), iteration))
+        found = list(explained(self.path, self._requested(job), iteration))
         if len(jobs := sorted({verdict.job for verdict, _ in found})) > 1:
             names = ", ".join(self._names.get(name, name) for name in jobs)
             raise DataError(f"cannot tell which iteration {iteration}: jobs {names} have one; give job=")
@@ -253,7 +253,7 @@ class Recording:
     def _study(self, job: str | None) -> Any:
         from netmon.report.reading import read_study
 
-        requested = self._asked(job)
+        requested = self._requested(job)
         if requested not in self._studies:
             self._studies[requested] = read_study(self.path, requested)
         return self._studies[requested]
@@ -262,11 +262,11 @@ class Recording:
     def _studies(self) -> dict[str | None, Any]:
         return {}
 
-    def _asked(self, job: str | None) -> str | None:
+    def _requested(self, job: str | None) -> str | None:
         return requested_job(job, self._names) if job is not None else None
 
     def _window(self, job: str | None, *others: Any) -> Window:
-        return replace(window(job, *others), job=self._asked(job))
+        return replace(window(job, *others), job=self._requested(job))
 
     def _read(self, name: str, window: Window, columns: Sequence[str] | None) -> pd.DataFrame:
         files, condition = open_rows(self.path, name, window)

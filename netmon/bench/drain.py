@@ -41,7 +41,7 @@ class SimulatedCpus:
         table["key"]["src_port"][slots] = slots & 0xFFFF
         table["key"]["link_protocol"][slots] = 1 << 9 | slots >> 16
         self._open_buckets(slots, now_ns)
-        cpus, indices = self._places(slots, "flows", flows.shape[1])
+        cpus, indices = self._positions(slots, "flows", flows.shape[1])
         openings = np.zeros(len(slots), flows.dtype)
         openings["key"], openings["slot"] = table["key"][slots], slots
         flows[cpus, indices] = openings
@@ -50,7 +50,7 @@ class SimulatedCpus:
     def next_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
         """Each of these slots closes its bucket, at most ring_records of a CPU, and opens one with one packet."""
         taken = self._memory.slots[slots]
-        cpus, indices = self._places(slots, "buckets", self.geometry.ring_records)
+        cpus, indices = self._positions(slots, "buckets", self.geometry.ring_records)
         records = np.zeros((len(slots), 3), np.uint64)
         records[:, 0] = taken["bucket_start_ns"]
         records[:, 1] = taken["wire_bytes"] | taken["payload_bytes"].astype(np.uint64) << np.uint64(32)
@@ -77,7 +77,7 @@ class SimulatedCpus:
         for name, count in (("frames", 1), ("packets", 1), ("frame_bytes", 100), ("wire_bytes", 100)):
             np.add.at(self._memory.ledger[name], (cpus, links), count)
 
-    def _places(self, slots: npt.NDArray[np.intp], ring: str, size: int) -> tuple[npt.NDArray[np.intp], ...]:
+    def _positions(self, slots: npt.NDArray[np.intp], ring: str, size: int) -> tuple[npt.NDArray[np.intp], ...]:
         """The slots' CPUs, and where each one's record goes in its CPU's ring. slots: ascending."""
         cpus = slots // self.geometry.slots
         within = np.arange(len(cpus)) - np.searchsorted(cpus, cpus)

@@ -27,7 +27,7 @@ from netmon.marks import MAX_PACKET, SOCKET_VARIABLE
 from netmon.training.steps import Steps
 
 _STEPS = 400  # of a round
-_APART_NS = 2_000_000
+_SPACING_NS = 2_000_000
 _WARM, _COLD = 1 << 10, 1 << 19  # numbers of 8 bytes that are worked on between steps
 _TICK_S = 0.05
 _PATIENCE_S = 20.0
@@ -79,7 +79,7 @@ def _round(numbers: int) -> npt.NDArray[np.int64]:
     times = np.empty(_STEPS, np.int64)
     weights = np.ones(numbers)
     for number in range(_STEPS):
-        computed_ns = time.monotonic_ns() + _APART_NS
+        computed_ns = time.monotonic_ns() + _SPACING_NS
         while time.monotonic_ns() < computed_ns:
             weights *= 0.999
         begin = time.perf_counter_ns()

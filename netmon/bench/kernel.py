@@ -83,7 +83,7 @@ def _medians(samples: dict[str, list[float]]) -> dict[str, float]:
 class _Bench:
     def __init__(self) -> None:
         self._yardsticks = Yardsticks()
-        self._usual = LoadedMeter()
+        self._baseline = LoadedMeter()
         self._narrow = LoadedMeter(bucket_ns=1)  # every packet closes a bucket
         self._frames = {kind: frame(kind) for kind in ("ipv4", "ipv6", "vlan")}
 
@@ -94,11 +94,11 @@ class _Bench:
         return ns_per_run(self._yardsticks.program("floor", program), self._frames["ipv4"], _REPEAT)
 
     def cases(self) -> Iterator[_Case]:
-        yield _Case("hot_flow", lambda program: self._plain(self._usual, program, "ipv4"))
+        yield _Case("hot_flow", lambda program: self._plain(self._baseline, program, "ipv4"))
         yield _Case("flows_64", lambda program: self._in_turn(program, 64, _REPEAT))
         yield _Case("flows_4096", lambda program: self._in_turn(program, 4096, _REPEAT))
-        yield _Case("ipv6", lambda program: self._plain(self._usual, program, "ipv6"))
-        yield _Case("vlan", lambda program: self._plain(self._usual, program, "vlan"))
+        yield _Case("ipv6", lambda program: self._plain(self._baseline, program, "ipv6"))
+        yield _Case("vlan", lambda program: self._plain(self._baseline, program, "vlan"))
         yield _Case("bucket_per_packet", lambda program: self._plain(self._narrow, program, "ipv4"))
         yield _Case("table_full", lambda program: self._in_turn(program, _MANY_FLOWS, _TAKEOVERS))
         yield _Case("ring_full", self._ring_full)
@@ -113,9 +113,9 @@ class _Bench:
         front = self._yardsticks.program("turn", program)
         self._yardsticks.aim(program, self._yardsticks.program("empty", program), flows)
         base = ns_per_run(front, self._frames["ipv4"], repeat)
-        self._yardsticks.aim(program, self._usual.descriptors[PROGRAMS[program]], flows)
+        self._yardsticks.aim(program, self._baseline.descriptors[PROGRAMS[program]], flows)
         for _ in range(2 if flows < _MANY_FLOWS else 1):  # first all flows get their slots
-            self._usual.drain()
+            self._baseline.drain()
             ns = ns_per_run(front, self._frames["ipv4"], repeat)
         return ns, base
 

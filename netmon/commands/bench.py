@@ -50,7 +50,7 @@ _INFERENCE = "jobs and iterations found in traffic alone, compared with the trai
 _VERDICT = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
 
 _MOST_CPUS = 1024
-_APART_S = 10.0  # of lines that tell the progress
+_PROGRESS_EVERY_S = 10.0  # of lines that tell the progress
 
 
 class _Result(Protocol):
@@ -192,7 +192,7 @@ def _progress(what: str, rounds: int) -> Iterator[Callable[[float], None]]:
     def tell(done: float) -> None:
         nonlocal said
         bar.update(task, completed=done)
-        if bar.disable and time.monotonic() >= said + _APART_S:
+        if bar.disable and time.monotonic() >= said + _PROGRESS_EVERY_S:
             said = time.monotonic()
             log.info("bench %s: %.1f of %d rounds", what, done, rounds)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_APART_S = 10.0  # of lines that tell the progress
+_PROGRESS_EVERY_S = 10.0  # of lines that tell the progress
 _TRAINERS = ("ring", "horovod", "ddp")
 
 
@@ -138,7 +138,7 @@ def _shown() -> Iterator[tuple[Callable[[CampaignProgress], None], Callable[[str
         def show_count(what: str, count: int, done: int) -> None:
             nonlocal said
             bar.update(task, completed=done, total=count, description=f"{what} {done + 1} of {count}")
-            if bar.disable and time.monotonic() >= said + _APART_S:
+            if bar.disable and time.monotonic() >= said + _PROGRESS_EVERY_S:
                 said = time.monotonic()
                 log.info("bench verdict: %s %d of %d", what, done + 1, count)
 

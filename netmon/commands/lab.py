@@ -95,25 +95,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.beside:
-        return _run_beside(args)
+        return _run_two_jobs(args)
     return _run_spec(run_spec(args, args.overwrite), live=False, as_json=args.json)
 
 
-def _run_beside(args: argparse.Namespace) -> int:
+def _run_two_jobs(args: argparse.Namespace) -> int:
     """Another job like it on other hosts, at the same time."""
     from netmon.lab.record import prepare
     from netmon.lab.together import train_two_jobs
 
     spec = run_spec(args, args.overwrite)
     (prepare(spec.data, args.overwrite) / "log").rmdir()
-    names = train_two_jobs(spec, args.beside, args.shift, args.period, _tell_where)
+    names = train_two_jobs(spec, args.beside, args.shift, args.period, _print_address)
     document = {"data": str(spec.data), "jobs": names, "shift_ns": args.shift, "period_ns": args.period}
     line = f"dataset: {spec.data}; next:\n  {typed('netmon')} advise --data {spec.data}"
     print(json.dumps(document) if args.json else line)
     return 0
 
 
-def _tell_where(address: str) -> None:
+def _print_address(address: str) -> None:
     log.info(
         f"lab run: both train; {typed('netmon')} top --collector {address} shows them meanwhile, advise what to do"
     )

@@ -39,7 +39,7 @@ from netmon.records import (
 _RECENT = 512  # calls, whose pauses tell what a pause between passes is
 _SETTLED = 64  # calls, after which that is found anew only now and then
 _LEAST_PAUSE_NS = 1_000_000
-_MOST_HELD = 10_000  # events after a call of which no size is told
+_MOST_PENDING = 10_000  # events after a call of which no size is told
 _MOST_SIZES = 10_000  # in a pass
 _HASH_PRIME, _HASH_BITS = 0x100000001B3, (1 << 64) - 1
 
@@ -49,7 +49,7 @@ class Passes:
 
     def __init__(self) -> None:
         """No call yet."""
-        self._held: deque[Event] = deque()  # from the first call on whose size is not known
+        self._pending: deque[Event] = deque()  # from the first call on whose size is not known
         self._pauses: deque[int] = deque(maxlen=_RECENT)
         self._calls = 0
         self._limit_ns = _LEAST_PAUSE_NS
@@ -58,19 +58,19 @@ class Passes:
 
     def feed(self, event: Event) -> list[Event]:
         """The events that are complete now, in order of time, each at its call and by its name."""
-        if event.kind == STEP_CALL or (self._held and event.kind not in (STEP_ENQUEUE, STEP_OTHER)):
-            self._held.append(event)
-            return self._release() if len(self._held) > _MOST_HELD else []
-        if not self._held:
+        if event.kind == STEP_CALL or (self._pending and event.kind not in (STEP_ENQUEUE, STEP_OTHER)):
+            self._pending.append(event)
+            return self._release() if len(self._pending) > _MOST_PENDING else []
+        if not self._pending:
             return [self._named(event)]
-        return [self._named(event._replace(time_ns=self._held[0].time_ns)), *self._release()]
+        return [self._named(event._replace(time_ns=self._pending[0].time_ns)), *self._release()]
 
     def _release(self) -> list[Event]:
         """All up to the next call; the first one is done with."""
-        self._held.popleft()
+        self._pending.popleft()
         events = []
-        while self._held and self._held[0].kind != STEP_CALL:
-            events.append(self._named(self._held.popleft()))
+        while self._pending and self._pending[0].kind != STEP_CALL:
+            events.append(self._named(self._pending.popleft()))
         return events
 
     def _named(self, event: Event) -> Event:
@@ -187,7 +187,7 @@ class _Group:
     waited: int = 0  # waits that are over
     strangers: int = 0  # calls of others before the first wait, which may be waited for, too
     waits: Waits = field(default_factory=Waits)
-    told: bool = False  # its waits
+    is_reported: bool = False  # its waits
     is_step: bool = False
     waiting: bool = False  # a wait has begun since the last marker
     foreign: bool = False  # what is waited for now may be something else
@@ -199,9 +199,9 @@ class _Group:
     def boundaries(self, iteration: int, markers: int) -> list[Boundary]:
         """Its waits, if it has as many markers as a step has: what it has handed over has come. Else the next step
         tells of them."""
-        if not self.is_step or self.told or len(self.seen) < markers:
+        if not self.is_step or self.is_reported or len(self.seen) < markers:
             return []
-        self.told, waits = True, self.waits
+        self.is_reported, waits = True, self.waits
         self.waits = Waits()
         return waits.boundaries(iteration)
 
@@ -227,7 +227,7 @@ class NamedSteps:
         self._candidates: set[int] = set()  # strangers that came once in the last step
         self._run = self._group_run = 0  # how often waits have followed calls: now, and at the last marker
         self._called = False  # since the last wait began
-        self._held = PendingEvents(late)
+        self._pending = PendingEvents(late)
         self._sizes = NamedSizes()
         self._size = UNKNOWN
         self._resized = False  # a size or a marker is another one than when they were last added up
@@ -245,7 +245,7 @@ class NamedSteps:
         if event.kind == STEP_SIZE:
             return []
         boundaries = self._walk(event)
-        if found := self._held.add(event, self._markers, self._tensors):
+        if found := self._pending.add(event, self._markers, self._tensors):
             self._establish(found)
             boundaries += [boundary for earlier in found.events for boundary in self._walk(earlier)]
         return boundaries
@@ -266,11 +266,11 @@ class NamedSteps:
     @property
     def pending(self) -> int:
         """Calls that are remembered and have led to no step yet."""
-        return len(self._held) + len(self._strangers)
+        return len(self._pending) + len(self._strangers)
 
     def forget(self) -> None:
         """Those calls."""
-        self._held.forget()
+        self._pending.forget()
         self._strangers, self._candidates = {}, set()
 
     def restart(self) -> list[Boundary]:
@@ -279,7 +279,7 @@ class NamedSteps:
         self.iteration -= self._group.given_up()
         self._group, self._strangers, self._candidates = _Group(), {}, set()
         if self._markers:
-            self._held.forget()
+            self._pending.forget()
         return boundaries
 
     def _walk(self, event: Event) -> list[Boundary]:
@@ -289,17 +289,17 @@ class NamedSteps:
         if kind == STEP_ENQUEUE and name in self._markers:
             return self._marker(name, time_ns, tensors)
         if kind in (STEP_ENQUEUE, STEP_OTHER):
-            group.foreign |= group.waits.first_ns > 0 or group.told
+            group.foreign |= group.waits.first_ns > 0 or group.is_reported
             group.strangers += 1
             if kind == STEP_ENQUEUE and name:
                 self._stranger(name, time_ns)
         elif kind == STEP_WAIT_BEGIN:
             self._run += self._called
             self._called, group.waiting = False, True
-            if not group.foreign and not group.told and not group.waits.first_ns and group.seen:
+            if not group.foreign and not group.is_reported and not group.waits.first_ns and group.seen:
                 group.waits.first_ns = time_ns
         elif kind == STEP_WAIT_END:
-            if not group.foreign and not group.told and group.seen:
+            if not group.foreign and not group.is_reported and group.seen:
                 group.waits.last_ns = time_ns
                 group.waited += 1
                 if group.waited >= len(group.seen) + group.strangers:
@@ -325,7 +325,7 @@ class NamedSteps:
         boundaries = self._waits.boundaries(self.iteration)
         self._waits = Waits()
         self.iteration += 1
-        self._held.forget()
+        self._pending.forget()
         return [*boundaries, (self.iteration, Moment.FIRST_ENQUEUE, min(group.seen.values()))]
 
     def _next_group(self) -> None:
@@ -337,7 +337,7 @@ class NamedSteps:
             if any(last <= oldest for last in self._markers.values()):
                 self._markers = {name: last for name, last in self._markers.items() if last > oldest}
                 self._resized = True
-            self._held.forget(max(self._group.seen.values()))
+            self._pending.forget(max(self._group.seen.values()))
         seen = self._admit()
         self._group = _Group(seen, coming=len(seen))
 

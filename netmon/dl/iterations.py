@@ -79,7 +79,7 @@ class IterationTracker:
         self.ending = False  # something has come by which an iteration may have ended: `finished` is to be asked
         self.source: Source | None = None  # the one that decides
         self.last_number = -1  # of the last finished iteration
-        self._told_by: Source | None = None
+        self._source: Source | None = None
         self._sources: dict[Source, SourceMarks] = {}
         self._silent: set[Source] = set()
         self._waiting: dict[Source, list[Bounds]] = {}  # iterations of each source that are not (yet) the rank's
@@ -219,16 +219,16 @@ class IterationTracker:
         return begin_ns >= self.finished_ns
 
     def _iteration(self, source: Source, start: Bound, end: Bound) -> Iteration | None:
-        if source != self._told_by and self._comes_after(source, start, end):
+        if source != self._source and self._comes_after(source, start, end):
             start = start._replace(time_ns=max(start.time_ns, self.finished_ns))
         if not self.finished_ns <= start.time_ns < end.time_ns:
-            self.unusable += 2 * (source == self._told_by)  # else a better source has told of this time
+            self.unusable += 2 * (source == self._source)  # else a better source has told of this time
             return None
         number = start.number + self._shifts.get(source, 0)
         if number <= self.last_number:  # it cannot be an earlier one again
             self._shifts[source] = self.last_number + 1 - start.number
             number = self.last_number + 1
-        self.finished_ns, self.last_number, self._told_by = end.time_ns, number, source
+        self.finished_ns, self.last_number, self._source = end.time_ns, number, source
         self._spans.extend((start.time_ns, end.time_ns, number))
         return Iteration(
             *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns),

@@ -35,7 +35,7 @@ class _Count:
     trust: Trust
     shift: int = 0
     decided: bool = False
-    place: int = 0  # of its rank in the order in which they were heard
+    order: int = 0  # of its rank in the order in which they were heard
     aligned_at: int = _NEVER  # since how many were forgotten it is aligned with the leader's, on evidence
     events: dict[StepMoment, Events] = field(default_factory=dict)
 
@@ -44,7 +44,7 @@ class _Ranked(NamedTuple):
     """A count in the order of who leads: by trust, then by place."""
 
     trust: Trust
-    place: int
+    order: int
     serial: int  # a later count of the same rank comes after it
     rank: int
     whose: _Count
@@ -83,8 +83,8 @@ class JobNumbers:
     def __init__(self) -> None:
         """Begin without ranks."""
         self._counts: dict[int, _Count] = {}
-        self._places: dict[int, int] = {}  # of their ranks, in the order in which they were heard
-        self._heard = self._serial = 0
+        self._orders: dict[int, int] = {}  # of their ranks, in the order in which they were heard
+        self._added = self._serial = 0
         self._decided: list[_Ranked] = []  # a heap of those that are, the leader first; some are out of date
         self._telling: list[_Ranked] = []  # the same, of those that have events
         self._forgotten = 0
@@ -137,7 +137,7 @@ class JobNumbers:
         if leader and self._from_the_beginning(leader):
             self._known_until = before + 1
         self._counts.pop(rank, None)
-        self._places.pop(rank, None)
+        self._orders.pop(rank, None)
 
     def _take_up(self, rank: int, trust: Trust, shift: int) -> None:
         count = self._begin(rank, trust)
@@ -146,9 +146,9 @@ class JobNumbers:
         self._push(self._decided, rank, count)
 
     def _begin(self, rank: int, trust: Trust) -> _Count:
-        self._heard += 1
+        self._added += 1
         self.version = next(_VERSIONS)
-        count = self._counts[rank] = _Count(trust, place=self._places.setdefault(rank, self._heard))
+        count = self._counts[rank] = _Count(trust, order=self._orders.setdefault(rank, self._added))
         return count
 
     def align(self, rank: int, trust: Trust, events: Mapping[StepMoment, Events], error_ns: int) -> bool:
@@ -195,7 +195,7 @@ class JobNumbers:
     def _push(self, heap: "list[_Ranked]", rank: int, count: _Count) -> None:
         self._serial += 1
         self.version = next(_VERSIONS)
-        heappush(heap, _Ranked(count.trust, count.place, self._serial, rank, count))
+        heappush(heap, _Ranked(count.trust, count.order, self._serial, rank, count))
 
     def _leader(self, among: "list[_Ranked]") -> _Count | None:
         """Who all others follow: of the most trusted counts the first heard."""
@@ -243,12 +243,12 @@ def number_jobs(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decide
             waiting[job] = indices[end:]
             if not waiting[job]:
                 del waiting[job]
-        for index, one in zip(together, _tell_together([updates[index] for index in together]), strict=True):
+        for index, one in zip(together, _align_together([updates[index] for index in together]), strict=True):
             decided[index] = one
     return decided
 
 
-def _tell_together(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator[Decided]:
+def _align_together(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator[Decided]:
     evidence = [numbers.add_events(events) for numbers, events in updates]
     following = [one for one in evidence if one and one.leader]
     # Clocks that differ by a good part of a period prove nothing.

@@ -37,7 +37,7 @@ def step_times(rows: pd.DataFrame) -> dict[str, Table]:
         table = np.zeros(len(steps), STEP_TIMES)
         for name in ("number", "start_ns", "end_ns", "longest_ns", "relative"):
             table[name] = steps[name].to_numpy()
-        found[str(job)] = _with_usual(table)
+        found[str(job)] = _with_baseline(table)
     return found
 
 
@@ -50,11 +50,11 @@ def joined_times(stored: Mapping[str, Table], tables: Mapping[str, Table]) -> di
         ordered = rows[order]
         # A job that began anew counts from 0 again: one number, at another time.
         same = (np.diff(ordered["number"]) == 0) & (np.abs(np.diff(ordered["end_ns"])) < _SAME_NS)
-        joined[job] = _with_usual(np.sort(ordered[np.append(~same, True)], order="end_ns"))
+        joined[job] = _with_baseline(np.sort(ordered[np.append(~same, True)], order="end_ns"))
     return joined
 
 
-def _with_usual(steps: Table) -> Table:
+def _with_baseline(steps: Table) -> Table:
     baseline = pd.Series(steps["longest_ns"]).rolling(_BEFORE, min_periods=_FEWEST).median().shift().fillna(0)
     steps["usual_ns"] = baseline.to_numpy()
     return steps

@@ -11,7 +11,7 @@ from netmon.records import STEP_DONE, STEP_ENQUEUE, STEP_WAIT_BEGIN
 
 _FEW = 4  # tensors: so many metrics may be reduced together, again and again
 _TIMES_MANY, _TIMES_FEW = 3, 16  # a name must come, for its set to be looked at: where not most others have come twice
-_MOST_HELD = 50_000
+_MOST_PENDING = 50_000
 _WALKS, _WALKS_AT_ONCE = 8, 4_000_000  # events that may be looked at again for each that comes; and at first
 
 
@@ -70,7 +70,7 @@ class PendingEvents:
         if event.kind != STEP_ENQUEUE or not event.name:
             return None
         self._calls[event.name] += 1
-        if len(self._events) > _MOST_HELD:
+        if len(self._events) > _MOST_PENDING:
             self.forget()
         elif names := self._recurring(event.name):
             calls = self._numbered_calls(names)

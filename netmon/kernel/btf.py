@@ -53,7 +53,7 @@ class KernelTypes:
             raise UnsupportedError(f"cannot read {VMLINUX}: not BTF")
         index, end = length + types, length + types + types_size
         self._strings = self._data[length + strings : length + strings + strings_size]
-        self._places = array("I", [0])  # of each type by its number; 0 is void
+        self._offsets = array("I", [0])  # of each type by its number; 0 is void
         self._structures: dict[int, int] = {}  # place of the name → number
         while index < end:
             name, info, _ = _TYPE.unpack_from(self._data, index)
@@ -61,8 +61,8 @@ class KernelTypes:
             if kind >= _KINDS:
                 raise UnsupportedError(f"cannot read {VMLINUX}: its types of kind {kind} are newer than this netmon")
             if kind == _STRUCT:
-                self._structures.setdefault(name, len(self._places))
-            self._places.append(index)
+                self._structures.setdefault(name, len(self._offsets))
+            self._offsets.append(index)
             index += _TYPE.size + _TAIL.get(kind, 0) + (info & 0xFFFF) * _TAIL_PER_ITEM.get(kind, 0)
 
     def offset(self, structure: str, path: str) -> int:
@@ -81,9 +81,9 @@ class KernelTypes:
 
     def _type(self, number: int) -> tuple[int, int]:
         """Info, and size or type. Nothing, where there is no such type."""
-        if not 0 < number < len(self._places):
+        if not 0 < number < len(self._offsets):
             return 0, 0
-        _, info, size = _TYPE.unpack_from(self._data, self._places[number])
+        _, info, size = _TYPE.unpack_from(self._data, self._offsets[number])
         return info, size
 
     def _unwrapped(self, number: int) -> int:
@@ -100,7 +100,7 @@ class KernelTypes:
         if info >> 24 & 0x1F not in (_STRUCT, _UNION) or depth > _DEEPEST:
             return
         mask = 0xFFFFFF if info & _BITFIELD else 0xFFFFFFFF
-        first = self._places[number] + _TYPE.size
+        first = self._offsets[number] + _TYPE.size
         for index in range(first, first + (info & 0xFFFF) * _MEMBER.size, _MEMBER.size):
             name, type_, bits = _MEMBER.unpack_from(self._data, index)
             offset = base + (bits & mask) // 8

@@ -177,7 +177,7 @@ class EthtoolStatistics:
         self._interface = interface
         self._count = -1
         self._names: tuple[str, ...] = ()
-        self._places: npt.NDArray[np.intp] = np.empty(0, np.intp)
+        self._positions: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
     def read(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Raises OSError where the interface is gone; nothing where its driver counts nothing."""
@@ -186,13 +186,13 @@ class EthtoolStatistics:
             self._choose(_names(self._interface, count) if count else [])
         if not self._names:
             return (), ()
-        values = _statistics(self._interface, count)[self._places]
+        values = _statistics(self._interface, count)[self._positions]
         return self._names, tuple(values.tolist())
 
     def _choose(self, names: list[str]) -> None:
         names = [name.strip().replace(" ", "_") for name in names]
-        self._places = np.array(chosen(names, _ETHTOOL), np.intp)
-        self._names = tuple(names[index] for index in self._places)
+        self._positions = np.array(chosen(names, _ETHTOOL), np.intp)
+        self._names = tuple(names[index] for index in self._positions)
         self._count = len(names)
 
 
@@ -200,7 +200,7 @@ def _count(interface: str) -> int:
     """How many counters the driver has."""
     # struct ethtool_sset_info: cmd, reserved, mask of the sets, then a number for each that is there.
     buffer = bytearray(struct.pack("IIQII", _GSSET_INFO, 0, 1 << _STATISTICS, 0, 0))
-    _ask(interface, buffer)
+    _query(interface, buffer)
     _, _, mask, count, _ = struct.unpack("IIQII", buffer)
     return int(count) if mask else 0
 
@@ -210,7 +210,7 @@ def _names(interface: str, count: int) -> list[str]:
     # struct ethtool_gstrings: cmd, set, number, then the names. The driver may have got more of them since.
     buffer = bytearray(12 + (2 * count + 512) * _NAME_BYTES)
     struct.pack_into("III", buffer, 0, _GSTRINGS, _STATISTICS, count)
-    _ask(interface, buffer)
+    _query(interface, buffer)
     count = min(count, struct.unpack_from("III", buffer)[2])
     raw = (bytes(buffer[12 + n * _NAME_BYTES : 12 + (n + 1) * _NAME_BYTES]) for n in range(count))
     return [name.partition(b"\0")[0].decode(errors="replace") for name in raw]
@@ -221,11 +221,11 @@ def _statistics(interface: str, count: int) -> npt.NDArray[np.int64]:
     # The driver may have got more counters since they were counted, and writes all of them.
     buffer = np.zeros(2 * count + 512, np.int64)
     buffer[0] = _GSTATS | count << 32  # struct ethtool_stats: cmd, n_stats, then the values
-    _ask(interface, buffer)
+    _query(interface, buffer)
     return buffer[1 : count + 1]
 
 
-def _ask(interface: str, buffer: "bytearray | npt.NDArray[np.int64]") -> None:
+def _query(interface: str, buffer: "bytearray | npt.NDArray[np.int64]") -> None:
     """The driver writes its answer into the buffer. Raises OSError."""
     index = np.frombuffer(buffer, np.uint8).ctypes.data
     request = struct.pack("16sP16x", interface.encode(), index)

@@ -61,7 +61,7 @@ _PAGE_BYTES = 64 << 10  # of what is said of processes in one message
 _MOST_WARNINGS, _MOST_WARNING = 32, 400  # of one message, and characters of each
 _END_LIMIT_S = 10
 _START_LIMIT_S = 120
-_BIRTHS_APART_S = 0.01  # a storm of connections is looked at in bundles
+_SOCKET_EVENTS_EVERY_S = 0.01  # a storm of connections is looked at in bundles
 
 
 class _Server:
@@ -106,7 +106,7 @@ class _Server:
                 break
             if self._owners:
                 self._owners.take_socket_events()
-            if select.select([parent], [], [], _BIRTHS_APART_S)[0]:
+            if select.select([parent], [], [], _SOCKET_EVENTS_EVERY_S)[0]:
                 break
         return self._parent.recv(MOST_BYTES + 1)
 
@@ -135,7 +135,7 @@ class _Server:
             return self._find_owners(request.endpoints)
         if isinstance(request, LookElsewhere):
             return self._look_elsewhere(request.endpoints)
-        return self._look_around(descriptors) if isinstance(request, Look) else self._tell_more()
+        return self._look_around(descriptors) if isinstance(request, Look) else self._send_more()
 
     def _refuse(self, error: RefusedError) -> str:
         self.refused += 1
@@ -209,10 +209,10 @@ class _Server:
             "interfaces": [[interface.index, interface.name] for interface in self._interfaces],
             "probed": [printable(path) for path in probed],
             "warnings": [printable(warning, _MOST_WARNING) for warning in warnings[:_MOST_WARNINGS]],
-            **self._tell_more(),
+            **self._send_more(),
         }
 
-    def _tell_more(self) -> dict[str, Any]:
+    def _send_more(self) -> dict[str, Any]:
         """A page of the ranks of the last look."""
         page = _page(self._left)
         self._left = self._left[len(page) :]

@@ -185,7 +185,7 @@ class ProcessLoad:
         """The first one, which trains as a rule, and those that ran and waited most since they began."""
         with contextlib.suppress(OSError):
             there = sorted(int(name) for name in os.listdir(f"{PROC}/{self._pid}/task"))[:_MOST_LISTED]
-            texts = {thread: text for thread in there if len((text := self._told(thread)).split()) > 1}
+            texts = {thread: text for thread in there if len((text := self._read_schedstat(thread)).split()) > 1}
             work = {thread: sum(map(int, text.split()[:2])) for thread, text in texts.items()}
             most = sorted(texts, key=lambda thread: (thread != self._pid, -work[thread]))[:_MOST_THREADS]
             self._files.close(self._path(thread) for thread in texts.keys() - set(most))
@@ -195,7 +195,7 @@ class ProcessLoad:
                 for thread in most
             }
 
-    def _told(self, thread: int) -> bytes:
+    def _read_schedstat(self, thread: int) -> bytes:
         return self._files.read(self._path(thread), _LINE_BYTES)
 
     def _path(self, thread: int) -> str:

@@ -42,10 +42,10 @@ class DiagnosisSocket:
     def query(self, endpoints: Sequence[Endpoint], extensions: int = 0) -> Iterator[tuple[int, bytes]]:
         """(place of the endpoint, its socket's inet_diag_msg and attributes) of those that have one."""
         for begin in range(0, len(endpoints), _AT_A_TIME):
-            for number, body in self._ask(endpoints[begin : begin + _AT_A_TIME], extensions):
+            for number, body in self._query_some(endpoints[begin : begin + _AT_A_TIME], extensions):
                 yield begin + number, body
 
-    def _ask(self, endpoints: Sequence[Endpoint], extensions: int) -> Iterator[tuple[int, bytes]]:
+    def _query_some(self, endpoints: Sequence[Endpoint], extensions: int) -> Iterator[tuple[int, bytes]]:
         self._socket.send(b"".join(_question(n, endpoint, extensions) for n, endpoint in enumerate(endpoints)))
         waiting = len(endpoints)
         while waiting:

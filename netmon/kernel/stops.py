@@ -45,32 +45,32 @@ class RankStops:
             self._memory = mapped_array(descriptor, STOP, watched, writable=True)
             self._memory["pid"] = 0
         self._words = self._memory.view("<u8").reshape(watched, 4)  # of a row of these it takes a tenth of the time
-        self._places: dict[int, int] = {}  # by pid
+        self._slots: dict[int, int] = {}  # by pid
         self._totals: dict[int, int] = {}  # when it was last looked at, by pid
 
     def watch(self, pid: int) -> None:
         """From now on, if there is room. One that is stopped already counts from when it has gone on."""
         free = np.flatnonzero(self._memory["pid"] == 0)
-        if pid in self._places or not len(free):
+        if pid in self._slots or not len(free):
             return
         index = int(free[0])
         for name in ("begin_ns", "end_ns", "total_ns", "pid"):  # from then on the program writes to it
             self._memory[name][index] = pid if name == "pid" else 0
-        self._places[pid], self._totals[pid] = index, 0
+        self._slots[pid], self._totals[pid] = index, 0
 
     def watches(self, pid: int) -> bool:
         """Whether its stops are told."""
-        return pid in self._places
+        return pid in self._slots
 
     def forget(self, pid: int) -> None:
         """No more of it."""
-        if pid in self._places:
-            self._memory["pid"][self._places.pop(pid)] = 0
+        if pid in self._slots:
+            self._memory["pid"][self._slots.pop(pid)] = 0
             del self._totals[pid]
 
     def since(self, pid: int, begin_ns: int, now_ns: int) -> tuple[Stopped | None, int]:
         """The last stop within [begin, now), and what earlier ones in it sum up to (ns). begin: of the last look."""
-        index = self._places.get(pid)
+        index = self._slots.get(pid)
         if index is None:
             return None, 0
         begun, ended, total = self._read(index)

@@ -56,7 +56,7 @@ class TcpInfo:
     def __init__(self) -> None:
         """Raises OSError where the kernel has no sock_diag."""
         self._kernel = DiagnosisSocket()
-        self._places: dict[int, int] = {}  # where tcp_info begins, by the length of an answer
+        self._offsets: dict[int, int] = {}  # where tcp_info begins, by the length of an answer
 
     def query(self, endpoints: Sequence[Endpoint]) -> Table:
         """TCP endpoints → dtype TCP_INFO of those whose connection is there. Takes some 10 µs each.
@@ -73,9 +73,9 @@ class TcpInfo:
     def _info(self, body: bytes) -> bytes | None:
         if body[1] in _HAS_NO_INFO:
             return None
-        index = self._places.get(len(body), 0)
+        index = self._offsets.get(len(body), 0)
         if not index or _ATTRIBUTE.unpack_from(body, index - _ATTRIBUTE.size)[1] != _INET_DIAG_INFO:
-            index = self._places[len(body)] = _find_info(body)
+            index = self._offsets[len(body)] = _find_info(body)
         return body[index : index + _INFO_BYTES] if index + _INFO_BYTES <= len(body) else None
 
     def close(self) -> None:

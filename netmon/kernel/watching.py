@@ -47,7 +47,7 @@ def attach_program(programs: Mapping[str, int], index: int, name: str, hook: str
     return Attachment("clsact", attach_filter(program, index, name, direction))
 
 
-def _held(descriptor: int) -> Callable[[], None]:
+def _holding(descriptor: int) -> Callable[[], None]:
     stack = contextlib.ExitStack()
     stack.callback(os.close, descriptor)
     return stack.close
@@ -57,7 +57,7 @@ def _attach_xdp(program: int, index: int, name: str, hook: str) -> Attachment:
     """A driver may refuse its own mode for reasons of the moment (its queues, its offloads): then the generic one."""
     for mode in dict.fromkeys((hook, "xdpgeneric")):
         try:
-            return Attachment(mode, _held(bpf_calls.link_create(program, index, bpf_calls.XDP, _XDP_MODE[mode])))
+            return Attachment(mode, _holding(bpf_calls.link_create(program, index, bpf_calls.XDP, _XDP_MODE[mode])))
         except OSError as error:
             reason = f"{error.strerror}{because(error)}"
             if error.errno == errno.EINVAL:
@@ -68,7 +68,7 @@ def _attach_xdp(program: int, index: int, name: str, hook: str) -> Attachment:
 def _attach_tcx(program: int, index: int, name: str, direction: Direction) -> Attachment:
     attach_type = bpf_calls.TCX_INGRESS if direction is Direction.RX else bpf_calls.TCX_EGRESS
     try:
-        return Attachment("tcx", _held(bpf_calls.link_create(program, index, attach_type, _AT_HEAD)))
+        return Attachment("tcx", _holding(bpf_calls.link_create(program, index, attach_type, _AT_HEAD)))
     except OSError as error:
         raise KernelError(f"cannot attach to {name} by tcx: {error.strerror}{because(error)}") from error
 
@@ -86,7 +86,7 @@ class WatchedInterface:
     """One interface. It is known by its index while it is there, and found again by the name it was asked for by."""
 
     number: int  # from 1, stays when it is made again
-    asked_name: str
+    given_name: str
     wanted_hook: str  # as of choose_hook
     known_index: int = 0  # by which it is attached the first time, whatever its name is then; 0: by its name
     index: int = 0  # 0: it is not there
@@ -96,7 +96,7 @@ class WatchedInterface:
 
     def attach(self, programs: Mapping[str, int]) -> None:
         """Attaches both directions. Raises UnsupportedError, KernelError; then nothing is attached."""
-        index, name, hooks, holder = call_by_name(_CHOOSE, self.asked_name, self.known_index, self.wanted_hook)
+        index, name, hooks, holder = call_by_name(_CHOOSE, self.given_name, self.known_index, self.wanted_hook)
         if holder:
             log.warning("cannot attach to %s by XDP: its slot is taken by %s; tc is used", name, holder)
         attached: list[Attachment] = []
@@ -119,7 +119,7 @@ class WatchedInterface:
             if not self.name:
                 forget_interface(programs["interfaces"], self.index)
                 self.detach()
-        if not self.index and any(name == self.asked_name for _, name in socket.if_nameindex()):
+        if not self.index and any(name == self.given_name for _, name in socket.if_nameindex()):
             self.attach(programs)
 
     def detach(self) -> None:

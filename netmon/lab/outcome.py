@@ -217,7 +217,7 @@ def run_document(data: Path) -> dict[str, Any]:
         "log": {"quiet": _durations(quiet), "disturbed": _durations(disturbed)},
         "cross": read_cross(data),
     }
-    return document | (_told(data, run) if run["spec"]["monitor"] else {})
+    return document | (_observed(data, run) if run["spec"]["monitor"] else {})
 
 
 def sweep_document(data: Path) -> dict[str, Any]:
@@ -239,11 +239,11 @@ def _run(data: Path, planned: dict[str, Any]) -> dict[str, Any]:
     sent = [sender["bytes_sent"] * 8 / sender["seconds"] for sender in read_cross(data, folder) if "seconds" in sender]
     theory = ring_bytes(len(spec["ring"]), sum(run["layers"]))
     measured = {"cross_bps": sum(sent), **_durations(disturbed if planned["level"] else quiet)}
-    results = _told(data, run, folder) if spec["monitor"] else {}
+    results = _observed(data, run, folder) if spec["monitor"] else {}
     return document | measured | {"theory_bytes": theory, "rate_bps": spec["rate_bps"]} | results
 
 
-def _told(data: Path, run: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
+def _observed(data: Path, run: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
     """What netmon told of a run, held against the truth. folder: a sweep's run's."""
     classes = classification(data, folder)
     return {

@@ -37,7 +37,7 @@ class Process:
         self.host = host
         self.command = tuple(command)
         self.log = log_folder / f"{name}.log"
-        self._asked = False
+        self._stop_requested = False
         self._ready = _readiness_socket(notify) if notify else None
         variables = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         if notify:
@@ -99,8 +99,8 @@ class Process:
 
     def request_stop(self) -> None:
         """Send SIGTERM, once, and return at once: a second one may end what is being put in order."""
-        if not self._asked:
-            self._asked = True
+        if not self._stop_requested:
+            self._stop_requested = True
             self._process.terminate()
 
     def end(self, *, seconds: float = 10) -> int:

@@ -256,7 +256,7 @@ def read_link_totals(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, 
     found = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=_BUCKET)
     words = ["host", "session", "interface", "direction"]
     found[words] = found[words].astype(str)
-    return _carried(data, found, rows)
+    return _link_totals(data, found, rows)
 
 
 def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> LinkTotals:
@@ -273,7 +273,7 @@ def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tupl
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider
 
 
-def _carried(data: Path, rows: pd.DataFrame, iterations: pd.DataFrame) -> LinkTotals:
+def _link_totals(data: Path, rows: pd.DataFrame, iterations: pd.DataFrame) -> LinkTotals:
     if not len(rows):
         return no_link_totals()
     capacity, clock_error = _sessions(data, set(rows["session"]))

@@ -74,7 +74,7 @@ class DatasetPast:
         self._read_ns = newest
         self.__dict__.pop("_sessions", None)
         names = names_of(self._steps)
-        self._past = PastSteps(step_times(self._steps), self._told(since), names)
+        self._past = PastSteps(step_times(self._steps), self._verdicts_since(since), names)
         return self._past
 
     def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
@@ -145,7 +145,7 @@ class DatasetPast:
                 return rows, f"rows of {format_duration(int(rows['bucket_ns'].median()))}, {words}"
         return rows, "the dataset has no row of that time"
 
-    def _told(self, since: int) -> tuple[Verdict, ...]:
+    def _verdicts_since(self, since: int) -> tuple[Verdict, ...]:
         found = [
             from_columns(row)
             for batch in self._source.batches(RowQuery("verdicts", since_ns=since))

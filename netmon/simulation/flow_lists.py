@@ -28,7 +28,7 @@ def write_ns3(data: Path, window: Window, out: Path) -> str:
     columns = [sent["from"], sent["to"], [_PRIORITY] * len(sent), ports, sent["payload_bytes"], sent["at_ns"] / 1e9]
     lines = [f"{a} {b} {p} {port} {size} {at:.9f}" for a, b, p, port, size, at in zip(*columns, strict=True)]
     out.write_text("\n".join([str(len(lines)), *lines]) + "\n")
-    return _told(out, sent, nodes)
+    return _summary(out, sent, nodes)
 
 
 def write_htsim(data: Path, window: Window, out: Path) -> str:
@@ -37,7 +37,7 @@ def write_htsim(data: Path, window: Window, out: Path) -> str:
     columns = [sent["from"], sent["to"], range(1, len(sent) + 1), sent["at_ns"] * 1000, sent["payload_bytes"]]
     lines = [f"{a}->{b} id {id_} start {at} size {size}" for a, b, id_, at, size in zip(*columns, strict=True)]
     out.write_text("\n".join([f"Nodes {len(nodes)}", f"Connections {len(lines)}", *lines]) + "\n")
-    return _told(out, sent, nodes)
+    return _summary(out, sent, nodes)
 
 
 def _sent(data: Path, window: Window) -> tuple[pd.DataFrame, list[str], pd.DataFrame]:
@@ -62,7 +62,7 @@ def _cut(sent: pd.DataFrame) -> pd.DataFrame:
     return cut.assign(payload_bytes=left.clip(upper=_LARGEST)).reset_index(drop=True)
 
 
-def _told(out: Path, sent: pd.DataFrame, nodes: list[str]) -> str:
+def _summary(out: Path, sent: pd.DataFrame, nodes: list[str]) -> str:
     listed = out.with_name(f"{out.name}.nodes")
     listed.write_text("".join(f"{number} {address}\n" for number, address in enumerate(nodes)))
     took = format_duration(int(sent["end_ns"].max() - sent["start_ns"].min()))

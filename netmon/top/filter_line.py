@@ -47,7 +47,7 @@ class FilterLine(Vertical):
         self.display, line.value = True, text
         line.cursor_position = len(text)
         line.focus(scroll_visible=False)
-        self._tell(text)
+        self._show_message(text)
 
     def close(self) -> None:
         """The filter that holds stays."""
@@ -58,7 +58,7 @@ class FilterLine(Vertical):
     def _typed(self, message: Input.Changed) -> None:
         message.stop()
         if self.display:
-            self._tell(message.value)
+            self._show_message(message.value)
 
     @on(Input.Submitted)
     def _typed_all(self, message: Input.Submitted) -> None:
@@ -69,7 +69,7 @@ class FilterLine(Vertical):
             return  # the line below says what is wrong
         self.close()
 
-    def _tell(self, text: str) -> None:
+    def _show_message(self, text: str) -> None:
         message = hint(text) or "Enter keeps it, Esc closes the line"
         try:
             self.post_message(self.Changed(parse(_finished(text))))

@@ -94,7 +94,7 @@ class Program(App[None]):
         self.notice = ""
         self._updates, self._past = updates, past
         self._moments = MomentView(past, self)
-        self._asked, self._turned = selection or Selection(), turned
+        self._selection, self._turned = selection or Selection(), turned
         self._live = self._newest = _NOTHING
         self._received_ns = time.time_ns()
         self._paused = False
@@ -270,8 +270,8 @@ class Program(App[None]):
         self.set_focus(self.query_one("#table0", RowTable), scroll_visible=False)
 
     def _ask(self) -> None:
-        few, many = self._asked.flows, 10 * self._asked.flows
-        selection = replace(self._asked, flows=many if self.filter.text or self._grouped_by else few)
+        few, many = self._selection.flows, 10 * self._selection.flows
+        selection = replace(self._selection, flows=many if self.filter.text or self._grouped_by else few)
         self._turned(self.path[-1].narrowed(selection))
 
     def action_verdicts(self) -> None:
@@ -356,15 +356,15 @@ class Program(App[None]):
 
     def action_page(self, step: int) -> None:
         """Of links or jobs."""
-        table, page, selection = self._table(), self._live.page, self._asked
+        table, page, selection = self._table(), self._live.page, self._selection
         if table.kind and table.kind.name == "links" and selection.most_links:
             begin = selection.links_from + step * selection.most_links
             if 0 <= begin < page.links:
-                self._asked = replace(selection, links_from=begin)
+                self._selection = replace(selection, links_from=begin)
         elif table.kind and table.kind.name == "jobs" and selection.most_jobs:
             begin = selection.jobs_from + step * selection.most_jobs
             if 0 <= begin < page.jobs:
-                self._asked = replace(selection, jobs_from=begin)
+                self._selection = replace(selection, jobs_from=begin)
         self._ask()
 
     def action_filter(self) -> None:
@@ -376,7 +376,7 @@ class Program(App[None]):
     def _filter_by(self, message: FilterLine.Changed) -> None:
         self.filter = message.filter
         for table in self.query(RowTable):
-            table.forget_places()
+            table.reset_order()
         self._ask()
         self.redraw()
 

@@ -100,7 +100,7 @@ class RowTable(DataTable[Text]):
         self._fits: dict[str, int] = {}
         self._headings: list[str] = []
         self._drawn: list[list[Text]] = []
-        self._places: StableRows | None = None
+        self._stable_rows: StableRows | None = None
 
     def action_cursor_left(self) -> None:
         """Earlier."""
@@ -121,10 +121,10 @@ class RowTable(DataTable[Text]):
         if self.row_count:
             self.move_cursor(row=0, animate=False)
 
-    def forget_places(self) -> None:
+    def reset_order(self) -> None:
         """Other rows are wanted: those that are shown keep no place."""
-        if self._places:
-            self._places.clear()
+        if self._stable_rows:
+            self._stable_rows.clear()
 
     def sort_by(self, name: str) -> None:
         """By that column; the other way round if it is so already."""
@@ -133,7 +133,7 @@ class RowTable(DataTable[Text]):
             return
         self.falling = not self.falling if name == self.by else part.falling
         self.by = name
-        self.forget_places()
+        self.reset_order()
 
     def sort_by_next(self, step: int) -> None:
         """By the next of the columns that are shown."""
@@ -148,14 +148,14 @@ class RowTable(DataTable[Text]):
     ) -> None:
         """Draw these views into so many cells and lines. hold: rows keep their place although their order changes."""
         if kind is not self.kind:
-            self.kind, self._places, self._widths, self.by = kind, StableRows(kind), Widths(), None
+            self.kind, self._stable_rows, self._widths, self.by = kind, StableRows(kind), Widths(), None
         chosen = self.chosen
         key = kind.key(chosen) if chosen is not None and self.cursor_row > 0 else None
         wanted = ordered(kind, views, self.by, self.falling)
-        assert self._places is not None
+        assert self._stable_rows is not None
         self.styles.height = height
         on_screen = max(height - 1, 1) if self.scroll_offset.y == 0 else len(wanted)
-        self.views = self._places.place(wanted, on_screen, now_ns) if hold else wanted
+        self.views = self._stable_rows.place(wanted, on_screen, now_ns) if hold else wanted
         fits, cells = cells_of(kind, self.views, ink, max(width - 1, 8), self._widths)  # the last is the scroll bar's
         headings = [kind_heading(kind, name, ink, self.by, self.falling) for name in fits]
         if fits != self._fits or headings != self._headings:

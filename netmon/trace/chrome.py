@@ -13,30 +13,30 @@ class ChromeWriter:
 
     def __init__(self, file: IO[bytes], begin_ns: int) -> None:
         """begin_ns: UTC epoch that times count from; in the file `baseTimeNanoseconds`, as in profilers' traces."""
-        self._file, self._begin_ns, self._places, self._first = file, begin_ns, dict[int, tuple[int, str]](), True
+        self._file, self._begin_ns, self._tracks, self._first = file, begin_ns, dict[int, tuple[int, str]](), True
         self._file.write(f'{{"baseTimeNanoseconds":{begin_ns},"displayTimeUnit":"ns","traceEvents":[\n'.encode())
 
     def process(self, name: str) -> int:
         """See `TraceWriter`."""
-        number = self._place(0, name)
+        number = self._track(0, name)
         self._event(ph="M", pid=number, name="process_name", args={"name": name})
         self._event(ph="M", pid=number, name="process_sort_index", args={"sort_index": number})
         return number
 
     def lane(self, process: int, name: str) -> int:
         """See `TraceWriter`."""
-        number = self._place(process, name)
+        number = self._track(process, name)
         self._event(ph="M", pid=process, tid=number, name="thread_name", args={"name": name})
         self._event(ph="M", pid=process, tid=number, name="thread_sort_index", args={"sort_index": number})
         return number
 
     def counter(self, process: int, name: str, unit: str) -> int:
         """See `TraceWriter`."""
-        return self._place(process, f"{name} [{unit}]")
+        return self._track(process, f"{name} [{unit}]")
 
     def begin(self, lane: int, each: Slice) -> None:
         """See `TraceWriter`."""
-        where = {"pid": self._places[lane][0], "tid": lane}
+        where = {"pid": self._tracks[lane][0], "tid": lane}
         # As a viewer adds it up: what ends together has to end at the same number.
         length = self._us(each.end_ns) - self._us(each.start_ns)
         details = {"args": dict(each.details)} if each.details else {}
@@ -52,13 +52,13 @@ class ChromeWriter:
 
     def instants(self, lane: int, instants: Iterable[Instant]) -> None:
         """See `TraceWriter`."""
-        where = {"pid": self._places[lane][0], "tid": lane, "s": "t"}
+        where = {"pid": self._tracks[lane][0], "tid": lane, "s": "t"}
         for each in instants:
             self._event(ph="i", ts=self._us(each.time_ns), name=each.name, args=dict(each.details), **where)
 
     def values(self, counter: int, times_ns: Iterable[int], values: Iterable[float]) -> None:
         """See `TraceWriter`."""
-        process, name = self._places[counter]
+        process, name = self._tracks[counter]
         for time_ns, value in zip(times_ns, values, strict=True):
             self._event(ph="C", pid=process, name=name, ts=self._us(time_ns), args={"value": value})
 
@@ -67,9 +67,9 @@ class ChromeWriter:
         self._file.write(b"\n]}\n")
         self._file.flush()
 
-    def _place(self, process: int, name: str) -> int:
-        number = len(self._places) + 1
-        self._places[number] = (process or number, name)
+    def _track(self, process: int, name: str) -> int:
+        number = len(self._tracks) + 1
+        self._tracks[number] = (process or number, name)
         return number
 
     def _us(self, time_ns: int) -> float:

@@ -137,7 +137,7 @@ class _Watch:
 
         setattr(self._optimizer(), name, MethodType(wrapped, self._optimizer()))
 
-    def _tell(self, what: Callable[[], None]) -> None:
+    def _send(self, what: Callable[[], None]) -> None:
         try:
             what()
         except Exception:
@@ -145,31 +145,31 @@ class _Watch:
 
     def _step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = self._or_given_up(call, *args, **kwargs)
-        self._tell(self._steps.next)
+        self._send(self._steps.next)
         return result
 
     def _zero_grad(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._under_way and not self._calls_back:
             self._under_way = False
-            self._tell(self._steps.give_up)
-        self._tell(self._steps.begin_anew)
+            self._send(self._steps.give_up)
+        self._send(self._steps.begin_anew)
         return call(*args, **kwargs)
 
     def _hand_over(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._tell(self._steps.first_enqueue)
+        self._send(self._steps.first_enqueue)
         return self._or_given_up(call, *args, **kwargs)
 
     def _synchronize(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._tell(self._steps.first_wait)
+        self._send(self._steps.first_wait)
         result = self._or_given_up(call, *args, **kwargs)
-        self._tell(self._steps.last_wait)
+        self._send(self._steps.last_wait)
         return result
 
     def _or_given_up(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
         except BaseException:
-            self._tell(self._steps.give_up)
+            self._send(self._steps.give_up)
             raise
 
 

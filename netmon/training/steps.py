@@ -64,7 +64,7 @@ class Steps:
         self._enqueued = False  # in this step
         self._given_up = False
         self._last_wait_ns = 0
-        self.rank, self.size = self._asked()
+        self.rank, self.size = self._requested()
         self._head = self._whose()
         self._connect(time.monotonic_ns())
         itself = weakref.ref(self)
@@ -158,7 +158,7 @@ class Steps:
         if self._socket:
             self._socket.close()
 
-    def _asked(self) -> tuple[int, int]:
+    def _requested(self) -> tuple[int, int]:
         """Rank and size as Horovod says, if it is there: an elastic job gives its ranks out again."""
         if self._horovod is None:
             self._horovod = next((sys.modules[name] for name in _HOROVODS if name in sys.modules), None)
@@ -171,13 +171,13 @@ class Steps:
 
     def _moved(self, now_ns: int) -> bool:
         """Whether this process is another rank by now; asked only where so much time has passed that it may be."""
-        return self._asks_horovod and now_ns - self._begun_ns > _RESET_NS and self._asked() != (self.rank, self.size)
+        return self._asks_horovod and now_ns - self._begun_ns > _RESET_NS and self._requested() != (self.rank, self.size)
 
     def _move(self, now_ns: int) -> None:
         """Leaves as who it was, with all that was kept, and joins as who it is now."""
         self._tell(_LEAVE, now_ns)
         self._given_up = False
-        self.rank, self.size = self._asked()
+        self.rank, self.size = self._requested()
         self._head = self._whose()
         self._tell(_JOIN, now_ns)
 

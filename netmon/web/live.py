@@ -47,7 +47,7 @@ class Live:
         split(addresses)
         self.title = title or addresses
         self._addresses, self._security = addresses, security
-        self._gathered = LiveHistory()
+        self._history = LiveHistory()
         self._snapshot: Snapshot | None = None
         self._moments = RecorderQueries(addresses, security)
         self._looked_back = False
@@ -64,26 +64,26 @@ class Live:
         """How it stands."""
         seen = self._snapshot
         return State(
-            generation=self._gathered.catalogue.generation,
-            end_ns=self._gathered.end_ns,
+            generation=self._history.catalogue.generation,
+            end_ns=self._history.end_ns,
             live=True,
-            verdicts=self._gathered.told,
+            verdicts=self._history.verdict_count,
             trouble=self._trouble,
             warnings=seen.warnings if seen else (),
         )
 
     def catalogue(self) -> Catalogue:
         """Its lanes."""
-        return self._gathered.catalogue
+        return self._history.catalogue
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
         """What was gathered; of a moment, where agents may be asked, what their recorders have."""
-        known = self._gathered.rates(hosts, begin_ns, width_ns, bins)
+        known = self._history.rates(hosts, begin_ns, width_ns, bins)
         end_ns = begin_ns + width_ns * bins
-        unheard = any(begin_ns < end and begin < end_ns for begin, end in self._gathered.catalogue.unheard_ns)
+        unheard = any(begin_ns < end and begin < end_ns for begin, end in self._history.catalogue.unheard_ns)
         something = unheard or known.wire_bytes.any()  # else there is nothing to ask about
         few = self._moments.within(len(hosts), end_ns - begin_ns)
-        if not (full and few and something and end_ns < self._gathered.end_ns):
+        if not (full and few and something and end_ns < self._history.end_ns):
             return known
         seen = self._snapshot
         connected = [view.host for view in seen.hosts if view.connected] if seen else []
@@ -91,16 +91,16 @@ class Live:
 
     def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
         """Of all hosts."""
-        found: Floats = self._gathered.rates(hosts, begin_ns, width_ns, bins).wire_bytes.sum(axis=0)
+        found: Floats = self._history.rates(hosts, begin_ns, width_ns, bins).wire_bytes.sum(axis=0)
         return found
 
     def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
         """All that were gathered."""
-        return self._gathered.steps(begin_ns - _AROUND_NS, end_ns), False
+        return self._history.steps(begin_ns - _AROUND_NS, end_ns), False
 
     def verdicts(self) -> list[Verdict]:
         """Those that were heard."""
-        return self._gathered.verdicts()
+        return self._history.verdicts()
 
     def explain(self, job: str, iteration: int) -> dict[str, Any]:
         """The verdict on an iteration, if the collector has told one. Raises DataError."""
@@ -133,7 +133,7 @@ class Live:
                 rows.append({**ends, **whose, **flows, "wire_bytes": view.wire_bps / 8e9 * (end_ns - begin_ns)})
         return rows
 
-    def _asked(self) -> Selection:
+    def _selection(self) -> Selection:
         return Selection(flows=_FLOWS, steps_ns=_STEPS_NS)
 
     def _interval_ms(self) -> int:
@@ -143,7 +143,7 @@ class Live:
         while not self._over.is_set():
             try:
                 interval = self._interval_ms()
-                for update in follow(self._addresses, interval, self._asked, _RETRY_S, self._security):
+                for update in follow(self._addresses, interval, self._selection, _RETRY_S, self._security):
                     if self._over.is_set():
                         return
                     if isinstance(update, Outage):
@@ -163,20 +163,20 @@ class Live:
         self._trouble = ""
         self._snapshot = snapshot
         names = {job.job: job.name or job.job for job in snapshot.jobs}
-        self._gathered.add(replace(snapshot, jobs=tuple(_named(job, names) for job in snapshot.jobs)), time.time_ns())
-        if not self._looked_back and self._gathered.end_ns:
+        self._history.add(replace(snapshot, jobs=tuple(_named(job, names) for job in snapshot.jobs)), time.time_ns())
+        if not self._looked_back and self._history.end_ns:
             self._looked_back = True
             back = threading.Thread(target=self._look_back, args=(names,), name="the hour before", daemon=True)
             back.start()
 
     def _look_back(self, names: dict[str, str]) -> None:
         """Iterations and verdicts of the hour before the first snapshot, where the collector tells of its dataset."""
-        rows, end = CollectorRows(self._addresses, self._security), self._gathered.end_ns
+        rows, end = CollectorRows(self._addresses, self._security), self._history.end_ns
         try:
             for batch in rows.batches(RowQuery("iterations", STEP_COLUMNS, end - HOUR_NS, end)):
-                self._gathered.remember(batch)
+                self._history.remember(batch)
             for batch in rows.batches(RowQuery("verdicts", (), end - HOUR_NS, end)):
-                self._gathered.remember_verdicts([renamed(from_columns(row), names) for row in batch.to_pylist()])
+                self._history.remember_verdicts([renamed(from_columns(row), names) for row in batch.to_pylist()])
         except NetmonError as error:  # of an earlier version, or of a viewer who sees jobs only
             _log.info("nothing of the hour before: %s", error)
 

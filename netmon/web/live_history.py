@@ -143,7 +143,7 @@ class _Ring:
         return np.roll(self.values[list(hosts)], -(first % self.cells), axis=2), (first * self.width_ns, self.width_ns)
 
 
-def _told_from(links: Sequence[LinkView], rates: Floats) -> int:
+def _known_from(links: Sequence[LinkView], rates: Floats) -> int:
     """From when on a snapshot has rates (ns, UTC), as _series gives them; 0: it has none."""
     if not links:
         return 0
@@ -175,7 +175,7 @@ class LiveHistory:
         """Nothing has been heard."""
         self.catalogue = Catalogue()
         self.end_ns = 0
-        self.told = 0  # verdicts
+        self.verdict_count = 0  # verdicts
         self._hosts: dict[str, int] = {}
         self._jobs: dict[str, int] = {}
         self._ranks: dict[tuple[str, int], str] = {}
@@ -188,7 +188,7 @@ class LiveHistory:
         """Take in what is new in it. now_ns: UTC."""
         with self._lock:
             links, rates = _series(snapshot)
-            self._learn(snapshot, _told_from(links, rates), now_ns)
+            self._learn(snapshot, _known_from(links, rates), now_ns)
             self._add_rates(links, rates)
             self._add_steps(snapshot)
             for job in snapshot.jobs:
@@ -218,7 +218,7 @@ class LiveHistory:
     def _add_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         for verdict in verdicts:
             key = verdict.job, verdict.iteration, verdict.start_ns
-            self.told += key not in self._verdicts
+            self.verdict_count += key not in self._verdicts
             self._verdicts[key] = verdict
         while len(self._verdicts) > _MOST_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]

@@ -24,7 +24,7 @@ async def _serve(request: dict[str, Any]) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for the collector: we end with it
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_reader(sys.stdin.fileno(), _heard, stop)
+    loop.add_reader(sys.stdin.fileno(), _read_stop, stop)
     tls, tokens = (Path(text) if text else None for text in (request["tls"], request["tokens"]))
     access = Access(request["listen"], Security(tls, request["insecure"] and not tls), tokens if tls else None)
     source = Live(request["collector"], PLAIN, title=request["listen"])
@@ -34,7 +34,7 @@ async def _serve(request: dict[str, Any]) -> None:
         source.close()
 
 
-def _heard(stop: asyncio.Event) -> None:
+def _read_stop(stop: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 1):
         stop.set()
 

@@ -94,7 +94,7 @@ def _phases(steps: _Steps) -> tuple[_Times, npt.NDArray[np.bool_]]:
     everybody = np.where(known, np.clip(_everybody(steps, known), idle, done), end)
     done = np.where(known, done, end)
     transfer = done - everybody
-    stalled = np.where(_notable(steps), np.maximum(0, transfer - _usual(steps, transfer, known)), 0).astype(np.int64)
+    stalled = np.where(_notable(steps), np.maximum(0, transfer - _baseline(steps, transfer, known)), 0).astype(np.int64)
     return np.stack([start, idle, everybody, done - stalled, done], axis=1), known
 
 
@@ -131,7 +131,7 @@ def _quartiles(steps: _Steps, values: npt.NDArray[np.float64], *names: str) -> n
     return found[group]
 
 
-def _usual(steps: _Steps, transfer: _Times, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+def _baseline(steps: _Steps, transfer: _Times, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     return np.nan_to_num(_quartiles(steps, np.where(known, transfer.astype(float), np.nan), "rank", "job"))
 
 

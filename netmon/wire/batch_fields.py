@@ -55,7 +55,7 @@ _head = attrgetter("sequence", "horizon_ns", "clock", "cost", "buckets", "marks"
 _clock = attrgetter("mono_ns", "utc_ns", "error_ns", "utc_error_ns", "discipline")
 _cost = attrgetter("cpu_fraction", "rss_bytes", "spool_bytes", "warnings")
 _few = attrgetter("flows", "exchanges", "nic")
-_told = attrgetter("moment", "iteration", "time_ns", "error_ns")
+_mark_fields = attrgetter("moment", "iteration", "time_ns", "error_ns")
 _MOMENTS = [int(moment) for moment in Moment]
 _LEAST_HEAD = np.array([1, 0, -1, 0, 0, 0, 0, 0, 0, 0])
 _MOST_HEAD = np.array(
@@ -191,7 +191,7 @@ def _mark_table(marks: list[netmon_pb2.Mark], counts: list[int]) -> MarkTable:
         return mark_table(())
     known: dict[tuple[object, ...], int] = {}
     number = np.array([known.setdefault(who, len(known)) for who in map(whose, marks)], np.int64)
-    rows = np.array(list(map(_told, marks)), np.int64)
+    rows = np.array(list(map(_mark_fields, marks)), np.int64)
     most = np.array([max(_MOMENTS), MAX_COUNT, MAX_MONO_NS, MAX_SPAN_NS])
     if (rows < 0).any() or (rows > most).any() or not np.isin(rows[:, 0], _MOMENTS).all():
         raise WireError("a mark holds impossible values")

@@ -89,11 +89,11 @@ def stack_buckets(
         return Columns.zeros(0, ROWS), Runs(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.int64)), {}
     splits = [split for split, _, _ in kept]
     counts, flows = (np.array([split[position] for split in splits], np.int64) for position in (0, 1))
-    flow, run_rows, w, h = _stacked([(s.runs, s.run_widths, s.flows) for s in splits], RUNS, _RUN_TYPES)
+    flow, run_rows, w, h = _join_columns([(s.runs, s.run_widths, s.flows) for s in splits], RUNS, _RUN_TYPES)
     run_rows = run_rows.astype(np.uint64)
     faults = _mend_runs(run_rows, flows, counts)
     flow, run_of = flow.astype(np.uint32, copy=False), run_rows.astype(np.int64)
-    start, packets, short, headers = _stacked(
+    start, packets, short, headers = _join_columns(
         [(s.columns, s.column_widths, s.rows) for s in splits], COLUMNS, _COLUMN_TYPES
     )
     refused = {}
@@ -122,7 +122,7 @@ def stack_buckets(
     columns["peak_bytes"], columns["busy_buckets"] = wire, np.ones(len(wire), np.uint32)
     coarse = np.array([split.coarse for split in splits])
     if coarse.any():
-        pieces, less, busy = _stacked(
+        pieces, less, busy = _join_columns(
             [(s.columns, s.column_widths, s.rows) for s in splits if s.coarse],
             COLUMNS_COARSE,
             _COLUMN_TYPES,
@@ -156,7 +156,7 @@ _RUN_TYPES = (_U4, _U8, _U4, _U4)
 _COLUMN_TYPES = (_U8, _U4, _U4, _U4, _U4, _U4, _U4)  # all but the first are modulo 2^32
 
 
-def _stacked(
+def _join_columns(
     parts: Sequence[tuple[bytes, Sequence[int], int]],
     until: int,
     dtypes: Sequence[np.dtype[np.unsignedinteger]],

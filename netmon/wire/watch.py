@@ -38,7 +38,7 @@ _REASONS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: f"no snapshot within {_ONE_SNAPSHOT_TIMEOUT_S} s",
     grpc.StatusCode.UNIMPLEMENTED: "what listens there is not a netmon collector",
 }
-_TOLD = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _ANSWERED = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT)
 VIEWERS = (Role.FULL, Role.JOBS)
 
@@ -203,7 +203,7 @@ def reason(error: grpc.RpcError, security: Security, address: str = "") -> str:
     """Why a call to a collector failed, in words. address: as for `in_words`."""
     if not isinstance(error, grpc.Call):
         return str(error)
-    if error.code() in _TOLD:
+    if error.code() in _FINAL:
         return str(error.details())
     if error.code() is grpc.StatusCode.UNAVAILABLE and (words := in_words(str(error.details()), security, address)):
         return words

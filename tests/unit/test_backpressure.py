@@ -258,14 +258,14 @@ def test_an_agent_hears_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest
 
         def taking(message: netmon_pb2.Acknowledgement) -> None:
             take(message)
-            seen.append(connection.asked)
-            if connection.asked.bucket_ns:
+            seen.append(connection.backpressure)
+            if connection.backpressure.bucket_ns:
                 connection.end("seen")
 
         monkeypatch.setattr(connection, "_take", taking)
         connection.run(lambda: None, {})
     assert seen[-1] == Backpressure(STEPS[-1].bucket_ns, STEPS[-1].batch_ns)
-    assert connection.asked == Backpressure()
+    assert connection.backpressure == Backpressure()
     spool.close()
 
 

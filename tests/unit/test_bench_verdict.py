@@ -349,7 +349,7 @@ def test_what_would_have_been_lies_within_its_interval():
         if its.cause in ("cross", "other_job"):
             its = replace(its, ranks=min(its.ranks, 3), victim=its.victim % min(its.ranks, 3), unseen=-1, also_late=0.1)
             made = simulate(its)
-            verdict = judge("simulated", made.steps, made.carried, made.number)
+            verdict = judge("simulated", made.steps, made.link_totals, made.number)
             low, high = verdict.counterfactual_low_ns, verdict.counterfactual_high_ns
             if verdict.cause.name.lower() == its.cause and made.excess_ns > 0.2 * made.usual_ns:
                 inside.append(low <= made.without_ns <= high)

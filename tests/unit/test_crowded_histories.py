@@ -82,7 +82,7 @@ class Host:
         seen = distinct_ids(rows["flow_id"])
         self.owners.add(self.aggregates.described(seen, now, last=last), now)
         horizon = now - STALE_NS - GEOMETRY.bucket_ns
-        streamed = self.resolution.stream(rows, horizon, Backlog(asked_ns=self.asked_ns), last)
+        streamed = self.resolution.stream(rows, horizon, Backlog(requested_ns=self.asked_ns), last)
         self.told |= {flow.flow_id: flow for flow in self.owners.changed()}
         counted = link_totals(streamed.buckets, self.owners.flows)
         assert counted["packets"].sum() == streamed.buckets["packets"].sum()

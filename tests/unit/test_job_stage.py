@@ -48,11 +48,11 @@ def test_a_stage_forgets_sessions_that_are_over():
     stage.answer(HostNews(horizon_ns=last + 60 * 10**9))
     inference = inferring._inference
     schedule, verdicts = inference._looking, inference._verdicts
-    for known in (inference._flows, inference._hosts, inference._bursts, inference._told, inference._jobs):
+    for known in (inference._flows, inference._hosts, inference._bursts, inference._reported, inference._jobs):
         assert not known
     for known in (schedule.looks, schedule._lively, schedule._of_ends, schedule._edges, schedule._next):
         assert not known
-    for known in (verdicts._between, verdicts._toward, verdicts._volume, verdicts._told, verdicts._known):
+    for known in (verdicts._between, verdicts._toward, verdicts._volume, verdicts._reported, verdicts._known):
         assert not known
 
 

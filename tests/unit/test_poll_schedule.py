@@ -91,6 +91,6 @@ def test_looks_come_sooner_only_while_a_ring_fills_fast() -> None:
 
 def test_a_collector_that_asks_for_it_gets_fewer_batches() -> None:
     rhythm = PollSchedule(0)
-    rhythm.asked_ns = 2 * S
+    rhythm.requested_ns = 2 * S
     batches, _ = looks(rhythm, 0, 6 * S, waits=True)
     assert batches == [2 * S, 4 * S, 6 * S]

@@ -57,19 +57,19 @@ def test_every_byte_goes_out_once_whatever_the_width() -> None:
 
 def test_what_the_collector_asks_for_holds_as_long_as_it_does() -> None:
     of = Pressure(widths(10_000, MS))
-    assert of.width(Backlog(asked_ns=2 * MS), 0) == 5 * MS
-    assert of.width(Backlog(asked_ns=20 * MS), S) == 20 * MS
-    assert of.width(Backlog(asked_ns=10**12), 2 * S) == 20 * MS  # the widest that it can
-    assert of.width(Backlog(late_s=5, asked_ns=20 * MS), 3 * S) == 20 * MS
-    assert of.width(Backlog(asked_ns=0), 4 * S) == 5 * MS  # its own reason has not gone yet
+    assert of.width(Backlog(requested_ns=2 * MS), 0) == 5 * MS
+    assert of.width(Backlog(requested_ns=20 * MS), S) == 20 * MS
+    assert of.width(Backlog(requested_ns=10**12), 2 * S) == 20 * MS  # the widest that it can
+    assert of.width(Backlog(late_s=5, requested_ns=20 * MS), 3 * S) == 20 * MS
+    assert of.width(Backlog(requested_ns=0), 4 * S) == 5 * MS  # its own reason has not gone yet
     assert of.width(EASY, 14 * S) == MS
-    assert Pressure(widths(10_000, 10_000)).width(Backlog(asked_ns=MS), 0) == 10_000
+    assert Pressure(widths(10_000, 10_000)).width(Backlog(requested_ns=MS), 0) == 10_000
 
 
 def test_batches_come_as_rarely_as_the_collector_asks_but_within_reason() -> None:
     def due_after(asked_ns: int) -> int:
         of = PollSchedule(0)
-        of.asked_ns = asked_ns
+        of.requested_ns = asked_ns
         for now in range(0, 10 * S, 50 * MS):
             of.update(now, 0.0, waits=True)
             if of.batch_is_due:

@@ -265,8 +265,8 @@ def test_of_several_that_came_late_none_passes_one_that_has_lost_its_buckets(dis
     with closing(disk.killed(tmp_path / "late")) as table:
         assert table.sequences() == {1, 2, 3, 4, 5}
     disk.append(6)
-    assert list(disk.spool._disk.carried) == [1, 2, 3, 4, 5, 6]
-    assert disk.spool._disk.carried[3] == b""
+    assert list(disk.spool._disk.link_totals) == [1, 2, 3, 4, 5, 6]
+    assert disk.spool._disk.link_totals[3] == b""
     found(disk.killed(tmp_path / "after it"), range(1, 7))
     disk.spool.acknowledge(6)
     assert (disk.spool.size, disk.spool.waits) == (0, False)

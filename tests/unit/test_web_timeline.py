@@ -192,7 +192,7 @@ def test_snapshots_become_rates_and_iterations() -> None:
         shown.append(type(snapshot)(**{**vars(snapshot), "links": tuple(links), "jobs": tuple(jobs)}))
         gathered.add(shown[-1], BEGIN_NS)
     assert [lane.kind for lane in gathered.catalogue.lanes].count(RANK) == 3
-    assert gathered.told == 1
+    assert gathered.verdict_count == 1
     for width in (100 * MS, 1_000 * MS):
         found = gathered.rates(["h2"], BEGIN_NS - 5_000 * MS, width, 4_000 * MS // width)
         assert (found.wire_bytes[0, 7] * 8e9 / width).tolist() == pytest.approx([8e8] * (4_000 * MS // width))

@@ -102,10 +102,10 @@ class _Agent:
         self.silent_s = 0.0
         self._load, self._host, self._epoch = load, host, epoch
         self._phase_s = host / load.hosts / load.batches
-        self._asked: list[tuple[float, int, int]] = [(0.0, WIDTH_MS, 1)]  # since when, how wide, so many spans together
+        self._requests: list[tuple[float, int, int]] = [(0.0, WIDTH_MS, 1)]  # since when, how wide, so many spans together
         self._ends: list[int] = []  # of each batch that was sent: the span after it
         self._acknowledged = 0
-        self._heard = time.monotonic()
+        self._answered_s = time.monotonic()
         self._simulated = SimulatedHost(load, host)
         self._account = Account(self._simulated)
         repeats = self._simulated.sort_of(0) is not None
@@ -142,7 +142,7 @@ class _Agent:
     async def send(self) -> None:
         """All batches, each when it is due."""
         spans = self._load.seconds * self._load.batches * (100 if self._load.cut else 1)
-        self._heard = time.monotonic()
+        self._answered_s = time.monotonic()
         self._reading = asyncio.create_task(self._read())
         try:
             while self.report.sent < spans and not self._reading.done():
@@ -192,8 +192,8 @@ class _Agent:
 
     def _take(self, message: netmon_pb2.Acknowledgement) -> None:
         now = time.monotonic()
-        self.silent_s = max(self.silent_s, now - self._heard)
-        self._heard = now
+        self.silent_s = max(self.silent_s, now - self._answered_s)
+        self._answered_s = now
         for end in self._ends[self._acknowledged : message.sequence]:
             self.delays.append(now - self._due(end - 1))
             self.report.acknowledged = end
@@ -202,8 +202,8 @@ class _Agent:
         together = max(1, -(-message.batch_ns // (self._load.span_ms * MS)))
         most = MAX_ROWS * 1_000 // max(1, self._load.rows * self._load.span_ms)
         together = max(1, min(together, most))  # of what would be more an agent makes two batches
-        if (width, together) != self._asked[-1][1:]:
-            self._asked.append((now, width, together))
+        if (width, together) != self._requests[-1][1:]:
+            self._requests.append((now, width, together))
 
     def _due(self, span: int) -> float:
         """When a span has ended, by this process' monotonic clock."""
@@ -211,7 +211,7 @@ class _Agent:
 
     def _wanted(self, due: float) -> tuple[int, int]:
         """What the collector had asked for by then: width in ms, spans together."""
-        return self._asked[bisect_right(self._asked, due, key=lambda asked: asked[0]) - 1][1:]
+        return self._requests[bisect_right(self._requests, due, key=lambda asked: asked[0]) - 1][1:]
 
     # --- messages
 

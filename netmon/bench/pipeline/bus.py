@@ -39,7 +39,7 @@ class BusCall:
 
     async def begin(self, hello: bytes) -> None:
         """Introduce the agent."""
-        await self._bus.client.subscribe(down_subject(self._host, self._session), cb=self._hear)
+        await self._bus.client.subscribe(down_subject(self._host, self._session), cb=self._receive)
         await self._bus.jetstream.publish(hello_subject(self._host, self._session), hello, timeout=_ANSWER_S)
 
     async def write(self, message: bytes) -> None:
@@ -88,7 +88,7 @@ class BusCall:
         if not task.cancelled() and task.exception():
             self._failed = self._failed or task.exception()
 
-    async def _hear(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         self._said.put_nowait(netmon_pb2.Acknowledgement.FromString(message.data))
 
 

@@ -65,7 +65,7 @@ class Viewer:
 
     def __init__(self, address: str, selection: Selection = EVERYTHING) -> None:
         """address: the collector's; selection: of it, with every snapshot."""
-        self._address, self._asked = address, selection
+        self._address, self._selection = address, selection
         self._thread = threading.Thread(target=self._watch, name="viewer", daemon=True)
         self._over = threading.Event()
         self._call: grpc.Call | None = None
@@ -104,7 +104,7 @@ class Viewer:
         self._thread.join()
 
     def _watch(self) -> None:
-        request = encode_selection(self._asked, INTERVAL_MS)
+        request = encode_selection(self._selection, INTERVAL_MS)
         while not self._over.is_set():
             with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
                 call = self._call = CollectorStub(channel).Watch(request)  # type: ignore[no-untyped-call]
@@ -201,7 +201,7 @@ _LOOK_S = 0.25
 _MEMORY_EVERY_S = 1.0
 _CHILDREN = {"collector.jobs.worker": "job process", "collector.receiving.receiver": "receiver"}  # of the collector
 _TAKE_IN = ("collector", "receiver")
-_APART_FROM = 128
+_OWN_PROCESS_FROM = 128
 """Hosts from which on the collector receives in a process of its own, as its manual says."""
 
 
@@ -349,7 +349,7 @@ def _measure(
     """bus: its address, where there is one; beside: other processes to account for."""
     address, report = f"unix:{folder / 'collector.sock'}", folder / "report.json"
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
-    collect += ["--receiver", "apart"] if load.hosts >= _APART_FROM and not bus else []
+    collect += ["--receiver", "apart"] if load.hosts >= _OWN_PROCESS_FROM and not bus else []
     collect += ["--bus", bus, "--worker", "w1"] if bus else []
     to = bus or address
     threads = f"GRPC_EXPERIMENTS=-event_engine_client,{FEW_THREADS}"

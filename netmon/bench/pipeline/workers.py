@@ -37,7 +37,7 @@ PLAYED = (
 )
 
 _FIRST_S = 3  # of the load, by which workers learn which hosts train together
-_STEADY_S = 6.0  # nothing has moved for so long
+_STABLE_S = 6.0  # nothing has moved for so long
 _READY_S, _LEARN_S, _STORED_S, _END_S = 120.0, 240.0, 3600.0, 120.0
 _LOOK_S, _BEGIN_S = 0.25, 2.0
 _BURNS = "import numpy as np\na = np.arange(1 << 15)[::-1]\nwhile True:\n    np.sort(a), {k: k for k in range(10_000)}"
@@ -215,7 +215,7 @@ class _Watched:
     async def wait_until_stable(self) -> None:
         """Every job is with one worker, every worker has one, and what could be stored of the first batches is."""
         deadline, since, before = time.monotonic() + _LEARN_S, time.monotonic(), None
-        while time.monotonic() - since < _STEADY_S:
+        while time.monotonic() - since < _STABLE_S:
             await asyncio.sleep(_LOOK_S)
             self._check()
             owners = await self._player.owners()

@@ -37,7 +37,7 @@ def judge_one(its: Scenario) -> Outcome:
     lasted, undisturbed = made.usual_ns + made.excess_ns, float(np.quantile(made.undisturbed_ns, OFTEN))
     notable = lasted >= ASKED * made.usual_ns
     stands_out = notable and lasted > undisturbed
-    verdict = columns(judge(JOB, made.steps, made.carried, made.number)) if notable else None
+    verdict = columns(judge(JOB, made.steps, made.link_totals, made.number)) if notable else None
     cause = made.injection["cause"] or NOTHING
     judged_cause = str(verdict["cause"]) if verdict else NOTHING
     share = float(str(verdict.get(share_of(cause), 0) or 0)) if verdict and cause != NOTHING else None

@@ -173,9 +173,9 @@ def _one(specs: tuple[RunSpec, RunSpec]) -> Shifted:
         specs[0].rate_bps,
         share["shift_ns"],
         period,
-        float(np.mean([_usual(data, name, alone[name]) for name in names])),
-        float(np.mean([_usual(data, name, both) for name in names])),
-        float(np.mean([_usual(data, name, shifted) for name in names])),
+        float(np.mean([_median(data, name, alone[name]) for name in names])),
+        float(np.mean([_median(data, name, both) for name in names])),
+        float(np.mean([_median(data, name, shifted) for name in names])),
         float(before),
         float(after),
     )
@@ -201,7 +201,7 @@ def _advised(address: str, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     raise DataError(f"no shift is advised: {said}")
 
 
-def _usual(data: Path, job: str, phase: Phase) -> float:
+def _median(data: Path, job: str, phase: Phase) -> float:
     """Median time from one beginning of an iteration to the next."""
     starts: npt.NDArray[np.int64] = read_rank(data, 0, data / FOLDER / job)["step_start_ns"]
     own = starts[(starts >= phase.begin_ns) & (starts < phase.end_ns)][_SETTLED:][-_LAST:]

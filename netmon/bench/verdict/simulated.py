@@ -227,7 +227,7 @@ class Simulated:
     """The tables, and the truth."""
 
     steps: Steps
-    carried: LinkTotals
+    link_totals: LinkTotals
     number: int  # of the iteration that something happened to
     excess_ns: float  # true one, of its slowest rank
     without_ns: float  # what it would have taken without what squeezed its transfer; 0: nothing did
@@ -284,7 +284,7 @@ class _Tables:
         self.steps: list[tuple[float, ...]] = []
         self.lasted: list[float] = []
         self.without_ns = 0.0  # what the iteration that had a squeeze would have taken without it
-        self.told = Outcomes()
+        self.outcomes = Outcomes()
         baseline = phases(its.pattern, its.ranks, 1.0)
         per_byte = transfer(0.0, baseline, its.rate_bps, None).end_ns
         self._parts = [amount * its.transfer_ns / per_byte for amount in baseline]
@@ -302,7 +302,7 @@ class _Tables:
             ready[its.victim] += extra
             if cause == "host":
                 until = float(ready[its.victim])
-                self.told.waits.append((its.victim, start, until, 0.9 * extra / (until - start)))
+                self.outcomes.waits.append((its.victim, start, until, 0.9 * extra / (until - start)))
         if cause and its.also_late:
             ready[(its.victim + 1) % its.ranks] += its.also_late * its.duration_ns
         begin = float(ready.max())
@@ -350,7 +350,7 @@ class _Tables:
         lost[2 * self._its.victim + 1] = _LOST
         self._pour(0, int(at // self._its.bucket_ns), lost)
         waited = _TIMER_NS * self._random.uniform(1.01, 1.05)
-        self.told.again.append((self._its.victim, at, at + waited, _LOST))
+        self.outcomes.again.append((self._its.victim, at, at + waited, _LOST))
         return moved.stalled(at, waited)
 
     def _overflow(self, moved: Moved, squeeze: Squeeze) -> None:
@@ -361,7 +361,7 @@ class _Tables:
         lost = np.zeros((2 * its.ranks, 1))
         lost[2 * sender + 1] = _OVERFLOWS
         self._pour(0, int(at // its.bucket_ns), lost)
-        self.told.again.append((sender, at, at, _OVERFLOWS))
+        self.outcomes.again.append((sender, at, at, _OVERFLOWS))
 
     def _throttle(self, moved: Moved, extra: float) -> Moved:
         """The victim may run for a part of each period only, until that has cost `extra`, and all wait for it."""
@@ -371,7 +371,7 @@ class _Tables:
         runs = min(its.quota_period_ns - stop, 0.9 * its.transfer_ns / (stops + 1))
         for number in range(stops):
             moved = moved.stalled(begin + runs + number * (runs + stop), stop)
-        self.told.waits.append((its.victim, begin, moved.end_ns, 0.95 * stops * stop / (moved.end_ns - begin)))
+        self.outcomes.waits.append((its.victim, begin, moved.end_ns, 0.95 * stops * stop / (moved.end_ns - begin)))
         return moved
 
     def _stop_and_go(self, moved: Moved, start: float) -> Moved:
@@ -381,7 +381,7 @@ class _Tables:
             at = float(self._random.uniform(begin, moved.end_ns))
             moved = moved.stalled(at, float(self._random.uniform(0.02, 0.1)) * its.duration_ns)
         for rank in range(its.ranks):
-            self.told.waits.append((rank, start, moved.end_ns, float(self._random.uniform(0.1, 0.5))))
+            self.outcomes.waits.append((rank, start, moved.end_ns, float(self._random.uniform(0.1, 0.5))))
         return moved
 
     def _others(self, squeeze: Squeeze, moved: Moved) -> None:
@@ -437,8 +437,8 @@ def simulate(its: Scenario) -> Simulated:
     baseline = float(np.median(tables.lasted[:_BEFORE]))
     until, random = tables.now_ns, np.random.default_rng(its.seed + 2_000_003)
     waited, said = (
-        tables.told.waited(its.ranks, until, random),
-        tables.told.tcp_rows(its.ranks, until, its.rate_bps / 4),
+        tables.outcomes.waited(its.ranks, until, random),
+        tables.outcomes.tcp_rows(its.ranks, until, its.rate_bps / 4),
     )
     for rows_of, rank in ((waited, waited["rank"]), (said, said["of"])):
         for name in ("start_ns", "end_ns"):

@@ -17,7 +17,7 @@ _AS_MUCH = 0.1  # of the bytes of the core's least flow
 _LEAST_BUCKETS = 10  # of an iteration: in a shorter one neither pauses nor beginnings are to be seen
 _SURE = 3 * INTERVALS  # iterations
 _SAME_PERIOD = 0.75
-_MOST_APART = 256  # flows that are told apart by their rhythm, each against each
+_MOST_COMPARED = 256  # flows that are told apart by their rhythm, each against each
 _SAME_TIME = 0.15  # of the period: how much the distance of two flows' onsets may vary
 _LATE = 0.15  # of the onsets, at either end
 
@@ -54,14 +54,14 @@ class _AtHosts:
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._candidates = candidates
-        self._places: dict[str, list[int]] = {}
+        self._indices: dict[str, list[int]] = {}
         for index, candidate in enumerate(candidates):
             for address in candidate.edge:
-                self._places.setdefault(address, []).append(index)
+                self._indices.setdefault(address, []).append(index)
 
     def around(self, members: Iterable[str], apart: Collection[int]) -> list[Candidate]:
         """Those from or to the members, in their order, but for the flows that are apart."""
-        indices = sorted({index for member in members for index in self._places.get(member, ())})
+        indices = sorted({index for member in members for index in self._indices.get(member, ())})
         found = [self._candidates[index] for index in indices]
         return [candidate for candidate in found if candidate.flow not in apart] if apart else found
 
@@ -70,9 +70,9 @@ def _of_part(
     part: Sequence[Candidate], at_hosts: _AtHosts, apart: Collection[int], now_ns: int, resolution_ns: int
 ) -> list[Group]:
     whole = _group(part, at_hosts, apart, now_ns, resolution_ns)
-    if whole or len(part) > _MOST_APART:
+    if whole or len(part) > _MOST_COMPARED:
         return [whole] if whole else []
-    alike = (flows for in_rhythm in _in_rhythm(part) for flows in connected(in_rhythm))
+    alike = (flows for in_rhythm in _by_period(part) for flows in connected(in_rhythm))
     found = (_group(flows, at_hosts, apart, now_ns, resolution_ns) for flows in alike)
     return [group for group in found if group]
 
@@ -139,17 +139,17 @@ def _keeps(candidate: Candidate, common: Repetition) -> bool:
     return bool((np.abs(volumes - np.median(volumes)) <= _SAME_VOLUME * np.median(volumes)).all())
 
 
-def _in_rhythm(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+def _by_period(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     """Candidates parted so that those of one part begin their iterations at a constant distance from each other."""
     parts: list[list[Candidate]] = []
     for candidate in candidates:
-        alike = [part for part in parts if any(_same_rhythm(candidate, other) for other in part)]
+        alike = [part for part in parts if any(_same_period(candidate, other) for other in part)]
         parts = [part for part in parts if part not in alike]
         parts.append([candidate, *(c for part in alike for c in part)])
     return parts
 
 
-def _same_rhythm(one: Candidate, other: Candidate) -> bool:
+def _same_period(one: Candidate, other: Candidate) -> bool:
     if one.repetition is None or other.repetition is None:
         return False
     a, b = one.repetition.onsets_ns, other.repetition.onsets_ns

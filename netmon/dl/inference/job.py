@@ -67,7 +67,7 @@ class Job:
         self._pauses: deque[int] = deque(maxlen=_REMEMBERED)
         self._open: Beginning | None = None  # of the iteration that has not ended
         self.given_up = False  # its flows do what they did no more
-        self._told = False  # of the open iteration, that it has ended
+        self._reported = False  # of the open iteration, that it has ended
         self._ended_ns = 0  # when the traffic of the iteration before the open one ended; 0: it had none, or long ago
         self._number = 0
         self._reviewed = 0  # iterations when it was last asked whether it is one job
@@ -95,7 +95,7 @@ class Job:
             return None
         self._reviewed = self._number
         found = repetition(together([b.rows for _, b in self._kept(bursts)], self._resolution_ns), now_ns)
-        longer = found and found.volume > _LONGER * self.volume and self._usual_ns < SHORT**2 * found.pause_ns
+        longer = found and found.volume > _LONGER * self.volume and self._baseline_ns < SHORT**2 * found.pause_ns
         if found is None or not longer:
             return []
         self._after_ns, self._open = self.last_ns, None
@@ -117,7 +117,7 @@ class Job:
         return float(median(self._periods))
 
     @property
-    def _usual_ns(self) -> float:
+    def _baseline_ns(self) -> float:
         """A pause of at least so long may be one in which the ranks compute."""
         return SHORT * float(median(self._pauses))
 
@@ -174,10 +174,10 @@ class Job:
         rows = self._since(bursts)
         last: list[InferredIteration] = []
         whole = len(rows) and abs(rows["volume"].sum() - self.volume) <= _TOLERANCE * self.volume
-        if self._open and whole and not self._told:
+        if self._open and whole and not self._reported:
             ends = {flow: b.ended_ns for flow, b in self._kept(bursts)}
             last = [self._iteration(self._open, int(rows["end_ns"][-1]), ends)]
-            self._told = True
+            self._reported = True
         self.found = replace(self._described(), ended=True)
         return last
 
@@ -217,8 +217,8 @@ class Job:
         if total <= (1 + _TOLERANCE) * self.volume:
             return None
         pauses, levels = pauses_before(rows), rows["level"]
-        index = self._place(rows, self.volume, self.volume)
-        if index is not None and pauses[index] >= self._usual_ns:
+        index = self._boundary(rows, self.volume, self.volume)
+        if index is not None and pauses[index] >= self._baseline_ns:
             return self._all_at(int(rows["start_ns"][index]), bursts)
         onsets, waiting = self._each(self._open.levels, 1, bursts)
         late = bool(onsets) and now_ns - min(onsets.values())[0] > self.period_ns
@@ -243,14 +243,14 @@ class Job:
                 waiting += 1
                 continue
             rows = b.rows_around(expected - _TOLERANCE * self._shares[flow])
-            index = self._place(rows, expected, self._shares[flow])
+            index = self._boundary(rows, expected, self._shares[flow])
             if index is not None:
                 onsets[flow] = int(rows["start_ns"][index]), int(rows["level"][index])
         return onsets, waiting
 
-    def _place(self, rows: Table, level: float, volume: float) -> int | None:
+    def _boundary(self, rows: Table, level: float, volume: float) -> int | None:
         slack = _TOLERANCE * volume
-        return beginning(rows, pauses_before(rows), (level - slack, level, level + slack), volume, self._usual_ns)
+        return beginning(rows, pauses_before(rows), (level - slack, level, level + slack), volume, self._baseline_ns)
 
     def _agreed(self, onsets: Mapping[int, tuple[int, int]], bursts: Mapping[int, Bursts]) -> _Start:
         """The first of the flows' own beginnings, but for those too far from most."""
@@ -283,7 +283,7 @@ class Job:
         bursts: Mapping[int, Bursts],
     ) -> _Start | None:
         """An iteration of other bytes than usual: it ends where a usual one begins."""
-        long = np.flatnonzero(pauses[1:] >= self._usual_ns) + 1
+        long = np.flatnonzero(pauses[1:] >= self._baseline_ns) + 1
         volume = self.volume
         for index in long:
             following = np.abs(levels[long] - levels[index] - volume) <= _TOLERANCE * volume
@@ -296,7 +296,7 @@ class Job:
         before, self._open = self._open, self._beginning(time_ns, levels, bursts)
         if self.found.ended:
             self.found = replace(self.found, ended=False)
-        reported, self._told = self._told, False
+        reported, self._reported = self._reported, False
         self._ended_ns = 0 if reported or before is None else self._ended_ns
         if before is None:
             return None

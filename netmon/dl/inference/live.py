@@ -49,11 +49,11 @@ class Inference:
         self._looking = ScanSchedule(self._flows, self._bursts, self._resolution_ns)
         self._taken: list[tuple[dict[int, Edge], int]] = []  # the jobs' flows, and how many there were
         self._searched: dict[str, int] = {}  # by address, when to search again where many flows made no job
-        self._told_until: dict[int, int] = {}  # of flows whose job was a mistake
+        self._reported_until: dict[int, int] = {}  # of flows whose job was a mistake
         self._pending: list[Table] = []
         self._until_ns = 0
         self._jobs: list[Job] = []
-        self._told: dict[str, InferredJob] = {}
+        self._reported: dict[str, InferredJob] = {}
         self._last: list[InferredIteration] = []  # of jobs that ended since the last advance()
         self._verdicts = Verdicts(self._flows)
 
@@ -86,7 +86,7 @@ class Inference:
                 self._at[address] -= 1
                 if not self._at[address]:
                     del self._at[address], self._hosts[address]
-            for known in (self._flows, self._bursts, self._told_until):
+            for known in (self._flows, self._bursts, self._reported_until):
                 known.pop(flow, None)
         self._words.forget(self._until_ns - _FORGOTTEN_NS)
 
@@ -109,14 +109,14 @@ class Inference:
         self._verdicts.count(rows, until_ns)
         iterations, self._last = self._last + self._follow(until_ns), []
         iterations += self._review(until_ns)
-        self._tell_taken(until_ns)
+        self._report_taken(until_ns)
         for free in self._repeating(until_ns):
             iterations += self._find_jobs(free, until_ns)
-        jobs = tuple(job for each in self._jobs if self._told.get(each.name) != (job := each.describe()))
-        self._told |= {job.name: job for job in jobs}
+        jobs = tuple(job for each in self._jobs if self._reported.get(each.name) != (job := each.describe()))
+        self._reported |= {job.name: job for job in jobs}
         self._jobs = [job for job in self._jobs if not self._is_over(job)]
         names = {job.name for job in self._jobs}
-        self._told = {name: job for name, job in self._told.items() if name in names}
+        self._reported = {name: job for name, job in self._reported.items() if name in names}
         self._searched = {address: time_ns for address, time_ns in self._searched.items() if time_ns > until_ns}
         self._until_ns = until_ns
         return Findings(jobs, tuple(iterations), self._verdicts.new(self._jobs))
@@ -190,7 +190,7 @@ class Inference:
             flows = [self._candidate(flow) for flow in job.flows if flow in self._bursts]
             if are_split(flows, until_ns, self._resolution_ns):
                 job.give_up()
-                self._told_until |= dict.fromkeys(job.flows, job.last_ns)
+                self._reported_until |= dict.fromkeys(job.flows, job.last_ns)
         return iterations
 
     def _repeating(self, until_ns: int) -> list[list[Candidate]]:
@@ -201,7 +201,7 @@ class Inference:
         groups = [[self._candidate(flow) for flow in group] for group in self._looking.around(found, until_ns)]
         return [group for group in groups if self._searched.get(min(addresses(group)), 0) <= until_ns]
 
-    def _tell_taken(self, until_ns: int) -> None:
+    def _report_taken(self, until_ns: int) -> None:
         """Which flows are of jobs, where that has changed."""
         taken = [(job.flows, len(job.flows)) for job in self._jobs]
         same = len(taken) == len(self._taken) and all(
@@ -228,7 +228,7 @@ class Inference:
             if grown is not None:
                 iterations += grown
                 continue
-            after_ns = max(self._told_until.get(flow, -1) for flow in group.flows)
+            after_ns = max(self._reported_until.get(flow, -1) for flow in group.flows)
             job = Job(self._name(group), group.flows, self._hosts, self._words, self._resolution_ns, after_ns)
             self._jobs.append(job)
             iterations += job.begin(group.repetition, self._bursts)

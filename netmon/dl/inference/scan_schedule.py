@@ -55,7 +55,7 @@ class ScanSchedule:
         self._due: list[tuple[int, int]] = []  # a heap of (when, flow)
         self._next: dict[int, int] = {}  # of each flow in it, its earliest time there
         self._waiting: list[tuple[int, int]] = []  # a heap of (−bytes, flow): due, but there was no time
-        self._apart: set[int] = set()  # due, but their hosts cannot reach each other
+        self._unreachable: set[int] = set()  # due, but their hosts cannot reach each other
         self._spared: frozenset[int] = frozenset()
 
     def spare(self, flows: frozenset[int]) -> None:
@@ -65,7 +65,7 @@ class ScanSchedule:
     def went_on(self, flows: Iterable[int], until_ns: int) -> None:
         """These flows have new bytes."""
         for flow in flows:
-            if flow in self._apart or flow in self._of_jobs or self._bursts[flow].count < INTERVALS:
+            if flow in self._unreachable or flow in self._of_jobs or self._bursts[flow].count < INTERVALS:
                 continue
             if flow not in self._lively:
                 self._add(flow)
@@ -108,7 +108,7 @@ class ScanSchedule:
                     if self._is_mutual(flow, groups):
                         heappush(self._waiting, (-self._news(flow), flow))
                     elif self._stands(flow):
-                        self._apart.add(flow)
+                        self._unreachable.add(flow)
                 elif flow in self._lively:
                     self._put_off(flow, max(self._when(flow, until_ns), until_ns + 1))
         return [flow for flow in self._turn(until_ns, groups) if self._look_at(flow, until_ns)]
@@ -220,7 +220,7 @@ class ScanSchedule:
         what = self._flows[flow]
         ends = ends_of(what)
         self._lively.discard(flow)
-        self._apart.discard(flow)
+        self._unreachable.discard(flow)
         own = self._of_ends[ends]
         own.remove(flow)
         if not own:
@@ -244,11 +244,11 @@ class ScanSchedule:
             groups = strongly_connected(self._edges.keys())
             self._groups = {address: number for number, group in enumerate(groups) for address in group}
             self._grouped_ns = until_ns
-            for flow in [*self._apart]:
+            for flow in [*self._unreachable]:
                 if self._stale(flow, until_ns):
                     self._remove(flow)
                 elif self._is_mutual(flow, self._groups):
-                    self._apart.discard(flow)
+                    self._unreachable.discard(flow)
                     self._put_off(flow, until_ns)
         return self._groups
 

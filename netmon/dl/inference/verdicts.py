@@ -43,7 +43,7 @@ class Verdicts:
         self._volume: dict[int, float] = {}  # bytes
         self._news: dict[int, float] = {}  # bytes since the last verdicts
         self._known: dict[str, _Known] = {}  # by job
-        self._told: dict[int, FlowVerdict] = {}
+        self._reported: dict[int, FlowVerdict] = {}
         self._fresh: set[int] = set()  # described since the last verdicts
         self._now_ns = 0
 
@@ -66,7 +66,7 @@ class Verdicts:
                 toward.discard(what.dst)
                 if not toward:
                     self._toward.pop(what.src, None)
-        for known in (self._first_ns, self._last_ns, self._volume, self._told):
+        for known in (self._first_ns, self._last_ns, self._volume, self._reported):
             known.pop(flow, None)
         self._news.pop(flow, None)
         self._fresh.discard(flow)
@@ -90,8 +90,8 @@ class Verdicts:
         self._meet_fresh()
         for job in [job for job in jobs if job.flows]:
             given |= self._of(job)
-        changed = {flow: verdict for flow, verdict in given.items() if self._told.get(flow) != verdict}
-        self._told |= changed
+        changed = {flow: verdict for flow, verdict in given.items() if self._reported.get(flow) != verdict}
+        self._reported |= changed
         return changed
 
     def _meet_fresh(self) -> None:
@@ -131,7 +131,7 @@ class Verdicts:
             if not others:
                 continue
             baseline = _Usual(job.period_ns, job.volume / len(job.flows), known.begun_ns)
-            before = [flow for flow in others if flow in self._told and self._told[flow].job == job.name]
+            before = [flow for flow in others if flow in self._reported and self._reported[flow].job == job.name]
             control = {*before, *(self._at_start(others, baseline) if changed else ())}
             rest = [flow for flow in others if flow not in control]
             if self._is_quiet(known, pair, rest, baseline, changed):

@@ -195,7 +195,7 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
     shared = {link: using for link, using in shared_links(jobs).items() if capacity_bps.get(link)}
     for group in groups(jobs):
         hold_ns = _hold_ns([jobs[index] for index in group])
-        steady = _steady(jobs, group, hold_ns)
+        steady = _with_holds(jobs, group, hold_ns)
         shifts = dict.fromkeys(group, 0.0)
         for number, index in enumerate(group[1:], 1):
             shifts[index] = _best_shift(_Beside(steady, index, group[:number], shared, capacity_bps), shifts)
@@ -239,7 +239,7 @@ def scores_by_shift(fit: Fit, jobs: Sequence[Demand], capacity_bps: Mapping[int,
     """The shifts (ns) that are tried for a fit's job beside its others alone, and the score at each."""
     own = [next(job for job in jobs if job.job == name) for name in (fit.job, *fit.others)]
     group = list(range(len(own)))
-    steady = _steady(own, group, _hold_ns(own))
+    steady = _with_holds(own, group, _hold_ns(own))
     beside = _Beside(steady, 0, group[1:], dict.fromkeys(fit.links, group), capacity_bps)
     candidates = _candidates(beside)
     return candidates, beside.scores(candidates.tolist(), dict.fromkeys(group, 0.0))
@@ -303,21 +303,21 @@ def _shared_ns(now: "_Beside", shifts: Mapping[int, float]) -> float:
     return float(np.clip(took, alone, alone + _CROWDED * now.excess(shifts) * took))
 
 
-def _steady(jobs: Sequence[Demand], group: Sequence[int], hold_ns: int) -> list[Demand]:
+def _with_holds(jobs: Sequence[Demand], group: Sequence[int], hold_ns: int) -> list[Demand]:
     """The jobs of the group as they would go on from now if nobody held them up, and each other job as it was."""
     found = list(jobs)
     latest = min(int(jobs[index].starts_ns[-1]) for index in group)  # until when it is known of all where they are
     longest = max(jobs[index].period_ns for index in group)
     for index in group:
         job = jobs[index]
-        job = _held(job, hold_ns) if hold_ns else job
+        job = _with_hold(job, hold_ns) if hold_ns else job
         count = -(-_ITERATIONS * longest // job.period_ns) + 1
         starts = latest - _since(jobs[index], latest) + job.period_ns * np.arange(-1, count + 1)
         found[index] = replace(job, starts_ns=starts)
     return found
 
 
-def _held(job: Demand, period_ns: int) -> Demand:
+def _with_hold(job: Demand, period_ns: int) -> Demand:
     """The job with a wait at the end of its iteration, so that one takes period_ns."""
     bins = job.rates.shape[1]
     edges = np.minimum(np.arange(bins + 1) * period_ns / job.period_ns, bins)

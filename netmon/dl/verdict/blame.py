@@ -74,7 +74,7 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
         piece = float(np.clip(seen.own[link, span].sum() / _PIECES, _LEAST_PIECE, _MOST_PIECE))
         edges = _edges(seen.own[link, span], piece)
         took = np.diff(edges)
-        baseline = _usual(seen.links[link], references, piece) if len(took) >= _FEWEST else 0.0
+        baseline = _baseline_pace(seen.links[link], references, piece) if len(took) >= _FEWEST else 0.0
         if not baseline:
             continue
         foreign = np.concatenate([[0.0], np.cumsum(cells.kind == StallCause.FOREIGN)])
@@ -118,7 +118,7 @@ def _even(took: _Floats, off: float) -> bool:
     return bool(((pieces >= _FEWEST) & ((pieces >= _MOSTLY * len(took)) | (time >= _MOSTLY * took.sum()))).any())
 
 
-def _usual(link: Link, references: Mapping[int, Window], piece: float) -> float:
+def _baseline_pace(link: Link, references: Mapping[int, Window], piece: float) -> float:
     """Cells that a piece takes on a link in usual iterations (median of medians); 0: not known."""
     each = [np.diff(_edges(one.own[one.links.index(link)], piece)) for one in references.values() if link in one.links]
     return median([median(took) for took in each if len(took)] or [0.0])
@@ -198,7 +198,7 @@ _MORE = 1.05  # times the usual gradients: what makes it more to transfer
 _AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
 _PACED = 0.5  # of what was lost where packets were dropped: TCP is slow for a while after that, too, but not evenly
 _BUSY = 0.5  # of a time without a byte
-_MOST_HELD = 1.5  # times what bytes take on a link, which works without a break while it is full
+_MOST_STALLED = 1.5  # times what bytes take on a link, which works without a break while it is full
 
 SILENT = "silent"
 """What is called so is a pause only if something else says that all ranks stood still by themselves."""
@@ -210,14 +210,14 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     assert seen is not None
     capacity = _capacity(seen)
     full = where_contested(seen, capacity)
-    judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, phases.usual_transfer_ns, full)
+    judged = transfer_stalls(seen, phases.since_ns, phases.until_ns, phases.baseline_transfer_ns, full)
     left = transfer_stalls(seen, *phases.left, 0.0, full, phases.until_ns) if phases.left[1] > phases.left[0] else None
     base = [
         transfer_stalls(
-            found, *phases.usual_spans[row], phases.usual_transfer_ns, where_contested(found, _capacity(found))
+            found, *phases.baseline_spans[row], phases.baseline_transfer_ns, where_contested(found, _capacity(found))
         )
         for row, found in one.references.items()
-        if row in phases.usual_spans
+        if row in phases.baseline_spans
     ]
 
     def beyond(kind: StallCause) -> float:
@@ -230,7 +230,7 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     culprits = _culprits(seen, cells, capacity, list(one.references.values()))
     moved = float(seen.moved[seen.cell(phases.left[1]) if left else 0 :].sum())
     if baseline_moved and moved > (_AGAIN if culprits else _MORE) * baseline_moved:
-        parts["transfer"] = (moved / baseline_moved - 1.0) * phases.usual_transfer_ns
+        parts["transfer"] = (moved / baseline_moved - 1.0) * phases.baseline_transfer_ns
     for each in culprits:
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
     stopped = max(0.0, beyond(StallCause.STOPPED))
@@ -301,8 +301,8 @@ def _culprits(seen: Window, cells: Cells, capacity: _Floats, references: Sequenc
     for traffic_owner, link in pairs:
         own = foreign & (cells.traffic_owner == traffic_owner) & (cells.link == link)
         payload = float(seen.foreign_payload[traffic_owner, link].sum())
-        more = payload - _usual_payload(seen, traffic_owner, link, references)
-        most_ns = _MOST_HELD * max(0.0, more) * CELL_NS / max(float(capacity[link]), 1.0)
+        more = payload - _baseline_payload(seen, traffic_owner, link, references)
+        most_ns = _MOST_STALLED * max(0.0, more) * CELL_NS / max(float(capacity[link]), 1.0)
         lost = float(cells.lost_ns[own].sum())
         by_owner.setdefault(traffic_owner, []).append((link, min(lost, most_ns), lost, payload))
     for traffic_owner, rows in by_owner.items():
@@ -314,7 +314,7 @@ def _culprits(seen: Window, cells: Cells, capacity: _Floats, references: Sequenc
     return sorted(found, key=lambda each: (each.name == UNCLASSIFIED, -each.ns))
 
 
-def _usual_payload(seen: Window, traffic_owner: int, link: int, references: Sequence[Window]) -> float:
+def _baseline_payload(seen: Window, traffic_owner: int, link: int, references: Sequence[Window]) -> float:
     """Of a rank's own transfers on a link, in as long a time of usual iterations; 0 of others."""
     if seen.causes[traffic_owner] != OWN_TRANSFER:
         return 0.0

@@ -83,7 +83,7 @@ def _placed(
         culprit = next(each for each in blamed.culprits if each.cause == first)
         blamed_ns = min(culprit.ns, getattr(verdict, f"{first}_ns"))
         without = max(float(verdict.duration_ns - blamed_ns), 0.0)
-        half = _INTERVAL * float(np.hypot(spread(table.slowest[one.usual]), verdict.error_ns / 2))
+        half = _INTERVAL * float(np.hypot(spread(table.slowest[one.baseline]), verdict.error_ns / 2))
         if without - verdict.usual_ns <= half:  # the usual iterations have as much of that: it is none of this one's
             without = float(verdict.usual_ns)
         # On a link that is full with his bytes, what is not known, lost, or more than they take may be his doing, too.

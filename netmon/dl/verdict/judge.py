@@ -96,7 +96,7 @@ def judge(job: str, steps: Steps, link_totals: LinkTotals, number: int) -> Verdi
 
 def verdict_on(one: Judged, steps: Steps) -> Verdict:
     """The same on one that has been looked at. steps: of its job."""
-    table, row, baseline = one.table, one.row, one.usual
+    table, row, baseline = one.table, one.row, one.baseline
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
     normal = int(median(table.slowest[baseline])) if len(baseline) else 0
@@ -122,7 +122,7 @@ def worth_telling(one: Judged, verdict: Verdict) -> bool:
     least = _UNKNOWN_FROM if verdict.cause == Cause.UNKNOWN else NOTABLE
     if not verdict.duration_ns >= least * verdict.usual_ns > 0:
         return False
-    took = one.table.slowest[one.usual]
+    took = one.table.slowest[one.baseline]
     return verdict.cause in NETWORK or verdict.excess_ns >= _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
 
 
@@ -187,7 +187,7 @@ def _busy_meanwhile(phases: Phases, unclear: float, late_of: dict[int, float]) -
 
 def _windows(seen: Window, phases: Phases, transfer: float) -> tuple[int, int]:
     """How long TCP waited in the transfer, beyond the usual, for the receiver's window and for the send buffer (ns)."""
-    span, baseline = (phases.since_ns, phases.until_ns), list(phases.usual_spans.values())
+    span, baseline = (phases.since_ns, phases.until_ns), list(phases.baseline_spans.values())
     receiver, sender = (limited(seen.said.gradients, name, span, baseline) for name in ("receiver_ns", "sender_ns"))
     return round(max(0.0, min(transfer, receiver))), round(max(0.0, min(transfer, sender)))
 
@@ -240,7 +240,7 @@ def _hosts_part(
     together = False
     if one.waited is None:
         return found, together
-    table, baseline = one.table, one.usual
+    table, baseline = one.table, one.baseline
     all_of_them = partial(_all, one, watched=len(np.unique(one.waited["rank"])))
     begin, end = np.nanmin(table.start[baseline], axis=1), np.nanmax(table.end[baseline], axis=1)
     spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns

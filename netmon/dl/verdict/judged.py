@@ -22,7 +22,7 @@ class Judged:
     job: str
     table: Matrix
     row: int
-    usual: npt.NDArray[np.intp]
+    baseline: npt.NDArray[np.intp]
     seen: Window | None
     references: Mapping[int, Window]
     waited: Table | None  # dtype WAITED

@@ -30,9 +30,9 @@ class Phases:
     since_ns: float = 0.0  # of the transfer, UTC: everybody is there
     until_ns: float = 0.0
     left: tuple[float, float] = (0.0, 0.0)  # UTC: when the last rank's transfer before this one kept it, and no other
-    usual_transfer_ns: float = 0.0
+    baseline_transfer_ns: float = 0.0
     error_ns: float = 0.0
-    usual_spans: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # of usual transfers, by row
+    baseline_spans: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # of usual transfers, by row
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def phases(
     # left behind, which did not end everywhere at once.
     itself = sum(max(0.0, float(more[last] - more[slow])) for more in (more_rest, _more_before(rest, row, baseline)))
     waited_for = float(np.clip(min(apart, itself), 0.0, max(more_wait, 0.0)))
-    if waited_for > 0 and _several(table, row, more_rest, last, slow):
+    if waited_for > 0 and _accumulated(table, row, more_rest, last, slow):
         pause += waited_for
     elif waited_for > 0:
         late.append((int(table.rank[last]), waited_for))
@@ -112,7 +112,7 @@ def _stuck(done: _Floats, row: int, baseline: npt.NDArray[np.intp], slow: int) -
     return float(np.max(kept, initial=0.0, where=np.isfinite(kept)))
 
 
-def _several(table: Matrix, row: int, more_rest: _Floats, last: int, slow: int) -> bool:
+def _accumulated(table: Matrix, row: int, more_rest: _Floats, last: int, slow: int) -> bool:
     """Whether ranks of several hosts, half of all or more, were late by about as much as the latest: no straggler."""
     late = np.flatnonzero(more_rest >= _ALIKE * more_rest[last]) if more_rest[last] > 0 else np.empty(0, np.intp)
     hosts = len(np.unique(table.host[row, late]))
@@ -175,9 +175,9 @@ def _transfer(
         timed=True,
         since_ns=table.base_ns + float(begin[row]),
         until_ns=table.base_ns + float(end[row]),
-        usual_transfer_ns=median(lengths),
+        baseline_transfer_ns=median(lengths),
         error_ns=error,
-        usual_spans=spans,
+        baseline_spans=spans,
     )
 
 

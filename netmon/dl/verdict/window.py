@@ -97,7 +97,7 @@ class JobTraffic:
         self._known = _known(whose, job)
         self._said = of_job(no_tcp_rows() if link_totals.said is None else link_totals.said, whose, job)
         self._clock_cells = -(-link_totals.clock_error_ns // CELL_NS)
-        self._carried = link_totals
+        self._totals = link_totals
 
     def window(self, since_ns: int, until_ns: int) -> Window | None:
         """What the job's links carried in [since, until) (UTC); None where nothing is known of its gradients then."""
@@ -106,7 +106,7 @@ class JobTraffic:
         own = np.flatnonzero(self._own[begin:end]) + begin
         if not len(own):
             return None
-        totals, cells = self._carried, last - first + 1
+        totals, cells = self._totals, last - first + 1
         used = np.flatnonzero(np.bincount(self._link[own], minlength=len(totals.links)))
         position = np.full(len(totals.links), -1)
         position[used] = np.arange(len(used))
@@ -149,7 +149,7 @@ class JobTraffic:
         own = rows[self._name[self._of[rows]] == traffic_owner]
         ends: dict[str, float] = {}
         for of in np.unique(self._of[own]).tolist():
-            far = self._carried.whose[of].far
+            far = self._totals.whose[of].far
             ends[far] = ends.get(far, 0.0) + float(self._payload[own][self._of[own] == of].sum())
         first, *others = sorted(ends, key=lambda far: -ends[far]) or [""]
         more = sum(ends[far] >= _WORTH_NAMING * ends[first] for far in others)

@@ -49,7 +49,7 @@ def choose_geometry(bucket_ns: int, interfaces: int = 1, slots: int = 0, cpus: i
     return Geometry(
         bucket_ns=bucket_ns,
         cpus=cpus,
-        slots=_asked_slots(slots, cpus)
+        slots=_requested_slots(slots, cpus)
         if slots
         else _fitting(_SLOT_MEMORY // SLOT.itemsize // cpus, _MIN_SLOTS, _SLOTS),
         links=interfaces,
@@ -64,7 +64,7 @@ def _fitting(share: int, least: int, most: int) -> int:
     return min(most, max(least, 1 << (share.bit_length() - 1)))
 
 
-def _asked_slots(slots: int, cpus: int) -> int:
+def _requested_slots(slots: int, cpus: int) -> int:
     """The power of two that has room for so many."""
     rounded = max(_MIN_SLOTS, 1 << (slots - 1).bit_length())
     needed = rounded * cpus * SLOT.itemsize

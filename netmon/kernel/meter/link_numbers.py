@@ -11,7 +11,7 @@ from netmon.errors import KernelError
 from netmon.kernel import bpf_calls
 from netmon.records import KERNEL_INTERFACE
 
-_PLACES = 1024  # NETMON_INTERFACES
+_MOST_INTERFACES = 1024  # NETMON_INTERFACES
 _PROBES = 4  # NETMON_PROBES
 
 
@@ -36,7 +36,7 @@ def forget_interface(table: int, index: int) -> None:
 
 def _near(table: int, index: int) -> dict[int, int]:
     """The entries where the program looks for this ifindex: place → the ifindex that is there."""
-    indices = [(index + probe) % _PLACES for probe in range(_PROBES)]
+    indices = [(index + probe) % _MOST_INTERFACES for probe in range(_PROBES)]
     return {position: int(_read(table, position)["index"]) for position in indices}
 
 

@@ -227,7 +227,7 @@ class Meter:
         self._generation = np.zeros(len(memory.slots), np.uint16)
         self._unnamed = UnnamedSlots(self.numbers, memory.slots, self._flow_of_slot, self._generation)
         self._displaced = SlotHolders.none()
-        self._odd = False  # a flow's opening was missing
+        self._flow_missing = False  # a flow's opening was missing
         self._now_ns = 0
 
     def poll(self) -> Waiting:
@@ -333,7 +333,7 @@ class Meter:
         self._unnamed.carry(slots, generations, words[:, 1] & _LOWER, self._now_ns)
         words[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
         of_nobody: Slots = np.zeros(0, np.intp)
-        if len(changes) or self._odd:  # the slot may have had another flow then than it has now
+        if len(changes) or self._flow_missing:  # the slot may have had another flow then than it has now
             changed = np.flatnonzero(self._generation[slots] != generations)
             if len(changed):
                 rows["flow_id"][changed] = found = changes.find(slots[changed], generations[changed])
@@ -348,13 +348,13 @@ class Meter:
 
     def _doubt(self, slots: Slots, generations: npt.NDArray[np.uint16]) -> None:
         """The kernel has told of no flow that had this slot in this generation, which its programs never do."""
-        if not self._odd:
+        if not self._flow_missing:
             log.warning(
                 "buckets of a flow that the kernel has not told of are counted as lost: slot %d, generation %d "
                 "where %d is known",
                 *(slots[0], generations[0], self._generation[slots[0]]),
             )
-        self._odd = True
+        self._flow_missing = True
 
     def _assign(self, opened: SlotHolders) -> None:
         slots = opened.slots

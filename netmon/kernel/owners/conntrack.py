@@ -29,10 +29,10 @@ class Translations:
             return None
         with self._limiter, contextlib.suppress(OSError):  # no conntrack
             if int(_COUNT.read_text()):
-                return _inside(endpoint, self._ask(endpoint))
+                return _inside(endpoint, self._query(endpoint))
         return None
 
-    def _ask(self, endpoint: Endpoint) -> list[Any]:
+    def _query(self, endpoint: Endpoint) -> list[Any]:
         from pyroute2.netlink.exceptions import NetlinkError
         from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 

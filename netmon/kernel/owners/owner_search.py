@@ -168,7 +168,7 @@ class OwnerSearch:
         """The owner of each endpoint, None where none was found. Blocks for as long as /proc takes."""
         self.take_socket_events()
         found: list[Found | SocketEvent | None] = [self._birth(endpoint) for endpoint in endpoints]
-        self._ask(endpoints, found)
+        self._query(endpoints, found)
         self._tables = {}
         for number, endpoint in enumerate(endpoints):
             found[number] = found[number] or self._elsewhere(endpoint)
@@ -178,7 +178,7 @@ class OwnerSearch:
     def _birth(self, endpoint: Endpoint) -> SocketEvent | None:
         return self._socket_events.find(endpoint) if self._socket_events else None
 
-    def _ask(self, endpoints: Sequence[Endpoint], found: list[Found | SocketEvent | None]) -> None:
+    def _query(self, endpoints: Sequence[Endpoint], found: list[Found | SocketEvent | None]) -> None:
         """Fills in the sockets of our own namespace; whoever listens, where the connection's own has no process."""
         for question in (lambda e: e, Endpoint.listening):
             open_ = [n for n, f in enumerate(found) if f is None]

@@ -34,7 +34,7 @@ _ANSWER_BYTES = 64 << 10
 _NOBODY = 65534
 _MOST_SECTIONS, _MOST_SEGMENTS = 4096, 256
 _SYMBOLS_BYTES, _NAMES_BYTES = 64 << 20, 64 << 20  # of libtorch_cpu.so: 2 and 5 MB
-_MOST_PLACES = 4096  # at which a wanted name's beginning may stand
+_MOST_OFFSETS = 4096  # at which a wanted name's beginning may stand
 
 # Elf64, little-endian: what x86-64 and aarch64 have.
 _HEADER = struct.Struct("<4sBBB9x8xQQQ4xHHHHHH")
@@ -155,7 +155,7 @@ def _read(descriptor: int, offset: int, length: int, size: int, most: int = 1 <<
 
 
 def _find(rows: bytes, names: bytes, segments: list[tuple[int, ...]], prefixes: Sequence[str]) -> Offsets:
-    indices = {index: prefix for prefix in prefixes for index in _places(names, prefix.encode())}
+    indices = {index: prefix for prefix in prefixes for index in _offsets(names, prefix.encode())}
     found: Offsets = {prefix: {} for prefix in prefixes}
     count = 0
     for name, _, _, section, value, length in _SYMBOL.iter_unpack(rows):
@@ -169,10 +169,10 @@ def _find(rows: bytes, names: bytes, segments: list[tuple[int, ...]], prefixes: 
     return found
 
 
-def _places(names: bytes, wanted: bytes) -> Iterator[int]:
+def _offsets(names: bytes, wanted: bytes) -> Iterator[int]:
     """Where it stands in the string table. A name may begin within another one, of which it is the end."""
     at = names.find(wanted)
-    for _ in range(_MOST_PLACES):
+    for _ in range(_MOST_OFFSETS):
         if at < 0:
             return
         yield at

@@ -60,7 +60,7 @@ class MappedLibrary:
         # A process that called chroot maps it by a path of our own.
         for root in (f"{PROC}/{pid}/root", "/"):
             try:
-                index = _open_place(root, self.path)
+                index = _open_path(root, self.path)
             except OSError:
                 continue
             try:
@@ -77,7 +77,7 @@ class MappedLibrary:
         raise KernelError("what stands at its path is not what is mapped")
 
 
-def _open_place(root: str, path: str) -> int:
+def _open_path(root: str, path: str) -> int:
     """A descriptor of what stands at a path below a root, for no use but to look at it. Raises OSError.
 
     What the kernel tells of a mapping has no links in it. Whatever has become one since is not followed: in another

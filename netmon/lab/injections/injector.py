@@ -55,7 +55,7 @@ class Injector:
         self._where = RunContext(spec, network, record)
         self._all: list[_Injected] = []
         self._moved = threading.Condition()
-        self._done, self._usual_s = 0, 0.0
+        self._done, self._baseline_s = 0, 0.0
         self._over = False
         self._failure: Exception | None = None
         try:
@@ -110,7 +110,7 @@ class Injector:
                 took += [float(seconds) for seconds in _TOOK.findall(lines)]
                 if len(took) > self._done:
                     with self._moved:
-                        self._done, self._usual_s = len(took), sorted(took)[len(took) // 2]
+                        self._done, self._baseline_s = len(took), sorted(took)[len(took) // 2]
                         self._moved.notify_all()
                 time.sleep(_LOOK_SECONDS)
 
@@ -129,7 +129,7 @@ class Injector:
         """Whether the moment has come; False: the training has ended before."""
         with self._moved:
             self._moved.wait_for(lambda: self._over or self._done >= int(at))
-        return not self._over and not self._rest((at - int(at)) * self._usual_s)
+        return not self._over and not self._rest((at - int(at)) * self._baseline_s)
 
     def _rest(self, seconds: float) -> bool:
         """Whether the training has ended meanwhile."""

@@ -43,8 +43,8 @@ class CrossTraffic:
         self._receiver = Process(f"{name}-receiver", command, logs, host=target)
         try:
             self._receiver.wait_output(self._profile.listening, 10)
-            if held and self._profile.held:
-                self._sender = self._start(self._profile.held)
+            if held and self._profile.signalled:
+                self._sender = self._start(self._profile.signalled)
                 self._sender.wait_output("held", 30)
         except BaseException:
             if self._sender:

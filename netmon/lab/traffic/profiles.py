@@ -33,7 +33,7 @@ class Profile:
     sender: Callable[[Offer], list[str]]
     listening: str  # what the receiver prints when it is ready, a regular expression
     account: Callable[[str], dict[str, Any]]  # the sender's output → at least bytes_sent
-    held: tuple[str, ...] = ()  # options with which the sender gets ready and begins at SIGUSR1; (): it cannot
+    signalled: tuple[str, ...] = ()  # options with which the sender gets ready and begins at SIGUSR1; (): it cannot
     sending: str = ""  # what the sender prints before its first flow, with the moment (CLOCK_MONOTONIC); "": nothing
 
 

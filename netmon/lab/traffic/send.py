@@ -32,7 +32,7 @@ _ZEROS = memoryview(bytes(1 << 18))
 _OPEN_FLOWS = 1000  # at most; later ones wait, and are late
 _LINGER = struct.pack("ii", 1, 10)  # close() returns when the receiver has acknowledged everything, or after 10 s
 _NAP_SECONDS = 0.05  # SIGTERM is noticed this soon
-_HELD_SECONDS = 0.5
+_SIGNALLED_SECONDS = 0.5
 _PR_SET_TIMERSLACK = 29
 
 
@@ -187,7 +187,7 @@ def _hold(sender: Sender) -> None:
     begin = threading.Event()
     signal.signal(signal.SIGUSR1, lambda number, frame: begin.set())
     print("held", flush=True)
-    while not begin.wait(_HELD_SECONDS) and not sender.stopped:
+    while not begin.wait(_SIGNALLED_SECONDS) and not sender.stopped:
         pass
 
 

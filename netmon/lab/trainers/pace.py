@@ -22,15 +22,15 @@ class Pace:
     def __init__(self, path: str) -> None:
         """path: of the file; empty: there is none."""
         self._path = Path(path) if path else None
-        self._told = 0, 0
+        self._stamp = 0, 0
         self._due_ns = 0
 
     def wait(self) -> None:
         """Block until the next iteration may begin."""
         while self._path:
-            if (text := _read(self._path)) != self._told:
-                self._told, self._due_ns = text, text[0]
-            period, now = self._told[1], time.monotonic_ns()
+            if (text := _read(self._path)) != self._stamp:
+                self._stamp, self._due_ns = text, text[0]
+            period, now = self._stamp[1], time.monotonic_ns()
             late = int(now - self._due_ns - _LATE * period)
             if period and late > 0:  # by the clock alone: ranks that skipped as many as each likes would not meet again
                 self._due_ns += -(-late // period) * period
