@@ -121,7 +121,7 @@ class Admission:
                 if call.end is None:
                     raise
             except DecodeError:
-                who = str(call.identity) if call.identity else _place(context)
+                who = str(call.identity) if call.identity else _peer_address(context)
                 reason = f"what {who} sends cannot be read: it is no message of netmon's"
                 call.end = self._say(NotAdmittedError(grpc.StatusCode.INVALID_ARGUMENT, reason))
             if call.end:
@@ -165,7 +165,8 @@ class Admission:
     def _refusal(self, context: Context, identity: Identity | None, roles: tuple[Role, ...]) -> NotAdmittedError:
         wanted = " or ".join(role.value for role in roles)
         if identity is None:
-            reason = f"nobody is known by that certificate or token (from {_place(context)}); one of {wanted} is needed"
+            peer = _peer_address(context)
+            reason = f"nobody is known by that certificate or token (from {peer}); one of {wanted} is needed"
             return self._say(NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, reason))
         reason = f"{identity} ({identity.role.value}) may not do that: it takes {wanted}"
         return self._say(NotAdmittedError(grpc.StatusCode.PERMISSION_DENIED, reason))
@@ -182,6 +183,6 @@ class Admission:
         return error
 
 
-def _place(context: Context) -> str:
+def _peer_address(context: Context) -> str:
     """Without the port."""
     return context.peer().rpartition(":")[0]

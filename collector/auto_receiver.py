@@ -15,7 +15,7 @@ from collector.registry import Registry
 from netmon.errors import NetmonError
 
 _log = logging.getLogger(__name__)
-APART_FROM = 128
+OWN_PROCESS_FROM = 128
 """Agents from which on the other process costs less than it saves."""
 
 _AGAIN_S = 60.0  # after it could not be started
@@ -44,13 +44,13 @@ class AutoReceiver:
     async def tick(self) -> float:
         """See Front."""
         registry, _, _ = self._of
-        if self._growing is None and len(registry.recording(())) >= APART_FROM:
+        if self._growing is None and len(registry.recording(())) >= OWN_PROCESS_FROM:
             self._growing = asyncio.get_running_loop().create_task(self._grow())
         return await self._now.tick()
 
     async def _grow(self) -> None:
         registry, listen, door = self._of
-        _log.info(f"{APART_FROM} agents: a process of its own receives from now on, and agents connect again")
+        _log.info(f"{OWN_PROCESS_FROM} agents: a process of its own receives from now on, and agents connect again")
         await self._now.close(0.0)
         apart = ReceiverClient(registry, self._answers, Listen(listen, door, streams=True))
         while True:

@@ -34,7 +34,7 @@ STEPS = (
 
 _FEWER = 2  # of the steps, cost no detail
 BATCHES_PER_S = 1_000
-USUAL_BATCH_NS = 200 * _MS  # of an agent that nobody has asked
+DEFAULT_BATCH_NS = 200 * _MS  # of an agent that nobody has asked
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Shedding:
         self._batch_ns = 0
 
     @property
-    def asked(self) -> int:
+    def coarsened(self) -> int:
         """How many sessions are asked for something."""
         return len(self._steps)
 
@@ -185,7 +185,7 @@ class Shedding:
 def _batch_ns(sessions: int) -> int:
     """From one batch of each to its next, so that all send no more than BATCHES_PER_S; 0: as they do by themselves."""
     least_ns = sessions * 1_000_000_000 // BATCHES_PER_S
-    return min(least_ns, STEPS[-1].batch_ns) if least_ns > USUAL_BATCH_NS else 0
+    return min(least_ns, STEPS[-1].batch_ns) if least_ns > DEFAULT_BATCH_NS else 0
 
 
 class Behind:
@@ -196,14 +196,14 @@ class Behind:
 
     def __init__(self) -> None:
         """Nothing has been processed."""
-        self._usual_s = self._last_s = self._at_s = 0.0
-        self._heard = False
+        self._baseline_s = self._last_s = self._at_s = 0.0
+        self._seen = False
 
     def processed(self, horizon_ns: int, now_s: float) -> float:
         """A batch of this horizon (the host's clock) was processed now (ours); s behind."""
         offset_s = now_s - horizon_ns / 1e9
-        if not self._heard or offset_s - self._last_s > self._JUMP_S:
-            self._usual_s, self._at_s = offset_s, now_s
-        self._usual_s = min(offset_s, self._usual_s + self._CREEP * (now_s - self._at_s))
-        self._heard, self._last_s, self._at_s = True, offset_s, now_s
-        return offset_s - self._usual_s
+        if not self._seen or offset_s - self._last_s > self._JUMP_S:
+            self._baseline_s, self._at_s = offset_s, now_s
+        self._baseline_s = min(offset_s, self._baseline_s + self._CREEP * (now_s - self._at_s))
+        self._seen, self._last_s, self._at_s = True, offset_s, now_s
+        return offset_s - self._baseline_s

@@ -79,7 +79,7 @@ class BatchOrder:
         if sequence > first:
             host = self._session.hello.host
             self._session.missing += sequence - first
-            self._session.window.ranks.odd.warn(f"batches {first} to {sequence - 1} of {host} never arrived")
+            self._session.window.ranks.rejected.warn(f"batches {first} to {sequence - 1} of {host} never arrived")
 
 
 class Connection:
@@ -107,11 +107,11 @@ class Connection:
     def free(self) -> bool:
         """Whether the session's next batch may come at once."""
         hello, of = self.entry.session.hello, self._registry
-        return of.flushing.open and of.intake.free(hello.session) and not of.allowance.wait_s(hello.host)
+        return of.flushing.open and of.intake.free(hello.session) and not of.host_limiter.wait_s(hello.host)
 
     async def room(self) -> None:
         """Wait until the session's next batch may come."""
-        await self._registry.allowance.turn(self.entry.session.hello.host)
+        await self._registry.host_limiter.turn(self.entry.session.hello.host)
         await self._registry.intake.turn(self.entry.session.hello.session)
         await self._registry.flushing.room()
 
@@ -124,7 +124,7 @@ class Connection:
                 return
             if self.order.accept(message):
                 self._registry.add(entry, message)
-                self._registry.allowance.add_batch(entry.session.hello.host, message.batch)
+                self._registry.host_limiter.add_batch(entry.session.hello.host, message.batch)
             self._registry.check_host_clock(entry, message.batch.clock.utc_ns)
         except NetmonError:
             raise

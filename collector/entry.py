@@ -35,7 +35,7 @@ class Entry:
     teller: JobUpdates
     connections: int = 0  # how often it has connected; a newer connection ends an older one
     connected: bool = False
-    last_heard: float = 0.0
+    last_batch_s: float = 0.0
     behind: bool = False  # more of it waits on the bus
     settled: bool = True  # nothing has arrived since it was last settled altogether
     left: bool = False

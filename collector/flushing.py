@@ -128,7 +128,7 @@ class Flushing:
                 for _, flush in due.sessions:
                     flush.undone()
                 known = set(map(id, self._entries()))
-                there = {flush.place for entry, flush in due.sessions if id(entry) in known}
+                there = {flush.session for entry, flush in due.sessions if id(entry) in known}
                 tables.unstored.put_back(due.buckets, there)
                 tables.iterations.put_back(due.iterations, there)
                 tables.evidence.put_back(due.evidence, there)
@@ -205,7 +205,7 @@ class Flushing:
             buckets = by_session(due.buckets)
             for one in sessions:
                 try:
-                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due))
+                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].session, []), due))
                 except Exception as error:
                     failed.append((one[0], error))
         self._writing_s = time.thread_time() - began_s
@@ -230,7 +230,7 @@ def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
     good, failed = [], []
     for entry, flush in due.sessions:
         try:
-            flush_tables([flush], buckets.get(flush.place, []), due.jobs, due.evidence, due.iterations)
+            flush_tables([flush], buckets.get(flush.session, []), due.jobs, due.evidence, due.iterations)
             good.append((entry, flush))
         except Exception as error:
             failed.append((entry, error))

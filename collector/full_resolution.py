@@ -54,7 +54,7 @@ class Pulled:
 
 @dataclass
 class _Pull:
-    asked: RecorderChannel
+    channel: RecorderChannel
     tables: list[Table] = field(default_factory=lambda: [empty(BUCKET)])
     rows: int = 0
     gap: str = ""
@@ -75,7 +75,7 @@ class FullResolution:
     def answer(self, channel: RecorderChannel, message: netmon_pb2.FullAnswer) -> None:
         """An agent has answered. Raises WireError."""
         pull = self._open.get(message.number)
-        if pull is None or pull.asked is not channel:
+        if pull is None or pull.channel is not channel:
             return  # it was given up meanwhile
         table = decode_buckets(message.buckets)
         if table.dtype != BUCKET or pull.rows + len(table) > MOST_ROWS:
@@ -88,7 +88,7 @@ class FullResolution:
     def disconnected(self, channel: RecorderChannel) -> None:
         """The connection has broken: nothing will be answered on it."""
         for pull in self._open.values():
-            if pull.asked is channel:
+            if pull.channel is channel:
                 pull.error, pull.over = "it went away before it had answered", True
                 pull.news.set()
 
@@ -99,7 +99,7 @@ class FullResolution:
         # Whole share windows: a part of one would be classified as another thing than the whole.
         since, until = clock.mono(since_utc) // width * width, -(-clock.mono(until_utc) // width) * width
         async with self._turns:
-            pull = await self._asked(channel, max(0, since), max(0, until))
+            pull = await self._request(channel, max(0, since), max(0, until))
         if pull.error:
             raise DataError(f"cannot get full resolution from {host}: {pull.error}")
         tables = [Columns.zeros(0, SETTLED)]
@@ -120,7 +120,7 @@ class FullResolution:
         gaps = [pull.gap, "rows of flows that are long over are left out" if unknown else ""]
         return Pulled(rows, "; ".join(filter(None, gaps)))
 
-    async def _asked(self, channel: RecorderChannel, since_ns: int, until_ns: int) -> _Pull:
+    async def _request(self, channel: RecorderChannel, since_ns: int, until_ns: int) -> _Pull:
         number, pull = next(self._numbers), _Pull(channel)
         if not channel.connected:
             pull.error = "it is not connected"

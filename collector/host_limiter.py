@@ -32,13 +32,13 @@ class Rates:
     others: float = 2e4  # samples of the ledger, of counters, of clocks
 
 
-USUAL = Rates()
+DEFAULT_RATES = Rates()
 
 
 def parse_rates(words: list[str]) -> Rates:
     """`rows=8e6 flows=1e4` → those, else what is usual. Raises UsageError."""
     known = {field.name for field in fields(Rates)}
-    rates = USUAL
+    rates = DEFAULT_RATES
     for word in words:
         name, _, value = word.partition("=")
         if name not in known or not value or (number := parse_count(value)) < 1:
@@ -56,7 +56,7 @@ SESSION_S = 0.2
 class HostLimiter:
     """Of all hosts of one collector; lives on one event loop."""
 
-    def __init__(self, rates: Callable[[], Rates] = lambda: USUAL) -> None:
+    def __init__(self, rates: Callable[[], Rates] = lambda: DEFAULT_RATES) -> None:
         """Nobody has used anything. rates(): in force now."""
         self.rates = rates
         self._seconds = RateLimiters(1.0, SAVED_S, _MOST_HOSTS)

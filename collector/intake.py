@@ -129,8 +129,8 @@ class Intake:
             silent_s = max(0.0, now - coming.at_s - _SILENT_S)
             sending[session] = Sending(coming.rows_per_s, coming.behind_s + silent_s)
         self._shedding.decide(sending, self._storing(), now, busy)
-        if self._shedding.asked != self._said:
-            self._said = self._shedding.asked
+        if self._shedding.coarsened != self._said:
+            self._said = self._shedding.coarsened
             _log.warning(f"{self._said} of {len(sending)} agents are asked for fewer batches, or for coarser rows too")
 
 

@@ -22,7 +22,7 @@ class IterationUpdates:
     def __init__(self, jobs: Jobs, triggers: Triggers) -> None:
         """jobs: as viewers see them."""
         self._jobs, self._triggers = jobs, triggers
-        self.heard: Callable[[Session, Accounted], None] | None = None
+        self.on_accounted: Callable[[Session, Accounted], None] | None = None
         """Told of those of each session whose rows have settled."""
 
     def publish(
@@ -39,15 +39,15 @@ class IterationUpdates:
         for line in self._jobs.are_unclear(settled.unclear):
             _log.warning(line)
         for rows in settled.ended:
-            own = rows if counts[rows.place].all() else rows.take(counts[rows.place])
+            own = rows if counts[rows.session].all() else rows.take(counts[rows.session])
             self._jobs.add_ended(hosts, own)
             judging.add_ended(sessions, own)
         for accounted in settled.accounted:
-            mine = accounted if counts[accounted.rows.place].all() else accounted.take(counts[accounted.rows.place])
+            mine = accounted if counts[accounted.rows.session].all() else accounted.take(counts[accounted.rows.session])
             self._jobs.add_accounts(mine)
             judging.add_accounts(mine)
             wanted += self._triggers.slow(sessions, mine.rows, self._jobs)
-            if self.heard:
-                for session_index in np.unique(mine.rows.place).tolist():
-                    self.heard(sessions[session_index], mine.take(mine.rows.place == session_index))
+            if self.on_accounted:
+                for session_index in np.unique(mine.rows.session).tolist():
+                    self.on_accounted(sessions[session_index], mine.take(mine.rows.session == session_index))
         return wanted

@@ -32,11 +32,11 @@ class JobExchange:
         """stage: the way to the job stage; entries: all sessions that are known now."""
         self._stage, self._entries = stage, entries
         self._now = asyncio.Lock()
-        self._told_flows = FlowUpdates()
-        self._places = 0  # that were given to sessions in what the job stage is told
+        self._flow_updates = FlowUpdates()
+        self._session_count = 0  # that were given to sessions in what the job stage is told
         self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
         self._pending_updates = 0  # rows that it was not told
-        self._told_s = time.monotonic()
+        self._sent_s = time.monotonic()
         self._coming = -_LONGEST_S, -_LONGEST_S  # sessions that are taken up again: since when, and the last one
         self.rest_s = _OFTEN_S
         """Until the next exchange: longer where one takes long, so that rows do not wait for it."""
@@ -54,20 +54,20 @@ class JobExchange:
 
     def teller(self, session: Session) -> JobUpdates:
         """For a session that is new here."""
-        self._places += 1
+        self._session_count += 1
         if session.stored_before:
             (since, last), now = self._coming, time.monotonic()
             self._coming = since if now - last < _TOGETHER_S else now, now
-        return JobUpdates(self._places, session, self._told_flows)
+        return JobUpdates(self._session_count, session, self._flow_updates)
 
     def over(self, entry: Entry) -> None:
         """A session is."""
-        self._ended.append(entry.teller.place)
+        self._ended.append(entry.teller.session_index)
 
     def begin_anew(self, entries: Collection[Entry]) -> None:
         """All of these sessions are over, and so is the host stage of which they were."""
-        self._ended += [entry.teller.place for entry in entries]
-        self._told_flows = FlowUpdates()
+        self._ended += [entry.teller.session_index for entry in entries]
+        self._flow_updates = FlowUpdates()
 
     async def exchange(
         self,
@@ -92,7 +92,7 @@ class JobExchange:
             reporting = [
                 entry.teller
                 for entry in newest
-                if entry.session.hello.session in last_words or (entry.connected and entry.last_heard > soon)
+                if entry.session.hello.session in last_words or (entry.connected and entry.last_batch_s > soon)
             ]
             if not self._stage.alive or not (reporting or self._ended):
                 return [], {}
@@ -102,11 +102,11 @@ class JobExchange:
             self._pending_updates += news.pending_updates
             own_s += time.thread_time()
             answer = await self._stage.exchange(news)
-            told_s, self._told_s = self._told_s, time.monotonic()
-            rows_per_s = len(news.payload) / max(self._told_s - told_s, _OFTEN_S)
+            told_s, self._sent_s = self._sent_s, time.monotonic()
+            rows_per_s = len(news.payload) / max(self._sent_s - told_s, _OFTEN_S)
             most_s = min(_SELDOM_S, max(_OFTEN_S, _AT_ONCE / max(rows_per_s, 1.0)))
             self.rest_s = min(most_s, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))
-            entries = {entry.teller.place: entry for entry in self._entries() if not entry.broken}
+            entries = {entry.teller.session_index: entry for entry in self._entries() if not entry.broken}
             if answer.begins_anew:
                 for entry in entries.values():
                     entry.teller.begin_anew()

@@ -92,10 +92,10 @@ class Step(NamedTuple):
 class HostClock(NamedTuple):
     """How well one host's clock is known, without what the traffic corrects."""
 
-    place: int
+    session: int
     host: str
     uncorrected: OffsetFit  # UTC = mono + this line, within its error; by the exchange, or as the host itself says
-    held: bool  # by an exchange
+    synchronized: bool  # by an exchange
     unrefuted: bool  # the host's own UTC is what exchanges have not refuted so far
     own_error_ns: int  # of the host's own UTC; 0: it is not kept
     coarse_ns: int  # as it was told last, part of `uncorrected`
@@ -121,14 +121,14 @@ class HostNews:
 class MarkUpdate(NamedTuple):
     """A moment of a rank on a host, by the traffic. The mark's time is UTC; 0: now, whatever the host's clock says."""
 
-    place: int
+    session: int
     mark: Mark
 
 
 class ClockUpdate(NamedTuple):
     """What the traffic says of one host's clock, from now on."""
 
-    place: int
+    session: int
     correction: Correction | None
     coarse_ns: int  # what to add to the host's own UTC where there is no exchange
     trusts_host: bool  # every host's own UTC is kept, and better than the exchange

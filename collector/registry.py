@@ -94,11 +94,11 @@ class Registry:
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs, self._entries.values)
-        self.intake, self.allowance = Intake(self.flushing.storing), HostLimiter(lambda: settings.allowance)
+        self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.allowance)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self.iterations = IterationUpdates(self._jobs, self._triggers)
         self._pulling: set[asyncio.Task[None]] = set()
-        self._parting, self._opening = SessionClose(self._part), asyncio.Lock()
+        self._closing, self._opening = SessionClose(self._part), asyncio.Lock()
 
     def _begin(self) -> None:
         """A host stage without sessions, and what is made of it."""
@@ -158,8 +158,8 @@ class Registry:
 
     def _forget(self, entry: Entry) -> None:
         self._view.forget_links(self._sessions.links_of(entry.session))
-        self.judging.forget(entry.session.place)
-        self._stage.close(entry.session.place)
+        self.judging.forget(entry.session.index)
+        self._stage.close(entry.session.index)
         self._job_exchange.over(entry)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
@@ -179,10 +179,10 @@ class Registry:
         """Queue a batch for the next tick."""
         if entry.refused is None and not entry.broken:
             now, batch, session = time.monotonic(), message.batch, entry.session
-            entry.settled, entry.last_heard = False, now
+            entry.settled, entry.last_batch_s = False, now
             entry.timed = entry.timed or (batch.sequence, now)
             entry.recent.append(message)
-            self._stage.add(session.place, batch)
+            self._stage.add(session.index, batch)
             self.intake.add_waiting(session.hello.session, batch.buckets.rows, batch.horizon_ns)
             self._waiting.append((entry, message))
             self._queued_weight += weight(batch)
@@ -198,12 +198,12 @@ class Registry:
         """Take in batches that another process has read, in the order of their places; a tick, also of none."""
         now = time.monotonic()
         for entry, sequences, rows, horizon_ns, raw in came:
-            entry.settled, entry.last_heard = False, now
+            entry.settled, entry.last_batch_s = False, now
             entry.timed = entry.timed or (sequences[0], now)
             entry.recent.extend(raw)
             self.intake.add_waiting(entry.session.hello.session, rows, horizon_ns, len(sequences))
         self._queued = came
-        session_indices = np.repeat([one.entry.session.place for one in came], [len(one.sequences) for one in came])
+        session_indices = np.repeat([one.entry.session.index for one in came], [len(one.sequences) for one in came])
         numbers = [sequence for one in came for sequence in one.sequences]
         self._tick(lambda: self._stages.take(session_indices.astype(np.int64), many, numbers))
 
@@ -221,8 +221,8 @@ class Registry:
         waiting = np.bincount(self._stage.tables.pending.all()["session"])
         session_index = int(waiting.argmax())
         for entry in self._entries.values():
-            if entry.session.place == session_index:
-                entry.session.window.ranks.odd.warn(
+            if entry.session.index == session_index:
+                entry.session.window.ranks.rejected.warn(
                     f"{entry.session.hello.host} is {waiting[session_index]} rows ahead of its horizon"
                 )
                 self._settle([entry], leaving=False)
@@ -253,8 +253,8 @@ class Registry:
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""
         self.ticks += 1
-        self._tell_viewers(settled)
-        entries = {entry.session.place: entry for entry in self._entries.values()}
+        self._publish(settled)
+        entries = {entry.session.index: entry for entry in self._entries.values()}
         for session_index, (sequence, reason) in settled.refused.items():
             entry = entries[session_index]
             entry.session.queued = entry.session.received
@@ -262,11 +262,11 @@ class Registry:
             entry.news.set()
         for session_index, (sequence, error) in settled.failed.items():
             self.failures.at_batch(entries[session_index], sequence, error)
-        newest = (entry.session.place for entry in self._newest_of.values())
+        newest = (entry.session.index for entry in self._newest_of.values())
         sessions = {session_index: entry.session for session_index, entry in entries.items()}
         self._store_full(self.iterations.publish(settled, sessions, newest, self.judging))
         for entry in self._newest_of.values() if self._triggers.watches_rows else ():
-            for output in settled.outputs.get(entry.session.place, ()):
+            for output in settled.outputs.get(entry.session.index, ()):
                 try:
                     self._store_full(self._triggers.check_rows(entry.session, output))
                 except Exception as error:
@@ -274,7 +274,7 @@ class Registry:
         self.judging.tick(settled)
         self.flushing.check_room()
 
-    def _tell_viewers(self, settled: Settled) -> None:
+    def _publish(self, settled: Settled) -> None:
         try:
             self._show()
             self._sessions.publish(settled, self._view)
@@ -303,7 +303,7 @@ class Registry:
             last_words, calls = {e.session.hello.session for e in leaving}, self._stage.tables.rank_log.calls()
             marks, patterns = await self._job_exchange.exchange(self._newest(), last_words, self._jobs.marked(), calls)
             for entry, mark in marks:
-                self._stage.add_marks(entry.session.place, mark)
+                self._stage.add_marks(entry.session.index, mark)
             for job, pattern in patterns.items():
                 self._jobs.pattern(job, pattern)
         except Exception as error:  # rows do not need it
@@ -318,7 +318,7 @@ class Registry:
 
     def disconnected(self, entry: Entry) -> None:
         """The connection of a session has broken."""
-        entry.connected, entry.last_heard = False, time.monotonic()
+        entry.connected, entry.last_batch_s = False, time.monotonic()
         self.full.disconnected(entry)
         self.intake.left(entry.session.hello.session)
         if not entry.broken:
@@ -329,7 +329,7 @@ class Registry:
         self._settle([entry], leaving)
 
     def _settle(self, entries: list[Entry], leaving: bool) -> None:
-        session_indices = sorted(entry.session.place for entry in entries if not entry.broken)
+        session_indices = sorted(entry.session.index for entry in entries if not entry.broken)
         if session_indices:
             self._guarded(lambda: self._stages.settle_all(session_indices, leaving))
         for entry in entries:
@@ -349,11 +349,11 @@ class Registry:
         for entry in silent:
             if not entry.broken:
                 entry.session.window.ranks.release()
-        gone = [e for e in entries if now - e.last_heard > _LEAVE_AFTER_S and not (e.connected or e.left)]
+        gone = [e for e in entries if now - e.last_batch_s > _LEAVE_AFTER_S and not (e.connected or e.left)]
         self._settle(gone, leaving=True)
         for entry in list(self._entries.values()):
             replaced = self._newest_of[entry.session.hello.host] is not entry
-            quiet_s = now - entry.last_heard
+            quiet_s = now - entry.last_batch_s
             is_over = entry.left and entry.session.idle and quiet_s > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
             nothing = not entry.connected and not entry.session.queued and quiet_s > _SILENT_AFTER_S
             if is_over or nothing:
@@ -361,12 +361,12 @@ class Registry:
 
     def _is_silent(self, entry: Entry, now: float) -> bool:
         """Whether nothing comes of it, and not because we are late ourselves."""
-        quiet_s, ours_s = now - entry.last_heard, now - self.intake.late_s
+        quiet_s, ours_s = now - entry.last_batch_s, now - self.intake.late_s
         return quiet_s > _LEAVE_AFTER_S or (min(quiet_s, ours_s) > _SILENT_AFTER_S and not entry.behind)
 
     async def part(self, entry: Entry) -> bool:
         """Settle and store all that a session which has said its last word has sent, as Parting.part."""
-        return await self._parting.part(entry)
+        return await self._closing.part(entry)
 
     async def _part(self, leaving: list[Entry]) -> bool:
         await self.infer(leaving)
@@ -376,7 +376,7 @@ class Registry:
     async def close(self) -> None:
         """Whatever still works for somebody ends."""
         await end_tasks(self._pulling)
-        await self._parting.close()
+        await self._closing.close()
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""

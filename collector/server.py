@@ -81,7 +81,7 @@ async def serve(
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
     if spans:
-        registry.iterations.heard, registry.counts.heard = spans.add_iterations, spans.judged
+        registry.iterations.on_accounted, registry.counts.on_verdict = spans.add_iterations, spans.judged
     front: Frontend | None = None
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from collector.dataset.retention import Keep
-from collector.host_limiter import USUAL, Rates
+from collector.host_limiter import DEFAULT_RATES, Rates
 
 AT_ONCE = frozenset(
     {"flush_ns", "full_on", "full_burst", "full_rest_ns", "full_rows_per_hour", "keep", "allowance"},
@@ -29,7 +29,7 @@ class Settings:
     durability: str = "power"  # what stored rows outlive: see netmon.durability
     verdicts: bool = True  # iterations that stand out are judged
     keep: tuple[Keep, ...] = ()  # what the dataset keeps; of tables that are not named: everything
-    allowance: Rates = USUAL  # what one host may send in a second
+    allowance: Rates = DEFAULT_RATES  # what one host may send in a second
 
     def adjust(self, other: "Settings") -> None:
         """Take over what may change while the collector works."""

@@ -24,16 +24,16 @@ class Stages:
         """Begin without sessions."""
         self.settings = settings
         self.hosts = HostStage(settings)
-        self._answering = RankRegistry()
+        self._registry = RankRegistry()
 
     @property
     def shared(self) -> int:
         """How much is known of what several hosts have to do with each other, as Answering counts it."""
-        return len(self._answering)
+        return len(self._registry)
 
     def tick(self) -> Settled:
         """As HostStage.tick."""
-        return talk(self.hosts.tick(), self._answering)
+        return talk(self.hosts.tick(), self._registry)
 
     def take(
         self,
@@ -42,11 +42,11 @@ class Stages:
         sequences: Sequence[int] | None = None,
     ) -> Settled:
         """As HostStage.take."""
-        return talk(self.hosts.take(session_indices, many, sequences), self._answering)
+        return talk(self.hosts.take(session_indices, many, sequences), self._registry)
 
     def settle_all(self, session_indices: Sequence[int], leaving: bool) -> Settled:
         """As HostStage.settle_all."""
-        return talk(self.hosts.settle_all(session_indices, leaving), self._answering)
+        return talk(self.hosts.settle_all(session_indices, leaving), self._registry)
 
 
 def talk(work: Talk[_T], answering: RankRegistry) -> _T:

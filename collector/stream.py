@@ -44,7 +44,7 @@ class AgentStream:
         taking.add_done_callback(lambda _: self._news.set())
         try:
             while not taking.done():
-                await self._tell()
+                await self._acknowledge()
                 await self._wait(taking)
                 self._check()
             taking.result()
@@ -92,7 +92,7 @@ class AgentStream:
             host = self._connection.entry.session.hello.host if self._connection else ""
             check_silence(host, time.monotonic() - self._waits_since)
 
-    async def _tell(self) -> None:
+    async def _acknowledge(self) -> None:
         """What is stored; every message says that we are alive, too."""
         for news in self._connection.acknowledgements() if self._connection else (netmon_pb2.Acknowledgement(),):
             await self._context.write(news)
@@ -103,8 +103,8 @@ class AgentStream:
         if first is None:
             return
         hello = read_hello(first, self._identity)
-        await self._registry.allowance.turn(hello.host)
-        self._registry.allowance.add_hello(hello.host, first.hello)
+        await self._registry.host_limiter.turn(hello.host)
+        self._registry.host_limiter.add_hello(hello.host, first.hello)
         connection = await Connection.open(self._registry, hello, hello.acknowledged, self._news)
         self._connection = connection
         self._waits_since = time.monotonic()
@@ -126,4 +126,4 @@ class AgentStream:
     async def _leave(self, complete: bool) -> None:
         """The connection has ended; complete: because the agent has said all that it has to say."""
         if self._connection and await self._connection.leave(complete):
-            await self._tell()
+            await self._acknowledge()

@@ -61,7 +61,7 @@ class Triggers:
             return []
         now, wanted = time.monotonic(), []
         for row in jobs.standing_out(rows).tolist():
-            session, one = sessions[int(rows.place[row])], rows.iteration(row)
+            session, one = sessions[int(rows.session[row])], rows.iteration(row)
             if _coarse(session) and self._may(f"slow {one.job}", now):
                 utc, reason = session.window.alignment.utc, f"iteration {one.number} of job {one.job} was slow"
                 wanted.append(_wanted(reason, jobs.hosts(one.job), utc(one.start_ns), utc(one.end_ns)))

@@ -39,7 +39,7 @@ class WebProcess:
         self._server.add_insecure_port(at)
         tls, tokens = (path and str(path.resolve()) for path in (door.security.tls, door.tokens))
         request = {"collector": at, "listen": listen, "tls": tls, "tokens": tokens, "insecure": door.security.insecure}
-        self._told = json.dumps(request)
+        self._request = json.dumps(request)
         self._process: Process | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -64,7 +64,7 @@ class WebProcess:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _started(self) -> Process:
-        program = own_module("netmon.web.process", self._told)
+        program = own_module("netmon.web.process", self._request)
         # It ends when its standard input does: with this process, however that ends.
         process = await asyncio.create_subprocess_exec(
             *program["args"], cwd=program["cwd"], env=program["env"], stdin=PIPE, stdout=PIPE, stderr=DEVNULL

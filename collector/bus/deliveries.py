@@ -39,21 +39,21 @@ class Deliveries:
         """`begin` makes the consumer. Its name is this worker's: who has lost the host asks in vain."""
         self._bus, self._host = bus, host
         self.name = consumer_name(host, worker)
-        self._ask = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{self.name}"
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{self.name}"
         self._subscription: Subscription | None = None
         self._come: deque[Msg] = deque()
         self._news = asyncio.Event()
-        self._asked = 0  # messages that may still come
+        self._requested = 0  # messages that may still come
         self._handed_out = 0  # by the consumer, that have come
         self._left = 0  # that it had not handed out when the last one came
-        self._heard = 0.0
+        self._received_s = 0.0
         self._broken = ""
 
     async def begin(self) -> None:
         """From the oldest message that is not acknowledged; nobody else consumes them then. Raises BusError."""
         await self._unsubscribe()
         self._come.clear()
-        self._asked, self._handed_out, self._left, self._broken = 0, 0, 0, ""
+        self._requested, self._handed_out, self._left, self._broken = 0, 0, 0, ""
         subject = batch_subject(self._host)
         with self._bus.errors(f"consume {subject} from"):
             with contextlib.suppress(NotFoundError):
@@ -103,11 +103,11 @@ class Deliveries:
             if self._come:
                 return self._come.popleft()
             self._news.clear()
-            if not self._asked:
-                await self._ask_for_more()
+            if not self._requested:
+                await self._request_more()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _ALIVE_S)
-            if time.monotonic() - self._heard > _SILENT_S:
+            if time.monotonic() - self._received_s > _SILENT_S:
                 self._broken = f"the bus says nothing about {self._host} for {_SILENT_S:g} s"
 
     @property
@@ -141,19 +141,19 @@ class Deliveries:
             with contextlib.suppress(Exception):  # the connection may be gone
                 await subscription.unsubscribe()
 
-    async def _ask_for_more(self) -> None:
+    async def _request_more(self) -> None:
         request = {
             "batch": _AT_A_TIME,
             "max_bytes": 2 * LEAST_PAYLOAD,
             "expires": int(_ASK_S * 1e9),
             "idle_heartbeat": int(_ALIVE_S * 1e9),
         }
-        self._asked, self._heard = _AT_A_TIME, time.monotonic()
+        self._requested, self._received_s = _AT_A_TIME, time.monotonic()
         with self._bus.errors("ask"):
-            await self._bus.client.publish(self._ask, json.dumps(request).encode(), self._inbox)
+            await self._bus.client.publish(self._subject, json.dumps(request).encode(), self._inbox)
 
     async def _came(self, message: Msg) -> None:
-        self._heard = time.monotonic()
+        self._received_s = time.monotonic()
         status = (message.headers or {}).get("Status")
         if not status:
             self._handed_out += 1
@@ -162,12 +162,12 @@ class Deliveries:
             self._left = about.num_pending
             if about.sequence.consumer == self._handed_out:
                 self._come.append(message)
-                self._asked = max(0, self._asked - 1)
+                self._requested = max(0, self._requested - 1)
             else:
                 self._broken = self._broken or f"messages of {self._host} got lost on their way"
         elif status not in _ON:
             text = (message.headers or {}).get("Description", "")
-            self._asked = 0
+            self._requested = 0
             if status not in _OVER and not any(phrase in text for phrase in _OVER_TEXTS):
                 self._broken = self._broken or f"the consumer of {self._host} is gone: {status} {text}"
         self._news.set()

@@ -82,7 +82,7 @@ class Forgetting:
 
 
 _INFER_S = 2.0  # for what the traffic tells of hosts that are released
-_TELL_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
+_ANSWER_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
 
 
 class BusIntake:
@@ -94,7 +94,7 @@ class BusIntake:
         self._hosts: dict[str, HostIntake] = {}
         self._news = asyncio.Event()
         self._working: list[asyncio.Task[None]] = []
-        self._told: dict[tuple[str, str], float] = {}  # by host and session: when
+        self._answered: dict[tuple[str, str], float] = {}  # by host and session: when
         self._mending = asyncio.Lock()
         self._forgetting = Forgetting(bus)
 
@@ -102,9 +102,9 @@ class BusIntake:
         """Make what is missing on the bus, tell the time, hear answers, say what is stored. Raises BusError."""
         await make_streams(self._bus)
         with self._bus.errors("listen on"):
-            await self._bus.client.subscribe(clock_subject(self._worker), cb=self._tell_time)
-            await self._bus.client.subscribe(waiting_subject("*"), queue="workers", cb=self._tell_waiting)
-            await self._bus.client.subscribe(f"netmon.v1.up.{token(self._worker)}.>", cb=self._hear)
+            await self._bus.client.subscribe(clock_subject(self._worker), cb=self._answer_time)
+            await self._bus.client.subscribe(waiting_subject("*"), queue="workers", cb=self._answer_waiting)
+            await self._bus.client.subscribe(f"netmon.v1.up.{token(self._worker)}.>", cb=self._receive)
         self._bus.when_back(self._back)
         self._working = [asyncio.create_task(self._tend_for_ever())]
 
@@ -178,7 +178,7 @@ class BusIntake:
                 try:
                     await host.tend()
                     for session in host.sessions.values():
-                        await self._tell(session)
+                        await self._answer(session)
                 except BusError as error:
                     _log.debug("%s", error)
                 except Exception as error:  # of one host
@@ -188,21 +188,21 @@ class BusIntake:
             except BusError as error:
                 _log.debug("%s", error)
 
-    async def _tell(self, session: BusSession) -> None:
+    async def _answer(self, session: BusSession) -> None:
         """What its agent has to know, now and then and when there is a request."""
         connection, key, now = session.connection, (session.host, session.name), time.monotonic()
         if connection is None or not connection.current:
-            self._told.pop(key, None)
+            self._answered.pop(key, None)
             return
-        if connection.entry.requests or now - self._told.get(key, 0.0) > _TELL_EVERY_S:
-            self._told[key] = now
+        if connection.entry.requests or now - self._answered.get(key, 0.0) > _ANSWER_EVERY_S:
+            self._answered[key] = now
             for news in connection.acknowledgements():
                 news.worker = self._worker
                 reply = up_subject(self._worker, *key)
                 with self._bus.errors("tell an agent on"):
                     await self._bus.client.publish(down_subject(*key), news.SerializeToString(), reply)
 
-    async def _hear(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         """An answer of an agent, to a request for full resolution."""
         try:
             host, session = map(name_of, message.subject.split(".")[-2:])
@@ -215,7 +215,7 @@ class BusIntake:
         except NetmonError as error:
             self._registry.failures.notice(str(error))
 
-    async def _tell_time(self, message: Msg) -> None:
+    async def _answer_time(self, message: Msg) -> None:
         received = time.time_ns()
         if not may_answer(message):
             return
@@ -225,7 +225,7 @@ class BusIntake:
             echo.sent_ns = time.time_ns()
             await self._bus.client.publish(message.reply, echo.SerializeToString())
 
-    async def _tell_waiting(self, message: Msg) -> None:
+    async def _answer_waiting(self, message: Msg) -> None:
         """To an agent, of its own host's batches."""
         if not may_answer(message):
             return

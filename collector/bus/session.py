@@ -48,36 +48,36 @@ class InOrder(Generic[T]):
         """
         self.last = 0  # that was given out
         self._known = stored  # nothing up to there comes later
-        self._held: dict[int, _Held[T]] = {}
+        self._waiting: dict[int, _Held[T]] = {}
 
     @property
     def waiting(self) -> int:
         """Batches that wait for one before them."""
-        return len(self._held)
+        return len(self._waiting)
 
     def add(self, label: Label, what: T) -> Iterator[T]:
         """A batch has come; what may be taken in now. One that was given out before is not given out again."""
         self._known = max(self._known, label.acknowledged)
         if label.sequence > self.last:
-            waiting = self._held.get(label.sequence)
+            waiting = self._waiting.get(label.sequence)
             # Sent again without the batch that went before it, which was given up.
             if waiting is None or label.previous < waiting.label.previous:
-                self._held[label.sequence] = _Held(label, what)
-        yield from self._ready(len(self._held) > MOST_HELD)
+                self._waiting[label.sequence] = _Held(label, what)
+        yield from self._ready(len(self._waiting) > MOST_HELD)
 
     def give_up(self) -> Iterator[T]:
         """What is missing does not come: everything that is held."""
-        while self._held:
+        while self._waiting:
             yield from self._ready(anyhow=True)
 
     def _ready(self, anyhow: bool) -> Iterator[T]:
-        while self._held:
-            first = min(self._held)
-            if not anyhow and self._held[first].label.previous > max(self.last, self._known):
+        while self._waiting:
+            first = min(self._waiting)
+            if not anyhow and self._waiting[first].label.previous > max(self.last, self._known):
                 return
             anyhow = False
             self.last = max(self.last, first)
-            yield self._held.pop(first).what
+            yield self._waiting.pop(first).what
 
 
 # --- session

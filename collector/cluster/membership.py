@@ -40,7 +40,7 @@ class Membership:
         self._ties = Bucket(bus, "netmon-ties")
         self._known: dict[str, Value] = {}  # owners, as they were when they were last read
         self._seen: dict[str, tuple[float, float]] = {}  # workers: weight, and when they were last there
-        self._told: dict[str, str] = {}  # ties
+        self._published: dict[str, str] = {}  # ties
 
     async def poll(self) -> Cluster:
         """See how things are."""
@@ -77,10 +77,10 @@ class Membership:
         """What ties our hosts."""
         for host, own in ties.items():
             text = own.text()
-            if self._told.get(host) != text:
+            if self._published.get(host) != text:
                 await self._ties.put(host, text.encode())
-                self._told[host] = text
-        self._told = {host: text for host, text in self._told.items() if host in ties}
+                self._published[host] = text
+        self._published = {host: text for host, text in self._published.items() if host in ties}
 
     async def forget(self, host: str) -> None:
         """The host is gone for good."""

@@ -58,11 +58,11 @@ def assign(
     for component in filter(None, map(frozenset, components)):
         worker = _majority(component, workers, owners)
         if worker:
-            loads.place(component, worker)
+            loads.assign(component, worker)
         else:
             free.append(component)
     for component in sorted(free, key=lambda component: (-len(component), min(component))):
-        loads.place(component, loads.least_with(component))
+        loads.assign(component, loads.least_with(component))
     loads.balance()
     return {host: worker for component, worker in loads.placed.items() for host in component}
 
@@ -81,7 +81,7 @@ class _Loads:
         self._workers = workers
         self._hosts = dict.fromkeys(workers, 0)
 
-    def place(self, component: frozenset[str], worker: str) -> None:
+    def assign(self, component: frozenset[str], worker: str) -> None:
         """Put it there, from wherever it is."""
         if component in self.placed:
             self._hosts[self.placed[component]] -= len(component)
@@ -112,7 +112,7 @@ class _Loads:
             best = min(then, default=None)
             if best is None or best[0] >= apart:
                 return
-            self.place(best[2], least)
+            self.assign(best[2], least)
 
     def _load(self, worker: str, more: int = 0) -> float:
         return (self._hosts[worker] + more) / self._workers[worker]
@@ -127,7 +127,7 @@ def _lot(component: Collection[str], worker: str) -> bytes:
 
 
 _LOOK_EVERY_S = 0.5
-_TELL_EVERY_S = 1.0
+_PUBLISH_EVERY_S = 1.0
 _LINGER_S = 600.0  # a host that has said its last word is shown for so long
 
 
@@ -192,9 +192,9 @@ class Handover:
         self._lasting = LastingTies()
         self._over, self._running = asyncio.Event(), asyncio.Lock()
         self._begun_s = time.monotonic()
-        self._steady: tuple[float, frozenset[str]] = (time.monotonic(), frozenset())  # these live since then
+        self._alive: tuple[float, frozenset[str]] = (time.monotonic(), frozenset())  # these live since then
         self._gone: dict[str, float] = {}  # held hosts of which nothing comes any more: since when
-        self._told_s = 0.0
+        self._published_s = 0.0
         self._said = ""
         self._turning: asyncio.Task[None] | None = None
 
@@ -232,7 +232,7 @@ class Handover:
         # A bus that has come back empty knows no owners: what was taken in is still ours to store.
         await self._raise_fence([host for host in owned if host not in seen.owners])
         owned = self._intake.taken_hosts()
-        await self._tell(owned, seen)
+        await self._publish(owned, seen)
         hosts = await self._intake.hosts()
         await self._let_go_of_gone(owned, hosts)
         owned = self._intake.taken_hosts()
@@ -260,15 +260,15 @@ class Handover:
 
     def _settled(self, seen: Cluster) -> bool:
         """Whether the same workers have lived for a while: hosts do not move for one that comes and goes."""
-        since, known = self._steady
+        since, known = self._alive
         if known != seen.workers.keys():
-            self._steady = since, known = time.monotonic(), frozenset(seen.workers)
+            self._alive = since, known = time.monotonic(), frozenset(seen.workers)
         return time.monotonic() - since > self._members.ttl_s / 2
 
-    async def _tell(self, owned: Collection[str], seen: Cluster) -> None:
-        if time.monotonic() - self._told_s > _TELL_EVERY_S:
+    async def _publish(self, owned: Collection[str], seen: Cluster) -> None:
+        if time.monotonic() - self._published_s > _PUBLISH_EVERY_S:
             await self._members.publish_ties(self._lasting.lasting(self._ties(owned), seen.ties))
-            self._told_s = time.monotonic()
+            self._published_s = time.monotonic()
 
     async def _let_go_of_gone(self, owned: Iterable[str], hosts: Collection[str]) -> None:
         now = time.monotonic()

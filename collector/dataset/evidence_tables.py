@@ -12,10 +12,10 @@ from collector.dataset.tables import SCHEMAS, Origins, column_of
 from netmon.columnar import Columns
 from netmon.evidence import UNKNOWN
 
-_Places = npt.NDArray[np.integer]
+_Indices = npt.NDArray[np.integer]
 
 
-def transport_table(origins: Origins, of: _Places, pieces: Sequence[Columns]) -> pa.Table:
+def transport_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> pa.Table:
     """Rows of collector.host.evidence.STORED_TRANSPORT as the table `transport`; null: the kernel does not tell."""
     columns = _numbers("transport", pieces) | _times(origins, of, pieces)
     limited = column_of(pieces, "application_limited")
@@ -23,7 +23,7 @@ def transport_table(origins: Origins, of: _Places, pieces: Sequence[Columns]) ->
     return origins.table("transport", of, columns | origins.link_columns(of, column_of(pieces, "link")))
 
 
-def host_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
+def host_table(origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
     """Rows of collector.host.evidence.STORED_HOST_PART as the table `host`; jobs: by the rows' number."""
     columns = _numbers("host", pieces) | _times(origins, of, pieces)
     job = column_of(pieces, "job")
@@ -34,7 +34,7 @@ def host_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Seque
     return origins.table("host", of, columns)
 
 
-def _times(origins: Origins, of: _Places, pieces: Sequence[Columns]) -> dict[str, Any]:
+def _times(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> dict[str, Any]:
     return {name: origins.utcs(of, column_of(pieces, name)) for name in ("start_ns", "end_ns")}
 
 

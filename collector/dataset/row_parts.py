@@ -42,7 +42,7 @@ class Changes:
     write: list[int]  # those that have to be written now
     keys: _Ints  # of the new rows
     of_part: _Ints
-    place: _Ints
+    index: _Ints
 
 
 class RowParts:
@@ -56,7 +56,7 @@ class RowParts:
         self._numbers = itertools.count()
         self._words: dict[str, int] = {}
         self._word_numbers = itertools.count()
-        self._keys, self._of_part, self._place = (np.empty(0, np.int64) for _ in range(3))
+        self._keys, self._of_part, self._index = (np.empty(0, np.int64) for _ in range(3))
         self._order: _Ints | None = None  # of _keys; None: out of date
 
     def changes(self, rows: pa.Table) -> Changes:
@@ -72,7 +72,7 @@ class RowParts:
                 mine = np.flatnonzero(known)[self._of_part[at[known]] == number]
                 old = self.parts[number].rows
                 fresh = rows.take(pa.array(mine))
-                index = self._place[at[mine]]
+                index = self._index[at[mine]]
                 if self._matters(old.take(pa.array(index)), fresh):
                     write.add(number)
                 both = np.arange(len(old))
@@ -107,7 +107,7 @@ class RowParts:
             self.parts[number].path, self.parts[number].waiting_since = path, 0.0
         self._keys = np.concatenate([self._keys, changes.keys])
         self._of_part = np.concatenate([self._of_part, changes.of_part])
-        self._place = np.concatenate([self._place, changes.place])
+        self._index = np.concatenate([self._index, changes.index])
         if len(changes.keys):
             self._order = None
 
@@ -134,7 +134,7 @@ class RowParts:
         self.parts[number] = Part(rows, path, whole=len(rows) >= ROWS_PER_PART)
         self._keys = np.concatenate([self._keys, self._numbered(rows)])
         self._of_part = np.concatenate([self._of_part, np.full(len(rows), number)])
-        self._place = np.concatenate([self._place, np.arange(len(rows))])
+        self._index = np.concatenate([self._index, np.arange(len(rows))])
         self._order = None
 
     def forget(self) -> None:
@@ -146,7 +146,7 @@ class RowParts:
         for number in over:
             del self.parts[number]
         kept = ~np.isin(self._of_part, over)
-        self._keys, self._of_part, self._place = self._keys[kept], self._of_part[kept], self._place[kept]
+        self._keys, self._of_part, self._index = self._keys[kept], self._of_part[kept], self._index[kept]
         self._order = None
         used = set(np.unique(np.concatenate([self._keys >> 32, self._keys & 0xFFFFFFFF])).tolist())
         self._words = {word: number for word, number in self._words.items() if number in used}
@@ -160,9 +160,9 @@ class RowParts:
                 continue
             mine = self._of_part == number
             index = np.cumsum(kept) - 1
-            gone = mine & ~kept[np.where(mine, self._place, 0)]
-            self._place = np.where(mine, index[np.where(mine, self._place, 0)], self._place)
-            self._keys, self._of_part, self._place = self._keys[~gone], self._of_part[~gone], self._place[~gone]
+            gone = mine & ~kept[np.where(mine, self._index, 0)]
+            self._index = np.where(mine, index[np.where(mine, self._index, 0)], self._index)
+            self._keys, self._of_part, self._index = self._keys[~gone], self._of_part[~gone], self._index[~gone]
             self._order = None
             part.rows = part.rows.filter(pa.array(kept)).combine_chunks()
             if not len(part.rows):

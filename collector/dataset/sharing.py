@@ -138,7 +138,7 @@ class Worker:
         self.folder = self._own / "workers" / name
         self._epochs: dict[str, int] = {}
         self._gone: frozenset[str] = frozenset()  # were somebody else's for a while, and nobody here knows yet
-        self._held = 0
+        self._epoch = 0
         with ExitStack() as opened:
             self._alone = opened.enter_context(_locked(directory, _ALONE, fcntl.LOCK_SH, directory))
             try:
@@ -158,7 +158,7 @@ class Worker:
     @contextmanager
     def hold(self, exclusive: bool = False) -> Iterator[None]:
         """Wait for our turn, a few seconds at most; raises DataError after that."""
-        if not self._held:
+        if not self._epoch:
             try:
                 self._fence.execute("BEGIN EXCLUSIVE" if exclusive else "BEGIN")
                 self._fence.execute("SELECT COUNT(*) FROM fence").fetchone()  # only now nobody can take anything
@@ -168,12 +168,12 @@ class Worker:
                     f"cannot write to {self._own.parent}: {error} for {_WAIT_S:g} s; "
                     "if a worker is stopped while it writes, continue or kill it"
                 ) from None
-        self._held += 1
+        self._epoch += 1
         try:
             yield
         finally:
-            self._held -= 1
-            if not self._held:
+            self._epoch -= 1
+            if not self._epoch:
                 self._end("COMMIT")
 
     def _end(self, how: str) -> None:

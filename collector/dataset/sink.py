@@ -258,7 +258,7 @@ class ParquetSink:
                 committed = True
                 for name, change in changes.items():
                     self._changing[name].apply(change, paths[name])
-                self._place_soon(files, replaced)
+                self._publish_soon(files, replaced)
         except (OSError, sqlite3.Error, pa.ArrowException) as error:
             raise DataError(
                 f"cannot write to {self.directory}: {reason_of(error)}; "
@@ -268,9 +268,9 @@ class ParquetSink:
             if not committed:
                 self._staging.discard(files)
 
-    def _place_soon(self, files: list[StoredFile], replaced: list[str]) -> None:
+    def _publish_soon(self, files: list[StoredFile], replaced: list[str]) -> None:
         try:
-            self._place(files, replaced)
+            self._publish(files, replaced)
         except (OSError, sqlite3.Error) as error:  # they are stored; the next write puts them into their place first
             _log.warning(f"cannot put files into their place in {self.directory} yet: {reason_of(error)}")
 
@@ -298,11 +298,11 @@ class ParquetSink:
         files, removed = self._manifest.staged(), self._manifest.removals()
         if files or removed:
             with self._sharing.hold():
-                self._place(self._manifest.staged(), self._manifest.removals())
+                self._publish(self._manifest.staged(), self._manifest.removals())
 
-    def _place(self, files: list[StoredFile], removed: list[str], at_once: bool = False) -> None:
+    def _publish(self, files: list[StoredFile], removed: list[str], at_once: bool = False) -> None:
         if files or removed:
-            self._staging.place(files, removed, at_once or self._sharing.alone)
+            self._staging.publish(files, removed, at_once or self._sharing.alone)
             self._manifest.placed([file.path for file in files], removed)
 
     def merge_some(self, go_on: Callable[[], bool], now_s: float | None = None) -> bool:
@@ -352,7 +352,7 @@ class ParquetSink:
             size = staged.stat().st_size
             merged = StoredFile(first.name, first.partition, staged.stem, size, generation=1, staged=how)
             self._manifest.commit([merged], {}, {}, paths)
-            self._place([merged], paths, at_once=True)
+            self._publish([merged], paths, at_once=True)
             return True
 
     def _open_paths(self) -> set[str]:

@@ -79,7 +79,7 @@ class Staging:
         for file in files:
             (self.folder / file.staged).unlink(missing_ok=True)
 
-    def place(self, files: Iterable[StoredFile], removed: Iterable[str], at_once: bool = True) -> None:
+    def publish(self, files: Iterable[StoredFile], removed: Iterable[str], at_once: bool = True) -> None:
         """Put committed files into their places, and remove what they replace; may be repeated. Raises OSError.
 
         A file that is staged in a folder (its name ends in a slash) comes with all that its hour is to hold from now

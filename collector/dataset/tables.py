@@ -15,7 +15,7 @@ import pyarrow as pa
 from collector.host.flows import STATE, Links
 from collector.host.iteration_rows import Accounted
 from collector.host.ledger import LedgerRow
-from collector.host.rows import CARRIED
+from collector.host.rows import COLUMNS
 from netmon.columnar import Columns
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.grouped import starts
@@ -34,7 +34,7 @@ _I64 = pa.int64()
 _MOMENTS, _SOURCES = (
     ["", *(one.name.lower() for one in sorted(kind))] for kind in (Moment, Source)
 )  # by their numbers
-_Places = npt.NDArray[np.integer]
+_Indices = npt.NDArray[np.integer]
 
 
 def _fields(kind: pa.DataType, *names: str) -> list[pa.Field]:
@@ -217,7 +217,7 @@ class Origins:
         counts = [len(session.links) for session in sessions]
         self._first_link = np.cumsum([0, *counts[:-1]]).astype(np.int32)
 
-    def table(self, name: str, of: _Places, columns: dict[str, Any]) -> pa.Table:
+    def table(self, name: str, of: _Indices, columns: dict[str, Any]) -> pa.Table:
         """The rows of a table. of: the session of each; columns: all that do not follow from it."""
         whose = {key: self.words(of, (getattr(s.hello, key) for s in self.sessions)) for key in ("host", "session")}
         arrays = whose | columns
@@ -226,7 +226,7 @@ class Origins:
         return pa.Table.from_arrays(converted, schema=schema)
 
     @staticmethod
-    def words(of: _Places, words: Iterable[str]) -> pa.DictionaryArray:
+    def words(of: _Indices, words: Iterable[str]) -> pa.DictionaryArray:
         """The word of each row; words: by what `of` says, may repeat."""
         numbers: dict[str, int] = {}
         codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
@@ -234,20 +234,20 @@ class Origins:
         return _words(np.repeat(codes[of[first]], np.diff(np.append(first, len(of)))), list(numbers))
 
     def interface_words(
-        self, of: _Places, link: npt.NDArray[np.integer], word_of: Callable[[Links, int], str]
+        self, of: _Indices, link: npt.NDArray[np.integer], word_of: Callable[[Links, int], str]
     ) -> pa.DictionaryArray:
         """A word of each row's link; link: as its session counts them."""
         words = (word_of(session.links, number) for session in self.sessions for number in range(len(session.links)))
         return self.words(self._first_link[of] + link, words)
 
-    def link_columns(self, of: _Places, link: npt.NDArray[np.integer]) -> dict[str, Any]:
+    def link_columns(self, of: _Indices, link: npt.NDArray[np.integer]) -> dict[str, Any]:
         """The columns `interface` and `direction`."""
         return {
             "interface": self.interface_words(of, link, lambda links, number: links.interface(number).name),
             "direction": _words((link & 1).astype(np.int32), DIRECTIONS),
         }
 
-    def utcs(self, of: _Places, mono_ns: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def utcs(self, of: _Indices, mono_ns: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Times of the sessions' hosts in UTC."""
         return self._clocks.utcs(of, np.asarray(mono_ns, np.int64))
 
@@ -260,9 +260,9 @@ def _encode(values: Sequence[str]) -> pa.DictionaryArray:
     return pa.array(values, pa.string()).dictionary_encode()
 
 
-def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
+def bucket_table(origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
     """Settled rows (collector.host.rows.SETTLED) as the table `buckets`; jobs: by the rows' number."""
-    plain = ("bucket_start_ns", *CARRIED, "iteration")
+    plain = ("bucket_start_ns", *COLUMNS, "iteration")
     columns = origins.link_columns(of, column_of(pieces, "link")) | {"flow_id": column_of(pieces, "flow_id")}
     columns |= {name: column_of(pieces, name).astype(np.int64, copy=False) for name in plain}
     columns["class"] = _words(column_of(pieces, "class").astype(np.int32), CLASS_NAMES)
@@ -275,7 +275,7 @@ def column_of(pieces: Sequence[Columns], name: str) -> npt.NDArray[Any]:
     return pieces[0][name] if len(pieces) == 1 else np.concatenate([rows[name] for rows in pieces])
 
 
-def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Table, peers: Sequence[int]) -> pa.Table:
+def flow_table(origins: Origins, of: _Indices, flows: Sequence[Flow], state: Table, peers: Sequence[int]) -> pa.Table:
     """Flows with their state (collector.host.flows.STATE, same order) as the table `flows`.
 
     The class is what is known at last; rows that had settled before keep what was known then. That of a DL flow is
@@ -299,7 +299,7 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
     return origins.table("flows", of, columns)
 
 
-def iteration_table(origins: Origins, of: _Places, accounted: Accounted) -> pa.Table:
+def iteration_table(origins: Origins, of: _Indices, accounted: Accounted) -> pa.Table:
     """Iterations with their account as the table `iterations`; of: the session of each."""
     rows = accounted.rows
     columns: dict[str, Any] = {name: rows.each_of(name) for name in ("rank", "size", "relative", "parameters")}
@@ -325,7 +325,7 @@ def iteration_table(origins: Origins, of: _Places, accounted: Accounted) -> pa.T
     return origins.table("iterations", of, columns)
 
 
-def ledger_table(origins: Origins, of: _Places, rows: Sequence[LedgerRow]) -> pa.Table:
+def ledger_table(origins: Origins, of: _Indices, rows: Sequence[LedgerRow]) -> pa.Table:
     """Ledger rows as the table `ledger`."""
     link, end_ns = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("link", "end_ns"))
     plain = [f.name for f in SCHEMAS["ledger"] if f.name.endswith("_bytes") or f.name == "nic_packets"]
@@ -342,7 +342,7 @@ def ledger_table(origins: Origins, of: _Places, rows: Sequence[LedgerRow]) -> pa
     return origins.table("ledger", of, columns)
 
 
-def nic_table(origins: Origins, of: _Places, samples: Sequence[NicSample]) -> pa.Table:
+def nic_table(origins: Origins, of: _Indices, samples: Sequence[NicSample]) -> pa.Table:
     """The NICs' counters as the table `nic`: one row per counter, cumulative since whenever the device began."""
     rows = [len(sample.names) for sample in samples]
     times = origins.utcs(of, [sample.time_ns for sample in samples])

@@ -51,7 +51,7 @@ def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collect
             if not moved:
                 staging.discard(moving.ours)
                 theirs.discard(moving.theirs)
-        staging.place(moving.ours, [])
+        staging.publish(moving.ours, [])
         manifest.placed([file.path for file in moving.ours])
         _finish(other, theirs)
 
@@ -69,7 +69,7 @@ def _finish(other: OtherManifest, theirs: Staging) -> None:
     """Put into its place what it has committed."""
     files, removals = other.unfinished()
     if files or removals:
-        theirs.place(files, removals, at_once=False)
+        theirs.publish(files, removals, at_once=False)
         other.placed()
 
 

@@ -15,22 +15,22 @@ from netmon.wire.batch_fields import ManyBatches
 
 
 def rows_of(
-    many: ManyBatches, session_index: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], session_indices: Table
+    many: ManyBatches, session_index: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], sessions: Table
 ) -> Columns:
-    """The rows of batches, of ARRIVED. session_index: of each batch's session; flow: of each run; session_indices: dtype PLACE."""
+    """The rows of batches, of ARRIVED. session_index: of each batch; flow: of each run; sessions: dtype SESSION."""
     rows, heads = many.rows, many.heads
     batch, start_ns = rows["batch"], rows["start_ns"]
-    width = np.where(heads["bucket_ns"] > 0, heads["bucket_ns"], session_indices["full_ns"][session_index])
+    width = np.where(heads["bucket_ns"] > 0, heads["bucket_ns"], sessions["full_ns"][session_index])
     columns: dict[str, npt.NDArray[Any]] = {
         "session": session_index.astype(np.int32)[batch],
         "flow": np.repeat(flow, many.runs.rows),
     }
     columns |= {"start_ns": start_ns, "bucket_ns": width[batch]} | {name: rows[name] for name in COUNTS}
     complete, begun = (
-        heads["sequence"] <= session_indices[name][session_index] for name in ("stored_complete", "stored_last")
+        heads["sequence"] <= sessions[name][session_index] for name in ("stored_complete", "stored_last")
     )
     if begun.any() or complete.any():
-        settled_ns = session_indices["stored_settled_ns"][session_index]
+        settled_ns = sessions["stored_settled_ns"][session_index]
         columns["stored"] = complete[batch] | (begun[batch] & (start_ns < settled_ns[batch]))
     else:
         columns["stored"] = np.zeros(len(rows), np.bool_)

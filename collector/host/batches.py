@@ -16,7 +16,7 @@ from netmon.mark_runs import MarkRun, MarkTable, mark_table
 from netmon.records import ClockExchange, Flow, NicSample
 from netmon.wire.batch_fields import ManyBatches
 
-_Places = npt.NDArray[np.int64]
+_Indices = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -38,18 +38,18 @@ class Batches:
     """The batches of one tick, those that are refused marked as such."""
 
     many: ManyBatches
-    place: _Places  # of each batch
+    session: _Indices  # of each batch
     sequences: Sequence[int]  # of each batch
     settled: Settled
     flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
     marks: dict[int, list[MarkRun]] = field(default_factory=dict)  # of ranks that are not steady
-    steady: MarkTable = field(default_factory=lambda: mark_table(()))  # those of the others that are taken in
+    table_marks: MarkTable = field(default_factory=lambda: mark_table(()))  # those of the others that are taken in
     exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
     nic: dict[int, list[NicSample]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Sort what is told beside rows by its batch."""
-        self.good = np.ones(len(self.place), np.bool_)
+        self.good = np.ones(len(self.session), np.bool_)
         for name in ("flows", "exchanges", "nic"):
             found: dict[int, list[object]] = getattr(self, name)
             for batch, one in getattr(self.many, name):
@@ -59,20 +59,20 @@ class Batches:
 
     def refuse(self, batch: int, reason: str) -> None:
         """It breaks the contract; what follows it on its session comes again."""
-        session_index, sequence = int(self.place[batch]), self.sequences[batch]
+        session_index, sequence = int(self.session[batch]), self.sequences[batch]
         known = self.settled.refused.get(session_index)
         if known is None or sequence < known[0]:
             self.settled.refused[session_index] = sequence, reason
-        self.good[batch:][self.place[batch:] == session_index] = False
+        self.good[batch:][self.session[batch:] == session_index] = False
 
     def fail(self, batch: int, error: Exception) -> None:
         """The stage fails at it: nothing of its session is what it should be."""
-        self.fail_session(int(self.place[batch]), error, self.sequences[batch])
+        self.fail_session(int(self.session[batch]), error, self.sequences[batch])
 
     def fail_session(self, session_index: int, error: Exception, sequence: int = 0) -> None:
         """The stage fails at it; sequence: at which batch."""
         self.settled.failed.setdefault(session_index, (sequence, error))
-        self.good[self.place == session_index] = False
+        self.good[self.session == session_index] = False
 
 
 def failing(work: Callable[[list[int]], object], session_indices: list[int]) -> list[tuple[int, Exception]]:

@@ -35,7 +35,7 @@ _JOINED, _LATELY_TABLES = 16, 16
 LATELY_NS = 3_000_000_000
 """What was said longer ago is not the present."""
 
-_Places = npt.NDArray[np.int64]
+_Indices = npt.NDArray[np.int64]
 
 
 class Lately:
@@ -64,7 +64,7 @@ class Evidence:
 
     def __init__(self, flows: AllFlows, session_indices: SessionIndex) -> None:
         """flows, session_indices: of all sessions."""
-        self._flows, self._places = flows, session_indices
+        self._flows, self._sessions = flows, session_indices
         self._transport, self._host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
         self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked
@@ -86,7 +86,7 @@ class Evidence:
         """Of all rows."""
         return self._transport.nbytes + self._host.nbytes
 
-    def check(self, many: ManyBatches, session_index: _Places) -> dict[int, str]:
+    def check(self, many: ManyBatches, session_index: _Indices) -> dict[int, str]:
         """Why batches are to be refused: they name flows that nobody knows. session_index: the session of each.
 
         To be called when their flows are described.
@@ -98,14 +98,14 @@ class Evidence:
         unknown = np.flatnonzero(self._found < 0)
         return {int(rows["batch"][row]): str(unknown_flow(int(rows["flow_id"][row]))) for row in unknown.tolist()}
 
-    def add(self, many: ManyBatches, session_index: _Places, good: npt.NDArray[np.bool_]) -> None:
-        """Take in what batches tell that have just been checked, of those that are good. session_index: the session of each."""
+    def add(self, many: ManyBatches, session_index: _Indices, good: npt.NDArray[np.bool_]) -> None:
+        """Add the rows of good batches, which have just been checked. session_index: of each batch."""
         if len(many.transport):
             self._add_transport(many, session_index, np.flatnonzero(good[many.transport["batch"]]))
         if len(many.host):
             self._add_host_part(many, session_index, np.flatnonzero(good[many.host["batch"]]))
 
-    def _add_transport(self, many: ManyBatches, session_index: _Places, good: _Places) -> None:
+    def _add_transport(self, many: ManyBatches, session_index: _Indices, good: _Indices) -> None:
         transport, flow = many.transport, self._found
         if len(good) < len(transport):
             transport, flow = transport.take(good), flow[good]
@@ -120,7 +120,7 @@ class Evidence:
         known = np.flatnonzero(other >= 0)
         self._note(session[known], other[known], transport.take(known), transport["reverse_flow_id"][known])
 
-    def _note(self, session: _Places, flow: _Places, columns: Columns, flow_id: _Places) -> None:
+    def _note(self, session: _Indices, flow: _Indices, columns: Columns, flow_id: _Indices) -> None:
         if len(self._latest) < len(self._flows.flows):
             grown = np.zeros(2 * len(self._flows.flows), LATEST)
             grown[: len(self._latest)] = self._latest
@@ -131,7 +131,7 @@ class Evidence:
             rows[name] = columns[name]
         self._latest[flow] = rows  # in the batches' order: of several the last
 
-    def _add_host_part(self, many: ManyBatches, session_index: _Places, good: _Places) -> None:
+    def _add_host_part(self, many: ManyBatches, session_index: _Indices, good: _Indices) -> None:
         host_rows = many.host if len(good) == len(many.host) else many.host.take(good)
         columns = {name: host_rows[name] for name in HOST_PART.names or ()}
         rows = Columns({"session": session_index[host_rows["batch"]].astype("<i4"), **columns})
@@ -149,7 +149,7 @@ class Evidence:
     def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
         """Those that the dataset does not have."""
         sequence = many.heads["sequence"][batch]
-        new = sequence > self._places.table["stored_last"][rows["session"]]
+        new = sequence > self._sessions.table["stored_last"][rows["session"]]
         fresh = rows if new.all() else rows[new]
         unstored.add(fresh)
         self.waiting |= set(distinct(fresh["session"]).tolist())
@@ -166,7 +166,7 @@ class Evidence:
         row, state = self._latest[flow], self._flows.state[flow]
         if not row["flow_id"] or row["flow_id"] != state["flow_id"] or row["session"] != state["session"]:
             return nothing
-        if row["end_ns"] < self._places.table["horizon_ns"][row["session"]] - LATELY_NS:
+        if row["end_ns"] < self._sessions.table["horizon_ns"][row["session"]] - LATELY_NS:
             return nothing
         rtt_ns, least_ns = (float(row[name]) if row[name] > 0 else math.nan for name in ("rtt_ns", "rtt_min_ns"))
         known = direction == Direction.TX and row["sent_bytes"] > 0 and row["retransmitted_bytes"] >= 0

@@ -31,9 +31,9 @@ def exchange(tables: Tables, sessions: Mapping[int, Session], fail: Fail) -> Tal
             ranks, rank = log.ranks[serial]
             try:
                 ranks.named(rank, name)
-                sessions[ranks.place].window.rename()
+                sessions[ranks.session].window.rename()
             except Exception as error:
-                fail(ranks.place, error)
+                fail(ranks.session, error)
     for serial, shift in answer.moved:
         if serial in log.ranks:
             ranks, rank = log.ranks[serial]
@@ -74,7 +74,7 @@ def find_peer_flows(
     tables: Tables, sessions: Mapping[int, Session], fail: Fail, session_indices: Iterable[int]
 ) -> None:
     """Flows of some sessions that are a job's by their other end; the other end may be described before or after."""
-    horizon_ns = tables.places.table["horizon_ns"]
+    horizon_ns = tables.sessions.table["horizon_ns"]
     for session_index in session_indices:
         session = sessions[session_index]
         if session.serves:

@@ -31,7 +31,7 @@ class FlowKeys:
 
     def __init__(self) -> None:
         """Begin without flows."""
-        self._keys, self._index, self._asked_ns = (np.empty(0, np.int64) for _ in range(3))  # ascending by key
+        self._keys, self._index, self._found_ns = (np.empty(0, np.int64) for _ in range(3))  # ascending by key
         self._new: list[tuple[int, int, int]] = []  # not in there yet
         self._gone: list[int] = []  # keys that are still in there
 
@@ -55,26 +55,26 @@ class FlowKeys:
         found = np.full(len(key), -1, np.int64)
         found[known] = self._index[index[known]]
         if at_ns is not None:
-            self._asked_ns[index[known]] = np.maximum(self._asked_ns[index[known]], at_ns[known])
+            self._found_ns[index[known]] = np.maximum(self._found_ns[index[known]], at_ns[known])
         return found
 
     def silent(self, session: int, before_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The flows of a session that were added, and had rows, only before (mono): their ids, their indices."""
         self._sort()
         first, end = np.searchsorted(self._keys, [session << _ID_BITS, (session + 1) << _ID_BITS])
-        own = first + np.flatnonzero(self._asked_ns[first:end] < before_ns)
+        own = first + np.flatnonzero(self._found_ns[first:end] < before_ns)
         return self._keys[own] & ((1 << _ID_BITS) - 1), self._index[own]
 
     def _sort(self) -> None:
         if self._gone:
             stay = ~np.isin(self._keys, np.array(self._gone, np.int64))
-            self._keys, self._index, self._asked_ns = self._keys[stay], self._index[stay], self._asked_ns[stay]
+            self._keys, self._index, self._found_ns = self._keys[stay], self._index[stay], self._found_ns[stay]
             self._gone = []
         if self._new:
             key, index, order = np.array(sorted(self._new), np.int64).T
             position = np.searchsorted(self._keys, key)
             self._keys, self._index = np.insert(self._keys, position, key), np.insert(self._index, position, index)
-            self._asked_ns = np.insert(self._asked_ns, position, order)
+            self._found_ns = np.insert(self._found_ns, position, order)
             self._new = []
 
 
@@ -185,7 +185,7 @@ class Links:
     def __init__(self, hello: Hello) -> None:
         """Take the interfaces from the agent's introduction."""
         self.interfaces: tuple[Interface, ...] = hello.interfaces
-        self._place = {interface.index: session_index for session_index, interface in enumerate(hello.interfaces)}
+        self._index = {interface.index: session_index for session_index, interface in enumerate(hello.interfaces)}
         capacities = [interface.capacity_bps for interface in hello.interfaces]
         self.capacity_bps: npt.NDArray[np.int64] = np.repeat(np.array(capacities, np.int64), 2)
 
@@ -195,9 +195,9 @@ class Links:
 
     def number(self, ifindex: int, direction: Direction) -> int:
         """The link's number. Raises WireError where the agent has not introduced the interface."""
-        if ifindex not in self._place:
+        if ifindex not in self._index:
             raise WireError(f"interface {ifindex} is not in the session's hello; send it there")
-        return 2 * self._place[ifindex] + direction
+        return 2 * self._index[ifindex] + direction
 
     def interface(self, link: int) -> Interface:
         """The link's interface."""

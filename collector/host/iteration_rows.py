@@ -65,7 +65,7 @@ class IterationRows:
     """The arrays have one length. What is the same for all iterations of a rank stands in `about` once."""
 
     about: Common
-    place: _Numbers  # of the session in the host stage
+    session: _Numbers  # of the session in the host stage
     whose: _Numbers  # index into about
     number: _Numbers
     start_ns: _Numbers  # these in the mono clock of the host, as in Iteration
@@ -77,7 +77,7 @@ class IterationRows:
 
     def __len__(self) -> int:
         """How many iterations."""
-        return len(self.place)
+        return len(self.session)
 
     def take(self, rows: "npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]") -> "IterationRows":
         """Some of them, in this order."""

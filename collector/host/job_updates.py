@@ -56,8 +56,8 @@ class JobUpdates:
 
     def __init__(self, session_index: int, session: Session, flow_updates: FlowUpdates) -> None:
         """session_index: the session's in the messages; flow_updates: of all sessions."""
-        self.place, self.session = session_index, session
-        self.told = flow_updates
+        self.session_index, self.session = session_index, session
+        self.flow_updates = flow_updates
         self._known: set[int] = set()  # ids of the flows that were told
 
     @property
@@ -74,37 +74,37 @@ class JobUpdates:
         """Flows that were told and have changed since; `over` gets those that are no more."""
         table = self.window.flows
         gone, table.over = self._known.intersection(table.over), []
-        over += [flow_numbers(self.place, flow_id) for flow_id in gone]
+        over += [flow_numbers(self.session_index, flow_id) for flow_id in gone]
         self._known -= gone
-        self.told.grow(len(table.state))
+        self.flow_updates.grow(len(table.state))
         described, table.described = table.described, set()
         again = []
         for index in described:
-            self.told.state[index] = _UNTOLD
+            self.flow_updates.state[index] = _UNTOLD
             if table.flows[index].flow_id in self._known:
                 again.append(index)
-        return self._tell(again)
+        return self._updates(again)
 
     def introduce(self, indices: Iterable[int]) -> list[FlowUpdate]:
         """Flows of which there is something to tell, as far as they are not known."""
-        return self._tell(index for index in indices if self.told.state[index] == _UNTOLD)
+        return self._updates(index for index in indices if self.flow_updates.state[index] == _UNTOLD)
 
-    def _tell(self, indices: Iterable[int]) -> list[FlowUpdate]:
+    def _updates(self, indices: Iterable[int]) -> list[FlowUpdate]:
         updates = []
         for index in indices:
             flow = self.window.flows.flows[index]
             # An aggregate is nobody's gradient: large flows are described one by one.
-            self.told.state[index] = _AGGREGATE if flow.members else _TOLD
+            self.flow_updates.state[index] = _AGGREGATE if flow.members else _TOLD
             if not flow.members:
                 self._known.add(flow.flow_id)
-                updates.append(self._told(index, flow))
+                updates.append(self._update(index, flow))
         return updates
 
-    def _told(self, index: int, flow: Flow) -> FlowUpdate:
+    def _update(self, index: int, flow: Flow) -> FlowUpdate:
         link = self.window.links.interface(int(self.window.flows.state["link"][index])).name
         owner = flow.owner if flow.owner.source != BY_TRAFFIC else Owner()
         return FlowUpdate(
-            flow=flow_numbers(self.place, flow.flow_id),
+            flow=flow_numbers(self.session_index, flow.flow_id),
             host=self.session.hello.host,
             link=link,
             direction=flow.direction,
@@ -120,10 +120,10 @@ class JobUpdates:
 
 
 def build_news(reporting: Sequence[JobUpdates], connected: Iterable[JobUpdates], ended: Sequence[int]) -> HostNews:
-    """All news.
+    """What is new on all hosts since the last call.
 
-    reporting: the newest session of each host that has sent something lately: the horizon waits for the slowest of them;
-    connected: those whose clocks are compared; ended: places of sessions that are over.
+    reporting: the newest session of each host that sent something lately; the horizon waits for the slowest of them.
+    connected: the sessions whose clocks are compared. ended: indices of the sessions that have ended.
     """
     over: list[int] = []
     flows = [flow for teller in reporting for flow in teller.flows(over)]
@@ -131,7 +131,9 @@ def build_news(reporting: Sequence[JobUpdates], connected: Iterable[JobUpdates],
     pending_updates = lost + max(0, len(payload) - MOST_ROWS)
     horizons = [teller.window.alignment.utc(teller.window.horizon_ns) for teller in reporting]
     return HostNews(
-        clocks=[clock_of(teller.place, teller.session.hello.host, teller.window.alignment) for teller in connected],
+        clocks=[
+            clock_of(teller.session_index, teller.session.hello.host, teller.window.alignment) for teller in connected
+        ],
         flows=flows,
         payload=payload[-MOST_ROWS:],
         onsets=onsets,
@@ -147,28 +149,30 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
 
     flows: those of which there is something are put in there if they have not been told.
     """
-    tables, state = reporting[0].session.tables, reporting[0].told.state
-    session_indices = np.array([teller.session.place for teller in reporting], np.int64)
-    payload, onsets = (rows.take(session_indices, len(tables.places.table)) for rows in (tables.payload, tables.onsets))
+    tables, state = reporting[0].session.tables, reporting[0].flow_updates.state
+    session_indices = np.array([teller.session.index for teller in reporting], np.int64)
+    payload, onsets = (
+        rows.take(session_indices, len(tables.sessions.table)) for rows in (tables.payload, tables.onsets)
+    )
     lost = tables.payload.lost(session_indices)
     known = tables.flows.state
     # What is told late may be of a flow that is over.
     onsets = newest_onsets(onsets)
     payload, onsets = (_where(rows, known["session"][rows["flow"]] == rows["session"]) for rows in (payload, onsets))
-    by_place = {teller.session.place: teller for teller in reporting}
+    by_place = {teller.session.index: teller for teller in reporting}
     for rows in (payload, onsets):
         new = np.unique(rows["flow"][state[rows["flow"]] == _UNTOLD])
         for session_index, own in _runs(known["session"][new]):
             flows += by_place[session_index].introduce(new[own].tolist())
     payload, onsets = (_where(rows, state[rows["flow"]] == _TOLD) for rows in (payload, onsets))
-    index_of_session = np.zeros(len(tables.places.table), np.int64)
-    index_of_session[session_indices] = [teller.place for teller in reporting]
+    index_of_session = np.zeros(len(tables.sessions.table), np.int64)
+    index_of_session[session_indices] = [teller.session_index for teller in reporting]
 
     def numbers(flow: _Numbers) -> _Numbers:
         return flow_numbers(index_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))
 
-    time_ns = tables.places.utc(payload["session"], payload["time_ns"])
-    older = tables.places.older(payload["session"], payload["time_ns"])
+    time_ns = tables.sessions.utc(payload["session"], payload["time_ns"])
+    older = tables.sessions.older(payload["session"], payload["time_ns"])
     for session_index, run in _runs(payload["session"][older]):
         late = older[run]
         time_ns[late] = by_place[session_index].window.alignment.map.utcs(payload["time_ns"][late])
@@ -217,13 +221,13 @@ def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark
         if session:
             session.window.flows.infer(flow_id_of(number), owner)
     for clock in news.clocks:
-        session = sessions.get(clock.place)
+        session = sessions.get(clock.session)
         if session:
             correct(session.window.alignment, clock)
     marks: dict[int, list[Mark]] = {}
     for update in news.marks:
-        if update.place in sessions:
-            marks.setdefault(update.place, []).append(_mark(update, sessions[update.place].window))
+        if update.session in sessions:
+            marks.setdefault(update.session, []).append(_mark(update, sessions[update.session].window))
     return marks
 
 
@@ -231,10 +235,10 @@ def clock_of(session_index: int, host: str, alignment: Alignment) -> HostClock:
     """How well a host's clock is known now."""
     sample = alignment.sample
     return HostClock(
-        place=session_index,
+        session=session_index,
         host=host,
         uncorrected=alignment.uncorrected,
-        held=alignment.fit is not None,
+        synchronized=alignment.fit is not None,
         unrefuted=alignment.unrefuted,
         own_error_ns=sample.utc_error_ns + sample.error_ns if sample.utc_error_ns else 0,
         coarse_ns=alignment.coarse_ns,

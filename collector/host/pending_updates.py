@@ -39,7 +39,7 @@ class PendingRows:
                 self._lost[int(index)] = self._lost.get(int(index), 0) + int(count)
 
     def take(self, session_indices: _Numbers, sessions: int) -> Columns:
-        """Hand over those of the sessions at these session_indices, as they came; sessions: how many places there are."""
+        """Remove and return the rows of these sessions, as they came. sessions: one more than the largest index."""
         wanted = np.zeros(sessions, np.bool_)
         wanted[session_indices] = True
         taken, pieces, self._pieces = [no_rows()], self._pieces, deque()

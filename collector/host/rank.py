@@ -50,7 +50,7 @@ class Steps(NamedTuple):
 
     job: str
     rank: int
-    told: bool  # by a process; False: only its traffic is known
+    by_process: bool  # by a process; False: only its traffic is known
     hidden: bool  # its process has left, the traffic is understood late
     since_ns: int  # it was there from here…
     until_ns: int  # …to here
@@ -61,7 +61,7 @@ class Steps(NamedTuple):
 class Owner(Protocol):
     """The ranks of a session, as who keeps ranks of all sessions knows them."""
 
-    place: int  # of the session
+    session: int  # of the session
     offset_ns: int  # from mono to UTC
 
     def named(self, rank: "Rank", name: str) -> None:
@@ -94,13 +94,13 @@ class Rank:
     earlier: Earlier | None = None
     later: bool = False  # the process is another rank now, or this one anew
     serial: int = 0  # by which the job stage knows it
-    asked: bool = False  # it claims a name, and has not been answered
+    is_claiming: bool = False  # it claims a name, and has not been answered
     lives: "list[Rank]" = field(default_factory=list)  # what its process has been before, where that has no name yet
     lost: bool = False  # only its traffic is known, and a process is this rank now
     count: Count = NO_NUMBERS  # what the job stage says of its numbers
     row: int = -1  # in RankTable, while that is where its marks go; −1: they come here
     understanding: Understanding = Understanding.UNDERSTOOD
-    told_by: Whose | None = None  # what its latest marks had in common
+    marked_by: Whose | None = None  # what its latest marks had in common
     settled_count: Count | None = None  # the same once it has left or its host is heard no more: the others go on
 
     @property
@@ -128,7 +128,7 @@ class Rank:
 
     def add_run(self, run: MarkRun) -> None:
         """As `add` of marks that its process has made."""
-        self.fresh, self.told_by = True, run.whose
+        self.fresh, self.marked_by = True, run.whose
         self.last_ns = max(self.last_ns, *run.times_ns)
         if not self.first_ns:
             marks = zip(run.moments, run.times_ns, strict=True)
@@ -168,7 +168,7 @@ class Rank:
     @property
     def claimed(self) -> bool:
         """It has a name, or is about to be told one."""
-        return bool(self.name) or self.asked
+        return bool(self.name) or self.is_claiming
 
     def find_earlier(self) -> None:
         """What its process has been before, now that this has its name, if it gets one."""

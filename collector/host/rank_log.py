@@ -30,7 +30,7 @@ class RankLog:
         self._steps: list[tuple[int, int, int, int]] = []
         self._beats: list[StepEvents] = []
         self._stepped: list[Table] = []  # of STEP_UPDATE, before anything else
-        self._asked: list[Rank] = []
+        self._claiming: list[Rank] = []
         self._again: set[str] = set()  # `young` after this tick
         self.unclear: dict[int, Rank] = {}
         """Those whose steps are not understood, or may not be, by serial."""
@@ -57,8 +57,8 @@ class RankLog:
 
     def claim(self, session: int, rank: Rank, step: Step, wait: bool) -> None:
         """The rank steps; wait: False where there is no later."""
-        rank.asked = True
-        self._asked.append(rank)
+        rank.is_claiming = True
+        self._claiming.append(rank)
         job = self._job(rank.tracker.job)
         about = About.CLAIM if wait else About.LAST_CLAIM
         self._rows.append((about, session, rank.serial, job, step.rank, rank.pid, *step[1:], 0, 0))
@@ -138,7 +138,7 @@ class RankLog:
     def _turn(self, update: StepEvents) -> tuple[int, int]:
         """Ranks of one host after the other, and each after those that came before it."""
         known = self.ranks.get(update.serial)
-        return (known[0].place if known else -1), update.serial
+        return (known[0].session if known else -1), update.serial
 
     def _job(self, name: str) -> int:
         return self._jobs.setdefault(name, len(self._jobs))
@@ -152,9 +152,9 @@ class RankLog:
             "steps": np.concatenate([*self._stepped, _table(self._steps, STEP_UPDATE)]),
             "beats": sorted(self._beats, key=self._turn),
         }
-        for rank in self._asked:
-            rank.asked = False
-        self._opened, self._jobs, self._rows, self._steps, self._beats, self._asked = [], {}, [], [], [], []
+        for rank in self._claiming:
+            rank.is_claiming = False
+        self._opened, self._jobs, self._rows, self._steps, self._beats, self._claiming = [], {}, [], [], [], []
         self._stepped = []
         return fields
 

@@ -97,7 +97,7 @@ class RankTable:
     def adopt(self, ranks: Owner, rank: Rank, job: int, rank_id: int, about: Iteration) -> bool:
         """Take a rank in, if it is steady. job, stepper: as rows call it; about: what all its iterations have."""
         state = state_of(rank)
-        if state is None or rank.told_by is None:
+        if state is None or rank.marked_by is None:
             return False
         row = self._free.pop() if self._free else len(self._ranks)
         if row == len(self._ranks):
@@ -107,10 +107,10 @@ class RankTable:
             grown = (np.concatenate([one, np.zeros_like(one)]) for one in (self._rows, self._open, self._recent))
             self._rows, self._open, self._recent = grown
         self._ranks[row] = ranks, rank
-        self._row_of[ranks.place, rank.told_by] = row
+        self._row_of[ranks.session, rank.marked_by] = row
         self._rows[row], self._open[row], self._recent[row] = state.row, state.under_way, state.recent
         own = self._rows[row]
-        own["used"], own["place"], own["job"], own["rank_id"] = True, ranks.place, job, rank_id
+        own["used"], own["place"], own["job"], own["rank_id"] = True, ranks.session, job, rank_id
         own["shift"] = rank.count.shift
         self._each[row], self._common = about, None
         ended = state.ended
@@ -130,7 +130,7 @@ class RankTable:
         row = rank.row
         ranks, _ = self._known(row)
         ranks.offset_ns = int(self._rows["offset_ns"][row])
-        self.given_back.add(ranks.place)
+        self.given_back.add(ranks.session)
         own = self._waiting["row"] == row
         restore(rank, State(self._rows[row], self._open[row], self._recent[row], self._waiting[own]))
         self._waiting = self._waiting[~own]
@@ -138,7 +138,7 @@ class RankTable:
 
     def drop(self, rank: Rank) -> None:
         """The rank is no more."""
-        row, whose = rank.row, rank.told_by
+        row, whose = rank.row, rank.marked_by
         assert whose is not None
         del self._row_of[int(self._rows["place"][row]), whose]
         self._waiting = self._waiting[self._waiting["row"] != row]
@@ -318,7 +318,7 @@ class RankTable:
     def ended(self) -> IterationRows:
         """Iterations that have ended since the last call, as their jobs count them now."""
         ended, self._ended = self._ended, []
-        found = self._told(joined([Columns.zeros(0, ENDED), *ended]))
+        found = self._iterations(joined([Columns.zeros(0, ENDED), *ended]))
         self._free += self._left
         self._left = []
         return found
@@ -331,9 +331,9 @@ class RankTable:
         due = waiting[over]
         if len(due):
             self._waiting = waiting[~over]
-        return self._told(due)
+        return self._iterations(due)
 
-    def _told(self, ended: Columns) -> IterationRows:
+    def _iterations(self, ended: Columns) -> IterationRows:
         row = ended["row"]
         number = ended["number"] + self._rows["shift"][row]
         times = (ended[name] for name in ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns"))

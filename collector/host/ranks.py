@@ -29,21 +29,20 @@ class Ranks(KnownRanks):
     def __init__(
         self, session_index: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog, steady: RankTable
     ) -> None:
-        """Begin without ranks.
+        """account: of the host's bytes. parameters: of models that do not report theirs.
 
-        session_index, holder: of the session; account: of the host's bytes; parameters: of models that do not tell theirs;
-        log: of what the ranks of all hosts tell the job stage; steady: those of all hosts that go on as they have.
+        log: what the ranks of all hosts report to the job stage. steady: the ranks of all hosts that step regularly.
         """
         super().__init__(parameters)
-        self._steady_ranks = steady
+        self._table = steady
         self.account = account
-        self.odd = RejectedMarks(holder.host)
+        self.rejected = RejectedMarks(holder.host)
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
-        self.place, self._host = session_index, holder.host
+        self.session, self._host = session_index, holder.host
         self._log, self._number = log, log.open(holder)
         self.unnamed = False  # whether a process steps and it is not known yet of which job
         self.offset_ns = 0  # from mono to UTC
-        self._heard, self._freezes = True, False  # the host, lately; a count stays as it is
+        self._has_news, self._freezes = True, False  # the host, lately; a count stays as it is
         self._resumed: dict[tuple[str, int], Resumed] = {}
         self._fresh: list[tuple[Rank, Iteration]] = []
         self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not told
@@ -56,7 +55,7 @@ class Ranks(KnownRanks):
     def add_runs(self, runs: Iterable[MarkRun], settled_ns: int) -> None:
         """Take in marks. Rows before settled_ns have been added."""
         for run in runs:
-            rank = self._steady(run, settled_ns)
+            rank = self._table_row(run, settled_ns)
             if rank:
                 self._step(rank, run)
             else:
@@ -64,7 +63,7 @@ class Ranks(KnownRanks):
                     self._mark(mark, settled_ns)
         self._step_on()
 
-    def _steady(self, run: MarkRun, settled_ns: int) -> Rank | None:
+    def _table_row(self, run: MarkRun, settled_ns: int) -> Rank | None:
         """The rank that a process told of by itself is, where these marks change nothing but its iterations."""
         rank = self._ranks.get((run.job, run.rank, run.pid)) if run.pid else None
         if rank:
@@ -75,7 +74,7 @@ class Ranks(KnownRanks):
 
     def _step(self, rank: Rank, run: MarkRun) -> None:
         """As _apply of each to a steady rank."""
-        self._heard = True
+        self._has_news = True
         unusable = rank.tracker.unusable
         ended, used_ns = rank.tracker.add_run(run)
         rank.add_run(run)
@@ -84,10 +83,10 @@ class Ranks(KnownRanks):
         self._stepped[id(rank)] = rank
         self._keep(rank, ended)
         if rank.tracker.unusable > unusable:
-            self.odd.unusable[REPEATED] += rank.tracker.unusable - unusable
+            self.rejected.unusable[REPEATED] += rank.tracker.unusable - unusable
 
     def _mark(self, mark: Mark, settled_ns: int) -> None:
-        self._heard |= mark.pid != 0
+        self._has_news |= mark.pid != 0
         key = self._key(mark)
         rank = self._ranks.get(key)
         if rank:
@@ -95,16 +94,16 @@ class Ranks(KnownRanks):
         if mark.moment == Moment.JOIN:
             self._join(key, mark, settled_ns)
         elif key in self._gone:
-            self.odd.unusable[GONE] += mark.moment != Moment.LEAVE
+            self.rejected.unusable[GONE] += mark.moment != Moment.LEAVE
         elif settled_ns - mark.time_ns > LONGEST_HISTORY_NS:
-            self.odd.unusable[DISTANT] += 1
+            self.rejected.unusable[DISTANT] += 1
         elif rank:
             self._apply(rank, mark, settled_ns)
         elif self._joins_by_stepping(mark):
             self._join(key, mark, settled_ns)
             self._apply(self._ranks[key], mark, settled_ns)
         else:
-            self.odd.keep_aside(key, mark)
+            self.rejected.keep_aside(key, mark)
 
     def _joins_by_stepping(self, mark: Mark) -> bool:
         """Whether nobody will say that the process joins: its join was stored, or it is known by its traffic only."""
@@ -142,7 +141,7 @@ class Ranks(KnownRanks):
         if mark.moment == Moment.JOIN and mark.source == Source.UPROBE:
             self._log.understand(rank, Understanding(min(max(mark.iteration, 0), Understanding.NOT_UNDERSTOOD)))
         rank.left.pop(mark.source, None)
-        for early in self.odd.take_aside(key):
+        for early in self.rejected.take_aside(key):
             self._apply(rank, early, settled_ns)
 
     def _lives(self, key: Key, mark: Mark) -> list[Rank]:
@@ -175,7 +174,7 @@ class Ranks(KnownRanks):
         if rank.claimed:
             self._stepped[id(rank)] = rank
         self._go_on(rank)
-        self.odd.unusable[REPEATED] += rank.tracker.unusable - unusable
+        self.rejected.unusable[REPEATED] += rank.tracker.unusable - unusable
 
     def _take(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
         unusable = rank.tracker.unusable
@@ -191,12 +190,12 @@ class Ranks(KnownRanks):
         else:
             if mark.source != Source.INFERRED:
                 rank.late.add(mark.source)
-            self.odd.late(mark, first=rank.tracker.finished_ns < 0)
+            self.rejected.late(mark, first=rank.tracker.finished_ns < 0)
 
     def _go_on(self, rank: Rank) -> None:
         """Ask for the rank's name, if it has none, and take what it has come to."""
         leaving = rank.leaving()
-        if rank.unnamed() and (leaving or not rank.asked):
+        if rank.unnamed() and (leaving or not rank.is_claiming):
             self._claim(rank, wait=not leaving)
         if rank.name:
             self._end(rank, leaving)
@@ -233,7 +232,7 @@ class Ranks(KnownRanks):
         rank.find_earlier()
         if rank.name != tracker.job:
             self.renamed[tracker.job, rank.pid] = rank.name
-            self.odd.warn(
+            self.rejected.warn(
                 f"process {rank.pid} on {self._host} steps as rank {tracker.rank} of job {tracker.job!r} while "
                 f"another process does: it is taken for another job, {rank.name!r}"
             )
@@ -250,7 +249,7 @@ class Ranks(KnownRanks):
             tracker.resume(stored.end_ns, stored.number)
         unusable = tracker.unusable
         self._end(rank, rank.leaving())
-        self.odd.unusable[REPEATED] += tracker.unusable - unusable
+        self.rejected.unusable[REPEATED] += tracker.unusable - unusable
 
     def request_names(self) -> None:
         """Ask for the names of those that step and have none, with all that is known of them by now."""
@@ -265,7 +264,7 @@ class Ranks(KnownRanks):
         """Ask for the common numbers of the ranks; offset_ns: what to add to mono times, right to error_ns."""
         self.offset_ns = offset_ns
         stepping = [rank for rank in self._loose() if rank.name]
-        self._freezes = not self._heard or any(rank.left or rank.settled_count for rank in stepping)
+        self._freezes = not self._has_news or any(rank.left or rank.settled_count for rank in stepping)
         for rank in stepping:
             if not rank.later and rank.check_due(rank.name in self._log.young):
                 self._log.check(rank)
@@ -277,11 +276,11 @@ class Ranks(KnownRanks):
         for rank in self._loose() if self._freezes else ():
             if not rank.name:
                 continue
-            rank.settled_count = self._counting.of(rank) if rank.leaving() or not self._heard else None
+            rank.settled_count = self._counting.of(rank) if rank.leaving() or not self._has_news else None
 
     def renumbered(self, rank: Rank, shift: int) -> None:
         """Numbers of a rank that were used have moved; shift: what is added to its own ones now."""
-        self.odd.warn(
+        self.rejected.warn(
             f"iterations of rank {rank.number} of job {rank.name!r} on {self._host} are numbered anew: "
             f"its own number {shift:+d}"
         )
@@ -289,20 +288,20 @@ class Ranks(KnownRanks):
     def _take_back(self, *ranks: Rank) -> None:
         for rank in ranks:
             if rank.row >= 0:
-                self._steady_ranks.remove(rank)
+                self._table.remove(rank)
 
     def move_to_table(self, flows: FlowTable, everything: AllFlows) -> None:
         """Ranks that go on as they have are steady from here on, if all that has settled is told."""
         for rank in self._loose():
-            if rank.told_by and not self._fresh:
+            if rank.marked_by and not self._fresh:
                 job = flows.job(rank.name)
-                rank_id = everything.rank_id(self.place, job, rank.number)
-                self._steady_ranks.adopt(self, rank, job, rank_id, self._counting.about(rank))
+                rank_id = everything.rank_id(self.session, job, rank.number)
+                self._table.adopt(self, rank, job, rank_id, self._counting.about(rank))
 
     def recounted(self, rank: Rank) -> None:
         """Its job counts it in another way now."""
         if rank.row >= 0:
-            self._steady_ranks.recount(rank, self._counting.about(rank))
+            self._table.recount(rank, self._counting.about(rank))
 
     def settle(self, settled_ns: int, flows: FlowTable) -> list[Iteration]:
         """The iterations whose rows have all been added."""
@@ -357,7 +356,7 @@ class Ranks(KnownRanks):
 
     def release(self) -> None:
         """Nothing is heard of this host any more: its ranks may be taken by others, their numbers stay as they are."""
-        self._heard = False
+        self._has_news = False
         for rank in self._stepping():
             self._take_back(rank)
             rank.settled_count = self._counting.of(rank)
@@ -367,5 +366,5 @@ class Ranks(KnownRanks):
         """The session is over."""
         for rank in self._all():
             if rank.row >= 0:
-                self._steady_ranks.drop(rank)
+                self._table.drop(rank)
         self._log.close(self._number, self._all())

@@ -20,12 +20,12 @@ ARRIVED = np.dtype(
 """A row on its way: place of its session, index of its flow, mono time, width, counts; stored: the dataset has it, it
 is for the state. The counts are in 32 bits without a sign until several rows are added up."""
 
-CARRIED = ("bucket_ns", *COUNTS)
+COLUMNS = ("bucket_ns", *COUNTS)
 """What a row keeps on its way."""
 
 SETTLED = np.dtype(
     [("session", "<i4"), ("flow_id", "<u4"), ("link", "<i4"), ("class", "u1"), ("job", "<i4"), ("iteration", "<i8")]
-    + [(name, "<i8") for name in ("bucket_start_ns", *CARRIED)]
+    + [(name, "<i8") for name in ("bucket_start_ns", *COLUMNS)]
 )
 """A row of the dataset: place of its session, bucket_start_ns in UTC, job an index into the jobs of all hosts."""
 

@@ -94,7 +94,7 @@ class NicRows:
         """Begin without samples."""
         self.rows: list[NicSample] = []  # that are not stored yet
         self._host = host
-        self._carried: dict[str, int] = {}  # RDMA port → bytes of its counters
+        self._port_bytes: dict[str, int] = {}  # RDMA port → bytes of its counters
 
     def add(self, samples: Sequence[NicSample], stored: bool) -> list[str]:
         """Take in a batch's samples; stored: the dataset has them already. Returns what viewers should be told."""
@@ -112,12 +112,12 @@ class NicRows:
             if sample.source != _RDMA:
                 continue
             total_bytes = sum(v for name, v in zip(sample.names, sample.values, strict=True) if name.endswith("_bytes"))
-            if total_bytes > self._carried.setdefault(sample.device, total_bytes):
+            if total_bytes > self._port_bytes.setdefault(sample.device, total_bytes):
                 yield (
                     f"{self._host}: {sample.device} carries RDMA traffic (RoCE), which bypasses the hooks: "
                     "present in the table nic, not attributed to flows"
                 )
-            self._carried[sample.device] = total_bytes
+            self._port_bytes[sample.device] = total_bytes
 
 
 # --- session
@@ -130,26 +130,26 @@ class Session:
         """Begin or resume. tables: of all sessions."""
         self.hello = hello
         self.window = HostWindow(hello, resume, tables)
-        tables.evidence.renamed[self.window.place] = self.window.ranks.renamed
+        tables.evidence.renamed[self.window.session] = self.window.ranks.renamed
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.queued = 0  # the same of the last one that waits for a tick, or does no more
         self.stored_before = resume.last_sequence
         self.complete_before = resume.complete_sequence
         self.missing = 0  # batches that the agent has given up
         self.tables = tables
-        self._served = PeerOwnedFlows()
+        self._peer_flows = PeerOwnedFlows()
         self._unstored = False  # whether bucket rows have settled that are not stored, nor on their way to the disk
         self._ledger: list[LedgerRow] = []
         self._nic = NicRows(hello.host)
         self._ledger_until = dict(resume.ledger_until_utc)
-        self._told: tuple[str, int] = ("", 0)  # what the table `sessions` says of the clock: source, bound
+        self._clock: tuple[str, int] = ("", 0)  # what the table `sessions` says of the clock: source, bound
         self._resume = resume
         self._ranks = {(rank.job, rank.rank): rank for rank in resume.ranks}
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """Its place in the stage."""
-        return self.window.place
+        return self.window.session
 
     def introduce_again(self, hello: Hello) -> None:
         """Take in the flows of a later introduction that no batch has described: it was given up."""
@@ -162,36 +162,36 @@ class Session:
         self.window.describe(flow)
         flow = self.window.named(flow)
         index = self.window.flows.index_of(flow.flow_id)
-        if index is not None and self._served.add(flow, horizon_ns):
+        if index is not None and self._peer_flows.add(flow, horizon_ns):
             self.tables.flows.ends.add(index)
 
     @property
     def serves(self) -> bool:
         """Whether flows wait for somebody to tell whose their other end is."""
-        return bool(self._served)
+        return bool(self._peer_flows)
 
     def find_peer_flows(self, horizon_ns: int) -> None:
         """Flows that are a job's by their other end; the other end may be described before or after."""
         flows = self.window.flows
-        for flow in self._served.take(flows.jobs_here):
+        for flow in self._peer_flows.take(flows.jobs_here):
             flows.describe(flow)
-        for flow_id in self._served.give_up(horizon_ns):
+        for flow_id in self._peer_flows.give_up(horizon_ns):
             index = flows.index_of(flow_id)
             if index is not None and not flows.flows[index].owner.job:
-                self.tables.flows.ends.give_up(index, self.place, flow_id)
+                self.tables.flows.ends.give_up(index, self.index, flow_id)
 
     def set_peer(self, flow_id: int, job: str, rank: int) -> None:
         """The other end of a flow is this rank's; an empty job: no rank's that is known."""
         index = self.window.flows.index_of(flow_id)
         if index is not None:
             self.tables.flows.ends.set_rank(index, rank)
-        self._served.set_job(flow_id, job)
+        self._peer_flows.set_job(flow_id, job)
 
     def add_news(self, news: News) -> Sequence[MarkRun]:
         """Take in what a batch tells beside its rows; returns the marks that count."""
         marks = self.window.mark(news)
         for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):
-            self.window.ranks.odd.warn(warning)
+            self.window.ranks.rejected.warn(warning)
         return marks
 
     def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
@@ -211,11 +211,11 @@ class Session:
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
         waits = self._unstored or self._ledger or self._nic.rows or self.window.flows.changed
-        return not (waits or self._latest or self.place in self.tables.evidence.waiting)
+        return not (waits or self._latest or self.index in self.tables.evidence.waiting)
 
     @property
     def _latest(self) -> Mapping[tuple[str, int], Latest]:
-        return self.tables.iterations.latest().get(self.place, {})
+        return self.tables.iterations.latest().get(self.index, {})
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""
@@ -232,7 +232,7 @@ class Session:
         for whose, last in latest.items():
             self._stored(last, *states.get(whose, (Trust.RELATIVE, 0)))
         changed = self.window.flows.changed
-        unstored, ledger, meta = self._unstored, self._ledger, self._told
+        unstored, ledger, meta = self._unstored, self._ledger, self._clock
         nic = self._nic.take()
 
         def done() -> None:
@@ -243,12 +243,12 @@ class Session:
         def undone() -> None:
             self._unstored |= unstored
             self._ledger = ledger + self._ledger
-            self._nic.rows, self._told = nic + self._nic.rows, meta
+            self._nic.rows, self._clock = nic + self._nic.rows, meta
             self.window.flows.mark_changed(changed, changed=True)
 
         flush = SessionFlush(
-            *(self.place, self._origin, ledger, nic, self._flow_rows(changed)),
-            *(self._session_told(), self._state(), acknowledge, done, undone),
+            *(self.index, self._origin, ledger, nic, self._flow_rows(changed)),
+            *(self._new_meta(), self._state(), acknowledge, done, undone),
         )
         self._unstored, self._ledger = False, []
         self.window.flows.mark_changed(changed, changed=False)
@@ -276,13 +276,13 @@ class Session:
         flows = [table.flows[index] for index in indices]
         return FlowRows(flows, table.state[indices], self.tables.flows.ends.ranks(indices, flows))
 
-    def _session_told(self) -> SessionMeta | None:
+    def _new_meta(self) -> SessionMeta | None:
         """For the table `sessions`; None: what it has is good enough."""
         window = self.window
         source, error = window.alignment.source, window.alignment.error_ns
-        if source == self._told[0] and self._told[1] / 2 <= error <= self._told[1] * 2:
+        if source == self._clock[0] and self._clock[1] / 2 <= error <= self._clock[1] * 2:
             return None
-        self._told = source, error
+        self._clock = source, error
         return SessionMeta(error, source, window.window_ns, window.settings.share_threshold)
 
     def _stored(self, last: Latest, trust: Trust, shift: int) -> None:

@@ -42,8 +42,8 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
     """Take it in; last: of each session, its last batch. Where that fails at a session, its batch fails."""
     exchanges: dict[int, list[ClockExchange]] = {}
     for batch, some in batches.exchanges.items():
-        exchanges.setdefault(int(batches.place[batch]), []).extend(some)
-    horizon_ns, settled_ns = (tables.places.table[name].tolist() for name in ("horizon_ns", "settled_ns"))
+        exchanges.setdefault(int(batches.session[batch]), []).extend(some)
+    horizon_ns, settled_ns = (tables.sessions.table[name].tolist() for name in ("horizon_ns", "settled_ns"))
     clock_of: list[Any] = batches.many.heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]].tolist()
     disciplines, updates = batches.many.disciplines, dict[int, Update]()
     for session_index, batch in last.items():
@@ -76,7 +76,7 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
 
 def _set(batches: Batches, session_index: int, known_ns: int) -> tuple[int, int]:
     """The first of a session's samples by which its own UTC has moved (mono), and how far."""
-    clocks = batches.many.heads[batches.place == session_index]
+    clocks = batches.many.heads[batches.session == session_index]
     moved_ns = clocks["utc_ns"] - clocks["mono_ns"] - known_ns
     first = int(np.argmax(np.abs(moved_ns) >= SET_NS))
     return int(clocks["mono_ns"][first]), int(moved_ns[first])
@@ -87,33 +87,33 @@ def _set(batches: Batches, session_index: int, known_ns: int) -> tuple[int, int]
 
 def add_table_marks(tables: Tables, batches: Batches) -> None:
     """Take in marks of steady ranks; all others are handed on, by batch."""
-    marks, session_index, heads = batches.many.marks, batches.place, batches.many.heads
+    marks, session_index, heads = batches.many.marks, batches.session, batches.many.heads
     marks = marks.take(batches.good[marks.batch])
-    row = tables.steady.find(marks, session_index)
+    row = tables.rank_table.find(marks, session_index)
     known = np.flatnonzero(row >= 0)
     taken = np.zeros(len(marks), np.bool_)
     if len(known):
-        settled_ns = tables.places.table["settled_ns"]
+        settled_ns = tables.sessions.table["settled_ns"]
         own = marks.take(known)
         latest_ns = heads["horizon_ns"][own.batch] + FURTHEST_NS
-        taken[known] = tables.steady.add_marks(own, row[known], settled_ns[session_index[own.batch]], latest_ns)
-        batches.steady = marks.take(taken)
-        tables.accounts.payload.cut_in_order(session_index[batches.steady.batch], batches.steady.time_ns)
+        taken[known] = tables.rank_table.add_marks(own, row[known], settled_ns[session_index[own.batch]], latest_ns)
+        batches.table_marks = marks.take(taken)
+        tables.accounts.payload.cut_in_order(session_index[batches.table_marks.batch], batches.table_marks.time_ns)
     for batch, run in marks.take(~taken).runs():
         batches.marks.setdefault(batch, []).append(run)
 
 
 def publish_table_ranks(tables: Tables, sessions: Mapping[int, Session]) -> None:
     """What the job stage is told of them."""
-    log, steady = tables.rank_log, tables.steady
+    log, steady = tables.rank_log, tables.rank_table
     log.stepped(steady.take_steps())
-    log.beats(steady.check(log.young, lambda ranks: sessions[ranks.place].window.alignment.error_ns))
+    log.beats(steady.check(log.young, lambda ranks: sessions[ranks.session].window.alignment.error_ns))
 
 
 # --- stage
 
 
-_Places = npt.NDArray[np.int64]
+_Indices = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
 
@@ -135,10 +135,10 @@ class HostStage:
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
         session = Session(hello, resume, self.tables)
-        self._sessions[session.place] = session
-        self._introduced.add(session.place)
-        self._loose.add(session.place)
-        return session.place
+        self._sessions[session.index] = session
+        self._introduced.add(session.index)
+        self._loose.add(session.index)
+        return session.index
 
     def session(self, session_index: int) -> Session:
         """The session at a place."""
@@ -154,7 +154,7 @@ class HostStage:
             some.discard(session_index)
         tables.drop(session_index)
         tables.ledger.close(window.first_link, len(window.links))
-        tables.places.remove(session_index, len(window.links))
+        tables.sessions.remove(session_index, len(window.links))
 
     def add(self, session_index: int, message: netmon_pb2.Batch) -> None:
         """Queue a batch for the next tick."""
@@ -175,7 +175,7 @@ class HostStage:
         return (yield from self.take([session_index for session_index, _ in queue], decode_many(messages), sequences))
 
     def take(
-        self, session_indices: Sequence[int] | _Places, many: ManyBatches, sequences: Sequence[int] | None = None
+        self, session_indices: Sequence[int] | _Indices, many: ManyBatches, sequences: Sequence[int] | None = None
     ) -> Talk[Settled]:
         """Take in batches that are decoded, and settle what is due; session_indices: of their sessions, ascending."""
         settled = Settled()
@@ -184,17 +184,17 @@ class HostStage:
         self._describe(batches)
         rows, of_batch = self._rows(batches)
         samples = self._samples(batches)
-        for batch, reason in self.tables.evidence.check(many, batches.place).items():
+        for batch, reason in self.tables.evidence.check(many, batches.session).items():
             batches.refuse(batch, reason)
-        with_marks = yield from self._hear(batches)
+        with_marks = yield from self._add_news(batches)
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
             rows, of_batch = rows[kept], of_batch[kept]
             samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, of_batch, samples)
-        self.tables.evidence.add(many, batches.place, batches.good)
-        with_batches = distinct(batches.place[batches.good])
+        self.tables.evidence.add(many, batches.session, batches.good)
+        with_batches = distinct(batches.session[batches.good])
         self._settle_until(with_batches, self._grid(with_batches))
         yield from self._settle(settled, with_marks | self._unnamed)
         return settled
@@ -208,7 +208,7 @@ class HostStage:
             [self._sessions[session_index].window.latest_ns() for session_index in session_indices], np.int64
         )
         rows = self.tables.pending.all()
-        latest = np.full(len(self.tables.places.table), -1, np.int64)
+        latest = np.full(len(self.tables.sessions.table), -1, np.int64)
         np.maximum.at(latest, rows["session"], rows["start_ns"])
         at = np.array(session_indices, np.int64)
         self._settle_until(at, np.maximum(last, latest[at] + 1))
@@ -218,7 +218,7 @@ class HostStage:
     def _describe(self, batches: Batches) -> None:
         heads = batches.many.heads
         for batch, flows in batches.flows.items():
-            session = self._sessions[int(batches.place[batch])]
+            session = self._sessions[int(batches.session[batch])]
             try:
                 for flow in flows:
                     session.describe(flow, int(heads["horizon_ns"][batch]))
@@ -231,10 +231,10 @@ class HostStage:
         """The batches' rows, of ARRIVED, and the batch of each; refuses batches with flows that are not known."""
         many = batches.many
         at_ns = many.heads["horizon_ns"][many.runs.batch]
-        flow = self.tables.flows.keys.find(batches.place[many.runs.batch], many.runs.flow_id, at_ns)
+        flow = self.tables.flows.keys.find(batches.session[many.runs.batch], many.runs.flow_id, at_ns)
         for run in np.flatnonzero(flow < 0)[::-1].tolist():  # of each batch the first one counts
             batches.refuse(int(many.runs.batch[run]), str(unknown_flow(int(many.runs.flow_id[run]))))
-        return rows_of(many, batches.place, flow, self.tables.places.table), many.rows["batch"]
+        return rows_of(many, batches.session, flow, self.tables.sessions.table), many.rows["batch"]
 
     def _samples(self, batches: Batches) -> Table:
         ledger = batches.many.ledger
@@ -243,7 +243,7 @@ class HostStage:
             samples[name] = ledger[name]
         links = []
         for batch, interface, direction in ledger[["batch", "interface", "direction"]].tolist():
-            window = self._sessions[int(batches.place[batch])].window
+            window = self._sessions[int(batches.session[batch])].window
             try:
                 links.append(window.first_link + window.links.number(interface, direction))
             except WireError as error:
@@ -252,14 +252,14 @@ class HostStage:
         samples["link"] = links
         return samples
 
-    def _hear(self, batches: Batches) -> Talk[set[int]]:
+    def _add_news(self, batches: Batches) -> Talk[set[int]]:
         """Take in what the batches tell beside rows; returns the sessions with marks."""
         heads = batches.many.heads
         good = np.flatnonzero(batches.good)
-        self._advance(heads[good], batches.place[good])
+        self._advance(heads[good], batches.session[good])
         with_marks: set[int] = set()
-        last = dict(zip(batches.place[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
-        session_indices = self.tables.places.table
+        last = dict(zip(batches.session[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
+        session_indices = self.tables.sessions.table
         settled_ns = session_indices["settled_ns"].tolist()
         align_clocks(self.tables, self._sessions, batches, last)
         self._use_offsets()
@@ -268,9 +268,9 @@ class HostStage:
         self._introduced = {p for p in self._introduced if self._sessions[p].window.introduced}
         introduced = self._introduced.intersection(last)
         with_news = {*batches.marks, *batches.nic}
-        with_news |= {b for b in good.tolist() if int(batches.place[b]) in introduced} if introduced else set()
+        with_news |= {b for b in good.tolist() if int(batches.session[b]) in introduced} if introduced else set()
         for batch in sorted(with_news):
-            session_index = int(batches.place[batch])
+            session_index = int(batches.session[batch])
             if not batches.good[batch]:
                 continue
             marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
@@ -292,16 +292,16 @@ class HostStage:
 
     def _use_offsets(self) -> None:
         """Tell the ranks what their clocks are off by now."""
-        session_indices = self.tables.places
+        session_indices = self.tables.sessions
         now_ns = session_indices.table["horizon_ns"]
         offset_ns = session_indices.utc(np.arange(len(now_ns)), now_ns) - now_ns
-        self.tables.steady.use_offsets(offset_ns)
+        self.tables.rank_table.use_offsets(offset_ns)
         for session_index in self._loose:
             self._sessions[session_index].window.ranks.offset_ns = int(offset_ns[session_index])
 
-    def _advance(self, heads: Table, session_index: _Places) -> None:
+    def _advance(self, heads: Table, session_index: _Indices) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
-        session_indices = self.tables.places.table
+        session_indices = self.tables.sessions.table
         np.maximum.at(session_indices["horizon_ns"], session_index, heads["horizon_ns"])
         session_indices["bucket_ns"][session_index] = np.where(
             heads["bucket_ns"] > 0, heads["bucket_ns"], session_indices["full_ns"][session_index]
@@ -317,41 +317,41 @@ class HostStage:
         onsets = tables.flows.seen(rows)
         tables.pending.add(rows)
         batches.settled.arrived.append(rows)
-        last_row, last = np.full(len(batches.place), -1, np.int64), heads["horizon_ns"].copy()
+        last_row, last = np.full(len(batches.session), -1, np.int64), heads["horizon_ns"].copy()
         first = starts(of_batch)
         last_row[of_batch[first]] = latest_of(rows["start_ns"], first)
         np.maximum.at(last, samples["batch"], samples["time_ns"])
-        np.maximum.at(last, batches.steady.batch, batches.steady.time_ns)
+        np.maximum.at(last, batches.table_marks.batch, batches.table_marks.time_ns)
         for batch, marks in batches.marks.items():
             last[batch] = max([int(last[batch]), *(max(run.times_ns) for run in marks)])
         last = np.maximum(last, last_row)
         good = np.flatnonzero(batches.good)
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
-        at = edges(batches.place[good], len(tables.places.table))
-        for session_index in distinct(batches.place[good]).tolist():
+        at = edges(batches.session[good], len(tables.sessions.table))
+        for session_index in distinct(batches.session[good]).tolist():
             mine, session = arrivals[at[session_index] : at[session_index + 1]], self._sessions[session_index]
             session.taken(mine[-1][0])
             session.window.arrive(mine)
         some = np.flatnonzero(rows["payload_bytes"])
         tables.payload.add(*(rows[name][some] for name in ("session", "flow", "start_ns", "payload_bytes")))
-        began_ns = tables.places.table["onsets_ns"][rows["session"][onsets]] + STARTING_NS
+        began_ns = tables.sessions.table["onsets_ns"][rows["session"][onsets]] + STARTING_NS
         onsets = onsets[rows["start_ns"][onsets] >= began_ns]
         tables.onsets.add(*(rows[name][onsets] for name in ("session", "flow", "start_ns", "bucket_ns")))
 
-    def _grid(self, session_indices: _Places) -> npt.NDArray[np.int64]:
-        row = self.tables.places.table[session_indices]
+    def _grid(self, session_indices: _Indices) -> npt.NDArray[np.int64]:
+        row = self.tables.sessions.table[session_indices]
         until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - self._settings.settle_ns
         return until_ns - until_ns % row["window_ns"]  # type: ignore[no-any-return]
 
-    def _settle_until(self, session_indices: _Places, until_ns: npt.NDArray[np.int64]) -> None:
-        settled_ns = self.tables.places.table["settled_ns"]
+    def _settle_until(self, session_indices: _Indices, until_ns: npt.NDArray[np.int64]) -> None:
+        settled_ns = self.tables.sessions.table["settled_ns"]
         settled_ns[session_indices] = np.maximum(settled_ns[session_indices], until_ns)
 
     def _settle(self, settled: Settled, with_batches: set[int]) -> Talk[None]:
         """Make final what begins before the settled times; with_batches: sessions of which something is new."""
         tables = self.tables
-        self._loose |= with_batches | tables.steady.given_back
-        tables.steady.given_back.clear()
+        self._loose |= with_batches | tables.rank_table.given_back
+        tables.rank_table.given_back.clear()
         self._loose = {p for p in self._loose - self._broken if self._sessions[p].window.ranks.busy}
         busy = sorted(self._loose)
         training = sorted(with_batches.intersection(busy))
@@ -364,9 +364,9 @@ class HostStage:
         for session_index in training:
             self._sessions[session_index].window.ranks.aligned()
         tables.rank_log.checked()
-        tables.places.table["trains"] = False
-        tables.places.table["trains"][busy] = tables.places.table["trains"][tables.steady.sessions()] = True
-        rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
+        tables.sessions.table["trains"] = False
+        tables.sessions.table["trains"][busy] = tables.sessions.table["trains"][tables.rank_table.sessions()] = True
+        rows = tables.pending.take(np.ascontiguousarray(tables.sessions.table["settled_ns"]))
         tables.reclassify_traffic()
         there = set(distinct(rows["session"]).tolist())
         steps = tables.steps(
@@ -400,13 +400,13 @@ class HostStage:
         self._computed(rows[np.isin(rows["session"], session_indices)], steps)
 
     def _mend_old(self, rows: Columns, buckets: Columns) -> None:
-        older = self.tables.places.older(rows["session"], rows["start_ns"])
+        older = self.tables.sessions.older(rows["session"], rows["start_ns"])
         for index in np.unique(rows["session"][older]).tolist():
             own = older[rows["session"][older] == index]
             buckets["bucket_start_ns"][own] = self._sessions[index].window.alignment.map.utcs(rows["start_ns"][own])
 
     def _output(self, settled: Settled, buckets: Columns, rows: Columns, with_batches: set[int]) -> None:
-        tables, session_indices = self.tables, self.tables.places
+        tables, session_indices = self.tables, self.tables.sessions
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
         settled_ns = session_indices.table["settled_ns"]
@@ -430,8 +430,8 @@ class HostStage:
             for which in (0, 1)
         )
         settled.unclear |= {name: rank.tracker for name, rank in tables.rank_log.unclear_jobs().items()}
-        settled.ended += [good for each in (ended, tables.steady.ended()) if len(good := tables.understood(each))]
-        for due_rows in (over, tables.steady.settle(np.ascontiguousarray(settled_ns))):
+        settled.ended += [good for each in (ended, tables.rank_table.ended()) if len(good := tables.understood(each))]
+        for due_rows in (over, tables.rank_table.settle(np.ascontiguousarray(settled_ns))):
             self._account(settled, tables.understood(due_rows))
         for session_index in loose:
             self._let_go(session_index)
@@ -442,7 +442,7 @@ class HostStage:
 
     def _let_go(self, session_index: int) -> None:
         """Ranks that go on as they have are steady from here on; when the others have something to do."""
-        window, session_indices = self._sessions[session_index].window, self.tables.places.table
+        window, session_indices = self._sessions[session_index].window, self.tables.sessions.table
         if not window.introduced:
             window.ranks.move_to_table(window.flows, self.tables.flows)
         if not window.ranks.loose:
@@ -455,14 +455,15 @@ class HostStage:
         """The account of iterations that are over. Those of a session at which this fails are left out."""
         tables = self.tables
         if self._broken:
-            rows = rows.take(~np.isin(rows.place, list(self._broken)))
+            rows = rows.take(~np.isin(rows.session, list(self._broken)))
         if not len(rows):
             return
         try:
             found = tables.accounted(rows)
         except Exception:
             failed = failing(
-                lambda places: tables.accounted(rows.take(np.isin(rows.place, places))), np.unique(rows.place).tolist()
+                lambda places: tables.accounted(rows.take(np.isin(rows.session, places))),
+                np.unique(rows.session).tolist(),
             )
             for session_index, error in failed:
                 self._fail(settled, session_index, error)

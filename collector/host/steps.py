@@ -32,7 +32,7 @@ class AllSteps:
         ranks = [(session, steps) for session, own in of_sessions for steps in own]
         self._flows, self._sessions = flows, sessions
         about = [
-            (session, flows.job(one.job), one.rank, one.shift, one.told, one.hidden, one.since_ns, one.until_ns)
+            (session, flows.job(one.job), one.rank, one.shift, one.by_process, one.hidden, one.since_ns, one.until_ns)
             for session, one in ranks
         ]
         columns = np.array(about, np.int64).reshape(-1, 8).T
@@ -59,7 +59,7 @@ class AllSteps:
         self._spans = GroupedValues(self._of_rank, self._begin, len(self._session))
         self._passes = self._by_rank_id(number)
         seen = hidden == 0
-        self._told, self._inferred = (
+        self._by_process, self._inferred = (
             _Presence(self._session[some], since_ns[some], until_ns[some], some, sessions)
             for some in (np.flatnonzero(seen & (by_process != 0)), np.flatnonzero(seen & (by_process == 0)))
         )
@@ -118,7 +118,7 @@ class AllSteps:
 
         A rank that only its traffic tells of does where no process on its host is known to: it may be the same one.
         """
-        at_process, which = self._told.at(session, time_ns)
+        at_process, which = self._by_process.at(session, time_ns)
         inferred, other = self._inferred.at(session, time_ns)
         return np.where(at_process == 1, which, np.where((at_process == 0) & (inferred == 1), other, -1))
 

@@ -18,7 +18,7 @@ from collector.host.pending_updates import PendingRows
 from collector.host.rank_log import RankLog
 from collector.host.rank_table import RankTable
 from collector.host.ranks import LONGEST_HISTORY_NS, Ranks
-from collector.host.rows import CARRIED, Pending, merge
+from collector.host.rows import COLUMNS, Pending, merge
 from collector.host.session_index import SessionIndex
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
@@ -100,14 +100,14 @@ class Classifier:
 
     def __init__(self, flows: AllFlows, session_indices: SessionIndex, settings: Settings) -> None:
         """flows, session_indices: of all sessions."""
-        self._flows, self._places, self._settings = flows, session_indices, settings
+        self._flows, self._sessions, self._settings = flows, session_indices, settings
 
     def classify(self, rows: Columns, link: npt.NDArray[np.int64]) -> tuple[Windows, _Classes]:
         """rows: of ARRIVED; link: of each, of all sessions' → windows, the class of each row."""
         class_, job, traffic = (self._flows.of_flows(name, rows["flow"]) for name in ("class", "job", "traffic"))
         gradient = (class_ == Class.DL_ONLY) & np.isin(traffic, BULK)
         query = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
-        links = self._places.links
+        links = self._sessions.links
         windows = share_windows(query, links["capacity_bps"], links["window_ns"], self._settings.share_threshold)
         return windows, row_classes(query, windows)
 
@@ -134,18 +134,18 @@ class Tables:
     def __init__(self, settings: Settings) -> None:
         """Begin without sessions."""
         self.settings = settings
-        self.rank_log, self.steady = RankLog(), RankTable()
-        self.places = SessionIndex()
+        self.rank_log, self.rank_table = RankLog(), RankTable()
+        self.sessions = SessionIndex()
         self.flows = AllFlows()
         self.pending = Pending()
         self.unstored = Unstored()
         self.payload, self.onsets = PendingRows(), PendingRows()
-        self.evidence = Evidence(self.flows, self.places)
-        self.classifier = Classifier(self.flows, self.places, settings)
+        self.evidence = Evidence(self.flows, self.sessions)
+        self.classifier = Classifier(self.flows, self.sessions, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
         self.iterations, self.over = UnstoredIterations(), RecentIterations()
-        self._steady_needed: npt.NDArray[np.int64] | None = None
+        self._table_needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
 
     def drop(self, session_index: int) -> None:
@@ -157,7 +157,7 @@ class Tables:
 
     def link(self, rows: Columns) -> npt.NDArray[np.int64]:
         """The link of each row, of ARRIVED, among all sessions' links."""
-        found: npt.NDArray[np.int64] = self.places.table["first_link"][rows["session"]]
+        found: npt.NDArray[np.int64] = self.sessions.table["first_link"][rows["session"]]
         found += self.flows.of_flows("link", rows["flow"])
         return found
 
@@ -168,12 +168,12 @@ class Tables:
 
     def merged(self, rows: Columns) -> Columns:
         """One row per flow and bucket, by session and time."""
-        return merge(rows, self.places.table["full_ns"])
+        return merge(rows, self.sessions.table["full_ns"])
 
     def steps(self, sessions: Iterable[Ranks]) -> AllSteps:
         """The ranks as they are now: of these sessions, and all steady ones."""
-        of_sessions = ((ranks.place, ranks.steps()) for ranks in sessions if ranks.busy)
-        return AllSteps(of_sessions, self.flows, len(self.places.table), self.steady.steps())
+        of_sessions = ((ranks.session, ranks.steps()) for ranks in sessions if ranks.busy)
+        return AllSteps(of_sessions, self.flows, len(self.sessions.table), self.rank_table.steps())
 
     def reclassify_traffic(self) -> None:
         """Decide anew what each DL flow carries."""
@@ -201,18 +201,18 @@ class Tables:
             iteration = np.where(np.isin(job, unexplained), -1, iteration)
         columns = {"session": session, "flow_id": flow_id, "link": link, "class": classes}
         columns |= {"job": job, "iteration": iteration, "bucket_start_ns": self._utc(session, start)}
-        return Columns(columns | {name: rows[name] for name in CARRIED})
+        return Columns(columns | {name: rows[name] for name in COLUMNS})
 
     def _utc(self, session: npt.NDArray[np.int32], start_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Mono times of sessions in UTC, asked once where equal ones follow each other."""
         first = starts(session, start_ns)
-        return np.repeat(self.places.utc(session[first], start_ns[first]), np.diff(np.append(first, len(session))))
+        return np.repeat(self.sessions.utc(session[first], start_ns[first]), np.diff(np.append(first, len(session))))
 
     def accounted(self, rows: IterationRows) -> Accounted:
         """Iterations with the account of their bytes."""
-        window_ns, alone = self.places.table["window_ns"][rows.place], rows.each_of("size") == 1
+        window_ns, alone = self.sessions.table["window_ns"][rows.session], rows.each_of("size") == 1
         job = rows.numbers(self.flows.job)
-        query = TrafficQuery(rows.place, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
+        query = TrafficQuery(rows.session, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
         return Accounted(rows, self.accounts.tally(query, self.flows.traffic_owners, self.flows.jobs))
 
     def add_iterations(self, accounted: Accounted) -> None:
@@ -220,14 +220,14 @@ class Tables:
         rows = accounted.rows
         self.iterations.add(accounted)
         columns = {"start_ns": rows.start_ns, "end_ns": rows.end_ns, "number": rows.number}
-        self.over.add(rows.place, **columns, job=rows.numbers(self.flows.job), rank=rows.each_of("rank"))
+        self.over.add(rows.session, **columns, job=rows.numbers(self.flows.job), rank=rows.each_of("rank"))
 
     def account(self, found: Classified) -> None:
         """Count settled rows wherever somebody will ask for sums of them."""
         rows, state = found.rows, self.flows.state
         flow, start, session, payload = (rows[name] for name in ("flow", "start_ns", "session", "payload_bytes"))
         state["shared"][flow[found.classes == Class.DL_SHARED]] = True
-        session_indices = self.places.table
+        session_indices = self.sessions.table
         traffic_owner, traffic, link = (
             self.flows.of_flows(name, flow) for name in ("traffic_owner", "traffic", "link")
         )
@@ -235,7 +235,7 @@ class Tables:
         keys = row_keys(traffic_owner, found.classes, traffic, link % 2)
         settled_ns = np.ascontiguousarray(session_indices["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
-        self.accounts.windows.add(found.windows, self.places.links["session"], session_indices["trains"], settled_ns)
+        self.accounts.windows.add(found.windows, self.sessions.links["session"], session_indices["trains"], settled_ns)
 
     def _add_to_ledger(self, found: Classified, link: npt.NDArray[np.int64]) -> None:
         """link: as sessions count theirs. What one link carries at one time is asked for once."""
@@ -251,29 +251,29 @@ class Tables:
         sums = np.bincount(cell, weights=wire, minlength=len(first) * links)
         there = np.flatnonzero(sums)
         at = first[there // links]
-        number = self.places.table["first_link"][session[at]] + there % links
+        number = self.sessions.table["first_link"][session[at]] + there % links
         self.ledger.add(start[at], number, sums[there].astype(np.int64))
 
     def forget(self) -> None:
         """Let go of what no iteration will ask for any more."""
-        session_indices = self.places.table
+        session_indices = self.sessions.table
         settled_ns = np.ascontiguousarray(session_indices["settled_ns"])
-        steady = np.maximum(self.steady.needed_ns(len(session_indices)), settled_ns - LONGEST_HISTORY_NS)
+        steady = np.maximum(self.rank_table.needed_ns(len(session_indices)), settled_ns - LONGEST_HISTORY_NS)
         needed = np.minimum(np.minimum(session_indices["needed_ns"], steady), settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(session_indices["window_ns"], 1))
-        self._steady_needed = None
+        self._table_needed = None
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
-            jobs, rank_ids = self.steady.numbers()
+            jobs, rank_ids = self.rank_table.numbers()
             self.flows.release_numbers(self.unstored.jobs() | self.evidence.jobs() | jobs, rank_ids)
 
     def table_needed_since(self, session_index: int) -> int | None:
         """As Ranks.needed_since of the steady ones."""
-        if self._steady_needed is None or session_index >= len(self._steady_needed):  # it is new
-            session_indices = self.places.table
-            self._steady_needed = self.steady.needed_ns(
+        if self._table_needed is None or session_index >= len(self._table_needed):  # it is new
+            session_indices = self.sessions.table
+            self._table_needed = self.rank_table.needed_ns(
                 len(session_indices), session_indices["horizon_ns"] - LONGEST_NEED_NS
             )
-        needed = int(self._steady_needed[session_index])
+        needed = int(self._table_needed[session_index])
         return needed if needed < np.iinfo(np.int64).max else None

@@ -109,12 +109,12 @@ class FlowRows:
 class SessionFlush:
     """What one session has to be stored beside its bucket rows, and what that settles."""
 
-    place: int
+    session: int
     origin: Origin
     ledger: Sequence[LedgerRow]
     nic: Sequence[NicSample]
     flows: FlowRows | None
-    told: SessionMeta | None  # None: what the dataset has is good enough
+    meta: SessionMeta | None  # None: what the dataset has is good enough
     state: SessionState  # once it is stored
     acknowledge: int | None
     done: Callable[[], None]
@@ -148,14 +148,14 @@ def flush_tables(
         tables["flows"] = flow_table(origins, of, [flow for _, own in flows for flow in own.flows], state, peers)
     if iterations:
         accounted = all_accounted(iterations)
-        of = _numbers(sessions, accounted.rows.place)
+        of = _numbers(sessions, accounted.rows.session)
         order = np.argsort(of, kind="stable")[int((of < 0).sum()) :]
         if len(order):
             tables["iterations"] = iteration_table(origins, of[order], accounted.take(order))
-    whose, ledger = _stacked([session.ledger for session in sessions])
+    whose, ledger = _joined([session.ledger for session in sessions])
     if ledger:
         tables["ledger"] = ledger_table(origins, whose, ledger)
-    whose, nic = _stacked([session.nic for session in sessions])
+    whose, nic = _joined([session.nic for session in sessions])
     if nic:
         tables["nic"] = nic_table(origins, whose, nic)
     rows, of = _own(sessions, evidence.transport)
@@ -164,20 +164,20 @@ def flush_tables(
     rows, of = _own(sessions, evidence.host)
     if len(of):
         tables["host"] = host_table(origins, of, jobs, rows)
-    sessions_meta = {session_index: session.told for session_index, session in enumerate(sessions) if session.told}
+    sessions_meta = {session_index: session.meta for session_index, session in enumerate(sessions) if session.meta}
     if sessions_meta:
         tables["sessions"] = session_table(origins, sessions_meta)
     return tables
 
 
-def _stacked(rows: Sequence[Sequence[_T]]) -> tuple[npt.NDArray[np.int64], list[_T]]:
+def _joined(rows: Sequence[Sequence[_T]]) -> tuple[npt.NDArray[np.int64], list[_T]]:
     """The place of each row's session, and the rows."""
     return np.repeat(np.arange(len(rows)), [len(own) for own in rows]), list(chain.from_iterable(rows))
 
 
 def _by_host(sessions: Sequence[SessionFlush], pieces: Sequence[Columns]) -> Sequence[Columns]:
     """The same rows in the order in which they are stored, where they are in few parts; each has its rows by time."""
-    host_of = {session.place: session.origin.hello.host for session in sessions}
+    host_of = {session.session: session.origin.hello.host for session in sessions}
     parts: list[tuple[str, Columns]] = []
     for rows in pieces:
         first = starts(rows["session"])
@@ -202,8 +202,8 @@ def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Columns]) -> tuple[
 def _numbers(sessions: Sequence[SessionFlush], session_index: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
     """Which of the sessions is at each session_index, −1: none of them."""
     number = np.full(
-        max(max(session.place for session in sessions), int(session_index.max(initial=0))) + 1, -1, np.int32
+        max(max(session.session for session in sessions), int(session_index.max(initial=0))) + 1, -1, np.int32
     )
-    number[[session.place for session in sessions]] = np.arange(len(sessions))
+    number[[session.session for session in sessions]] = np.arange(len(sessions))
     found: npt.NDArray[np.int32] = number[session_index]
     return found

@@ -42,14 +42,14 @@ class UnstoredIterations:
         later = self.take()
         for piece in (*pieces, *later):
             there = np.array(
-                [session_index in session_indices for session_index in piece.rows.place.tolist()], np.bool_
+                [session_index in session_indices for session_index in piece.rows.session.tolist()], np.bool_
             )
             self.add(piece if there.all() else piece.take(there))
 
     def drop(self, session_index: int) -> None:
         """The session is gone."""
         for piece in self.take():
-            own = piece.rows.place == session_index
+            own = piece.rows.session == session_index
             self.add(piece.take(~own) if own.any() else piece)
 
     def latest(self) -> Mapping[int, Mapping[tuple[str, int], Latest]]:
@@ -61,7 +61,7 @@ class UnstoredIterations:
                 _, last = np.unique(rows.whose[::-1], return_index=True)
                 newest = rows.take(len(rows) - 1 - last)
                 for session_index, who, number, end_ns in zip(
-                    *(column.tolist() for column in (newest.place, newest.whose, newest.number, newest.end_ns)),
+                    *(column.tolist() for column in (newest.session, newest.whose, newest.number, newest.end_ns)),
                     strict=True,
                 ):
                     about = rows.about[who]

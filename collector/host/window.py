@@ -68,20 +68,22 @@ class HostWindow:
         """Begin, or take up a session of which `resume` says what the dataset holds. tables: of all sessions."""
         self.hello, self.settings, self._tables = hello, tables.settings, tables
         self.links = Links(hello)
-        self.place = tables.places.add(hello, self.links, tables.settings, resume)
-        row = tables.places.table[self.place]
+        self.session = tables.sessions.add(hello, self.links, tables.settings, resume)
+        row = tables.sessions.table[self.session]
         self.window_ns, self.first_link = int(row["window_ns"]), int(row["first_link"])
         own = self.first_link, len(self.links)
-        self.flows = FlowTable(self.links, tables.flows, self.place, hello.host)
+        self.flows = FlowTable(self.links, tables.flows, self.session, hello.host)
         self.flows.now_ns = hello.clock.mono_ns
         self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
         mono = self.alignment.map.mono
         until_ns = {link: mono(utc_ns) for link, utc_ns in resume.ledger_until_utc.items()}
         tables.ledger.open(*own, until_ns, resume.ledger_totals, resume.ledger_open)
         self.ledger = LedgerAccount(tables.ledger, *own)
-        account = HostAccount(tables.accounts, self.place)
+        account = HostAccount(tables.accounts, self.session)
         holder = Holder(hello.host, hello.session, 0)
-        self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log, tables.steady)
+        self.ranks = Ranks(
+            self.session, holder, account, tables.settings.parameters, tables.rank_log, tables.rank_table
+        )
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
@@ -110,7 +112,7 @@ class HostWindow:
 
     @property
     def _row(self) -> Table:
-        row: Table = self._tables.places.table[self.place]
+        row: Table = self._tables.sessions.table[self.session]
         return row
 
     @property
@@ -147,7 +149,9 @@ class HostWindow:
             self.use_map()
         if jump_ns:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
-            self.ranks.odd.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
+            self.ranks.rejected.warn(
+                f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known"
+            )
 
     def align_ranks(self) -> None:
         """Ask for the common numbers of the ranks."""
@@ -155,7 +159,7 @@ class HostWindow:
 
     def use_map(self) -> None:
         """The clock is mapped anew."""
-        self._tables.places.use_map(self.place, self.alignment.map)
+        self._tables.sessions.use_map(self.session, self.alignment.map)
 
     def mark(self, news: News) -> Sequence[MarkRun]:
         """Take in a batch's marks; returns those that count for it."""
@@ -164,7 +168,7 @@ class HostWindow:
         if any(max(run.times_ns) > latest_ns for run in runs):
             marks = marks_of(runs)
             runs = mark_runs(mark for mark in marks if mark.time_ns <= latest_ns)
-            self.ranks.odd.unusable[DISTANT] += len(marks) - sum(len(run.times_ns) for run in runs)
+            self.ranks.rejected.unusable[DISTANT] += len(marks) - sum(len(run.times_ns) for run in runs)
         self.ranks.add_runs(runs, settled_ns)
         # The introduction tells of the step that is under way, which may be later than batches that are sent again.
         if self._introduced:
@@ -194,7 +198,9 @@ class HostWindow:
         if self.flows.beyond and not self._crowded:
             self._crowded = True
             host = self.hello.host
-            self.ranks.odd.warn(f"{host} has {MOST_FLOWS} flows at a time: others are counted together, without owner")
+            self.ranks.rejected.warn(
+                f"{host} has {MOST_FLOWS} flows at a time: others are counted together, without owner"
+            )
 
     def named(self, flow: Flow) -> Flow:
         """The flow with the name of its job that was given to it where two jobs have one name."""
@@ -229,12 +235,12 @@ class HostWindow:
         Classes are what is known now, iterations those of the last minutes, as they were stored. Rows of flows that
         are not known any more are left out.
         """
-        rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns, self.place)
+        rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns, self.session)
         rows = merge(rows[rows["flow"] >= 0], self.hello.bucket_ns)
         settled = self._tables.stamped(rows, self._tables.classified(rows).classes, self._tables.steps([self.ranks]))
         whose = self.flows.state[rows["flow"]]
         start, first, last = rows["start_ns"], rows["start_ns"].min(initial=0), rows["start_ns"].max(initial=-1)
-        for over in self._tables.over.within(self.place, int(first), int(last)):
+        for over in self._tables.over.within(self.session, int(first), int(last)):
             inside = (start >= over.start_ns) & (start < over.end_ns) & (settled["job"] == over.job)
             inside &= (whose["job"] == 0) | (whose["rank"] == over.rank)
             settled["iteration"][inside] = over.number
@@ -250,7 +256,7 @@ class HostWindow:
     def acknowledgeable(self) -> int | None:
         """The last batch that nothing needs any more once all settled rows are stored; None: no new one."""
         settled_ns = self.settled_ns
-        needed = self.ranks.needed_since(self.horizon_ns), self._tables.table_needed_since(self.place)
+        needed = self.ranks.needed_since(self.horizon_ns), self._tables.table_needed_since(self.session)
         limit_ns = min([settled_ns + 1, *(time for time in needed if time is not None)])
         return self._last_of(lambda arrival: arrival.last_row_ns < settled_ns and arrival.last_ns < limit_ns)
 

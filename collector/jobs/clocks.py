@@ -67,16 +67,16 @@ class Clocks:
         """Compare the clocks of all hosts, one session of each, by the flows that both ends of have been seen."""
         if not clocks:
             return []
-        clocks = sorted(clocks, key=lambda clock: clock.place)
+        clocks = sorted(clocks, key=lambda clock: clock.session)
         hosts = _Hosts(clocks, self._coarse, self._corrections)
         pairs = hosts.lines.hosts(self._ends.sessions()).reshape(-1, 2)
         there = np.logical_and(pairs[:, 0] >= 0, pairs[:, 1] >= 0)
-        usable = there & hosts.held[pairs[:, 0]] & hosts.held[pairs[:, 1]]
+        usable = there & hosts.synchronized[pairs[:, 0]] & hosts.synchronized[pairs[:, 1]]
         moved = self._moved(hosts)
         anew = there & (~usable | moved[pairs[:, 0]] | moved[pairs[:, 1]])
         comparisons = self._compare(hosts, pairs, there, usable, anew)
         compared = {number for c in comparisons for number in (c.first, c.second)}
-        lost = [number for number in np.flatnonzero(~hosts.held).tolist() if number not in compared]
+        lost = [number for number in np.flatnonzero(~hosts.synchronized).tolist() if number not in compared]
         for number, lag in self._coarse_lags(hosts, pairs, lost).items():
             hosts.coarse[number] += lag
         corrections = combine(hosts.lines.error_ns.tolist(), comparisons, hosts.latest_ns)
@@ -88,20 +88,22 @@ class Clocks:
         found = []
         for number, (clock, computed) in enumerate(zip(clocks, corrections, strict=True)):
             correction = computed if number in compared else None
-            if correction and not clock.held:
+            if correction and not clock.synchronized:
                 # Only the traffic holds it: it may drift away for good. The bound is of hosts against each other.
                 hosts.coarse[number] += correction.ns
                 correction = replace(correction, ns=0, error_ns=own[number])
-            self._coarse[clock.place], self._corrections[clock.place] = hosts.coarse[number], correction
-            found.append(ClockUpdate(clock.place, correction, hosts.coarse[number], trusts))
+            self._coarse[clock.session], self._corrections[clock.session] = hosts.coarse[number], correction
+            found.append(ClockUpdate(clock.session, correction, hosts.coarse[number], trusts))
         return found
 
     def _moved(self, hosts: "_Hosts") -> _Flags:
         """Whether a clock's offset is another than in the last round, but for what it drifts."""
-        before = np.array([self._offsets.get(clock.place, 0) for clock in hosts.clocks], np.int64)
+        before = np.array([self._offsets.get(clock.session, 0) for clock in hosts.clocks], np.int64)
         offsets = hosts.lines.offset_ns
         self._offsets = {
-            clock.place: offset for clock, offset in zip(hosts.clocks, offsets.tolist(), strict=True) if clock.held
+            clock.session: offset
+            for clock, offset in zip(hosts.clocks, offsets.tolist(), strict=True)
+            if clock.synchronized
         }
         moved: _Flags = np.abs(offsets - before) > _MOVED_NS + hosts.lines.error_ns
         return moved
@@ -194,12 +196,12 @@ class _Hosts:
         """clocks: by place. coarse, corrections: what was answered before, where anything was."""
         self.clocks = clocks
         self.latest_ns = 0  # the time of the comparison
-        self.coarse = [coarse.get(clock.place, clock.coarse_ns) for clock in clocks]
-        self.held = np.array([clock.held for clock in clocks], np.bool_)
+        self.coarse = [coarse.get(clock.session, clock.coarse_ns) for clock in clocks]
+        self.synchronized = np.array([clock.synchronized for clock in clocks], np.bool_)
         self.unrefuted = np.array([clock.unrefuted for clock in clocks], np.bool_)
         lines = np.array(
             [
-                (clock.place, clock.uncorrected.at_ns, clock.uncorrected.offset_ns, clock.uncorrected.error_ns)
+                (clock.session, clock.uncorrected.at_ns, clock.uncorrected.offset_ns, clock.uncorrected.error_ns)
                 for clock in clocks
             ],
             np.int64,
@@ -209,14 +211,14 @@ class _Hosts:
             [own - clock.coarse_ns for own, clock in zip(self.coarse, clocks, strict=True)], np.int64
         ).reshape(-1)
         self.lines = HostLines(
-            places=lines[:, 0],
+            sessions=lines[:, 0],
             at_ns=lines[:, 1],
-            offset_ns=lines[:, 2] + np.where(self.held, 0, missing),
+            offset_ns=lines[:, 2] + np.where(self.synchronized, 0, missing),
             skew=np.array([clock.uncorrected.skew for clock in clocks], np.float64),
-            error_ns=np.where(self.held, lines[:, 3], _NEAR_NS // 2),
+            error_ns=np.where(self.synchronized, lines[:, 3], _NEAR_NS // 2),
         )
-        known = [corrections.get(clock.place, clock.correction) for clock in clocks]
-        self._corrected = self.held | np.array([correction is not None for correction in known], np.bool_)
+        known = [corrections.get(clock.session, clock.correction) for clock in clocks]
+        self._corrected = self.synchronized | np.array([correction is not None for correction in known], np.bool_)
         self._correction = [(c.at_ns, c.ns, c.skew) if c else (0, 0, 0.0) for c in known]
 
     def present(self, first: _Numbers, second: _Numbers) -> Present:
@@ -229,7 +231,7 @@ class _Hosts:
 
 def _trusts_hosts(clocks: Sequence[HostClock]) -> bool:
     """Hosts whose UTC is kept share an axis without us, but only all together."""
-    return all(clock.held and 0 < clock.own_error_ns < clock.uncorrected.error_ns for clock in clocks)
+    return all(clock.synchronized and 0 < clock.own_error_ns < clock.uncorrected.error_ns for clock in clocks)
 
 
 def _newest(table: Table) -> Table:

@@ -35,7 +35,7 @@ _LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 class HostLines:
     """The clocks of the hosts of one round, by their number: UTC = mono + offset + skew·(mono − at), within error."""
 
-    places: _Numbers  # ascending
+    sessions: _Numbers  # ascending
     at_ns: _Numbers  # about now
     offset_ns: _Numbers
     skew: npt.NDArray[np.float64]
@@ -48,10 +48,10 @@ class HostLines:
 
     def hosts(self, session_index: _Numbers) -> _Numbers:
         """Numbers of the hosts at these places; −1: none of this round's."""
-        if not len(self.places):
+        if not len(self.sessions):
             return np.full(len(session_index), -1, np.int64)
-        found = np.searchsorted(self.places, session_index).clip(0, len(self.places) - 1)
-        return np.where(self.places[found] == session_index, found, -1)
+        found = np.searchsorted(self.sessions, session_index).clip(0, len(self.sessions) - 1)
+        return np.where(self.sessions[found] == session_index, found, -1)
 
 
 class Delays:
@@ -138,8 +138,8 @@ class Delays:
         """Delays along some links; the onsets that have found nothing and may yet; which of all belong to a link."""
         links, linked = self._ends.links(), np.zeros(len(onsets), np.bool_)
         host = lines.hosts(place_of(onsets["flow"]))
-        utc = lines.utc(host, onsets["time_ns"]) if len(lines.places) else onsets["time_ns"]
-        fresh = (host >= 0) & (onsets["time_ns"] >= lines.at_ns[host] - WINDOW_NS) if len(lines.places) else host >= 0
+        utc = lines.utc(host, onsets["time_ns"]) if len(lines.sessions) else onsets["time_ns"]
+        fresh = (host >= 0) & (onsets["time_ns"] >= lines.at_ns[host] - WINDOW_NS) if len(lines.sessions) else host >= 0
         ends = []
         for rows, link in (self._ends.sent(onsets["flow"]), self._ends.received(onsets["flow"])):
             linked[rows] = True

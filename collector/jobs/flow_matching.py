@@ -25,7 +25,7 @@ class FlowMatching:
         """Begin without flows."""
         self.pairs: list[_Pair] = []  # places of two sessions, the lower one first
         self._pair_numbers: dict[_Pair, int] = {}
-        self._places = np.empty(0, np.int64)  # of `pairs`, as far as they were asked for
+        self._sessions = np.empty(0, np.int64)  # of `pairs`, as far as they were asked for
         self._keys: dict[int, _Key] = {}  # by flow
         self._ends: dict[_Key, tuple[list[int], list[int]]] = {}  # flows at senders, at receivers
         self._links = np.empty(0, LINK)  # by sender
@@ -74,15 +74,15 @@ class FlowMatching:
         stay = np.array([session_indices.isdisjoint(pair) for pair in self.pairs], np.bool_)
         self.pairs = [pair for pair in self.pairs if session_indices.isdisjoint(pair)]
         self._pair_numbers = {pair: number for number, pair in enumerate(self.pairs)}
-        self._places = np.empty(0, np.int64)
+        self._sessions = np.empty(0, np.int64)
         self._links["pair"] = (np.cumsum(stay) - 1)[self._links["pair"]]
         return stay
 
     def sessions(self) -> _Numbers:
         """Of both sessions of each pair, shape (2 · pairs,): the sender's of each way."""
-        if len(self._places) != 2 * len(self.pairs):
-            self._places = np.array(self.pairs, np.int64).reshape(-1)
-        return self._places
+        if len(self._sessions) != 2 * len(self.pairs):
+            self._sessions = np.array(self.pairs, np.int64).reshape(-1)
+        return self._sessions
 
     def links(self) -> Table:
         """All of them, dtype LINK, by sender."""

@@ -21,7 +21,7 @@ class _Job:
     found: InferredJob
     owners: Counter[tuple[str, bool]] = field(default_factory=Counter)  # (job, known) of its gradient flows
     ranks: dict[int, int] = field(default_factory=dict)  # member → rank, by the owners
-    told: int = -1  # number of the last iteration whose beginning was told
+    reported: int = -1  # number of the last iteration whose beginning was told
     flows: set[int] = field(default_factory=set)  # that carry its gradients
     mute: bool = False  # its calls are known, and no steps explain them
 
@@ -60,7 +60,7 @@ class Inferring:
         """Begin without traffic."""
         self._inference: Inference | None = Inference(GRAIN_NS)
         self._flows: dict[int, FlowUpdate] = {}
-        self._places: dict[str, int] = {}  # newest session by host
+        self._sessions: dict[str, int] = {}  # newest session by host
         self._jobs: dict[str, _Job] = {}
         self._unclear: Mapping[str, bool] = {}  # as HostNews has it
         self._marked: frozenset[str] = frozenset()  # jobs that need no inference
@@ -89,7 +89,7 @@ class Inferring:
             if flow.flow not in self._flows:
                 ends = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol
                 inference.describe(flow.flow, LinkFlow(flow.host, flow.link, flow.direction, *ends))
-                self._places[flow.host] = place_of(flow.flow)
+                self._sessions[flow.host] = place_of(flow.flow)
             self._flows[flow.flow] = flow
 
     def _spare(self, inference: Inference, news: HostNews) -> None:
@@ -104,8 +104,8 @@ class Inferring:
         if news.ended:
             ended = set(news.ended)
             over += [number for number in self._flows if place_of(number) in ended]
-            self._places = {
-                host: session_index for host, session_index in self._places.items() if session_index not in ended
+            self._sessions = {
+                host: session_index for host, session_index in self._sessions.items() if session_index not in ended
             }
         if over:
             inference.forget(over)
@@ -147,15 +147,15 @@ class Inferring:
             return
         if self._is_mute(job):
             return
-        number, job.told = iteration.number, iteration.number
+        number, job.reported = iteration.number, iteration.number
         if iteration.start_ns == iteration.comm_start_ns and number:  # what came before is not part of it
-            self._tell(job, number - 1, Moment.STEP_END, iteration.start_ns, 0, marks)
-        self._tell(job, number, Moment.FIRST_ENQUEUE, iteration.comm_start_ns, iteration.error_ns, marks)
+            self._report(job, number - 1, Moment.STEP_END, iteration.start_ns, 0, marks)
+        self._report(job, number, Moment.FIRST_ENQUEUE, iteration.comm_start_ns, iteration.error_ns, marks)
         # One that joined since has no time of its own in this iteration.
         ends = dict(zip(range(len(job.found.members)), iteration.received_ns, strict=False))
         for member in range(len(job.found.members)):
             time_ns = ends.get(member, iteration.comm_end_ns)
-            self._tell(job, number, Moment.LAST_WAIT, time_ns, iteration.error_ns, marks, member)
+            self._report(job, number, Moment.LAST_WAIT, time_ns, iteration.error_ns, marks, member)
 
     def _is_mute(self, job: _Job) -> bool:
         """Whether calls tell more of it than its traffic, and what they tell is that its steps are not understood."""
@@ -166,10 +166,10 @@ class Inferring:
         return bool(names)
 
     def _leave(self, job: _Job, marks: list[MarkUpdate]) -> None:
-        if not job.foreign and job.told >= 0:
-            self._tell(job, job.told, Moment.LEAVE, 0, 0, marks)
+        if not job.foreign and job.reported >= 0:
+            self._report(job, job.reported, Moment.LEAVE, 0, 0, marks)
 
-    def _tell(
+    def _report(
         self,
         job: _Job,
         number: int,
@@ -184,7 +184,7 @@ class Inferring:
         members = range(size) if only < 0 else (only,)
         name = job.name
         for member in members:
-            session_index = self._places.get(job.found.hosts[member])
+            session_index = self._sessions.get(job.found.hosts[member])
             if session_index is not None:
                 whose = name, job.rank(member), size, 0
                 mark = Mark(*whose, number, moment, time_ns, Source.INFERRED, error_ns, relative=True)

@@ -32,7 +32,7 @@ class JobStageProcess:
         self._lock = threading.Lock()  # of the connection
         self._worker: _Worker | None = None
         self._died_s = -_RARELY_S
-        self._asked_s = 0.0  # when the question was asked that has no answer yet; 0: there is none
+        self._requested_s = 0.0  # when the question was asked that has no answer yet; 0: there is none
         self._said: Sequence[str] = ()
         self._closed = False
         self.alive = True
@@ -42,14 +42,14 @@ class JobStageProcess:
         """What viewers are to be told of, a line each."""
         if not self.alive:
             return ("the process that compares hosts has died twice: nothing is inferred from traffic any more",)
-        requested_s = self._asked_s
+        requested_s = self._requested_s
         behind_s = time.monotonic() - requested_s if requested_s else 0.0
         late = [f"the comparison of hosts is behind by {behind_s:.0f} s"] if behind_s > _BEHIND_S else []
         return [*self._said, *late]
 
     async def exchange(self, news: HostNews) -> JobNews:
         """Tell and be told; begins_anew where the process has died and knows nothing any more."""
-        return await asyncio.to_thread(self._ask, news)
+        return await asyncio.to_thread(self._request, news)
 
     def close(self) -> None:
         """End the process; an exchange that is under way ends, too."""
@@ -63,11 +63,11 @@ class JobStageProcess:
         """Of the process; 0: none runs."""
         return self._worker.process.pid if self._worker else 0
 
-    def _ask(self, news: HostNews) -> JobNews:
+    def _request(self, news: HostNews) -> JobNews:
         with self._lock:
             if self._closed or not self.alive:
                 return JobNews()
-            self._asked_s = time.monotonic()
+            self._requested_s = time.monotonic()
             try:
                 self._worker = self._worker or _Worker()
                 if self._closed:  # meanwhile
@@ -78,7 +78,7 @@ class JobStageProcess:
                 self._died(error)
                 return JobNews(begins_anew=True)
             finally:
-                self._asked_s = 0.0
+                self._requested_s = 0.0
             self._said = answer.trouble
             return answer
 

@@ -88,7 +88,7 @@ class Claims:
 
     def __init__(self) -> None:
         """Begin without jobs."""
-        self._held: dict[str, _Held] = {}  # by the name that was given
+        self._claims: dict[str, _Held] = {}  # by the name that was given
         self._of_session: dict[str, set[tuple[str, int]]] = {}  # name and rank
 
     def claim(self, job: str, step: Step, holder: Holder, wait: bool = True) -> str:
@@ -99,7 +99,7 @@ class Claims:
         number = 1
         while True:
             name = job if number == 1 else f"{job}#{number}"
-            claimed = self._held.get(name)
+            claimed = self._claims.get(name)
             if claimed is None or next(claimed.rivals(holder, step, _EVER), None) is None:
                 self._put(name, step, holder)
                 return name
@@ -113,7 +113,7 @@ class Claims:
 
         False where another one has it now.
         """
-        claimed = self._held.get(name)
+        claimed = self._claims.get(name)
         claim = claimed.claims.get(step.rank) if claimed else None
         if claimed is None or claim is None:
             self._put(name, step, holder)
@@ -125,19 +125,19 @@ class Claims:
 
     def __len__(self) -> int:
         """Jobs of which somebody is a rank."""
-        return len(self._held)
+        return len(self._claims)
 
     def holder(self, name: str, rank: int) -> Holder | None:
         """Who is this rank."""
-        return self._held[name].claims[rank].holder if self.is_claimed(name, rank) else None
+        return self._claims[name].claims[rank].holder if self.is_claimed(name, rank) else None
 
     def is_claimed(self, name: str, rank: int) -> bool:
         """Whether somebody is this rank."""
-        return name in self._held and rank in self._held[name].claims
+        return name in self._claims and rank in self._claims[name].claims
 
     def release(self, name: str, rank: int, holder: Holder) -> None:
         """The holder steps no more as this rank."""
-        claimed = self._held.get(name)
+        claimed = self._claims.get(name)
         if claimed and rank in claimed.claims and claimed.claims[rank].holder == holder:
             self._remove(name, rank)
 
@@ -149,15 +149,15 @@ class Claims:
     def _put(self, name: str, step: Step, holder: Holder) -> None:
         if self.is_claimed(name, step.rank):
             self._remove(name, step.rank)
-        self._held.setdefault(name, _Held()).put(step.rank, _Claim(holder, step.size, step.last_ns))
+        self._claims.setdefault(name, _Held()).put(step.rank, _Claim(holder, step.size, step.last_ns))
         self._of_session.setdefault(holder.session, set()).add((name, step.rank))
 
     def _remove(self, name: str, rank: int) -> None:
-        claimed = self._held[name]
+        claimed = self._claims[name]
         session = claimed.claims[rank].holder.session
         claimed.remove(rank)
         if not claimed.claims:
-            del self._held[name]
+            del self._claims[name]
         own = self._of_session[session]
         own.discard((name, rank))
         if not own:
@@ -182,7 +182,7 @@ class RemoteEnds:
             _Key, dict[int, _Owner]
         ] = {}  # flows by number, and whose they are: several where links are stacked
         self._keys: dict[int, _Key] = {}  # by flow
-        self._told: dict[int, _Owner] = {}  # what was said of each flow's other end, but nobody
+        self._reported: dict[int, _Owner] = {}  # what was said of each flow's other end, but nobody
 
     def __len__(self) -> int:
         """Flows."""
@@ -215,10 +215,10 @@ class RemoteEnds:
     def _say(self, asking: dict[int, _Key]) -> Iterator[PeerUpdate]:
         for number, key in asking.items():
             owner = self._owner(_opposite(key))
-            if owner != self._told.get(number, _NOBODY) and number in self._keys:
-                self._told[number] = owner
+            if owner != self._reported.get(number, _NOBODY) and number in self._keys:
+                self._reported[number] = owner
                 if owner == _NOBODY:
-                    del self._told[number]
+                    del self._reported[number]
                 yield PeerUpdate(number, *owner)
 
     def _owner(self, key: _Key) -> _Owner:
@@ -227,7 +227,7 @@ class RemoteEnds:
     def _forget(self, number: int) -> _Key | None:
         key = self._keys.pop(number, None)
         if key:
-            self._told.pop(number, None)
+            self._reported.pop(number, None)
             del self._at[key][number]
             if not self._at[key]:
                 del self._at[key]
@@ -254,16 +254,16 @@ class Numbers:
     def __init__(self) -> None:
         """Begin without jobs."""
         self._jobs: dict[str, JobNumbers] = {}
-        self._told: list[tuple[str, RankEvents, Callable[[int], None]]] = []
+        self._updates: list[tuple[str, RankEvents, Callable[[int], None]]] = []
 
     def add_events(self, job: str, events: RankEvents, moved: Callable[[int], None]) -> None:
         """What a rank tells; moved: called with its shift where numbers that were used have moved."""
-        self._told.append((job, events, moved))
+        self._updates.append((job, events, moved))
 
     def decide(self) -> None:
         """About all that was told, in the order in which it was."""
-        if self._told:
-            updates, self._told = self._told, []
+        if self._updates:
+            updates, self._updates = self._updates, []
             decided = number_jobs([(self._jobs.setdefault(job, JobNumbers()), events) for job, events, _ in updates])
             for (_, _, moved), one in zip(updates, decided, strict=True):
                 if one.moved:
@@ -355,8 +355,8 @@ class RankRegistry:
         self._names, self._touched = {}, set()
         for session, holder in news.opened:
             self._sessions[session] = holder, set()
-        self._hear_ranks(news)
-        moved = self._hear_beats(news.beats)
+        self._add_ranks(news)
+        moved = self._add_step_events(news.beats)
         return TickAnswer(
             names=list(self._names.items()),
             lost=list(self._lost()),
@@ -365,7 +365,7 @@ class RankRegistry:
             peers=self._ends.update(news.flows_over.tolist(), news.flows),
         )
 
-    def _hear_ranks(self, news: TickNews) -> None:
+    def _add_ranks(self, news: TickNews) -> None:
         steps = news.steps["after"].tolist()
         first = 0
         for session_index, row in enumerate(news.ranks.tolist()):
@@ -471,7 +471,7 @@ class RankRegistry:
                 self._touched.add(name)
         del self._sessions[session]
 
-    def _hear_beats(self, beats: Iterable[StepEvents]) -> list[tuple[int, int]]:
+    def _add_step_events(self, beats: Iterable[StepEvents]) -> list[tuple[int, int]]:
         moved: list[tuple[int, int]] = []
 
         def moves(serial: int, shift: int) -> None:

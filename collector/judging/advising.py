@@ -53,7 +53,7 @@ class Kept:
 
     def advice(self, only: frozenset[str] = frozenset()) -> Advice:
         """What there is to say of them. Blocks for a second where there is much; a thread's work. Raises DataError."""
-        iterations, stamps = self._told()
+        iterations, stamps = self._iterations()
         passed, (pair, pairs) = Passed(*self.span_ns), self._pairs()
         job = np.where(self.of_flow["traffic"] == Traffic.CONTROL, 0, self.of_flow["job"])
         of_flow = {"link": self.of_flow["link"], "job": np.where(job > 0, job, -1), "pair": pair}
@@ -66,7 +66,7 @@ class Kept:
         known = {link: bps for link, (_, bps) in self.links.items() if bps}
         return passed.advice(iterations, Names(names, self.jobs, pairs, known), only, _MOST_JOBS)
 
-    def _told(self) -> tuple[dict[str, Iterations], "_Stamps"]:
+    def _iterations(self) -> tuple[dict[str, Iterations], "_Stamps"]:
         """The iterations of each job that lie within, and those of each rank."""
         begin, end = self.span_ns
         flows = np.flatnonzero(self.of_flow["job"] > 0)
@@ -202,7 +202,7 @@ def snapshot(judging: Judging, tables: Tables, now_ns: int) -> Kept:
     peer = np.full(len(state), -1, np.int64)
     peer[[flow for flow, _ in described]] = flows.ends.ranks(*zip(*described, strict=True)) if described else []
     of_flow = {name: state[name].astype(np.int64) for name in ("session", "job", "rank", "rank_id", "traffic")}
-    first = tables.places.table["first_link"][np.maximum(state["session"], 0)]
+    first = tables.sessions.table["first_link"][np.maximum(state["session"], 0)]
     return Kept(
         span_ns=(now_ns - int(remembered.age_s * 1e9) + _ARRIVED_NS // 2, now_ns - _ARRIVED_NS),
         parts=[part.rows for part in remembered.parts],
@@ -219,7 +219,7 @@ def snapshot(judging: Judging, tables: Tables, now_ns: int) -> Kept:
 def sharing(tables: Tables) -> frozenset[str]:
     """The jobs with flows on a link on which another one has some, too: of all others there is nothing to compare."""
     state = tables.flows.state[tables.flows.state["job"] > 0]
-    link = tables.places.table["first_link"][state["session"]] + state["link"]
+    link = tables.sessions.table["first_link"][state["session"]] + state["link"]
     link, job = np.unique(np.stack([link, state["job"].astype(np.int64)]), axis=1)
     number, count = np.unique(link, return_counts=True)
     crowded = np.isin(link, number[count > 1])

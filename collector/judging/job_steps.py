@@ -40,20 +40,20 @@ class JobSteps:
         """Begin without iterations."""
         self._rows = np.zeros(64, STEP)
         self._next = self._count = 0
-        self._place: dict[int, int] = {}  # of each number and rank (as _whose names them), in the rows
+        self._row: dict[int, int] = {}  # of each number and rank (as _whose names them), in the rows
         self.size = 0  # of the job, as it says; 0: unknown
         self.relative = False
         self.host_of: dict[int, str] = {}  # by place of its session
-        self.heard_s = 0.0
+        self.last_step_s = 0.0
         self._last: dict[int, int] = {}  # iteration of each rank
         self._open: dict[int, tuple[int, int, int]] = {}  # ranks that have ended it, longest, least computed
         self._durations: deque[tuple[int, int]] = deque(maxlen=200)  # number and duration of whole iterations
         self._shared: deque[int] = deque(maxlen=1_000)  # numbers of those with foreign traffic
         self._accounted: dict[int, int] = {}  # the last iteration of each rank of which it is known what else there was
-        self._usual_ns, self._usual_until = float("nan"), 0
+        self._baseline_ns, self._baseline_until = float("nan"), 0
         self._computed: deque[int] = deque(maxlen=2 * LASTS)  # of the rank with the least, in the last iterations
         self._other: list[tuple[int, int]] = []  # number and the same of those after them that differ, all one way
-        self._told: deque[int] = deque(maxlen=_OPEN)  # numbers
+        self._published: deque[int] = deque(maxlen=_OPEN)  # numbers
 
     def add(self, session_index: int, host: str, iteration: Iteration) -> list[int]:
         """An iteration that has ended; its number, if it is whole by that and stands out; and that of an earlier one
@@ -73,7 +73,7 @@ class JobSteps:
         """As `add` of each; the numbers of those that are whole and stand out. hosts: by place."""
         rank = rows.each_of("rank")
         if not goes_on(rows, rank, self._last):
-            each = zip(rows.place.tolist(), rows.each(), strict=True)
+            each = zip(rows.session.tolist(), rows.each(), strict=True)
             return [
                 number
                 for session_index, iteration in each
@@ -109,10 +109,10 @@ class JobSteps:
             at = slice(self._next, self._next + count)
             gone = self._rows[at][: max(0, self._count - self._next)]
             for whose in _whose(gone["number"], gone["rank"]).tolist():
-                self._place.pop(whose, None)
+                self._row.pop(whose, None)
             self._rows[at] = steps[:count]
             session_indices = range(self._next, self._next + count)
-            self._place |= zip(
+            self._row |= zip(
                 _whose(steps["number"][:count], steps["rank"][:count]).tolist(), session_indices, strict=True
             )
             self._next += count
@@ -120,7 +120,7 @@ class JobSteps:
 
     def were_shared(self, rows: IterationRows) -> None:
         """As `was_shared` of each."""
-        session_indices = map(self._place.get, _whose(rows.number, rows.each_of("rank")).tolist())
+        session_indices = map(self._row.get, _whose(rows.number, rows.each_of("rank")).tolist())
         self._rows["shared"][[session_index for session_index in session_indices if session_index is not None]] = True
         self._shared.extend(rows.number.tolist())
 
@@ -136,7 +136,7 @@ class JobSteps:
 
     def was_shared(self, number: int, rank: int) -> None:
         """The node of a rank carried foreign traffic in an iteration that has ended."""
-        session_index = self._place.get(_whose(number, rank))
+        session_index = self._row.get(_whose(number, rank))
         if session_index is not None:
             self._rows["shared"][session_index] = True
         self._shared.append(number)
@@ -149,9 +149,9 @@ class JobSteps:
             self._next = 0
         if self._next < self._count:
             gone = self._rows[self._next]
-            self._place.pop(_whose(int(gone["number"]), int(gone["rank"])), None)
+            self._row.pop(_whose(int(gone["number"]), int(gone["rank"])), None)
         self._rows[self._next] = row
-        self._place[_whose(number, rank)] = self._next
+        self._row[_whose(number, rank)] = self._next
         self._next += 1
         self._count = max(self._count, self._next)
 
@@ -159,15 +159,15 @@ class JobSteps:
         """A new process, which counts from the start: what it was is no measure of what it is."""
         rows = self._rows[: self._count]
         rows["rank"][rows["rank"] == rank] = -1
-        self._place = {whose: session_index for whose, session_index in self._place.items() if whose % _RANKS != rank}
+        self._row = {whose: session_index for whose, session_index in self._row.items() if whose % _RANKS != rank}
         self._open.clear()
         self._durations.clear()
         self._shared.clear()
         self._accounted.clear()
         self._computed.clear()
         self._other.clear()
-        self._told.clear()
-        self._usual_until = 0
+        self._published.clear()
+        self._baseline_until = 0
 
     def _whole(self, number: int, more: int, duration_ns: int, computed_ns: int) -> list[int]:
         """computed_ns: 0 where that is not known."""
@@ -179,16 +179,16 @@ class JobSteps:
                 del self._open[next(iter(self._open))]
             return []
         self._open.pop(number, None)
-        stands_out = longest >= NOTABLE * self._usual()
+        stands_out = longest >= NOTABLE * self._baseline()
         self._durations.append((number, longest))
         found = self._change(number, least) if least > 0 else []
         return [*found, number] if stands_out and number not in found else found
 
     def mark_published(self, number: int) -> bool:
         """A verdict on an iteration is about to be told; False: there was one."""
-        if number in self._told:
+        if number in self._published:
             return False
-        self._told.append(number)
+        self._published.append(number)
         return True
 
     def may_change(self, number: int) -> bool:
@@ -216,26 +216,26 @@ class JobSteps:
         if found:
             self._durations = deque((one for one in self._durations if one[0] >= first), maxlen=self._durations.maxlen)
             self._computed.clear()
-            self._usual_until = 0
+            self._baseline_until = 0
         if found or len(self._other) == 2 * LASTS:  # it is no change, and what is usual goes on with it
             self._computed.extend(computed for _, computed in self._other)
             self._other.clear()
         return [first] if found else []
 
-    def _usual(self) -> float:
+    def _baseline(self) -> float:
         """Median duration of whole iterations: those that are known to have had no foreign traffic where there are
         enough; nan: too few."""
-        if self._usual_until > 0:
-            self._usual_until -= 1
-            return self._usual_ns
+        if self._baseline_until > 0:
+            self._baseline_until -= 1
+            return self._baseline_ns
         shared, known_until = set(self._shared), self._known_until
         quiet = [ns for number, ns in self._durations if number <= known_until and number not in shared]
         chosen = quiet if len(quiet) >= FEWEST else [ns for _, ns in self._durations]
         if len(chosen) < FEWEST:
             return float("nan")
-        self._usual_ns = float(np.median(chosen))
-        self._usual_until = _AGAIN if len(chosen) >= _AGAIN else 0
-        return self._usual_ns
+        self._baseline_ns = float(np.median(chosen))
+        self._baseline_until = _AGAIN if len(chosen) >= _AGAIN else 0
+        return self._baseline_ns
 
     def rows(self) -> npt.NDArray[np.void]:
         """A copy, dtype STEP, in no order. Those of which it is not known yet count as shared: they are no measure."""

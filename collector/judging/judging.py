@@ -56,7 +56,7 @@ class JobEvidence(NamedTuple):
     """Rows with `start_ns` and `end_ns` in the clocks of their hosts."""
 
     rows: Table
-    place: npt.NDArray[np.int64]  # of each row: of its session
+    session: npt.NDArray[np.int64]  # of each row: of its session
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class Case:
         )
         table = matrix(steps)
         times = wanted_times(table, [self.number])
-        one = judge_input(self.job, table, self._carried(maps, there, times), self.number)
+        one = judge_input(self.job, table, self._link_totals(maps, there, times), self.number)
         verdict = verdict_on(one, steps)
         if not worth_telling(one, verdict):
             return None
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
         return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
 
-    def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> LinkTotals:
+    def _link_totals(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> LinkTotals:
         begins, ends = disjoint(times)
 
         def inside(session: npt.NDArray[np.int32], start: Numbers, width: npt.NDArray[np.uint32]) -> Any:
@@ -141,8 +141,8 @@ def disjoint(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
 
 def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
     """The rows of the sessions that are there; None where there are none."""
-    own = np.flatnonzero(np.isin(evidence.place, there))
-    rows, of = evidence.rows[own], np.searchsorted(there, evidence.place[own])
+    own = np.flatnonzero(np.isin(evidence.session, there))
+    rows, of = evidence.rows[own], np.searchsorted(there, evidence.session[own])
     for name in ("start_ns", "end_ns"):
         rows[name] = maps.utcs(of, np.ascontiguousarray(rows[name]))
     return rows if len(rows) else None
@@ -199,7 +199,7 @@ class Judging:
         self._jobs: dict[str, JobSteps] = {}
         self._sessions: dict[int, Session] = {}  # by place, of ranks that have told something
         self._coming: deque[tuple[float, str, int]] = deque(maxlen=_MOST_WAITING)  # and when there is all about it
-        self._held: list[tuple[float, str, int]] = []  # the same, of those that may be told of as a change
+        self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be told of as a change
         self._due: deque[_Due] = deque(maxlen=_MOST_WAITING)
         self._working: asyncio.Task[None] | None = None
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
@@ -212,10 +212,10 @@ class Judging:
         for name, own in rows.by_job():
             job, part = self._jobs.pop(name, None) or JobSteps(), rows.take(own)
             self._jobs[name] = job  # the job with the newest iteration is last
-            job.heard_s = now
-            hosts = {session_index: sessions[session_index].hello.host for session_index in set(part.place.tolist())}
+            job.last_step_s = now
+            hosts = {session_index: sessions[session_index].hello.host for session_index in set(part.session.tolist())}
             self._coming.extend((now + _WAIT_S, name, number) for number in job.add_all(hosts, part))
-        self._sessions |= {session_index: sessions[session_index] for session_index in set(rows.place.tolist())}
+        self._sessions |= {session_index: sessions[session_index] for session_index in set(rows.session.tolist())}
 
     def add_accounts(self, accounted: Accounted) -> None:
         """The rows of iterations have settled."""
@@ -240,13 +240,13 @@ class Judging:
 
     def _are_due(self, now: float) -> None:
         while self._coming and self._coming[0][0] <= now:
-            self._held.append(self._coming.popleft())
-        waiting, self._held, parts = self._held, [], self._rows.parts()
+            self._may_change.append(self._coming.popleft())
+        waiting, self._may_change, parts = self._may_change, [], self._rows.parts()
         for one in waiting:
             since_s, name, number = one
             job = self._jobs.get(name)
             if job and job.may_change(number) and now < since_s + _CHANGE_S:
-                self._held.append(one)
+                self._may_change.append(one)
             else:
                 self._due.append(_Due(now, name, number, parts))
         while self._due and self._due[0].since_s < now - _LONGEST_S:
@@ -272,7 +272,7 @@ class Judging:
     def remembered(self) -> Remembered:
         """All that is kept now; the jobs of those sessions that are there."""
         since_s = time.monotonic() - _LATELY_S
-        jobs = {name: job for name, job in self._jobs.items() if job.heard_s >= since_s}
+        jobs = {name: job for name, job in self._jobs.items() if job.last_step_s >= since_s}
         return Remembered(self._rows.parts(), self._rows.age_s(), jobs, dict(self._sessions))
 
     async def finish(self) -> None:
@@ -328,7 +328,7 @@ class Judging:
         )
 
     def _links_of_flows(self) -> npt.NDArray[np.int64]:
-        state, session_indices = self._tables.flows.state, self._tables.places.table
+        state, session_indices = self._tables.flows.state, self._tables.sessions.table
         found: npt.NDArray[np.int64] = session_indices["first_link"][np.maximum(state["session"], 0)] + state["link"]
         return found
 
@@ -395,7 +395,7 @@ class Judging:
         before = time.monotonic() - _KEPT_S
         while self._jobs:
             first = next(iter(self._jobs))
-            if len(self._jobs) <= _MOST_JOBS and self._jobs[first].heard_s >= before:
+            if len(self._jobs) <= _MOST_JOBS and self._jobs[first].last_step_s >= before:
                 return
             del self._jobs[first]
 

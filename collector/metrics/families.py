@@ -26,7 +26,7 @@ from netmon.views import Cause
 _LINK = ("host", "interface", "direction")
 MOST_INTERFACES = 32
 """Of a host, in each direction: those that have carried the most."""
-_PLACES = ("overflow", "lost_kernel", "lost_agent")
+_LOST = ("overflow", "lost_kernel", "lost_agent")
 _LABELS = [f"{bound:g}" for bound in BOUNDS_S] + ["+Inf"]
 
 
@@ -132,7 +132,7 @@ def _links(frozen: Frozen) -> Iterator[Metric]:
         yield counter(f"netmon_link_{kind}_bytes", f"{help_}, since the agent's start", _LINK, values)
     lost = (
         ((*name, index), value)
-        for index in _PLACES
+        for index in _LOST
         for name, value in zip(names, links[f"{index}_bytes"].tolist(), strict=True)
     )
     yield counter("netmon_link_unattributed_bytes", "Wire bytes without a flow, by place", (*_LINK, "place"), lost)

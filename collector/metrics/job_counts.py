@@ -48,7 +48,7 @@ class JobCounts:
     slow: dict[int, Exemplar] = field(default_factory=dict)  # the last one of each class of the histogram
     host: str = ""  # that brought the job
     bytes: int = 0  # DL payload that the job's accounts tell of
-    heard_s: float = 0.0
+    last_step_s: float = 0.0
 
     def add(self, more: "JobCounts") -> None:
         """Take over what another job has counted."""
@@ -68,7 +68,7 @@ class Counts:
         self._others = JobCounts()
         self._of_host = Counter[str]()  # of these jobs
         self._waiting = Counter[str]()  # bytes of other jobs
-        self.heard: Callable[[Verdict], None] = lambda verdict: None
+        self.on_verdict: Callable[[Verdict], None] = lambda verdict: None
         """Told of each verdict, too."""
 
     def of(self, job: str, hosts: Hosts = tuple) -> JobCounts:
@@ -84,7 +84,7 @@ class Counts:
         """So many bytes more: a job that has more than one with series of its own takes its place."""
         found, now_s = self._jobs.get(job), time.monotonic()
         if found is not None:
-            found.bytes, found.heard_s = found.bytes + amount, now_s
+            found.bytes, found.last_step_s = found.bytes + amount, now_s
             return
         before = self._waiting[job]
         self._waiting[job] += amount
@@ -99,7 +99,7 @@ class Counts:
 
     def _begin(self, job: str, host: str) -> JobCounts:
         self._of_host[host] += 1
-        own = JobCounts(host=host, bytes=self._waiting.pop(job, 0), heard_s=time.monotonic())
+        own = JobCounts(host=host, bytes=self._waiting.pop(job, 0), last_step_s=time.monotonic())
         self._jobs[job] = own
         return own
 
@@ -107,7 +107,7 @@ class Counts:
         of_host = self._of_host[host] >= MOST_OF_HOST
         if of_host or len(self._jobs) >= MOST_JOBS:
             rivals = {name: own for name, own in self._jobs.items() if not of_host or own.host == host}
-            trains = {name: own.heard_s > now_s - _QUIET_S for name, own in rivals.items()}
+            trains = {name: own.last_step_s > now_s - _QUIET_S for name, own in rivals.items()}
             least = min(rivals, key=lambda name: (trains[name], rivals[name].bytes))
             if trains[least] and rivals[least].bytes >= self._waiting[job]:
                 return
@@ -134,7 +134,7 @@ class Counts:
 
     def judged(self, verdict: Verdict) -> None:
         """An iteration stood out."""
-        self.heard(verdict)
+        self.on_verdict(verdict)
         job = self._jobs.get(verdict.job, self._others)
         cause, seconds = verdict.cause.name.lower(), verdict.duration_ns / 1e9
         job.verdicts[cause] = job.verdicts.get(cause, 0) + 1

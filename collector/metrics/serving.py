@@ -76,11 +76,11 @@ class _BusDepth:
     def __init__(self, among: "ClusterWorker") -> None:
         self._among = among
         self._known: tuple[int, int] | None = None
-        self._asked_s = -_BUS_EVERY_S
+        self._requested_s = -_BUS_EVERY_S
 
     async def now(self) -> tuple[int, int] | None:
-        if time.monotonic() - self._asked_s >= _BUS_EVERY_S:
-            self._asked_s, self._known = time.monotonic(), None
+        if time.monotonic() - self._requested_s >= _BUS_EVERY_S:
+            self._requested_s, self._known = time.monotonic(), None
             with contextlib.suppress(NetmonError, asyncio.TimeoutError):
                 self._known = await asyncio.wait_for(self._among.depth(), _BUS_WITHIN_S)
         return self._known

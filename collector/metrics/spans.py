@@ -31,14 +31,14 @@ from netmon.wire.security import Security, is_local
 _log = logging.getLogger(__name__)
 _HOLD_S = 5.0  # after the last rank's word
 _EVERY_S = 1.0
-_MOST_HELD = 4_096  # iterations
+_MOST_WAITING = 4_096  # iterations
 _MOST_QUEUED = 16_384  # spans
 _TIMEOUT_S = 5.0
 
 
 @dataclass
 class _Held:
-    heard_s: float
+    last_row_s: float
     ranks: list[tuple[str, int, int, Iteration, Tally]] = field(default_factory=list)  # host, UTC of both ends
     verdict: Verdict | None = None
 
@@ -56,7 +56,7 @@ class Spans:
             BatchSpanProcessor(_Said(exporter, where), max_queue_size=_MOST_QUEUED, max_export_batch_size=512)
         )
         self._tracer = self._provider.get_tracer("netmon", __version__)
-        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, int], _Held] = OrderedDict()
         self.dropped = 0
         """Iterations that were too many to be held."""
 
@@ -72,13 +72,13 @@ class Spans:
         self._of(verdict.job, verdict.iteration).verdict = verdict
 
     def _of(self, job: str, number: int) -> _Held:
-        waiting = self._held.get((job, number))
+        waiting = self._waiting.get((job, number))
         if waiting is None:
-            while len(self._held) >= _MOST_HELD:
-                self._held.popitem(last=False)
+            while len(self._waiting) >= _MOST_WAITING:
+                self._waiting.popitem(last=False)
                 self.dropped += 1
-            waiting = self._held[job, number] = _Held(0.0)
-        waiting.heard_s = time.monotonic()
+            waiting = self._waiting[job, number] = _Held(0.0)
+        waiting.last_row_s = time.monotonic()
         return waiting
 
     async def follow(self) -> None:
@@ -94,9 +94,9 @@ class Spans:
         self._provider.shutdown()
 
     def _take(self, before_s: float) -> list[tuple[tuple[str, int], _Held]]:
-        due = [(key, waiting) for key, waiting in self._held.items() if waiting.heard_s <= before_s]
+        due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.last_row_s <= before_s]
         for key, _ in due:
-            del self._held[key]
+            del self._waiting[key]
         return due
 
     def _emit(self, due: Sequence[tuple[tuple[str, int], _Held]]) -> None:

@@ -170,7 +170,7 @@ class ReceiverClient:
         self._due: set[int] = set()  # streams with news
         self._news = asyncio.Event()
         self._given: asyncio.Future[frames.Received | None] | None = None
-        self._asked_s = self._lead_s = self._pause_s = 0.0  # when it was asked; what an answer takes; the last rest
+        self._requested_s = self._lead_s = self._pause_s = 0.0  # when it was asked; what an answer takes; the last rest
         self._tasks: set[asyncio.Task[object]] = set()
         self._for_ever: list[asyncio.Task[object]] = []  # without these nobody is heard any more
         self._closing = False
@@ -183,7 +183,7 @@ class ReceiverClient:
     async def start(self) -> None:
         """Listen. Raises as ReceivingProcess.start."""
         self._process = await ReceivingProcess.start(self._listen)
-        self._for_ever = [self._begin(self._hear_for_ever()), self._begin(self._tell_for_ever())]
+        self._for_ever = [self._begin(self._receive_all()), self._begin(self._send_states())]
 
     async def tick(self) -> float:
         """See Front."""
@@ -197,7 +197,7 @@ class ReceiverClient:
             self._registry.tick()
             return waited_s
         if self._pause_s < self._lead_s:  # what comes until then is read beside the tick
-            self._ask()
+            self._request()
         take(self._registry, received, self._streams)
         for number in received.left:
             if stream := self._streams.get(number):
@@ -209,7 +209,7 @@ class ReceiverClient:
         self._pause_s, lead_s = pause_s, min(self._lead_s, pause_s)
         await asyncio.sleep(pause_s - lead_s)
         if self._registry.flushing.open:
-            self._ask()
+            self._request()
         await asyncio.sleep(lead_s)
 
     async def follow(self, why_not: Callable[[], str]) -> None:
@@ -247,16 +247,16 @@ class ReceiverClient:
         if self._process:
             self._process.send(frame)
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         """For what has come; one answer is on its way at a time."""
         if self._given is None and self._process:
             self._given = asyncio.get_running_loop().create_future()
-            self._asked_s = time.monotonic()
-            self._send(frames.Give(self._registry.allowance.rates()))
+            self._requested_s = time.monotonic()
+            self._send(frames.Give(self._registry.host_limiter.rates()))
 
     async def _give(self) -> frames.Received | None:
         """None: nobody answers."""
-        self._ask()
+        self._request()
         if self._given is None:
             return None
         try:
@@ -271,11 +271,11 @@ class ReceiverClient:
 
     # --- what comes
 
-    async def _hear_for_ever(self) -> None:
+    async def _receive_all(self) -> None:
         while True:
             try:
                 while self._process:
-                    self._hear(await self._process.receive())
+                    self._receive(await self._process.receive())
             except EOFError:
                 if self._closing:
                     return
@@ -303,10 +303,10 @@ class ReceiverClient:
                 _log.error(error)
                 await asyncio.sleep(_AGAIN_S)
 
-    def _hear(self, frame: object) -> None:
+    def _receive(self, frame: object) -> None:
         if isinstance(frame, frames.Received):
             if self._given and not self._given.done():
-                took_s = time.monotonic() - self._asked_s
+                took_s = time.monotonic() - self._requested_s
                 self._lead_s = min(_MOST_LEAD_S, (self._lead_s + took_s) / 2)
                 self._given.set_result(frame)
         elif isinstance(frame, frames.Introduced):
@@ -341,7 +341,7 @@ class ReceiverClient:
             self._send(frames.Ended(number, End(grpc.StatusCode.INTERNAL, "the collector has failed at the hello")))
             raise
         self._streams[number] = stream
-        self._send(frames.Opened(number, stream.place))
+        self._send(frames.Opened(number, stream.session_index))
         self._notice(number)
 
     async def _leave(self, stream: RemoteStream) -> None:
@@ -373,7 +373,7 @@ class ReceiverClient:
         self._due.add(number)
         self._news.set()
 
-    async def _tell_for_ever(self) -> None:
+    async def _send_states(self) -> None:
         everybody_s = 0.0
         while True:
             with contextlib.suppress(asyncio.TimeoutError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.host_limiter import USUAL, Rates
+from collector.host_limiter import DEFAULT_RATES, Rates
 from collector.listening import ListenConfig
 from collector.stream_ends import End
 from netmon.records import Hello, Table
@@ -37,7 +37,7 @@ class Listen:
 class Give:
     """All that has come. allowance: in force from now on."""
 
-    allowance: Rates = USUAL
+    rates: Rates = DEFAULT_RATES
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Opened:
     """A stream's session is there; place: of it in the host stage."""
 
     stream: int
-    place: int
+    session: int
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import grpc
 
 from collector.allocator import give_back
 from collector.health import Health, NoHealth, add_health
-from collector.host_limiter import USUAL, HostLimiter
+from collector.host_limiter import DEFAULT_RATES, HostLimiter
 from collector.intake import MOST_ROWS_OF_ALL
 from collector.listening import listen_at, stop_listening
 from collector.receiving import frames
@@ -51,8 +51,8 @@ class Receiver:
     def __init__(self, pipe: Pipe, listen: frames.Listen) -> None:
         """`serve` does the work."""
         self._pipe, self._listen = pipe, listen
-        self._rates = USUAL
-        self.allowance = HostLimiter(lambda: self._rates)
+        self._rates = DEFAULT_RATES
+        self.host_limiter = HostLimiter(lambda: self._rates)
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReceivedStream] = {}
         self._calls: dict[int, _Call] = {}
@@ -70,7 +70,7 @@ class Receiver:
         admission = self._listen.door.admission(self._listen.address)
         server = grpc.aio.server(options=COLLECTOR_OPTIONS)
         serve_stream = self._stream if self._listen.streams else None
-        server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, self._ask),))
+        server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, self._request),))
         self._health = add_health(server)
         listen_at(server, self._listen.address, self._listen.door, admission)
         await server.start()
@@ -79,13 +79,13 @@ class Receiver:
         gc.freeze()
         gc.set_threshold(*_LOOKED_OVER)
         while not isinstance(frame := await self._pipe.receive(), frames.Stop):
-            self._hear(frame)
+            self._receive(frame)
         following.cancel()
         await stop_listening(server, frame.grace_s)
 
-    def _hear(self, frame: Any) -> None:
+    def _receive(self, frame: Any) -> None:
         if isinstance(frame, frames.Give):
-            self._rates = frame.allowance
+            self._rates = frame.rates
             self._give()
         elif isinstance(frame, frames.StreamStates):
             for state in frame.streams.tolist():
@@ -100,7 +100,7 @@ class Receiver:
                 call.answers.put_nowait(frame.data)
         elif isinstance(frame, frames.Opened):
             if stream := self._streams.get(frame.stream):
-                stream.opened(frame.place)
+                stream.opened(frame.session)
         elif isinstance(frame, frames.AgentRequest):
             if stream := self._streams.get(frame.stream):
                 stream.send_request(frame.data)
@@ -154,7 +154,7 @@ class Receiver:
         gone = [number for number in waiting if number not in self._streams]
         for number in gone:
             del waiting[number]
-        streams = sorted(waiting, key=lambda number: (self._streams[number].place, number))
+        streams = sorted(waiting, key=lambda number: (self._streams[number].session_index, number))
         batches = [(number, *one) for number in streams for one in waiting[number]]
         for number in streams:
             stream = self._streams[number]
@@ -185,7 +185,7 @@ class Receiver:
         finally:
             del self._streams[number]
 
-    async def _ask(self, method: str, request: bytes, identity: Identity | None, context: Context) -> None:
+    async def _request(self, method: str, request: bytes, identity: Identity | None, context: Context) -> None:
         number, call = next(self._numbers), _Call()
         self._calls[number] = call
         self.send(Called(number, method, request, identity))

@@ -45,7 +45,7 @@ class RemoteStream:
         self.number, self._registry = number, registry
         self._news = _News(notice)
         self._connection: Connection | None = None
-        self._told_s, self._asked = 0.0, BackpressureRequest()
+        self._sent_s, self._requested = 0.0, BackpressureRequest()
 
     async def open(self, hello: Hello) -> None:
         """As Connection.open."""
@@ -63,9 +63,9 @@ class RemoteStream:
         return self.connection.entry
 
     @property
-    def place(self) -> int:
+    def session_index(self) -> int:
         """Of its session in the host stage."""
-        return self.entry.session.place
+        return self.entry.session.index
 
     @property
     def takes(self) -> bool:
@@ -87,13 +87,13 @@ class RemoteStream:
 
     def state_row(self, now_s: float) -> tuple[int, int, int, int, float]:
         """A row of TOLD, that goes out now."""
-        self._told_s, self._asked = now_s, self._order()
-        order = self._asked
+        self._sent_s, self._requested = now_s, self._order()
+        order = self._requested
         return self.number, self.entry.acknowledge, order.bucket_ns, order.batch_ns, order.rows_per_s
 
     def overdue(self, now_s: float) -> bool:
         """Whether its agent has heard nothing for a while, or is asked for something else than it has heard."""
-        return now_s - self._told_s >= _SILENT_S or self._order() != self._asked
+        return now_s - self._sent_s >= _SILENT_S or self._order() != self._requested
 
     def _order(self) -> BackpressureRequest:
         return self._registry.intake.order(self.entry.session.hello.session)

@@ -27,7 +27,7 @@ _BURST_S = 1.0  # a stream that is slowed down may save up
 class Gathering(Protocol):
     """Where all streams' batches wait (collector.receiving.receiver.Receiver)."""
 
-    allowance: HostLimiter
+    host_limiter: HostLimiter
 
     def send(self, frame: object) -> None:
         """To the collector."""
@@ -54,15 +54,15 @@ class ReceivedStream:
     def __init__(self, number: int, gathering: Gathering, context: Context, identity: Identity | None) -> None:
         """`serve` does the work. identity: whose agent it is; None: it may be anybody's."""
         self.number, self._to, self._context, self._identity = number, gathering, context, identity
-        self.place = -1
+        self.session_index = -1
         self.waiting_rows = self.waiting_batches = 0
         self.taken = asyncio.Event()  # what waited of it
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hello: Hello | None = None
         self._news = asyncio.Event()
-        self._told = netmon_pb2.Acknowledgement()
+        self._acknowledgement = netmon_pb2.Acknowledgement()
         self._due = True  # it is to be written
-        self._asked: list[bytes] = []
+        self._requests: list[bytes] = []
         self._ended: Ended | None = None
         self._rows_per_s = self._free_s = 0.0
         self._waits_since: float | None = time.monotonic()  # for the next message; None: one is being taken in
@@ -71,20 +71,20 @@ class ReceivedStream:
 
     def opened(self, session_index: int) -> None:
         """Its session is there."""
-        self.place = session_index
+        self.session_index = session_index
         if not self._opened.done():
             self._opened.set_result(None)
 
     def send_state(self, state: Table) -> None:
         """A row of TOLD."""
         _, sequence, bucket_ns, batch_ns, self._rows_per_s = state
-        self._told = netmon_pb2.Acknowledgement(sequence=sequence, bucket_ns=bucket_ns, batch_ns=batch_ns)
+        self._acknowledgement = netmon_pb2.Acknowledgement(sequence=sequence, bucket_ns=bucket_ns, batch_ns=batch_ns)
         self._due = True
         self._news.set()
 
     def send_request(self, data: bytes) -> None:
         """An acknowledgement with a request."""
-        self._asked.append(data)
+        self._requests.append(data)
         self._news.set()
 
     def end(self, how: Ended) -> None:
@@ -148,12 +148,12 @@ class ReceivedStream:
             check_silence(host, time.monotonic() - self._waits_since)
 
     async def _write(self) -> None:
-        requests, self._asked = self._asked, []
+        requests, self._requests = self._requests, []
         for data in requests:
             await self._context.write(data)
         if self._due:
             self._due = False
-            await self._context.write(self._told.SerializeToString())
+            await self._context.write(self._acknowledgement.SerializeToString())
 
     async def _take(self) -> None:
         first = await self._read()
@@ -162,8 +162,8 @@ class ReceivedStream:
             return
         opening = netmon_pb2.AgentMessage.FromString(first)
         self._hello = hello = read_hello(opening, self._identity)
-        await self._to.allowance.turn(hello.host)
-        self._to.allowance.add_hello(hello.host, opening.hello)
+        await self._to.host_limiter.turn(hello.host)
+        self._to.host_limiter.add_hello(hello.host, opening.hello)
         self._to.send(Introduced(self.number, hello))
         await self._to.drained()
         await self._opened
@@ -178,7 +178,7 @@ class ReceivedStream:
             elif kind == "batch":
                 await self._turn(hello.host)
                 self._add(message, data)
-                self._to.allowance.add_batch(hello.host, message.batch)
+                self._to.host_limiter.add_batch(hello.host, message.batch)
             else:
                 raise WireError(f"a message of {hello.host} after its hello is not a batch")
             self._waits_since = time.monotonic()
@@ -195,7 +195,7 @@ class ReceivedStream:
 
     async def _turn(self, host: str) -> None:
         """Wait until its next batch may come; meanwhile nothing is read, and no other stream is kept waiting."""
-        await self._to.allowance.turn(host)
+        await self._to.host_limiter.turn(host)
         while self.waiting_rows > MOST_ROWS or self.waiting_batches >= MOST_BATCHES:
             self.taken.clear()
             await self.taken.wait()

@@ -68,7 +68,7 @@ class Arrivals:
         self._fresh_rows = 0
         self._most_rows = _MOST_ROWS
         self._seen = _NONE
-        self._steady = ShareHysteresis(hold)
+        self._hysteresis = ShareHysteresis(hold)
         self._mostly_shared = np.zeros(0, np.bool_)  # by flow, as it was shown last
 
     def add(self, rows: Table) -> bool:
@@ -81,7 +81,7 @@ class Arrivals:
         """These links have gone."""
         self._fresh = [rows[~np.isin(rows["link"], links)] for rows in self._fresh]
         self._seen = self._seen.take(np.flatnonzero(~np.isin(self._seen.link, links)))
-        self._steady.forget(links)
+        self._hysteresis.forget(links)
 
     def prune(self, present: Present) -> None:
         """Nobody looks: keep only what somebody who began to look would need."""
@@ -95,7 +95,7 @@ class Arrivals:
         final: where nobody has looked for a while, the state of the last final rows, from which this goes on.
         """
         if final:
-            self._steady = final.copy()
+            self._hysteresis = final.copy()
         rows = self._classified(self._take_fresh(present), present)
         kept = self._seen.take(np.flatnonzero(self._seen.start_ns >= _needed_since(present)[self._seen.link]))
         self._seen = kept + rows
@@ -125,7 +125,7 @@ class Arrivals:
         dl = np.flatnonzero(state["class"] == Class.DL_ONLY)
         shared = _shared(link, keys % span, span, payload, state, present.enough)[dl]
         window = begins[dl] // present.window_ns[link[dl]]
-        flags = self._steady.flags(link[dl], state["job"][dl], window, shared)
+        flags = self._hysteresis.flags(link[dl], state["job"][dl], window, shared)
         classes = state["class"].copy()
         classes[dl[flags]] = Class.DL_SHARED
         return Seen(keys // span, link, classes, begins, summed(of_row, rows["wire_bytes"], len(keys)))

@@ -30,7 +30,7 @@ _Numbers = npt.NDArray[np.int64]
 RECENT = 500  # iterations
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
-_USUAL = 200  # iterations that make what is usual
+_BASELINE = 200  # iterations that make what is usual
 _FEWEST = 5  # iterations of each rank that goes on, from which on there is a usual
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
 _VERDICTS = 5  # the newest
@@ -77,7 +77,7 @@ class _Rank:
 @dataclass
 class _Job:
     ranks: dict[int, _Rank] = field(default_factory=dict)
-    history: JobHistory = field(default_factory=lambda: JobHistory(RECENT, _USUAL))
+    history: JobHistory = field(default_factory=lambda: JobHistory(RECENT, _BASELINE))
     size: int = 0  # as the rank says that was heard last: an elastic job changes it; 0: unknown
     pattern: str = ""  # as the traffic shows it
     called: tuple[int, str] = (_ANY_RANK, "")  # what people call it, as that rank says; ranks may disagree
@@ -85,9 +85,9 @@ class _Job:
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
     verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=_VERDICTS))  # newest first
     sharing: tuple[str, ...] = ()
-    usual_ns: float = math.nan  # as of iteration usual_of
-    usual_of: int = -1
-    heard_s: float = 0.0
+    baseline_ns: float = math.nan  # as of iteration usual_of
+    baseline_at: int = -1
+    last_step_s: float = 0.0
     unclear: bool = False  # its steps are not understood
     view: JobView | None = None  # None: something has changed since it was made
     facts: JobFacts | None = None  # the same
@@ -140,7 +140,7 @@ class Jobs:
                 if name not in self._said:
                     lines.append(f"job {job.called[1] or name}: {NOT_UNDERSTOOD}")
                     self._said[name] = None
-            self._jobs[name].heard_s = time.monotonic()
+            self._jobs[name].last_step_s = time.monotonic()
         return lines
 
     def _numbers(self, name: str) -> dict[int, int]:
@@ -151,21 +151,21 @@ class Jobs:
         """Of one job; number: rank of each iteration. One that begins a rank, or begins it anew, comes alone."""
         job = self._jobs.pop(name, None) or _Job()
         self._jobs[name] = job  # the job with the newest iteration is last
-        job.heard_s, job.view, job.facts = time.monotonic(), None, None
-        self._forget_old(job.heard_s)
+        job.last_step_s, job.view, job.facts = time.monotonic(), None, None
+        self._forget_old(job.last_step_s)
         job.size = rows.about[int(rows.whose[-1])].size or job.size
-        self._hear_name(job, rows.about[int(rows.whose[number.argmin()])])
+        self._learn_name(job, rows.about[int(rows.whose[number.argmin()])])
         for one, row in dict(zip(number.tolist(), range(len(rows)), strict=True)).items():
-            rank, host, last = job.ranks.get(one), hosts[int(rows.place[row])], int(rows.number[row])
+            rank, host, last = job.ranks.get(one), hosts[int(rows.session[row])], int(rows.number[row])
             if rank is None or last <= rank.number:
                 if rank:
                     job.history.drop(one)
-                job.usual_of = -1  # of it, too, some have to be known
+                job.baseline_at = -1  # of it, too, some have to be known
                 job.ranks[one] = _Rank(host, last, (rows, row))  # or a new process, which counts anew
             else:
                 rank.host, rank.number, rank.ended = host, last, (rows, row)
         job.history.end(rows, len(job.ranks))
-        self.counts.ended(name, rows, lambda: {hosts[session_index] for session_index in rows.place.tolist()})
+        self.counts.ended(name, rows, lambda: {hosts[session_index] for session_index in rows.session.tolist()})
 
     def add_accounts(self, accounted: Accounted) -> None:
         """The bytes of iterations that have ended."""
@@ -191,19 +191,19 @@ class Jobs:
             job, number = self._jobs.get(name), rows.number[own]
             if job is None:
                 continue
-            if number.max() > job.usual_of or number.min() < job.usual_of - _USUAL:  # once for all its ranks
+            if number.max() > job.baseline_at or number.min() < job.baseline_at - _BASELINE:  # once for all its ranks
                 members = job.members()
                 going = members.keys() - dict(job.behind(members)).keys()
-                job.usual_of = int(number.max())
-                job.usual_ns = job.history.baseline_ns(job.size or _ANY_RANK, going, _FEWEST)
-            found.append(own[rows.duration_ns[own] >= NOTABLE * job.usual_ns])
+                job.baseline_at = int(number.max())
+                job.baseline_ns = job.history.baseline_ns(job.size or _ANY_RANK, going, _FEWEST)
+            found.append(own[rows.duration_ns[own] >= NOTABLE * job.baseline_ns])
         return np.concatenate(found)
 
     def ended(self, host: str, iteration: Iteration) -> None:
         """An iteration has ended; its account follows."""
         self.add_ended({0: host}, iteration_rows([(0, iteration)]))
 
-    def _hear_name(self, job: _Job, iteration: Iteration) -> None:
+    def _learn_name(self, job: _Job, iteration: Iteration) -> None:
         """The lowest rank's word counts, so that it does not change with who was heard last."""
         called = iteration.rank, iteration.job_name
         if not job.name or (called[0] <= job.called[0] and called != job.called):
@@ -221,7 +221,7 @@ class Jobs:
 
     def _forget_old(self, now_s: float) -> None:
         while (first := next(iter(self._jobs), None)) is not None:
-            over = self._jobs[first].heard_s < now_s - _KEPT_S
+            over = self._jobs[first].last_step_s < now_s - _KEPT_S
             if not over and len(self._jobs) <= _MOST_JOBS:
                 return
             self.forgotten += not over

@@ -25,8 +25,8 @@ _BPS = 8.0 * NS_PER_S / INTERVAL_NS
 _OF_COST = tuple(field.name for field in fields(AgentCost))
 _OF_HOST = "clock_offset_ns", "clock_skew_ppm", "bucket_ns", "stream_ns"  # the last ones of HostView but for one
 
-Places = npt.NDArray[np.intp]
-T = TypeVar("T", Places, Sequence[JobFacts])
+Indices = npt.NDArray[np.intp]
+T = TypeVar("T", Indices, Sequence[JobFacts])
 
 
 def page(frozen: Frozen, selection: Selection, state: HostState, jobs: Jobs) -> Snapshot:
@@ -86,7 +86,7 @@ def _jobs(frozen: Frozen, selection: Selection) -> Sequence[JobFacts]:
     return chosen
 
 
-def _hosts(frozen: Frozen, selection: Selection, jobs: Iterable[JobFacts]) -> Places | None:
+def _hosts(frozen: Frozen, selection: Selection, jobs: Iterable[JobFacts]) -> Indices | None:
     """The numbers of the hosts that match; None: all of them."""
     if not (selection.hosts or selection.jobs):
         return None
@@ -106,7 +106,7 @@ def _part(items: T, begin: int, most: int) -> T:
     return items[begin : begin + most] if most else items[begin:]
 
 
-def _shown_hosts(frozen: Frozen, selection: Selection, hosts: Places | None, links: Places) -> list[int]:
+def _shown_hosts(frozen: Frozen, selection: Selection, hosts: Indices | None, links: Indices) -> list[int]:
     """By name: those of the links, and of the others those about which there is something to say."""
     matching = np.arange(len(frozen.hosts)) if hosts is None else hosts
     if selection.most_hosts and len(matching) > selection.most_hosts:
@@ -133,7 +133,7 @@ def _host_views(frozen: Frozen, numbers: list[int]) -> tuple[HostView, ...]:
     )
 
 
-def _link_views(frozen: Frozen, links: Places) -> tuple[LinkView, ...]:
+def _link_views(frozen: Frozen, links: Indices) -> tuple[LinkView, ...]:
     rates = frozen.series.sums[links] * _BPS
     unknown = frozen.unknown_columns[links]
     for session_index in np.flatnonzero(unknown).tolist():
@@ -170,7 +170,7 @@ def _rank_number(rank: RankView) -> int:
 
 def _flow_views(
     frozen: Frozen,
-    hosts: Places | None,
+    hosts: Indices | None,
     count: int,
     facts: Callable[[npt.NDArray[np.int64]], Sequence[FlowFacts | None]],
 ) -> tuple[FlowView, ...]:

@@ -21,7 +21,7 @@ from netmon.views import SourceScore
 
 _SOURCES = {name: number for number, name in enumerate(CLOCK_SOURCES)}
 _CLOCKS_EVERY_S = 1.0  # they are estimates over seconds
-_OF_PLACE = (
+_OF_SESSION = (
     "horizon_ns",
     "settled_ns",
     "window_ns",
@@ -31,7 +31,7 @@ _OF_PLACE = (
     "spool_bytes",
     "warnings",
 )
-_ASKED_AT_ONCE = 32  # hosts
+_REFRESHED_AT_ONCE = 32  # hosts
 _TOTALS = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes")
 _NO_LINK = LinkName("", "", Direction.RX, "")
 
@@ -50,7 +50,7 @@ class _Ranks(NamedTuple):
     stepping: set[str]
 
 
-def _ask(session: Session) -> _Ranks:
+def _ranks_of(session: Session) -> _Ranks:
     return _Ranks(session, *session.window.ranks.scores(), session.window.ranks.stepping_jobs())
 
 
@@ -61,26 +61,26 @@ class Sessions:
         """tables: the host stage's."""
         self._tables = tables
         self._shown: list[Connected] = []
-        self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
+        self._indices: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
         self._host_names: tuple[str, ...] = ()
         self._versions: tuple[str, ...] = ()
         self._link_names: list[LinkName] = []
         self._hosts = np.zeros(0, HOST)
         self._clocks_s = -np.inf
         self._ranks: list[_Ranks] = []  # of the sessions that are shown, as they were asked last
-        self._ask_next = 0
+        self._refresh_next = 0
 
     def show(self, newest: Sequence[Connected]) -> None:
         """These sessions are what viewers see from now on, one of each host."""
         self._shown = sorted(newest, key=lambda one: one.session.hello.host)
         sessions = [one.session for one in self._shown]
-        self._places = np.array([session.place for session in sessions], np.int32)
+        self._indices = np.array([session.index for session in sessions], np.int32)
         self._host_names = tuple(session.hello.host for session in sessions)
         self._versions = tuple(session.hello.agent_version for session in sessions)
         self._hosts = np.zeros(len(sessions), HOST)
         self._hosts["begin_ns"] = [session.hello.clock.mono_ns for session in sessions]
         self._hosts["stream_ns"] = [session.hello.streamed_ns for session in sessions]
-        self._link_names = [_NO_LINK] * len(self._tables.places.links)
+        self._link_names = [_NO_LINK] * len(self._tables.sessions.links)
         for session in sessions:
             links, first = session.window.links, session.window.first_link
             for number in range(len(links)):
@@ -88,7 +88,7 @@ class Sessions:
                 self._link_names[first + number] = LinkName(*about)
         self._clocks_s = -np.inf
         known = {id(ranks.session): ranks for ranks in self._ranks}
-        self._ranks = [known.get(id(session)) or _ask(session) for session in sessions]
+        self._ranks = [known.get(id(session)) or _ranks_of(session) for session in sessions]
 
     def publish(self, settled: Settled, view: View) -> None:
         """What a tick of the stage has brought."""
@@ -99,7 +99,7 @@ class Sessions:
 
     def _arrived(self, rows: Columns) -> Table:
         """Rows of ARRIVED (collector.host.rows); those of one flow and share window that follow each other as one."""
-        width = self._tables.places.table["window_ns"]
+        width = self._tables.sessions.table["window_ns"]
         known = width[width > 0]
         alike = len(known) and (known == known[0]).all()
         window = rows["start_ns"] // (known[0] if alike else width[rows["session"]])
@@ -124,7 +124,7 @@ class Sessions:
         entry = np.append(windows.pair_entry, cell // len(Class))
         news = np.empty(len(entry), FINAL)
         news["link"] = link = windows.link[entry]
-        news["start_ns"] = windows.number[entry] * self._tables.places.links["window_ns"][link]
+        news["start_ns"] = windows.number[entry] * self._tables.sessions.links["window_ns"][link]
         news["job"] = np.append(windows.pair_job, np.zeros(len(cell), np.int64))
         shared = np.where(windows.pair_shared, Class.DL_SHARED, Class.DL_ONLY)
         news["class"] = np.append(shared, cell % len(Class))
@@ -159,10 +159,10 @@ class Sessions:
 
     def hosts(self) -> Table:
         """See HostState."""
-        session_indices = self._tables.places
-        for name in _OF_PLACE:
-            self._hosts[name] = session_indices.table[name][self._places]
-        self._hosts["horizon_utc_ns"] = session_indices.utc(self._places, self._hosts["horizon_ns"])
+        session_indices = self._tables.sessions
+        for name in _OF_SESSION:
+            self._hosts[name] = session_indices.table[name][self._indices]
+        self._hosts["horizon_utc_ns"] = session_indices.utc(self._indices, self._hosts["horizon_ns"])
         self._hosts["connected"] = [one.connected for one in self._shown]
         self._read_clocks()
         return self._hosts
@@ -173,9 +173,9 @@ class Sessions:
 
     def links(self) -> Table:
         """See HostState."""
-        own = self._tables.places.links[: len(self._link_names)]
-        host_of = np.full(len(self._tables.places.table) + 1, -1, np.int32)  # the last one: of no session
-        host_of[self._places] = np.arange(len(self._places))
+        own = self._tables.sessions.links[: len(self._link_names)]
+        host_of = np.full(len(self._tables.sessions.table) + 1, -1, np.int32)  # the last one: of no session
+        host_of[self._indices] = np.arange(len(self._indices))
         links = np.zeros(len(own), LINK)
         links["host"], links["capacity_bps"] = host_of[own["session"]], own["capacity_bps"]
         for column, name in enumerate(_TOTALS):
@@ -200,13 +200,13 @@ class Sessions:
         if flow is None:
             return None
         row = table.state[number]
-        link = int(self._tables.places.table["first_link"][row["session"]]) + int(row["link"])
+        link = int(self._tables.sessions.table["first_link"][row["session"]]) + int(row["link"])
         said = self._tables.evidence.latest_tcp(number, flow.direction)
         return FlowFacts(flow, link, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]], *said)
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
         """See HostState."""
-        self._ask_some()
+        self._refresh_some()
         present, stepping = [score for ranks in self._ranks for score in ranks.scores], self.stepping_jobs()
         past = (score for ranks in self._ranks for score in ranks.past_scores if score[0] not in stepping)
         return [*present, *past]
@@ -215,12 +215,12 @@ class Sessions:
         """See HostState."""
         return {job for ranks in self._ranks for job in ranks.stepping}
 
-    def _ask_some(self) -> None:
+    def _refresh_some(self) -> None:
         """How the sources of iterations do is asked of some hosts at a time: it takes long."""
-        for _ in range(min(_ASKED_AT_ONCE, len(self._shown))):
-            self._ask_next = (self._ask_next + 1) % len(self._shown)
-            self._ranks[self._ask_next] = _ask(self._shown[self._ask_next].session)
+        for _ in range(min(_REFRESHED_AT_ONCE, len(self._shown))):
+            self._refresh_next = (self._refresh_next + 1) % len(self._shown)
+            self._ranks[self._refresh_next] = _ranks_of(self._shown[self._refresh_next].session)
 
     def warnings(self) -> Sequence[str]:
         """See HostState."""
-        return [line for one in self._shown for line in one.session.window.ranks.odd.warnings]
+        return [line for one in self._shown for line in one.session.window.ranks.rejected.warnings]

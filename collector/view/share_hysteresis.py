@@ -35,7 +35,7 @@ class ShareHysteresis:
         if not len(link):
             return np.zeros(0, np.bool_)
         distinct, of_row = groups(link.astype(np.int64) * _MOST_JOBS + job)
-        pairs = self._places(distinct)
+        pairs = self._positions(distinct)
         first = int(window.min())
         span = int(window.max()) - first + 1
         cells, of_cell = groups(of_row * span + (window - first))
@@ -56,7 +56,7 @@ class ShareHysteresis:
         for name in ("_pairs", "_state", "_run", "_next"):
             setattr(self, name, getattr(self, name)[keep])
 
-    def _places(self, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _positions(self, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         new = pairs[~np.isin(pairs, self._pairs)]
         if len(new):
             at = np.searchsorted(self._pairs, new)

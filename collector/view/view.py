@@ -30,7 +30,7 @@ class View:
         self._state, self._jobs, self._settings = state, jobs, settings
         self._arrivals = Arrivals(settings.hold_windows)
         self._series = LinkSeries(settings.settle_ns)
-        self._steady = ShareHysteresis(settings.hold_windows)
+        self._hysteresis = ShareHysteresis(settings.hold_windows)
         self._final: list[Table] = []
         self._final_rows = 0
         self._looked_ns = 0  # utc
@@ -53,7 +53,7 @@ class View:
         """These links have gone; their numbers may be others' from now on."""
         self._final = [rows[~np.isin(rows["link"], links)] for rows in self._final]
         self._series.forget(links)
-        self._steady.forget(links)
+        self._hysteresis.forget(links)
         self._arrivals.forget(links)
 
     def freeze(self, now_utc_ns: int, trouble: Sequence[str] = ()) -> Frozen:
@@ -62,7 +62,7 @@ class View:
         present = self._present(hosts, links)
         self._count_final(present)
         looked, self._looked_ns = now_utc_ns - self._looked_ns < _LOOKED_NS, now_utc_ns
-        self._arrivals.classify(present, None if looked else self._steady)
+        self._arrivals.classify(present, None if looked else self._hysteresis)
         series = self._series.copy(np.maximum(present.horizon_ns, 0) // INTERVAL_NS)
         self._arrivals.add_to(series, present)
         flows, rates = self._arrivals.flow_rates(present, _of_host(hosts["begin_ns"], links["host"], 0))
@@ -113,7 +113,7 @@ class View:
         dl = np.flatnonzero((classes == Class.DL_ONLY) | (classes == Class.DL_SHARED))
         own = rows[dl]
         window = own["start_ns"] // present.window_ns[own["link"]]
-        shared = self._steady.flags(own["link"], own["job"], window, own["class"] == Class.DL_SHARED)
+        shared = self._hysteresis.flags(own["link"], own["job"], window, own["class"] == Class.DL_SHARED)
         classes[dl] = np.where(shared, Class.DL_SHARED, Class.DL_ONLY)
         self._series.add(rows["start_ns"], rows["link"], classes, rows["wire_bytes"])
 

@@ -269,7 +269,9 @@ class Agent:
         drained = self._meter.drain(now_ns)
         self._schedule.drained()
         self._owners.read_socket_events(now_ns)
-        self._receive_ranks(now_ns)  # before the flows: a job that is set up anew makes its connections as its new ranks
+        self._receive_ranks(
+            now_ns
+        )  # before the flows: a job that is set up anew makes its connections as its new ranks
         self._owners.add(describe_flows(drained, now_ns), now_ns)
 
     def _receive_ranks(self, now_ns: int) -> None:

@@ -68,7 +68,7 @@ The last is -1 where this only says that the flow is over.
 
 @dataclass(frozen=True)
 class Kept:
-    """A batch. body + buckets is the message; carried: dtype CARRIED, of its buckets, as bytes."""
+    """A batch. body + buckets is the message; link_totals: dtype LINK_TOTALS, of its buckets, as bytes."""
 
     sequence: int
     body: bytes

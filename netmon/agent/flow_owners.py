@@ -236,7 +236,7 @@ class FlowOwners:
         self._early_events: list[SocketEvent] = []
         self._signs = RankSigns()
         self._local_services = LocalServices(aggregates) if aggregates else None
-        self._served: dict[tuple[int, int], Owner] = {}  # whose a local port is
+        self._port_owners: dict[tuple[int, int], Owner] = {}  # whose a local port is
         self._limiter = RateLimiter(_QUESTIONS_PER_SECOND, _QUESTIONS_AT_ONCE)
         self._processes: dict[int, _Process] = {}
         self._pending: dict[Endpoint, _Pending] = {}
@@ -273,7 +273,7 @@ class FlowOwners:
         end = local_end(aggregate)
         if end.remote_port:
             return self._services.get((end.protocol, end.remote, end.remote_port)) or Owner()
-        return self._served.get((end.protocol, end.local_port), Owner())
+        return self._port_owners.get((end.protocol, end.local_port), Owner())
 
     def _expect(self, endpoint: Endpoint, now_ns: int) -> _Pending:
         pending = self._pending[endpoint] = _Pending(endpoint, now_ns, now_ns)
@@ -302,9 +302,9 @@ class FlowOwners:
         for remote, owner in self._services.items():
             if owner and owner.user in names:
                 self._services[remote] = replace(owner, user=names[owner.user])
-        for port, owner in self._served.items():
+        for port, owner in self._port_owners.items():
             if owner.user in names:
-                self._served[port] = replace(owner, user=names[owner.user])
+                self._port_owners[port] = replace(owner, user=names[owner.user])
 
     def _take_socket_events(self) -> list[SocketEvent]:
         return self._socket_events.take(self._signs.pids | self._ranks.keys()) if self._socket_events else []
@@ -451,10 +451,10 @@ class FlowOwners:
         if self._local_services and flow.owner.pid and flow.owner.source != "service":
             self._local_services.learn(flow)
             port = flow.protocol, local_end(flow).local_port
-            self._served.pop(port, None)
-            self._served[port] = replace(flow.owner, source="aggregate")
-            if len(self._served) > _PROCESSES:
-                del self._served[next(iter(self._served))]
+            self._port_owners.pop(port, None)
+            self._port_owners[port] = replace(flow.owner, source="aggregate")
+            if len(self._port_owners) > _PROCESSES:
+                del self._port_owners[next(iter(self._port_owners))]
 
     def _done(self, pending: _Pending) -> None:
         del self._pending[pending.endpoint]

@@ -40,7 +40,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._due_ns = time.monotonic_ns() + _INTERVAL_NS
         self._first = [_before_hook(sample, began_ns) for sample in self.read()]
-        counters = {(link.name, link.index, link.sample.direction): link.counter for link in self._accounts(self._first)}
+        counters = {
+            (link.name, link.index, link.sample.direction): link.counter for link in self._accounts(self._first)
+        }
         self.began = Beginning(began_ns, counters)
 
     def due(self, now_ns: int) -> list[LedgerSample]:
@@ -110,7 +112,7 @@ class Ledger:
         return self._before[link][0] + counted[0], self._before[link][1] + counted[1]
 
     def lose(self, totals: Table) -> None:
-        """Counts what batches carried (dtype CARRIED) as lost in the agent."""
+        """Counts what batches carried (dtype LINK_TOTALS) as lost in the agent."""
         with self._lock:
             for interface, direction, *counts in totals.tolist():
                 lost = self._lost[interface, Direction(direction)]

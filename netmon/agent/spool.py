@@ -81,7 +81,7 @@ _AT_ONCE = 64  # batches that go from memory to the disk
 
 R = TypeVar("R")
 Lose = Callable[[Table], None]
-"""Counts what is given up (dtype CARRIED) as lost in the agent."""
+"""Counts what is given up (dtype LINK_TOTALS) as lost in the agent."""
 
 
 class Spool:
@@ -142,7 +142,7 @@ class Spool:
         return self._newest
 
     def link_totals(self) -> Table:
-        """What the batches on the disk carry, dtype CARRIED."""
+        """What the batches on the disk carry, dtype LINK_TOTALS."""
         return summed(list(self._disk.link_totals.values()))
 
     @property

@@ -50,7 +50,7 @@ class SpoolDisk:
         """left: what a session left behind; it is waited for, however long it takes.
 
         memory: what waits to be put into the file; a batch that came there late is taken out of it.
-        lose: counts what has lost its buckets after all (dtype CARRIED). back(): the disk answers again.
+        lose: counts what has lost its buckets after all (dtype LINK_TOTALS). back(): the disk answers again.
         """
         self._memory = memory
         self.folder, self._session, self._lose, self._back = folder, session, lose, back

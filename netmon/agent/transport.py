@@ -110,7 +110,9 @@ class TransportLooks:
         """Of what `elsewhere` was: rows of TCP_INFO. able: whether there is any sense in asking again."""
         found = np.frombuffer(rows, TCP_INFO)
         of = [self._elsewhere[number] for number in found["number"].tolist()]
-        self._answered.append(self._rows(found, of, self._elsewhere_payload, self._elsewhere_since_ns, time.monotonic_ns()))
+        self._answered.append(
+            self._rows(found, of, self._elsewhere_payload, self._elsewhere_since_ns, time.monotonic_ns())
+        )
         self._able_elsewhere = able
 
     def _look(self, ids: npt.NDArray[np.uint32], payload: _Counts) -> Table:

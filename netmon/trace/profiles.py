@@ -96,7 +96,7 @@ _INSPECTED_SIZE = re.compile(rb'"header"\s*:\s*\{[^{}]*?"n_ranks"\s*:\s*(\d{1,9}
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
 _MOST_DETAILS, _LONGEST = 12, 200
 _MOST_OPEN = 10_000  # of a thread, that have begun ("B") and not ended
-_MOST_APART = 100_000  # that have begun by themselves ("b", as of NCCL's profiler) and not ended
+_MOST_UNENDED = 100_000  # that have begun by themselves ("b", as of NCCL's profiler) and not ended
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happen
                 yield Happening(thread, _ns(profile, time), round(length * 1000), name, details)
         elif kind in ("i", "I"):
             yield Happening(thread, _ns(profile, time), None, name, details)
-        elif kind == "b" and len(apart) < _MOST_APART:
+        elif kind == "b" and len(apart) < _MOST_UNENDED:
             apart[thread, _word(event.get("cat")), _word(event.get("id"))] = time, name, details
         elif kind == "e" and (
             begun_apart := apart.pop((thread, _word(event.get("cat")), _word(event.get("id"))), None)

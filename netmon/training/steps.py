@@ -94,7 +94,7 @@ class Steps:
         self._begun_ns = now_ns
         self._enqueued = False
         self._last_wait_ns = 0
-        self._tell(_STEP_START, now_ns)
+        self._send_mark(_STEP_START, now_ns)
 
     def begin_anew(self) -> None:
         """Begins the step again if the one under way was given up, or if Horovod has given the ranks out anew since."""
@@ -154,7 +154,7 @@ class Steps:
 
     def close(self) -> None:
         """This rank is done."""
-        self._tell(_LEAVE, time.monotonic_ns())
+        self._send_mark(_LEAVE, time.monotonic_ns())
         if self._socket:
             self._socket.close()
 
@@ -171,15 +171,17 @@ class Steps:
 
     def _moved(self, now_ns: int) -> bool:
         """Whether this process is another rank by now; asked only where so much time has passed that it may be."""
-        return self._asks_horovod and now_ns - self._begun_ns > _RESET_NS and self._requested() != (self.rank, self.size)
+        return (
+            self._asks_horovod and now_ns - self._begun_ns > _RESET_NS and self._requested() != (self.rank, self.size)
+        )
 
     def _move(self, now_ns: int) -> None:
         """Leaves as who it was, with all that was kept, and joins as who it is now."""
-        self._tell(_LEAVE, now_ns)
+        self._send_mark(_LEAVE, now_ns)
         self._given_up = False
         self.rank, self.size = self._requested()
         self._head = self._whose()
-        self._tell(_JOIN, now_ns)
+        self._send_mark(_JOIN, now_ns)
 
     def _whose(self) -> bytes:
         """What stands before all marks; nothing where it cannot be written."""
@@ -204,9 +206,9 @@ class Steps:
             connection.close()
             return
         self._socket = connection
-        self._tell(_JOIN, now_ns)
+        self._send_mark(_JOIN, now_ns)
 
-    def _tell(self, moment: int, time_ns: int) -> None:
+    def _send_mark(self, moment: int, time_ns: int) -> None:
         """With what was kept until now."""
         self._keep(moment, time_ns)
         self._send()

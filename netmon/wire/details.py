@@ -208,7 +208,9 @@ def read_mark_runs(messages: Iterable[netmon_pb2.Mark]) -> list[MarkRun]:
     for _, group in groupby(messages, whose):
         own = list(group)
         first = read_mark(own[0])  # with whatever is wrong about the rank
-        moments, iterations, times_ns, errors_ns = (list(column) for column in zip(*map(_MARK_FIELDS, own), strict=True))
+        moments, iterations, times_ns, errors_ns = (
+            list(column) for column in zip(*map(_MARK_FIELDS, own), strict=True)
+        )
         wrong = (
             *(min(iterations) < 0, min(times_ns) < 0, min(errors_ns) < 0, not _MOMENTS.keys() >= set(moments)),
             *(max(iterations) > MAX_COUNT, max(times_ns) > MAX_MONO_NS, max(errors_ns) > MAX_SPAN_NS),

@@ -43,7 +43,7 @@ _FIXED = {
 _BY_UNIT = {"ns": MAX_SPAN_NS, "bytes": MAX_BYTES, "packets": MAX_PACKETS}
 _MOST_ROWS = {TRANSPORT: MAX_TRANSPORT, HOST_PART: MAX_HOST_PART}
 _NAMES = {TRANSPORT: "Transport", HOST_PART: "HostPart"}
-_SPLIT_AT = len(HOST_PART.names or ()) - 1
+_STOPPED = len(HOST_PART.names or ()) - 1
 """The column of HOST_PART that came later than the others, and travels by itself."""
 _JOB = (HOST_PART.names or ()).index("job")
 _NEEDED = ("flow_id", "start_ns", "end_ns")
@@ -69,8 +69,8 @@ def encode_evidence(table: Table, message: netmon_pb2.Transport | netmon_pb2.Hos
     # All columns are of one type and one after the other: a row is a row of a matrix.
     columns = np.frombuffer(table.tobytes(), "<i8").reshape(len(table), -1).T + 1
     if isinstance(message, netmon_pb2.HostPart):
-        message.stopped = zlib.compress(columns[_SPLIT_AT].tobytes(), 1)
-        columns = columns[:_SPLIT_AT]
+        message.stopped = zlib.compress(columns[_STOPPED].tobytes(), 1)
+        columns = columns[:_STOPPED]
     message.columns = zlib.compress(columns.tobytes(), 1)
 
 
@@ -82,9 +82,9 @@ def split_evidence(message: netmon_pb2.Transport | netmon_pb2.HostPart, dtype: n
     if not isinstance(message, netmon_pb2.HostPart):
         return _inflated(message.columns, f"{name}.columns", (columns, rows))
     found = np.zeros((columns, rows), np.uint64)  # an older agent sends no last column: it is unknown
-    found[:_SPLIT_AT] = _inflated(message.columns, f"{name}.columns", (columns - 1, rows))
+    found[:_STOPPED] = _inflated(message.columns, f"{name}.columns", (columns - 1, rows))
     if message.stopped:
-        found[_SPLIT_AT:] = _inflated(message.stopped, f"{name}.stopped", (1, rows))
+        found[_STOPPED:] = _inflated(message.stopped, f"{name}.stopped", (1, rows))
     return found
 
 

@@ -79,7 +79,7 @@ class Sender:
 
     def _leave(self) -> None:
         if self.entry:
-            self.entry.connected, self.entry.last_heard = False, -1e9
+            self.entry.connected, self.entry.last_batch_s = False, -1e9
 
 
 class Collector:

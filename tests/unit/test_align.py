@@ -208,7 +208,7 @@ def test_hosts_that_are_all_kept_by_ptp_share_their_own_utc():
 def compare(clocks: Clocks, hosts: Sequence[Host]) -> None:
     """What the job stage does with the clocks of hosts at places 0, 1, …, and what they make of it."""
     for told in clocks.compare([clock_of(place, f"h{place}", host.alignment) for place, host in enumerate(hosts)]):
-        correct(hosts[told.place].alignment, told)
+        correct(hosts[told.session].alignment, told)
 
 
 class Ends:

@@ -56,7 +56,7 @@ def test_nobody_is_asked_for_anything_while_it_keeps_up() -> None:
     load = Load(dict.fromkeys(NAMES, 200.0))
     load.decide(0.3, seconds=100)
     assert load.steps() == {0}
-    assert load.shedding.asked == 0
+    assert load.shedding.coarsened == 0
 
 
 def test_everybody_is_asked_where_all_send_alike() -> None:
@@ -129,7 +129,7 @@ def test_one_agent_behind_a_slow_network_is_not_our_load() -> None:
     for second in range(30):
         sending = dict.fromkeys(NAMES, Sending(200.0, 0.1)) | {"s3": Sending(200.0, 20.0)}
         shedding.decide(sending, CALM, second)
-    assert shedding.asked == 0
+    assert shedding.coarsened == 0
 
 
 def test_it_lets_go_one_step_at_a_time_and_later_when_that_was_too_early() -> None:
@@ -163,7 +163,7 @@ def test_many_agents_send_fewer_batches_from_the_start(sessions: int, batch_ns: 
     load = Load({f"s{number}": 200.0 for number in range(sessions)})
     load.decide(0.1)
     assert {load.shedding.order(name) for name in load.rates} == {BackpressureRequest(0, batch_ns)}
-    assert load.shedding.asked == 0
+    assert load.shedding.coarsened == 0
 
 
 def test_those_who_kept_to_their_share_are_let_go_first() -> None:
@@ -182,7 +182,7 @@ def test_who_has_gone_is_forgotten() -> None:
     del load.rates["s1"]
     load.decide(0.6)
     assert load.shedding.order("s1") == BackpressureRequest()
-    assert load.shedding.asked == 9
+    assert load.shedding.coarsened == 9
 
 
 def test_behind_is_told_by_any_clock() -> None:

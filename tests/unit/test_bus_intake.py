@@ -136,7 +136,7 @@ def test_who_has_lost_a_host_and_does_not_know_keeps_nothing_from_its_new_worker
             working(tmp_path / "after", server.settings, "w2") as after,
         ):
             await before.intake.take("h0")
-            await wait_until(lambda: before.intake._hosts["h0"]._deliveries._asked)
+            await wait_until(lambda: before.intake._hosts["h0"]._deliveries._requested)
             before.has_lost.add("h0")
             await after.intake.take("h0")
             for sequence in range(1, BATCHES + 1):
@@ -326,7 +326,7 @@ def test_an_agent_that_is_silent_is_no_load(server, tmp_path):
             for sequence in (1, 2, 3):
                 await sender.send(sequence)
             await asyncio.sleep(2.5)
-            assert worker.registry.intake._shedding.asked == 0
+            assert worker.registry.intake._shedding.coarsened == 0
 
     run(test())
 

@@ -170,7 +170,7 @@ def test_a_hangup_reads_the_level_and_names_what_waits(tmp_path, caplog, monkeyp
 
 
 def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypatch):
-    from collector.host_limiter import USUAL, HostLimiter, Rates
+    from collector.host_limiter import DEFAULT_RATES, HostLimiter, Rates
     from netmon.commands import collector
 
     file = tmp_path / "collector.toml"
@@ -186,7 +186,7 @@ def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypa
     assert collector.run(args) == 0
     (settings,) = served
     allowance = HostLimiter(lambda: settings.allowance)
-    assert allowance.rates() == USUAL
+    assert allowance.rates() == DEFAULT_RATES
     more = ["allowance = ['rows=8e6', 'flows=1e4']", "keep = ['buckets=7d']", "flush = '5s'", "settle = '3s'"]
     file.write_text("\n".join([f'data = "{tmp_path}/data"', *more]))
     handlers[signal.SIGHUP]()

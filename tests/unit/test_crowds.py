@@ -85,7 +85,7 @@ def test_nobody_is_silent_because_we_are_late_ourselves(tmp_path: Path, behind: 
         sessions.tick()
         sessions.add(entry, message(source.batch()))
         sessions.tick()
-        entry.last_heard, entry.behind = time.monotonic() - 6, behind
+        entry.last_batch_s, entry.behind = time.monotonic() - 6, behind
         sessions.intake.late_s = time.monotonic() - (6 if behind else 1)
         sessions.tidy()
         assert not entry.settled
@@ -112,7 +112,7 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
             sessions.add(entry, message(batch))
             taken_in.append(entry.session.received)
         assert taken_in == [0, 2, 2, 2, 5, 5, 5, 8]  # 200 rows each, and four flows with the first
-        assert any("rows ahead of its horizon" in line for line in entry.session.window.ranks.odd.warnings)
+        assert any("rows ahead of its horizon" in line for line in entry.session.window.ranks.rejected.warnings)
         assert await sessions.flush()
         store.close()
 

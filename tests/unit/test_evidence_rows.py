@@ -120,9 +120,9 @@ def test_the_latest_is_known_of_both_ways_and_not_of_who_has_the_index_next() ->
     assert (rtt_ns, math.isnan(loss)) == (5, True)
     assert all(map(math.isnan, tables.evidence.latest_tcp(cross, Direction.RX)))
     assert all(map(math.isnan, tables.evidence.latest_tcp(10**6, Direction.TX)))
-    tables.places.table["horizon_ns"][stage.place] += 4_000 * MS
+    tables.sessions.table["horizon_ns"][stage.place] += 4_000 * MS
     assert all(map(math.isnan, tables.evidence.latest_tcp(tx, Direction.TX)))  # too long ago
-    tables.places.table["horizon_ns"][stage.place] -= 4_000 * MS
+    tables.sessions.table["horizon_ns"][stage.place] -= 4_000 * MS
     tables.flows.state["flow_id"][tx] = 1234
     assert all(map(math.isnan, tables.evidence.latest_tcp(tx, Direction.TX)))
 

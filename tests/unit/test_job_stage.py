@@ -43,7 +43,7 @@ def test_a_stage_forgets_sessions_that_are_over():
     )
     stage.answer(HostNews(ended=sorted(places)[1:], horizon_ns=last + 2 * 10**9))
     stage.answer(HostNews(horizon_ns=last + 3 * 10**9))
-    assert (inferring._flows, inferring._places, inferring._jobs) == ({}, {}, {})
+    assert (inferring._flows, inferring._sessions, inferring._jobs) == ({}, {}, {})
     assert (len(clocks._ends), clocks._ends.pairs, clocks._corrections, clocks._coarse) == (0, [], {}, {})
     stage.answer(HostNews(horizon_ns=last + 60 * 10**9))
     inference = inferring._inference

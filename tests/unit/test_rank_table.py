@@ -118,20 +118,22 @@ def told(seed: int, disturbed: float, together: int) -> tuple[dict[str, pd.DataF
             stage.hosts.session(places[0]).window.ranks.release()
         for first in range(0, HOSTS, together):
             settled.append(stage.take(places[first : first + together], gather(batches[first : first + together])))
-        most = max(most, len(stage.hosts.tables.steady))
+        most = max(most, len(stage.hosts.tables.rank_table))
     settled.append(stage.settle_all(places, leaving=True))
     assert not any(one.refused or one.failed for one in settled)
-    ended = [(int(place), *i) for one in settled for r in one.ended for place, i in zip(r.place, r.each(), strict=True)]
+    ended = [
+        (int(place), *i) for one in settled for r in one.ended for place, i in zip(r.session, r.each(), strict=True)
+    ]
     accounts = [
         (int(place), *i, *t)
         for one in settled
         for told in one.accounted
-        for place, (i, t) in zip(told.rows.place, told.each(), strict=True)
+        for place, (i, t) in zip(told.rows.session, told.each(), strict=True)
     ]
     buckets = [o.buckets for one in settled for outputs in one.outputs.values() for o in outputs]
     names = ("session", "flow_id", "class", "job", "iteration", "bucket_start_ns", "wire_bytes")
     stamped = pd.DataFrame({name: np.concatenate([part[name] for part in buckets]) for name in names})
-    odd = [(place, "; ".join(stage.hosts.session(place).window.ranks.odd.warnings)) for place in places]
+    odd = [(place, "; ".join(stage.hosts.session(place).window.ranks.rejected.warnings)) for place in places]
     tables = {"ended": ended, "accounts": accounts, "rows": stamped, "odd": odd}
     frames = {name: pd.DataFrame(table) for name, table in tables.items()}
     return {name: f.sort_values(list(f.columns)).reset_index(drop=True) for name, f in frames.items()}, most

@@ -8,7 +8,7 @@ import pytest
 
 from netmon.dl.sharing.advice import JobSeen, advise
 from netmon.dl.sharing.advice_text import sentences
-from netmon.dl.sharing.compatibility import _held, durations, fair_shares, fits, groups, score, scores_by_shift
+from netmon.dl.sharing.compatibility import _with_hold, durations, fair_shares, fits, groups, score, scores_by_shift
 from netmon.dl.sharing.demand import Demand, LinkBytes, demand
 from netmon.dl.sharing.drift import drift
 from netmon.dl.sharing.pairs import pairs
@@ -124,7 +124,7 @@ def test_who_is_a_little_faster_is_held_to_the_other() -> None:
     assert fit.hold_ns == 102 * MS
     assert fit.best_score > 0.99
     assert fit.shifted_ns / MS == pytest.approx(102, rel=0.001)
-    held = _held(jobs[1], 100 * MS)
+    held = _with_hold(jobs[1], 100 * MS)
     assert held.rates.mean() * 100 == pytest.approx(jobs[1].rates.mean() * 96)  # the same bytes
 
 

@@ -146,7 +146,7 @@ class Stored:
         jobs = stage.hosts.tables.flows.jobs
         accounted = [told for one in self.settled for told in one.accounted]
         iterations = [
-            (place, *i, *t) for told in accounted for place, (i, t) in zip(told.rows.place, told.each(), strict=True)
+            (place, *i, *t) for told in accounted for place, (i, t) in zip(told.rows.session, told.each(), strict=True)
         ]
         ledger = [(place, *vars(row).values()) for place, output in outputs for row in output.ledger]
         rows["job"] = [jobs[job] for job in rows["job"]]

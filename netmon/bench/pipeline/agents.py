@@ -102,7 +102,9 @@ class _Agent:
         self.silent_s = 0.0
         self._load, self._host, self._epoch = load, host, epoch
         self._phase_s = host / load.hosts / load.batches
-        self._requests: list[tuple[float, int, int]] = [(0.0, WIDTH_MS, 1)]  # since when, how wide, so many spans together
+        self._requests: list[tuple[float, int, int]] = [
+            (0.0, WIDTH_MS, 1)
+        ]  # since when, how wide, so many spans together
         self._ends: list[int] = []  # of each batch that was sent: the span after it
         self._acknowledged = 0
         self._answered_s = time.monotonic()

@@ -74,7 +74,7 @@ def phases(
     # left behind, which did not end everywhere at once.
     itself = sum(max(0.0, float(more[last] - more[slow])) for more in (more_rest, _more_before(rest, row, baseline)))
     waited_for = float(np.clip(min(apart, itself), 0.0, max(more_wait, 0.0)))
-    if waited_for > 0 and _accumulated(table, row, more_rest, last, slow):
+    if waited_for > 0 and _many_late(table, row, more_rest, last, slow):
         pause += waited_for
     elif waited_for > 0:
         late.append((int(table.rank[last]), waited_for))
@@ -112,7 +112,7 @@ def _stuck(done: _Floats, row: int, baseline: npt.NDArray[np.intp], slow: int) -
     return float(np.max(kept, initial=0.0, where=np.isfinite(kept)))
 
 
-def _accumulated(table: Matrix, row: int, more_rest: _Floats, last: int, slow: int) -> bool:
+def _many_late(table: Matrix, row: int, more_rest: _Floats, last: int, slow: int) -> bool:
     """Whether ranks of several hosts, half of all or more, were late by about as much as the latest: no straggler."""
     late = np.flatnonzero(more_rest >= _ALIKE * more_rest[last]) if more_rest[last] > 0 else np.empty(0, np.intp)
     hosts = len(np.unique(table.host[row, late]))

@@ -34,7 +34,9 @@ def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ..
     table, row = one.table, one.row
     moments = one.moments
     waits, lasts = _waits(moments, one)
-    baseline = middle((moments.exposed - waits)[one.baseline]) if len(one.baseline) else np.full(len(table.rank), np.nan)
+    baseline = (
+        middle((moments.exposed - waits)[one.baseline]) if len(one.baseline) else np.full(len(table.rank), np.nan)
+    )
     rows = []
     for column in np.flatnonzero(table.host[row] >= 0).tolist():
         rank, host = int(table.rank[column]), steps.hosts[int(table.host[row, column])]
