@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is let in, to do what, and how often at a time.
 
-With TLS everybody is somebody: by the certificate, or where none is asked for by a token. Without it nobody is, and
-whoever can reach the collector may do everything; it listens to this machine only then, unless it was told otherwise.
+With TLS everybody is somebody: by the certificate, or where none is requested by a token. Without it nobody is, and
+whoever can reach the collector may do everything; it listens to this machine only then, unless it was set otherwise.
 A call ends when its certificate expires, when the authority is replaced by another one, and when its token is removed.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the collector asks of its agents when more comes than it can take: coarser rows in fewer batches, nothing else.
 
-Iterations, the ledger and what flows are come whole in every case. Fewer batches cost no detail: they are asked for
+Iterations, the ledger and what flows are come whole in every case. Fewer batches cost no detail: they are requested
 before anything is late. Then an agent that sends far more than the others do is asked alone, and slowed alone where
 asking does not help; only then everybody is asked. Asking follows the load at once, letting go takes its time, and
 more of it whenever it was too early.
@@ -16,7 +16,7 @@ _MS = 1_000_000
 
 @dataclass(frozen=True)
 class BackpressureRequest:
-    """What one agent is asked for; the default: nothing."""
+    """What one agent is requested; the default: nothing."""
 
     bucket_ns: int = 0  # rows at least so wide
     batch_ns: int = 0  # batches no closer together
@@ -30,7 +30,7 @@ STEPS = (
     BackpressureRequest(5 * _MS, 1_000 * _MS),
     BackpressureRequest(20 * _MS, 1_000 * _MS),
 )
-"""From nothing to the most that an agent is asked for. Fewer batches come first: they cost a second, no detail."""
+"""From nothing to the most that an agent is requested. Fewer batches come first: they cost a second, no detail."""
 
 _FEWER = 2  # of the steps, cost no detail
 BATCHES_PER_S = 1_000
@@ -79,7 +79,7 @@ class Shedding:
     _PATIENCE_S, _MOST_PATIENCE_S = 10.0, 160.0
 
     def __init__(self) -> None:
-        """Nobody is asked for anything."""
+        """Nobody is requested anything."""
         self._steps: dict[str, int] = {}
         self._limits: dict[str, float] = {}  # rows/s
         self._blamed: set[str] = set()  # who sent more than their share
@@ -90,11 +90,11 @@ class Shedding:
 
     @property
     def coarsened(self) -> int:
-        """How many sessions are asked for something."""
+        """How many sessions are requested something."""
         return len(self._steps)
 
     def order(self, session: str) -> BackpressureRequest:
-        """What a session is asked for now."""
+        """What a session is requested now."""
         step = STEPS[self._steps.get(session, 0)]
         return BackpressureRequest(step.bucket_ns, max(step.batch_ns, self._batch_ns), self._limits.get(session, 0.0))
 
@@ -125,10 +125,10 @@ class Shedding:
             self._ease(now_s)
 
     def _easy(self, behind_s: float, busy: float, storing: Storing) -> bool:
-        """Whether less may be asked for.
+        """Whether less may be requested.
 
         Coarser rows cost detail: finer ones are tried as soon as nothing is late, with more patience where that was too
-        early. Fewer batches cost none: they are asked for until there is little to do.
+        early. Fewer batches cost none: they are requested until there is little to do.
         """
         if self._limits or max(self._steps.values(), default=0) > _FEWER:
             full = (self.EASY_FULL + self.FULL) / 2
@@ -137,7 +137,7 @@ class Shedding:
         return behind_s <= self.EASY_S and busy <= self.IDLE and quick
 
     def _fewer(self, sessions: Iterable[str]) -> bool:
-        """Whether all send as few batches as they may be asked for."""
+        """Whether all send as few batches as they may be requested."""
         return all(self._steps.get(name, 0) >= _FEWER for name in sessions)
 
     def _raise(self, sessions: Mapping[str, Sending], now_s: float) -> None:

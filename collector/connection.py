@@ -145,7 +145,7 @@ class Connection:
             raise FailedSessionError(self.entry.failure)
 
     def acknowledgements(self) -> Iterator[netmon_pb2.Acknowledgement]:
-        """What is stored, and what the agent is asked for."""
+        """What is stored, and what the agent is requested."""
         order = self._registry.intake.order(self.entry.session.hello.session)
         news = netmon_pb2.Acknowledgement(
             sequence=self.entry.acknowledge, bucket_ns=order.bucket_ns, batch_ns=order.batch_ns

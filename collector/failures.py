@@ -51,7 +51,7 @@ class Failures:
             _log.warning(line, exc_info=error)
 
     def check_clock(self) -> None:
-        """To be called now and then: a clock that somebody has set is said; hosts' clocks are held against it."""
+        """To be called now and then: a clock that somebody has set is said; hosts' clocks are compared with it."""
         if jump_s := self.jumps.check():
             _log.warning(f"this machine's clock was {jump_text(jump_s)}: the UTC of all hosts' rows steps with it")
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full resolution from the agents' recorders: requests go out beside acknowledgements, answers come between batches."""
+"""Full resolution from the agents' recorders: requests go out alongside acknowledgements, answers come between
+batches."""
 
 import asyncio
 import itertools

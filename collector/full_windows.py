@@ -16,7 +16,7 @@ from netmon.wire import netmon_pb2
 Context = grpc.aio.ServicerContext[Any, Any]
 
 AHEAD = 4
-"""Parts that are asked for before the first of them is read."""
+"""Parts that are requested before the first of them is read."""
 
 LET_GO_AFTER_S = 60.0
 """A reader that has not read a part until then."""

@@ -23,7 +23,7 @@ _MOST_HOSTS = 1 << 16
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one second; an agent sends two batches, describes a hundred flows and tells of some thousand marks."""
+    """Of one second; an agent sends two batches, describes a hundred flows and reports some thousand marks."""
 
     batches: float = 500
     rows: float = 4e6

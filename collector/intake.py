@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each session brings, how far behind we are with it, and what its agent is asked for therefore."""
+"""What each session brings, how far behind we are with it, and what its agent is requested therefore."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from netmon.wire.limits import MAX_ROWS
 _log = logging.getLogger(__name__)
 _DECIDE_EVERY_S = 1.0
 _LATE_S = 2.0  # from one tick to the next: we were busy, or nobody let us work
-_SILENT_S = 2.0  # agents send more often, also when they are asked for fewer batches
+_SILENT_S = 2.0  # agents send more often, also when they are requested fewer batches
 MOST_ROWS, MOST_BATCHES = 1_000_000, 64
 """Of a session that wait for the tick."""
 
@@ -63,7 +63,7 @@ class Intake:
         return self._rows
 
     def order(self, session: str) -> BackpressureRequest:
-        """What its agent is asked for."""
+        """What its agent is requested."""
         return self._shedding.order(session)
 
     async def turn(self, session: str) -> None:

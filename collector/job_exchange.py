@@ -34,7 +34,7 @@ class JobExchange:
         self._now = asyncio.Lock()
         self._flow_updates = FlowUpdates()
         self._session_count = 0  # that were given to sessions in what the job stage is told
-        self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
+        self._ended: list[int] = []  # indices of sessions that are over, of which it has not been told
         self._pending_updates = 0  # rows that it was not told
         self._sent_s = time.monotonic()
         self._coming = -_LONGEST_S, -_LONGEST_S  # sessions that are taken up again: since when, and the last one

@@ -21,7 +21,7 @@ from netmon.dl.inference import TRAFFIC
 from netmon.records import Mark, Owner, Table, empty
 
 BY_TRAFFIC = "traffic"
-"""Owner.source of a flow that only the traffic tells about."""
+"""Owner.source of a flow that only the traffic shows about."""
 
 GRAIN_NS = 1_000_000
 """Payload is told in sums of a millisecond."""
@@ -67,9 +67,9 @@ class FlowUpdate(NamedTuple):
     src_port: int
     dst_port: int
     protocol: int
-    job: str  # of its owner, but for what only the traffic told
+    job: str  # of its owner, but for what only the traffic showed
     rank: int
-    known: bool  # whether anything but the traffic told of its owner
+    known: bool  # whether anything but the traffic showed of its owner
 
 
 class Holder(NamedTuple):
@@ -111,7 +111,7 @@ class HostNews:
     payload: Table = field(default_factory=lambda: empty(TRAFFIC))  # a row per flow and GRAIN_NS, any order
     onsets: Table = field(default_factory=lambda: empty(ONSET_UPDATE))
     over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # flows that are forgotten
-    ended: Sequence[int] = ()  # places of sessions that are over, with all their flows
+    ended: Sequence[int] = ()  # indices of sessions that are over, with all their flows
     horizon_ns: int = 0  # up to here (UTC) all hosts that are heard have told everything; 0: not known
     pending_updates: int = 0  # rows that were left out because there were too many
     marked: frozenset[str] = frozenset()  # jobs that tell their iterations themselves
@@ -142,6 +142,6 @@ class JobNews:
     owners: Mapping[int, Owner] = field(default_factory=dict)  # of flows, by the traffic
     clocks: Sequence[ClockUpdate] = ()
     patterns: Mapping[str, str] = field(default_factory=dict)  # by job, of all that the traffic shows
-    trouble: Sequence[str] = ()  # what viewers are to be told of, a line each
+    trouble: Sequence[str] = ()  # what viewers are to be reported, a line each
     cpu_s: float = 0.0  # that it took
     begins_anew: bool = False  # the job stage has lost all that it knew, this news included: tell of everything again

@@ -170,7 +170,7 @@ async def _among(settings: "WorkerSettings", registry: Registry, sink: ParquetSi
     from collector.cluster.worker import ClusterWorker  # needs the bus's library
     from netmon.wire.bus import BusError, UnansweredError
 
-    deadline = time.monotonic() + _BUS_WITHIN_S  # its servers may be starting beside us
+    deadline = time.monotonic() + _BUS_WITHIN_S  # its servers may be starting alongside us
     warned = False
     while True:
         try:

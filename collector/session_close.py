@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that have said their last word: settled and stored together with those that leave beside them."""
+"""Sessions that have said their last word: settled and stored together with those that leave alongside them."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

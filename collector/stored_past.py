@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the dataset for viewers who go back in time: read beside everything else, a bounded part at a time."""
+"""Rows of the dataset for viewers who go back in time: read alongside everything else, a bounded part at a time."""
 
 import asyncio
 from collections.abc import Iterator

@@ -39,7 +39,7 @@ def check_silence(host: str, silent_s: float) -> None:
 
 
 def end_of(error: NetmonError) -> End:
-    """What the agent is told of it."""
+    """What the agent is reported it."""
     if isinstance(error, RefusedBatchError):
         failed = isinstance(error, FailedBatchError)
         code = grpc.StatusCode.INTERNAL if failed else grpc.StatusCode.INVALID_ARGUMENT

@@ -78,7 +78,7 @@ class TickNews:
     steps: Table = field(default_factory=lambda: empty(STEP_UPDATE))  # the same
     beats: Sequence[StepEvents] = ()  # after all of that
     flows_over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ask no more; before…
-    flows: Sequence[tuple[int, Flow]] = ()  # …those whose other end is asked for, or which are others' other end
+    flows: Sequence[tuple[int, Flow]] = ()  # …those whose other end is requested, or which are others' other end
 
 
 class Count(NamedTuple):
@@ -106,7 +106,7 @@ class TickAnswer:
     """What the job stage says to that; of what it does not say nothing has changed."""
 
     names: Sequence[tuple[int, str]] = ()  # serials of ranks that have claimed, and the names of their jobs
-    lost: Sequence[tuple[int, bool]] = ()  # whether another one is now what the traffic told of this one
+    lost: Sequence[tuple[int, bool]] = ()  # whether another one is now what the traffic showed of this one
     counts: Sequence[tuple[int, Count]] = ()
     moved: Sequence[tuple[int, int]] = ()  # ranks whose numbers have moved that were used; what is added to them now
     peers: Sequence[PeerUpdate] = ()

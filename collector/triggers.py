@@ -56,7 +56,7 @@ class Triggers:
         return [wanted for key, wanted in found if self._may(key, now)]
 
     def slow(self, sessions: Mapping[int, Session], rows: IterationRows, jobs: Jobs) -> list[PullRequest]:
-        """Which iterations that have settled make more worth storing; sessions: by place."""
+        """Which iterations that have settled make more worth storing; sessions: by index."""
         if "slow" not in self._settings.full_on:
             return []
         now, wanted = time.monotonic(), []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page for browsers beside a collector: `netmon web` in a process of its own, which cannot hold the collector up.
+"""The page for browsers alongside a collector: `netmon web` in a process of its own, which cannot hold the collector
+up.
 
 It sees the collector as any viewer does, by a socket in a folder that only this user can open.
 """

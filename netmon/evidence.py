@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells why traffic was slow beside its bytes: TCP's own view of connections, and the host's part. Plain types.
+"""What tells why traffic was slow alongside its bytes: TCP's own view of connections, and the host's part. Plain types.
 
 Tables as in netmon.records.
 """

@@ -66,7 +66,7 @@ class Frame:
     since_ns: int
     until_ns: int
     snapshot: Snapshot
-    spans: tuple[RankSpan, ...] = ()  # of the job that was asked for
+    spans: tuple[RankSpan, ...] = ()  # of the job that was requested
     basis: str = ""  # what the rates rest on: "buckets of 10 µs, from the hosts' recorders"
     gaps: tuple[str, ...] = ()  # a sentence each on what is missing, and why
 

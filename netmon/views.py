@@ -69,7 +69,7 @@ STEP = np.dtype(
 
 @dataclass(frozen=True)
 class SourceScore:
-    """How well a source of iterations does, held against the best one of the same job."""
+    """How well a source of iterations does, compared with the best one of the same job."""
 
     source: Source
     reference: Source
@@ -97,7 +97,7 @@ class Cause(IntEnum):
     LOSS = 6  # packets that the network dropped, with nobody else on the link
     SLOW_LINK = 7  # a link that gave less than it usually does, with nobody else on it
     HOST = 8  # the host itself: its CPU, memory or storage
-    OWN_TRANSFER = 9  # what a rank transferred beside its gradients: a checkpoint, training data
+    OWN_TRANSFER = 9  # what a rank transferred alongside its gradients: a checkpoint, training data
     CHANGE = 10  # none: from this iteration on the job itself takes longer, or shorter, as with another batch size
 
 
@@ -133,7 +133,7 @@ class RankTimes:
 class Verdict:
     """Why an iteration took as long as it did; times in ns, of the UTC epoch where they are moments.
 
-    The shares are parts of its excess over the job's usual iterations and add up to it.
+    The shares are parts of its excess over the job's baseline iterations and add up to it.
     """
 
     job: str
@@ -155,14 +155,14 @@ class Verdict:
     transfer_ns: int = 0  # there was more to transfer
     cross_ns: int = 0  # the transfer was held up by traffic that is no training
     other_job_ns: int = 0  # by another job's
-    own_transfer_ns: int = 0  # by what a rank of the job transferred beside its gradients
+    own_transfer_ns: int = 0  # by what a rank of the job transferred alongside its gradients
     loss_ns: int = 0  # by packets that were dropped, with nobody else on the link
     slow_link_ns: int = 0  # by a link that gave less, with nobody else on it
     host_ns: int = 0  # by the host itself
     pause_ns: int = 0  # all ranks did something else, or stopped
     unknown_ns: int = 0
-    error_ns: int = 0  # of the shares: the usual iterations' spread and the clocks' bounds
-    counterfactual_ns: int = -1  # without the culprit's bytes; −1: nobody's bytes held it up
+    error_ns: int = 0  # of the shares: the baseline iterations' spread and the clocks' bounds
+    counterfactual_ns: int = -1  # without the culprit's bytes; −1: nobody's bytes delayed it
     counterfactual_low_ns: int = -1
     counterfactual_high_ns: int = -1
     confidence: float = 0.0  # 0 to 1
@@ -215,7 +215,7 @@ class JobView:
     name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
     parameters_basis: str = ""  # who told of them, as the table iterations has it; empty: unknown
     not_understood: bool = False  # its steps do not explain what its ranks send: nothing is said of steps
-    # Iterations of its ranks, dtype STEP, as they were asked for, in no order.
+    # Iterations of its ranks, dtype STEP, as they were requested, in no order.
     steps: Table = field(default_factory=lambda: np.zeros(0, STEP))
 
 
@@ -295,7 +295,7 @@ class Page:
     links_from: int = 0
     jobs: int = 0
     jobs_from: int = 0
-    unknown: tuple[str, ...] = ()  # hosts and jobs that were asked for and do not exist
+    unknown: tuple[str, ...] = ()  # hosts and jobs that were requested and do not exist
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ class Selection:
     most_jobs: int = 0
     jobs_from: int = 0
     most_ranks: int = 0  # of each job
-    most_hosts: int = 0  # beside those of the links
+    most_hosts: int = 0  # alongside those of the links
     steps_ns: int = 0  # of the jobs: every rank's iterations that have ended in so long; here 0 is none
 
 

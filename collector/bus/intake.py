@@ -81,7 +81,7 @@ class Forgetting:
 # --- intake
 
 
-_INFER_S = 2.0  # for what the traffic tells of hosts that are released
+_INFER_S = 2.0  # for what the traffic reports hosts that are released
 _ANSWER_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
 
 
@@ -138,7 +138,7 @@ class BusIntake:
         """Store what has settled of these hosts, acknowledge it, and forget them: another worker may take them then.
 
         All else stays on the bus for that one, above all what an iteration needs that has not ended. What only the
-        traffic tells is asked for before: that one is not told again of what is stored.
+        traffic tells is requested before: that one is not told again of what is stored.
         """
         released = [self._hosts[host] for host in hosts if host in self._hosts]
         for intake in released:
@@ -255,7 +255,8 @@ class BusIntake:
 
 
 async def settle_pending(registry: Registry) -> None:
-    """Settle what is due of everything that has been told until now, also by the traffic, as far as there is time."""
+    """Settle what is due of everything that has been reported until now, also by the traffic, as far as there is
+    time."""
     registry.tick()
     await asyncio.wait([asyncio.create_task(registry.infer())], timeout=_INFER_S)
     registry.tick()

@@ -44,7 +44,7 @@ class InOrder(Generic[T]):
     def __init__(self, stored: int) -> None:
         """stored: the rows of every batch up to there are in the dataset; what is missing of those does not come.
 
-        One that does come is given out: an iteration, or the ledger, may need what it says beside its rows.
+        One that does come is given out: an iteration, or the ledger, may need what it says alongside its rows.
         """
         self.last = 0  # that was given out
         self._known = stored  # nothing up to there comes later
@@ -86,7 +86,7 @@ class InOrder(Generic[T]):
 SILENT_S = 10.0
 """An agent that lives sends every second; what is heard of it later connects it again."""
 
-_QUIET_S = 2.5  # an agent sends more often, also one that is asked for few batches
+_QUIET_S = 2.5  # an agent sends more often, also one that is requested few batches
 _UNKNOWN_S = 5.0  # for an introduction that is still to come
 _MISSING_S = 600.0  # for a batch that goes before one that is there, of an agent that says nothing more
 _MOST_PARKED = 256

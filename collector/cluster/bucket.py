@@ -102,7 +102,7 @@ class Bucket:
             storage=StorageType.FILE,
             replicas=self._bus.settings.replicas,
         )
-        with contextlib.suppress(BadRequestError):  # another worker has made it, and was told otherwise
+        with contextlib.suppress(BadRequestError):  # another worker has made it, with other settings
             await jetstream.create_key_value(config)
         self._kv = await jetstream.key_value(self._name)
         return self._kv, await self._info()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifest: which files belong to the dataset, and what is stored of each session.
 
-A write is one transaction. Its files lie complete in a folder beside the tables by then, and are renamed into the
+A write is one transaction. Its files lie complete in a folder alongside the tables by then, and are renamed into the
 tables after it: before the transaction a reader sees none of them, and after it, whatever happens, all of them will be
 there. A manifest has one writer; where there are several on a dataset, each has its own, and who takes a host over
 moves what is stored of it from one manifest to another in one transaction. No memory is shared, so it works on NFS.
@@ -183,7 +183,7 @@ class OtherManifest:
     def __init__(
         self, database: sqlite3.Connection, transaction: Callable[[], AbstractContextManager[sqlite3.Connection]]
     ) -> None:
-        """As Manifest.beside has them."""
+        """As Manifest.alongside has them."""
         self._database, self._transaction = database, transaction
 
     def unfinished(self) -> tuple[list[StoredFile], list[str]]:

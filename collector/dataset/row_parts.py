@@ -229,7 +229,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def hosts_in(tables: Iterable[pa.Table], states: Iterable[SessionState]) -> Iterator[str]:
-    """The hosts of which there are rows or states, as they are asked for; some several times."""
+    """The hosts of which there are rows or states, as they are requested; some several times."""
     yield from (state.host for state in states)
     for rows in tables:
         yield from filter(None, rows["host"].unique().to_pylist())  # a verdict may be about no host

@@ -42,7 +42,7 @@ class Sink(Protocol):
     def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
         """Store rows by table (collector.dataset.tables.SCHEMAS) and states by session, all or nothing; blocks.
 
-        When it returns, they outlive a power cut, unless it was told otherwise. Rows of `flows` and `sessions` replace
+        When it returns, they outlive a power cut, unless it was set otherwise. Rows of `flows` and `sessions` replace
         earlier ones of the same flow (interface). Raises DataError; what was stored before is not touched, and the same
         call may be made again.
 

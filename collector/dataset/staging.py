@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder beside the tables in which files are made, and how they get from there into their places."""
+"""A folder alongside the tables in which files are made, and how they get from there into their places."""
 
 import ctypes
 import os

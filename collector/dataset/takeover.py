@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another writer of the dataset has stored of a host becomes ours: its sessions' state, and rows that may change.
 
-Such rows lie in files beside rows of other hosts. They are written into a file of ours, and the other's file without
+Such rows lie in files alongside rows of other hosts. They are written into a file of ours, and the other's file without
 them takes its place, both by one transaction over the two manifests. To be called while nobody else writes.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataset needs beside being written: small files are merged, old hours go. At the lowest priority."""
+"""What a dataset needs alongside being written: small files are merged, old hours go. At the lowest priority."""
 
 import logging
 import os

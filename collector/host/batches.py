@@ -23,9 +23,9 @@ _Indices = npt.NDArray[np.int64]
 class Settled:
     """What a tick has made final, and what it could not take in."""
 
-    outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
-    refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
-    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none; how it failed
+    outputs: dict[int, list[Output]] = field(default_factory=dict)  # by index, where something has become final
+    refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by index: batch, and why it breaks the contract
+    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by index: batch, 0: none; how it failed
     arrived: list[Columns] = field(default_factory=list)  # rows that have come, of ARRIVED
     final: list[Classified] = field(default_factory=list)  # rows that have settled
     ended: list[IterationRows] = field(default_factory=list)  # iterations that have; their accounts follow
@@ -48,7 +48,7 @@ class Batches:
     nic: dict[int, list[NicSample]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Sort what is told beside rows by its batch."""
+        """Sort what is told alongside rows by its batch."""
         self.good = np.ones(len(self.session), np.bool_)
         for name in ("flows", "exchanges", "nic"):
             found: dict[int, list[object]] = getattr(self, name)

@@ -18,7 +18,7 @@ from netmon.records import Direction
 from netmon.wire.batch_fields import ManyBatches
 
 STORED_TRANSPORT = np.dtype([("session", "<i4"), ("link", "<i4"), *((name, "<i8") for name in TRANSPORT.names or ())])
-"""A row on its way: place of its session, link as the session counts them; times are mono."""
+"""A row on its way: index of its session, link as the session counts them; times are mono."""
 
 STORED_HOST_PART = np.dtype([("session", "<i4"), *((name, "<i8") for name in HOST_PART.names or ())])
 """The same of the host's part; job: an index into the jobs of all hosts, UNKNOWN in the host's own row."""

@@ -19,7 +19,7 @@ Fail = Callable[[int, Exception], None]
 
 
 def exchange(tables: Tables, sessions: Mapping[int, Session], fail: Fail) -> Talk[None]:
-    """Tell all that is new, if anything is, and take over what is answered; sessions: by place."""
+    """Tell all that is new, if anything is, and take over what is answered; sessions: by index."""
     log, flows = tables.rank_log, tables.flows
     over, ends = flows.ends.take(flows.flows, flows.state)
     if not (log or len(over) or ends):

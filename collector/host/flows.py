@@ -168,7 +168,7 @@ STATE = np.dtype(
         ("job", "<i4"),  # index into AllFlows.jobs; 0: none
         ("rank", "<i4"),
         ("rank_id", "<i4"),  # of a DL flow: AllFlows.stepper of its session, job and rank
-        ("traffic_owner", "<i4"),  # index into AllFlows.traffic_owners
+        ("traffic_owner", "<i4"),  # index into AllFlows.traffic owners
         ("traffic", "u1"),  # of a DL flow; else Traffic.UNKNOWN
         ("first_ns", "<i8"),  # mono
         ("last_ns", "<i8"),  # start of the last bucket, mono
@@ -338,8 +338,8 @@ class FlowTable:
     def __init__(self, links: Links, everything: AllFlows, session: int, host: str = "") -> None:
         """Begin without flows; session: its place; host: whose."""
         self.jobs_here = {""}  # of its flows and its ranks
-        self.described: set[int] = set()  # indices of flows that are new or have another owner, for who tells of them
-        self.over: list[int] = []  # ids of flows that are forgotten, for who tells of them
+        self.described: set[int] = set()  # indices of flows that are new or have another owner, for who reports them
+        self.over: list[int] = []  # ids of flows that are forgotten, for who reports them
         self.now_ns = 0
         """The latest that was heard (mono): what is described was alive then."""
         self.beyond: set[int] = set()  # ids of flows for which there was no room
@@ -365,7 +365,7 @@ class FlowTable:
 
     @property
     def traffic_owners(self) -> list[TrafficOwner]:
-        """The traffic_owners of all sessions by number."""
+        """The traffic owners of all sessions by number."""
         return self._all.traffic_owners
 
     @property

@@ -103,7 +103,7 @@ class KnownRanks:
         return [(rank.name, rank.number) for rank in self._stepping()]
 
     def steps(self) -> list[Steps]:
-        """What rows are told of each rank that is not steady."""
+        """What rows are reported each rank that is not steady."""
         hidden = self._hidden()
         return [
             Steps(
@@ -125,7 +125,7 @@ class KnownRanks:
         return bool(self._ranks or self._past)
 
     def waiting_ns(self) -> tuple[int, int]:
-        """As Rank.due_ns of the first one, and since when the account may be asked for (mono); NEVER: not at all."""
+        """As Rank.due_ns of the first one, and since when the account may be requested (mono); NEVER: not at all."""
         return min((rank.due_ns() for rank in self._loose()), default=NEVER), self._needed_ns
 
     def states(self) -> dict[tuple[str, int], tuple[Trust, int]]:
@@ -135,7 +135,7 @@ class KnownRanks:
     def needed_since(self, horizon_ns: int) -> int | None:
         """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns).
 
-        Of ranks that are not steady: for those see RankTable.needed_ns. What only the traffic tells holds nothing
+        Of ranks that are not steady: for those see RankTable.needed_ns. What only the traffic shows holds nothing
         back: it is told late, by a guess, and of whoever looks like a rank.
         """
         ranks = [rank for rank in self._loose() if rank.pid and rank.tracker.source != Source.INFERRED]

@@ -19,7 +19,7 @@ TIMES = ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns", "wait
 VARYING = ("number", *TIMES)
 """Fields of Iteration that are another one's in every row."""
 
-_COLUMNS = ("place", "whose", *VARYING)
+_COLUMNS = ("session", "whose", *VARYING)
 
 
 class Common(Sequence[Iteration]):
@@ -109,7 +109,7 @@ class IterationRows:
         return found
 
     def numbers(self, number_of: Callable[[str], int]) -> _Numbers:
-        """The number of each row's job, as told by its name."""
+        """The number of each row's job, as reported by its name."""
         names, of = self.about.jobs
         found: _Numbers = np.array([number_of(name) for name in names], np.int64)[of[self.whose]]
         return found
@@ -131,7 +131,7 @@ NONE = IterationRows(Common(()), *(np.empty(0, np.int64) for _ in _COLUMNS))
 
 
 def iteration_rows(iterations: Iterable[tuple[int, Iteration]]) -> IterationRows:
-    """Iterations with the places of their sessions."""
+    """Iterations with the indices of their sessions."""
     iterations = list(iterations)
     if not iterations:
         return NONE

@@ -52,13 +52,13 @@ class FlowUpdates:
 
 
 class JobUpdates:
-    """What the job stage has been told of one session."""
+    """What the job stage has been reported one session."""
 
     def __init__(self, session_index: int, session: Session, flow_updates: FlowUpdates) -> None:
         """session_index: the session's in the messages; flow_updates: of all sessions."""
         self.session_index, self.session = session_index, session
         self.flow_updates = flow_updates
-        self._known: set[int] = set()  # ids of the flows that were told
+        self._known: set[int] = set()  # ids of the flows that were reported
 
     @property
     def window(self) -> HostWindow:
@@ -193,7 +193,7 @@ def _where(rows: Columns, there: npt.NDArray[np.bool_]) -> Columns:
 
 
 def _runs(session_indices: _Numbers) -> list[tuple[int, slice]]:
-    """Where equal values stand beside each other, and which they are."""
+    """Where equal values stand alongside each other, and which they are."""
     begin = np.flatnonzero(np.diff(session_indices, prepend=-1)).tolist()
     return [
         (int(session_indices[first]), slice(first, over)) for first, over in pairwise([*begin, len(session_indices)])
@@ -212,7 +212,7 @@ def _grains(time_ns: _Numbers, flow: _Numbers, payload_bytes: _Numbers) -> Table
 
 
 def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark]]:
-    """Give the sessions (by place) what the job stage says of them; gives the marks that it has for them, by place.
+    """Give the sessions (by index) what the job stage says of them; gives the marks that it has for them, by index.
 
     What is said of a session that is over by now is passed over.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has arrived on all hosts and the job stage has not been told of yet: payload, and beginnings after a rest."""
+"""What has arrived on all hosts and the job stage has not been reported yet: payload, and beginnings after a rest."""
 
 from collections import deque
 

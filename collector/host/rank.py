@@ -152,7 +152,7 @@ class Rank:
     def check_due(self, often: bool) -> bool:
         """Whether its number in the job is to be checked: always at first and at the end, then seldom.
 
-        often: its job has others whose numbers are to be found, which are held against its latest marks.
+        often: its job has others whose numbers are to be found, which are compared with its latest marks.
         """
         if not self.fresh or often or self.young or self.leaving():
             return self.fresh
@@ -206,7 +206,7 @@ class Rank:
         return [(self.name, score) for score in self.tracker.scores()]
 
     def is_rank(self, job: str, number: int) -> bool:
-        """Whether what the traffic tells of a rank is about it."""
+        """Whether what the traffic reports a rank is about it."""
         known_as = self.name or (self.earlier.name if self.earlier else "")
         return (known_as, self.number) == (job, number)
 

@@ -64,7 +64,7 @@ class RankLog:
         self._rows.append((about, session, rank.serial, job, step.rank, rank.pid, *step[1:], 0, 0))
 
     def stepped(self, steps: Sequence[Table]) -> None:
-        """Many ranks have stepped on: before anything that is told of others in this tick. Of STEP_UPDATE."""
+        """Many ranks have stepped on: before anything that is reported others in this tick. Of STEP_UPDATE."""
         self._stepped += steps
 
     def step(self, rank: Rank, step: Step) -> None:
@@ -159,7 +159,8 @@ class RankLog:
         return fields
 
     def apply_answer(self, counts: Iterable[tuple[int, Count]], lost: Iterable[tuple[int, bool]]) -> None:
-        """How jobs count the iterations of some ranks, and whether processes are now what the traffic told of some."""
+        """How jobs count the iterations of some ranks, and whether processes are now what the traffic showed of
+        some."""
         for serial, count in counts:
             if serial in self.ranks:
                 ranks, rank = self.ranks[serial]

@@ -25,7 +25,7 @@ ROW = np.dtype(
         ("checked_ns", "<i8"),
         ("checked_number", "<i8"),
         ("trust", "u1"),
-        *((name, "<i8") for name in ("place", "serial", "job", "rank_id", "size", "since_ns")),
+        *((name, "<i8") for name in ("session", "serial", "job", "rank_id", "size", "since_ns")),
         ("shift", "<i8"),  # what to add to its own numbers
         ("own_shift", "<i8"),  # what to add to its source's, to have its own
         ("number", "<i8"),  # of the step that its last mark is of, as its source counts

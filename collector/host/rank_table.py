@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks of all hosts that go on as they have, in one table: their marks make iterations in a few passes for all.
 
-A rank is steady once its process alone tells of it, step by step, each with its marks in order. As long as it goes on
+A rank is steady once its process alone reports it, step by step, each with its marks in order. As long as it goes on
 so, nothing has to be decided about it. Anything else that is heard of it, and it is a Rank again, as if it had always
 been: what is in here is given back to it.
 """
@@ -80,7 +80,7 @@ class RankTable:
 
     def sessions(self) -> _Numbers:
         """Of the sessions of those."""
-        return np.unique(self._rows["place"][: self.count][self._rows["used"][: self.count]])
+        return np.unique(self._rows["session"][: self.count][self._rows["used"][: self.count]])
 
     def numbers(self) -> tuple[set[int], set[int]]:
         """The numbers of their jobs and rank ids."""
@@ -110,7 +110,7 @@ class RankTable:
         self._row_of[ranks.session, rank.marked_by] = row
         self._rows[row], self._open[row], self._recent[row] = state.row, state.under_way, state.recent
         own = self._rows[row]
-        own["used"], own["place"], own["job"], own["rank_id"] = True, ranks.session, job, rank_id
+        own["used"], own["session"], own["job"], own["rank_id"] = True, ranks.session, job, rank_id
         own["shift"] = rank.count.shift
         self._each[row], self._common = about, None
         ended = state.ended
@@ -140,7 +140,7 @@ class RankTable:
         """The rank is no more."""
         row, whose = rank.row, rank.marked_by
         assert whose is not None
-        del self._row_of[int(self._rows["place"][row]), whose]
+        del self._row_of[int(self._rows["session"][row]), whose]
         self._waiting = self._waiting[self._waiting["row"] != row]
         self._rows["used"][row] = False
         self._ranks[row], rank.row = None, -1
@@ -263,9 +263,9 @@ class RankTable:
     # --- what the job stage is told
 
     def use_offsets(self, offset_ns: _Numbers) -> None:
-        """What the clock of each place's host is off by now, for those that are told from here on."""
+        """What the clock of each place's host is off by now, for those that are distinguished from here on."""
         rows = self._rows[: self.count]
-        rows["offset_ns"] = offset_ns[rows["place"]]
+        rows["offset_ns"] = offset_ns[rows["session"]]
 
     def take_steps(self) -> list[Table]:
         """Hand over which ranks have stepped, of STEP_UPDATE."""
@@ -324,9 +324,9 @@ class RankTable:
         return found
 
     def settle(self, settled_ns: _Numbers) -> IterationRows:
-        """The iterations that are over by the time that is settled, by place."""
+        """The iterations that are over by the time that is settled, by index."""
         waiting = self._waiting
-        session_index = self._rows["place"][waiting["row"]]
+        session_index = self._rows["session"][waiting["row"]]
         over = waiting["end_ns"] <= settled_ns[session_index]
         due = waiting[over]
         if len(due):
@@ -337,16 +337,16 @@ class RankTable:
         row = ended["row"]
         number = ended["number"] + self._rows["shift"][row]
         times = (ended[name] for name in ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns"))
-        columns = self._rows["place"][row], row, number, *times, ended["wait_start_ns"]
+        columns = self._rows["session"][row], row, number, *times, ended["wait_start_ns"]
         return IterationRows(self._about, *columns)
 
     def needed_ns(self, session_indices: int, before_ns: _Numbers | None = None) -> _Numbers:
         """By place: start of the earliest iteration that is open or waits; NEVER: there is none.
 
-        before_ns: by place too; those that began so long ago are passed over.
+        before_ns: by index too; those that began so long ago are passed over.
         """
         found, under_way = np.full(session_indices, _NEVER), self._under_way()
-        session_index = self._rows["place"][np.append(self._waiting["row"], under_way)]
+        session_index = self._rows["session"][np.append(self._waiting["row"], under_way)]
         start_ns = np.append(self._waiting["start_ns"], self._open[under_way, 0, _BEGIN])
         if before_ns is not None:
             late = start_ns > before_ns[session_index]
@@ -371,5 +371,5 @@ class RankTable:
         number = np.append(waiting["number"], known["number"] + known["own_shift"])
         of_rank = at[np.append(waiting["row"], under_way)]
         order = np.lexsort((begins, of_rank))
-        columns = (np.ascontiguousarray(rows[name]) for name in ("place", "job", "rank_id", "shift", "since_ns"))
+        columns = (np.ascontiguousarray(rows[name]) for name in ("session", "job", "rank_id", "shift", "since_ns"))
         return RankSteps(*columns, *(column[order] for column in (of_rank, begins, ends, number)))

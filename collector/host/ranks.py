@@ -64,7 +64,7 @@ class Ranks(KnownRanks):
         self._step_on()
 
     def _table_row(self, run: MarkRun, settled_ns: int) -> Rank | None:
-        """The rank that a process told of by itself is, where these marks change nothing but its iterations."""
+        """The rank that a process reported by itself is, where these marks change nothing but its iterations."""
         rank = self._ranks.get((run.job, run.rank, run.pid)) if run.pid else None
         if rank:
             self._take_back(rank)
@@ -237,7 +237,9 @@ class Ranks(KnownRanks):
                 f"another process does: it is taken for another job, {rank.name!r}"
             )
         stored = self._resumed.pop((rank.name, tracker.rank), None)
-        if stored is None and rank.pid == 0:  # known by its traffic, which is told late: maybe of a process before it
+        if (
+            stored is None and rank.pid == 0
+        ):  # known by its traffic, which is reported late: maybe of a process before it
             stored, _ = self._left.get((rank.name, tracker.rank), (None, []))
         if stored is None and rank.earlier:
             stored = rank.earlier.came_to

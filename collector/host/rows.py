@@ -17,7 +17,7 @@ COUNTS = ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets"
 ARRIVED = np.dtype(
     [("session", "<i4")] + [(name, "<i8") for name in ("flow", "start_ns", "bucket_ns", *COUNTS)] + [("stored", "?")]
 )
-"""A row on its way: place of its session, index of its flow, mono time, width, counts; stored: the dataset has it, it
+"""A row on its way: index of its session, index of its flow, mono time, width, counts; stored: the dataset has it, it
 is for the state. The counts are in 32 bits without a sign until several rows are added up."""
 
 COLUMNS = ("bucket_ns", *COUNTS)
@@ -27,7 +27,7 @@ SETTLED = np.dtype(
     [("session", "<i4"), ("flow_id", "<u4"), ("link", "<i4"), ("class", "u1"), ("job", "<i4"), ("iteration", "<i8")]
     + [(name, "<i8") for name in ("bucket_start_ns", *COLUMNS)]
 )
-"""A row of the dataset: place of its session, bucket_start_ns in UTC, job an index into the jobs of all hosts."""
+"""A row of the dataset: index of its session, bucket_start_ns in UTC, job an index into the jobs of all hosts."""
 
 _ADDED = ("packets", "wire_bytes", "payload_bytes", "busy_buckets")
 _FEW_PARTS = 64  # of tables, that are put together one by one

@@ -23,7 +23,7 @@ from netmon.records import Flow, Hello, NicSample
 
 # --- Flows of one host's processes that are no ranks, until it is known whether a rank is at the other end.
 #
-# Such a process beside ranks of the same job works for it: above all the launcher, with its rendezvous.
+# Such a process alongside ranks of the same job works for it: above all the launcher, with its rendezvous.
 
 _UNDECIDED_NS = 2_000_000_000  # the two ends are described about as far apart as their hosts' batches
 
@@ -188,7 +188,7 @@ class Session:
         self._peer_flows.set_job(flow_id, job)
 
     def add_news(self, news: News) -> Sequence[MarkRun]:
-        """Take in what a batch tells beside its rows; returns the marks that count."""
+        """Take in what a batch tells alongside its rows; returns the marks that count."""
         marks = self.window.mark(news)
         for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):
             self.window.ranks.rejected.warn(warning)

@@ -40,11 +40,11 @@ SESSION = np.dtype(
 )
 
 LINK = np.dtype([("session", "<i8"), ("capacity_bps", "<i8"), ("window_ns", "<i8")])
-"""A link: place of its session, −1: of none; width of its share windows."""
+"""A link: index of its session, −1: of none; width of its share windows."""
 
 
 class SessionIndex:
-    """Sessions by place, and links by a number over all sessions: those of a session follow each other."""
+    """Sessions by index, and links by a number over all sessions: those of a session follow each other."""
 
     def __init__(self) -> None:
         """Begin without any."""

@@ -127,9 +127,9 @@ class HostStage:
         self._sessions: dict[int, Session] = {}
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
-        self._waiting: set[int] = set()  # sessions of which the traffic has told something
+        self._waiting: set[int] = set()  # sessions of which the traffic has reported something
         self._unnamed: set[int] = set()  # sessions with processes of which it is not known who they are
-        self._introduced: set[int] = set()  # sessions that have told of steps which no batch has reached yet
+        self._introduced: set[int] = set()  # sessions that have reported steps which no batch has reached yet
         self._loose: set[int] = set()  # sessions that may have ranks which are not steady
 
     def open(self, hello: Hello, resume: Resume) -> int:
@@ -253,7 +253,7 @@ class HostStage:
         return samples
 
     def _add_news(self, batches: Batches) -> Talk[set[int]]:
-        """Take in what the batches tell beside rows; returns the sessions with marks."""
+        """Take in what the batches tell alongside rows; returns the sessions with marks."""
         heads = batches.many.heads
         good = np.flatnonzero(batches.good)
         self._advance(heads[good], batches.session[good])

@@ -116,7 +116,7 @@ class AllSteps:
     def _alone(self, session: _Numbers, time_ns: _Numbers) -> _Numbers:
         """The only rank that trains on each host at each time; −1: none or several.
 
-        A rank that only its traffic tells of does where no process on its host is known to: it may be the same one.
+        A rank that only its traffic reports does where no process on its host is known to: it may be the same one.
         """
         at_process, which = self._by_process.at(session, time_ns)
         inferred, other = self._inferred.at(session, time_ns)

@@ -31,7 +31,7 @@ from netmon.dl.grouped import starts
 from netmon.dl.traffic import BULK
 from netmon.records import Class
 
-# --- The last iterations of all hosts, as they were stored: what rows that are asked for later can be part of.
+# --- The last iterations of all hosts, as they were stored: what rows that are requested later can be part of.
 
 MOST = 1_000
 """Iterations of a host that are kept, at least: there may be thousands of hosts, and four a second on each."""
@@ -62,15 +62,15 @@ class RecentIterations:
         """Iterations of any sessions; columns: the fields of Over."""
         if not len(session_index):
             return
-        self._pieces.append(Columns({"place": session_index.astype(np.int32)} | columns))
+        self._pieces.append(Columns({"session": session_index.astype(np.int32)} | columns))
         self._count += len(session_index)
         if self._count > self._limit or len(self._pieces) > _MOST_PIECES:
             self._tidy()
 
     def _tidy(self) -> None:
         rows = joined(self._pieces)
-        order = np.argsort(rows["place"], kind="stable")
-        first = starts(rows["place"][order])
+        order = np.argsort(rows["session"], kind="stable")
+        first = starts(rows["session"][order])
         count = np.diff(np.append(first, len(order)))
         kept = np.arange(len(order)) - np.repeat(first + count, count) >= -MOST
         self._pieces = [rows.take(np.sort(order[kept]))]
@@ -79,13 +79,13 @@ class RecentIterations:
     def within(self, session_index: int, first_ns: int, last_ns: int) -> Iterator[Over]:
         """Those of a session that share a moment with [first, last]."""
         for rows in self._pieces:
-            own = (rows["place"] == session_index) & (rows["start_ns"] <= last_ns) & (rows["end_ns"] > first_ns)
+            own = (rows["session"] == session_index) & (rows["start_ns"] <= last_ns) & (rows["end_ns"] > first_ns)
             found = rows[own]
             yield from map(Over, *(found[name].tolist() for name in Over._fields))
 
     def drop(self, session_index: int) -> None:
         """The session is gone."""
-        kept = (rows[rows["place"] != session_index] for rows in self._pieces)
+        kept = (rows[rows["session"] != session_index] for rows in self._pieces)
         self._pieces = [rows for rows in kept if len(rows)]
         self._count = sum(map(len, self._pieces))
 
@@ -238,7 +238,7 @@ class Tables:
         self.accounts.windows.add(found.windows, self.sessions.links["session"], session_indices["trains"], settled_ns)
 
     def _add_to_ledger(self, found: Classified, link: npt.NDArray[np.int64]) -> None:
-        """link: as sessions count theirs. What one link carries at one time is asked for once."""
+        """link: as sessions count theirs. What one link carries at one time is requested once."""
         session, start, wire = (found.rows[name] for name in ("session", "start_ns", "wire_bytes"))
         if found.rows["stored"].any():
             wire = np.where(found.rows["stored"] & self.ledger.resumed[found.link], 0, wire)

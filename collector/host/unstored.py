@@ -107,7 +107,7 @@ class FlowRows:
 
 @dataclass(frozen=True)
 class SessionFlush:
-    """What one session has to be stored beside its bucket rows, and what that settles."""
+    """What one session has to be stored alongside its bucket rows, and what that settles."""
 
     session: int
     origin: Origin

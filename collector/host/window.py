@@ -46,7 +46,7 @@ class Output:
 
 
 class News(NamedTuple):
-    """What a batch tells beside its rows, flows and counters."""
+    """What a batch tells alongside its rows, flows and counters."""
 
     sequence: int
     horizon_ns: int
@@ -170,7 +170,7 @@ class HostWindow:
             runs = mark_runs(mark for mark in marks if mark.time_ns <= latest_ns)
             self.ranks.rejected.unusable[DISTANT] += len(marks) - sum(len(run.times_ns) for run in runs)
         self.ranks.add_runs(runs, settled_ns)
-        # The introduction tells of the step that is under way, which may be later than batches that are sent again.
+        # The introduction reports the step that is under way, which may be later than batches that are sent again.
         if self._introduced:
             due = [mark for mark in self._introduced if mark.time_ns <= news.horizon_ns]
             self._introduced = [mark for mark in self._introduced if mark.time_ns > news.horizon_ns]
@@ -180,7 +180,7 @@ class HostWindow:
 
     @property
     def introduced(self) -> bool:
-        """Whether the introduction has told of steps that no batch has reached yet."""
+        """Whether the introduction has reported steps that no batch has reached yet."""
         return bool(self._introduced)
 
     def rename(self) -> bool:
@@ -221,7 +221,7 @@ class HostWindow:
         self._arrivals.extend(map(_Arrival._make, arrivals))
 
     def latest_ns(self) -> int:
-        """The latest time that anything has told of."""
+        """The latest time that anything has reported."""
         return max([self.horizon_ns, *(arrival.last_ns for arrival in self._arrivals)])
 
     def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
@@ -230,7 +230,7 @@ class HostWindow:
         return ended, self.ranks.settle(self.settled_ns, self.flows)
 
     def full(self, buckets: Table) -> Columns:
-        """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
+        """Rows of full resolution that were requested, dtype BUCKET, of whole share windows → rows of SETTLED.
 
         Classes are what is known now, iterations those of the last minutes, as they were stored. Rows of flows that
         are not known any more are left out.

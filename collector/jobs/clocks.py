@@ -39,7 +39,7 @@ class Clocks:
         self._due_ns = 0
         self._ends = FlowMatching()
         self._delays = Delays(self._ends)
-        self._coarse: dict[int, int] = {}  # by place: as the host stage will know it
+        self._coarse: dict[int, int] = {}  # by index: as the host stage will know it
         self._corrections: dict[int, Correction | None] = {}
         self._offsets: dict[int, int] = {}  # of the last round, as far as an exchange held the clock
 
@@ -193,7 +193,7 @@ class _Hosts:
     def __init__(
         self, clocks: Sequence[HostClock], coarse: dict[int, int], corrections: dict[int, Correction | None]
     ) -> None:
-        """clocks: by place. coarse, corrections: what was answered before, where anything was."""
+        """clocks: by index. coarse, corrections: what was answered before, where anything was."""
         self.clocks = clocks
         self.latest_ns = 0  # the time of the comparison
         self.coarse = [coarse.get(clock.session, clock.coarse_ns) for clock in clocks]

@@ -21,7 +21,7 @@ DELAY = np.dtype([("way", "<i8"), ("sent_ns", "<i8"), ("received_ns", "<i8"), ("
 wide. way: twice the pair's number, and one more where the second of it sent."""
 
 _MOST_ROUNDS = 16  # of a second at least
-_WAIT_NS = 3_000_000_000  # in which the other end of a packet is told of
+_WAIT_NS = 3_000_000_000  # in which the other end of a packet is reported
 _SLOTS = 32
 _SLOT_NS = WINDOW_NS // _SLOTS  # of all packets in it, one way between two hosts, the fastest is kept
 
@@ -62,7 +62,7 @@ class Delays:
     """
 
     def __init__(self, ends: FlowMatching) -> None:
-        """ends: of all flows that were told; the caller's, which changes."""
+        """ends: of all flows that were reported; the caller's, which changes."""
         self._ends = ends
         self._new: list[Table] = []
         self._waiting = empty(ONSET_UPDATE)
@@ -71,7 +71,7 @@ class Delays:
         self._senders_of: tuple[HostLines, _Numbers] | None = None  # of each way, in this round
 
     def add_onsets(self, onsets: Table) -> None:
-        """Take in onsets, dtype ONSET_UPDATE, of flows that have been told."""
+        """Take in onsets, dtype ONSET_UPDATE, of flows that have been reported."""
         if len(onsets):
             self._new.append(onsets)
 

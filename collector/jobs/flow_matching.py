@@ -25,7 +25,7 @@ class FlowMatching:
         """Begin without flows."""
         self.pairs: list[_Pair] = []  # places of two sessions, the lower one first
         self._pair_numbers: dict[_Pair, int] = {}
-        self._sessions = np.empty(0, np.int64)  # of `pairs`, as far as they were asked for
+        self._sessions = np.empty(0, np.int64)  # of `pairs`, as far as they were requested
         self._keys: dict[int, _Key] = {}  # by flow
         self._ends: dict[_Key, tuple[list[int], list[int]]] = {}  # flows at senders, at receivers
         self._links = np.empty(0, LINK)  # by sender
@@ -37,7 +37,7 @@ class FlowMatching:
         return len(self._keys)
 
     def add_flow(self, flow: FlowUpdate) -> None:
-        """Take in a flow that was told."""
+        """Take in a flow that was reported."""
         if flow.flow in self._keys:
             return
         key = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol

@@ -21,7 +21,7 @@ class _Job:
     found: InferredJob
     owners: Counter[tuple[str, bool]] = field(default_factory=Counter)  # (job, known) of its gradient flows
     ranks: dict[int, int] = field(default_factory=dict)  # member → rank, by the owners
-    reported: int = -1  # number of the last iteration whose beginning was told
+    reported: int = -1  # number of the last iteration whose beginning was reported
     flows: set[int] = field(default_factory=set)  # that carry its gradients
     mute: bool = False  # its calls are known, and no steps explain them
 

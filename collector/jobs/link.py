@@ -12,7 +12,7 @@ class JobLink(Protocol):
 
     @property
     def trouble(self) -> Sequence[str]:
-        """What viewers are to be told of, a line each."""
+        """What viewers are to be reported, a line each."""
 
     @property
     def alive(self) -> bool:

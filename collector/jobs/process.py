@@ -39,7 +39,7 @@ class JobStageProcess:
 
     @property
     def trouble(self) -> Sequence[str]:
-        """What viewers are to be told of, a line each."""
+        """What viewers are to be reported, a line each."""
         if not self.alive:
             return ("the process that compares hosts has died twice: nothing is inferred from traffic any more",)
         requested_s = self._requested_s

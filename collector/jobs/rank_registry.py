@@ -62,7 +62,7 @@ class _Held:
                 del self._of_size[claim.size], self._newest_ns[claim.size]
 
     def rivals(self, holder: Holder, step: Step, since_ns: int) -> Iterator[_Claim]:
-        """Those that may not be beside the holder as it steps; of those that have all been silent since then, none.
+        """Those that may not be alongside the holder as it steps; of those that have all been silent since then, none.
 
         Where all are of one size, as mostly, there is one to ask.
         """
@@ -174,7 +174,7 @@ _OTHERS = (BY_PEER, BY_TRAFFIC)  # what they say of a flow says nothing of its o
 
 
 class RemoteEnds:
-    """The flows of all hosts whose other end is asked for, or is a rank's, by 5-tuple and direction."""
+    """The flows of all hosts whose other end is requested, or is a rank's, by 5-tuple and direction."""
 
     def __init__(self) -> None:
         """Begin without flows."""
@@ -261,7 +261,7 @@ class Numbers:
         self._updates.append((job, events, moved))
 
     def decide(self) -> None:
-        """About all that was told, in the order in which it was."""
+        """About all that was reported, in the order in which it was."""
         if self._updates:
             updates, self._updates = self._updates, []
             decided = number_jobs([(self._jobs.setdefault(job, JobNumbers()), events) for job, events, _ in updates])

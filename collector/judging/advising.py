@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice on jobs that share links, from the rows that verdicts are made of: when somebody asks, beside the loop."""
+"""Advice on jobs that share links, from the rows that verdicts are made of: when somebody asks, alongside the loop."""
 
 import asyncio
 import contextlib
@@ -43,9 +43,9 @@ class Kept:
 
     span_ns: tuple[int, int]  # UTC
     parts: Sequence[Columns]  # of ARRIVED
-    clocks: Mapping[int, TimeMap]  # by place of session
+    clocks: Mapping[int, TimeMap]  # by index of session
     error_ns: Mapping[int, int]  # of these clocks
-    hosts: Mapping[int, str]  # by place
+    hosts: Mapping[int, str]  # by index
     steps: Mapping[str, Table]  # of each job, dtype STEP
     links: Mapping[int, tuple[str, float]]  # by number: name and capacity (bit/s, 0: unknown)
     jobs: Sequence[str]  # by number
@@ -79,12 +79,12 @@ class Kept:
         maps = TimeMaps([self.clocks[session_index] for session_index in there.tolist()])
         by_job, stamps = {}, [np.empty((4, 0), np.int64)]
         for job, steps in self.steps.items():
-            rows = steps[np.isin(steps["place"], there)]
+            rows = steps[np.isin(steps["session"], there)]
             if not len(rows):
                 continue
-            of = np.searchsorted(there, rows["place"])
+            of = np.searchsorted(there, rows["session"])
             starts, ends = (maps.utcs(of, np.ascontiguousarray(rows[name])) for name in ("start_ns", "end_ns"))
-            both, which = np.unique(np.stack([rows["place"], rows["rank"]]), axis=1, return_inverse=True)
+            both, which = np.unique(np.stack([rows["session"], rows["rank"]]), axis=1, return_inverse=True)
             known = np.array(
                 [rank_id.get((session_index, job, rank), -1) for session_index, rank in both.T.tolist()], np.int64
             )
@@ -227,7 +227,7 @@ def sharing(tables: Tables) -> frozenset[str]:
 
 
 class Advising:
-    """Of one worker; lives on the thread of its event loop, computes beside it: one at a time."""
+    """Of one worker; lives on the thread of its event loop, computes alongside it: one at a time."""
 
     def __init__(self, judging: Judging, tables: Tables, viewed: Jobs) -> None:
         """viewed: are told of the jobs that share links, on the loop."""
@@ -262,7 +262,7 @@ class Advising:
             return
         self._rest_until = now + _VIEWED_S
         if self._judging.jobs_with_steps > 1:
-            with contextlib.suppress(RuntimeError):  # nothing runs beside whoever calls
+            with contextlib.suppress(RuntimeError):  # nothing runs alongside whoever calls
                 self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:

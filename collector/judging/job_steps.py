@@ -20,10 +20,10 @@ STEP = np.dtype(
         *((name, "<i8") for name in ("number", "rank", "start_ns", "end_ns")),
         *((name, "<i8") for name in ("comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")),
         ("shared", "?"),
-        ("place", "<i4"),
+        ("session", "<i4"),
     ]
 )
-"""An iteration of a rank; times in its host's mono, place of its session."""
+"""An iteration of a rank; times in its host's mono, index of its session."""
 
 _MOST = 32_768  # rows: of a job with many ranks fewer iterations are kept
 _ITERATIONS = 250
@@ -43,7 +43,7 @@ class JobSteps:
         self._row: dict[int, int] = {}  # of each number and rank (as _whose names them), in the rows
         self.size = 0  # of the job, as it says; 0: unknown
         self.relative = False
-        self.host_of: dict[int, str] = {}  # by place of its session
+        self.host_of: dict[int, str] = {}  # by index of its session
         self.last_step_s = 0.0
         self._last: dict[int, int] = {}  # iteration of each rank
         self._open: dict[int, tuple[int, int, int]] = {}  # ranks that have ended it, longest, least computed
@@ -70,7 +70,7 @@ class JobSteps:
         return self._whole(i.number, 1, took_ns, took_ns - i.exposed_ns if i.exposed_ns >= 0 else 0)
 
     def add_all(self, hosts: Mapping[int, str], rows: IterationRows) -> list[int]:
-        """As `add` of each; the numbers of those that are whole and stand out. hosts: by place."""
+        """As `add` of each; the numbers of those that are whole and stand out. hosts: by index."""
         rank = rows.each_of("rank")
         if not goes_on(rows, rank, self._last):
             each = zip(rows.session.tolist(), rows.each(), strict=True)
@@ -85,7 +85,16 @@ class JobSteps:
         self.host_of |= hosts
         steps = np.zeros(len(rows), STEP)
         steps["rank"] = rank
-        for name in ("number", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns", "place"):
+        for name in (
+            "number",
+            "start_ns",
+            "end_ns",
+            "comm_start_ns",
+            "comm_end_ns",
+            "exposed_ns",
+            "error_ns",
+            "session",
+        ):
             steps[name] = getattr(rows, name)
         self._put_all(steps)
         order = np.argsort(rows.number, kind="stable")
@@ -209,7 +218,7 @@ class JobSteps:
         if len(self._other) < LASTS:
             return []
         rows = self.rows()
-        moments, hosts = np.stack([rows[name] for name in _MOMENTS]), rows["place"].astype(str).tolist()
+        moments, hosts = np.stack([rows[name] for name in _MOMENTS]), rows["session"].astype(str).tolist()
         table = matrix(steps_in_utc(rows, moments, hosts, self.size))
         first = int(table.number[table.changes[-1]]) if table.changes else -1
         found = first >= self._other[0][0] - LASTS

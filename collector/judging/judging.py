@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 # --- One iteration that stands out with all that is kept about it: taken at once, judged wherever there is time.
 
-_MOST_RANKS = 32  # of a verdict that viewers are told of one by one
+_MOST_RANKS = 32  # of a verdict that viewers are reported one by one
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
 
 
@@ -68,8 +68,8 @@ class Case:
     size: int
     relative: bool
     steps: Table  # dtype STEP
-    hosts: Mapping[int, str]  # names by place of session
-    clocks: Mapping[int, TimeMap]  # by place of session; those of sessions that are there
+    hosts: Mapping[int, str]  # names by index of session
+    clocks: Mapping[int, TimeMap]  # by index of session; those of sessions that are there
     clock_error_ns: int
     links: Mapping[int, Link]  # by number, of those sessions
     parts: Sequence[Part]
@@ -85,14 +85,14 @@ class Case:
         Blocks for some milliseconds; may be a thread's.
         """
         there = np.array(sorted(self.clocks), np.int64)
-        rows = self.steps[np.isin(self.steps["place"], there)]
+        rows = self.steps[np.isin(self.steps["session"], there)]
         if self.number not in rows["number"]:
             return None
         maps = TimeMaps([self.clocks[session_index] for session_index in there.tolist()])
-        of = np.searchsorted(there, rows["place"])
+        of = np.searchsorted(there, rows["session"])
         utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
         steps = steps_in_utc(
-            rows, utc, [self.hosts[session_index] for session_index in rows["place"].tolist()], self.size
+            rows, utc, [self.hosts[session_index] for session_index in rows["session"].tolist()], self.size
         )
         table = matrix(steps)
         times = wanted_times(table, [self.number])
@@ -154,7 +154,7 @@ def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64])
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
 _MOST_WAITING = 64  # iterations that are to be judged: the newest
-_LONGEST_S = 30.0  # for which what an iteration is judged by is kept: later it is told by the dataset alone
+_LONGEST_S = 30.0  # for which what an iteration is judged by is kept: later it is reported by the dataset alone
 _CPU_SHARE = 0.3  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
@@ -171,7 +171,7 @@ class Remembered(NamedTuple):
     parts: list[Part]
     age_s: float  # for how long all rows have been kept
     jobs: dict[str, JobSteps]
-    sessions: dict[int, Session]  # by place
+    sessions: dict[int, Session]  # by index
 
     @staticmethod
     def links_of(session: Session) -> list[tuple[int, Link]]:
@@ -189,15 +189,15 @@ class _Due(NamedTuple):
 
 
 class Judging:
-    """Of one worker; lives on the thread of its event loop, judges beside it."""
+    """Of one worker; lives on the thread of its event loop, judges alongside it."""
 
     def __init__(self, tables: Tables, viewed: Jobs, store: Callable[[Verdict], None]) -> None:
-        """tables: of all sessions. viewed: are told of each verdict, on the loop; store: the same."""
+        """tables: of all sessions. viewed: are reported each verdict, on the loop; store: the same."""
         self._tables, self._wanted = tables, tables.settings.verdicts
         self._viewed, self._store = viewed, store
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}
-        self._sessions: dict[int, Session] = {}  # by place, of ranks that have told something
+        self._sessions: dict[int, Session] = {}  # by index, of ranks that have reported something
         self._coming: deque[tuple[float, str, int]] = deque(maxlen=_MOST_WAITING)  # and when there is all about it
         self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be told of as a change
         self._due: deque[_Due] = deque(maxlen=_MOST_WAITING)
@@ -205,7 +205,7 @@ class Judging:
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
 
     def add_ended(self, sessions: Mapping[int, Session], rows: IterationRows) -> None:
-        """Iterations have ended; sessions: by place."""
+        """Iterations have ended; sessions: by index."""
         if not self._wanted:
             return
         now = time.monotonic()
@@ -260,7 +260,7 @@ class Judging:
 
     def _begin(self) -> None:
         if self._working is None or self._working.done():
-            with contextlib.suppress(RuntimeError):  # nothing runs beside whoever calls
+            with contextlib.suppress(RuntimeError):  # nothing runs alongside whoever calls
                 loop = asyncio.get_running_loop()
                 self._working = loop.create_task(self._judge())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collector's /metrics, /health and /ready: told on its loop at each request, put into words beside it."""
+"""The collector's /metrics, /health and /ready: told on its loop at each request, put into words alongside it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable

@@ -44,7 +44,7 @@ class _Held:
 
 
 class Spans:
-    """Of one collector; lives on its event loop, makes and sends spans beside it."""
+    """Of one collector; lives on its event loop, makes and sends spans alongside it."""
 
     def __init__(self, exporter: SpanExporter, where: str, timeout_s: float = _TIMEOUT_S) -> None:
         """exporter: of the SDK; where: for the log; timeout_s: for the last ones."""

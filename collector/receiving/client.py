@@ -155,7 +155,7 @@ class CalledContext:
 _GATHER_S = 0.05  # news for agents go over together
 _AGAIN_S = 1.0  # after the process has died
 _NO_ANSWER_S = 20.0
-_MOST_LEAD_S = 0.3  # by which what has come is asked for before it is taken in
+_MOST_LEAD_S = 0.3  # by which what has come is requested before it is taken in
 
 
 class ReceiverClient:
@@ -196,7 +196,7 @@ class ReceiverClient:
         if received is None:
             self._registry.tick()
             return waited_s
-        if self._pause_s < self._lead_s:  # what comes until then is read beside the tick
+        if self._pause_s < self._lead_s:  # what comes until then is read alongside the tick
             self._request()
         take(self._registry, received, self._streams)
         for number in received.left:
@@ -205,7 +205,7 @@ class ReceiverClient:
         return waited_s
 
     async def rest(self, pause_s: float) -> None:
-        """See Front; towards its end what has come is asked for, so that the tick need not wait for it."""
+        """See Front; towards its end what has come is requested, so that the tick need not wait for it."""
         self._pause_s, lead_s = pause_s, min(self._lead_s, pause_s)
         await asyncio.sleep(pause_s - lead_s)
         if self._registry.flushing.open:

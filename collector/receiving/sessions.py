@@ -92,14 +92,14 @@ class RemoteStream:
         return self.number, self.entry.acknowledge, order.bucket_ns, order.batch_ns, order.rows_per_s
 
     def overdue(self, now_s: float) -> bool:
-        """Whether its agent has heard nothing for a while, or is asked for something else than it has heard."""
+        """Whether its agent has heard nothing for a while, or is requested something else than it has heard."""
         return now_s - self._sent_s >= _SILENT_S or self._order() != self._requested
 
     def _order(self) -> BackpressureRequest:
         return self._registry.intake.order(self.entry.session.hello.session)
 
     def requests(self) -> Iterator[bytes]:
-        """Acknowledgements with what its agent is asked for besides."""
+        """Acknowledgements with what its agent is requested besides."""
         if self.entry.requests:
             for news in self.connection.acknowledgements():
                 if news.HasField("request"):

@@ -116,7 +116,7 @@ class Jobs:
         self.forgotten = 0  # jobs that were let go although they may still train
 
     def add_ended(self, hosts: Mapping[int, str], rows: IterationRows) -> None:
-        """Iterations have ended; their accounts follow. hosts: by place of their sessions."""
+        """Iterations have ended; their accounts follow. hosts: by index of their sessions."""
         for name, own in rows.by_job():
             part = rows.take(own)
             number = part.each_of("rank")

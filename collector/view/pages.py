@@ -19,7 +19,7 @@ from netmon.records import AgentCost, Class
 from netmon.views import FlowView, HostView, JobView, LinkView, Page, RankView, Selection, Snapshot
 
 MOST_WARNINGS = 32
-MOST_STEPS_NS = 60 * NS_PER_S  # of iterations that are told
+MOST_STEPS_NS = 60 * NS_PER_S  # of iterations that are reported
 LONGEST_WARNING = 400  # characters; a message carries 1,024
 _BPS = 8.0 * NS_PER_S / INTERVAL_NS
 _OF_COST = tuple(field.name for field in fields(AgentCost))

@@ -2,7 +2,7 @@
 """What the view hears of the host stage (rows of ARRIVED and FINAL), and what it reads there at a tick (HostState).
 
 Everything is arrays over all hosts of the worker. A *host number*, *link number* and *flow number* is the index of a
-row in those arrays; it is dense, and may be given out again once `View.forget_links` was told of its links. Times are
+row in those arrays; it is dense, and may be given out again once `View.forget_links` was reported its links. Times are
 the host's mono unless they say else. Reading changes nothing, and what is handed out is not written while it is read:
 the view reads on the thread that tells the news, copies what it keeps, and gives viewers only what it has frozen.
 

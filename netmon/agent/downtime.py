@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time in which no agent counted: the next one ends the account of a session whose agent was killed.
 
-The spool keeps, beside the batches, how the ledger was told last. Where the next agent finds a session that nobody
-ended, it appends a batch with one more sample of each link: the NIC's counter when its own ledger begins. The counters
-of the hook are 0 in it, which says that nobody has counted since the sample before.
+The spool keeps, alongside the batches, how the ledger was reported last. Where the next agent finds a session that
+nobody ended, it appends a batch with one more sample of each link: the NIC's counter when its own ledger begins. The
+counters of the hook are 0 in it, which says that nobody has counted since the sample before.
 """
 
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose each flow is: as the kernel tells of its connection being made, else asked for until the answer is final.
+"""Whose each flow is: as the kernel reports its connection being made, else asked for until the answer is final.
 
 What the kernel tells is read here, so that a short flow has its owner before its rows are sent, however long the
 part that looks at processes takes; it is asked once for each process, and for what the kernel has not told.
@@ -196,9 +196,9 @@ _PROTOCOL_OWNER = Owner(source="protocol")  # ARP, ICMP, …: the kernel's own
 _REQUEST = 500  # endpoints asked for at a time
 _QUESTIONS_PER_SECOND, _QUESTIONS_AT_ONCE = 1_000, 5_000
 _MANY = 2_000  # endpoints that wait: then fewer tries for each
-_GRACE_NS = 40_000_000  # a connection is told of when it is answered, or closed, which most are by then
+_GRACE_NS = 40_000_000  # a connection is reported when it is answered, or closed, which most are by then
 _LISTENED = 5  # the next try after a listener was found, where the kernel tells who closes
-_TRUSTED_NS = 2_000_000_000  # a process may become another program; it is asked for again while it connects
+_TRUSTED_NS = 2_000_000_000  # a process may become another program; it is requested again while it connects
 _PROCESSES = 4096  # remembered
 _SERVICES = 8192
 _TCP = 6
@@ -283,7 +283,7 @@ class FlowOwners:
         return pending
 
     def read_socket_events(self, now_ns: int) -> None:
-        """Takes in what the kernel has told of connections since the last call. Before `add`, for the newest flows."""
+        """Takes in what the kernel has reported connections since the last call. Before `add`, for the newest flows."""
         self._name_users()
         births, self._early_events = [*self._early_events, *self._take_socket_events()], []
         for birth in births:
@@ -350,7 +350,7 @@ class FlowOwners:
 
     @property
     def level(self) -> float:
-        """How full the ring is in which the kernel tells of connections, from 0 to 1."""
+        """How full the ring is in which the kernel reports connections, from 0 to 1."""
         return self._socket_events.level if self._socket_events else 0.0
 
     @property
@@ -379,7 +379,7 @@ class FlowOwners:
         learnt = False
         for endpoint, found in zip(self._queried, owners, strict=True):
             learnt |= self._learn(endpoint, found, now_ns)
-            if endpoint in self._pending:  # nothing has been told of it meanwhile
+            if endpoint in self._pending:  # nothing has been reported it meanwhile
                 self._settle(self._pending[endpoint], self._owner(endpoint, found))
         self._queried = []
         if learnt and self._socket_events:
@@ -445,7 +445,7 @@ class FlowOwners:
                 self._learn_service(self.flows[flow_id])
 
     def _learn_service(self, flow: Flow) -> None:
-        """What a flow with its owner tells of others that may come."""
+        """What a flow with its owner reports others that may come."""
         if flow.owner.job:
             self._signs.learn(flow)
         if self._local_services and flow.owner.pid and flow.owner.source != "service":

@@ -151,7 +151,7 @@ class HostPart:
     """One per agent."""
 
     def __init__(self, nic: NicSamples, stops: RankStops, wanted: bool = True) -> None:
-        """nic: of which the last samples' drops are told; wanted: looks at all."""
+        """nic: of which the last samples' drops are reported; wanted: looks at all."""
         self._nic, self._stops, self._files, self._wanted = nic, stops, OpenFiles(), wanted
         self._softnet, self._pressure = Softnet(self._files), Pressure.of_machine(self._files)
         self._drops = (UNKNOWN, UNKNOWN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of the byte account of every link: the NIC's counters beside our own, read together."""
+"""Samples of the byte account of every link: the NIC's counters alongside our own, read together."""
 
 import threading
 import time
@@ -59,7 +59,7 @@ class Ledger:
         return samples + self.read()
 
     def account(self, samples: Sequence[LedgerSample]) -> bytes:
-        """For the next agent, should this one be killed; samples: those that are told. Empty: there are none."""
+        """For the next agent, should this one be killed; samples: those that are reported. Empty: there are none."""
         return encode_accounts(self._accounts(samples)) if samples else b""
 
     def _accounts(self, samples: Sequence[LedgerSample]) -> list[LinkAccount]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends what earlier sessions left behind, beside the living one: oldest first, one after the other."""
+"""Sends what earlier sessions left behind, alongside the living one: oldest first, one after the other."""
 
 import contextlib
 import logging

@@ -34,7 +34,7 @@ _MARKS_OF_USER = 4_000, 8_192
 _JOINS_OF_USER = 4, 512
 _PACKETS_AT_ONCE = 256  # of one connection, before it is the next one's turn
 ERROR_NS = 2_000
-"""The clock is read in the script, beside the moment it stands for."""
+"""The clock is read in the script, alongside the moment it stands for."""
 
 _OLDEST_NS = 600_000_000_000  # an agent that hung for longer has other troubles
 _AHEAD_NS = 1_000_000

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent says of itself on its own /metrics: also while no collector is there to be told.
 
-The names are other ones than those by which a collector tells of its agents, so that both can be scraped.
+The names are other ones than those by which a collector reports its agents, so that both can be scraped.
 """
 
 import time

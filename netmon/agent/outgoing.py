@@ -67,7 +67,7 @@ class Outgoing:
             yield Message(last, batch.body + batch.buckets)
 
     def receive(self, news: netmon_pb2.Acknowledgement) -> Backpressure:
-        """What the other end wants beside batches; returns what it can take now."""
+        """What the other end wants alongside batches; returns what it can take now."""
         if news.HasField("request"):
             self.pulls.add_request(news.request)
             self.spool.wake()

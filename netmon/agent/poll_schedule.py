@@ -95,7 +95,7 @@ class PollSchedule:
     def rest(self, ranks: bool = False) -> Rest:
         """Until the next look: the rings must not fill up meanwhile, and whoever is idle is left alone.
 
-        ranks: whether ranks have told of their steps lately.
+        ranks: whether ranks have reported their steps lately.
         """
         if self._growth > _FAST:
             return Rest(_BUSY_LOOK_NS)

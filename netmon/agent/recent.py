@@ -50,7 +50,7 @@ def distinct_ids(flow_ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     if not len(flow_ids):
         return np.zeros(0, np.uint32)
     least = int(flow_ids.min())
-    if int(flow_ids.max()) - least > 100 * len(flow_ids) + _MANY:  # old flows beside new ones
+    if int(flow_ids.max()) - least > 100 * len(flow_ids) + _MANY:  # old flows alongside new ones
         return np.unique(flow_ids)
     seen = np.zeros(int(flow_ids.max()) - least + 1, bool)
     seen[flow_ids - np.uint32(least)] = True

@@ -8,7 +8,7 @@ buckets first, the oldest before the others, and only when no batch but the newe
 no row is kept whose flow is given up.
 
 With the batches are kept the flows that they name. A batch describes a flow once, and later ones have rows of it. A
-collector that gets these, but is new or has forgotten the flow, needs it all the same: so the introduction tells of
+collector that gets these, but is new or has forgotten the flow, needs it all the same: so the introduction reports
 every flow of which rows may still be sent, but for those that a batch to come describes.
 """
 
@@ -381,7 +381,7 @@ class Spool:
         if not self._full:
             self._full = True
             log.warning("%d bytes wait for the collector: the oldest of them lose their buckets", self.size)
-        # A disk that does not forget would be asked for what is acknowledged, and that would be counted as lost.
+        # A disk that does not forget would be requested what is acknowledged, and that would be counted as lost.
         well = self._disk.is_open and self._try(self._tidy)
         indices = (True, False) if well else (False,)
         for give_up in (self._strip, self._drop):

@@ -67,7 +67,7 @@ class SpoolDisk:
         self._silent_since = 0.0
         self._silent_s = 0.0
         self.trouble = ""
-        self._reasons: set[str] = set()  # that were told, of the trouble that there is
+        self._reasons: set[str] = set()  # that were reported, of the trouble that there is
 
     @property
     def silent(self) -> bool:

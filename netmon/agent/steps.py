@@ -136,7 +136,7 @@ class StepMarks:
         """No rank is known."""
         self._ranks: dict[int, _Rank] = {}  # by pid
         self._by_script: dict[int, RankIdentity] = {}  # what training scripts said of themselves, by pid
-        # (rank, size) that the training library was set up with last, by pid: the environment tells of the first time.
+        # (rank, size) that the training library was set up with last, by pid: the environment reports the first time.
         self._numbers: dict[int, tuple[int, int]] = {}
         # Steps of processes that are not known as ranks yet. A library is probed for every process that
         # maps it, so some never will be.
@@ -211,7 +211,7 @@ class StepMarks:
         return marks
 
     def _without_drops(self, table: Table) -> Table:
-        """Says which processes call so often that not every call is told of."""
+        """Says which processes call so often that not every call is reported."""
         dropped = table["kind"] == STEP_DROPPED
         for pid in np.unique(table["pid"][dropped]).tolist() if dropped.any() else ():
             self._name(pid)

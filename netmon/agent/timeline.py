@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps that a Horovod Timeline shows, as marks, while it is being written.
 
-Only rank 0 writes one. What is seen of a tensor is its negotiation, which begins in the cycle (of 1 ms unless told)
+Only rank 0 writes one. What is seen of a tensor is its negotiation, which begins in the cycle (of 1 ms unless set)
 after the first rank has handed it over, and the end of its reduction.
 """
 
@@ -127,7 +127,7 @@ def _rows(event: "re.Match[bytes]", start_us: int) -> list[_Row]:
     return [(start_us + int(time_us), int(number), 0, kind, LIBRARY_HOROVOD, 1, 0)] if kind and number else []
 
 
-# --- Reads a timeline without waiting for it: whose read does not come back in time is asked for it at the next look.
+# --- Reads a timeline without waiting for it: whose read does not come back in time is requested it at the next look.
 
 _ANSWER_NS = 5_000_000_000  # who gives no answer for so long is on a file system that does not answer
 
@@ -175,7 +175,7 @@ class TimelineReader:
     def read(self, most: int, limit_s: float, now_ns: int) -> tuple[Table | None, bool]:
         """As TimelineFile.read, and whether there may be more; blocks for limit_s at most.
 
-        What has not been read by then is told by a later call: until then there is nothing, and more. Raises
+        What has not been read by then is reported by a later call: until then there is nothing, and more. Raises
         ValueError and OverflowError as TimelineFile.read does, OSError also where the file does not answer for 5 s.
         """
         outcome = self._outcome(most, limit_s)

@@ -31,7 +31,7 @@ _TCP = 6
 _MOST = 2**50  # of a difference, in whatever unit: more is a counter that has been set back
 _WIDEST = np.uint64(2**58)
 _YOUNG_NS = 5_000_000_000  # a connection of whose birth the kernel told may be small for so long before it is looked at
-_LATE_BYTES = 1 << 20  # that a connection told of by the kernel may have sent before it is looked at
+_LATE_BYTES = 1 << 20  # that a connection reported by the kernel may have sent before it is looked at
 _WIDE = [name for name in TCP_INFO.names or () if TCP_INFO[name] == np.dtype("<u8")]
 _COUNTERS = ("sent_bytes", "retransmitted_bytes", "out_of_order_packets")
 _TIMES = ("busy", "receiver_limited", "sender_limited")
@@ -217,8 +217,8 @@ class _Connection(NamedTuple):
     def began_ns(self, info: np.void, looked_ns: int, payload: _Counts) -> int:
         """When it began, if that was since the last look; UNKNOWN where it may be older than what we have seen of it.
 
-        info: of TCP_INFO. It is new where the kernel has told of its birth, lately if it was not worth a look at first,
-        or all that it ever carried passed since the last look.
+        info: of TCP_INFO. It is new where the kernel has reported its birth, lately if it was not worth a look at
+        first, or all that it ever carried passed since the last look.
         """
         first_ns = min(flow.first_ns for _, flow in self.flows.values())
         born = any(flow.owner.source == "birth" for _, flow in self.flows.values())

@@ -33,7 +33,7 @@ class Explanation:
 
     @property
     def arithmetic(self) -> list[str]:
-        """What the excess over the usual iterations is made of, line by line."""
+        """What the excess over the baseline iterations is made of, line by line."""
         return list(arithmetic(self.verdict))
 
     def __str__(self) -> str:

@@ -40,7 +40,7 @@ class Live:
         return f"<netmon collector {self.address}>"
 
     def snapshot(self, selection: Selection = Selection(flows=1000)) -> Snapshot:  # noqa: B008 (frozen)
-        """Everything that it shows, or what of it is asked for; jobs as people call them."""
+        """Everything that it shows, or what of it is requested; jobs as people call them."""
         return called(watch_once(self.address, selection, self._security))
 
     @property

@@ -81,7 +81,7 @@ _LINK_CLASS = ("host", "interface", "direction", "class")
 
 
 class Recording:
-    """What a collector, a lab or a replay wrote. Nothing is read before it is asked for.
+    """What a collector, a lab or a replay wrote. Nothing is read before it is requested.
 
     All tables take the same selections, together: job (either of its names), host (one or several), since and until
     (ISO 8601, datetime, Timestamp or ns; UTC unless they say else), iterations (one, (10, 20) or range(10, 20)). Times
@@ -122,7 +122,8 @@ class Recording:
         until: Moment | None = None,
         iterations: Iterations | None = None,
     ) -> pd.DataFrame:
-        """A row per job, rank and iteration, by start; duration_ns beside the table's own columns. Raises DataError."""
+        """A row per job, rank and iteration, by start; duration_ns alongside the table's own columns. Raises
+        DataError."""
         rows = self.table("iterations", job=job, host=host, since=since, until=until, iterations=iterations)
         rows.insert(list(rows).index("end") + 1, "duration_ns", (rows["end"] - rows["start"]).astype("int64"))
         return rows.sort_values(["start", "rank"], kind="stable", ignore_index=True)
@@ -239,7 +240,7 @@ class Recording:
         return contents()
 
     def exhibit(self, name: str, job: str | None = None) -> dict[str, pd.DataFrame]:
-        """The tables of one exhibit. Reads the dataset once, however many are asked for. Raises DataError."""
+        """The tables of one exhibit. Reads the dataset once, however many are requested. Raises DataError."""
         from netmon.analysis.exhibits import tables
 
         return tables(self._study(job), name)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inference held against runs of which the truth is known.
+"""The inference compared with runs of which the truth is known.
 
 Every run is replayed in slices of 200 ms, as a collector gets it, and what the inference says is scored:
 
 - The truth is the trainers' own log: an iteration's communication is over for a rank when its wait for the last
   gradient is, and for the job when the last rank's is. The inference has the end from the traffic, per member.
 - A true iteration and a found one match if their ends are each other's nearest and nearer than half a period.
-- Of several jobs in one run, each is a row. What is found is held against the job with which it shares most members, so
+- Of several jobs in one run, each is a row. A found job is compared with the one with which it shares most members, so
   that an invented job, or one made of two, counts against the one that it is most like.
 - The boundary error is every rank's: from when the inference says that its iteration ended to when its own wait did.
   The enqueue at the beginning does not show in the traffic: nothing moves before the last rank has enqueued,
-  and all have agreed. How far the beginning of the traffic is from that is given beside.
+  and all have agreed. How far the beginning of the traffic is from that is given alongside.
 """
 
 import math
@@ -40,9 +40,9 @@ _Times = npt.NDArray[np.int64]
 class RunScore:
     """One job of a run. Errors are medians of absolute differences, as a share of the median true iteration.
 
-    run: with the job's name behind it where there are several. jobs: found that are held against this one; `found` has
+    run: with the job's name behind it where there are several. jobs: found that are compared with this one; `found` has
     the iterations of all of them. first_found_after: true iterations that were over
-    when the first iteration was told; −1: none was.
+    when the first iteration was reported; −1: none was.
     bytes_right: share of payload whose flow has the right verdict (of the job: gradient or control; else none), given
     at any time. cpu_fraction: of one core, of what the inference took, to the time that was replayed.
     """
@@ -145,7 +145,7 @@ def _likest(found: InferredJob, jobs: Sequence[TrueJob]) -> int:
 
 
 def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunScore:
-    """One job; named: what was found and is held against it."""
+    """One job; named: what was found and is compared with it."""
     job = run.jobs[index]
     enqueued, waited = _true_moments(job)
     over = waited.max(axis=1)

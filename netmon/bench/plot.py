@@ -11,7 +11,7 @@ from netmon.errors import DataError, UnsupportedError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_RUN, _MEDIAN, _OBSERVER = "#0072B2", "#000000", "#D55E00"  # Okabe and Ito: told apart by the colour-blind too
+_RUN, _MEDIAN, _OBSERVER = "#0072B2", "#000000", "#D55E00"  # Okabe and Ito: distinguishable for the colour-blind too
 _DODGE = 0.3  # of a row, over which its rounds are spread
 
 

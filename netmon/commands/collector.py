@@ -226,7 +226,7 @@ def _keep(text: str) -> "Keep":
 
 def _set_libraries_up() -> None:
     """Before they are imported, which is when they read it: the value of an option may be what imports them."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines alongside ours
     os.environ.setdefault("GRPC_EXPERIMENTS", FEW_THREADS)
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its own allocator keeps what was freed
 

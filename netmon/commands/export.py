@@ -180,7 +180,7 @@ def _write(dataset: Any, condition: Any, out: Path) -> int:
 
 
 def _pieces(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.Table]":
-    """Few and large row groups: the footer, which tells of each, is held until the end."""
+    """Few and large row groups: the footer, which reports each, is held until the end."""
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.interval < 100_000_000:
         raise UsageError("cannot look more often than every 100 ms: give a longer --interval")
-    os.nice(10)  # it may run beside a training
+    os.nice(10)  # it may run alongside a training
     selection = Selection(jobs=(args.job,), most_links=1, most_hosts=1)
     printed = _Told(args.rank)
     for update in follow(args.collector, args.interval // 1_000_000, lambda: selection, security=security(args)):
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Told:
-    """What of a job has been told."""
+    """What of a job has been reported."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._last = rank, -1

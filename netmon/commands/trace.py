@@ -138,7 +138,7 @@ def _write(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
-    """Writes beside, and takes the name when it is complete. Raises DataError where it cannot be written."""
+    """Writes alongside, and takes the name when it is complete. Raises DataError where it cannot be written."""
     from netmon.trace.chrome import ChromeWriter
     from netmon.trace.perfetto import PerfettoWriter
 

@@ -21,7 +21,7 @@ _CLASSES, _TRAFFIC, _DIRECTIONS = len(Class), len(Traffic), len(Direction)
 
 
 JOB = "job "
-"""What the names of other jobs begin with among the traffic_owners."""
+"""What the names of other jobs begin with among the traffic owners."""
 
 
 class TrafficOwner(NamedTuple):
@@ -33,7 +33,7 @@ class TrafficOwner(NamedTuple):
 
 
 def traffic_owner(owner: Owner) -> TrafficOwner:
-    """The traffic_owner that an owner belongs to."""
+    """The traffic owner that an owner belongs to."""
     if owner.job:
         return TrafficOwner(owner.job, owner.rank, JOB + owner.job)
     name = owner.process or owner.source
@@ -81,7 +81,7 @@ _TOP = ("cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes")
 
 
 class TrafficQuery(NamedTuple):
-    """Iterations of which the account is asked for; arrays of one length."""
+    """Iterations of which the account is requested; arrays of one length."""
 
     host: _Numbers
     window_ns: _Numbers  # width of the host's share windows
@@ -93,7 +93,7 @@ class TrafficQuery(NamedTuple):
 
 
 class HostAccounts:
-    """Payload of every host by traffic_owner, class and direction, and the share windows of its links."""
+    """Payload of every host by traffic owner, class and direction, and the share windows of its links."""
 
     def __init__(self) -> None:
         """Begin with nothing counted."""
@@ -111,7 +111,7 @@ class HostAccounts:
     ) -> dict[str, npt.NDArray[Any]]:
         """The account of each iteration's [start, end), as columns by the fields of Tally.
 
-        traffic_owners: by the index that row_keys was given; jobs: by their numbers.
+        traffic owners: by the index that row_keys was given; jobs: by their numbers.
         """
         self._traffic_owners.learn(traffic_owners)
         host, window_ns, job, rank, start_ns, end_ns, alone = query
@@ -166,7 +166,7 @@ class _Parties:
         self._known: list[TrafficOwner] = []
 
     def learn(self, traffic_owners: Sequence[TrafficOwner]) -> None:
-        """There may be more traffic_owners than before, or others in the place of some that are no more."""
+        """There may be more traffic owners than before, or others in the place of some that are no more."""
         for number, (one, known) in enumerate(zip(traffic_owners, self._known, strict=False)):
             if one is not known:
                 self.job[number], self.rank[number] = self.key(one)

@@ -75,7 +75,7 @@ class Present:
     """What is known of several clocks' offsets before: each a line, where `there` says so."""
 
     there: Flags
-    offset_ns: _Times  # at the time that is asked for
+    offset_ns: _Times  # at the time that is requested
     skew: Numbers
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps out of the calls that a process makes into its training library.
 
-Every step hands the same gradients over, in whatever order, so steps are told by the names that recur once in each
+Every step hands the same gradients over, in whatever order, so steps are reported by the names that recur once in each
 (the markers). What else is reduced, such as metrics, comes at another rate, or on its own between two waits. So
 nothing is told until most names have recurred; then the calls held until then are walked again, and the first step
 gets its true beginning. A set that changes in the middle of training is learned in the same way.
@@ -39,7 +39,7 @@ from netmon.records import (
 _RECENT = 512  # calls, whose pauses tell what a pause between passes is
 _SETTLED = 64  # calls, after which that is found anew only now and then
 _LEAST_PAUSE_NS = 1_000_000
-_MOST_PENDING = 10_000  # events after a call of which no size is told
+_MOST_PENDING = 10_000  # events after a call of which no size is reported
 _MOST_SIZES = 10_000  # in a pass
 _HASH_PRIME, _HASH_BITS = 0x100000001B3, (1 << 64) - 1
 
@@ -198,7 +198,7 @@ class _Group:
 
     def boundaries(self, iteration: int, markers: int) -> list[Boundary]:
         """Its waits, if it has as many markers as a step has: what it has handed over has come. Else the next step
-        tells of them."""
+        reports them."""
         if not self.is_step or self.is_reported or len(self.seen) < markers:
             return []
         self.is_reported, waits = True, self.waits

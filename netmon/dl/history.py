@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has settled on each host lately, kept so that any span of one host can be asked for."""
+"""What has settled on each host lately, kept so that any span of one host can be requested."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence

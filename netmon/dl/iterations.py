@@ -222,7 +222,7 @@ class IterationTracker:
         if source != self._source and self._comes_after(source, start, end):
             start = start._replace(time_ns=max(start.time_ns, self.finished_ns))
         if not self.finished_ns <= start.time_ns < end.time_ns:
-            self.unusable += 2 * (source == self._source)  # else a better source has told of this time
+            self.unusable += 2 * (source == self._source)  # else a better source has reported this time
             return None
         number = start.number + self._shifts.get(source, 0)
         if number <= self.last_number:  # it cannot be an earlier one again
@@ -242,8 +242,8 @@ class IterationTracker:
     def _choose(self) -> bool:
         """Which source decides from here on; whether it is another one than before.
 
-        That can change only with who has begun, left, spoken again after a silence, or ended iterations beside the one
-        that decides: a source's newer marks alone make nobody silent.
+        That can change only with who has begun, left, spoken again after a silence, or ended iterations alongside the
+        one that decides: a source's newer marks alone make nobody silent.
         """
         if not self._unsure:
             return False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One count of iterations for all ranks of a job, and for all sources of a rank.
 
-A source that began to look in the middle of the training counts from another zero than the rank beside it. But
+A source that began to look in the middle of the training counts from another zero than the rank alongside it. But
 synchronous training gives the ranks of a job a common beat: none leaves the all-reduce of iteration k before all
 have entered it, so their last waits of k lie closer together than those of k and k+1. What happens at the same time
 is the same iteration, and the difference of the two numbers is the shift between the two counts.
@@ -41,7 +41,7 @@ class _Count:
 
 
 class _Ranked(NamedTuple):
-    """A count in the order of who leads: by trust, then by place."""
+    """A count in the order of who leads: by trust, then by index."""
 
     trust: Trust
     order: int
@@ -71,7 +71,7 @@ class RankEvents(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What has become of a rank that has told something."""
+    """What has become of a rank that has reported something."""
 
     moved: bool  # whether numbers that were used have
     shift: int  # what to add to the rank's own numbers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well one source of iterations does, held against another: precision and recall, and the distance in time."""
+"""How well one source of iterations does, compared with another: precision and recall, and the distance in time."""
 
 from collections.abc import Iterable, Mapping
 

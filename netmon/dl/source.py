@@ -181,7 +181,7 @@ class SourceMarks:
             kept.fill(events)
 
     def _touch(self, number: int, moment: int, times: list[int]) -> None:
-        """A mark may bound its own iteration, and the one that it ends or begins beside it."""
+        """A mark may bound its own iteration, and the one that it ends or begins alongside it."""
         if moment in (_STEP_START, _STEP_END):
             if times[_STEP_START] != _NONE != times[_STEP_END]:
                 self.touched.add(number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The beat of a training as two counts of its iterations hear it, held against each other; many pairs at once."""
+"""The beat of a training as two counts of its iterations hear it, compared with each other; many pairs at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -15,7 +15,7 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class StepMoment(Enum):
-    """Which moments of two counts may be held against each other; the value: what stands for it, best first.
+    """Which moments of two counts may be compared with each other; the value: what stands for it, best first.
 
     The end comes first: the last wait is a barrier, and the update that follows it takes little.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training flow carries: gradients, or the control traffic beside them (the papers' small flows).
+"""What a training flow carries: gradients, or the control traffic alongside them (the papers' small flows).
 
 Rendezvous, negotiation of tensors and the bootstrap of NCCL or gloo exchange short messages, in small segments, some
 kilobytes per step; gradients come in megabytes and full segments. The two are orders of magnitude apart, so the

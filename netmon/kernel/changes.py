@@ -22,7 +22,7 @@ class Changes:
         self._links.bind((0, _RTMGRP_LINK))
 
     def seen(self) -> bool:
-        """Whether anything may have come or gone since the last call; true where that cannot be told."""
+        """Whether anything may have come or gone since the last call; true where that is not known."""
         processes, links = self._processes_changed(), self._links_changed()
         return processes or links
 

@@ -3,8 +3,8 @@
 
 Run as a program of its own (`python -m netmon.kernel.compiler`), because libclang costs more than a hundred megabytes
 that a monitor should not keep. Standard input is a socket: a JSON line with the geometry comes in, the descriptors go
-out (SCM_RIGHTS) beside a JSON document with their names. Standard error carries what the compiler or the verifier has
-to say.
+out (SCM_RIGHTS) alongside a JSON document with their names. Standard error carries what the compiler or the verifier
+has to say.
 """
 
 import contextlib
@@ -112,13 +112,13 @@ class _Compiled:
                 self._load(module, name, bpf_calls.PROGRAM_KPROBE)
 
     def _load_socket_events(self) -> None:
-        """The program that tells of connections being made, and its rings."""
+        """The program that reports connections being made, and its rings."""
         module = self._module("sockets.c", layout.BIRTHS, _defines(socket_events.definitions(self._types)))
         self._load(module, socket_events.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
         self._keep_maps(module, socket_events.MAPS)
 
     def _load_stops(self) -> None:
-        """The program that tells of stops, and its memory."""
+        """The program that reports stops, and its memory."""
         module = self._module("stops.c", layout.STOPS, _defines(stops.definitions(self._types)))
         self._load(module, stops.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
         self._keep_maps(module, (stops.MAP,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds packets up inside a host, beside its NICs: the stack's own drops and squeezes, and pressure (PSI).
+"""What holds packets up inside a host, alongside its NICs: the stack's own drops and squeezes, and pressure (PSI).
 
 Needs no privilege. All counters are the machine's, whatever network namespace or container asks.
 """

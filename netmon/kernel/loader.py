@@ -60,7 +60,7 @@ _SOURCES = {"meter.c": layout.METER, "steps.c": layout.STEPS, "sockets.c": layou
 
 
 def sources() -> Path:
-    """Where the BPF C is: beside the packages in a checkout, inside the package once installed."""
+    """Where the BPF C is: alongside the packages in a checkout, inside the package once installed."""
     for index in (Path(__file__).parents[2] / "bpf", Path(__file__).parents[1] / "bpf"):
         if (index / "netmon.h").exists():
             return index

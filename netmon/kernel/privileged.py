@@ -178,7 +178,7 @@ class _Server:
         answers = self._owners.find(endpoints) if self._owners else []
         found: list[dict[str, Any] | None] = [_owner(answer) for answer in answers]
         sent = len(_page(found))
-        return {"owners": [*found[:sent], *(None for _ in found[sent:])]}  # who is not told of is asked for again
+        return {"owners": [*found[:sent], *(None for _ in found[sent:])]}  # who is not told of is requested again
 
     def _look_elsewhere(self, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         """What TCP says of connections of other network namespaces."""

@@ -30,7 +30,7 @@ _MOUNT = re.compile(rb"^\d+ \d+ \S+ (\S+) (\S+) [^\n]* - (cgroup2?) \S+ (\S+)$",
 
 
 class Load(NamedTuple):
-    """ns since the last look; UNKNOWN where it cannot be told."""
+    """ns since the last look; UNKNOWN where it is not known."""
 
     cpu_ns: int  # of all its threads
     run_delay_ns: int  # of the thread that waited most for a CPU
@@ -39,7 +39,7 @@ class Load(NamedTuple):
 
 
 class _Thread:
-    """What was told of it last."""
+    """What was reported it last."""
 
     __slots__ = ("descriptor", "still", "text", "waited_ns")
 
@@ -50,7 +50,7 @@ class _Thread:
 
 
 class _Groups(NamedTuple):
-    """A process's control groups. known: whether it can be told which of them limit its CPU time."""
+    """A process's control groups. known: whether it can be known which of them limit its CPU time."""
 
     known: bool
     quotas: tuple[str, ...]  # files that tell of throttling: of its group, and of those above
@@ -58,7 +58,7 @@ class _Groups(NamedTuple):
 
 
 class ProcessLoad:
-    """One process. The first look begins; each one tells of the time since the last."""
+    """One process. The first look begins; each one reports the time since the last."""
 
     def __init__(self, pid: int) -> None:
         """Looks for its control group."""
@@ -75,8 +75,9 @@ class ProcessLoad:
     def sample(self, thorough: bool = True) -> Load | None:
         """None where the process is gone.
 
-        thorough: False reads less. Throttling is then told by a later look unless a thread had to wait, that of control
-        groups which the process has been put into meanwhile in any case, and a process that ran counts as not stopped.
+        thorough: False reads less. Throttling is then reported by a later look unless a thread had to wait, that of
+        control groups which the process has been put into meanwhile in any case, and a process that ran counts as not
+        stopped.
         """
         cpu = self._cpu_ns()
         if cpu < self._cpu:

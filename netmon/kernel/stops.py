@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When ranks were stopped by a signal, as bpf/stops.c tells of it in memory that is shared with it.
+"""When ranks were stopped by a signal, as bpf/stops.c reports it in memory that is shared with it.
 
 What stops a process otherwise (a debugger, the freezer of its control group) is not told here.
 """

@@ -83,7 +83,7 @@ _CHOOSE = "netmon.kernel.probe.hook:choose_for"  # needs libraries that a long-l
 
 @dataclass
 class WatchedInterface:
-    """One interface. It is known by its index while it is there, and found again by the name it was asked for by."""
+    """One interface. It is known by its index while it is there, and found again by the name it was requested by."""
 
     number: int  # from 1, stays when it is made again
     given_name: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns which testbed, so that what a killed lab left behind can be told from what a living one uses.
+"""Who owns which testbed, so that what a killed lab left behind can be distinguished from what a living one uses.
 
 A run has a random id. Its namespaces carry the id in their names; its sockets, spools and a lock file lie in
 /run/netmon-lab/<id>. The kernel drops the lock with its owner, however that ended.

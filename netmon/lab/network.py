@@ -152,7 +152,7 @@ def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int, fair: bool) -> N
 
 
 def _in_turn(port: str, hosts: int, rate_bps: int) -> list[str]:
-    """A queue for each host that sends, told by the last byte of its address, which is also its class' number."""
+    """A queue for each host that sends, reported by the last byte of its address, which is also its class' number."""
     shape = shaping(rate_bps)
     shaper = f"ceil {rate_bps}bit burst {shape.burst_bytes} cburst {shape.burst_bytes} quantum {shape.super_packet}"
     classes = [

@@ -18,7 +18,7 @@ from netmon.lab.sweep import read_sweep
 from netmon.lab.truth import lasted, quiet_and_disturbed, read_cross, read_rank
 from netmon.records import CLASS_NAMES, Class
 
-# --- The iterations that netmon found, held against the trainers' own log of the same run, source by source.
+# --- The iterations that netmon found, compared with the trainers' own log of the same run, source by source.
 
 _MOMENTS = {
     "step_start": ("start_ns", "step_start_ns"),
@@ -61,7 +61,7 @@ class Accuracy:
 def accuracy(data: Path, folder: Path | None = None) -> tuple[Accuracy, ...]:
     """One for each source in the dataset. data: what a watched run left. folder: a sweep's run's.
 
-    Iterations are the same if rank and number are; where only the traffic told, and with relative numbers, if the
+    Iterations are the same if rank and number are; where only the traffic showed, and with relative numbers, if the
     logged communication began nearest to theirs. Empty where no source told of any iteration. Raises DataError where
     there is no log.
     """
@@ -77,7 +77,7 @@ def accuracy(data: Path, folder: Path | None = None) -> tuple[Accuracy, ...]:
 
 
 def _of_run(iterations: pd.DataFrame, run: dict[str, Any]) -> pd.DataFrame:
-    """The iterations of the run's job, and those that only the traffic told of while it ran."""
+    """The iterations of the run's job, and those that only the traffic showed of while it ran."""
     begun, ended = lasted(run)
     inferred = (iterations["source"] == _INFERRED) & iterations["start_ns"].between(begun, ended)
     ours: pd.DataFrame = iterations[(iterations["job"] == run["job"]) | inferred]
@@ -113,7 +113,7 @@ def _errors(both: pd.DataFrame, moment: str, column: str, noted: str, to_utc: in
     return MomentErrors(moment, errors, len(known) - len(at_once))
 
 
-# --- The classes that netmon gave to the bytes of a run, held against the lab's own knowledge of who sent them.
+# --- The classes that netmon gave to the bytes of a run, compared with the lab's own knowledge of who sent them.
 
 _FLOW = ["host", "session", "flow_id"]
 _DL = (CLASS_NAMES[Class.DL_ONLY], CLASS_NAMES[Class.DL_SHARED])
@@ -244,7 +244,7 @@ def _run(data: Path, planned: dict[str, Any]) -> dict[str, Any]:
 
 
 def _observed(data: Path, run: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
-    """What netmon told of a run, held against the truth. folder: a sweep's run's."""
+    """What netmon told of a run, compared with the truth. folder: a sweep's run's."""
     classes = classification(data, folder)
     return {
         "sources": [_accuracy(each) for each in accuracy(data, folder)],

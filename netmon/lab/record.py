@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the lab leaves beside its dataset: everything needed to read the data, and the truth.
+"""What the lab leaves alongside its dataset: everything needed to read the data, and the truth.
 
 One run (`netmon lab run`, `demo`) writes DATA/lab. A sweep writes the same for each of its runs, in
 DATA/lab/runs/<run-id>, and all its runs share DATA's tables:

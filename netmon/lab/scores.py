@@ -53,7 +53,7 @@ class LiveScores:
             return
 
     def _keep(self, snapshot: Snapshot) -> None:
-        """Sources leave one after the other; once the best has, the others are held against the next best."""
+        """Sources leave one after the other; once the best has, the others are compared with the next best."""
         for job in snapshot.jobs:
             known = self._scores.get(job.job, job.scores)
             if job.scores and job.scores[0].reference <= known[0].reference:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several jobs in one network, at the same time, watched: what an inference has to tell apart, and advice is for."""
+"""Several jobs in one network, at the same time, watched: what an inference has to distinguishes, and advice is for."""
 
 import contextlib
 import sys

@@ -105,7 +105,7 @@ def period(series: npt.ArrayLike, least: int = 2) -> int:
     """The period of a series in samples: the first lag whose autocorrelation comes within a quarter of the highest one.
 
     Only maxima at or above lag `least`, beyond the first fall of the autocorrelation to 0, count; 0: no period. Pulses
-    that come a little early or late spread a maximum over lags beside it, so what is compared is the sum over as
+    that come a little early or late spread a maximum over lags alongside it, so what is compared is the sum over as
     many lags around each as the first fall took: no wider is a pulse that repeats.
     """
     correlation = autocorrelation(series)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataset holds beside the bytes that verdicts rest on: what kept ranks from running, and what TCP said."""
+"""What a dataset holds alongside the bytes that verdicts rest on: what kept ranks from running, and what TCP said."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chakra execution traces for ASTRA-sim: what each rank computed and reduced, and what had to wait for what.
 
-An iteration is: computing until the first gradient, then one all-reduce of all gradients and, beside it, the rest of
+An iteration is: computing until the first gradient, then one all-reduce of all gradients and, alongside it, the rest of
 the backward pass (where its end is known), then the update. The simulator decides how long the all-reduce takes;
 computing takes as long as it did (ASTRA-sim: "replay-only" in the system's configuration).
 """

@@ -78,7 +78,7 @@ def _fitted(
     phase_of: Numbers,
     fits: list[int],
 ) -> Generator:
-    """spans: of the iterations by place. whole: phases; phase_of: the place of each one's iteration."""
+    """spans: of the iterations by index. whole: phases; phase_of: the place of each one's iteration."""
     ranks = int(iterations["size"].max())
     pair = flows["rank"].to_numpy(np.int64) * ranks + flows["peer_rank"].to_numpy(np.int64)
     starts, ends = (sent[name].to_numpy(np.int64) for name in ("bucket_start_ns", "bucket_ns"))

@@ -24,7 +24,7 @@ from netmon.wire.identity import Role
 from netmon.wire.secure import http_contexts
 from netmon.wire.security import Security
 
-_AGAIN_S = 0.5  # an answer serves again for so long, however often it is asked for
+_AGAIN_S = 0.5  # an answer serves again for so long, however often it is requested
 _MOST_CONNECTIONS = 64
 _WITHIN_S = 10.0  # from a connection's beginning to its end; it is for one request
 _HEADERS = {"Cache-Control": "no-store"}

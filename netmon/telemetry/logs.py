@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log: lines for people, JSON, or fields in systemd's journal.
 
-JSON and journal have beside the message: time, level, logger, and whatever was given as `extra`. What a message names
-is in it already, so a program that reads the log needs the fields for choosing lines only.
+JSON and journal have alongside the message: time, level, logger, and whatever was given as `extra`. What a message
+names is in it already, so a program that reads the log needs the fields for choosing lines only.
 """
 
 import json

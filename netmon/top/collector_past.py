@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The past as a collector has it: iterations that it tells of, and what the hosts' recorders hold of their time."""
+"""The past as a collector has it: iterations that it reports, and what the hosts' recorders hold of their time."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence

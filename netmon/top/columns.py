@@ -34,7 +34,7 @@ def table(columns: Iterable[Column], rows: Iterable[Iterable[str | Text]]) -> Ta
 
 
 def room(width: int, fixed: Iterable[int], flexible: int) -> int:
-    """What is left of a line for `flexible` more columns beside the fixed ones."""
+    """What is left of a line for `flexible` more columns alongside the fixed ones."""
     shown = [one for one in fixed if one]
     return width - sum(shown) - GAP * (len(shown) + flexible - 1)
 

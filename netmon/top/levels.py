@@ -55,7 +55,7 @@ class Scene:
 
 
 class Shown(NamedTuple):
-    """One table: its rows, and how many there are beside those that the filter lets through."""
+    """One table: its rows, and how many there are alongside those that the filter lets through."""
 
     kind: Kind
     views: Sequence[Any]

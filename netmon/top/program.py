@@ -275,7 +275,7 @@ class Program(App[None]):
         self._turned(self.path[-1].narrowed(selection))
 
     def action_verdicts(self) -> None:
-        """All verdicts; what has come since is asked for."""
+        """All verdicts; what has come since is requested."""
         if self._past is not None and self._moments.frame is None:
             self._moments.refresh()
         self._enter([self.path[0], Level("verdicts", name="verdicts")])

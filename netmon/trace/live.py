@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last seconds of a live collector as a small dataset: iterations and verdicts that it tells of, and rows at full
+"""The last seconds of a live collector as a small dataset: iterations and verdicts that it reports, and rows at full
 
 resolution, from the agents' recorders.
 """

@@ -68,7 +68,7 @@ def _parameters(optimizer: Any) -> int:
 
 
 class _Watch:
-    """What is told of one optimizer, of no copy of it, and of nothing that torch.compile only traces."""
+    """What is reported of one optimizer, of no copy of it, and of nothing that torch.compile only traces."""
 
     def __init__(self, optimizer: Any, steps: Steps) -> None:
         self._optimizer: Callable[[], Any] = weakref.ref(optimizer)

@@ -37,7 +37,7 @@ def scalars_of(step: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Scalars:
-    """Writes what is new of the last steps whenever `write` is called; only rank 0 asks, unless told otherwise."""
+    """Writes what is new of the last steps whenever `write` is called; only rank 0 asks, unless set otherwise."""
 
     def __init__(
         self, watched: Any, collector: str, *writers: Any, tls: str = "", every_rank: bool = False, known: Any = None

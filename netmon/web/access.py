@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may look: a certificate of a viewer, or a viewer's token that is given once and stands in a cookie from then on.
 
-Without TLS the page is for this machine only, unless it was told otherwise; a name that is not this machine's is then
+Without TLS the page is for this machine only, unless it was set otherwise; a name that is not this machine's is then
 refused, so that no page of somebody else's can have a browser ask here.
 """
 
@@ -53,7 +53,7 @@ class Access:
         return self._folder is not None
 
     def right_host(self, request: web.Request) -> bool:
-        """Whether the browser asks by a name of ours, as far as that can be told."""
+        """Whether the browser asks by a name of ours, as far as that can be known."""
         if not self._local_only:
             return True
         host = request.host if ":" in request.host.rpartition("]")[2] else f"{request.host}:80"

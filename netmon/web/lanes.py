@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 JOB, RANK, HOST = "job", "rank", "host"
 
 BLOCK = 32
-"""Lanes that are asked for together."""
+"""Lanes that are requested together."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Live:
         return called(get_advice(self._addresses, "", self._security))
 
     def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
-        """The largest of the last second, whatever time is asked for."""
+        """The largest of the last second, whatever time is requested."""
         snapshot = self._snapshot
         if snapshot is None:
             raise DataError("the collector has not answered yet")
@@ -170,7 +170,7 @@ class Live:
             back.start()
 
     def _look_back(self, names: dict[str, str]) -> None:
-        """Iterations and verdicts of the hour before the first snapshot, where the collector tells of its dataset."""
+        """Iterations and verdicts of the hour before the first snapshot, where the collector reports its dataset."""
         rows, end = CollectorRows(self._addresses, self._security), self._history.end_ns
         try:
             for batch in rows.batches(RowQuery("iterations", STEP_COLUMNS, end - HOUR_NS, end)):

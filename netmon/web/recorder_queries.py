@@ -17,9 +17,9 @@ from netmon.wire.security import Security
 
 _log = logging.getLogger(__name__)
 MOMENT_NS = 2_100_000_000
-"""The longest time that is asked for."""
+"""The longest time that is requested."""
 
-_MOST_HOSTS_NS = 8_000_000_000  # a time × hosts that are asked for
+_MOST_HOSTS_NS = 8_000_000_000  # a time × hosts that are requested
 _REST_S = 5.0  # after nobody could be asked
 
 
@@ -33,7 +33,7 @@ class RecorderQueries:
         self._rest_until_s = 0.0
 
     def within(self, hosts: int, length_ns: int) -> bool:
-        """Whether so much can be asked for."""
+        """Whether so much can be requested."""
         return length_ns <= MOMENT_NS and length_ns * hosts <= _MOST_HOSTS_NS
 
     def rates(

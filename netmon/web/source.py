@@ -53,7 +53,7 @@ class Source(Protocol):
         """Its lanes."""
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
-        """What hosts carried. full: agents may be asked for full resolution."""
+        """What hosts carried. full: agents may be requested full resolution."""
 
     def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
         """(SERIES, bins): bytes of all these hosts together, as well as is known without reading on."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Iterations of many ranks in arrays: where each one's time went, and how much of each bin that is.
 
-What a rank does is told apart as netmon.dl.verdict.rank_times does: it computes until it waits for gradients; it only
-waits while another rank has not handed its own over; from then on the transfer takes as long as usual, and what it
-takes beyond, in an iteration that stands out, has held it up.
+What a rank does is distinguished as netmon.dl.verdict.rank_times does: it computes until it waits for gradients; it
+only waits while another rank has not handed its own over; from then on the transfer takes as long as usual, and what it
+takes beyond, in an iteration that stands out, has delayed it.
 """
 
 from collections.abc import Sequence

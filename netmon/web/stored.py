@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of a dataset, also of one that a collector is writing: hours are read beside, as somebody looks at them."""
+"""A page of a dataset, also of one that a collector is writing: hours are read alongside, as somebody looks at them."""
 
 import logging
 import threading
@@ -147,7 +147,7 @@ def advise(data: Path, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
-    """The flows that carried most, with their ends and processes. Raises DataError where it is asked for too much."""
+    """The flows that carried most, with their ends and processes. Raises DataError where it is requested too much."""
     if end_ns - begin_ns > _MOST_NS:
         raise DataError(f"flows are told of a minute at most: zoom in to {_MOST_NS // 1_000_000_000} s")
     table = open_table(data, "buckets", (begin_ns - _AROUND_NS, end_ns))
@@ -294,7 +294,7 @@ class Stored:
                 known = self._catalogue
                 hour = Hour(self._data, begin, hour_hosts(known), list(known.job_names), known.lanes)
                 self._changed.set()
-            self._hours[begin] = hour  # the one that was asked for last is last
+            self._hours[begin] = hour  # the one that was requested last is last
             while len(self._hours) > 1 and sum(one.size for one in self._hours.values()) > _MOST_BYTES:
                 del self._hours[next(iter(self._hours))]
         return hour

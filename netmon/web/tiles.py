@@ -23,7 +23,7 @@ ALIGNED_NS = BINS * FINEST_NS << 24
 """Tiles of all levels begin at multiples of it."""
 
 _MOST_INDEX = 1 << 40
-_MOST_SLICES = 2_000  # that are told one by one
+_MOST_SLICES = 2_000  # that are reported one by one
 _UNSETTLED_NS = 5_000_000_000  # rows may come so late
 
 

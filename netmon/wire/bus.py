@@ -46,7 +46,7 @@ BATCHES = "netmon.v1.batch"
 STREAM_BYTES = f"$KV.{HELLOS}.stream-bytes"
 
 LEAST_PAYLOAD = MAX_MESSAGE_BYTES + (64 << 10)
-"""What the servers have to take in one message; NATS takes 1 MB unless it is told otherwise."""
+"""What the servers have to take in one message; NATS takes 1 MB unless it is set otherwise."""
 
 LABEL_HEADER, KNOWN_HEADER = "Netmon-Batch", "Netmon-Acknowledged"
 """No message has an id of NATS' own: the servers compare ids over the whole stream, so that one host's could make

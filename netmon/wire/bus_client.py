@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of a bus, with TLS where it is asked for."""
+"""The client of a bus, with TLS where it is requested."""
 
 import contextlib
 import functools

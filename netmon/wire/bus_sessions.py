@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the bus keeps of sessions beside their batches: who has introduced itself, and who is not taken in.
+"""What the bus keeps of sessions alongside their batches: who has introduced itself, and who is not taken in.
 
     bucket netmon-hellos   HOST.SESSION            AgentMessage with the introduction (netmon.wire.bus)
                            HOST.SESSION.refused    why no worker takes it in, in words

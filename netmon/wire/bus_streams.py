@@ -70,7 +70,7 @@ async def _made(bus: Bus, config: StreamConfig) -> bool:
     except NotFoundError:
         try:
             found, new = await bus.jetstream.add_stream(config), True
-        except BadRequestError:  # another worker was faster, and is told otherwise
+        except BadRequestError:  # another worker made it first, with other settings
             found, new = await bus.jetstream.stream_info(config.name), True
     if found.config.allow_rollup_hdrs:
         await bus.jetstream.update_stream(found.config.evolve(allow_rollup_hdrs=False))

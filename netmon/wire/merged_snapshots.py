@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def from_each(selection: Selection) -> Selection:
-    """What to ask every worker for, so that what is asked for can be made of it."""
+    """What to ask every worker for, so that what is requested can be made of it."""
     return replace(
         selection,
         most_links=selection.most_links and selection.links_from + selection.most_links,

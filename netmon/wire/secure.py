@@ -158,11 +158,13 @@ def _http_context(folder: Path, verify: ssl.VerifyMode) -> ssl.SSLContext:
 def in_words(details: str, security: Security, address: str = "") -> str:
     """Why a connection failed, of what gRPC or OpenSSL says; empty: it has nothing to do with TLS.
 
-    address: HOST:PORT, which is asked for its certificate where that has expired; blocks for two seconds at most then.
+    address: HOST:PORT, which is requested its certificate where that has expired; blocks for two seconds at most then.
     A collector that wants TLS hangs up on plaintext without a word.
     """
     low = details.lower()
-    if security.tls is None and "certificate" in low:  # a client that is told nothing tries the system's authorities
+    if (
+        security.tls is None and "certificate" in low
+    ):  # a client that is reported nothing tries the system's authorities
         return "it wants TLS: give --tls DIR"
     for said, meant in _SAID:
         if said in low:

@@ -56,7 +56,7 @@ class Outage:
 
 
 def watch(address: str, interval_ms: int, selection: Selection, security: Security = PLAIN) -> Iterator[Snapshot]:
-    """Snapshots of what is asked for from the collector at `HOST:PORT` or `unix:PATH`; blocks for each.
+    """Snapshots of what is requested from the collector at `HOST:PORT` or `unix:PATH`; blocks for each.
 
     Interval 0 (ONE_SNAPSHOT) gives one and ends. Raises UnreachableError where the collector does not answer or
     goes away, WireError where it answers nonsense, UsageError and CertificateError where none may be asked.

@@ -38,7 +38,7 @@ from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.kernel.probe import bpf, hook
 from netmon.kernel.watching import WatchedInterface
-watching.call_named_apart = lambda name, *arguments: hook.choose_for(*arguments)  # with what stands in the next line
+watching.call_by_name = lambda name, *arguments: hook.choose_for(*arguments)  # with what stands in the next line
 if sys.argv[3] == "clsact":
     bpf.has_tcx = lambda: False
 interface = WatchedInterface(1, sys.argv[1], sys.argv[2])

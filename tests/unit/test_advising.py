@@ -50,7 +50,7 @@ def kept(capacity: float = 1e9, error_ns: int = 1_000, jobs: str = "ab", first: 
             for rank, place in enumerate(PLACES[job]):
                 base = UTC_NS - OFFSETS[place]
                 row = of[2 * number + rank]
-                row["number"], row["rank"], row["place"] = number, rank, place
+                row["number"], row["rank"], row["session"] = number, rank, place
                 row["start_ns"], row["end_ns"] = base + start * MS, base + (start + last) * MS
                 row["error_ns"] = 1_000
             sending = 40 if last == 100 else 80

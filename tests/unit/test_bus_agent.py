@@ -323,7 +323,7 @@ async def on_the_bus(server: NatsServer) -> int:
 
 def test_an_agent_hears_what_it_is_asked_for(tmp_path, server, monkeypatch):
     monkeypatch.setattr(Intake, "order", lambda self, session: STEPS[2])
-    monkeypatch.setattr(bus_connection, "_ASKED_FOR_S", 4.0)
+    monkeypatch.setattr(bus_connection, "_BACKPRESSURE_VALID_S", 4.0)
     sent = agent(tmp_path, server.settings)
     sent.append(5)
     sent.start()

@@ -173,14 +173,14 @@ def test_a_reader_that_lists_an_hour_meanwhile_finds_all_of_its_old_files(tmp_pa
 def test_a_file_that_could_not_be_renamed_before_is_not_swapped_away(tmp_path, monkeypatch):
     sink = filled(tmp_path, writes=3)
     with monkeypatch.context() as patched:
-        patched.setattr(staging.Staging, "place", lambda *_, **__: (_ for _ in ()).throw(OSError("no such luck")))
+        patched.setattr(staging.Staging, "publish", lambda *_, **__: (_ for _ in ()).throw(OSError("no such luck")))
         sink.write({"buckets": buckets(3, BEGIN_NS + 600 * MS)}, {})
     merge = sink_module.merge_files
 
     def and_again(*given: object) -> bool:
         """The rename fails for a second file, after the hour's files were chosen."""
         with monkeypatch.context() as patched:
-            patched.setattr(staging.Staging, "place", lambda *_, **__: (_ for _ in ()).throw(OSError("nor now")))
+            patched.setattr(staging.Staging, "publish", lambda *_, **__: (_ for _ in ()).throw(OSError("nor now")))
             with suppress(DataError):
                 sink.write({"buckets": buckets(3, BEGIN_NS + 800 * MS)}, {})
         return merge(*given)

@@ -49,7 +49,7 @@ async def collector(directory: Path, receiver: str = "apart") -> AsyncIterator[C
 
 
 def test_many_agents_get_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_receiver, "APART_FROM", 2)
+    monkeypatch.setattr(auto_receiver, "OWN_PROCESS_FROM", 2)
 
     async def scenario() -> None:
         async with collector(tmp_path, "auto") as stub:

@@ -53,7 +53,7 @@ _COST = netmon_pb2.AgentCost(cpu_fraction=0.02, rss_bytes=160_000_000)
 
 @dataclass
 class HostReport:
-    """What became of one host's batches, in those that it sends unless it is asked for fewer: spans of the load.
+    """What became of one host's batches, in those that it sends unless it is requested fewer: spans of the load.
 
     widths: (first span, width in ms) from which they were so wide. messages: batches as they were sent.
     """

@@ -8,7 +8,7 @@ from netmon.errors import UsageError
 from netmon.wire.limits import MAX_ROWS
 
 WIDTH_MS = 1
-"""Of the rows that an agent streams unless it is asked for coarser ones."""
+"""Of the rows that an agent streams unless it is requested coarser ones."""
 
 WIDTHS_MS = (1, 5, 20)
 """Of the rows that an agent can stream."""

@@ -64,7 +64,7 @@ class Recorded:
         return [[host_name(host) for host in self.load.members(job)] for job in range(self.load.jobs)]
 
     def verdict(self, data: Path) -> Verdict:
-        """A dataset of all of them, held against the truth."""
+        """A dataset of all of them, compared with the truth."""
         hosts = [HostReport(self.spans, self.spans, self.spans, [(0, WIDTH_MS)]) for _ in self.hellos]
         nothing = float("nan")
         return judge(data, self.load, Report(0, self.utc_ns, hosts, nothing, nothing, nothing, nothing, nothing))

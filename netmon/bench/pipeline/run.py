@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run: a real collector, simulated agents, a viewer; then the dataset is held against the truth."""
+"""One run: a real collector, simulated agents, a viewer; then the dataset is compared with the truth."""
 
 import json
 import math
@@ -218,7 +218,7 @@ class Cost:
 class PipelineResult:
     """A run. stored_rows_per_s: of what was acknowledged, in rows as the agents would have sent them unasked.
 
-    widths: hosts by the coarsest rows that they were asked for, in ms. stop_s: from SIGTERM to the collector's end.
+    widths: hosts by the coarsest rows that they were requested, in ms. stop_s: from SIGTERM to the collector's end.
     """
 
     load: Load
@@ -346,7 +346,7 @@ def _measure(
     bus: str = "",
     beside: Mapping[str, int] | None = None,
 ) -> PipelineResult:
-    """bus: its address, where there is one; beside: other processes to account for."""
+    """bus: its address, where there is one; alongside: other processes to account for."""
     address, report = f"unix:{folder / 'collector.sock'}", folder / "report.json"
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
     collect += ["--receiver", "apart"] if load.hosts >= _OWN_PROCESS_FROM and not bus else []

@@ -14,9 +14,9 @@ from netmon.errors import DataError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SHARES = (4, 2, 1)  # of the hosts and jobs that were asked for
+_SHARES = (4, 2, 1)  # of the hosts and jobs that were requested
 _FACTORS = (1, 4, 16)  # of the flows
-_CPU, _MEMORY = "#0072B2", "#D55E00"  # Okabe and Ito: told apart by the colour-blind too
+_CPU, _MEMORY = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable for the colour-blind too
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in the dataset, held against what the simulated agents have sent.
+"""What lies in the dataset, compared with what the simulated agents have sent.
 
 What is acknowledged has to be there, and nothing twice; what was sent and not acknowledged may be.
 """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several workers on one bus beside one alone: the same recorded batches, and the same CPU for each worker.
+"""Several workers on one bus alongside one alone: the same recorded batches, and the same CPU for each worker.
 
 Everything waits on the bus when the clock begins to run, so that workers are never short of batches, and the machine
 runs nothing but them and the NATS server: how long they take until all is stored says what they can carry. Each worker,
 with its job process, has a share of the CPU that the kernel enforces. All shares together leave room for the server.
-Cores share caches, and often more: a second of one is worth less while the others work. So beside one worker alone
-loops use up what the others have beside each other.
+Cores share caches, and often more: a second of one is worth less while the others work. So alongside one worker alone
+loops use up what the others have alongside each other.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class WorkersResult:
 
 
 def fair_share(workers: int) -> float:
-    """Cores for each worker, unless it is told otherwise."""
+    """Cores for each worker, unless it is set otherwise."""
     return min(1.0, _SHARES_OF * (os.cpu_count() or 1) / workers)
 
 

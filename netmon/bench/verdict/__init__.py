@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict held against causes that are known, because they were brought about."""
+"""The verdict compared with causes that are known, because they were brought about."""

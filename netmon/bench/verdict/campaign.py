@@ -139,7 +139,7 @@ class VerdictResult:
 
     @property
     def confusion(self) -> dict[str, dict[str, int]]:
-        """Injections by true cause and told cause; those that had no effect are left out."""
+        """Injections by true cause and reported cause; those that had no effect are left out."""
         table: dict[str, dict[str, int]] = {}
         for each in self.outcomes:
             if each.outcome != NO_EFFECT:
@@ -173,16 +173,16 @@ class VerdictResult:
 
     @property
     def right_culprit_share(self) -> float | None:
-        """Of those whose cause was told."""
+        """Of those whose cause was reported."""
         known = [each for each in self.scored if each.outcome in (RIGHT, WRONG_CULPRIT)]
         return sum(each.outcome == RIGHT for each in known) / len(known) if known else None
 
     def share_error(self, share: float) -> float | None:
-        """Percentile of |told − true| / true of the delay, where the cause was told."""
+        """Percentile of |told − true| / true of the delay, where the cause was reported."""
         return percentile([error for each in self.outcomes if (error := each.share_error) is not None], share)
 
     def told_delay_s(self, share: float) -> float | None:
-        """Percentile of how long after the end of an iteration its verdict was told."""
+        """Percentile of how long after the end of an iteration its verdict was reported."""
         after = [each.told_after_ns / 1e9 for each in self.outcomes if each.told_after_ns is not None]
         return percentile(after, share)
 

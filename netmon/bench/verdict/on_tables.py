@@ -32,7 +32,7 @@ def judge_simulated(
 
 
 def judge_one(its: Scenario) -> Outcome:
-    """One scenario's. A verdict is asked for whether the iteration stands out or not, but told only if it does."""
+    """One scenario's. A verdict is requested whether the iteration stands out or not, but told only if it does."""
     made = simulate(its)
     lasted, undisturbed = made.usual_ns + made.excess_ns, float(np.quantile(made.undisturbed_ns, OFTEN))
     notable = lasted >= ASKED * made.usual_ns

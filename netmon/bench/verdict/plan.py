@@ -35,8 +35,8 @@ RATES_MBPS = (200, 300, 500)
 def plan(
     injections: int, seed: int, trainers: Sequence[str], data: Path, kinds: Sequence[str] = KINDS
 ) -> list[RunSpec]:
-    """Runs with so many injections in all, PER_RUN in each, or a changed batch size beside; run N writes to DATA/run-N.
-    Every kind is as frequent."""
+    """Runs with so many injections in all, PER_RUN in each, or a changed batch size alongside; run N writes to
+    DATA/run-N. Every kind is as frequent."""
     generator = np.random.default_rng(seed)
     every = [kinds[number % len(kinds)] for number in range(injections)]
     generator.shuffle(every)
@@ -126,7 +126,7 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
 
 
 _LASTING = ("slow-link", "loss")
-"""Half of these last for so many iterations that the ones beside them are slow, too."""
+"""Half of these last for so many iterations that the ones alongside them are slow, too."""
 
 _STRENGTHS = {
     "cross": (0.4, 0.95),

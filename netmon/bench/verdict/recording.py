@@ -46,7 +46,7 @@ def record(data: Path, chosen: Sequence[Outcome], out: Path) -> None:
         raise DataError(f"cannot record from {data}: nothing was chosen, or it holds no dataset")
     used = _sessions_and_flows(pieces)
     for table, rows in {**pieces, **used}.items():
-        folder = out / table / "date=2026-01-01" / "hour=all"  # of any hour: read whatever time is asked for
+        folder = out / table / "date=2026-01-01" / "hour=all"  # of any hour: read whatever time is requested
         folder.mkdir(parents=True, exist_ok=True)
         whole = pa.concat_tables(rows, promote_options="permissive").combine_chunks()
         order = [(name, "ascending") for name in _ORDER if name in whole.schema.names]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counterfactual held against doing it: the same run again, without the culprit.
+"""The counterfactual compared with doing it: the same run again, without the culprit.
 
 With it, each iteration that the culprit slowed has a verdict that says how long it would have taken; the median of
 those is the prediction. Without it, the iterations of the same run are measured: their median by the trainers' own log.
-A machine does not make the same run twice: by how much the two differ before the culprit comes stands beside. Horovod's
-iterations jitter by a quarter where three or four ranks share two cores, which no prediction can be held to within 5 %:
-its jobs have two ranks here, and links on which the transfer is longer than what the cores add.
+A machine does not make the same run twice: by how much the two differ before the culprit comes stands alongside.
+Horovod's iterations jitter by a quarter where three or four ranks share two cores, which no prediction can be held to
+within 5 %: its jobs have two ranks here, and links on which the transfer is longer than what the cores add.
 """
 
 import math

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts held against the truth.
+"""Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
 each that it made long counts. Where that is not ASKED × the usual, or one of twenty iterations took as long that
-nothing was done to, it is not known to be the injection's doing, and no verdict is asked for: one that is right does
+nothing was done to, it is not known to be the injection's doing, and no verdict is requested: one that is right does
 not count, one that blames the network for what was something else does. Of a change that lasts, the iteration counts
 with which it began, and how long those from there on took in the median. Of a slow or lossy link, either end is the
 right culprit: bytes and retransmissions at the ends cannot tell where between them it was. Verdicts are matched by
@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def share_error(self) -> float | None:
-        """|told − true| / true, where the cause was told."""
+        """|told − true| / true, where the cause was reported."""
         known = self.told_share_ns is not None and self.told == self.cause and self.excess_ns > 0
         return abs(float(self.told_share_ns or 0) - self.excess_ns) / self.excess_ns if known else None
 

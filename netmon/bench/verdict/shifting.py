@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The advised shift held against doing it: two jobs on one link, first as they come, then one of them shifted.
+"""The advised shift compared with doing it: two jobs on one link, first as they come, then one of them shifted.
 
-Each job trains alone for a while, then both begin together, and the collector is asked for advice; then both begin
+Each job trains alone for a while, then both begin together, and the collector is requested advice; then both begin
 their iterations as often as it says, one of them so much after the other. What they took is from the trainers' own
 logs: median time from one beginning to the next.
 
@@ -34,7 +34,7 @@ WITHIN = 0.2
 
 _ALONE, _BOTH, _SHIFTED = 9, 18, 18  # iterations
 _SETTLED = 2  # iterations after which a phase is what it is
-_LAST = 12  # of them that count: the advice is on what there was when it was asked for
+_LAST = 12  # of them that count: the advice is on what there was when it was requested
 _ADVICE_S = 30.0  # until there is some
 _RINGS = ((0, 1), (0, 2))
 

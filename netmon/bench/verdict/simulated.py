@@ -133,7 +133,7 @@ def _end(now: float, bytes_: _Floats, pace: float, slow: _Floats, since: float, 
 # --- What hosts tell of simulated ranks: how long they waited for a CPU, and what TCP sent again.
 
 _LOOK_NS, _ASK_NS = 100_000_000, 600_000_000  # as the agent does
-_SINCE = -5  # rows, before the first iteration that is told: the job has trained for long
+_SINCE = -5  # rows, before the first iteration that is reported: the job has trained for long
 _USUALLY = (0.02, 0.1)  # of the time, that a rank waits for a CPU
 _UNACKNOWLEDGED = 0.3  # of the time, that something is unacknowledged
 
@@ -183,7 +183,7 @@ JOB = "simulated"
 _INTERFACE = "eth0"
 _EPOCH_NS = 1_800_000_000_000_000_000
 _UPDATE_NS = 1_500_000
-_BEFORE, _AFTER = 14, 3  # usual iterations
+_BEFORE, _AFTER = 14, 3  # baseline iterations
 _BUSY = 0.15  # of the iterations of a job with too few cores
 _TIMER_NS = 200_000_000  # TCP's shortest timeout
 _LOST, _OVERFLOWS = 20_000, 200_000  # bytes

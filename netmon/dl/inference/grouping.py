@@ -17,7 +17,7 @@ _AS_MUCH = 0.1  # of the bytes of the core's least flow
 _LEAST_BUCKETS = 10  # of an iteration: in a shorter one neither pauses nor beginnings are to be seen
 _SURE = 3 * INTERVALS  # iterations
 _SAME_PERIOD = 0.75
-_MOST_COMPARED = 256  # flows that are told apart by their rhythm, each against each
+_MOST_COMPARED = 256  # flows that are distinguished by their rhythm, each against each
 _SAME_TIME = 0.15  # of the period: how much the distance of two flows' onsets may vary
 _LATE = 0.15  # of the onsets, at either end
 
@@ -35,7 +35,7 @@ def groups(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> 
 
     Who can reach each other along flows that repeat themselves may be one job. It is one if all those flows together
     repeat themselves, too: if the ranks compute all at the same time. If they do not, there may be several jobs on
-    one host: then flows are told apart by their rhythm. Where only one host holds two parts together, they have to
+    one host: then flows are distinguished by their rhythm. Where only one host holds two parts together, they have to
     show that they wait for each other; as long as that is open, nothing is told.
     """
     repeating = [c for c in candidates if c.repetition]

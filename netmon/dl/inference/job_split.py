@@ -158,7 +158,7 @@ def _von_neumann(values: npt.NDArray[np.float64]) -> float:
 # --- parting
 
 
-_MOST_BLOCKS = 128  # that are held against each other
+_MOST_BLOCKS = 128  # that are compared with each other
 
 
 def parted(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[tuple[list[Candidate], bool]]:

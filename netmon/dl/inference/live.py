@@ -65,7 +65,8 @@ class Inference:
         self._verdicts.described(flow)
 
     def spare(self, flows: Iterable[int]) -> None:
-        """These flows, and no others, are of jobs whose iterations are told better: little is spent on finding them."""
+        """These flows, and no others, are of jobs whose iterations are reported better: little is spent on finding
+        them."""
         self._looking.spare(frozenset(flows))
 
     def forget(self, flows: Iterable[int]) -> None:

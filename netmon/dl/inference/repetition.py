@@ -11,7 +11,7 @@ Pauses within the communication (between fused blocks, or because of a lost segm
 are many chains. Which one is it?
 - Not one that may be chance. With n points on S bytes, a chain meets a point within ±ε·V of where it expects one with
   probability p = 2·ε·V·n/S; of m intervals the first is free, so of c candidates c·p^(m−1) get as far by chance.
-- Not one whose pauses are short beside those of another chain that reaches as far back: blocks of equal size, with
+- Not one whose pauses are short alongside those of another chain that reaches as far back: blocks of equal size, with
   short pauses between them, repeat as well, but the ranks do not compute in these.
 - Of those left, the one that is least likely to be chance; what repeats after V also repeats after 2·V, but only half
   as often.

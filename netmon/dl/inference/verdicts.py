@@ -29,7 +29,7 @@ class Verdicts:
     """Gradient flows are those that repeat themselves with the job.
 
     Control flows are the other directions of their connections, and flows between two members that carry little
-    beside the gradients and either began with them (rendezvous, parameters sent once at the start) or go on for some
+    alongside the gradients and either began with them (rendezvous, parameters sent once at the start) or go on for some
     iterations (negotiation, heartbeats). What is short is anybody's, and so is everything where more flows that way.
     """
 
@@ -195,7 +195,7 @@ class _Known:
     reverse: set[Ends]
     begun_ns: npt.NDArray[np.int64]  # when each of its flows did
     within: set[int]  # flows between two members, but for those with one of those ends that have their verdict
-    others: dict[Edge, float] = field(default_factory=dict)  # bytes between two members beside its own flows'
+    others: dict[Edge, float] = field(default_factory=dict)  # bytes between two members alongside its own flows'
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,8 @@ def _some(names: Sequence[str]) -> str:
 def document(advice: Advice, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """The advice as one JSON document; times in ns, rates in bit/s, what is not known null.
 
-    names: what people call jobs. The sentences have these; elsewhere jobs are what they are, and `names` stands beside.
+    names: what people call jobs. The sentences have these; elsewhere jobs are what they are, and `names` stands
+    alongside.
     """
     return {
         "begin_ns": advice.begin_ns,

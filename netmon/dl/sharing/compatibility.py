@@ -6,7 +6,7 @@ time, times capacity. Measured iterations jitter, and the least common multiple 
 taken over a finite window, in which each iteration stands where it really began. For a shift they stand where they
 would begin if nobody held them up: one after the other from the present phases on, those of jobs that take about as
 long every `hold_ns`, which is what CASSINI's agents hold them to. Shifts are consistent by construction: each job has
-one, and is placed beside those that have theirs, along the graph of jobs and shared links.
+one, and is placed alongside those that have theirs, along the graph of jobs and shared links.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from netmon.dl.sharing.drift import drift
 # --- How long iterations take when jobs share links: a fluid model.
 #
 # Each job goes through the bins of its iteration (netmon.dl.sharing.demand), at full speed where the links give what
-# it asks for, else at the share that it gets of the tightest one. A link that is asked for more than its capacity
+# it asks for, else at the share that it gets of the tightest one. A link that is requested more than its capacity
 # divides it max-min fairly between the jobs, weighed by their flows, as long-lived TCP flows of equal round-trip
 # times come to do (Chiu and Jain, 1989). Losses, slow start and round-trip times are not modelled, nor are iterations
 # of unequal work.
@@ -115,12 +115,12 @@ _ALIKE = 0.8  # of the longest iteration: jobs whose iterations are shorter cann
 
 @dataclass(frozen=True)
 class Fit:
-    """One job beside others. Times in ns; the gain is the model's."""
+    """One job alongside others. Times in ns; the gain is the model's."""
 
     job: str
     others: tuple[str, ...]
     links: tuple[int, ...]  # that it shares with them
-    score: float  # as they are, 1: nothing is asked for that a link does not have
+    score: float  # as they are, 1: nothing is requested that a link does not have
     best_score: float
     trend: float  # score in the later half of the iterations they are judged by, less that in the earlier half
     shift_ns: int  # by which to begin later for it
@@ -188,8 +188,8 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
     """A fit for each job that shares links, but for the first of each group, which stays where it is.
 
     Each next one gets the shift at which the links that it shares with those before it score best, summed; where there
-    are more than two, each is then placed anew beside all others a few times, as a place that is good for two may leave
-    no room for the third. capacity_bps: of every shared link; a link without one is left out.
+    are more than two, each is then placed anew alongside all others a few times, as a place that is good for two may
+    leave no room for the third. capacity_bps: of every shared link; a link without one is left out.
     """
     found = []
     shared = {link: using for link, using in shared_links(jobs).items() if capacity_bps.get(link)}
@@ -236,7 +236,7 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
 
 
 def scores_by_shift(fit: Fit, jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> tuple[_Floats, _Floats]:
-    """The shifts (ns) that are tried for a fit's job beside its others alone, and the score at each."""
+    """The shifts (ns) that are tried for a fit's job alongside its others alone, and the score at each."""
     own = [next(job for job in jobs if job.job == name) for name in (fit.job, *fit.others)]
     group = list(range(len(own)))
     steady = _with_holds(own, group, _hold_ns(own))
@@ -257,7 +257,8 @@ def _hold_ns(jobs: Sequence[Demand]) -> int:
 
 
 def _lately(jobs: Sequence[Demand], group: Sequence[int]) -> list[Demand]:
-    """The jobs, those of the group with the last of the iterations only that they did beside each other: as they are.
+    """The jobs, those of the group with the last of the iterations only that they did alongside each other: as they
+    are.
 
     Where they go round each other within a few iterations, a whole round is how they are.
     """
@@ -295,7 +296,7 @@ def _went_on(starts_ns: npt.NDArray[np.int64]) -> int:
 def _shared_ns(now: "_Beside", shifts: Mapping[int, float]) -> float:
     """What the own job's iterations took, as far as sharing explains it.
 
-    Where links are shared fairly, each job is held up for as long as it takes to carry what all of them asked for
+    Where links are shared fairly, each job is delayed for as long as it takes to carry what all of them asked for
     beyond the capacity; TCP, which loses packets there, makes up to half as much again of it. What it took beyond that
     is due to something else, and no shift saves it.
     """
@@ -331,7 +332,8 @@ def _others(group: Sequence[int], index: int) -> list[int]:
 
 
 class _Beside:
-    """One job beside some others, on the links that it shares with them, over the time in which all of them trained."""
+    """One job alongside some others, on the links that it shares with them, over the time in which all of them
+    trained."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class Phases:
 
 
 def relative_phases(of_ns: _Times, beside_ns: _Times) -> Phases | None:
-    """Of the beginnings of one job's iterations beside another's, both ascending. None where there are too few."""
+    """Of the beginnings of one job's iterations alongside another's, both ascending. None where there are too few."""
     if len(of_ns) < 3 or len(beside_ns) < 3:
         return None
     number = np.searchsorted(beside_ns, of_ns, "right") - 1

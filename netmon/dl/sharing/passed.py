@@ -96,7 +96,7 @@ class Passed:
         only: frozenset[str] = frozenset(),
         most: int | None = None,
     ) -> Advice:
-        """What there is to say of jobs whose iterations are told; there has to be a row.
+        """What there is to say of jobs whose iterations are reported; there has to be a row.
 
         only: these jobs and those that share their links; none: all. most: as netmon.dl.sharing.advice.advise.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an iteration took as long as it did: where its time went, whose bytes held it up, and who was only present."""
+"""Why an iteration took as long as it did: where its time went, whose bytes delayed it, and who was only present."""
 
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps, Whose, in_cells, no_link_totals
 from netmon.dl.verdict.judge import (

@@ -94,7 +94,7 @@ def matrix(steps: Steps) -> Matrix:
 
 
 def baseline_rows(table: Matrix, row: int) -> npt.NDArray[np.intp]:
-    """The iterations that one is held against: the nearest 200 of those that are a measure at its time; of one with
+    """The iterations that one is compared with: the nearest 200 of those that are a measure at its time; of one with
     which the job changes its pace, before it. None where there are too few."""
     chosen = measure(table, int(table.pace[row]) - (row in table.changes), row)
     return np.sort(chosen[np.argsort(np.abs(chosen - row), kind="stable")[:_MOST]])

@@ -111,15 +111,15 @@ def _longest_break(wire_bytes: _Floats, edges: _Floats) -> _Floats:
 
 
 def _even(took: _Floats, off: float) -> bool:
-    """Whether the link kept one pace for most pieces, beside breaks, or most of the time: TCP takes a while to be fast
-    again."""
+    """Whether the link kept one pace for most pieces, alongside breaks, or most of the time: TCP takes a while to be
+    fast again."""
     near = np.abs(took / took[:, None] - 1) <= off
     pieces, time = near.sum(axis=1), near @ took
     return bool(((pieces >= _FEWEST) & ((pieces >= _MOSTLY * len(took)) | (time >= _MOSTLY * took.sum()))).any())
 
 
 def _baseline_pace(link: Link, references: Mapping[int, Window], piece: float) -> float:
-    """Cells that a piece takes on a link in usual iterations (median of medians); 0: not known."""
+    """Cells that a piece takes on a link in baseline iterations (median of medians); 0: not known."""
     each = [np.diff(_edges(one.own[one.links.index(link)], piece)) for one in references.values() if link in one.links]
     return median([median(took) for took in each if len(took)] or [0.0])
 
@@ -205,7 +205,7 @@ SILENT = "silent"
 
 
 def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str, float], Blamed]:
-    """The transfer's excess by what held it up; what is missing to it is not known."""
+    """The transfer's excess by what delayed it; what is missing to it is not known."""
     seen = one.seen
     assert seen is not None
     capacity = _capacity(seen)
@@ -291,8 +291,8 @@ def _capacity(seen: Window) -> _Floats:
 def _culprits(seen: Window, cells: Cells, capacity: _Floats, references: Sequence[Window]) -> list[Culprit]:
     """Who held the transfer up, the most first; only what is more than nothing.
 
-    Nobody held it up for longer than his bytes can: about what they take on the link. Of a rank's own transfers only
-    what is more than in usual iterations counts: what comes in each of them is a part of the job.
+    Nobody delayed it for longer than his bytes can: about what they take on the link. Of a rank's own transfers only
+    what is more than in baseline iterations counts: what comes in each of them is a part of the job.
     """
     found = []
     foreign = cells.kind == StallCause.FOREIGN
@@ -315,7 +315,7 @@ def _culprits(seen: Window, cells: Cells, capacity: _Floats, references: Sequenc
 
 
 def _baseline_payload(seen: Window, traffic_owner: int, link: int, references: Sequence[Window]) -> float:
-    """Of a rank's own transfers on a link, in as long a time of usual iterations; 0 of others."""
+    """Of a rank's own transfers on a link, in as long a time of baseline iterations; 0 of others."""
     if seen.causes[traffic_owner] != OWN_TRANSFER:
         return 0.0
     one = seen.links[link]

@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 LASTS = 5
-"""Iterations by which a change is told from a pause."""
+"""Iterations by which a change is distinguished from a pause."""
 
 CHANGED = 1.15
 """Times as long, or as short, as before: what a rank computes in an iteration, at least."""
 
 _BEFORE = 10  # iterations that it is compared with, or FEWEST of them
 _FEWEST = 5
-_ALIKE, _ALIKE_SHARE = 1.25, 0.6  # times: the longest of LASTS iterations beside the shortest; or a share of the change
+_ALIKE, _ALIKE_SHARE = (
+    1.25,
+    0.6,
+)  # times: the longest of LASTS iterations alongside the shortest; or a share of the change
 _TAKES = 1.1  # times: the iterations as a whole
 
 _Floats = npt.NDArray[np.float64]

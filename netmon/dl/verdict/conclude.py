@@ -13,7 +13,7 @@ from netmon.views import NETWORK, SHARES, Cause, Verdict
 
 _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
-_MEANT = 0.5  # of what is not known: what has to be told of who accuses nobody's traffic
+_MEANT = 0.5  # of what is not known: what has to be reported who accuses nobody's traffic
 _MAY_BE_HIS = ("unknown", "loss", "slow_link")
 _INTERVAL = 1.645  # standard deviations: 90 %
 
@@ -84,7 +84,7 @@ def _placed(
         blamed_ns = min(culprit.ns, getattr(verdict, f"{first}_ns"))
         without = max(float(verdict.duration_ns - blamed_ns), 0.0)
         half = _INTERVAL * float(np.hypot(spread(table.slowest[one.baseline]), verdict.error_ns / 2))
-        if without - verdict.usual_ns <= half:  # the usual iterations have as much of that: it is none of this one's
+        if without - verdict.usual_ns <= half:  # the baseline iterations have as much of that: it is none of this one's
             without = float(verdict.usual_ns)
         # On a link that is full with his bytes, what is not known, lost, or more than they take may be his doing, too.
         maybe = culprit.most_ns - blamed_ns + sum(max(0, getattr(verdict, f"{name}_ns")) for name in _MAY_BE_HIS)

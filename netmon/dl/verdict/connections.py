@@ -24,7 +24,7 @@ SAID = np.dtype(
     ]
 )
 """Of one connection in a time (UTC): whose it is (an index), payload sent, and of that sent again; and while something
-was unacknowledged, and of that while the receiver's window and the send buffer held it up. −1: not known."""
+was unacknowledged, and of that while the receiver's window and the send buffer delayed it. −1: not known."""
 
 COLUMNS = {
     "sent_bytes": "sent_bytes",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host's part: for how long ranks were kept from running while the iteration went on.
 
-A rank that is stopped neither runs nor waits for a CPU. One that waits for a CPU is held against itself in usual
+A rank that is stopped neither runs nor waits for a CPU. One that waits for a CPU is compared with itself in usual
 iterations, in which it waits, too.
 """
 
@@ -23,7 +23,7 @@ its threads; 0 where that is not known."""
 KEPT = ("throttled_ns", "waited_ns")
 """What keeps a rank from running, the clearer one first: a thread waits on any busy host, and while it is throttled."""
 
-_FEWEST = 3  # usual iterations of a rank that were watched, else nothing is usual
+_FEWEST = 3  # baseline iterations of a rank that were watched, else nothing is usual
 _CLEAR = 3.0  # standard deviations of them
 _MOSTLY = 0.5  # of what is to be explained
 _ALIKE = 0.5  # of the longest stop, or wait for a CPU
@@ -64,10 +64,10 @@ def _parts(
 def kept_more(
     rows: Table, name: str, span: _Span, baseline: npt.NDArray[np.int64], late: Collection[int] = ()
 ) -> dict[int, float]:
-    """By rank, ns that it waited, or was throttled, longer in a time than in usual iterations; only what is clear.
+    """By rank, ns that it waited, or was throttled, longer in a time than in baseline iterations; only what is clear.
 
     rows: of WAITED; name: one of KEPT, of which a row counts no more than its own length. Times are UTC; baseline:
-    (iterations, 2), those of the usual ones, of which some may not have been watched. late: ranks that are known to
+    (iterations, 2), those of the baseline ones, of which some may not have been watched. late: ranks that are known to
     have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their mean.
     A rank that is throttled is so for a part of a row, without a break; that it was in this time is what is asked. One
     that ran for a larger share of this time than it usually does was not kept from running, however long one of its
@@ -93,7 +93,7 @@ def kept_more(
 
 
 def _ran_more(own: Table, span: _Span, baseline: npt.NDArray[np.int64]) -> bool:
-    """Whether a rank had the CPU for a larger share of a time than of usual iterations. own: its rows of WAITED."""
+    """Whether a rank had the CPU for a larger share of a time than of baseline iterations. own: its rows of WAITED."""
     now, *then = within(own, "cpu_ns", np.concatenate([[span], baseline]))
     return bool(now / (span[1] - span[0]) > median(then / (baseline[:, 1] - baseline[:, 0])))
 
@@ -131,7 +131,7 @@ def alike(ns_of: Mapping[int, float]) -> set[int]:
 
 
 def explains(more_ns: Mapping[int, float], ns: float) -> int:
-    """The rank that was kept from running for most of `ns`, by what is told of each; −1: none was."""
+    """The rank that was kept from running for most of `ns`, by what is reported each; −1: none was."""
     rank = max(more_ns, key=lambda one: more_ns[one], default=-1)
     return rank if rank >= 0 and ns > 0 and more_ns[rank] >= _MOSTLY * ns else -1
 

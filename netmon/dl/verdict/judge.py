@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why an iteration took as long as it did.
 
-Its slowest rank is held against the same rank's usual iterations. What it did longer beside waiting for gradients is
-its own (or everybody's: a pause). What it waited longer is first the wait for a rank whose first gradient came later
+Its slowest rank is compared with the same rank's baseline iterations. What it did longer beside waiting for gradients
+is its own (or everybody's: a pause). What it waited longer is first the wait for a rank whose first gradient came later
 than it usually does, then the transfer; what held the transfer up is told by what the links carried at that very time
 (see netmon.dl.verdict.transfer_stalls). Without the culprit's bytes the iteration would have taken its duration less
-the cells lost in which that culprit filled a link; the interval (90 %) is the usual iterations' own spread, and the
-clocks' bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it
-would have taken the usual time.
+the cells lost in which that culprit filled a link; the interval (90 %) is the baseline iterations' own spread, and the
+clocks' bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it would
+have taken the usual time.
 """
 
 from collections.abc import Callable, Mapping
@@ -69,7 +69,7 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
 
 
 def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
-    """The nearest of the faster half: what slows one iteration down may slow those beside it, too."""
+    """The nearest of the faster half: what slows one iteration down may slow those alongside it, too."""
     took = table.slowest[baseline]
     faster = baseline[took <= median(took)] if len(baseline) else baseline
     near = faster[np.argsort(np.abs(faster - row), kind="stable")[:REFERENCES]]
@@ -77,7 +77,7 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
 
 
 def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int) -> Judged:
-    """An iteration beside its usual ones. Raises KeyError where there is no such iteration."""
+    """An iteration alongside its usual ones. Raises KeyError where there is no such iteration."""
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
@@ -196,7 +196,7 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     """What ranks were stopped for is theirs, or, where ranks of several hosts were, everybody's pause. Whether it is.
 
     A ring stands still whoever stops, so the links alone cannot tell which of them it was. What has a culprit of its
-    own stays his. Where it is not known of the others, nobody can tell which it was, and it stays unknown.
+    own stays his. Where it is not known of the others, nobody can know which it was, and it stays unknown.
     """
     stopped = stopped_in(one.waited, span_of(one.table, one.row)) if one.waited is not None else None
     if stopped is None or not stopped.ranks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One iteration beside its usual ones, and who was found to have held it up."""
+"""One iteration alongside its usual ones, and who was found to have delayed it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Culprit(NamedTuple):
     name: str
     link: int  # of the window's, where most of it was
     ns: float
-    most_ns: float  # that it may have been: not held against what its bytes take on the link
+    most_ns: float  # that it may have been: not compared with what its bytes take on the link
     payload: float  # there
 
 

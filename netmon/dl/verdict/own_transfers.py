@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks transfer beside their gradients: a checkpoint to a file server, training data from an object store.
+"""What ranks transfer alongside their gradients: a checkpoint to a file server, training data from an object store.
 
 Such a flow belongs to a rank's process, and its other end to none. That nobody has told who is at the other end is not
 enough: that host's agent may be late or missing. So every rank of the job has to be seen at the other end of somebody's
@@ -17,7 +17,7 @@ _Key = tuple[Direction, str, str, int, int, int]
 class JobFlow(NamedTuple):
     """A flow of a job, as its host describes it."""
 
-    rank: int  # −1: a process beside ranks of the job that is none
+    rank: int  # −1: a process alongside ranks of the job that is none
     peer: int  # rank at the other end; −1: unknown
     process: str  # its program, with its container; empty: unknown
     direction: Direction

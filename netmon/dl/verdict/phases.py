@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank spent beyond its usual beside the transfer, who came late, and when the transfer was."""
+"""What each rank spent beyond its usual alongside the transfer, who came late, and when the transfer was."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -52,7 +52,7 @@ def phases(
     seen: Window | None,
     references: Mapping[int, Window],
 ) -> Phases:
-    """What the iteration of `row` was like beside its usual ones. times: by marks and traffic."""
+    """What the iteration of `row` was like alongside its usual ones. times: by marks and traffic."""
     slow = int(np.nanargmax(table.duration[row]))
     error = float(np.nanmax(table.error[row])) + (2 * CELL_NS * seen.clock_cells if seen else 0.0)
     found = _transfer(table, row, baseline, times, references, error)
@@ -184,7 +184,7 @@ def _transfer(
 def _latest(
     arrive: _Floats, row: int, baseline: npt.NDArray[np.intp], slow: int, more_rest: _Floats, error_ns: float
 ) -> tuple[int, float]:
-    """The rank whose first gradient came latest beside the slowest rank's, compared with baseline, and by how much.
+    """The rank whose first gradient came latest alongside the slowest rank's, compared with baseline, and by how much.
 
     By the clocks of their hosts; where these err too much, by what each did longer since its own start.
     """

@@ -6,7 +6,7 @@ which the share p of the iteration's gradients arrived, the transfer therefore l
 transfer that is its length less the usual one, whatever the cells are called, so that the parts always add up. A cell
 is called by what was to be seen in it:
 
-* foreign: beside the job's own bytes a link that still had gradients to carry was full with somebody else's;
+* foreign: alongside the job's own bytes a link that still had gradients to carry was full with somebody else's;
 * lost: packets had just been dropped (bytes that left a host and did not arrive), or TCP says that it sent some again
   or that it waited for acknowledgements that did not come, and nobody else was there;
 * stopped: no rank sent anything, and nothing had been dropped that TCP's timer could have waited for;

@@ -29,10 +29,10 @@ class Window:
     first: int
     links: tuple[Link, ...]
     ends: tuple[tuple[int, int], ...]  # of each link, the rank there and the one at the other end with most payload
-    names: tuple[str, ...]  # of the foreign traffic_owners, which are others' and the ranks' own transfers
+    names: tuple[str, ...]  # of the foreign traffic owners, which are others' and the ranks' own transfers
     causes: tuple[str, ...]  # of each of them: what it is if it holds gradients up, as in SHARES
     own: _Floats  # (links, cells) wire bytes of the job's gradients
-    foreign: _Floats  # (traffic_owners, links, cells) wire bytes
+    foreign: _Floats  # (traffic owners, links, cells) wire bytes
     foreign_payload: _Floats  # the same
     ranks: npt.NDArray[np.int64]  # (ranks,)
     sent: _Floats  # (ranks, cells) payload of gradients
@@ -80,7 +80,7 @@ class Window:
 
 
 class JobTraffic:
-    """Bytes beside one job's, put in order once: many windows are looked at."""
+    """Bytes alongside one job's, put in order once: many windows are looked at."""
 
     def __init__(self, link_totals: LinkTotals, job: str) -> None:
         """link_totals: by whomever, on the links of the job's hosts and others."""

@@ -60,7 +60,7 @@ class _Room:
         self._limiter, self._alive = RateLimiter(limit.per_s, limit.burst), limit.alive
 
     def take(self, wanted: int, alive: int, now_ns: int) -> int:
-        """How many of the wanted ones may be described, beside those that are alive; they are then spent."""
+        """How many of the wanted ones may be described, alongside those that are alive; they are then spent."""
         return self._limiter.take(min(wanted, self._alive - alive), now_ns)
 
 

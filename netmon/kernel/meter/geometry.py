@@ -10,8 +10,8 @@ from netmon.kernel import pages
 from netmon.records import KERNEL_BUCKET, KERNEL_FLOW, SLOT
 
 MIN_BUCKET_NS, MAX_BUCKET_NS = 1_000, 1_000_000_000
-_SLOTS = 8_192  # of a CPU, unless told otherwise: half a megabyte, which a second-level cache holds
-_SLOT_MEMORY = 64 << 20  # of all CPUs together, unless told otherwise
+_SLOTS = 8_192  # of a CPU, unless set otherwise: half a megabyte, which a second-level cache holds
+_SLOT_MEMORY = 64 << 20  # of all CPUs together, unless set otherwise
 _MIN_SLOTS, MAX_SLOTS = 1 << 10, 1 << 20
 _RING_MEMORY, _MOST_RECORDS, _LEAST_RECORDS = 48 << 20, 1 << 18, 1 << 12  # of all CPUs; of a CPU
 _FLOW_RING_MEMORY, _MOST_OPENINGS, _LEAST_OPENINGS = 16 << 20, 1 << 14, 1 << 10

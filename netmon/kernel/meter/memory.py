@@ -70,7 +70,7 @@ def _arranged(arrays: dict[str, Table], g: Geometry) -> MeterMemory:
 
 
 def mapped_array(descriptor: int, dtype: "np.dtype[Any]", count: int, writable: bool = False) -> Table:
-    """The values of a BPF_F_MMAPABLE array map, live and read-only unless told otherwise: (count,) of dtype."""
+    """The values of a BPF_F_MMAPABLE array map, live and read-only unless set otherwise: (count,) of dtype."""
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     memory = mmap.mmap(descriptor, pages.whole_pages(count * dtype.itemsize), mmap.MAP_SHARED, protection)
     array: Table = np.frombuffer(memory, dtype, count)

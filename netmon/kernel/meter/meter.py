@@ -347,7 +347,7 @@ class Meter:
         return np.union1d(emptied, left)
 
     def _doubt(self, slots: Slots, generations: npt.NDArray[np.uint16]) -> None:
-        """The kernel has told of no flow that had this slot in this generation, which its programs never do."""
+        """The kernel has reported no flow that had this slot in this generation, which its programs never do."""
         if not self._flow_missing:
             log.warning(
                 "buckets of a flow that the kernel has not told of are counted as lost: slot %d, generation %d "

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a connection is: sockets, processes, containers, and what the kernel tells of connections being made."""
+"""Whose a connection is: sockets, processes, containers, and what the kernel reports connections being made."""

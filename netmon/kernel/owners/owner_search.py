@@ -57,7 +57,7 @@ class SocketTable:
         if inode := self._connected.get(endpoint):
             return Found(inode)
         six = ":" in endpoint.local
-        for address in (endpoint.local, _ANY[six], _ANY[True]):  # a socket on :: takes IPv4 too, unless told not to
+        for address in (endpoint.local, _ANY[six], _ANY[True]):  # a socket on :: takes IPv4 too, unless set not to
             if bound := self._bound.get((endpoint.protocol, address, endpoint.local_port)):
                 return bound
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP connections as bpf/sockets.c tells of them: whose each is, from the moment at which it is made."""
+"""TCP connections as bpf/sockets.c reports them: whose each is, from the moment at which it is made."""
 
 import os
 import socket
@@ -56,7 +56,7 @@ def definitions(types: KernelTypes) -> dict[str, int]:
 
 
 def choose_namespace(descriptor: int) -> None:
-    """Before the program is attached: whose connections it tells of. descriptor: of NAMESPACE_MAP, closed here."""
+    """Before the program is attached: whose connections it reports. descriptor: of NAMESPACE_MAP, closed here."""
     try:
         only = 0 if machine_wide() else namespace_of("self")
         bpf_calls.set_array_entry(descriptor, 0, struct.pack("=I", only))
@@ -137,7 +137,7 @@ def _chosen(table: Table, wanted: Collection[int]) -> Table:
 
 
 class SocketEvents(SocketEventTable):
-    """The same, with the program that tells of them attached for as long as this lives."""
+    """The same, with the program that reports them attached for as long as this lives."""
 
     def __init__(self, program: int, ring: int) -> None:
         """program, ring: descriptors of PROGRAM and MAP (not kept). Raises OSError where it cannot be attached."""

@@ -17,7 +17,7 @@ _REPRESENTOR = re.compile(r"pf\d+(vf|sf)\d+$")  # phys_port_name of a switch por
 
 
 class Chosen(NamedTuple):
-    """names: each once, in the order in which they were asked for; remarks: what would mislead, a line each."""
+    """names: each once, in the order in which they were requested; remarks: what would mislead, a line each."""
 
     names: tuple[str, ...]
     remarks: tuple[str, ...]

@@ -14,7 +14,7 @@ _GENERATIONS = 8
 
 
 def choose_candidates(ranks: Sequence[Process], training: Collection[int]) -> list[Process]:
-    """ranks: oldest first; training: who maps a training library → those to be told of, oldest first.
+    """ranks: oldest first; training: who maps a training library → those to be reported, oldest first.
 
     Who trains comes before who does not, and then the older one.
     """

@@ -80,7 +80,7 @@ class MappedLibrary:
 def _open_path(root: str, path: str) -> int:
     """A descriptor of what stands at a path below a root, for no use but to look at it. Raises OSError.
 
-    What the kernel tells of a mapping has no links in it. Whatever has become one since is not followed: in another
+    What the kernel reports a mapping has no links in it. Whatever has become one since is not followed: in another
     process's root it would lead into ours.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

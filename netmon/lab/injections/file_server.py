@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file server: python -I -S file_server.py ADDRESS PORT. It takes what is uploaded, and sends as much as is asked for
+"""A file server: python -I -S file_server.py ADDRESS PORT. It takes what is uploaded, and sends as much as is requested
 (netmon.lab.trainers.transfers). Standard library only. Serves until SIGTERM."""
 
 import socket

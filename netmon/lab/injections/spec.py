@@ -14,7 +14,7 @@ LONGEST_NS = 20_000_000_000
 """A rank gives its neighbours up when they are silent for longer than this and a half."""
 
 TRANSFERS = ("upload", "download")
-"""Done by a thread of one rank beside its gradients, to and from a file server."""
+"""Done by a thread of one rank alongside its gradients, to and from a file server."""
 
 FILE_PORT = 5501
 """Of the first injection's server, and so on."""

@@ -70,7 +70,7 @@ class Sender:
 
         begun: called with the moment from which the loads' times count, CLOCK_MONOTONIC in ns.
         bytes_offered: of all flows that were due. bytes_sent: handed to TCP, whose delivery is waited for.
-        lateness: from when a flow was due to when its connection was asked for. flow_duration: from there to the
+        lateness: from when a flow was due to when its connection was requested. flow_duration: from there to the
         receiver's last acknowledgement, of the flows that were sent whole.
         """
         begin = time.monotonic_ns()

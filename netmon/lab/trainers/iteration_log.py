@@ -18,7 +18,7 @@ class IterationLog:
     """
 
     def __init__(self, path: str, rank: int, after: Callable[[int], None] = lambda _: None) -> None:
-        """Log of one rank. after: is told of every iteration how many have finished."""
+        """Log of one rank. after: is reported every iteration how many have finished."""
         self._path = Path(path)
         self._rank = rank
         self._after = after

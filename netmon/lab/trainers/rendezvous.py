@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Horovod's ranks find each other: what `horovodrun` starts beside them. Runs in Horovod's environment."""
+"""Where Horovod's ranks find each other: what `horovodrun` starts alongside them. Runs in Horovod's environment."""
 
 import sys
 import threading

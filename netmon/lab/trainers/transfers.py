@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank transfers beside its gradients, in a thread of its own: a checkpoint to a file server, training data
+"""What one rank transfers alongside its gradients, in a thread of its own: a checkpoint to a file server, training data
 from it. Standard library only, for Horovod's environment imports it, too."""
 
 import socket

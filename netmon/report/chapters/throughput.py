@@ -83,7 +83,7 @@ def _mean_frames(study: Study) -> Frames:
 
 
 def _period_frames(study: Study) -> Frames:
-    """Per run: the period of what its first rank's link sends, by autocorrelation, beside the iteration time."""
+    """Per run: the period of what its first rank's link sends, by autocorrelation, alongside the iteration time."""
     traffic = traffic_of(study)
     need(study.times, "there is no iteration after the first one")
     runs: Any = study.runs.set_index("run").to_dict("index")

@@ -23,7 +23,7 @@ from netmon.report.frames import groups
 
 
 def bytes_per_iteration(figure: Figure, bytes: pd.DataFrame) -> None:  # the frame's name
-    """Measured bars beside the theory, per model."""
+    """Measured bars alongside the theory, per model."""
     rows = bytes.groupby("model", as_index=False)[["measured_bytes", "theory_bytes"]].median().iloc[:12]
     figure.set_size_inches(8.6, 1.3 + 0.4 * len(rows))
     ax = figure.subplots()

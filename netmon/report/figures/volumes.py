@@ -46,7 +46,7 @@ def heat_map(figure: Figure, pairs: pd.DataFrame) -> None:
         ax.set_yticks(range(len(hosts)), hosts)
         ax.set_xlabel("receiver")
         ax.set_ylabel("sender")
-        ax.title.set_fontsize("small")  # a run's name is long beside a colour bar
+        ax.title.set_fontsize("small")  # a run's name is long alongside a colour bar
         ax.grid(visible=False)
         figure.colorbar(image, ax=ax, shrink=0.8, label="payload (MB)")
 
