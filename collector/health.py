@@ -74,7 +74,7 @@ def add_health(server: grpc.aio.Server) -> Health:
     handlers = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check, "Watch": watch})
     server.add_generic_rpc_handlers((handlers,))
 
-    class Told:
+    class HealthService:
         async def follow(self, why_not: Callable[[], str]) -> None:
             serves = None
             while True:
@@ -86,4 +86,4 @@ def add_health(server: grpc.aio.Server) -> Health:
         async def leave(self) -> None:
             await servicer.enter_graceful_shutdown()
 
-    return Told()
+    return HealthService()

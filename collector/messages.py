@@ -39,10 +39,10 @@ def flow_numbers(session_index: int, flow_ids: _Number) -> _Number:
 
 
 @overload
-def place_of(flow: int) -> int: ...
+def session_of(flow: int) -> int: ...
 @overload
-def place_of(flow: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
-def place_of(flow: int | npt.NDArray[np.int64]) -> int | npt.NDArray[np.int64]:
+def session_of(flow: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+def session_of(flow: int | npt.NDArray[np.int64]) -> int | npt.NDArray[np.int64]:
     """The session's place, of a flow's number or of several."""
     return flow >> _FLOW_ID_BITS
 

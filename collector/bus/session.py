@@ -26,7 +26,7 @@ from netmon.wire.versions import misunderstanding
 # acknowledged all when it was sent (`acknowledged`): what lies below that does not come later, so that no time has to
 # pass until a gap is known to be one.
 
-MOST_HELD = 1_024
+MOST_WAITING = 1_024
 """Batches: far more than an agent has on the way at a time."""
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class InOrder(Generic[T]):
             # Sent again without the batch that went before it, which was given up.
             if waiting is None or label.previous < waiting.label.previous:
                 self._waiting[label.sequence] = _Held(label, what)
-        yield from self._ready(len(self._waiting) > MOST_HELD)
+        yield from self._ready(len(self._waiting) > MOST_WAITING)
 
     def give_up(self) -> Iterator[T]:
         """What is missing does not come: everything that is held."""

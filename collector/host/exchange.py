@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from collector.host.session import Session
 from collector.host.tables import Tables
-from collector.messages import flow_id_of, place_of
+from collector.messages import flow_id_of, session_of
 from collector.tick_messages import TickAnswer, TickNews
 
 _T = TypeVar("_T")
@@ -39,7 +39,7 @@ def exchange(tables: Tables, sessions: Mapping[int, Session], fail: Fail) -> Tal
             ranks, rank = log.ranks[serial]
             ranks.renumbered(rank, shift)
     for flow, job, number in answer.peers:
-        session = sessions.get(place_of(flow))
+        session = sessions.get(session_of(flow))
         if session:
             session.set_peer(flow_id_of(flow), job, number)
 

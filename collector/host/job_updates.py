@@ -24,7 +24,7 @@ from collector.messages import (
     MarkUpdate,
     flow_id_of,
     flow_numbers,
-    place_of,
+    session_of,
 )
 from netmon.columnar import Columns
 from netmon.dl.inference import TRAFFIC
@@ -217,7 +217,7 @@ def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark
     What is said of a session that is over by now is passed over.
     """
     for number, owner in news.owners.items():
-        session = sessions.get(place_of(number))
+        session = sessions.get(session_of(number))
         if session:
             session.window.flows.infer(flow_id_of(number), owner)
     for clock in news.clocks:

@@ -101,7 +101,7 @@ class LedgerAccounts:
         self._samples = empty(SAMPLE)  # by link and time: the open interval's start, then those that have not settled
         self._open: Mapping[int, Sequence[int]] | None = None  # of these; None: to be looked up again
         self._stored_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._told_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._reported_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self.resumed: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """Per link, whether its open interval was taken up: it has counted the rows that the dataset holds."""
         self.resets = 0  # intervals left out because a counter went backwards
@@ -123,12 +123,12 @@ class LedgerAccounts:
         more = first + links - len(self.totals)
         if more > 0:
             self._stored_until_ns = np.append(self._stored_until_ns, np.zeros(more, np.int64))
-            self._told_until_ns = np.append(self._told_until_ns, np.zeros(more, np.int64))
+            self._reported_until_ns = np.append(self._reported_until_ns, np.zeros(more, np.int64))
             self.totals = np.concatenate([self.totals, np.zeros((more, 5), np.int64)])
             self.resumed = np.append(self.resumed, np.zeros(more, np.bool_))
         own = slice(first, first + links)
         self.resumed[own] = False
-        self._stored_until_ns[own], self._told_until_ns[own], self.totals[own] = -1, 0, 0
+        self._stored_until_ns[own], self._reported_until_ns[own], self.totals[own] = -1, 0, 0
         for link, until_ns in stored_until_ns.items():
             self._stored_until_ns[first + link] = until_ns
         for link, total in totals.items():
@@ -140,7 +140,7 @@ class LedgerAccounts:
             for name, value in zip(_OPEN, sample, strict=True):
                 row[name] = value
             if link in stored_until_ns:
-                self._told_until_ns[first + link] = row["time_ns"]
+                self._reported_until_ns[first + link] = row["time_ns"]
         self.sample(kept)
 
     def close(self, first: int, links: int) -> None:
@@ -170,7 +170,7 @@ class LedgerAccounts:
             return
         links = np.ascontiguousarray(self._samples["link"])
         cuts = GroupedValues(links, np.ascontiguousarray(self._samples["time_ns"]), len(self.totals))
-        session_index = cuts.positions(link, np.maximum(start_ns, self._told_until_ns[link])) - 1
+        session_index = cuts.positions(link, np.maximum(start_ns, self._reported_until_ns[link])) - 1
         within = (session_index >= 0) & (links[session_index] == link)
         sums = np.bincount(session_index[within], weights=wire[within], minlength=len(links))
         self._samples["attributed_bytes"] += sums.astype(np.int64)
@@ -189,7 +189,7 @@ class LedgerAccounts:
         if not len(over):
             return [], []
         before, after = samples[over], samples[over + 1]
-        np.maximum.at(self._told_until_ns, link[over], after["time_ns"])
+        np.maximum.at(self._reported_until_ns, link[over], after["time_ns"])
         self._samples, self._open = np.delete(samples, over), None
         rows, good = account(before, after, link[over] - first_link[link[over]])
         self.resets += len(over) - len(rows)

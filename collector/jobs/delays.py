@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.jobs.flow_matching import FlowMatching
-from collector.messages import ONSET_UPDATE, place_of
+from collector.messages import ONSET_UPDATE, session_of
 from netmon.dl.onsets import REST_NS, match_onsets
 from netmon.dl.sums import joined
 from netmon.records import Table, empty
@@ -105,8 +105,8 @@ class Delays:
     def of_pairs(self, which: _Flags, lines: HostLines) -> tuple[Table, Table]:
         """What some pairs have sent and received in the window, dtypes of key (link) and time_ns (UTC)."""
         table, links = joined([empty(ONSET_UPDATE), *self._window]), self._ends.links()
-        table = table.compress(lines.hosts(place_of(table["flow"])) >= 0)
-        host = lines.hosts(place_of(table["flow"]))
+        table = table.compress(lines.hosts(session_of(table["flow"])) >= 0)
+        host = lines.hosts(session_of(table["flow"]))
         utc = lines.utc(host, table["time_ns"])
         fresh = table["time_ns"] >= lines.at_ns[host] - WINDOW_NS
         found = []
@@ -137,7 +137,7 @@ class Delays:
     def _matched(self, onsets: Table, lines: HostLines, near_ns: int, of_links: _Flags) -> tuple[Table, Table, _Flags]:
         """Delays along some links; the onsets that have found nothing and may yet; which of all belong to a link."""
         links, linked = self._ends.links(), np.zeros(len(onsets), np.bool_)
-        host = lines.hosts(place_of(onsets["flow"]))
+        host = lines.hosts(session_of(onsets["flow"]))
         utc = lines.utc(host, onsets["time_ns"]) if len(lines.sessions) else onsets["time_ns"]
         fresh = (host >= 0) & (onsets["time_ns"] >= lines.at_ns[host] - WINDOW_NS) if len(lines.sessions) else host >= 0
         ends = []
@@ -149,7 +149,7 @@ class Delays:
             table["key"], table["time_ns"] = link, utc[rows]
             ends.append((rows, link, table))
         (sent_row, sent_link, sent), (row, _, received) = ends
-        other = lines.hosts(place_of(links["receiver"][sent_link]))
+        other = lines.hosts(session_of(links["receiver"][sent_link]))
         near = other >= 0
         if near.any():
             early = lines.error_ns[host[sent_row]] + lines.error_ns[other]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from collector.messages import FlowUpdate, place_of
+from collector.messages import FlowUpdate, session_of
 from netmon.records import Direction, Table
 
 LINK = np.dtype([("sender", "<i8"), ("receiver", "<i8"), ("pair", "<i8"), ("by_first", "?")])
@@ -46,11 +46,11 @@ class FlowMatching:
         sends = flow.direction == Direction.TX
         ends[0 if sends else 1].append(flow.flow)
         for other in ends[1 if sends else 0]:
-            here, there = place_of(flow.flow), place_of(other)
+            here, there = session_of(flow.flow), session_of(other)
             if here != there:
                 sender, receiver = (flow.flow, other) if sends else (other, flow.flow)
                 pair = min(here, there), max(here, there)
-                self._new.append((sender, receiver, self._pair(pair), place_of(sender) == pair[0]))
+                self._new.append((sender, receiver, self._pair(pair), session_of(sender) == pair[0]))
 
     def forget_flows(self, flows: Iterable[int]) -> None:
         """These flows are over."""
@@ -70,7 +70,7 @@ class FlowMatching:
 
     def forget_sessions(self, session_indices: set[int]) -> npt.NDArray[np.bool_]:
         """These sessions are over: so are their flows, and pairs of them. Says which pairs stay, in their old order."""
-        self.forget_flows([flow for flow in self._keys if place_of(flow) in session_indices])
+        self.forget_flows([flow for flow in self._keys if session_of(flow) in session_indices])
         stay = np.array([session_indices.isdisjoint(pair) for pair in self.pairs], np.bool_)
         self.pairs = [pair for pair in self.pairs if session_indices.isdisjoint(pair)]
         self._pair_numbers = {pair: number for number, pair in enumerate(self.pairs)}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from collector.messages import BY_TRAFFIC, GRAIN_NS, FlowUpdate, HostNews, MarkUpdate, place_of
+from collector.messages import BY_TRAFFIC, GRAIN_NS, FlowUpdate, HostNews, MarkUpdate, session_of
 from netmon.dl.inference import GRADIENT, Findings, FlowVerdict, Inference, InferredIteration, InferredJob, LinkFlow
 from netmon.records import Mark, Moment, Owner, Source
 
@@ -89,7 +89,7 @@ class Inferring:
             if flow.flow not in self._flows:
                 ends = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol
                 inference.describe(flow.flow, LinkFlow(flow.host, flow.link, flow.direction, *ends))
-                self._sessions[flow.host] = place_of(flow.flow)
+                self._sessions[flow.host] = session_of(flow.flow)
             self._flows[flow.flow] = flow
 
     def _spare(self, inference: Inference, news: HostNews) -> None:
@@ -103,7 +103,7 @@ class Inferring:
         over: list[int] = news.over.tolist()
         if news.ended:
             ended = set(news.ended)
-            over += [number for number in self._flows if place_of(number) in ended]
+            over += [number for number in self._flows if session_of(number) in ended]
             self._sessions = {
                 host: session_index for host, session_index in self._sessions.items() if session_index not in ended
             }

@@ -225,7 +225,7 @@ class ReceiverClient:
     async def close(self, grace_s: float) -> None:
         """What is stored is told, then the process ends; who is still connected is cut off after so long."""
         self._closing = True
-        self._tell(list(self._streams))
+        self._send_state(list(self._streams))
         if self._process:
             await self._process.stop(grace_s)
         await end_tasks(self._tasks)
@@ -352,7 +352,7 @@ class ReceiverClient:
         except NetmonError as error:
             self._end(stream, error)
             return
-        self._tell([stream.number])
+        self._send_state([stream.number])
         self._streams.pop(stream.number, None)
         self._send(frames.Ended(stream.number))
 
@@ -385,9 +385,9 @@ class ReceiverClient:
             if now - everybody_s >= ALIVE_EVERY_S:
                 everybody_s = now
                 due |= {number for number, stream in self._streams.items() if stream.overdue(now)}
-            self._tell(due)
+            self._send_state(due)
 
-    def _tell(self, numbers: Iterable[int]) -> None:
+    def _send_state(self, numbers: Iterable[int]) -> None:
         states, now_s = [], time.monotonic()
         for number in numbers:
             stream = self._streams.get(number)

@@ -52,7 +52,7 @@ from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.meter.wakes import WAKES, Wakes
 from netmon.kernel.nic import Nic
-from netmon.kernel.owners.socket_events import TOLD_MAP, TOLD_RING_BYTES, SocketEventTable
+from netmon.kernel.owners.socket_events import EVENT_MAP, EVENT_RING_BYTES, SocketEventTable
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.requests import Start
@@ -113,8 +113,8 @@ class Agent:
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks, began_ns)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
-        events = started.descriptors.get(TOLD_MAP)
-        births = SocketEventTable(events, TOLD_RING_BYTES) if events is not None else None
+        events = started.descriptors.get(EVENT_MAP)
+        births = SocketEventTable(events, EVENT_RING_BYTES) if events is not None else None
         wakes = Wakes(started.descriptors[WAKES], memory, geometry)
         self._sleep = Sleep(wakes, self._privileged.descriptor, started.descriptors["steps"])
         stops = RankStops(started.descriptors.get(STOPS_MAP))

@@ -42,7 +42,7 @@ class Clock:
     def _current(self) -> ClockState:
         # The kernel's bound grows from second to second; chrony's is as old as the last look.
         state = self._state
-        return state if state.told_by == "chrony" else kernel_state(state.discipline)
+        return state if state.source == "chrony" else kernel_state(state.discipline)
 
     def _look(self) -> None:
         while True:

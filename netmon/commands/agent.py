@@ -37,7 +37,7 @@ EXAMPLES = """
   netmon agent --interface eth0 --prepare
 """
 
-_USUAL_NS = 1_000_000
+_DEFAULT_NS = 1_000_000
 _WIDEST_NS = 100_000_000  # sums of wider buckets do not fit their columns on the fastest links
 
 log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ def _checked(args: argparse.Namespace) -> "Security":
 def _stream_width(bucket_ns: int, stream_ns: int | None) -> int:
     """What is streamed; where nothing is said, buckets of at least a millisecond. Raises UsageError."""
     if stream_ns is None:
-        return -(-_USUAL_NS // bucket_ns) * bucket_ns if bucket_ns else 0  # which the kernel's side refuses
+        return -(-_DEFAULT_NS // bucket_ns) * bucket_ns if bucket_ns else 0  # which the kernel's side refuses
     if stream_ns != bucket_ns and (stream_ns > _WIDEST_NS or not bucket_ns or stream_ns % bucket_ns or not stream_ns):
         raise UsageError(
             f"cannot stream buckets of {format_duration(stream_ns)}: --stream-bucket is a multiple of --bucket "

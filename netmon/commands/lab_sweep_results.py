@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from netmon.terminal import FittingTable
 
-_TOLD = "how well netmon told it: iterations of all ranks, and distance from the trainers' log (median, p99)"
+_QUALITY = "how well netmon told it: iterations of all ranks, and distance from the trainers' log (median, p99)"
 
 
 def print_sweep(document: Mapping[str, Any], console: Console) -> None:
@@ -57,7 +57,7 @@ def _times(runs: list[dict[str, Any]]) -> FittingTable:
 
 def _accuracy(runs: list[dict[str, Any]]) -> FittingTable:
     headings = ("found", "invented", "start", "first enqueue", "last wait", "end", "right class")
-    table = _table(f"Each run, {_TOLD}", ("run", "source"), headings)
+    table = _table(f"Each run, {_QUALITY}", ("run", "source"), headings)
     for run in runs:
         for source in run["sources"]:
             moments = (_moment(source["errors"].get(name)) for name in _MOMENTS)

@@ -29,7 +29,7 @@ from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.owners.namespaces import Namespaces
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch
-from netmon.kernel.owners.socket_events import MAP, PROGRAM, TOLD_MAP, SocketEvents
+from netmon.kernel.owners.socket_events import EVENT_MAP, MAP, PROGRAM, SocketEvents
 from netmon.kernel.processes import Process, ProcessTable
 from netmon.kernel.requests import (
     MOST_BYTES,
@@ -51,7 +51,7 @@ from netmon.marks import printable
 from netmon.own_module import own_module
 from netmon.service_user import service_user
 
-MORE_MAPS = (TOLD_MAP, stops.MAP)
+MORE_MAPS = (EVENT_MAP, stops.MAP)
 """Beside loader.MAPS, where the kernel can tell."""
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from netmon.errors import UsageError
 from netmon.lab import architectures
-from netmon.lab.injections.spec import ASKED_OF_THE_TRAINER, TRANSFERS, Injection, pauses_of
+from netmon.lab.injections.spec import BY_TRAINER, TRANSFERS, Injection, pauses_of
 from netmon.lab.traffic.flow_sizes import PUBLISHED_RATE_BPS
 from netmon.lab.traffic.profiles import PROFILES
 from netmon.lab.trainers.layers import layer_sizes
@@ -221,7 +221,7 @@ class RunSpec:
             *(wrong for each in self.injections for wrong in each.objections(self.ring, self.hosts, self.iterations)),
             (
                 self.trainer.startswith(("horovod-", "generated")) and bool(pauses_of(self.injections)),
-                f"no {' or '.join(ASKED_OF_THE_TRAINER)} of --trainer {self.trainer}: only ring, horovod and ddp pause",
+                f"no {' or '.join(BY_TRAINER)} of --trainer {self.trainer}: only ring, horovod and ddp pause",
             ),
             (
                 self.trainer == "generated" and any(each.kind in TRANSFERS for each in self.injections),

@@ -52,7 +52,7 @@ class _Bytes:
         size = np.dtype(kind).itemsize
         return np.ndarray((max(0, len(flat) - size + 1),), kind, flat, strides=(1,))
 
-    def place(self, row: Ints, at: Ints) -> Ints:
+    def offset(self, row: Ints, at: Ints) -> Ints:
         index: Ints = row * self._width + at
         return index
 
@@ -87,14 +87,14 @@ def _link_layer(data: _Bytes, chunk: Chunk) -> tuple[Ints, Ints]:
     types, at = np.full(len(end), -1, np.int64), np.full(len(end), link.header_bytes, np.int64)
     if link.type_at < 0:
         rows = np.flatnonzero(end > 0)
-        version = data.u8(data.place(rows, at[rows])) >> 4
+        version = data.u8(data.offset(rows, at[rows])) >> 4
         types[rows] = np.where(version == 4, _IPV4, np.where(version == 6, _IPV6, -1))
         return types, at
     rows = np.flatnonzero(end >= link.header_bytes)
-    types[rows] = data.u16(data.place(rows, np.full(len(rows), link.type_at)))
+    types[rows] = data.u16(data.offset(rows, np.full(len(rows), link.type_at)))
     for _ in range(_VLAN_TAGS):
         rows = np.flatnonzero(((types == _VLANS[0]) | (types == _VLANS[1])) & (at + 4 <= end))
-        types[rows] = data.u16(data.place(rows, at[rows] + 2))
+        types[rows] = data.u16(data.offset(rows, at[rows] + 2))
         at[rows] += 4
     return types, at
 
@@ -105,7 +105,7 @@ _Network = tuple[Ints, Words, Ints]
 
 def _ipv4(data: _Bytes, rows: Ints, at: Ints, end: Ints, size: Ints) -> _Network:
     rows, at, end, size = _keep(at + 20 <= end, rows, at, end, size)
-    index = data.place(rows, at)
+    index = data.offset(rows, at)
     first_byte = data.u8(index)
     length = (first_byte & 15) * 4
     good = (first_byte >> 4 == 4) & (length >= 20)
@@ -123,7 +123,7 @@ def _ipv4(data: _Bytes, rows: Ints, at: Ints, end: Ints, size: Ints) -> _Network
 
 def _ipv6(data: _Bytes, rows: Ints, at: Ints, end: Ints, size: Ints) -> _Network:
     rows, at, end, size = _keep(at + 40 <= end, rows, at, end, size)
-    index = data.place(rows, at)
+    index = data.offset(rows, at)
     rows, at, end, size, index = _keep(data.u8(index) >> 4 == 6, rows, at, end, size, index)
     upper = _extensions(data, rows, at + 40, end, data.u8(index + 6))
     transport = _transport(data, rows, upper.at, end, upper.protocol, upper.fragment, upper.first)
@@ -156,7 +156,7 @@ def _extensions(data: _Bytes, rows: Ints, at: Ints, end: Ints, protocol: Ints) -
         short = at[inside] + 8 > end[inside]
         good[inside[short]] = False
         inside = inside[~short]
-        index, kind = data.place(rows[inside], at[inside]), protocol[inside]
+        index, kind = data.offset(rows[inside], at[inside]), protocol[inside]
         offset, is_fragment = data.u16(index + 2), kind == _FRAGMENT
         first[inside] = ~is_fragment | (offset & 0xFFF8 == 0)
         fragment[inside] = np.where(is_fragment, offset & 0xFFF9 != 0, fragment[inside])
@@ -184,7 +184,7 @@ def _transport(
         there = at[inside] + shortest <= end[inside]
         good[inside[~there]] = False
         inside = inside[there]
-        index = data.place(rows[inside], at[inside])
+        index = data.offset(rows[inside], at[inside])
         length[inside] = (data.u8(index + 12) >> 4) * 4 if number == _TCP else shortest
         good[inside] = length[inside] >= shortest
         with_ports = ~fragment[inside]

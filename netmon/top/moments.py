@@ -42,14 +42,14 @@ class Rewinding:
         steps = self._of(job)
         if not steps:
             return None
-        index = self._place(steps) + count
+        index = self._index(steps) + count
         self.step = steps[max(index, 0)] if index < len(steps) else None
         return self.step
 
     def to_slow(self, job: str, forward: bool) -> Step | None:
         """The next slow iteration of a job, backward from now or from where one is; None, and nothing moves: none."""
         steps = self._of(job)
-        index = self._place(steps)
+        index = self._index(steps)
         ahead = steps[index + 1 :] if forward else steps[:index][::-1]
         found = next((step for step in ahead if step.slow or step.verdict), None)
         self.step = found or self.step
@@ -77,7 +77,7 @@ class Rewinding:
             self._steps[job] = steps_of(self.past, job)
         return self._steps[job]
 
-    def _place(self, steps: list[Step]) -> int:
+    def _index(self, steps: list[Step]) -> int:
         """Of the present iteration; now is after the last."""
         if self.step is None:
             return len(steps)
@@ -119,7 +119,7 @@ class MomentView:
         self._source = past
         self._asker = QueryThread(to) if past else None
         self._numbers = itertools.count(1)
-        self._asked = 0
+        self._queries = 0
         self._fresh_s = float("-inf")
 
     @property
@@ -136,7 +136,7 @@ class MomentView:
         """It is now."""
         self.rewinding.live()
         self.frame, self.times, self.span, self.busy, self.problem = None, (), None, "", ""
-        self._asked = 0
+        self._queries = 0
 
     def refresh(self, move: Move | None = None) -> None:
         """Ask which iterations there are, and then go where `move` leads."""
@@ -144,7 +144,7 @@ class MomentView:
         if source is None:
             self.problem = "nothing is known of the past here"
             return
-        self._ask("looking back", lambda: _Steps(source.steps(), move))
+        self._query("looking back", lambda: _Steps(source.steps(), move))
 
     def move_to(self, move: Move) -> None:
         """To another iteration; from now on it is looked first which ones there are."""
@@ -195,20 +195,20 @@ class MomentView:
             self.problem = "nothing is known of the past here"
             return
         self.span = span
-        self._ask(
+        self._query(
             f"reading iteration {step.number}",
             lambda: _Frame(step, source.frame(step.job, step.number, span.since_ns, span.until_ns)),
         )
 
-    def _ask(self, busy: str, question: Callable[[], object]) -> None:
+    def _query(self, busy: str, question: Callable[[], object]) -> None:
         assert self._asker is not None
         self.busy, self.problem = busy, ""
-        self._asked = next(self._numbers)
-        self._asker.submit(self._asked, question)
+        self._queries = next(self._numbers)
+        self._asker.submit(self._queries, question)
 
     def answer(self, answer: Answer) -> None:
         """Take in what has come. Raises what was not meant to happen."""
-        if answer.number != self._asked:
+        if answer.number != self._queries:
             return
         self.busy = ""
         if answer.error:
@@ -224,16 +224,16 @@ class MomentView:
                 self._go(answer.found.move)
         elif isinstance(answer.found, _Frame):
             self.frame = answer.found.frame
-            self._ask_times(answer.found.step)
+            self._query_times(answer.found.step)
         elif isinstance(answer.found, _Times) and answer.found.step is self.rewinding.step:
             self.times = answer.found.times
 
-    def _ask_times(self, step: Step) -> None:
+    def _query_times(self, step: Step) -> None:
         source, asker = self._source, self._asker
         if not step.verdict or self.times or source is None or asker is None:
             return
-        self._asked = next(self._numbers)
-        asker.submit(self._asked, lambda: _Times(step, source.times(step.job, step.number, step.end_ns)))
+        self._queries = next(self._numbers)
+        asker.submit(self._queries, lambda: _Times(step, source.times(step.job, step.number, step.end_ns)))
 
 
 def _narrower(span: Span, frame: Frame) -> bool:

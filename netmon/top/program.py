@@ -263,13 +263,13 @@ class Program(App[None]):
 
     def _enter(self, path: list[Level]) -> None:
         self.path = path
-        self._ask()
+        self._query()
         for table in self.query(RowTable):
             table.restart()
         self.redraw()
         self.set_focus(self.query_one("#table0", RowTable), scroll_visible=False)
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         few, many = self._selection.flows, 10 * self._selection.flows
         selection = replace(self._selection, flows=many if self.filter.text or self._grouped_by else few)
         self._turned(self.path[-1].narrowed(selection))
@@ -351,7 +351,7 @@ class Program(App[None]):
         """By the next thing that flows may have in common."""
         choices = ["", *GROUPINGS]
         self._grouped_by = choices[(choices.index(self._grouped_by) + 1) % len(choices)]
-        self._ask()
+        self._query()
         self.redraw()
 
     def action_page(self, step: int) -> None:
@@ -365,7 +365,7 @@ class Program(App[None]):
             begin = selection.jobs_from + step * selection.most_jobs
             if 0 <= begin < page.jobs:
                 self._selection = replace(selection, jobs_from=begin)
-        self._ask()
+        self._query()
 
     def action_filter(self) -> None:
         """Open the line to type it in."""
@@ -377,7 +377,7 @@ class Program(App[None]):
         self.filter = message.filter
         for table in self.query(RowTable):
             table.reset_order()
-        self._ask()
+        self._query()
         self.redraw()
 
     @on(FilterLine.Closed)

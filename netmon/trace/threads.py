@@ -103,11 +103,11 @@ class Thread:
             if each.length_ns is None:
                 self._out.instants(self._lanes[0].number, [Instant(each.start_ns, each.name, each.details)])
             else:
-                self._place(Slice(each.start_ns, each.start_ns + each.length_ns, each.name, each.details))
+                self._add_slice(Slice(each.start_ns, each.start_ns + each.length_ns, each.name, each.details))
         for lane in self._lanes:
             self._end(lane)
 
-    def _place(self, each: Slice) -> None:
+    def _add_slice(self, each: Slice) -> None:
         for lane in self._lanes:
             self._end(lane, each.start_ns)
             around = lane.open[-1] if lane.open else None

@@ -17,11 +17,11 @@ ROW_COLUMNS = ["host", "direction", "class", "bucket_start_ns", "bucket_ns", "wi
 _LEAST = 1e-3  # bytes: less is what sums leave over
 
 Floats = npt.NDArray[np.float64]
-_Places = npt.NDArray[np.int64]
+_Indices = npt.NDArray[np.int64]
 
 
 def in_bins(
-    series: _Places,
+    series: _Indices,
     start_ns: npt.NDArray[np.int64],
     length_ns: npt.NDArray[np.int64],
     wire_bytes: npt.NDArray[np.int64],
@@ -73,7 +73,7 @@ class RowReader:
         self._direction = {name: number for number, name in enumerate(DIRECTIONS)}
         self._class = {name: number for number, name in enumerate(CLASS_NAMES)}
 
-    def read(self, batch: pa.RecordBatch) -> tuple[_Places, _Places, _Places, _Places]:
+    def read(self, batch: pa.RecordBatch) -> tuple[_Indices, _Indices, _Indices, _Indices]:
         """The series of each row, its start and width (ns) and its bytes."""
         host = numbers(batch.column("host"), self._host)
         direction = numbers(batch.column("direction"), self._direction)
@@ -93,9 +93,9 @@ def row_columns(schema: pa.Schema) -> list[str]:
     return [name for name in ROW_COLUMNS if name in schema.names]
 
 
-def numbers(column: pa.Array, known: Mapping[str, int]) -> _Places:
+def numbers(column: pa.Array, known: Mapping[str, int]) -> _Indices:
     """The number of each row's word; -1: it has none."""
     words = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     lookup = np.array([*(known.get(str(word), -1) for word in words.dictionary.to_pylist()), -1], np.int64)
-    found: _Places = lookup[words.indices.fill_null(len(lookup) - 1).to_numpy(zero_copy_only=False)]
+    found: _Indices = lookup[words.indices.fill_null(len(lookup) - 1).to_numpy(zero_copy_only=False)]
     return found

@@ -165,7 +165,7 @@ def test_what_is_said_of_shares_needs_the_jobs_that_share_only() -> None:
     state["session"], state["link"], state["job"] = [0, 0, 0, 1, 1], [0, 1, 1, 0, 1], [1, 1, 2, 3, 0]
     links = np.array([(0,), (2,)], [("first_link", "<i8")])
     flows = SimpleNamespace(state=state, jobs=["", "a", "b", "c"])
-    tables = SimpleNamespace(flows=flows, places=SimpleNamespace(table=links))
+    tables = SimpleNamespace(flows=flows, sessions=SimpleNamespace(table=links))
     assert sharing(tables) == {"a", "b"}
     state["job"][1] = 2
     assert sharing(tables) == frozenset()

@@ -119,7 +119,7 @@ CHRONY = {  # what chronyd 4.3 has said
 def test_chronys_words_are_understood() -> None:
     state = parse_tracking(CHRONY["kept"])
     assert state
-    assert (state.synchronised, state.discipline, state.told_by) == (True, "ntp", "chrony")
+    assert (state.synchronised, state.discipline, state.source) == (True, "ntp", "chrony")
     assert abs(state.error_ns - (1_288 + 1_139 + 5_917 / 2)) <= 1
     phc = parse_tracking(CHRONY["kept"].replace("127.0.0.1", "PHC0"))
     assert phc

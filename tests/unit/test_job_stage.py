@@ -15,7 +15,7 @@ from training_traffic import MS, Wire, ring
 
 from collector.dataset.sink import ParquetSink
 from collector.jobs.worker import JobStage
-from collector.messages import ONSET_UPDATE, HostNews, place_of
+from collector.messages import ONSET_UPDATE, HostNews, session_of
 from collector.registry import Registry
 from collector.settings import Settings
 from netmon.dl.inference import scan_schedule
@@ -29,7 +29,7 @@ def test_a_stage_forgets_sessions_that_are_over():
         stage.answer(news)
         last = news.horizon_ns
     inferring, clocks = stage._inferring, stage._clocks
-    places = {place_of(flow) for flow in inferring._flows}
+    places = {session_of(flow) for flow in inferring._flows}
     onsets = np.zeros(len(inferring._flows), ONSET_UPDATE)
     onsets["flow"] = sorted(inferring._flows)
     stage.answer(HostNews(onsets=onsets, horizon_ns=last))
@@ -87,7 +87,7 @@ def test_flows_of_jobs_that_tell_their_iterations_are_looked_at_less(monkeypatch
                 wire.send(flow, (5 + 200 * number) * MS, 1_000_000 + 17_000 * number, rate=50_000_000)
         stage = JobStage()
         for news in slices(wire):
-            flows = [flow._replace(job="a", rank=place_of(flow.flow)) for flow in news.flows]
+            flows = [flow._replace(job="a", rank=session_of(flow.flow)) for flow in news.flows]
             stage.answer(replace(news, flows=flows, marked=marked))
         looks.append(len(looked))
     assert 0 < 3 * looks[1] < 2 * looks[0]  # the longer it is known, the less

@@ -82,7 +82,7 @@ def test_jobs_without_number_make_no_series_without_number() -> None:
     assert sum(jobs[OTHER].iterations) >= 10 * MOST_JOBS
 
 
-class Told:
+class VerdictRow:
     """What a registry of ours gives, as the client's library wants it."""
 
     def __init__(self, metrics: list[Metric]) -> None:
@@ -103,7 +103,7 @@ def test_a_slow_iteration_is_named_beside_the_histogram(tmp_path: Path) -> None:
         return Seen(registry.freeze(), registry.counts.copy(), 3, 0.25, 7, used())
 
     registry = CollectorRegistry()
-    registry.register(Told(list(families(asyncio.run(look())))))
+    registry.register(VerdictRow(list(families(asyncio.run(look())))))
     read = {family.name: family for family in text_string_to_metric_families(generate_latest(registry).decode())}
     (slow,) = (sample for sample in read["netmon_iteration_seconds"].samples if sample.exemplar)
     assert slow.labels == {"job": "train", "le": "0.5"}

@@ -64,7 +64,7 @@ def test_the_programs_are_compiled_for_them() -> None:
     flags = dict(flag[2:].split("=") for flag in loader.compiler_flags(geometry) if flag.startswith("-DNETMON_"))
     assert int(flags["NETMON_PAGE_BYTES"]) == LARGE
     assert int(flags["NETMON_STEP_PAGES"]) * LARGE == geometry.step_ring_bytes
-    for size in (geometry.step_ring_bytes, socket_events.RING_BYTES, socket_events.TOLD_RING_BYTES):
+    for size in (geometry.step_ring_bytes, socket_events.RING_BYTES, socket_events.EVENT_RING_BYTES):
         assert size % LARGE == 0
         assert (size // LARGE).bit_count() == 1  # the kernel takes no other number of pages
 

@@ -34,9 +34,9 @@ def stamps(of, times_ms, job="", rank=-1):
 def test_marks_without_a_join_are_kept_aside(caplog):
     host = ranks()
     assert told(host, *step(0, 0), *step(1, 10)) == []
-    assert host.odd.unusable == {STRANGER: 4}
+    assert host.rejected.unusable == {STRANGER: 4}
     assert caplog.messages == ["marks of rank 0 of job 'train' on h0 are kept aside: it never joined"]
-    assert host.odd.warnings == [*caplog.messages, f"h0: marks that were not used: 4 {STRANGER}"]
+    assert host.rejected.warnings == [*caplog.messages, f"h0: marks that were not used: 4 {STRANGER}"]
     assert told(host, mark(JOIN, 0, 0)) == [("train", 0, 0, 9), ("train", 1, 10, 19)]
 
 
@@ -52,7 +52,7 @@ def test_marks_heard_again_warn_of_nothing(caplog):
     told(host, *marks)
     assert len(settle(host, 1000 * MS)) == 1
     assert told(host, *marks, settled_ns=1000 * MS) == []
-    assert host.odd.unusable == {REPEATED: 2}
+    assert host.rejected.unusable == {REPEATED: 2}
     assert not caplog.messages
 
 
@@ -61,8 +61,8 @@ def test_a_process_that_is_gone_is_not_heard():
     told(host, mark(JOIN, 0, 0), *step(0, 0), mark(LEAVE, 0, 10))
     settle(host, 1000 * MS)
     assert told(host, *step(1, 20)) == []
-    assert host.odd.unusable[GONE] == 2
-    assert host.odd.warnings == [f"h0: marks that were not used: 2 {GONE}"]
+    assert host.rejected.unusable[GONE] == 2
+    assert host.rejected.warnings == [f"h0: marks that were not used: 2 {GONE}"]
 
 
 def test_two_jobs_of_one_name_are_two_jobs(caplog):
@@ -95,14 +95,14 @@ def test_a_mark_from_a_distant_past_is_not_used():
     host = ranks()
     told(host, mark(JOIN, 0, 0))
     assert told(host, *step(0, 0), settled_ns=7200 * S) == []
-    assert host.odd.unusable == {DISTANT: 2}
+    assert host.rejected.unusable == {DISTANT: 2}
 
 
 def test_a_clock_that_goes_back_invents_nothing():
     host = ranks()
     marks = [mark(JOIN, 0, 0), *step(0, 1000), *step(1, 500), *step(2, 1020)]
     assert told(host, *marks) == [("train", 0, 1000, 1009), ("train", 2, 1020, 1029)]
-    assert host.odd.unusable[REPEATED] == 2
+    assert host.rejected.unusable[REPEATED] == 2
 
 
 def test_a_training_that_begins_again_in_its_process_goes_on_counting():
@@ -273,7 +273,7 @@ def test_an_elastic_job_gives_its_ranks_out_anew():
     last = [host.steps()[-1] for host in (b, d, c)]
     spans = [(rank, *rank.spans[place : place + 3]) for rank in last for place in range(0, len(rank.spans), 3)]
     assert {rank.shift + number for rank, begin, end, number in spans if begin <= 4250 * MS < end} == {11}
-    assert not any("another job" in line for host in (a, b, c, d) for line in host.odd.warnings)
+    assert not any("another job" in line for host in (a, b, c, d) for line in host.rejected.warnings)
 
 
 def test_a_rival_that_has_not_stepped_since_is_waited_for_but_not_for_ever():
@@ -302,7 +302,7 @@ def test_what_the_traffic_tells_of_a_process_that_has_left_is_not_counted_as_unu
     traffic = {"pid": 0, "source": Source.INFERRED}
     late = [mark(moment, k, 100 * k + at, **traffic) for k in range(4) for moment, at in ((ENQUEUE, 2), (WAIT, 69))]
     assert told(host, *late) == []
-    assert host.odd.warnings == []
+    assert host.rejected.warnings == []
 
 
 def test_with_two_sources_the_first_that_tells_of_the_new_size_ends_the_old_one():
@@ -321,7 +321,7 @@ def test_with_two_sources_the_first_that_tells_of_the_new_size_ends_the_old_one(
     steps = [m for k in range(3) for m in step(k, 100 * k + 1101, **joined)]
     told(other, mark(JOIN, 0, 1100, **joined), *steps)
     assert stamps(other, [1305], "train", 2)[1] == [5]
-    assert not any("another job" in line for line in (*host.odd.warnings, *other.odd.warnings))
+    assert not any("another job" in line for line in (*host.rejected.warnings, *other.rejected.warnings))
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collector.dataset.verdict_rows import verdict_table
 from netmon.dl.verdict import CELL_NS, Link, LinkTotals, Steps, Whose, judge, no_link_totals, sentence, standing_out
-from netmon.dl.verdict.evidence import CARRIED, in_cells
+from netmon.dl.verdict.evidence import LINK_TOTAL, in_cells
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.verdict_text import arithmetic, columns, from_columns
 from netmon.records import Direction
@@ -85,7 +85,7 @@ class Run:
         table = dict(zip((*names, "shared", "host"), np.array(steps).T, strict=True))
         table["shared"] = table["shared"].astype(bool)
         told = Steps(**table, hosts=[f"h{rank}" for rank in range(RANKS)], size=RANKS)
-        rows = np.array(cells, dtype=CARRIED)
+        rows = np.array(cells, dtype=LINK_TOTAL)
         whose = [*JOB, *FROM, self.who, Whose("resnet", 1, 0, True, "")]
         kept = LinkTotals(LINKS, whose, rows, 100_000, self.waited, self.said) if carried else no_link_totals()
         return judge("resnet", told, self.coarser(kept) if self.bucket_ms else kept, number)

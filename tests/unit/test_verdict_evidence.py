@@ -15,7 +15,7 @@ from netmon.dl.verdict import LinkTotals, Steps, judge, standing_out
 from netmon.dl.verdict.blame import lossy_link, slow_link
 from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
-from netmon.dl.verdict.evidence import CARRIED, CELL_NS
+from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import most_telling, path_of
 from netmon.dl.verdict.transfer_stalls import Cells
@@ -281,7 +281,9 @@ def steps(late_ms: int = 0, error_ms: float = 0.01, never_ends: int = -1) -> Ste
 
 
 def test_clocks_that_err_by_as_much_as_is_to_be_told_make_it_unknown():
-    told = [judge("job", steps(100, error), LinkTotals((), (), np.empty(0, CARRIED)), 11) for error in (0.01, 20, 150)]
+    told = [
+        judge("job", steps(100, error), LinkTotals((), (), np.empty(0, LINK_TOTAL)), 11) for error in (0.01, 20, 150)
+    ]
     assert [each.cause for each in told] == [Cause.STRAGGLER, Cause.STRAGGLER, Cause.UNKNOWN]
     assert told[0].error_ns < told[1].error_ns < told[2].error_ns
     assert told[0].confidence > told[1].confidence

@@ -10,7 +10,7 @@ from netmon.columnar import Columns
 from netmon.dl.verdict import Link, Whose
 from netmon.dl.verdict.baseline import median, middle
 from netmon.dl.verdict.connections import SAID, limited
-from netmon.dl.verdict.evidence import CARRIED, CELL_NS, LinkTotals
+from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL, LinkTotals
 from netmon.dl.verdict.host_part import KEPT, WAITED, kept_more, stopped_in, within
 from netmon.dl.verdict.transfer_stalls import where_contested
 from netmon.dl.verdict.window import JobTraffic, around, around_each
@@ -178,7 +178,7 @@ WHOSE = [Whose("job", 0, 1, False, ""), Whose("job", 1, 0, False, ""), Whose("",
 def carried(foreign: int):
     """Ten ms in which rank 0 sends to rank 1, beside so many bytes of somebody else's in each cell."""
     cells = np.arange(40)
-    rows = np.zeros(3 * len(cells), CARRIED)
+    rows = np.zeros(3 * len(cells), LINK_TOTAL)
     rows["cell"] = UTC // CELL_NS + np.tile(cells, 3)
     rows["link"], rows["of"] = np.repeat([1, 2, 2], len(cells)), np.repeat([0, 1, 2], len(cells))
     rows["payload_bytes"] = rows["wire_bytes"] = np.repeat([10_000, 10_000, foreign], len(cells))

@@ -65,7 +65,7 @@ class Bridge:
         await self._player.bus.jetstream.publish(batch_subject("bridge"), data, headers=label.headers())
 
 
-class Told:
+class VerdictRow:
     """What the workers say to each other on the bus."""
 
     def __init__(self, player: Player) -> None:
@@ -127,7 +127,7 @@ async def play_to_two(folder, recorded: Recorded) -> list[dict[str, str]]:
     owners = []
     with served(folder) as settings:
         async with playing(settings, recorded) as player, Working(folder / "data", settings, "w1") as one:
-            bridge, told = Bridge(player, recorded.utc_ns), Told(player)
+            bridge, told = Bridge(player, recorded.utc_ns), VerdictRow(player)
             jobs = [names(0, 1), names(2, 3), names(4, 5)]
             await wait_until(lambda: one.held == set().union(*jobs))
             await player.publish(0, PARTS[1])

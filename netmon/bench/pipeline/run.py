@@ -39,7 +39,7 @@ from netmon.wire.snapshots import encode_selection
 
 INTERVAL_MS = 500
 EVERYTHING = Selection(flows=20)
-ASKED = {"top": replace(OVERVIEW, flows=200, steps_ns=5_000_000_000), "all": EVERYTHING}
+VIEWS = {"top": replace(OVERVIEW, flows=200, steps_ns=5_000_000_000), "all": EVERYTHING}
 """As `netmon top` asks while somebody looks at its overview, or for every host, link and rank."""
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
@@ -316,7 +316,7 @@ def measure(
 ) -> PipelineResult:
     """Blocks for some seconds longer than the load. keep: where the dataset stays. bus: NATS is between the two.
 
-    viewer: what it asks for, one of viewer.ASKED.
+    viewer: what it asks for, one of VIEWS.
 
     Raises LabError, UnsupportedError.
     """
@@ -359,7 +359,7 @@ def _measure(
         collector.wait_ready(_READY_S)
         with (
             Process("agents", simulate, folder) as agents,
-            Viewer(address, ASKED[viewed]) as viewer,
+            Viewer(address, VIEWS[viewed]) as viewer,
             TopOnce(address) as top,
         ):
             agents.wait_output(BEGUN, _BEGIN_S)

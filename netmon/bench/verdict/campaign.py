@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow.dataset as ds
 
 from netmon.bench.verdict.scoring import (
-    ASKED,
     MISSED,
     NO_EFFECT,
     NOTHING,
     RIGHT,
+    SCORED_FROM,
     WRONG_CAUSE,
     WRONG_CULPRIT,
     Accusation,
     Outcome,
-    Told,
+    VerdictRow,
     accused,
     percentile,
     score,
@@ -44,9 +44,11 @@ class Undisturbed:
     """Of a campaign; may still grow."""
 
     iterations: int = 0  # that nothing was done to, without the first of each run
-    told: list[Told] = field(default_factory=list)  # verdicts on them: they took NOTABLE × the usual by themselves
+    told: list[VerdictRow] = field(
+        default_factory=list
+    )  # verdicts on them: they took NOTABLE × the usual by themselves
 
-    def add(self, truth: Truth, verdicts: Sequence[Told]) -> None:
+    def add(self, truth: Truth, verdicts: Sequence[VerdictRow]) -> None:
         """One more run. verdicts: verdicts on its job."""
         self.iterations += len(truth.undisturbed)
         self.told += [each for each in verdicts if not _met(truth, each)]
@@ -68,7 +70,7 @@ class Undisturbed:
         return f"{len(self.told)} of {self.iterations}{': ' if parts else ''}{', '.join(parts)}"
 
 
-def _met(truth: Truth, verdict: Told) -> bool:
+def _met(truth: Truth, verdict: VerdictRow) -> bool:
     """Whether something was done while the iteration lasted, or the one before."""
     middle = (int(verdict["start_ns"]) + int(verdict["end_ns"])) // 2
     since = int(truth.start_ns[max(0, int(np.searchsorted(truth.start_ns, middle, "right")) - 2)])
@@ -78,7 +80,7 @@ def _met(truth: Truth, verdict: Told) -> bool:
     )
 
 
-def _surest(verdicts: Sequence[Told]) -> float:
+def _surest(verdicts: Sequence[VerdictRow]) -> float:
     return max(float(each["confidence"]) for each in verdicts)
 
 
@@ -115,7 +117,7 @@ class LeftOut:
         done = outcomes[0].cause != NOTHING
         ratios = [1 + each.excess_ns / each.usual_ns for each in outcomes]
         return cls(
-            len(outcomes), done, sum(ratio >= ASKED for ratio in ratios) if done else 0, max(ratios), dict(causes)
+            len(outcomes), done, sum(ratio >= SCORED_FROM for ratio in ratios) if done else 0, max(ratios), dict(causes)
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from netmon.bench.verdict.campaign import VerdictResult
-from netmon.bench.verdict.scoring import ASKED, NOTHING, OFTEN, Accusation, Outcome, judged, share_of
+from netmon.bench.verdict.scoring import NOTHING, OFTEN, SCORED_FROM, Accusation, Outcome, judged, share_of
 from netmon.bench.verdict.simulated import JOB, Scenario, scenario, simulate
 from netmon.dl.verdict import judge
 from netmon.dl.verdict.verdict_text import columns
@@ -35,7 +35,7 @@ def judge_one(its: Scenario) -> Outcome:
     """One scenario's. A verdict is requested whether the iteration stands out or not, but told only if it does."""
     made = simulate(its)
     lasted, undisturbed = made.usual_ns + made.excess_ns, float(np.quantile(made.undisturbed_ns, OFTEN))
-    notable = lasted >= ASKED * made.usual_ns
+    notable = lasted >= SCORED_FROM * made.usual_ns
     stands_out = notable and lasted > undisturbed
     verdict = columns(judge(JOB, made.steps, made.link_totals, made.number)) if notable else None
     cause = made.injection["cause"] or NOTHING

@@ -2,7 +2,7 @@
 """Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. Where that is not ASKED × the usual, or one of twenty iterations took as long that
+each that it made long counts. Where that is not SCORED_FROM × the usual, or one of twenty iterations took as long that
 nothing was done to, it is not known to be the injection's doing, and no verdict is requested: one that is right does
 not count, one that blames the network for what was something else does. Of a change that lasts, the iteration counts
 with which it began, and how long those from there on took in the median. Of a slow or lossy link, either end is the
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from netmon.bench.verdict.truth import Truth
 from netmon.lab.injections.spec import NETWORK
 
-ASKED = 1.3
+SCORED_FROM = 1.3
 """Of an iteration that takes so many times the usual there has to be a verdict; there may be one from 1.2 on."""
 
 OFTEN = 0.95
@@ -36,7 +36,7 @@ RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT = "right", "wrong cause", "
 LASTING_NS = 2_000_000_000
 _AFTER_NS = 1_000_000  # of an injection's end, for clocks and what was on its way
 
-Told = Mapping[str, Any]
+VerdictRow = Mapping[str, Any]
 """A verdict, as `netmon why --json` has it."""
 
 
@@ -56,7 +56,7 @@ class Outcome:
     told_share_ns: float | None  # of the same iteration, that was given to this cause
     told_after_ns: int | None  # the iteration's end
     injection: Mapping[str, Any]
-    verdict: Told | None
+    verdict: VerdictRow | None
     undisturbed_ns: float = 0.0  # what OFTEN of the iterations take at most that nothing was done to
 
     @property
@@ -73,17 +73,17 @@ class Accusation:
     run: str
     trainer: str
     injected: tuple[str, ...]  # kinds that were under way
-    verdict: Told
+    verdict: VerdictRow
 
 
-def score(run: str, truth: Truth, verdicts: Sequence[Told]) -> tuple[list[Outcome], list[Accusation]]:
+def score(run: str, truth: Truth, verdicts: Sequence[VerdictRow]) -> tuple[list[Outcome], list[Accusation]]:
     """One run's. verdicts: verdicts on its job."""
     of_job = [each for each in verdicts if each["job"] == truth.job]
     outcomes = [_outcome(run, truth, each, hit, of_job) for each in truth.injections for hit in _counted(truth, each)]
     return outcomes, accused(run, truth, of_job)
 
 
-def accused(run: str, truth: Truth, verdicts: Iterable[Told], without: Collection[int] = ()) -> list[Accusation]:
+def accused(run: str, truth: Truth, verdicts: Iterable[VerdictRow], without: Collection[int] = ()) -> list[Accusation]:
     """Verdicts that blame the network for what it did not do. without: iterations that are left out."""
     wrong = (_accused(run, truth, each) for each in verdicts if each["iteration"] not in without)
     return [each for each in wrong if each]
@@ -96,14 +96,16 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
         return [-1]
     if injection["cause"] == CHANGE:
         return hit[:1].tolist()  # type: ignore[no-any-return]
-    least = max(ASKED * truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
+    least = max(SCORED_FROM * truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
     lasts = (injection["end_ns"] or int(truth.end_ns[-1])) - injection["start_ns"] >= LASTING_NS
     long = hit[truth.lasted_ns[hit] >= least] if lasts else hit[:0]
     counted: list[int] = (long if len(long) else hit[[truth.lasted_ns[hit].argmax()]]).tolist()
     return counted
 
 
-def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, verdicts: Sequence[Told]) -> Outcome:
+def _outcome(
+    run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, verdicts: Sequence[VerdictRow]
+) -> Outcome:
     baseline, undisturbed = truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN))
     lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else baseline
     if injection["cause"] == CHANGE and iteration >= 0:
@@ -115,7 +117,7 @@ def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: in
     after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        judged(cause, said, lasted >= ASKED * baseline and lasted > undisturbed, injection, verdict),
+        judged(cause, said, lasted >= SCORED_FROM * baseline and lasted > undisturbed, injection, verdict),
         *(int(injection["start_ns"]), baseline, lasted - baseline, share, after),
         injection,
         verdict,
@@ -123,7 +125,7 @@ def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: in
     )
 
 
-def judged(cause: str, said: str, stands_out: bool, injection: Mapping[str, Any], verdict: Told | None) -> str:
+def judged(cause: str, said: str, stands_out: bool, injection: Mapping[str, Any], verdict: VerdictRow | None) -> str:
     """What a verdict is worth. said: its cause; NOTHING where there is none."""
     if cause == NOTHING:
         return WRONG_CAUSE if said in NETWORK else RIGHT  # the machine is not idle: something may be slow all the same
@@ -136,7 +138,7 @@ def judged(cause: str, said: str, stands_out: bool, injection: Mapping[str, Any]
     return RIGHT if right_culprit(injection, verdict) else WRONG_CULPRIT
 
 
-def right_culprit(injection: Mapping[str, Any], verdict: Told) -> bool:
+def right_culprit(injection: Mapping[str, Any], verdict: VerdictRow) -> bool:
     """Whether it names who it was, or where: the program, the job, the rank or the host."""
     named, cause = str(verdict.get("culprit") or ""), injection["cause"]
     if cause == "cross":
@@ -155,7 +157,7 @@ def right_culprit(injection: Mapping[str, Any], verdict: Told) -> bool:
     return True
 
 
-def _of_iteration(truth: Truth, iteration: int, verdicts: Sequence[Told]) -> Told | None:
+def _of_iteration(truth: Truth, iteration: int, verdicts: Sequence[VerdictRow]) -> VerdictRow | None:
     """The verdict that shares the most time with a logged iteration, at least half of its own."""
     end = int(truth.end_ns[iteration])
     start = end - int(truth.lasted_ns[iteration])
@@ -164,7 +166,7 @@ def _of_iteration(truth: Truth, iteration: int, verdicts: Sequence[Told]) -> Tol
     return verdicts[best] if best >= 0 and 2 * shared[best] > int(verdicts[best]["duration_ns"]) else None
 
 
-def _accused(run: str, truth: Truth, verdict: Told) -> Accusation | None:
+def _accused(run: str, truth: Truth, verdict: VerdictRow) -> Accusation | None:
     if verdict["cause"] not in NETWORK:
         return None
     before_ns = int(truth.start_ns[max(0, int(np.searchsorted(truth.start_ns, verdict["start_ns"], "right")) - 2)])

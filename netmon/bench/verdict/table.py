@@ -6,7 +6,7 @@ from rich.console import Console
 from netmon.bench.tables import figures_table
 from netmon.bench.verdict.campaign import LeftOut, VerdictResult
 from netmon.bench.verdict.rerun import RerunResult
-from netmon.bench.verdict.scoring import ASKED, MISSED, NO_EFFECT, NOTHING, WRONG_CAUSE, WRONG_CULPRIT, Outcome
+from netmon.bench.verdict.scoring import MISSED, NO_EFFECT, NOTHING, SCORED_FROM, WRONG_CAUSE, WRONG_CULPRIT, Outcome
 from netmon.bench.verdict.shifting import ShiftResult
 from netmon.lab.injections.spec import CAUSES
 from netmon.terminal import FittingTable, figures, labels
@@ -127,7 +127,7 @@ def _why_left_out(each: LeftOut) -> str:
     if not each.done:
         return f"{each.count}, nothing was done"
     short, noise = each.count - each.as_undisturbed, each.as_undisturbed
-    parts = [f"{short} took less than {ASKED:g} × the usual"] if short else []
+    parts = [f"{short} took less than {SCORED_FROM:g} × the usual"] if short else []
     parts += [f"{noise} took no longer than some that nothing was done to"] if noise else []
     return f"{'; '.join(parts)}; the longest {each.most:.2f} ×"
 

@@ -45,14 +45,14 @@ class Share:
 
     fit: Fit
     drift: Drift | None  # of the job alongside the first of the others, as they are
-    apart_ns: float  # by which their iterations differ in length where nobody holds them up
+    difference_ns: float  # by which their iterations differ in length where nobody holds them up
     error_ns: int  # of where they stand
     never_alone: tuple[str, ...] = ()  # those of the jobs of which no iteration met nobody
 
     @property
     def drift_ns(self) -> float | None:
         """By how much they move alongside each other in an iteration, as they are or apart, whichever is more."""
-        return max(abs(self.drift.per_iteration_ns), self.apart_ns) if self.drift else None
+        return max(abs(self.drift.per_iteration_ns), self.difference_ns) if self.drift else None
 
     @property
     def lasts(self) -> float:

@@ -58,7 +58,7 @@ class Whose(NamedTuple):
     far: str = ""  # of a rank's own transfer (netmon.dl.verdict.own_transfers): its other end; empty: it is none
 
 
-CARRIED = np.dtype([(name, "<i8") for name in ("link", "of", "cell", "wire_bytes", "payload_bytes")])
+LINK_TOTAL = np.dtype([(name, "<i8") for name in ("link", "of", "cell", "wire_bytes", "payload_bytes")])
 """Bytes of one owner on one link in one cell: link and of are indices."""
 
 
@@ -68,7 +68,7 @@ class LinkTotals:
 
     links: Sequence[Link]
     whose: Sequence[Whose]
-    rows: Table  # dtype CARRIED, in any order; a link, owner and cell may occur several times
+    rows: Table  # dtype LINK_TOTAL, in any order; a link, owner and cell may occur several times
     clock_error_ns: int = 0  # the largest bound of the hosts' clocks
     waited: Table | None = None  # dtype WAITED (netmon.dl.verdict.host_part) of the job's ranks; None: nobody tells
     said: Table | None = None  # dtype SAID (netmon.dl.verdict.connections), `of`: index into whose; None: nobody tells
@@ -77,17 +77,17 @@ class LinkTotals:
 
 def no_link_totals() -> LinkTotals:
     """Where nobody kept the rows."""
-    return LinkTotals((), (), np.empty(0, CARRIED))
+    return LinkTotals((), (), np.empty(0, LINK_TOTAL))
 
 
 def in_cells(
     link: Numbers, of: Numbers, start_ns: Numbers, width_ns: Numbers, wire: Numbers, payload: Numbers
 ) -> Table:
-    """Rows of buckets (start in UTC) as cells, dtype CARRIED. What is wider than a cell is spread evenly over them."""
+    """Rows of buckets (start in UTC) as cells, dtype LINK_TOTAL; what is wider than a cell is spread over them."""
     parts = np.maximum(1, width_ns // CELL_NS)
     row = np.repeat(np.arange(len(link)), parts)
     step = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
-    cells = np.empty(len(row), CARRIED)
+    cells = np.empty(len(row), LINK_TOTAL)
     cells["link"], cells["of"], cells["cell"] = link[row], of[row], start_ns[row] // CELL_NS + step
     for name, values in (("wire_bytes", wire), ("payload_bytes", payload)):
         even, rest = np.divmod(values[row], parts[row])

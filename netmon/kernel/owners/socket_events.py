@@ -21,10 +21,10 @@ from netmon.marks import printable
 from netmon.rate_limiter import RateLimiter
 from netmon.records import SOCKET_CONNECT, SOCKET_EVENT, Table
 
-PROGRAM, MAP, TOLD_MAP, NAMESPACE_MAP = "socket_state", "births", "births_told", "births_netns"
-MAPS = (MAP, TOLD_MAP, NAMESPACE_MAP)
+PROGRAM, MAP, EVENT_MAP, NAMESPACE_MAP = "socket_state", "births", "births_told", "births_netns"
+MAPS = (MAP, EVENT_MAP, NAMESPACE_MAP)
 RING_BYTES = 1 << 18
-TOLD_RING_BYTES = 1 << 20  # nobody is woken for it: it holds what is told between two looks
+EVENT_RING_BYTES = 1 << 20  # nobody is woken for it: it holds what is told between two looks
 _TRACEPOINT = "inet_sock_set_state"
 _REMEMBERED = 32_768  # connections
 _ENDS = 36  # bytes of addresses and ports, with which a record begins
@@ -51,7 +51,7 @@ def definitions(types: KernelTypes) -> dict[str, int]:
     defined = {name: types.offset(*index) for name, index in _OFFSETS.items()}
     return defined | {
         "NETMON_BIRTH_PAGES": RING_BYTES // pages.PAGE_BYTES,
-        "NETMON_TOLD_PAGES": TOLD_RING_BYTES // pages.PAGE_BYTES,
+        "NETMON_TOLD_PAGES": EVENT_RING_BYTES // pages.PAGE_BYTES,
     }
 
 
@@ -83,7 +83,7 @@ class SocketEventTable:
     """The connections of the last while. Never blocks."""
 
     def __init__(self, ring: int, size: int) -> None:
-        """ring: descriptor of MAP or TOLD_MAP (not kept), of which this is the only reader; size: its, in bytes."""
+        """ring: descriptor of MAP or EVENT_MAP (not kept), of which this is the only reader; size: its, in bytes."""
         self._ring = RingBuffer(ring, size, SOCKET_EVENT)
         self._socket_events: dict[bytes, SocketEvent] = {}
         self._limiter = RateLimiter(_PER_SECOND, _AT_ONCE)

@@ -43,10 +43,10 @@ def _synchronisation_check() -> Check:
     if state.synchronised:
         by = f"by {state.discipline}, " if state.discipline else ""
         tai = f"; TAI is {state.tai_offset_s} s ahead" if state.tai_offset_s else ""
-        detail = f"{by}within {format_duration(state.error_ns)} of UTC, says {state.told_by}{tai}"
+        detail = f"{by}within {format_duration(state.error_ns)} of UTC, says {state.source}{tai}"
         return Check("clock synchronisation", Status.OK, detail)
     # The collector measures the hosts' clocks against its own, so their comparison does not hang on UTC.
-    detail = f"not synchronised, says {state.told_by}; hosts are compared by the collector's clock"
+    detail = f"not synchronised, says {state.source}; hosts are compared by the collector's clock"
     advice = "run chrony, ntpd or ptp4l where the dataset's times are to agree with other logs"
     return Check("clock synchronisation", Status.NOTE, detail, advice)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from netmon.lab.injections import links
 from netmon.lab.injections.quota import Quota, throttle
-from netmon.lab.injections.spec import ASKED_OF_THE_TRAINER, FILE_PORT, TRANSFERS, Injection
+from netmon.lab.injections.spec import BY_TRAINER, FILE_PORT, TRANSFERS, Injection
 from netmon.lab.network import Host, Network
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.record import Record
@@ -78,7 +78,7 @@ def action(number: int, injection: Injection, where: RunContext) -> Action:
         return _Throttled(injection, where)
     if kind in TRANSFERS:
         return _Transferred(number, injection, where)
-    if kind in ASKED_OF_THE_TRAINER:
+    if kind in BY_TRAINER:
         return _Asked(injection, where)
     return _Changed(injection, where.network)
 

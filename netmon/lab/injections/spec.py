@@ -23,7 +23,7 @@ _NEEDS_RANK = ("stop", "hog", "quota", "late", "gc", *TRANSFERS)
 _NEEDS_LINK = ("slow-link", "loss", "small-queue", "policer")
 _OF_A_PORT = ("small-queue", "policer")
 _OF_ALL_RANKS, _OF_A_RANK = ("evaluate", "checkpoint"), ("late", "gc")
-ASKED_OF_THE_TRAINER = (*_OF_ALL_RANKS, *_OF_A_RANK, "batch")
+BY_TRAINER = (*_OF_ALL_RANKS, *_OF_A_RANK, "batch")
 """Done by the script itself. By all ranks after a step: the lab's own trainer within it, the others between it and the
 next. By one rank: before its first gradient, or in the middle of its backward pass."""
 
@@ -138,7 +138,7 @@ class Injection:
 
 def pauses_of(injections: tuple[Injection, ...]) -> str:
     """Those that the trainers do themselves, as their option --pauses has them."""
-    own = (each for each in injections if each.kind in ASKED_OF_THE_TRAINER)
+    own = (each for each in injections if each.kind in BY_TRAINER)
     return ",".join(
         f"{int(each.at)}:{each.duration_ns / 1e9}:{each.kind}:{each.rank}:{each.effective_strength}" for each in own
     )
