@@ -111,4 +111,4 @@ def pairs(
         )
         for index in np.flatnonzero(sent).tolist()
     ]
-    return sorted(found, key=lambda pair: pair.pace_bps)
+    return sorted(found, key=lambda pair: (pair.pace_bps, pair.source, pair.target))
