@@ -22,7 +22,7 @@ _AGAIN_S = 60.0  # after it could not be started
 
 
 class AutoReceiver:
-    """A Front of agents' streams. Who is connected when it grows is cut off once, and connects again."""
+    """A Frontend of agents' streams. Who is connected when it grows is cut off once, and connects again."""
 
     def __init__(self, registry: Registry, listen: str, door: ListenConfig, answers: Answers) -> None:
         """Opens the ports, as GrpcFrontend does."""
@@ -34,15 +34,12 @@ class AutoReceiver:
 
     @property
     def pid(self) -> int:
-        """See Front."""
         return self._now.pid
 
     async def start(self) -> None:
-        """See Front."""
         await self._now.start()
 
     async def tick(self) -> float:
-        """See Front."""
         registry, _, _ = self._of
         if self._growing is None and len(registry.recording(())) >= OWN_PROCESS_FROM:
             self._growing = asyncio.get_running_loop().create_task(self._grow())
@@ -69,11 +66,9 @@ class AutoReceiver:
         self._grown.set()
 
     async def rest(self, pause_s: float) -> None:
-        """See Front."""
         await self._now.rest(pause_s)
 
     async def follow(self, why_not: Callable[[], str]) -> None:
-        """See Front."""
         here = asyncio.get_running_loop().create_task(self._now.follow(why_not))
         try:
             await self._grown.wait()
@@ -82,11 +77,9 @@ class AutoReceiver:
         await self._now.follow(why_not)
 
     async def leave(self) -> None:
-        """See Front."""
         await self._now.leave()
 
     async def close(self, grace_s: float) -> None:
-        """See Front."""
         if self._growing:
             self._growing.cancel()
             await asyncio.gather(self._growing, return_exceptions=True)

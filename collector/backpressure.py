@@ -79,7 +79,6 @@ class Shedding:
     _PATIENCE_S, _MOST_PATIENCE_S = 10.0, 160.0
 
     def __init__(self) -> None:
-        """Nobody is requested anything."""
         self._steps: dict[str, int] = {}
         self._limits: dict[str, float] = {}  # rows/s
         self._blamed: set[str] = set()  # who sent more than their share
@@ -195,7 +194,6 @@ class Behind:
     _JUMP_S = 60.0  # later than the batch before: the host has slept, or was cut off
 
     def __init__(self) -> None:
-        """Nothing has been processed."""
         self._baseline_s = self._last_s = self._at_s = 0.0
         self._seen = False
 

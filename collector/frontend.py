@@ -62,30 +62,23 @@ class GrpcFrontend:
 
     @property
     def pid(self) -> int:
-        """See Front."""
         return 0
 
     async def start(self) -> None:
-        """See Front."""
         await self._server.start()
 
     async def tick(self) -> float:
-        """See Front."""
         self._registry.tick()
         return 0.0
 
     async def rest(self, pause_s: float) -> None:
-        """See Front."""
         await asyncio.sleep(pause_s)
 
     async def follow(self, why_not: Callable[[], str]) -> None:
-        """See Front."""
         await self._health.follow(why_not)
 
     async def leave(self) -> None:
-        """See Front."""
         await self._health.leave()
 
     async def close(self, grace_s: float) -> None:
-        """See Front."""
         await stop_listening(self._server, grace_s)  # streams that end wait for a tick

@@ -68,7 +68,6 @@ class FullResolution:
     """The requests of one collector that have not been answered yet; lives on one event loop."""
 
     def __init__(self) -> None:
-        """Nobody has been asked."""
         self._numbers = itertools.count(1)
         self._open: dict[int, _Pull] = {}
         self._turns = asyncio.Semaphore(_AT_A_TIME)

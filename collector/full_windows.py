@@ -26,7 +26,6 @@ class Windows:
     """Of one collector."""
 
     def __init__(self, registry: Registry) -> None:
-        """Nobody asks."""
         self._registry = registry
 
     async def send(self, request: netmon_pb2.FullQuery, context: Context) -> None:

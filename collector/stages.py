@@ -21,7 +21,6 @@ class Stages:
     """Both, as the registry works with them."""
 
     def __init__(self, settings: Settings) -> None:
-        """Begin without sessions."""
         self.settings = settings
         self.hosts = HostStage(settings)
         self._registry = RankRegistry()
@@ -32,7 +31,6 @@ class Stages:
         return len(self._registry)
 
     def tick(self) -> Settled:
-        """As HostStage.tick."""
         return talk(self.hosts.tick(), self._registry)
 
     def take(
@@ -41,11 +39,9 @@ class Stages:
         many: ManyBatches,
         sequences: Sequence[int] | None = None,
     ) -> Settled:
-        """As HostStage.take."""
         return talk(self.hosts.take(session_indices, many, sequences), self._registry)
 
     def settle_all(self, session_indices: Sequence[int], leaving: bool) -> Settled:
-        """As HostStage.settle_all."""
         return talk(self.hosts.settle_all(session_indices, leaving), self._registry)
 
 

@@ -36,7 +36,6 @@ class Triggers:
     """Looks at what settles; bounded by a rest after each reason, and by rows per hour."""
 
     def __init__(self, settings: Settings) -> None:
-        """Nothing has been asked for."""
         self._settings = settings
         self._quiet_until: dict[str, float] = {}
         self._stored: deque[tuple[float, int]] = deque()

@@ -50,12 +50,10 @@ class RateLimiters:
         return len(self._limiters)
 
     def left(self, key: Hashable, now_ns: int) -> float:
-        """As RateLimiter.left."""
         limiter = self._limiters.get(key)
         return limiter.left(now_ns) if limiter else self._each[1]
 
     def spend(self, key: Hashable, amount: float, now_ns: int) -> None:
-        """As RateLimiter.spend."""
         limiter = self._limiters.pop(key, None) or RateLimiter(*self._each)
         limiter.left(now_ns)
         limiter.spend(amount)

@@ -37,7 +37,6 @@ class Forgetting:
     """Of one worker. Lives on one event loop."""
 
     def __init__(self, bus: Bus) -> None:
-        """Nothing has been seen."""
         self._bus = bus
         self._quiet: dict[tuple[str, str], tuple[int, float]] = {}  # by host and session: its introduction, since when
         self._looked = time.monotonic()

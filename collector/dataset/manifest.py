@@ -183,7 +183,7 @@ class OtherManifest:
     def __init__(
         self, database: sqlite3.Connection, transaction: Callable[[], AbstractContextManager[sqlite3.Connection]]
     ) -> None:
-        """As Manifest.alongside has them."""
+        """As Manifest.other_manifest has them."""
         self._database, self._transaction = database, transaction
 
     def unfinished(self) -> tuple[list[StoredFile], list[str]]:

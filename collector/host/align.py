@@ -35,7 +35,6 @@ class Exchanges:
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._window: deque[ClockExchange] = deque(maxlen=_MOST_EXCHANGES)
         self._earlier: deque[ClockExchange] = deque(maxlen=_MOST_REMEMBERED)
 
@@ -181,7 +180,6 @@ class Alignment:
     """
 
     def __init__(self, sample: ClockSample, bucket_ns: int, known: TimeMap | None = None) -> None:
-        """Begin with the host's own UTC, or with what earlier rows of the session used."""
         self.map = known or TimeMap.constant(sample.offset_ns, sample.mono_ns)
         self.fit: OffsetFit | None = None  # by the exchange alone
         self.correction: Correction | None = None  # by the traffic between hosts

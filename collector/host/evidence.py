@@ -42,7 +42,6 @@ class Lately:
     """The tables that came last, oldest first; most of them joined, so that whoever looks at all of them has few."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._joined: deque[Columns] = deque(maxlen=_LATELY_TABLES)
         self._single: list[Columns] = []
 

@@ -30,7 +30,6 @@ class FlowKeys:
     """Lives on one thread; what is added or removed counts from the next `find` on."""
 
     def __init__(self) -> None:
-        """Begin without flows."""
         self._keys, self._index, self._found_ns = (np.empty(0, np.int64) for _ in range(3))  # ascending by key
         self._new: list[tuple[int, int, int]] = []  # not in there yet
         self._gone: list[int] = []  # keys that are still in there
@@ -218,7 +217,6 @@ class AllFlows:
     """The flows of all sessions: what they are, what has been seen of them. An index is a flow's while it is known."""
 
     def __init__(self) -> None:
-        """Begin without flows."""
         self.flows: list[Flow | None] = []  # by index
         self._jobs = Numbered("")
         self._traffic_owners = Numbered[TrafficOwner]()

@@ -99,7 +99,6 @@ class IterationRows:
 
     @property
     def exposed_ns(self) -> _Numbers:
-        """As Iteration.exposed_ns."""
         known = (self.wait_start_ns > 0) & (self.comm_end_ns > 0)
         return np.where(known, np.maximum(self.comm_end_ns - self.wait_start_ns, 0), -1)
 

@@ -42,7 +42,6 @@ class FlowUpdates:
     """Which flows the job stage knows, by their index over all sessions."""
 
     def __init__(self) -> None:
-        """None."""
         self.state: npt.NDArray[np.uint8] = np.zeros(1024, np.uint8)
 
     def grow(self, count: int) -> None:

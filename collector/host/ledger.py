@@ -97,7 +97,6 @@ class LedgerAccounts:
     """The ledger of all links: samples and settled rows in, rows of the dataset out."""
 
     def __init__(self) -> None:
-        """Begin without links."""
         self._samples = empty(SAMPLE)  # by link and time: the open interval's start, then those that have not settled
         self._open: Mapping[int, Sequence[int]] | None = None  # of these; None: to be looked up again
         self._stored_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)

@@ -14,7 +14,6 @@ class PeerLookups:
     """Those of all sessions, by index: of jobs while they are known, others until it is given up."""
 
     def __init__(self) -> None:
-        """Ask about none."""
         self._ranks: dict[int, int] = {}  # by flow: the rank at the other end; −1: unknown
         self._new: set[int] = set()  # that are new, or described anew
         self._over: list[int] = []  # numbers of flows (messages.flow_numbers) of which it is asked no more

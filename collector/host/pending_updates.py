@@ -24,7 +24,6 @@ class PendingRows:
     """Rows of COLUMNS, in the pieces in which they came."""
 
     def __init__(self) -> None:
-        """Begin without rows."""
         self._pieces: deque[Columns] = deque()
         self._lost: dict[int, int] = {}  # rows that nobody took in time, by session
 

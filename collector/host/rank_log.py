@@ -21,7 +21,6 @@ class RankLog:
     """One for all sessions. It knows the ranks by their serials until they are forgotten."""
 
     def __init__(self) -> None:
-        """Begin without sessions."""
         self.ranks: dict[int, tuple[Owner, Rank]] = {}
         self._serials = self._sessions = 0
         self._opened: list[tuple[int, Holder]] = []
@@ -110,7 +109,6 @@ class RankLog:
         }
 
     def calls(self) -> dict[str, bool]:
-        """As HostNews.unclear."""
         known = self.unclear_jobs()
         return {name: name in known for name in self.unclear_jobs(Understanding.UNDECIDED)}
 

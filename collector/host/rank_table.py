@@ -58,7 +58,6 @@ class RankTable:
     """Of all sessions. A rank in here knows its row."""
 
     def __init__(self) -> None:
-        """Begin without ranks."""
         self._rows = np.zeros(_FIRST, ROW)
         self._open = np.zeros((_FIRST, 2, _MARKS), np.int64)  # times and errors of the step that has begun; 0: none
         self._recent = np.zeros((_FIRST, _MARKS, 2, RECENT), np.int64)  # numbers and times, in turn

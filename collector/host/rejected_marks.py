@@ -25,7 +25,6 @@ class RejectedMarks:
     """Those of one host, and what there is to say of its ranks."""
 
     def __init__(self, host: str) -> None:
-        """Begin with none."""
         self._host = host
         self.unusable: Counter[str] = Counter()  # marks that led to nothing, by reason
         self._lines: dict[str, None] = {}  # an ordered set

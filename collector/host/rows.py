@@ -144,7 +144,6 @@ class Pending:
     """Rows that have not settled, in the pieces in which they came."""
 
     def __init__(self) -> None:
-        """Begin without rows."""
         self._pieces: list[_Piece] = []
 
     @property

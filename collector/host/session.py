@@ -32,7 +32,6 @@ class PeerOwnedFlows:
     """Those of one session."""
 
     def __init__(self) -> None:
-        """Begin without flows."""
         self._undecided: dict[int, tuple[int, Flow]] = {}  # by flow: since when
         self._found: dict[int, str] = {}  # by flow: the job of the rank at the other end
 
@@ -91,7 +90,6 @@ class NicRows:
     """The samples of one session."""
 
     def __init__(self, host: str) -> None:
-        """Begin without samples."""
         self.rows: list[NicSample] = []  # that are not stored yet
         self._host = host
         self._port_bytes: dict[str, int] = {}  # RDMA port → bytes of its counters
@@ -195,7 +193,6 @@ class Session:
         return marks
 
     def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
-        """As HostWindow.settle_ranks."""
         return self.window.settle_ranks()
 
     def taken(self, last: int) -> None:

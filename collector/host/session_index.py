@@ -47,7 +47,6 @@ class SessionIndex:
     """Sessions by index, and links by a number over all sessions: those of a session follow each other."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._table = np.zeros(16, SESSION)
         self._links = np.zeros(32, LINK)
         self._count = self._link_count = 0

@@ -121,7 +121,6 @@ class HostStage:
     """The host stage of a worker. Its sessions are known by their places."""
 
     def __init__(self, settings: Settings) -> None:
-        """Begin without sessions."""
         self.tables = Tables(settings)
         self._settings = settings
         self._sessions: dict[int, Session] = {}

@@ -54,7 +54,6 @@ class RecentIterations:
     """By place of the session, in the order in which they settled."""
 
     def __init__(self) -> None:
-        """None."""
         self._pieces: list[Columns] = []
         self._count, self._limit = 0, 0
 
@@ -132,7 +131,6 @@ class Tables:
     """Everything that is one table for all sessions."""
 
     def __init__(self, settings: Settings) -> None:
-        """Begin without sessions."""
         self.settings = settings
         self.rank_log, self.rank_table = RankLog(), RankTable()
         self.sessions = SessionIndex()

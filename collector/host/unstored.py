@@ -39,7 +39,6 @@ class Unstored:
     """Rows of SETTLED of all sessions, in the pieces in which they settled."""
 
     def __init__(self) -> None:
-        """Begin without rows."""
         self._pieces: list[Columns] = []
         self.nbytes = 0
         """Of all rows."""

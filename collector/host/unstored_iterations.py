@@ -22,7 +22,6 @@ class UnstoredIterations:
     """In the pieces in which they settled."""
 
     def __init__(self) -> None:
-        """None."""
         self._pieces: list[Accounted] = []
         self._latest: dict[int, dict[tuple[str, int], Latest]] | None = None
 

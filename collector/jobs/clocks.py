@@ -35,7 +35,6 @@ class Clocks:
     """
 
     def __init__(self) -> None:
-        """Begin without hosts."""
         self._due_ns = 0
         self._ends = FlowMatching()
         self._delays = Delays(self._ends)

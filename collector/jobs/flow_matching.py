@@ -22,7 +22,6 @@ class FlowMatching:
     """The links: one for each sender and receiver of a 5-tuple."""
 
     def __init__(self) -> None:
-        """Begin without flows."""
         self.pairs: list[_Pair] = []  # places of two sessions, the lower one first
         self._pair_numbers: dict[_Pair, int] = {}
         self._sessions = np.empty(0, np.int64)  # of `pairs`, as far as they were requested

@@ -57,7 +57,6 @@ class Inferring:
     """One Inference over the flows of all hosts."""
 
     def __init__(self) -> None:
-        """Begin without traffic."""
         self._inference: Inference | None = Inference(GRAIN_NS)
         self._flows: dict[int, FlowUpdate] = {}
         self._sessions: dict[str, int] = {}  # newest session by host

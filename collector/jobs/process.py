@@ -28,7 +28,6 @@ class JobStageProcess:
     """
 
     def __init__(self) -> None:
-        """Nothing runs yet."""
         self._lock = threading.Lock()  # of the connection
         self._worker: _Worker | None = None
         self._died_s = -_RARELY_S

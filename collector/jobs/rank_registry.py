@@ -87,7 +87,6 @@ class Claims:
     """
 
     def __init__(self) -> None:
-        """Begin without jobs."""
         self._claims: dict[str, _Held] = {}  # by the name that was given
         self._of_session: dict[str, set[tuple[str, int]]] = {}  # name and rank
 
@@ -177,7 +176,6 @@ class RemoteEnds:
     """The flows of all hosts whose other end is requested, or is a rank's, by 5-tuple and direction."""
 
     def __init__(self) -> None:
-        """Begin without flows."""
         self._at: dict[
             _Key, dict[int, _Owner]
         ] = {}  # flows by number, and whose they are: several where links are stacked
@@ -252,7 +250,6 @@ class Numbers:
     """
 
     def __init__(self) -> None:
-        """Begin without jobs."""
         self._jobs: dict[str, JobNumbers] = {}
         self._updates: list[tuple[str, RankEvents, Callable[[int], None]]] = []
 
@@ -279,12 +276,10 @@ class Numbers:
         return self._jobs[job].version if job in self._jobs else 0
 
     def resume(self, job: str, rank: int, trust: Trust, shift: int) -> None:
-        """As JobNumbers.resume."""
         self.decide()
         self._jobs.setdefault(job, JobNumbers()).resume(rank, trust, shift)
 
     def take_over(self, job: str, rank: int, trust: Trust, shift: int) -> None:
-        """As JobNumbers.go_on."""
         self.decide()
         self._jobs.setdefault(job, JobNumbers()).take_over(rank, trust, shift)
 
@@ -334,7 +329,6 @@ class RankRegistry:
     """The ranks and flows of all hosts, as far as they have to do with each other."""
 
     def __init__(self) -> None:
-        """Begin without hosts."""
         self._numbers, self._claims, self._ends = Numbers(), Claims(), RemoteEnds()
         self._sessions: dict[int, tuple[Holder, set[int]]] = {}  # and the serials of its ranks
         self._ranks: dict[int, _Rank] = {}  # by serial

@@ -31,7 +31,6 @@ class JobStage:
     """Inference and the comparison of clocks over all hosts of a worker. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        """Begin without hosts."""
         self._inferring = Inferring()
         self._clocks: Clocks | None = Clocks()
         self._trouble = ""  # why clocks are compared no more

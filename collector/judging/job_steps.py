@@ -37,7 +37,6 @@ class JobSteps:
     """Of one job."""
 
     def __init__(self) -> None:
-        """Begin without iterations."""
         self._rows = np.zeros(64, STEP)
         self._next = self._count = 0
         self._row: dict[int, int] = {}  # of each number and rank (as _whose names them), in the rows

@@ -43,7 +43,6 @@ class RecentRows:
     """Rows of RECENT, oldest first. They may still change their class; that is not asked here."""
 
     def __init__(self) -> None:
-        """Begin without rows."""
         self._parts: deque[tuple[float, Part]] = deque()
         self._count = 0
 

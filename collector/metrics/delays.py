@@ -24,7 +24,6 @@ class DelayCounts:
     """What `Delays` is made of."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._counts = [0] * (len(DELAY_BOUNDS_S) + 1)
         self._seconds = 0.0
 

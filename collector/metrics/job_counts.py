@@ -63,7 +63,6 @@ class Counts:
     """By job; the MOST_JOBS that carry the most bytes, at most MOST_OF_HOST of a host, and the others together."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._jobs: dict[str, JobCounts] = {}  # with series of their own
         self._others = JobCounts()
         self._of_host = Counter[str]()  # of these jobs

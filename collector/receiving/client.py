@@ -186,7 +186,6 @@ class ReceiverClient:
         self._for_ever = [self._begin(self._receive_all()), self._begin(self._send_states())]
 
     async def tick(self) -> float:
-        """See Front."""
         for task in self._for_ever:
             if task.done() and not self._closing:
                 task.result()
@@ -205,7 +204,7 @@ class ReceiverClient:
         return waited_s
 
     async def rest(self, pause_s: float) -> None:
-        """See Front; towards its end what has come is requested, so that the tick need not wait for it."""
+        """See Frontend; towards its end what has come is requested, so that the tick need not wait for it."""
         self._pause_s, lead_s = pause_s, min(self._lead_s, pause_s)
         await asyncio.sleep(pause_s - lead_s)
         if self._registry.flushing.open:
@@ -213,13 +212,11 @@ class ReceiverClient:
         await asyncio.sleep(lead_s)
 
     async def follow(self, why_not: Callable[[], str]) -> None:
-        """See Front."""
         while True:
             self._send(frames.Serves(why_not()))
             await asyncio.sleep(ALIVE_EVERY_S)
 
     async def leave(self) -> None:
-        """See Front."""
         self._send(frames.Serves("", leaving=True))
 
     async def close(self, grace_s: float) -> None:

@@ -113,32 +113,26 @@ class Receiver:
     # --- what streams bring
 
     def send(self, frame: object) -> None:
-        """See Gathering."""
         self._pipe.send(frame)
 
     async def drained(self) -> None:
-        """See Gathering."""
         with contextlib.suppress(OSError):  # the collector is gone, and so are we in a moment
             await self._pipe.drained()
 
     def add(self, stream: ReceivedStream, message: netmon_pb2.AgentMessage, data: bytes, rows: int) -> None:
-        """See Gathering."""
         self._waiting[stream.number].append((message, data, rows))
         self._rows += rows
         if self._rows > MOST_ROWS_OF_ALL:
             self._room.clear()
 
     def leave(self, stream: ReceivedStream) -> None:
-        """See Gathering."""
         self._left.append(stream.number)
 
     def drop(self, stream: ReceivedStream) -> None:
-        """See Gathering."""
         for _, _, rows in self._waiting.pop(stream.number, ()):
             self._taken(rows)
 
     async def room(self) -> None:
-        """See Gathering."""
         if not self._room.is_set():
             await self._room.wait()
 

@@ -48,7 +48,6 @@ class RemoteStream:
         self._sent_s, self._requested = 0.0, BackpressureRequest()
 
     async def open(self, hello: Hello) -> None:
-        """As Connection.open."""
         self._connection = await Connection.open(self._registry, hello, hello.acknowledged, self._news)
 
     @property
@@ -106,7 +105,6 @@ class RemoteStream:
                     yield news.SerializeToString()
 
     async def leave(self, complete: bool) -> bool:
-        """As Connection.leave."""
         return await self.connection.leave(complete)
 
     async def fail(self, error: Exception) -> None:

@@ -150,15 +150,12 @@ class Sessions:
         self._hosts["clock_skew_ppm"] = [clock.skew_ppm for clock in clocks]
 
     def host_names(self) -> Sequence[str]:
-        """See HostState."""
         return self._host_names
 
     def agent_versions(self) -> Sequence[str]:
-        """See HostState."""
         return self._versions
 
     def hosts(self) -> Table:
-        """See HostState."""
         session_indices = self._tables.sessions
         for name in _OF_SESSION:
             self._hosts[name] = session_indices.table[name][self._indices]
@@ -168,11 +165,9 @@ class Sessions:
         return self._hosts
 
     def link_names(self) -> Sequence[LinkName]:
-        """See HostState."""
         return self._link_names
 
     def links(self) -> Table:
-        """See HostState."""
         own = self._tables.sessions.links[: len(self._link_names)]
         host_of = np.full(len(self._tables.sessions.table) + 1, -1, np.int32)  # the last one: of no session
         host_of[self._indices] = np.arange(len(self._indices))
@@ -183,7 +178,6 @@ class Sessions:
         return links
 
     def flow_states(self) -> Table:
-        """See HostState."""
         state = self._tables.flows.state
         flows = np.empty(len(state), FLOW)
         flows["class"], flows["job"] = state["class"], state["job"]
@@ -191,7 +185,6 @@ class Sessions:
         return flows
 
     def flow_facts(self, numbers: npt.NDArray[np.int64]) -> Sequence[FlowFacts | None]:
-        """See HostState."""
         return [self._facts(number) for number in numbers.tolist()]
 
     def _facts(self, number: int) -> FlowFacts | None:
@@ -205,14 +198,12 @@ class Sessions:
         return FlowFacts(flow, link, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]], *said)
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
-        """See HostState."""
         self._refresh_some()
         present, stepping = [score for ranks in self._ranks for score in ranks.scores], self.stepping_jobs()
         past = (score for ranks in self._ranks for score in ranks.past_scores if score[0] not in stepping)
         return [*present, *past]
 
     def stepping_jobs(self) -> set[str]:
-        """See HostState."""
         return {job for ranks in self._ranks for job in ranks.stepping}
 
     def _refresh_some(self) -> None:
@@ -222,5 +213,4 @@ class Sessions:
             self._ranks[self._refresh_next] = _ranks_of(self._shown[self._refresh_next].session)
 
     def warnings(self) -> Sequence[str]:
-        """See HostState."""
         return [line for one in self._shown for line in one.session.window.ranks.rejected.warnings]

@@ -14,7 +14,6 @@ class ShareHysteresis:
     """Whether a job's traffic is shared on a link: it changes when `hold` windows in which it sends say so in a row."""
 
     def __init__(self, hold: int) -> None:
-        """Begin with nothing shared."""
         self._hold = hold
         self._pairs = _EMPTY  # link and job, ascending
         self._state = np.zeros(0, np.bool_)

@@ -26,7 +26,6 @@ class View:
     """The view of one worker's hosts; lives on the thread that tells the news."""
 
     def __init__(self, state: HostState, jobs: Jobs, settings: Settings) -> None:
-        """Begin with nothing seen."""
         self._state, self._jobs, self._settings = state, jobs, settings
         self._arrivals = Arrivals(settings.hold_windows)
         self._series = LinkSeries(settings.settle_ns)

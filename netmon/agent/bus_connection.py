@@ -56,7 +56,6 @@ class BusShare:
     """Of one agent, over all its sessions and connections. Thread-safe."""
 
     def __init__(self) -> None:
-        """Nothing was published, and how much the bus holds is not known."""
         self._lock = threading.Lock()
         self._sizes: deque[int] = deque()  # of batches that may be on the bus, oldest first
         self._bytes = 0

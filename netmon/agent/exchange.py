@@ -36,7 +36,6 @@ class ClockExchanges:
     """
 
     def __init__(self) -> None:
-        """Nobody is asked yet."""
         self._waiting: deque[ClockExchange] = deque(maxlen=_MOST_WAITING)
         self._warned = False
         self._asker: threading.Event | None = None
@@ -71,7 +70,6 @@ class Pace:
     """How long to rest after each burst of questions, as long as one connection lasts."""
 
     def __init__(self) -> None:
-        """Nothing was asked."""
         self._best: deque[int] = deque(maxlen=_LATELY)  # of each burst, ns
         self._rest_s = _REST_S
         self._bursts = 0

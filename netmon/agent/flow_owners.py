@@ -39,7 +39,6 @@ class RankSigns:
     """Learns from the owners of flows that are described. What it says decides what is described, never whose it is."""
 
     def __init__(self) -> None:
-        """Nothing is known."""
         self.pids: set[int] = set()
         """Of ranks."""
         self._ports = np.zeros((2, 1 << 16), bool)  # local ones of ranks
@@ -97,7 +96,7 @@ def ends_of(flow: Flow) -> tuple[tuple[str, int], tuple[str, int]]:
 
 
 def raw_ends(keys: Table) -> list[bytes]:
-    """(n,) FLOW_KEY → addresses and ports, the local end's first, as Birth.ends has them."""
+    """(n,) FLOW_KEY → addresses and ports, the local end's first, as SocketEvent.ends has them."""
     sends = (keys["link_protocol"] >> 8 & 1).astype(bool)
     ends = np.empty(len(keys), [("local", "V16"), ("remote", "V16"), ("ports", ">u2", 2)])
     ends["local"], ends["remote"] = (
@@ -240,8 +239,8 @@ class FlowOwners:
         self._limiter = RateLimiter(_QUESTIONS_PER_SECOND, _QUESTIONS_AT_ONCE)
         self._processes: dict[int, _Process] = {}
         self._pending: dict[Endpoint, _Pending] = {}
-        self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may tell of, by Birth.ends
-        self._of_ends: dict[bytes, list[int]] = {}  # flows that the kernel may tell of, by Birth.ends
+        self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may tell of, by SocketEvent.ends
+        self._of_ends: dict[bytes, list[int]] = {}  # flows that the kernel may tell of, by SocketEvent.ends
         self._queried: list[Endpoint] = []
         self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
         self._aggregates = aggregates

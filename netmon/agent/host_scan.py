@@ -41,7 +41,6 @@ class HostScan:
         clock: Clock,
         transport: TransportLooks,
     ) -> None:
-        """Nothing has been asked."""
         self._privileged, self._owners, self._steps = privileged, owners, steps
         self._timelines, self._links, self._clock = timelines, links, clock
         self._transport = transport

@@ -32,7 +32,6 @@ class LoopWatchdog:
     """One per agent: `turn` by its loop, a thread that looks now and then."""
 
     def __init__(self, asleep_s: Callable[[], float] = _asleep_s, jumps: ClockJumps | None = None) -> None:
-        """Begins with `start`, in the thread of the loop."""
         self._asleep_s, self._asleep = asleep_s, asleep_s()
         self._turned_asleep = self._asleep
         self.jumps = jumps or ClockJumps()

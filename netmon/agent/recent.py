@@ -22,7 +22,6 @@ class RecentFlows:
     """When each flow was last seen."""
 
     def __init__(self) -> None:
-        """No flow yet."""
         self._seen_ns: dict[int, int] = {}
         self._sweep_ns = 0
 
@@ -61,7 +60,6 @@ class RecentMarks:
     """Of every rank and source: that it joined, and the marks of its current step."""
 
     def __init__(self) -> None:
-        """No rank yet."""
         self._joined: dict[tuple[str, int, Source], Mark] = {}
         self._current: dict[tuple[str, int, Source], list[Mark]] = {}
 

@@ -35,7 +35,6 @@ class NewestBatches:
     """By their numbers, which ascend. The oldest go where they are too large together; the newest stays."""
 
     def __init__(self) -> None:
-        """None."""
         self.nbytes = 0
         self._batches: dict[int, Kept] = {}
 

@@ -133,7 +133,6 @@ class StepMarks:
     """One per agent."""
 
     def __init__(self) -> None:
-        """No rank is known."""
         self._ranks: dict[int, _Rank] = {}  # by pid
         self._by_script: dict[int, RankIdentity] = {}  # what training scripts said of themselves, by pid
         # (rank, size) that the training library was set up with last, by pid: the environment reports the first time.

@@ -24,7 +24,6 @@ class Backoff:
     """Twice as long after each attempt, from 0.2 s to most_s, and each time between half of that and all of it."""
 
     def __init__(self, most_s: float) -> None:
-        """No attempt yet."""
         self._most_s = most_s
         self._next_s = _LEAST_S
 

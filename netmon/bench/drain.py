@@ -30,7 +30,6 @@ class SimulatedCpus:
     """A meter, and the CPUs that it reads. Every slot keeps the flow that it gets."""
 
     def __init__(self, geometry: Geometry) -> None:
-        """Nothing has happened on any CPU."""
         self.geometry = geometry
         self._memory = blank_memory(geometry)
         self.meter = Meter(self._memory, geometry, FlowNumbers(EVERY))

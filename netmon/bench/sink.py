@@ -47,7 +47,6 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
     """The service."""
 
     def __init__(self) -> None:
-        """Nothing has been received."""
         self.received = Received()
         self._lock = threading.Lock()
 

@@ -46,7 +46,7 @@ def row_keys(
     traffic: npt.NDArray[np.uint8],
     direction: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """One key per row for a PayloadHistory; arrays (rows,), owner_index: index of the row's Party."""
+    """One key per row for a PayloadHistory; arrays (rows,), owner_index: index of the row's TrafficOwner."""
     return ((owner_index.astype(np.int64) * _TRAFFIC + traffic) * _CLASSES + classes) * _DIRECTIONS + direction
 
 
@@ -96,7 +96,6 @@ class HostAccounts:
     """Payload of every host by traffic owner, class and direction, and the share windows of its links."""
 
     def __init__(self) -> None:
-        """Begin with nothing counted."""
         self.payload = PayloadHistory()
         self.windows = WindowHistory()
         self._traffic_owners = _Parties()
@@ -226,7 +225,6 @@ class HostAccount:
         self._accounts, self._host = accounts, host
 
     def cut(self, time_ns: int, added_until_ns: int) -> bool:
-        """As PayloadHistory.cut."""
         return self._accounts.payload.cut(self._host, time_ns, added_until_ns)
 
     def cut_all(self, times_ns: Sequence[int]) -> None:
@@ -238,7 +236,6 @@ class WindowHistory:
     """The share windows of all hosts' links while an iteration may still ask for them."""
 
     def __init__(self) -> None:
-        """Begin without windows."""
         self._blocks = HostBlocks("number")
 
     def add(self, windows: Windows, host_of_link: _Numbers, wanted: npt.NDArray[np.bool_], until_ns: _Numbers) -> None:

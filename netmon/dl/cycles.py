@@ -48,7 +48,6 @@ class Passes:
     """The calls of one process. Feed it in order of time."""
 
     def __init__(self) -> None:
-        """No call yet."""
         self._pending: deque[Event] = deque()  # from the first call on whose size is not known
         self._pauses: deque[int] = deque(maxlen=_RECENT)
         self._calls = 0
@@ -135,7 +134,6 @@ class BackwardSteps:
     """
 
     def __init__(self) -> None:
-        """No step yet."""
         self.iteration = -1
         self._leader = 0
         self._passes_without = 0  # of other models since the leader's last

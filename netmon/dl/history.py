@@ -23,7 +23,6 @@ class CutsInOrder:
     """Of each host a cut is later than those before it; blocks in the order in which they came."""
 
     def __init__(self) -> None:
-        """Begin without cuts."""
         self._blocks: list[_Block] = []
         self._latest: _Numbers = np.empty(0, np.int64)  # by host
 
@@ -86,7 +85,6 @@ class _Block:
         self._keys = host * (self._span + 2) + (time_ns - self._base[host]) + 1
 
     def last(self, host: _Numbers, time_ns: _Numbers) -> _Numbers:
-        """As CutsInOrder.last."""
         host = np.minimum(host, len(self._base) - 1)  # the last one: nobody's
         base = self._base[host]
         since = np.where(time_ns < base, -1, np.minimum(time_ns - base, self._span))
@@ -259,7 +257,6 @@ class PayloadHistory:
     """Sums of a host between any two times: exact between cuts that were made before the rows came, else to 1 ms."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._cuts: dict[int, list[int]] = {}  # by host, ascending
         self._in_order = CutsInOrder()  # others
         self._blocks = HostBlocks("label")

@@ -70,7 +70,6 @@ class IterationTracker:
     """
 
     def __init__(self, job: str, rank: int) -> None:
-        """Begin without marks."""
         self.job, self.rank = job, rank
         self.size = self.parameters = self.gradient_bytes = 0
         self.parameters_basis = self.job_name = ""

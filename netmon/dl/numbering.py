@@ -81,7 +81,6 @@ class JobNumbers:
     """The common count of one job: that of the most trusted rank, of equals of the one that was heard first."""
 
     def __init__(self) -> None:
-        """Begin without ranks."""
         self._counts: dict[int, _Count] = {}
         self._orders: dict[int, int] = {}  # of their ranks, in the order in which they were heard
         self._added = self._serial = 0

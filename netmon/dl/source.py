@@ -53,7 +53,6 @@ class _Recent:
     """Numbers and times of the latest marks of one moment, in the order of their arrival."""
 
     def __init__(self) -> None:
-        """None."""
         self._numbers, self._times = array("q"), array("q")
         self._in_order = 0  # so many of the last ones ascend in time
 

@@ -37,7 +37,6 @@ class StepAccount:
     """Of one process. It begins anew when the job is set up anew."""
 
     def __init__(self) -> None:
-        """Nothing has been called."""
         self.state = Understanding.UNDERSTOOD
         self._calls: list[Table] = []  # dtype STEP, since the last step began
         self._shares: deque[float] = deque(maxlen=_STEPS)

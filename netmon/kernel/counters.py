@@ -173,7 +173,6 @@ class EthtoolStatistics:
     """`ethtool -S` of one interface: the names are read once, and again when their number changes."""
 
     def __init__(self, interface: str) -> None:
-        """Nothing is read yet."""
         self._interface = interface
         self._count = -1
         self._names: tuple[str, ...] = ()

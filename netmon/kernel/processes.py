@@ -201,7 +201,6 @@ class ProcessTable:
     """Every process, looked at when it is new and until its environment can be trusted."""
 
     def __init__(self) -> None:
-        """Nothing has been looked at."""
         self._known: dict[int, Process] = {}
         self._first_seen_ns: dict[int, int] = {}
         self._looked_ns: dict[int, int] = {}

@@ -21,7 +21,6 @@ class Cells:
     """Sums by key, of which only the non-empty ones take memory."""
 
     def __init__(self, amounts: int) -> None:
-        """Begin empty, with that many sums per key."""
         self._empty = np.empty(0, np.int64)
         self._merged: tuple[Ints, list[Ints]] = (self._empty, [self._empty] * amounts)
         self._waiting: list[tuple[Ints, list[Ints]]] = []
@@ -50,7 +49,6 @@ class Codes:
     """Numbers for the distinct values of arrays, in the order in which they are met."""
 
     def __init__(self) -> None:
-        """Begin without a value."""
         self.values: list[int] = []
         self._code: dict[int, int] = {}
 

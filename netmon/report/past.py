@@ -56,7 +56,6 @@ class DatasetPast:
     """The hour before the newest iteration of a dataset; `steps` looks again at what has come since."""
 
     def __init__(self, rows: Rows) -> None:
-        """Nothing is read yet."""
         self._source = rows
         self._steps = pd.DataFrame(columns=_STEP)  # of the hour
         self._rows = pd.DataFrame(columns=_ITERATION)  # around the moment of the last frame

@@ -22,7 +22,6 @@ class Words:
     """Numbers for texts, in the order in which they are met."""
 
     def __init__(self) -> None:
-        """Begin without a text."""
         self.values: list[str] = []
 
     def number(self, text: str) -> int:

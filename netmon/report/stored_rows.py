@@ -33,7 +33,6 @@ class StoredRows:
     """See netmon.past.Rows."""
 
     def __init__(self, data: Path) -> None:
-        """Nothing is read yet."""
         self.name = str(data)
         self._data = data
 
@@ -70,7 +69,6 @@ class StoredRows:
         yield from stream(found, there, all_of(conditions), leave_out)
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
-        """See Rows."""
         from netmon.report.judging import explained  # much, for those who only read rows
 
         try:

@@ -78,7 +78,6 @@ class QueryThread:
     """Asks about the past, one question after the other, on a thread of its own; of those that wait only the newest."""
 
     def __init__(self, to: MessagePump) -> None:
-        """Nothing is asked yet."""
         self._to = to
         self._waiting: tuple[int, Callable[[], Any]] | None = None
         self._changed = threading.Condition()

@@ -14,7 +14,6 @@ class OwnCost:
     _EVERY_S = 2.0
 
     def __init__(self) -> None:
-        """Begin to measure."""
         self._wall, self._cpu = time.monotonic(), time.process_time()
         self._text_of: tuple[float, int] = (0.0, _rss_bytes())
 

@@ -28,7 +28,6 @@ class StableRows:
     """Remembers which view stands in which row of a table."""
 
     def __init__(self, kind: Kind) -> None:
-        """No row is taken."""
         self._kind = kind
         self._rows: list[_Row] = []
 

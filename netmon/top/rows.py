@@ -93,7 +93,6 @@ class Widths:
     """Column widths that do not shrink from frame to frame."""
 
     def __init__(self) -> None:
-        """Nothing has been drawn."""
         self._widest: dict[str, int] = {}
         self._for = 0
 

@@ -35,7 +35,6 @@ class StepPieces:
     """Not for several threads at once."""
 
     def __init__(self) -> None:
-        """No iteration, no lane."""
         self._lanes: Sequence[tuple[int, int]] = ()
         self._pieces = [_Piece(np.zeros(0, STEP))]  # the last one grows
         self._from_ns = 0  # begin of what it holds
@@ -172,7 +171,6 @@ class LiveHistory:
     """Snapshots are added by one thread; any thread may ask."""
 
     def __init__(self) -> None:
-        """Nothing has been heard."""
         self.catalogue = Catalogue()
         self.end_ns = 0
         self.verdict_count = 0  # verdicts

@@ -27,7 +27,6 @@ class RecorderQueries:
     """Of one collector, or of several workers. May be asked on several threads at once."""
 
     def __init__(self, addresses: str, security: Security) -> None:
-        """Nobody has been asked."""
         self._addresses, self._security = addresses, security
         self._rows = CollectorRows(addresses, security)
         self._rest_until_s = 0.0

@@ -71,7 +71,6 @@ class Fields:
     """What is read message by message."""
 
     def __init__(self) -> None:
-        """Of no message."""
         self.indices: list[int] = []  # of the messages that are not refused
         self.heads: list[tuple[int, ...]] = []
         self.loads: list[float] = []

@@ -206,7 +206,6 @@ class Account:
     """The ledger of one host, batch by batch."""
 
     def __init__(self, host: SimulatedHost) -> None:
-        """Nothing has been sent."""
         self._host = host
         self._wire, self._packets = [0, 0], [0, 0]
         self._lost = 0

@@ -42,7 +42,6 @@ class Bursts:
     )
 
     def __init__(self, resolution_ns: int) -> None:
-        """No burst yet."""
         self.pause_ns = _PAUSE_BUCKETS * resolution_ns
         self._resolution_ns = resolution_ns
         self._packed: list[bytes] = []  # of _PACK, oldest first

@@ -20,7 +20,6 @@ class Words:
     """
 
     def __init__(self, resolution_ns: int) -> None:
-        """Nobody has said anything."""
         self._resolution_ns = resolution_ns
         self._moments: dict[Edge, npt.NDArray[np.int64]] = {}
 

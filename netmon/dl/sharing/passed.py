@@ -59,7 +59,6 @@ class Passed:
     """The rows of [begin_ns, end_ns) (UTC), by link, job, pair, iteration and millisecond."""
 
     def __init__(self, begin_ns: int, end_ns: int) -> None:
-        """Begin without rows."""
         self.span_ns = begin_ns, end_ns
         self._cells: list[Columns] = []
         self._flows: list[Columns] = []

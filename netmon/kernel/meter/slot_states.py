@@ -42,7 +42,6 @@ class SlotStates:
     """Of every slot. What was never used costs no memory."""
 
     def __init__(self, memory: MeterMemory, fence: Fence) -> None:
-        """Nothing is live."""
         self._fence = fence
         self._words = memory.slots.view(np.uint64).reshape(len(memory.slots), -1)
         self._times, self._losses = memory.slots["bucket_start_ns"], memory.slots["losses"]

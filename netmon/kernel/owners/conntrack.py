@@ -19,7 +19,6 @@ class Translations:
     """Asks the connection tracking of the caller's network namespace, where it is in use. Needs CAP_NET_ADMIN."""
 
     def __init__(self) -> None:
-        """Nothing is open until the first question."""
         self._socket: NFCTSocket | None = None
         self._limiter = TimeLimiter(share=0.01, burst_ns=500_000_000)  # a question takes about a millisecond
 

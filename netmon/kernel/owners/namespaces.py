@@ -34,7 +34,6 @@ class Namespaces:
     """Those whose traffic passes the interfaces that the caller watches: see `processes.machine_wide`."""
 
     def __init__(self) -> None:
-        """Knows the caller's own."""
         self.own = namespace_of("self")
         self.machine_wide = machine_wide()
         self._self = Namespace(self.own, os.getpid())

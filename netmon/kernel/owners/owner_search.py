@@ -74,7 +74,6 @@ class SocketOwners:
     """Socket inode → pid, remembered. Processes are searched only when an inode is unknown, within a limit of time."""
 
     def __init__(self) -> None:
-        """Nothing is remembered."""
         self._owner: dict[int, int] = {}
         self._limiter = TimeLimiter(share=0.01, burst_ns=500_000_000)
 

@@ -17,7 +17,6 @@ class CpuWaits:
     """
 
     def __init__(self) -> None:
-        """No thread has asked."""
         self._files: dict[int, int] = {}  # descriptors of their schedstat, by thread
         self._before: dict[int, int] = {}
         threading.Thread(target=self._look_again_and_again, daemon=True).start()
