@@ -24,11 +24,11 @@ _AGAIN_S = 60.0  # after it could not be started
 class AutoReceiver:
     """A Frontend of agents' streams. Who is connected when it grows is cut off once, and connects again."""
 
-    def __init__(self, registry: Registry, listen: str, door: ListenConfig, answers: Answers) -> None:
+    def __init__(self, registry: Registry, listen: str, listen_config: ListenConfig, answers: Answers) -> None:
         """Opens the ports, as GrpcFrontend does."""
-        self._of = registry, listen, door
+        self._of = registry, listen, listen_config
         self._answers = answers
-        self._now: Frontend = GrpcFrontend(registry, listen, door, True, answers)
+        self._now: Frontend = GrpcFrontend(registry, listen, listen_config, True, answers)
         self._growing: asyncio.Task[None] | None = None
         self._grown = asyncio.Event()
 
@@ -46,23 +46,23 @@ class AutoReceiver:
         return await self._now.tick()
 
     async def _grow(self) -> None:
-        registry, listen, door = self._of
+        registry, listen, listen_config = self._of
         _log.info(f"{OWN_PROCESS_FROM} agents: a process of its own receives from now on, and agents connect again")
         await self._now.close(0.0)
-        apart = ReceiverClient(registry, self._answers, Listen(listen, door, streams=True))
+        own_process = ReceiverClient(registry, self._answers, Listen(listen, listen_config, streams=True))
         while True:
             try:
-                await apart.start()
+                await own_process.start()
             except NetmonError as error:
                 _log.error(f"{error}; it is tried again in {_AGAIN_S:.0f} s")
             else:
                 break
             with contextlib.suppress(NetmonError):  # until then it is done here
-                self._now = GrpcFrontend(registry, listen, door, True, self._answers)
+                self._now = GrpcFrontend(registry, listen, listen_config, True, self._answers)
                 await self._now.start()
             await asyncio.sleep(_AGAIN_S)
             await self._now.close(0.0)
-        self._now = apart
+        self._now = own_process
         self._grown.set()
 
     async def rest(self, pause_s: float) -> None:

@@ -53,7 +53,7 @@ class Storing:
     work_s: float = 0.0  # CPU time of the last flush; what else it takes is the disk's, which fewer rows do not help
 
 
-class Shedding:
+class BackpressurePolicy:
     """The policy: figures in, orders out. It reads no clock, and knows of sessions what it is told."""
 
     LATE_S, EASY_S = 1.0, 0.4

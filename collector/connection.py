@@ -5,7 +5,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 
-from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError
+from collector.agent_checks import FailedBatchError, FailedSessionError, RefusedBatchError
 from collector.entry import Entry
 from collector.host.session import Session
 from collector.registry import Registry

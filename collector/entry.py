@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from collector.door import RefusedBatchError
+from collector.agent_checks import RefusedBatchError
 from collector.host.job_updates import JobUpdates
 from collector.host.session import Session
 from collector.quarantine import Sent
@@ -32,7 +32,7 @@ class Entry:
     """A session and its connection."""
 
     session: Session
-    teller: JobUpdates
+    host_updates: JobUpdates
     connections: int = 0  # how often it has connected; a newer connection ends an older one
     connected: bool = False
     last_batch_s: float = 0.0

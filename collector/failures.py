@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from collector.door import FailedBatchError
+from collector.agent_checks import FailedBatchError
 from collector.entry import MOST_RECENT, Entry, read_sent
 from collector.quarantine import Quarantine, Sent
 from netmon.errors import WireError

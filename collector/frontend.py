@@ -46,16 +46,18 @@ class Frontend(Protocol):
 class GrpcFrontend:
     """gRPC in this process: what agents send is read as it comes, and taken in by the tick."""
 
-    def __init__(self, registry: Registry, listen: str, door: ListenConfig, streams: bool, answers: Answers) -> None:
+    def __init__(
+        self, registry: Registry, listen: str, listen_config: ListenConfig, streams: bool, answers: Answers
+    ) -> None:
         """streams: agents may connect, and do not come by the bus. answers: for those who look.
 
         Opens the ports; raises as `start`."""
         self._registry = registry
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        admission, serve_stream = door.admission(listen), self._serve_stream if streams else None
+        admission, serve_stream = listen_config.admission(listen), self._serve_stream if streams else None
         self._server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, answers.answer),))
         self._health = add_health(self._server)
-        listen_at(self._server, listen, door, admission)
+        listen_at(self._server, listen, listen_config, admission)
 
     async def _serve_stream(self, context: Context, identity: Identity | None) -> None:
         await AgentStream(self._registry, context, identity).serve()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from collector.backpressure import BackpressureRequest, Behind, Sending, Shedding, Storing
+from collector.backpressure import BackpressurePolicy, BackpressureRequest, Behind, Sending, Storing
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_ROWS
 
@@ -47,7 +47,7 @@ class Intake:
         """Nobody is connected. storing(): how the disk does now."""
         self._coming: dict[str, _Coming] = {}
         self._storing = storing
-        self._shedding = Shedding()
+        self._backpressure = BackpressurePolicy()
         self._rows = 0  # that wait
         self._ticked = asyncio.Event()
         self.ticked_s = 0.0
@@ -64,7 +64,7 @@ class Intake:
 
     def order(self, session: str) -> BackpressureRequest:
         """What its agent is requested."""
-        return self._shedding.order(session)
+        return self._backpressure.order(session)
 
     async def turn(self, session: str) -> None:
         """Wait until the next batch of a session may come: for the tick where too much waits for it already.
@@ -128,9 +128,9 @@ class Intake:
             coming.rows_per_s = (coming.rows_per_s + rate) / 2 if coming.rows_per_s else rate
             silent_s = max(0.0, now - coming.at_s - _SILENT_S)
             sending[session] = Sending(coming.rows_per_s, coming.behind_s + silent_s)
-        self._shedding.decide(sending, self._storing(), now, busy)
-        if self._shedding.coarsened != self._said:
-            self._said = self._shedding.coarsened
+        self._backpressure.decide(sending, self._storing(), now, busy)
+        if self._backpressure.coarsened != self._said:
+            self._said = self._backpressure.coarsened
             _log.warning(f"{self._said} of {len(sending)} agents are asked for fewer batches, or for coarser rows too")
 
 

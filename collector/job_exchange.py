@@ -52,7 +52,7 @@ class JobExchange:
         seldom = [f"hosts are compared only every {self.rest_s:.0f} s: it takes long"] if self.rest_s > _SAID_S else []
         return [*self._stage.trouble, *pending_updates, *seldom]
 
-    def teller(self, session: Session) -> JobUpdates:
+    def host_updates(self, session: Session) -> JobUpdates:
         """For a session that is new here."""
         self._session_count += 1
         if session.stored_before:
@@ -62,11 +62,11 @@ class JobExchange:
 
     def over(self, entry: Entry) -> None:
         """A session is."""
-        self._ended.append(entry.teller.session_index)
+        self._ended.append(entry.host_updates.session_index)
 
     def begin_anew(self, entries: Collection[Entry]) -> None:
         """All of these sessions are over, and so is the host stage of which they were."""
-        self._ended += [entry.teller.session_index for entry in entries]
+        self._ended += [entry.host_updates.session_index for entry in entries]
         self._flow_updates = FlowUpdates()
 
     async def exchange(
@@ -90,14 +90,14 @@ class JobExchange:
             soon = time.monotonic() - SILENT_AFTER_S
             newest = [entry for entry in newest if not entry.broken]
             reporting = [
-                entry.teller
+                entry.host_updates
                 for entry in newest
                 if entry.session.hello.session in last_words or (entry.connected and entry.last_batch_s > soon)
             ]
             if not self._stage.alive or not (reporting or self._ended):
                 return [], {}
             ended, self._ended = self._ended, []
-            compared = [entry.teller for entry in newest if entry.connected and entry.session.received]
+            compared = [entry.host_updates for entry in newest if entry.connected and entry.session.received]
             news = replace(build_news(reporting, compared, ended), marked=marked, unclear=unclear)
             self._pending_updates += news.pending_updates
             own_s += time.thread_time()
@@ -106,10 +106,10 @@ class JobExchange:
             rows_per_s = len(news.payload) / max(self._sent_s - told_s, _OFTEN_S)
             most_s = min(_SELDOM_S, max(_OFTEN_S, _AT_ONCE / max(rows_per_s, 1.0)))
             self.rest_s = min(most_s, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))
-            entries = {entry.teller.session_index: entry for entry in self._entries() if not entry.broken}
+            entries = {entry.host_updates.session_index: entry for entry in self._entries() if not entry.broken}
             if answer.begins_anew:
                 for entry in entries.values():
-                    entry.teller.begin_anew()
+                    entry.host_updates.begin_anew()
                 return [], {}
             marks = apply(answer, {session_index: entry.session for session_index, entry in entries.items()})
             return [(entries[session_index], mark) for session_index, mark in marks.items()], answer.patterns

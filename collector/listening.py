@@ -64,17 +64,17 @@ CLOSED = ListenConfig()
 """To this machine only."""
 
 
-def listen_at(server: grpc.aio.Server, address: str, door: ListenConfig, admission: Admission) -> None:
+def listen_at(server: grpc.aio.Server, address: str, listen_config: ListenConfig, admission: Admission) -> None:
     """Open the ports. admission: of that door and address. Raises UsageError, UnsupportedError."""
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_telling)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_reporting)
     files = admission.files
     if address.startswith("unix:"):
         _clear_socket(address)
     _bind(server, address, server_credentials(files) if files else None)
-    if door.token_listen:
+    if listen_config.token_listen:
         if files is None:
             raise UsageError("cannot take tokens without encryption: give --tls DIR beside --token-listen")
-        _bind(server, door.token_listen, server_credentials(files, certificates=False))
+        _bind(server, listen_config.token_listen, server_credentials(files, certificates=False))
 
 
 async def stop_listening(server: grpc.aio.Server, grace_s: float) -> None:
@@ -89,7 +89,7 @@ async def stop_listening(server: grpc.aio.Server, grace_s: float) -> None:
         await asyncio.wait(calls, timeout=_OVER_WITHIN_S)
 
 
-def _worth_telling(record: logging.LogRecord) -> bool:
+def _worth_reporting(record: logging.LogRecord) -> bool:
     """False: somebody has gone while they were told something; gRPC has not noticed it yet, and prints a traceback."""
     return not record.getMessage().startswith(_PEER_HAS_GONE)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
+from collector.agent_checks import FailedSessionError, RefusedBatchError
 from collector.dataset.sink import Sink
-from collector.door import FailedSessionError, RefusedBatchError
 from collector.ending import end_tasks
 from collector.entry import Came, Entry, check_sessions
 from collector.failures import Failures
@@ -127,7 +127,7 @@ class Registry:
                         pass
                     resume = await asyncio.to_thread(self._sink.resume, hello)
                     session = self._stage.session(self._stage.open(hello, resume))
-                    entry = self._entries[hello.session] = Entry(session, self._job_exchange.teller(session))
+                    entry = self._entries[hello.session] = Entry(session, self._job_exchange.host_updates(session))
                     self._find_newest(hello.host)
                 elif entry.session.hello.host != hello.host:
                     raise WireError(f"session {hello.session} of {hello.host} is another host's")

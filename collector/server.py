@@ -52,7 +52,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     abandon: Callable[[], None] = lambda: None,
     worker: "WorkerSettings | None" = None,
-    door: ListenConfig = CLOSED,
+    listen_config: ListenConfig = CLOSED,
     metrics: str = "",
     spans: "Spans | None" = None,
     receiver: str = "auto",
@@ -71,7 +71,7 @@ async def serve(
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
     """
-    door.admission(listen)  # raises what is wrong with it before anything is begun
+    listen_config.admission(listen)  # raises what is wrong with it before anything is begun
     overdue = _overdue(data, abandon)
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
@@ -82,27 +82,27 @@ async def serve(
     supervisor = Supervisor()
     if spans:
         registry.iterations.on_accounted, registry.counts.on_verdict = spans.add_iterations, spans.judged
-    front: Frontend | None = None
+    listener: Frontend | None = None
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None
     page: WebProcess | None = None
     try:
-        answers = Answers(registry, door.exposed(listen, worker), stored)
-        front = _front(registry, listen, door, worker is None, answers, receiver)
+        answers = Answers(registry, listen_config.exposed(listen, worker), stored)
+        listener = _listener(registry, listen, listen_config, worker is None, answers, receiver)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
                 return
-        await front.start()
+        await listener.start()
         if http:
-            page = WebProcess(answers, http, door)
+            page = WebProcess(answers, http, listen_config)
             await page.start()
-        others: dict[str, Callable[[], int]] = {"jobs": lambda: jobs.pid, "receiver": lambda: front.pid}
+        others: dict[str, Callable[[], int]] = {"jobs": lambda: jobs.pid, "receiver": lambda: listener.pid}
         if page:
             others["page"] = lambda: page.pid
-        endpoint = serve_metrics(metrics, registry, door, among, others)
+        endpoint = serve_metrics(metrics, registry, listen_config, among, others)
         _log.info(f"listening on {listen}, writing to {data}")
-        door.warn(listen, worker)
+        listen_config.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
         supervisor.ready()
@@ -110,22 +110,22 @@ async def serve(
         stopped = asyncio.create_task(stop.wait())
         working = [
             asyncio.create_task(work)
-            for work in (_tick_for_ever(front, supervisor, registry), _infer_for_ever(registry), flushing)
+            for work in (_tick_for_ever(listener, supervisor, registry), _infer_for_ever(registry), flushing)
         ]
         working += [asyncio.create_task(among.run())] if among else []
-        working.append(asyncio.create_task(front.follow(lambda: why_not_ready(registry))))
+        working.append(asyncio.create_task(listener.follow(lambda: why_not_ready(registry))))
         working += [asyncio.create_task(spans.follow())] if spans else []
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
         supervisor.stopping()
-        await front.leave()
+        await listener.leave()
         await _store_the_rest(registry, data, abandon, among)
     finally:
         for task in working[1:]:
             task.cancel()
-        if front:
-            await front.close(_GRACE_S)
+        if listener:
+            await listener.close(_GRACE_S)
         for task in working[:1]:
             task.cancel()
         if among:
@@ -144,14 +144,14 @@ async def serve(
         supervisor.close()
 
 
-def _front(
-    registry: Registry, listen: str, door: ListenConfig, streams: bool, answers: Answers, receiver: str
+def _listener(
+    registry: Registry, listen: str, listen_config: ListenConfig, streams: bool, answers: Answers, receiver: str
 ) -> Frontend:
     if receiver == "here" or not streams:
-        return GrpcFrontend(registry, listen, door, streams, answers)
+        return GrpcFrontend(registry, listen, listen_config, streams, answers)
     if receiver == "auto":
-        return AutoReceiver(registry, listen, door, answers)
-    return ReceiverClient(registry, answers, Listen(listen, door, streams))
+        return AutoReceiver(registry, listen, listen_config, answers)
+    return ReceiverClient(registry, answers, Listen(listen, listen_config, streams))
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
@@ -236,14 +236,14 @@ def flush_pause_s(interval_s: float, took_s: float) -> float:
     return max(interval_s / 4, interval_s - 2 * took_s)
 
 
-async def _tick_for_ever(front: Frontend, supervisor: Supervisor, registry: Registry) -> None:
+async def _tick_for_ever(listener: Frontend, supervisor: Supervisor, registry: Registry) -> None:
     while True:
         registry.failures.check_clock()
         begun = time.monotonic()
-        waited_s = await front.tick()
+        waited_s = await listener.tick()
         supervisor.alive()
         pause_s = tick_pause_s(time.monotonic() - begun - waited_s)
-        await front.rest(max(_TICK_S / 10, pause_s - waited_s))
+        await listener.rest(max(_TICK_S / 10, pause_s - waited_s))
 
 
 def tick_pause_s(took_s: float) -> float:

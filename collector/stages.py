@@ -45,12 +45,12 @@ class Stages:
         return talk(self.hosts.settle_all(session_indices, leaving), self._registry)
 
 
-def talk(work: Talk[_T], answering: RankRegistry) -> _T:
+def talk(work: Talk[_T], rank_registry: RankRegistry) -> _T:
     """Do the host stage's work; each message that it yields is answered."""
     try:
         news = next(work)
         while True:
-            news = work.send(answering.answer(news))
+            news = work.send(rank_registry.answer(news))
     except StopIteration as done:
         found: _T = done.value
         return found

@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
+from collector.agent_checks import FailedBatchError, FailedSessionError, read_hello
 from collector.connection import Connection
-from collector.door import FailedBatchError, FailedSessionError, read_hello
 from collector.registry import Registry
 from collector.stream_ends import BREAK_S, check_silence, end_of
 from netmon.errors import DataError, NetmonError

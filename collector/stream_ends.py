@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import grpc
 
-from collector.door import FailedBatchError, FailedSessionError, ImpostorError, RefusedBatchError
+from collector.agent_checks import FailedBatchError, FailedSessionError, ImpostorError, RefusedBatchError
 from netmon.errors import DataError, NetmonError
 
 HELLO_WITHIN_S = 10.0

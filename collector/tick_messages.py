@@ -76,7 +76,7 @@ class TickNews:
     jobs: Sequence[str] = ()
     ranks: Table = field(default_factory=lambda: empty(RANK_UPDATE))  # in the order in which it came to be
     steps: Table = field(default_factory=lambda: empty(STEP_UPDATE))  # the same
-    beats: Sequence[StepEvents] = ()  # after all of that
+    step_events: Sequence[StepEvents] = ()  # after all of that
     flows_over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ask no more; before…
     flows: Sequence[tuple[int, Flow]] = ()  # …those whose other end is requested, or which are others' other end
 

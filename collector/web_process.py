@@ -31,15 +31,21 @@ _BEGIN_S, _END_S, _AGAIN_S = 60.0, 5.0, 1.0
 class WebProcess:
     """Between `start` and `close`; lives on one event loop. A process that dies is started again."""
 
-    def __init__(self, answers: Answers, listen: str, door: ListenConfig) -> None:
+    def __init__(self, answers: Answers, listen: str, listen_config: ListenConfig) -> None:
         """listen: HOST:PORT for browsers. door: whose certificate the page shows, and which tokens it takes."""
         self._folder = Path(tempfile.mkdtemp(prefix="netmon-"))
         at = f"unix:{self._folder}/page"
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
         self._server.add_generic_rpc_handlers((CollectorService(Admission(), None, answers.answer),))
         self._server.add_insecure_port(at)
-        tls, tokens = (path and str(path.resolve()) for path in (door.security.tls, door.tokens))
-        request = {"collector": at, "listen": listen, "tls": tls, "tokens": tokens, "insecure": door.security.insecure}
+        tls, tokens = (path and str(path.resolve()) for path in (listen_config.security.tls, listen_config.tokens))
+        request = {
+            "collector": at,
+            "listen": listen,
+            "tls": tls,
+            "tokens": tokens,
+            "insecure": listen_config.security.insecure,
+        }
         self._request = json.dumps(request)
         self._process: Process | None = None
         self._watching: asyncio.Task[None] | None = None

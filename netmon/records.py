@@ -104,7 +104,7 @@ SOCKET_EVENT = np.dtype(
         ("process", "S16"),
     ]
 )
-SOCKET_CONNECT, BIRTH_CLOSE = 1, 2
+SOCKET_CONNECT, SOCKET_CLOSE = 1, 2
 
 STOP = np.dtype([("begin_ns", "<u8"), ("end_ns", "<u8"), ("total_ns", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
 

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
+from collector.agent_checks import FailedBatchError, RefusedBatchError
 from collector.bus.deliveries import Deliveries
 from collector.bus.session import BusSession, Delivered, RefusedHelloError, StrangerError
-from collector.door import FailedBatchError, RefusedBatchError
 from collector.ending import end_tasks
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from collector.agent_checks import RefusedBatchError, read_hello
 from collector.connection import Connection
-from collector.door import RefusedBatchError, read_hello
 from collector.entry import Entry
 from collector.registry import Registry
 from netmon.errors import WireError
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Held(Generic[T]):
+class _Waiting(Generic[T]):
     label: Label
     what: T
 
@@ -48,7 +48,7 @@ class InOrder(Generic[T]):
         """
         self.last = 0  # that was given out
         self._known = stored  # nothing up to there comes later
-        self._waiting: dict[int, _Held[T]] = {}
+        self._waiting: dict[int, _Waiting[T]] = {}
 
     @property
     def waiting(self) -> int:
@@ -62,7 +62,7 @@ class InOrder(Generic[T]):
             waiting = self._waiting.get(label.sequence)
             # Sent again without the batch that went before it, which was given up.
             if waiting is None or label.previous < waiting.label.previous:
-                self._waiting[label.sequence] = _Held(label, what)
+                self._waiting[label.sequence] = _Waiting(label, what)
         yield from self._ready(len(self._waiting) > MOST_WAITING)
 
     def give_up(self) -> Iterator[T]:

@@ -34,7 +34,7 @@ from netmon.records import Flow, Mark, Owner, Table, empty
 MOST_ROWS = 2_000_000
 """Grains of payload in one message; of more, the newest are told."""
 
-_UNTOLD, _TOLD, _AGGREGATE = 0, 1, 2
+_PENDING, _REPORTED, _AGGREGATE = 0, 1, 2
 _Numbers = npt.NDArray[np.int64]
 
 
@@ -79,21 +79,21 @@ class JobUpdates:
         described, table.described = table.described, set()
         again = []
         for index in described:
-            self.flow_updates.state[index] = _UNTOLD
+            self.flow_updates.state[index] = _PENDING
             if table.flows[index].flow_id in self._known:
                 again.append(index)
         return self._updates(again)
 
     def introduce(self, indices: Iterable[int]) -> list[FlowUpdate]:
         """Flows of which there is something to tell, as far as they are not known."""
-        return self._updates(index for index in indices if self.flow_updates.state[index] == _UNTOLD)
+        return self._updates(index for index in indices if self.flow_updates.state[index] == _PENDING)
 
     def _updates(self, indices: Iterable[int]) -> list[FlowUpdate]:
         updates = []
         for index in indices:
             flow = self.window.flows.flows[index]
             # An aggregate is nobody's gradient: large flows are described one by one.
-            self.flow_updates.state[index] = _AGGREGATE if flow.members else _TOLD
+            self.flow_updates.state[index] = _AGGREGATE if flow.members else _REPORTED
             if not flow.members:
                 self._known.add(flow.flow_id)
                 updates.append(self._update(index, flow))
@@ -125,13 +125,14 @@ def build_news(reporting: Sequence[JobUpdates], connected: Iterable[JobUpdates],
     connected: the sessions whose clocks are compared. ended: indices of the sessions that have ended.
     """
     over: list[int] = []
-    flows = [flow for teller in reporting for flow in teller.flows(over)]
+    flows = [flow for host_updates in reporting for flow in host_updates.flows(over)]
     payload, onsets, lost = _rows(reporting, flows) if reporting else (empty(TRAFFIC), empty(ONSET_UPDATE), 0)
     pending_updates = lost + max(0, len(payload) - MOST_ROWS)
-    horizons = [teller.window.alignment.utc(teller.window.horizon_ns) for teller in reporting]
+    horizons = [host_updates.window.alignment.utc(host_updates.window.horizon_ns) for host_updates in reporting]
     return HostNews(
         clocks=[
-            clock_of(teller.session_index, teller.session.hello.host, teller.window.alignment) for teller in connected
+            clock_of(host_updates.session_index, host_updates.session.hello.host, host_updates.window.alignment)
+            for host_updates in connected
         ],
         flows=flows,
         payload=payload[-MOST_ROWS:],
@@ -149,7 +150,7 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
     flows: those of which there is something are put in there if they have not been told.
     """
     tables, state = reporting[0].session.tables, reporting[0].flow_updates.state
-    session_indices = np.array([teller.session.index for teller in reporting], np.int64)
+    session_indices = np.array([host_updates.session.index for host_updates in reporting], np.int64)
     payload, onsets = (
         rows.take(session_indices, len(tables.sessions.table)) for rows in (tables.payload, tables.onsets)
     )
@@ -158,14 +159,14 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
     # What is told late may be of a flow that is over.
     onsets = newest_onsets(onsets)
     payload, onsets = (_where(rows, known["session"][rows["flow"]] == rows["session"]) for rows in (payload, onsets))
-    by_place = {teller.session.index: teller for teller in reporting}
+    by_place = {host_updates.session.index: host_updates for host_updates in reporting}
     for rows in (payload, onsets):
-        new = np.unique(rows["flow"][state[rows["flow"]] == _UNTOLD])
+        new = np.unique(rows["flow"][state[rows["flow"]] == _PENDING])
         for session_index, own in _runs(known["session"][new]):
             flows += by_place[session_index].introduce(new[own].tolist())
-    payload, onsets = (_where(rows, state[rows["flow"]] == _TOLD) for rows in (payload, onsets))
+    payload, onsets = (_where(rows, state[rows["flow"]] == _REPORTED) for rows in (payload, onsets))
     index_of_session = np.zeros(len(tables.sessions.table), np.int64)
-    index_of_session[session_indices] = [teller.session_index for teller in reporting]
+    index_of_session[session_indices] = [host_updates.session_index for host_updates in reporting]
 
     def numbers(flow: _Numbers) -> _Numbers:
         return flow_numbers(index_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))

@@ -27,7 +27,7 @@ class RankLog:
         self._jobs: dict[str, int] = {}
         self._rows: list[tuple[int, ...]] = []
         self._steps: list[tuple[int, int, int, int]] = []
-        self._beats: list[StepEvents] = []
+        self._step_events: list[StepEvents] = []
         self._stepped: list[Table] = []  # of STEP_UPDATE, before anything else
         self._claiming: list[Rank] = []
         self._again: set[str] = set()  # `young` after this tick
@@ -40,7 +40,7 @@ class RankLog:
 
     def __bool__(self) -> bool:
         """Whether there is something to tell."""
-        return bool(self._opened or self._rows or self._steps or self._stepped or self._beats)
+        return bool(self._opened or self._rows or self._steps or self._stepped or self._step_events)
 
     def open(self, holder: Holder) -> int:
         """A number for a session."""
@@ -74,9 +74,9 @@ class RankLog:
         """What has become of a rank that has claimed."""
         self._rows.append((about, 0, rank.serial, 0, 0, 0, 0, 0, 0, trust, shift))
 
-    def beats(self, updates: Iterable[StepEvents]) -> None:
+    def step_events(self, updates: Iterable[StepEvents]) -> None:
         """Numbers of ranks in their jobs are to be found."""
-        self._beats += updates
+        self._step_events += updates
 
     def check(self, rank: Rank) -> None:
         """A rank's number is checked now; its job is young at the next tick, too, while the rank is."""
@@ -148,11 +148,11 @@ class RankLog:
             "jobs": list(self._jobs),
             "ranks": _table(self._rows, RANK_UPDATE),
             "steps": np.concatenate([*self._stepped, _table(self._steps, STEP_UPDATE)]),
-            "beats": sorted(self._beats, key=self._turn),
+            "step_events": sorted(self._step_events, key=self._turn),
         }
         for rank in self._claiming:
             rank.is_claiming = False
-        self._opened, self._jobs, self._rows, self._steps, self._beats, self._claiming = [], {}, [], [], [], []
+        self._opened, self._jobs, self._rows, self._steps, self._step_events, self._claiming = [], {}, [], [], [], []
         self._stepped = []
         return fields
 

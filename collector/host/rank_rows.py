@@ -47,7 +47,7 @@ ORDER: npt.NDArray[np.int64] = np.full(max(Moment) + 1, -1)
 """Place of each moment among the marks of a step; −1: it is none of them."""
 ORDER[list(IN_ORDER)] = np.arange(len(IN_ORDER))
 
-_TELLING = (Source.HOOK, Source.UPROBE)
+_MARKS = (Source.HOOK, Source.UPROBE)
 
 
 class State(NamedTuple):
@@ -76,8 +76,10 @@ def state_of(rank: "Rank") -> State | None:
     """Of a rank that is steady; None: it is not."""
     tracker = rank.tracker
     marks = tracker.only_source()
-    odd = not (rank.pid and rank.name and rank.first_ns) or rank.left or rank.late or rank.later or rank.settled_count
-    if odd or rank.young or marks is None or tracker.source not in _TELLING:
+    rejected = (
+        not (rank.pid and rank.name and rank.first_ns) or rank.left or rank.late or rank.later or rank.settled_count
+    )
+    if rejected or rank.young or marks is None or tracker.source not in _MARKS:
         return None
     under_way = marks.under_way()
     if under_way is None or not _alike(rank) or marks.done + tracker.own_shift < tracker.last_number:

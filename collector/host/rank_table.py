@@ -30,7 +30,7 @@ _FIRST = 64  # rows
 _MARKS = len(IN_ORDER)
 _BEGIN, _END = 0, _MARKS - 1  # of a step
 _NEVER = np.iinfo(np.int64).max
-_BEATS = {
+_STEP_MOMENTS = {
     StepMoment.END: (3, 4),
     StepMoment.BEGIN: (1,),
     StepMoment.START: (0,),
@@ -179,8 +179,8 @@ class RankTable:
             turn_marks, row, (turn_marks.time_ns >= least_ns[turn]) & (turn_marks.time_ns <= most_ns[turn])
         )
         if not good.all():
-            for odd in np.unique(row[~good]).tolist():
-                if (known := self._ranks[odd]) is not None:
+            for rejected in np.unique(row[~good]).tolist():
+                if (known := self._ranks[rejected]) is not None:
                     self.remove(known[1])
             turn_marks, row = turn_marks.take(good), row[good]
         if len(turn_marks):
@@ -293,7 +293,7 @@ class RankTable:
                 checked["newest_ns"],
                 checked["last_number"],
             )
-            events = {beat: self._events(row, kinds) for beat, kinds in _BEATS.items()}
+            events = {step_moment: self._events(row, kinds) for step_moment, kinds in _STEP_MOMENTS.items()}
             found.append(StepEvents(rank.serial, Trust(int(checked["trust"])), events, error_of(ranks)))
         return found
 

@@ -27,14 +27,20 @@ class Ranks(KnownRanks):
     """All ranks of one host and session."""
 
     def __init__(
-        self, session_index: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog, steady: RankTable
+        self,
+        session_index: int,
+        holder: Holder,
+        account: HostAccount,
+        parameters: int,
+        log: RankLog,
+        rank_table: RankTable,
     ) -> None:
         """account: of the host's bytes. parameters: of models that do not report theirs.
 
         log: what the ranks of all hosts report to the job stage. steady: the ranks of all hosts that step regularly.
         """
         super().__init__(parameters)
-        self._table = steady
+        self._table = rank_table
         self.account = account
         self.rejected = RejectedMarks(holder.host)
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
@@ -103,7 +109,7 @@ class Ranks(KnownRanks):
             self._join(key, mark, settled_ns)
             self._apply(self._ranks[key], mark, settled_ns)
         else:
-            self.rejected.keep_aside(key, mark)
+            self.rejected.set_pending(key, mark)
 
     def _joins_by_stepping(self, mark: Mark) -> bool:
         """Whether nobody will say that the process joins: its join was stored, or it is known by its traffic only."""
@@ -141,7 +147,7 @@ class Ranks(KnownRanks):
         if mark.moment == Moment.JOIN and mark.source == Source.UPROBE:
             self._log.understand(rank, Understanding(min(max(mark.iteration, 0), Understanding.NOT_UNDERSTOOD)))
         rank.left.pop(mark.source, None)
-        for early in self.rejected.take_aside(key):
+        for early in self.rejected.take_pending(key):
             self._apply(rank, early, settled_ns)
 
     def _lives(self, key: Key, mark: Mark) -> list[Rank]:
@@ -271,7 +277,7 @@ class Ranks(KnownRanks):
             if not rank.later and rank.check_due(rank.name in self._log.young):
                 self._log.check(rank)
                 events = rank.tracker.events(offset_ns)
-                self._log.beats([StepEvents(rank.serial, rank.tracker.trust, events, error_ns)])
+                self._log.step_events([StepEvents(rank.serial, rank.tracker.trust, events, error_ns)])
 
     def aligned(self) -> None:
         """That has been answered: the count of who has left, or is not heard, stays as it is."""

@@ -7,7 +7,7 @@ from collections import Counter
 from netmon.records import Mark, Moment, Source
 
 _log = logging.getLogger(__name__)
-_MOST_ASIDE = 1_000  # marks kept per process that has not joined
+_MOST_PENDING = 1_000  # marks kept per process that has not joined
 
 REPEATED, GONE, STRANGER, DISTANT = (
     "repeated, out of order or out of any iteration",
@@ -28,7 +28,7 @@ class RejectedMarks:
         self._host = host
         self.unusable: Counter[str] = Counter()  # marks that led to nothing, by reason
         self._lines: dict[str, None] = {}  # an ordered set
-        self._aside: dict[Key, list[Mark]] = {}
+        self._pending: dict[Key, list[Mark]] = {}
 
     @property
     def warnings(self) -> list[str]:
@@ -43,18 +43,18 @@ class RejectedMarks:
             self._lines[line] = None
             _log.warning(line)
 
-    def keep_aside(self, key: Key, mark: Mark) -> None:
+    def set_pending(self, key: Key, mark: Mark) -> None:
         """Of a process that has not joined, but may."""
-        aside = self._aside.setdefault(key, [])
+        pending = self._pending.setdefault(key, [])
         self.unusable[STRANGER] += 1
-        if not aside:
+        if not pending:
             self.warn(f"marks of rank {mark.rank} of job {mark.job!r} on {self._host} are kept aside: it never joined")
-        if len(aside) < _MOST_ASIDE:
-            aside.append(mark)
+        if len(pending) < _MOST_PENDING:
+            pending.append(mark)
 
-    def take_aside(self, key: Key) -> list[Mark]:
+    def take_pending(self, key: Key) -> list[Mark]:
         """What is kept of a process that joins."""
-        return self._aside.pop(key, [])
+        return self._pending.pop(key, [])
 
     def late(self, mark: Mark, first: bool) -> None:
         """A mark has come after the rows around it had settled; first: its rank has not ended an iteration yet."""

@@ -105,9 +105,9 @@ def add_table_marks(tables: Tables, batches: Batches) -> None:
 
 def publish_table_ranks(tables: Tables, sessions: Mapping[int, Session]) -> None:
     """What the job stage is told of them."""
-    log, steady = tables.rank_log, tables.rank_table
-    log.stepped(steady.take_steps())
-    log.beats(steady.check(log.young, lambda ranks: sessions[ranks.session].window.alignment.error_ns))
+    log, rank_table = tables.rank_log, tables.rank_table
+    log.stepped(rank_table.take_steps())
+    log.step_events(rank_table.check(log.young, lambda ranks: sessions[ranks.session].window.alignment.error_ns))
 
 
 # --- stage

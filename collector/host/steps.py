@@ -23,7 +23,7 @@ class AllSteps:
         of_sessions: Iterable[tuple[int, Sequence[Steps]]],
         flows: AllFlows,
         sessions: int,
-        steady: RankSteps = NO_STEPS,
+        rank_table: RankSteps = NO_STEPS,
     ) -> None:
         """of_sessions: place of each session that has ranks, and those; sessions: how many places there are.
 
@@ -40,20 +40,25 @@ class AllSteps:
         rank_id = [flows.rank_id(*one) for one in zip(*(c.tolist() for c in (session, job, rank)), strict=True)]
         spans = np.frombuffer(b"".join(steps.spans for _, steps in ranks), np.int64).reshape(-1, 3)
         of_rank = np.repeat(np.arange(len(ranks)), np.array([len(steps.spans) // 3 for _, steps in ranks], np.int64))
-        more = np.ones(len(steady.session), np.int64)
+        more = np.ones(len(rank_table.session), np.int64)
         self._session, self._job, self._shift, since_ns, until_ns, by_process, hidden, number = (
             np.concatenate(pair)
             for pair in (
-                *((session, steady.session), (job, steady.job), (shift, steady.shift), (since_ns, steady.since_ns)),
+                *(
+                    (session, rank_table.session),
+                    (job, rank_table.job),
+                    (shift, rank_table.shift),
+                    (since_ns, rank_table.since_ns),
+                ),
                 *((until_ns, _NEVER * more), (by_process, more), (hidden, 0 * more)),
-                (np.array(rank_id, np.int64), steady.rank_id),
+                (np.array(rank_id, np.int64), rank_table.rank_id),
             )
         )
         self._begin, self._end, self._number, self._of_rank = (
             np.concatenate(pair)
             for pair in (
-                *zip(spans.T, (steady.begin_ns, steady.end_ns, steady.number), strict=True),
-                (of_rank, steady.of_rank + len(ranks)),
+                *zip(spans.T, (rank_table.begin_ns, rank_table.end_ns, rank_table.number), strict=True),
+                (of_rank, rank_table.of_rank + len(ranks)),
             )
         )
         self._spans = GroupedValues(self._of_rank, self._begin, len(self._session))

@@ -256,8 +256,8 @@ class Tables:
         """Let go of what no iteration will ask for any more."""
         session_indices = self.sessions.table
         settled_ns = np.ascontiguousarray(session_indices["settled_ns"])
-        steady = np.maximum(self.rank_table.needed_ns(len(session_indices)), settled_ns - LONGEST_HISTORY_NS)
-        needed = np.minimum(np.minimum(session_indices["needed_ns"], steady), settled_ns)
+        rank_table = np.maximum(self.rank_table.needed_ns(len(session_indices)), settled_ns - LONGEST_HISTORY_NS)
+        needed = np.minimum(np.minimum(session_indices["needed_ns"], rank_table), settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(session_indices["window_ns"], 1))
         self._table_needed = None

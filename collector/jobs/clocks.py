@@ -127,8 +127,8 @@ class Clocks:
         chosen = np.flatnonzero(usable)
         if not len(chosen):
             return []
-        of_held = held[kept["way"] // 2] & usable[kept["way"] // 2]
-        hosts.latest_ns = int((sent[of_held] if of_held.any() else sent).max())
+        of_synchronized = held[kept["way"] // 2] & usable[kept["way"] // 2]
+        hosts.latest_ns = int((sent[of_synchronized] if of_synchronized.any() else sent).max())
         # A packet's time is the start of its bucket: it was received by the end of one of the receiver's.
         late = took + kept["bucket_ns"]
         by_first = kept["way"] % 2 == 0

@@ -350,7 +350,7 @@ class RankRegistry:
         for session, holder in news.opened:
             self._sessions[session] = holder, set()
         self._add_ranks(news)
-        moved = self._add_step_events(news.beats)
+        moved = self._add_step_events(news.step_events)
         return TickAnswer(
             names=list(self._names.items()),
             lost=list(self._lost()),
@@ -465,13 +465,13 @@ class RankRegistry:
                 self._touched.add(name)
         del self._sessions[session]
 
-    def _add_step_events(self, beats: Iterable[StepEvents]) -> list[tuple[int, int]]:
+    def _add_step_events(self, step_events: Iterable[StepEvents]) -> list[tuple[int, int]]:
         moved: list[tuple[int, int]] = []
 
         def moves(serial: int, shift: int) -> None:
             moved.append((serial, shift))
 
-        for serial, trust, events, error_ns in beats:
+        for serial, trust, events, error_ns in step_events:
             rank = self._ranks.get(serial)
             if rank and rank.name:
                 self._touched.add(rank.name)

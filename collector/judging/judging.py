@@ -29,12 +29,12 @@ from netmon.dl.verdict import (
     in_cells,
     judge_input,
     matrix,
-    most_telling,
+    most_relevant,
     sentence,
     times_of,
     verdict_on,
     wanted_times,
-    worth_telling,
+    worth_reporting,
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.evidence import Numbers
@@ -98,10 +98,10 @@ class Case:
         times = wanted_times(table, [self.number])
         one = judge_input(self.job, table, self._link_totals(maps, there, times), self.number)
         verdict = verdict_on(one, steps)
-        if not worth_telling(one, verdict):
+        if not worth_reporting(one, verdict):
             return None
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
-        return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
+        return replace(verdict, relative=self.relative, ranks=most_relevant(ranks, _MOST_RANKS))
 
     def _link_totals(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> LinkTotals:
         begins, ends = disjoint(times)

@@ -29,7 +29,7 @@ def why_not_ready(registry: Registry) -> str:
 def serve_metrics(
     address: str,
     registry: Registry,
-    door: ListenConfig,
+    listen_config: ListenConfig,
     among: "ClusterWorker | None",
     helpers: Mapping[str, Callable[[], int]],
 ) -> "Endpoint | None":
@@ -67,7 +67,7 @@ def serve_metrics(
             bus=waits,
         )
 
-    return metrics_endpoint(address, door.security, look, lambda: Condition(unready=why_not_ready(registry)))
+    return metrics_endpoint(address, listen_config.security, look, lambda: Condition(unready=why_not_ready(registry)))
 
 
 class _BusDepth:

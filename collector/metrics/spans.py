@@ -37,7 +37,7 @@ _TIMEOUT_S = 5.0
 
 
 @dataclass
-class _Held:
+class _Waiting:
     last_row_s: float
     ranks: list[tuple[str, int, int, Iteration, Tally]] = field(default_factory=list)  # host, UTC of both ends
     verdict: Verdict | None = None
@@ -56,7 +56,7 @@ class Spans:
             BatchSpanProcessor(_Said(exporter, where), max_queue_size=_MOST_QUEUED, max_export_batch_size=512)
         )
         self._tracer = self._provider.get_tracer("netmon", __version__)
-        self._waiting: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, int], _Waiting] = OrderedDict()
         self.dropped = 0
         """Iterations that were too many to be held."""
 
@@ -71,13 +71,13 @@ class Spans:
         """Why an iteration took long."""
         self._of(verdict.job, verdict.iteration).verdict = verdict
 
-    def _of(self, job: str, number: int) -> _Held:
+    def _of(self, job: str, number: int) -> _Waiting:
         waiting = self._waiting.get((job, number))
         if waiting is None:
             while len(self._waiting) >= _MOST_WAITING:
                 self._waiting.popitem(last=False)
                 self.dropped += 1
-            waiting = self._waiting[job, number] = _Held(0.0)
+            waiting = self._waiting[job, number] = _Waiting(0.0)
         waiting.last_row_s = time.monotonic()
         return waiting
 
@@ -93,13 +93,13 @@ class Spans:
         self._provider.force_flush(int(self._timeout_s * 1e3))
         self._provider.shutdown()
 
-    def _take(self, before_s: float) -> list[tuple[tuple[str, int], _Held]]:
+    def _take(self, before_s: float) -> list[tuple[tuple[str, int], _Waiting]]:
         due = [(key, waiting) for key, waiting in self._waiting.items() if waiting.last_row_s <= before_s]
         for key, _ in due:
             del self._waiting[key]
         return due
 
-    def _emit(self, due: Sequence[tuple[tuple[str, int], _Held]]) -> None:
+    def _emit(self, due: Sequence[tuple[tuple[str, int], _Waiting]]) -> None:
         for (job, number), waiting in due:
             verdict = waiting.verdict
             begins = [begin for _, begin, _, _, _ in waiting.ranks] or ([verdict.start_ns] if verdict else [])

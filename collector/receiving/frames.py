@@ -29,7 +29,7 @@ class Listen:
     """The first frame. streams: agents may connect, and do not come by the bus."""
 
     address: str
-    door: ListenConfig
+    listen_config: ListenConfig
     streams: bool
 
 

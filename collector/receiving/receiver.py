@@ -67,12 +67,12 @@ class Receiver:
 
     async def serve(self) -> None:
         """Until the collector says stop, or is gone (EOFError). Raises NetmonError where it cannot listen."""
-        admission = self._listen.door.admission(self._listen.address)
+        admission = self._listen.listen_config.admission(self._listen.address)
         server = grpc.aio.server(options=COLLECTOR_OPTIONS)
         serve_stream = self._stream if self._listen.streams else None
         server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, self._request),))
         self._health = add_health(server)
-        listen_at(server, self._listen.address, self._listen.door, admission)
+        listen_at(server, self._listen.address, self._listen.listen_config, admission)
         await server.start()
         self.send(frames.Listening())
         following = asyncio.create_task(self._health.follow(lambda: self._why_not))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import grpc
 from google.protobuf.message import DecodeError
 
+from collector.agent_checks import FailedBatchError, FailedSessionError
 from collector.backpressure import BackpressureRequest
 from collector.connection import Connection
-from collector.door import FailedBatchError, FailedSessionError
 from collector.entry import Entry
 from collector.registry import Registry
 from collector.stream_ends import End, end_of

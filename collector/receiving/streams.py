@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from collector.door import read_hello
+from collector.agent_checks import read_hello
 from collector.host_limiter import HostLimiter
 from collector.intake import MOST_BATCHES, MOST_ROWS, weight
 from collector.receiving.frames import CutOff, Ended, Full, Introduced

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from collector.door import FailedBatchError, RefusedBatchError
+from collector.agent_checks import FailedBatchError, RefusedBatchError
 from collector.entry import Came, Entry
 from collector.receiving.frames import Received
 from collector.receiving.sessions import RemoteStream

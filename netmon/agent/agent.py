@@ -114,7 +114,7 @@ class Agent:
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
         events = started.descriptors.get(EVENT_MAP)
-        births = SocketEventTable(events, EVENT_RING_BYTES) if events is not None else None
+        socket_watch = SocketEventTable(events, EVENT_RING_BYTES) if events is not None else None
         wakes = Wakes(started.descriptors[WAKES], memory, geometry)
         self._sleep = Sleep(wakes, self._privileged.descriptor, started.descriptors["steps"])
         stops = RankStops(started.descriptors.get(STOPS_MAP))
@@ -128,7 +128,7 @@ class Agent:
             log.warning("this is not the machine's PID namespace: %s", PARTIAL_VIEW)
         self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)
         numbers = self._meter.numbers
-        self._owners = FlowOwners(births, numbers.aggregates)
+        self._owners = FlowOwners(socket_watch, numbers.aggregates)
         numbers.training = self._owners.training
         wanted = settings.evidence == "all"
         self._transport = TransportLooks(self._owners.flows, wanted=wanted)

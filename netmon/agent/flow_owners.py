@@ -227,10 +227,10 @@ class _Process:
 class FlowOwners:
     """All flows that are alive, with their owners as far as they are known."""
 
-    def __init__(self, births: SocketEventTable | None = None, aggregates: Aggregates | None = None) -> None:
+    def __init__(self, socket_watch: SocketEventTable | None = None, aggregates: Aggregates | None = None) -> None:
         """No flow yet. births: None where the kernel cannot tell. aggregates: of the flows that are not described."""
         self.flows: dict[int, Flow] = {}
-        self._socket_events = births
+        self._socket_events = socket_watch
         self._users = UserNames()
         self._early_events: list[SocketEvent] = []
         self._signs = RankSigns()
@@ -263,9 +263,9 @@ class FlowOwners:
             pending.flows.append(flow.flow_id)
             if self._socket_events and flow.protocol == _TCP:
                 self._of_ends.setdefault(packed(endpoint), []).append(flow.flow_id)
-            birth = self._socket_events.find(endpoint) if self._socket_events else None
-            if birth:
-                self._apply_event(pending, birth, now_ns)
+            socket_event = self._socket_events.find(endpoint) if self._socket_events else None
+            if socket_event:
+                self._apply_event(pending, socket_event, now_ns)
 
     def _owner_of_all(self, aggregate: Flow) -> Owner:
         """Whose the members of an aggregate are, where that is one process."""
@@ -284,12 +284,12 @@ class FlowOwners:
     def read_socket_events(self, now_ns: int) -> None:
         """Takes in what the kernel has reported connections since the last call. Before `add`, for the newest flows."""
         self._name_users()
-        births, self._early_events = [*self._early_events, *self._take_socket_events()], []
-        for birth in births:
-            endpoint = self._waiting.get(birth.ends)
-            pending = self._pending[endpoint] if endpoint else self._expect_again(birth, now_ns)
+        socket_watch, self._early_events = [*self._early_events, *self._take_socket_events()], []
+        for socket_event in socket_watch:
+            endpoint = self._waiting.get(socket_event.ends)
+            pending = self._pending[endpoint] if endpoint else self._expect_again(socket_event, now_ns)
             if pending:
-                self._apply_event(pending, birth, now_ns)
+                self._apply_event(pending, socket_event, now_ns)
 
     def _name_users(self) -> None:
         """Users of whom only the number was known."""
@@ -325,10 +325,14 @@ class FlowOwners:
             training |= np.array([pid > 0 and (pid in ranks or pid not in self._processes) for pid in pids], bool)
         return training
 
-    def _expect_again(self, birth: SocketEvent, now_ns: int) -> _Pending | None:
+    def _expect_again(self, socket_event: SocketEvent, now_ns: int) -> _Pending | None:
         """Flows that had an owner, where another process has made a connection between the same ends."""
-        flows = [flow_id for flow_id in self._of_ends.get(birth.ends, ()) if self.flows[flow_id].owner.pid != birth.pid]
-        if birth.source != "birth":  # who closes a connection need not have made it
+        flows = [
+            flow_id
+            for flow_id in self._of_ends.get(socket_event.ends, ())
+            if self.flows[flow_id].owner.pid != socket_event.pid
+        ]
+        if socket_event.source != "birth":  # who closes a connection need not have made it
             flows = [flow_id for flow_id in flows if self.flows[flow_id].owner.source not in ("birth", "socket")]
         if not flows:
             return None
@@ -336,12 +340,12 @@ class FlowOwners:
         pending.flows = flows
         return pending
 
-    def _apply_event(self, pending: _Pending, birth: SocketEvent, now_ns: int) -> None:
-        process = self._processes.get(birth.pid)
-        if process is None or process.cgroup != birth.cgroup:
+    def _apply_event(self, pending: _Pending, socket_event: SocketEvent, now_ns: int) -> None:
+        process = self._processes.get(socket_event.pid)
+        if process is None or process.cgroup != socket_event.cgroup:
             pending.due_ns = now_ns
             return
-        self._give(pending, self._owner(pending.endpoint, {**process.found, "source": birth.source}))
+        self._give(pending, self._owner(pending.endpoint, {**process.found, "source": socket_event.source}))
         if now_ns - process.queried_ns < _TRUSTED_NS:
             self._done(pending)
         else:
@@ -383,16 +387,16 @@ class FlowOwners:
         self._queried = []
         if learnt and self._socket_events:
             for pending in list(self._pending.values()):
-                if birth := self._socket_events.find(pending.endpoint):
-                    self._apply_event(pending, birth, now_ns)
+                if socket_event := self._socket_events.find(pending.endpoint):
+                    self._apply_event(pending, socket_event, now_ns)
 
     def _learn(self, endpoint: Endpoint, found: dict[str, Any] | None, now_ns: int) -> bool:
         """Remembers the process that the kernel told of; whether it is a new one."""
-        birth = self._socket_events.find(endpoint) if self._socket_events else None
-        if not birth or not found or found["pid"] != birth.pid:
+        socket_event = self._socket_events.find(endpoint) if self._socket_events else None
+        if not socket_event or not found or found["pid"] != socket_event.pid:
             return False
-        new = self._processes.pop(birth.pid, None) is None
-        self._processes[birth.pid] = _Process(found, birth.cgroup, now_ns)
+        new = self._processes.pop(socket_event.pid, None) is None
+        self._processes[socket_event.pid] = _Process(found, socket_event.cgroup, now_ns)
         if len(self._processes) > _PROCESSES:
             del self._processes[next(iter(self._processes))]
         return new

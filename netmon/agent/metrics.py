@@ -74,11 +74,11 @@ class AgentMetrics:
         stream: "Stream",
         recorder: "Recorder | None",
         helper: int,
-        standstill: "LoopWatchdog",
+        watchdog: "LoopWatchdog",
     ) -> None:
         """helper: the pid of the part that keeps capabilities."""
         self._host, self._news, self._spool, self._stream = host, news, spool, stream
-        self._recorder, self._helper, self._watchdog = recorder, helper, standstill
+        self._recorder, self._helper, self._watchdog = recorder, helper, watchdog
 
     def condition(self) -> Condition:
         """Whether batches are made, and somebody takes them."""

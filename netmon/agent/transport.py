@@ -39,8 +39,8 @@ _FIELD = {name: place for place, name in enumerate((TCP_INFO.names or ())[2:])} 
 _LOOKED = len(_FIELD)  # its last row: when that was
 _NARROW = [place for name, place in _FIELD.items() if name not in _WIDE]  # counters that wrap at 32 bits
 _COLUMN_OF = {name: place for place, name in enumerate(TRANSPORT.names or ())}
-_SAME, _SAME_TOLD = ([place[n] for n in _COUNTERS] for place in (_FIELD, _COLUMN_OF))
-_US, _US_TOLD = [_FIELD[f"{n}_us"] for n in _TIMES], [_COLUMN_OF[f"{n}_ns"] for n in _TIMES]
+_SAME, _SAME_COLUMNS = ([place[n] for n in _COUNTERS] for place in (_FIELD, _COLUMN_OF))
+_US, _US_COLUMNS = [_FIELD[f"{n}_us"] for n in _TIMES], [_COLUMN_OF[f"{n}_ns"] for n in _TIMES]
 
 _Numbers = npt.NDArray[np.int64]
 _Counts = npt.NDArray[np.float64]
@@ -155,8 +155,8 @@ class TransportLooks:
         rows = np.full((len(found), len(TRANSPORT.names or ())), UNKNOWN, "<i8")
         rows[:, _COLUMN_OF["flow_id"] : _COLUMN_OF["reverse_flow_id"] + 1] = [of.ids for of in connections]
         rows[:, _COLUMN_OF["start_ns"]], rows[:, _COLUMN_OF["end_ns"]] = begin_ns, now_ns
-        rows[:, _SAME_TOLD] = grown[_SAME].T
-        rows[:, _US_TOLD] = grown[_US].T * 1000
+        rows[:, _SAME_COLUMNS] = grown[_SAME].T
+        rows[:, _US_COLUMNS] = grown[_US].T * 1000
         ecn = now[_FIELD["options"]] & ECN > 0
         rows[:, _COLUMN_OF["ecn_marked_packets"]] = np.where(ecn, grown[_FIELD["ecn_marked_packets"]], UNKNOWN)
         rtt, least, rate = (now[_FIELD[name]] for name in ("rtt_us", "rtt_min_us", "delivery_rate"))

@@ -248,14 +248,14 @@ def run(args: argparse.Namespace) -> int:
         return _AT_ONCE.intersection(changed)
 
     heed_hangup(args, adjust)
-    door = ListenConfig(security(args), args.tokens, args.token_listen)
+    listen_config = ListenConfig(security(args), args.tokens, args.token_listen)
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
     serving = serve(
         *(args.listen, args.data, settings),
         abandon=lambda: os._exit(0),
         worker=worker,
-        door=door,
+        listen_config=listen_config,
         metrics=args.metrics,
         spans=_spans(args),
         receiver=args.receiver,

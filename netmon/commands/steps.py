@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("cannot look more often than every 100 ms: give a longer --interval")
     os.nice(10)  # it may run alongside a training
     selection = Selection(jobs=(args.job,), most_links=1, most_hosts=1)
-    printed = _Told(args.rank)
+    printed = _Printed(args.rank)
     for update in follow(args.collector, args.interval // 1_000_000, lambda: selection, security=security(args)):
         if _nobody_reads():
             break
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _Told:
+class _Printed:
     """What of a job has been reported."""
 
     def __init__(self, rank: int) -> None:

@@ -143,11 +143,11 @@ def _print(found: "Iterable[Verdict]", unclear: Sequence[str] = ()) -> None:
 
     for job in unclear:
         say(f"job {job}: {NOT_UNDERSTOOD}: no verdicts")
-    told_any = bool(unclear)
+    any_found = bool(unclear)
     for verdict in found:
-        told_any = True
+        any_found = True
         say(sentence(verdict))
         for line in arithmetic(verdict):
             say(f"  {line}")
-    if not told_any:
+    if not any_found:
         print("no iteration stands out: none took 1.2 × the job's usual time, or there are too few to tell")

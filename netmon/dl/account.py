@@ -277,13 +277,13 @@ class WindowHistory:
     def forget(self, before_ns: _Numbers, window_ns: _Numbers) -> None:
         """Drop of each host the windows that end before before_ns; window_ns: their width, by host too."""
         if self._blocks.forget(before_ns):
-            taken = self._blocks.take_aside()
+            taken = self._blocks.take_pending()
             if taken:
                 columns, until_ns = taken
                 host, number = columns["host"], columns["number"]
                 stay = np.flatnonzero((number + 1) * window_ns[host] > before_ns[host])
                 order = stay[order_by(host[stay], number[stay])]
-                self._blocks.put_aside({name: c[order] for name, c in columns.items()}, until_ns)
+                self._blocks.put_pending({name: c[order] for name, c in columns.items()}, until_ns)
 
     def drop(self, host: int) -> None:
         """The host is gone."""

@@ -109,12 +109,12 @@ def fit_offsets(
     both = _both(above, below)
     left, jumped, above, below = np.flatnonzero(both), False, above.of(both), below.of(both)
     while len(left):
-        corridors = FeasibleOffsets.between(above, below, MAX_SKEW)
+        feasible = FeasibleOffsets.between(above, below, MAX_SKEW)
         newest, oldest = np.maximum(above.last(), below.last()), np.minimum(above.first(), below.first())
         whose = known[0][left], known[1][left]
-        offset, skew = _estimate(corridors, whose, present.there[left], share[left], room_ns, jumped)
-        error = corridors.reach(offset) + WANDER * np.maximum(0.0, -newest)
-        good = corridors.there
+        offset, skew = _estimate(feasible, whose, present.there[left], share[left], room_ns, jumped)
+        error = feasible.reach(offset) + WANDER * np.maximum(0.0, -newest)
+        good = feasible.there
         own = left[good]
         fits.there[own], fits.skew[own] = True, skew[good]
         fits.offset_ns[own] += np.round(offset[good]).astype(np.int64)
@@ -134,11 +134,11 @@ def _both(above: Points, below: Points) -> Flags:
 
 
 def _estimate(
-    corridors: FeasibleOffsets, present: Lines, known: Flags, share: Numbers, room_ns: float, jumped: bool
+    feasible: FeasibleOffsets, present: Lines, known: Flags, share: Numbers, room_ns: float, jumped: bool
 ) -> Lines:
-    offset, skew = corridors.nearest(present)
+    offset, skew = feasible.nearest(present)
     stays = known & ~(jumped & (np.abs(offset - present[0]) >= STEP_NS))
-    wanted, lean = corridors.nearest((offset, skew), room_ns)
+    wanted, lean = feasible.nearest((offset, skew), room_ns)
     moved = offset + share * (wanted - offset), skew + share * (lean - skew)
-    anew = corridors.nearest((corridors.middle[0], np.zeros(len(offset))), room_ns)
+    anew = feasible.nearest((feasible.middle[0], np.zeros(len(offset))), room_ns)
     return np.where(stays, moved[0], anew[0]), np.where(stays, moved[1], anew[1])

@@ -101,7 +101,7 @@ GRAIN_NS = 1_000_000
 
 _KEPT_NS = 30_000_000_000  # for so long every grain is kept, then only what lies between two cuts
 _FEW = 0.2  # of a block's rows: so many are set aside for the hosts that still need them, and the block goes
-_MOST_ASIDE = 50  # blocks
+_MOST_PENDING = 50  # blocks
 _MOST_CELLS = 4  # for each row, that are worth being counted without sorting
 _MOST_CUTS = 256  # of a host before old ones are looked for
 
@@ -181,7 +181,7 @@ class HostBlocks:
         """Begin with nothing. by: the column by which rows are found."""
         self._by = by
         self._blocks: list[Block] = []
-        self._aside: list[Block] = []  # rows of hosts that need them for longer than others theirs
+        self._pending: list[Block] = []  # rows of hosts that need them for longer than others theirs
 
     def add(self, columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> None:
         """Add rows, sorted by the column host; until_ns: of each host, before which its rows have been added."""
@@ -202,7 +202,7 @@ class HostBlocks:
             if not len(row):
                 break
             yield from _between(block, row, host[row], low[row], high[row])
-        for block in self._aside:
+        for block in self._pending:
             known = np.flatnonzero(host < len(block.until_ns))
             yield from _between(block, known, host[known], low[known], high[known])
 
@@ -215,27 +215,27 @@ class HostBlocks:
             if rows > _FEW * len(block):
                 break
             if rows:
-                self._aside.append(Block(self._by, block.columns(np.flatnonzero(needed[block.host])), block.until_ns))
+                self._pending.append(Block(self._by, block.columns(np.flatnonzero(needed[block.host])), block.until_ns))
             del self._blocks[0]
-        return len(self._aside) > _MOST_ASIDE
+        return len(self._pending) > _MOST_PENDING
 
-    def take_aside(self) -> tuple[dict[str, npt.NDArray[Any]], _Numbers] | None:
+    def take_pending(self) -> tuple[dict[str, npt.NDArray[Any]], _Numbers] | None:
         """Hand over what is aside, columns and until_ns, rows in no order; to be given back by put_aside."""
-        blocks, self._aside = self._aside, []
+        blocks, self._pending = self._pending, []
         if not blocks:
             return None
         tables = [block.columns() for block in blocks]
         columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
         return columns, blocks[-1].until_ns
 
-    def put_aside(self, columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> None:
+    def put_pending(self, columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> None:
         """Keep these for the hosts that need them; sorted by the column host."""
         if len(columns["host"]):
-            self._aside.append(Block(self._by, columns, until_ns))
+            self._pending.append(Block(self._by, columns, until_ns))
 
     def drop(self, host: int) -> None:
         """The host is gone."""
-        for blocks in (self._blocks, self._aside):
+        for blocks in (self._blocks, self._pending):
             for index, block in enumerate(blocks):
                 if host < len(block.until_ns) and block.edges[host + 1] > block.edges[host]:
                     stay = np.flatnonzero(block.host != host)
@@ -332,7 +332,7 @@ class PayloadHistory:
             self._tidy(since, old)
 
     def _tidy(self, since: _Numbers, old: _Numbers) -> None:
-        taken = self._blocks.take_aside()
+        taken = self._blocks.take_pending()
         if taken is None:
             return
         columns, until_ns = taken
@@ -341,7 +341,7 @@ class PayloadHistory:
         stay = label >= since[host]
         label = np.where(label < old[host], np.maximum(last_cut, since[host]), label)
         kept = (column[stay] for column in (host, label, columns["key"], columns["payload_bytes"]))
-        self._blocks.put_aside(_summed(*kept), until_ns)
+        self._blocks.put_pending(_summed(*kept), until_ns)
 
     def drop(self, host: int) -> None:
         """The host is gone."""

@@ -280,18 +280,18 @@ class IterationTracker:
         best = min(sources, default=None)
         if best is None or self._relative[best] or best == Source.INFERRED:
             return Trust.RELATIVE
-        return Trust.TOLD if best == Source.HOOK else Trust.COUNTED
+        return Trust.NUMBERED if best == Source.HOOK else Trust.COUNTED
 
     def _events(self, source: Source) -> dict[StepMoment, Events]:
-        return {beat: self._sources[source].events(beat) for beat in StepMoment}
+        return {step_moment: self._sources[source].events(step_moment) for step_moment in StepMoment}
 
     def events(self, offset_ns: int) -> dict[StepMoment, Events]:
         """The latest events of the deciding source with the rank's numbers; offset_ns: what to add to mono times."""
         if self.source is None or self.source not in self._sources:
             return {}
         marks, shift = self._sources[self.source], self._shifts.get(self.source, 0)
-        latest = ((beat, marks.events(beat, EVIDENCE)) for beat in StepMoment)
-        return {beat: Events(one.number + shift, one.time_ns + offset_ns) for beat, one in latest}
+        latest = ((step_moment, marks.events(step_moment, EVIDENCE)) for step_moment in StepMoment)
+        return {step_moment: Events(one.number + shift, one.time_ns + offset_ns) for step_moment, one in latest}
 
     def scores(self) -> list[SourceScore]:
         """Each other source against the one that decides, over its recent marks: all of them, once all have left."""
@@ -310,8 +310,8 @@ class IterationTracker:
         What traffic alone tells is coarser than a boundary's error bound says, so it counts only where it decides.
         """
         if len(self._sources) == 1 and self.source in self._sources:
-            told_by = self._sources[self.source].communication(start_ns, end_ns)
-            return told_by[0] or 0, told_by[1] or 0, told_by[2] or 0
+            measured = self._sources[self.source].communication(start_ns, end_ns)
+            return measured[0] or 0, measured[1] or 0, measured[2] or 0
         sources = [s for s in sorted(self._sources) if s != Source.INFERRED or s == self.source]
         bounds = zip(*(self._sources[source].communication(start_ns, end_ns) for source in sources), strict=True)
         first, last, wait = (

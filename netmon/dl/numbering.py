@@ -25,7 +25,7 @@ _VERSIONS = counting(1)
 class Trust(IntEnum):
     """Where a count's zero comes from, best first."""
 
-    TOLD = 0  # the training script numbers its steps
+    NUMBERED = 0  # the training script numbers its steps
     COUNTED = 1  # from the process' beginning, as far as it was seen: a number may be too low, never too high
     RELATIVE = 2  # from when the agent began to look
 
@@ -85,7 +85,7 @@ class JobNumbers:
         self._orders: dict[int, int] = {}  # of their ranks, in the order in which they were heard
         self._added = self._serial = 0
         self._decided: list[_Ranked] = []  # a heap of those that are, the leader first; some are out of date
-        self._telling: list[_Ranked] = []  # the same, of those that have events
+        self._updating: list[_Ranked] = []  # the same, of those that have events
         self._forgotten = 0
         self._known_until = 0  # who was aligned before so many were forgotten is known to count from the beginning
         self._elastic = False  # it is: processes join later, and what they number counts from then
@@ -164,15 +164,15 @@ class JobNumbers:
         rank, trust, events, error_ns = new_events
         count = self._begin(rank, trust) if self.begins(new_events) else self._counts[rank]
         new = not count.events
-        count.events = {beat: one.latest(EVIDENCE) for beat, one in events.items()}
+        count.events = {step_moment: one.latest(EVIDENCE) for step_moment, one in events.items()}
         if not any(len(one.number) for one in count.events.values()):
             return None
         if new and count.decided:
-            self._push(self._telling, rank, count)
-        leader, first = self._leader(self._telling), not count.decided
+            self._push(self._updating, rank, count)
+        leader, first = self._leader(self._updating), not count.decided
         if first:
             count.decided = True
-            for heap in (self._decided, self._telling):
+            for heap in (self._decided, self._updating):
                 self._push(heap, rank, count)
         if leader is None or leader is count:
             return CountEvidence(count, count.events, error_ns, None, {}, first)
@@ -211,7 +211,7 @@ class JobNumbers:
         needed = _SURE if not first else 1 if count.trust == Trust.RELATIVE else 2
         if shift.shift == count.shift or shift.votes < needed or 2 * shift.votes <= shift.of:
             return
-        if count.trust == Trust.TOLD and not self._elastic:
+        if count.trust == Trust.NUMBERED and not self._elastic:
             return
         if count.trust == leader.trust != Trust.RELATIVE and shift.shift < 0:
             self._move(-shift.shift, count)  # the others have missed as many: the highest number is the true one
@@ -251,9 +251,9 @@ def _align_together(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterato
     evidence = [numbers.add_events(events) for numbers, events in updates]
     following = [one for one in evidence if one and one.leader]
     # Clocks that differ by a good part of a period prove nothing.
-    beats = list(StepMoment)
-    of_each = periods([one.events.get(beat, Events.none()) for one in following for beat in beats])
-    shortest = of_each.reshape(-1, len(beats)).min(axis=1)
+    step_events = list(StepMoment)
+    of_each = periods([one.events.get(step_moment, Events.none()) for one in following for step_moment in step_events])
+    shortest = of_each.reshape(-1, len(step_events)).min(axis=1)
     clear = [one for one, period in zip(following, shortest.tolist(), strict=True) if one.error_ns < period / 4]
     shifts = best_shifts([one.reference for one in clear], [one.events for one in clear])
     found = dict(zip(map(id, clear), shifts, strict=True))

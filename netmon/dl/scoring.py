@@ -31,10 +31,10 @@ def score(
     A pair is the same iteration when the two are each other's nearest, within half a period. What lies more than
     half a period outside of the time that both cover does not count, so that a source which lags is not blamed.
     """
-    for beat in StepMoment:
-        ours, theirs = found[beat].time_ns, true[beat].time_ns
+    for step_moment in StepMoment:
+        ours, theirs = found[step_moment].time_ns, true[step_moment].time_ns
         if len(ours) and len(theirs):
-            half = min(period(true[beat]), period(found[beat])) / 2
+            half = min(period(true[step_moment]), period(found[step_moment])) / 2
             first, last = max(ours[0], theirs[0]) - half, min(ours[-1], theirs[-1]) + half
             ours, theirs = (times[(times >= first) & (times <= last)] for times in (ours, theirs))
             one, other = matched(theirs, ours, half)

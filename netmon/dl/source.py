@@ -231,9 +231,9 @@ class SourceMarks:
                 first_wait = time_ns
         return enqueue, last_wait, first_wait
 
-    def events(self, beat: StepMoment, most: int = RECENT) -> Events:
+    def events(self, step_moment: StepMoment, most: int = RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""
-        for moment in beat.value:
+        for moment in step_moment.value:
             recent: _Recent | None = self._recent[moment]
             if recent:
                 return recent.events(most)

@@ -90,9 +90,11 @@ def best_shifts(
 ) -> list[Shift | None]:
     """Of each pair the shift by the first beat that both have; None where nothing tells."""
     found: list[Shift | None] = [None] * len(other)
-    for beat in StepMoment:
+    for step_moment in StepMoment:
         rest = [index for index, shift in enumerate(found) if shift is None]
-        pairs = [(index, reference[index].get(beat, _NONE), other[index].get(beat, _NONE)) for index in rest]
+        pairs = [
+            (index, reference[index].get(step_moment, _NONE), other[index].get(step_moment, _NONE)) for index in rest
+        ]
         both = [pair for pair in pairs if len(pair[1].time_ns) and len(pair[2].time_ns)]
         shifts = _shifts([pair[1] for pair in both], [pair[2] for pair in both]) if both else ()
         for (index, _, _), shift in zip(both, shifts, strict=True):

@@ -113,7 +113,7 @@ class _Compiled:
 
     def _load_socket_events(self) -> None:
         """The program that reports connections being made, and its rings."""
-        module = self._module("sockets.c", layout.BIRTHS, _defines(socket_events.definitions(self._types)))
+        module = self._module("sockets.c", layout.SOCKET_EVENTS, _defines(socket_events.definitions(self._types)))
         self._load(module, socket_events.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
         self._keep_maps(module, socket_events.MAPS)
 

@@ -34,7 +34,7 @@ METER = {
     "netmon_ledger": KERNEL_LEDGER,
 }
 STEPS = {"netmon_step": STEP}
-BIRTHS = {"netmon_birth": SOCKET_EVENT}
+SOCKET_EVENTS = {"netmon_birth": SOCKET_EVENT}
 STOPS = {"netmon_stop": STOP}
 
 

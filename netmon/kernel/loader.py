@@ -56,7 +56,12 @@ _OPTIONAL = 4 + len(socket_events.MAPS)  # XDP_FRAGS, the programs of births and
 _IMAGE_FORMAT = "2"
 _TIME_LIMIT_S = 60
 _MESSAGE_BYTES = 1 << 16
-_SOURCES = {"meter.c": layout.METER, "steps.c": layout.STEPS, "sockets.c": layout.BIRTHS, "stops.c": layout.STOPS}
+_SOURCES = {
+    "meter.c": layout.METER,
+    "steps.c": layout.STEPS,
+    "sockets.c": layout.SOCKET_EVENTS,
+    "stops.c": layout.STOPS,
+}
 
 
 def sources() -> Path:

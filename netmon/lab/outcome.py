@@ -148,9 +148,9 @@ def classification(data: Path, folder: Path | None = None) -> Classification:
     training = pd.Series(False, index=volumes.index)
     for ranks in _addresses_of_jobs(run):
         training |= volumes["src"].isin(ranks) & volumes["dst"].isin(ranks) & ~is_cross
-    told_training = volumes["class"].isin(_DL)
+    trained = volumes["class"].isin(_DL)
     unclassified = volumes["class"] == _UNCLASSIFIED
-    right = (training == told_training) & ~unclassified
+    right = (training == trained) & ~unclassified
     count = volumes["wire_bytes_sum"]
     return Classification(
         int(count[right].sum()), int(count[~right & ~unclassified].sum()), int(count[unclassified].sum())

@@ -27,7 +27,7 @@ from netmon.dl.verdict import (
     standing_out,
     verdict_on,
     wanted_times,
-    worth_telling,
+    worth_reporting,
 )
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
@@ -209,7 +209,7 @@ def _of_run(
             for number in some:
                 one = judge_input(job, table, link_totals, number)
                 verdict = verdict_on(one, steps)
-                if iteration is not None or worth_telling(one, verdict):
+                if iteration is not None or worth_reporting(one, verdict):
                     yield verdict
 
 

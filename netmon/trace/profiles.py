@@ -188,10 +188,8 @@ def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happen
             yield Happening(thread, _ns(profile, time), None, name, details)
         elif kind == "b" and len(apart) < _MOST_UNENDED:
             apart[thread, _word(event.get("cat")), _word(event.get("id"))] = time, name, details
-        elif kind == "e" and (
-            begun_apart := apart.pop((thread, _word(event.get("cat")), _word(event.get("id"))), None)
-        ):
-            begun, name, details = begun_apart
+        elif kind == "e" and (unended := apart.pop((thread, _word(event.get("cat")), _word(event.get("id"))), None)):
+            begun, name, details = unended
             yield Happening(thread, _ns(profile, begun), round(max(0, time - begun) * 1000), name, details)
         elif kind == "B" and len(begun_there := open_.setdefault(thread, [])) < _MOST_OPEN:
             begun_there.append((time, name, details))

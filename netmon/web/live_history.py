@@ -157,13 +157,13 @@ def _series(snapshot: Snapshot) -> tuple[list[LinkView], Floats]:
     return links, np.stack([link.wire_bps[-columns:] for link in links]) if links else np.empty((0, 0, 0))
 
 
-def _unheard(known: Catalogue, told_from_ns: int, oldest_ns: int) -> tuple[tuple[int, int], ...]:
+def _unheard(known: Catalogue, known_from_ns: int, oldest_ns: int) -> tuple[tuple[int, int], ...]:
     """The times of which no snapshot has had the rates, now that one has them from a moment on."""
     if not known.unheard_ns:
-        return ((0, told_from_ns),)
+        return ((0, known_from_ns),)
     first, *others = known.unheard_ns
-    if told_from_ns > known.end_ns:
-        others.append((known.end_ns, told_from_ns))
+    if known_from_ns > known.end_ns:
+        others.append((known.end_ns, known_from_ns))
     return (first, *(time for time in others if time[1] > oldest_ns))
 
 
@@ -240,7 +240,7 @@ class LiveHistory:
         with self._lock:
             return sorted(self._verdicts.values(), key=lambda verdict: verdict.end_ns)
 
-    def _learn(self, snapshot: Snapshot, told_from: int, now_ns: int) -> None:
+    def _learn(self, snapshot: Snapshot, known_from: int, now_ns: int) -> None:
         capacity = dict(self.catalogue.capacity_bps)
         own: dict[str, float] = {}
         for link in snapshot.links:
@@ -261,12 +261,12 @@ class LiveHistory:
         known = self.catalogue
         theory = {job.job: (job.measured_bytes, job.theory_bytes) for job in snapshot.jobs}
         self.end_ns = max([self.end_ns, *(link.series_end_ns for link in snapshot.links)])
-        told_from = told_from or (self.end_ns or now_ns) - _SHOWN_NS
+        known_from = known_from or (self.end_ns or now_ns) - _SHOWN_NS
         unclear = tuple(job.name or job.job for job in snapshot.jobs if job.not_understood)
-        unheard = _unheard(known, told_from, self.end_ns - HOUR_NS)
+        unheard = _unheard(known, known_from, self.end_ns - HOUR_NS)
         self.catalogue = Catalogue(
             lanes=lanes,
-            begin_ns=max(known.begin_ns or told_from, self.end_ns - HOUR_NS),
+            begin_ns=max(known.begin_ns or known_from, self.end_ns - HOUR_NS),
             end_ns=self.end_ns,
             capacity_bps=capacity,
             job_names={**known.job_names, **{job.job: job.name or job.job for job in snapshot.jobs}},

@@ -237,49 +237,49 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
     """Messages → tables. A message that breaks the contract is in `refused`, and costs no other one anything."""
     refused = dict[int, str]()
     try:
-        gathered = gather(messages)
+        fields = gather(messages)
     except (WireError, OverflowError):  # something is wrong with one of them
-        gathered = Fields()
+        fields = Fields()
         for index, message in enumerate(messages):
             try:
-                gathered.add(index, message)
+                fields.add(index, message)
             except WireError as error:
                 refused[index] = str(error)
-    ledger = _ledger(gathered, refused)
-    horizons = [head[1] for head in gathered.heads]
-    rows, runs, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
+    ledger = _ledger(fields, refused)
+    horizons = [head[1] for head in fields.heads]
+    rows, runs, faults = stack_buckets(fields.buckets, fields.indices, horizons)
     for index, reason in faults.items():
         refused.setdefault(index, reason)
-    horizon_of = dict(zip(gathered.indices, horizons, strict=True))
+    horizon_of = dict(zip(fields.indices, horizons, strict=True))
     evidence = []
-    for pieces, of, dtype in zip(gathered.evidence, gathered.evidence_of, (TRANSPORT, HOST_PART), strict=True):
+    for pieces, of, dtype in zip(fields.evidence, fields.evidence_of, (TRANSPORT, HOST_PART), strict=True):
         table, faults = stack_evidence(pieces, of, [horizon_of.get(index, 0) for index in of], dtype)
         evidence.append(table)
         for index, reason in faults.items():
             refused.setdefault(index, reason)
     heads = np.zeros(len(messages), HEADS)
-    if gathered.indices:
-        columns = np.array(gathered.heads, np.int64).T
+    if fields.indices:
+        columns = np.array(fields.heads, np.int64).T
         for name, column in zip(HEADS.names or (), columns, strict=False):
-            heads[name][gathered.indices] = column
-        heads["cpu_fraction"][gathered.indices] = gathered.loads
-    marks = mark_table(gathered.runs) if gathered.marks is None else gathered.marks
+            heads[name][fields.indices] = column
+        heads["cpu_fraction"][fields.indices] = fields.loads
+    marks = mark_table(fields.runs) if fields.marks is None else fields.marks
     many = ManyBatches(
-        *(rows, runs, ledger, heads, gathered.flows, marks, gathered.exchanges, gathered.nic),
-        *(gathered.disciplines, refused),
+        *(rows, runs, ledger, heads, fields.flows, marks, fields.exchanges, fields.nic),
+        *(fields.disciplines, refused),
         transport=evidence[0],
         host=evidence[1],
-        host_jobs=gathered.host_jobs,
+        host_jobs=fields.host_jobs,
     )
-    late = refused.keys() & set(gathered.indices)
+    late = refused.keys() & set(fields.indices)
     return _without(many, late) if late else many
 
 
-def _ledger(gathered: Fields, refused: dict[int, str]) -> Table:
-    table = np.zeros(len(gathered.ledger), LEDGER)
+def _ledger(fields: Fields, refused: dict[int, str]) -> Table:
+    table = np.zeros(len(fields.ledger), LEDGER)
     if not len(table):
         return table
-    flat = np.fromiter(chain.from_iterable(gathered.ledger), np.uint64, len(table) * len(LEDGER_FIELDS))
+    flat = np.fromiter(chain.from_iterable(fields.ledger), np.uint64, len(table) * len(LEDGER_FIELDS))
     columns = flat.reshape(len(table), -1)
     most = np.array([2**32, 1, *LEDGER_MOST.values()], np.uint64)
     for row in np.flatnonzero((columns > most).any(axis=1)).tolist():
@@ -287,8 +287,8 @@ def _ledger(gathered: Fields, refused: dict[int, str]) -> Table:
         try:
             check_ledger(LEDGER_FIELDS[field], int(columns[row, field]), int(most[field]))
         except WireError as error:
-            refused.setdefault(gathered.ledger_of[row], str(error))
-    table["batch"] = gathered.ledger_of
+            refused.setdefault(fields.ledger_of[row], str(error))
+    table["batch"] = fields.ledger_of
     for field, name in enumerate(LEDGER_FIELDS):
         table[name] = columns[:, field]
     return table

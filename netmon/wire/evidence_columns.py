@@ -108,13 +108,15 @@ def stack_evidence(
     """
     if not pieces:
         return no_evidence(dtype), {}
-    stacked, counts = np.concatenate(pieces, axis=1), [piece.shape[1] for piece in pieces]
-    over = stacked > _MOST[dtype]
+    joined_columns, counts = np.concatenate(pieces, axis=1), [piece.shape[1] for piece in pieces]
+    over = joined_columns > _MOST[dtype]
     is_over = bool(over.any())
     if is_over:
-        stacked = np.where(over, 0, stacked)
+        joined_columns = np.where(over, 0, joined_columns)
     batch = np.repeat(np.asarray(of, np.int32), counts)
-    table = columnar.Columns({"batch": batch, **dict(zip(dtype.names or (), stacked.view(np.int64) - 1, strict=True))})
+    table = columnar.Columns(
+        {"batch": batch, **dict(zip(dtype.names or (), joined_columns.view(np.int64) - 1, strict=True))}
+    )
     latest = np.repeat(np.asarray(horizons, np.int64), counts) + FURTHEST_NS
     begin_ns, end_ns = table["start_ns"], table["end_ns"]
     needed = [table[name] for name in _NEEDED if name in (dtype.names or ())]

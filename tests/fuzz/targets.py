@@ -11,7 +11,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from collector.door import read_hello
+from collector.agent_checks import read_hello
 from netmon.agent.timeline import TimelineFile
 from netmon.errors import DataError, WireError
 from netmon.kernel.training.symbols import function_offsets

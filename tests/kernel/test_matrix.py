@@ -277,16 +277,16 @@ def test_a_connection_is_given_to_its_process_when_it_is_made() -> None:
     if not os.path.exists("/sys/kernel/btf/vmlinux"):
         assert PROGRAM not in programs
         pytest.skip("this kernel has no BTF")
-    births = SocketEvents(programs[PROGRAM], programs[MAP])
+    socket_watch = SocketEvents(programs[PROGRAM], programs[MAP])
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
         told = []
 
         def ours() -> bool:
-            told.extend(births.take())
-            return any(birth.pid == os.getpid() and birth.source == "birth" for birth in told)
+            told.extend(socket_watch.take())
+            return any(socket_event.pid == os.getpid() and socket_event.source == "birth" for socket_event in told)
 
         wait_for(ours)
-    births.close()
+    socket_watch.close()
 
 
 @pytest.mark.parametrize("place", ["machine", "PID namespace"])

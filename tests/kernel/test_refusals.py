@@ -106,7 +106,7 @@ def test_a_kernel_without_btf_loads_all_but_the_births_and_stops() -> None:
     command = ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
-    births, stops = done.stderr.splitlines()
+    socket_watch, stops = done.stderr.splitlines()
     reason = ": cannot read /sys/kernel/btf/vmlinux: No such file or directory; the kernel was built without BTF"
-    assert births == f"whose a connection of a few milliseconds is, may stay unknown{reason}"
+    assert socket_watch == f"whose a connection of a few milliseconds is, may stay unknown{reason}"
     assert stops == f"that a rank was stopped for less than a tenth of a second is not seen{reason}"

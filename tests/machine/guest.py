@@ -56,15 +56,15 @@ class Guest:
 
     def start(self) -> None:
         """Until it answers and systemd has nothing more to do."""
-        door = self.folder / "agent.sock"
-        door.unlink(missing_ok=True)
+        listen_config = self.folder / "agent.sock"
+        listen_config.unlink(missing_ok=True)
         forwards = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for there, here in self.ports.items())
         command = [
             *(*DIES_WITH_US, "qemu-system-x86_64", "-nodefaults", "-machine", "pc,accel=tcg,hpet=off"),
             *("-cpu", CPU, "-smp", "2", "-m", _MEMORY, "-display", "none", "-no-reboot", "-rtc", "base=utc"),
             *("-kernel", self._image.kernel, "-initrd", self._image.initrd, "-append", _KERNEL),
             *("-nic", f"user,model=virtio-net-pci{forwards}", "-serial", f"file:{self.folder}/console.{self.boots}"),
-            *("-device", "virtio-serial", "-chardev", f"socket,path={door},server=on,wait=off,id=agent"),
+            *("-device", "virtio-serial", "-chardev", f"socket,path={listen_config},server=on,wait=off,id=agent"),
             *("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"),
             *("-qmp", f"unix:{self.folder}/monitor.sock,server=on,wait=off"),
         ]
@@ -73,9 +73,9 @@ class Guest:
         with (self.folder / "qemu.log").open("ab") as log:
             self._process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.boots += 1
-        wait_for(lambda: door.exists() or self._ended(), 60)
+        wait_for(lambda: listen_config.exists() or self._ended(), 60)
         self._agent = socket.socket(socket.AF_UNIX)
-        self._agent.connect(str(door))
+        self._agent.connect(str(listen_config))
         self._read = b""
         self._synchronise(time.monotonic() + BOOTS_S)
         self.wait_for("systemctl is-system-running | grep -Eq 'running|degraded'", BOOTS_S)

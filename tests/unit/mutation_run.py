@@ -19,9 +19,9 @@ from collector_stream import hello
 from in_process import JobsHere
 from mutations import Mutator, honest_batches
 
+from collector.agent_checks import FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
 from collector.connection import Connection
 from collector.dataset.sink import ParquetSink
-from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
 from collector.entry import Entry
 from collector.registry import Registry
 from collector.settings import Settings
@@ -40,9 +40,9 @@ class Sender:
     """An agent without gRPC: its messages go through what a stream does with them."""
 
     def __init__(
-        self, door: "Collector", opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]
+        self, listen_config: "Collector", opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]
     ) -> None:
-        self._door, self._opening, self._messages = door, opening, deque(messages)
+        self._listen_config, self._opening, self._messages = listen_config, opening, deque(messages)
         self.entry: Entry | None = None
         self._connection: Connection | None = None
 
@@ -55,27 +55,29 @@ class Sender:
             try:
                 introduction = read_hello(self._opening)
                 known = introduction.acknowledged
-                self._connection = await Connection.open(self._door.registry, introduction, known, asyncio.Event())
+                self._connection = await Connection.open(
+                    self._listen_config.registry, introduction, known, asyncio.Event()
+                )
                 self.entry = self._connection.entry
             except WireError as error:
-                self._door.count("hello", error)
+                self._listen_config.count("hello", error)
                 self._messages.clear()
                 return False
         assert self._connection
         try:
             await self._connection.process(self._messages.popleft())
-            self._door.counts["let in"] += 1
+            self._listen_config.counts["let in"] += 1
         except WireError as error:
-            self._door.count("batch", error)
-            self._connection = Connection(self._door.registry, self.entry, 0)
+            self._listen_config.count("batch", error)
+            self._connection = Connection(self._listen_config.registry, self.entry, 0)
         return True
 
     def look(self) -> None:
         """What a tick has said of it."""
         if self.entry and self.entry.refused:
-            self._door.count("batch", self.entry.refused)
+            self._listen_config.count("batch", self.entry.refused)
         elif self.entry and self.entry.failure:
-            self._door.count("batch", FailedSessionError(self.entry.failure))
+            self._listen_config.count("batch", FailedSessionError(self.entry.failure))
 
     def _leave(self) -> None:
         if self.entry:
@@ -134,10 +136,10 @@ async def epoch(
     directory: Path, mutator: Mutator | None, count: int, behind: float, totals: dict[str, Counter[str]]
 ) -> list[Any]:
     """So many mutated messages, a part of them let in; returns the honest hosts' rows."""
-    door, sent = Collector(directory), 0
+    listen_config, sent = Collector(directory), 0
     honest = [
         Sender(
-            door,
+            listen_config,
             netmon_pb2.AgentMessage(hello=encode_hello(hello(host=host, session=f"s{host}"))),
             [
                 netmon_pb2.AgentMessage(batch=encode_batch(batch))
@@ -150,7 +152,7 @@ async def epoch(
     for number in range(_HONEST_BATCHES):
         for sender in honest:
             await sender.send()
-        door.registry.tick()
+        listen_config.registry.tick()
         while mutator and sent < count * (number + 1) // _HONEST_BATCHES:
             while len(evil) < _AT_A_TIME:
                 name = mutator.random.choice((f"evil{sent}", "evil", HONEST[0]))
@@ -160,22 +162,22 @@ async def epoch(
                 messages = list(mutator.batches())
                 sent += 1 + len(messages)
                 if mutator.random.random() < behind:
-                    evil.append(Sender(door, opening, messages))
+                    evil.append(Sender(listen_config, opening, messages))
                 else:
-                    door.look(opening, messages)
-            evil = await door.round(evil)
+                    listen_config.look(opening, messages)
+            evil = await listen_config.round(evil)
         if not mutator and number % 10 == 0:
-            await door.flush()
+            await listen_config.flush()
     while evil:
-        evil = await door.round(evil)
-    await door.flush()
-    door.registry.settle_everything()
-    assert await door.registry.flush()
+        evil = await listen_config.round(evil)
+    await listen_config.flush()
+    listen_config.registry.settle_everything()
+    assert await listen_config.registry.flush()
     assert not any(sender.entry is None or sender.entry.broken or sender.entry.refused for sender in honest)
-    door.sink.close()
-    totals["counts"] += door.counts
+    listen_config.sink.close()
+    totals["counts"] += listen_config.counts
     totals["counts"]["sent"] += sent
-    totals["failures"] += door.failures
+    totals["failures"] += listen_config.failures
     return honest_rows(directory)
 
 

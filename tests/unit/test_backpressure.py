@@ -15,7 +15,7 @@ from in_process import JobsHere
 from waiting import wait_for
 
 from collector import frontend, intake, registry, server, stream
-from collector.backpressure import STEPS, BackpressureRequest, Behind, Sending, Shedding, Storing
+from collector.backpressure import STEPS, BackpressurePolicy, BackpressureRequest, Behind, Sending, Storing
 from collector.dataset.sink import ParquetSink
 from collector.intake import Intake
 from netmon.agent.grpc_connection import GrpcConnection
@@ -39,16 +39,16 @@ class Load:
     """Sessions that send at a rate, and a second that passes with each decision."""
 
     def __init__(self, rates: dict[str, float]) -> None:
-        self.rates, self.now, self.shedding = rates, 0.0, Shedding()
+        self.rates, self.now, self.policy = rates, 0.0, BackpressurePolicy()
 
     def decide(self, behind: float, storing: Storing = CALM, seconds: int = 1, busy: float = 0.0) -> None:
         for _ in range(seconds):
             self.now += 1
             sending = {name: Sending(rate, behind) for name, rate in self.rates.items()}
-            self.shedding.decide(sending, storing, self.now, busy)
+            self.policy.decide(sending, storing, self.now, busy)
 
     def steps(self) -> set[int]:
-        orders = [self.shedding.order(name) for name in self.rates]
+        orders = [self.policy.order(name) for name in self.rates]
         return {STEPS.index(BackpressureRequest(order.bucket_ns, order.batch_ns)) for order in orders}
 
 
@@ -56,7 +56,7 @@ def test_nobody_is_asked_for_anything_while_it_keeps_up() -> None:
     load = Load(dict.fromkeys(NAMES, 200.0))
     load.decide(0.3, seconds=100)
     assert load.steps() == {0}
-    assert load.shedding.coarsened == 0
+    assert load.policy.coarsened == 0
 
 
 def test_everybody_is_asked_where_all_send_alike() -> None:
@@ -67,7 +67,7 @@ def test_everybody_is_asked_where_all_send_alike() -> None:
     assert load.steps() == {2}
     load.decide(3.0, seconds=20)
     assert load.steps() == {len(STEPS) - 1}
-    assert not any(load.shedding.order(name).rows_per_s for name in NAMES)
+    assert not any(load.policy.order(name).rows_per_s for name in NAMES)
 
 
 def test_a_busy_loop_gets_fewer_batches_before_anything_is_late_and_no_coarser_rows() -> None:
@@ -109,27 +109,27 @@ def test_a_disk_that_does_not_keep_up_is_a_reason(storing: Storing) -> None:
 def test_who_sends_a_hundred_shares_is_asked_alone_and_slowed_alone(sessions: int) -> None:
     load = Load(dict.fromkeys(NAMES[:sessions], 500.0) | {"s0": 50_000.0})
     for _ in range(12):
-        load.decide(2.0 if not load.shedding.order("s0").rows_per_s else 0.1)
-    greedy = load.shedding.order("s0")
+        load.decide(2.0 if not load.policy.order("s0").rows_per_s else 0.1)
+    greedy = load.policy.order("s0")
     assert (greedy.bucket_ns, greedy.batch_ns) == (STEPS[-1].bucket_ns, STEPS[-1].batch_ns)
     assert greedy.rows_per_s == 4 * 500
-    assert {load.shedding.order(name) for name in NAMES[1:sessions]} == {BackpressureRequest()}
+    assert {load.policy.order(name) for name in NAMES[1:sessions]} == {BackpressureRequest()}
 
 
 def test_all_are_asked_where_slowing_one_is_not_enough() -> None:
     load = Load(dict.fromkeys(NAMES, 500.0) | {"s0": 50_000.0})
     load.decide(3.0, seconds=30)
     assert load.steps() == {len(STEPS) - 1}
-    assert load.shedding.order("s0").rows_per_s
-    assert not load.shedding.order("s1").rows_per_s
+    assert load.policy.order("s0").rows_per_s
+    assert not load.policy.order("s1").rows_per_s
 
 
 def test_one_agent_behind_a_slow_network_is_not_our_load() -> None:
-    shedding = Shedding()
+    policy = BackpressurePolicy()
     for second in range(30):
         sending = dict.fromkeys(NAMES, Sending(200.0, 0.1)) | {"s3": Sending(200.0, 20.0)}
-        shedding.decide(sending, CALM, second)
-    assert shedding.coarsened == 0
+        policy.decide(sending, CALM, second)
+    assert policy.coarsened == 0
 
 
 def test_it_lets_go_one_step_at_a_time_and_later_when_that_was_too_early() -> None:
@@ -162,18 +162,18 @@ def test_rows_become_fine_again_where_a_busy_loop_bears_it() -> None:
 def test_many_agents_send_fewer_batches_from_the_start(sessions: int, batch_ns: int) -> None:
     load = Load({f"s{number}": 200.0 for number in range(sessions)})
     load.decide(0.1)
-    assert {load.shedding.order(name) for name in load.rates} == {BackpressureRequest(0, batch_ns)}
-    assert load.shedding.coarsened == 0
+    assert {load.policy.order(name) for name in load.rates} == {BackpressureRequest(0, batch_ns)}
+    assert load.policy.coarsened == 0
 
 
 def test_those_who_kept_to_their_share_are_let_go_first() -> None:
     load = Load(dict.fromkeys(NAMES, 500.0) | {"s0": 50_000.0})
     load.decide(2.0, seconds=20)
-    while load.shedding.order("s1") != BackpressureRequest():
-        assert load.shedding.order("s0").rows_per_s
+    while load.policy.order("s1") != BackpressureRequest():
+        assert load.policy.order("s0").rows_per_s
         load.decide(0.1)
     load.decide(0.1, seconds=600)
-    assert load.shedding.order("s0") == BackpressureRequest()
+    assert load.policy.order("s0") == BackpressureRequest()
 
 
 def test_who_has_gone_is_forgotten() -> None:
@@ -181,8 +181,8 @@ def test_who_has_gone_is_forgotten() -> None:
     load.decide(2.0)
     del load.rates["s1"]
     load.decide(0.6)
-    assert load.shedding.order("s1") == BackpressureRequest()
-    assert load.shedding.coarsened == 9
+    assert load.policy.order("s1") == BackpressureRequest()
+    assert load.policy.coarsened == 9
 
 
 def test_behind_is_told_by_any_clock() -> None:
@@ -233,7 +233,7 @@ class OneAgent:
 
 def test_a_collector_that_is_late_tells_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_DECIDE_EVERY_S", 0.0)
-    monkeypatch.setattr(Shedding, "LATE_S", 0.5)
+    monkeypatch.setattr(BackpressurePolicy, "LATE_S", 0.5)
     address = f"unix:{tmp_path}/socket"
     with collecting(address, tmp_path / "data"), grpc.insecure_channel(address) as channel:
         agent = OneAgent(channel)

@@ -21,7 +21,7 @@ from sent_agent import Sent, check_whole, introduction
 from tcp_relay import TcpRelay
 from waiting import wait_for
 
-from collector import door
+from collector import agent_checks
 from collector.backpressure import STEPS
 from collector.bus import session as bus_session
 from collector.cluster.worker import WorkerSettings
@@ -271,7 +271,7 @@ def test_an_agent_of_another_schema_is_told_so_and_publishes_nothing_until_someb
         time.sleep(1.5)  # it asks again and again
         assert asyncio.run(on_the_bus(server)) == before <= 6
         assert caplog.text.count("batches wait") == 1
-    for module in (door, bus_session):  # the next worker has been made for such agents
+    for module in (agent_checks, bus_session):  # the next worker has been made for such agents
         monkeypatch.setattr(module, "SCHEMA_VERSION", 99)
     with working(tmp_path, server):
         wait_for(lambda: sent.spool.acknowledged == 25)

@@ -326,7 +326,7 @@ def test_an_agent_that_is_silent_is_no_load(server, tmp_path):
             for sequence in (1, 2, 3):
                 await sender.send(sequence)
             await asyncio.sleep(2.5)
-            assert worker.registry.intake._shedding.coarsened == 0
+            assert worker.registry.intake._backpressure.coarsened == 0
 
     run(test())
 

@@ -13,7 +13,7 @@ from waiting import wait_for
 from netmon.agent.flow_owners import FlowOwners
 from netmon.kernel.owners.endpoint import packed_address
 from netmon.kernel.owners.socket_events import SocketEventTable, _chosen
-from netmon.records import BIRTH_CLOSE, FLOW_KEY, SOCKET_CONNECT, SOCKET_EVENT, Direction, Flow
+from netmon.records import FLOW_KEY, SOCKET_CLOSE, SOCKET_CONNECT, SOCKET_EVENT, Direction, Flow
 
 MS = 1_000_000
 
@@ -25,17 +25,17 @@ class Kernel:
         size = mmap.PAGESIZE
         descriptor = os.memfd_create("births")
         os.ftruncate(descriptor, 2 * mmap.PAGESIZE + 2 * size)
-        self.births = SocketEventTable(descriptor, size)
+        self.socket_watch = SocketEventTable(descriptor, size)
         self._file = mmap.mmap(descriptor, 0)
         os.close(descriptor)
         self._told = 0
 
     def tell(self, port: int, pid: int, kind: int = SOCKET_CONNECT, cgroup: int = 1) -> None:
-        birth = np.zeros(1, SOCKET_EVENT)
-        birth["local"], birth["remote"] = (np.void(packed_address(a)) for a in ("192.0.2.1", "192.0.2.9"))
-        birth["local_port"], birth["remote_port"], birth["pid"] = port, 443, pid
-        birth["kind"], birth["cgroup"], birth["process"] = kind, cgroup, b"thread"
-        record = SOCKET_EVENT.itemsize.to_bytes(8, "little") + birth.tobytes()
+        socket_event = np.zeros(1, SOCKET_EVENT)
+        socket_event["local"], socket_event["remote"] = (np.void(packed_address(a)) for a in ("192.0.2.1", "192.0.2.9"))
+        socket_event["local_port"], socket_event["remote_port"], socket_event["pid"] = port, 443, pid
+        socket_event["kind"], socket_event["cgroup"], socket_event["process"] = kind, cgroup, b"thread"
+        record = SOCKET_EVENT.itemsize.to_bytes(8, "little") + socket_event.tobytes()
         place = 2 * mmap.PAGESIZE + self._told
         self._file[place : place + len(record)] = record
         self._told += len(record)
@@ -117,7 +117,7 @@ def test_in_the_end_nobody_is_asked_again() -> None:
 
 
 def test_a_process_is_asked_for_once_and_its_later_connections_are_its_own_at_once(kernel: Kernel) -> None:
-    owners = FlowOwners(kernel.births)
+    owners = FlowOwners(kernel.socket_watch)
     kernel.tell(50001, pid=5)
     owners.read_socket_events(0)
     owners.add([flow(1, 50001)], 0)
@@ -132,15 +132,15 @@ def test_a_process_is_asked_for_once_and_its_later_connections_are_its_own_at_on
 
 
 def test_what_is_told_after_the_flow_was_seen_ends_the_asking(kernel: Kernel) -> None:
-    owners = FlowOwners(kernel.births)
+    owners = FlowOwners(kernel.socket_watch)
     owners.add([flow(1, 50001), flow(2, 50002), flow(3, 50003)], 0)
     assert owners.due(0) == []  # most are told of meanwhile
     kernel.tell(50001, pid=5)
-    kernel.tell(50002, pid=5, kind=BIRTH_CLOSE)
+    kernel.tell(50002, pid=5, kind=SOCKET_CLOSE)
     owners.read_socket_events(10 * MS)
     answered(owners, [found(5, "birth"), found(5, "close")], 10 * MS)
     assert len(owners.due(50 * MS)) == 1
-    kernel.tell(50003, pid=5, kind=BIRTH_CLOSE)  # while the question is under way
+    kernel.tell(50003, pid=5, kind=SOCKET_CLOSE)  # while the question is under way
     owners.read_socket_events(60 * MS)
     assert (owners.flows[3].owner.pid, owners.flows[3].owner.source) == (5, "close")
     owners.answer([None], 70 * MS)
@@ -149,7 +149,7 @@ def test_what_is_told_after_the_flow_was_seen_ends_the_asking(kernel: Kernel) ->
 
 
 def test_flows_that_wait_for_a_process_get_it_by_one_answer(kernel: Kernel) -> None:
-    owners = FlowOwners(kernel.births)
+    owners = FlowOwners(kernel.socket_watch)
     ports = range(40000, 40040)
     for port in ports:
         kernel.tell(port, pid=5)
@@ -164,7 +164,7 @@ def test_flows_that_wait_for_a_process_get_it_by_one_answer(kernel: Kernel) -> N
 
 def test_a_process_is_asked_for_again_for_as_long_as_it_connects(kernel: Kernel) -> None:
     """It may have become another program, and its number may be another one's by now."""
-    owners = FlowOwners(kernel.births)
+    owners = FlowOwners(kernel.socket_watch)
     kernel.tell(50001, pid=5)
     owners.read_socket_events(0)
     owners.add([flow(1, 50001)], 0)
@@ -184,7 +184,7 @@ def test_a_process_is_asked_for_again_for_as_long_as_it_connects(kernel: Kernel)
 
 
 def test_a_listener_is_asked_for_less_where_the_kernel_tells_who_closes(kernel: Kernel) -> None:
-    owners = FlowOwners(kernel.births)
+    owners = FlowOwners(kernel.socket_watch)
     owners.add([flow(1, 80)], 0)
     answered(owners, [], 39 * MS)
     answered(owners, [found(5, "listener")], 40 * MS)
@@ -194,7 +194,7 @@ def test_a_listener_is_asked_for_less_where_the_kernel_tells_who_closes(kernel: 
 
 
 def test_another_connection_between_the_same_ends_has_another_owner(kernel: Kernel) -> None:
-    owners = FlowOwners(kernel.births)
+    owners = FlowOwners(kernel.socket_watch)
     for pid in (5, 6):
         kernel.tell(50001, pid=pid)
         owners.read_socket_events(pid * 1_000 * MS)
@@ -202,7 +202,7 @@ def test_another_connection_between_the_same_ends_has_another_owner(kernel: Kern
             owners.add([flow(1, 50001)], pid * 1_000 * MS)
         answered(owners, [found(pid, "birth")], pid * 1_000 * MS)
         assert [(flow.owner.pid, flow.owner.source) for flow in owners.changed()] == [(pid, "birth")]
-    kernel.tell(50001, pid=7, kind=BIRTH_CLOSE)  # a child that outlives the one that connected
+    kernel.tell(50001, pid=7, kind=SOCKET_CLOSE)  # a child that outlives the one that connected
     owners.read_socket_events(8_000 * MS)
     assert owners.due(10_000 * MS) == []
     owners.forget([1])
@@ -219,7 +219,7 @@ def test_of_a_storm_of_connections_each_process_has_one_and_those_that_matter_ha
 
 
 def test_a_connection_that_a_rank_has_just_made_is_training(kernel: Kernel) -> None:
-    owners = FlowOwners(kernel.births)
+    owners = FlowOwners(kernel.socket_watch)
     keys = np.array(
         [(packed_address("192.0.2.1"), packed_address("192.0.2.9"), port, 443, 1 << 8 | 6) for port in (1, 2, 3)],
         FLOW_KEY,

@@ -86,8 +86,8 @@ def test_a_true_number_makes_all_true():
 
 def test_what_the_script_says_is_not_changed():
     numbers = JobNumbers()
-    numbers.align(0, Trust.TOLD, ends(0, 10), 0)
-    numbers.align(1, Trust.TOLD, ends(3, 10), 0)
+    numbers.align(0, Trust.NUMBERED, ends(0, 10), 0)
+    numbers.align(1, Trust.NUMBERED, ends(3, 10), 0)
     assert numbers.shift(1) == 0
 
 

@@ -254,10 +254,10 @@ def test_what_was_left_behind_is_sent_beside_the_living_session(
         sent.finish()
     buckets = pd.read_parquet(tmp_path / "data/buckets")
     assert buckets.groupby("session", observed=True).size().to_dict() == {"good": good, "live": sent.rows}
-    aside = {path.stem for path in (directory / "refused").glob("*.spool")}
-    assert aside == {"torn", "mute", "alien", "future"}
+    pending = {path.stem for path in (directory / "refused").glob("*.spool")}
+    assert pending == {"torn", "mute", "alien", "future"}
     assert sent.leftovers.lost == 4
-    for name in aside:
+    for name in pending:
         errors = [r for r in caplog.records if r.name == "netmon.agent.leftovers" and r.levelno == logging.ERROR]
         lines = [error for error in errors if name in error.getMessage()]
         assert len(lines) == 1, name

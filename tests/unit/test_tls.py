@@ -36,9 +36,11 @@ TEN = Selection(flows=10)
 
 
 @contextlib.contextmanager
-def listening(directory: Path, door: ListenConfig, host: str = "127.0.0.1", receiver: str = "auto") -> Iterator[str]:
+def listening(
+    directory: Path, listen_config: ListenConfig, host: str = "127.0.0.1", receiver: str = "auto"
+) -> Iterator[str]:
     port = free_port()
-    with collecting(f"{host}:{port}", directory / "data", door=door, receiver=receiver):
+    with collecting(f"{host}:{port}", directory / "data", listen_config=listen_config, receiver=receiver):
         wait_for(lambda: answers(port))
         yield f"127.0.0.1:{port}"
 
@@ -60,8 +62,8 @@ class Ours:
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ours]:
     made, for_tokens = pki("ours"), f"localhost:{free_port(2) + 1}"
     make_token(made, Identity(Role.JOBS, "graf"), 1)
-    door = ListenConfig(COLLECTOR, made.directory / "tokens", for_tokens)
-    with listening(tmp_path_factory.mktemp("ours"), door) as address:
+    listen_config = ListenConfig(COLLECTOR, made.directory / "tokens", for_tokens)
+    with listening(tmp_path_factory.mktemp("ours"), listen_config) as address:
         yield Ours(address, for_tokens)
 
 

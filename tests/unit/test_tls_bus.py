@@ -68,7 +68,9 @@ def test_an_agent_and_a_worker(tmp_path: Path) -> None:
         worker = WorkerSettings(own(server, WORKER), "w1", ttl_s=1.0)
         sent = Sent(tmp_path / "spool", "the bus", "s1", connect_by_bus(own(server, H0)))
         sent.spool.hello = introduction(hello(host="h0", session="s1"))
-        with collecting(f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, door=ListenConfig(WORKER)):
+        with collecting(
+            f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, listen_config=ListenConfig(WORKER)
+        ):
             sent.append(20)
             sent.start()
             wait_for(lambda: len(sent.exchanges.take()) > 0)  # it may ask for the time
@@ -93,7 +95,9 @@ def test_another_authority_takes_over_without_a_restart_of_agent_or_worker(tmp_p
         agent = connect_by_bus(own(server, Security(tmp_path / "agent")))
         sent = Sent(tmp_path / "spool", "the bus", "s1", agent)
         sent.spool.hello = introduction(hello(host="h0", session="s1"))
-        with collecting(f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, door=ListenConfig(bus.security)):
+        with collecting(
+            f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, listen_config=ListenConfig(bus.security)
+        ):
             sent.append(20)
             sent.start()
             wait_for(lambda: stored(tmp_path) > 0)
@@ -214,7 +218,9 @@ def test_what_one_host_publishes_takes_no_batch_from_another(tmp_path: Path) -> 
         sent.start()
         wait_for(lambda: sent.spool.acknowledged == 40)
         worker = WorkerSettings(own(server, WORKER), "w1", ttl_s=1.0)
-        with collecting(f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, door=ListenConfig(WORKER)):
+        with collecting(
+            f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, listen_config=ListenConfig(WORKER)
+        ):
             sent.finish()
             wait_for(lambda: asyncio.run(waiting(server)) == 0)
     check_whole(tmp_path / "data", sent)
@@ -260,6 +266,6 @@ def test_a_worker_answers_to_inboxes_only(tmp_path: Path) -> None:
     with protected(tmp_path) as server:
         worker = WorkerSettings(own(server, WORKER), "w1", ttl_s=1.0)
         socket = tmp_path / "socket"
-        with collecting(f"unix:{socket}", tmp_path / "data", worker=worker, door=ListenConfig(WORKER)):
+        with collecting(f"unix:{socket}", tmp_path / "data", worker=worker, listen_config=ListenConfig(WORKER)):
             wait_for(socket.exists)
             asyncio.run(scenario(server))

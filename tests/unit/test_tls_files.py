@@ -11,7 +11,7 @@ import pytest
 from authorities import expired, pki
 from collector_stream import hello
 
-from collector.door import ImpostorError, read_hello
+from collector.agent_checks import ImpostorError, read_hello
 from netmon.certificates.authority import Authority
 from netmon.cli import main
 from netmon.commands.doctor import certificate_in

@@ -17,7 +17,7 @@ from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
 from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL
 from netmon.dl.verdict.host_part import WAITED
-from netmon.dl.verdict.rank_times import most_telling, path_of
+from netmon.dl.verdict.rank_times import most_relevant, path_of
 from netmon.dl.verdict.transfer_stalls import Cells
 from netmon.dl.verdict.verdict_text import sentence
 from netmon.records import Direction
@@ -423,5 +423,5 @@ def test_in_wide_buckets_only_who_fills_a_link_is_seen(what, cause):
 
 def test_of_a_large_job_those_ranks_are_told_that_others_waited_for_and_the_slowest():
     times = [RankTimes(rank, "h", 100 + rank, True, waited_for=3 if rank != 3 else -1) for rank in range(9)]
-    assert [each.rank for each in most_telling(times, 3)] == [3, 7, 8]
-    assert most_telling(times, 20) == tuple(times)
+    assert [each.rank for each in most_relevant(times, 3)] == [3, 7, 8]
+    assert most_relevant(times, 20) == tuple(times)

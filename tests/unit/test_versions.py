@@ -9,7 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor
 from grpc_tools import protoc
 
-from collector.door import read_hello
+from collector.agent_checks import read_hello
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch

@@ -41,8 +41,8 @@ def serving(at: str) -> list[int]:
 
 def test_the_page_shows_who_may_look_and_ends_with_the_collector(tmp_path: Path) -> None:
     at = f"localhost:{free_port()}"
-    door = ListenConfig(security(Role.COLLECTOR, "c"))
-    with collecting(f"unix:{tmp_path}/s", tmp_path / "data", door=door, http=at):
+    listen_config = ListenConfig(security(Role.COLLECTOR, "c"))
+    with collecting(f"unix:{tmp_path}/s", tmp_path / "data", listen_config=listen_config, http=at):
         wait_for(lambda: status(at) == 200)
         assert Asked(f"https://{at}", "/api/state", trusting()).status == 401
         (pid,) = serving(at)

@@ -46,7 +46,7 @@ _MOMENTS = (
     (_LAST_WAIT_MS, Moment.LAST_WAIT),
     (STEP_END_MS, Moment.STEP_END),
 )
-_CARRIED: dict[Hashable, list[tuple[int, int]]] = {}  # by sort of batch
+_TOTALS: dict[Hashable, list[tuple[int, int]]] = {}  # by sort of batch
 _Ints = npt.NDArray[np.int64]
 
 
@@ -214,9 +214,9 @@ class Account:
         """Those of a batch: at the beginning, and when a second is over. To be called for every batch, in order."""
         host, sort = self._host, self._host.sort_of(batch)
         first = [self._sample(direction, host.begin_ns(0)) for direction in Direction] if batch == 0 else []
-        totals = _CARRIED.get(sort) or host.batch_totals(batch)
+        totals = _TOTALS.get(sort) or host.batch_totals(batch)
         if sort:
-            _CARRIED[sort] = totals
+            _TOTALS[sort] = totals
         for direction, (wire, packets) in enumerate(totals):
             self._wire[direction] += wire
             self._packets[direction] += packets

@@ -375,7 +375,7 @@ def _measure(
                     top.begin()
                 time.sleep(_LOOK_S)
             seconds, costs, seen = time.monotonic() - begin, account.costs(), viewer.seen()
-            told_in_s = top.median_s()
+            reported_in_s = top.median_s()
             stopped = _end(collector) if load.cut else None
             _wait(agents)
         stop = stopped or _end(collector)
@@ -383,7 +383,9 @@ def _measure(
     tables = {table: stored(data, table) for table in TABLES}
     merge_all(data)
     merged = sum(stored(data, table).bytes for table in TABLES)
-    return _result(load, reported, seconds, costs, seen, told_in_s, tables, merged, stop, judge(data, load, reported))
+    return _result(
+        load, reported, seconds, costs, seen, reported_in_s, tables, merged, stop, judge(data, load, reported)
+    )
 
 
 def _end(process: Process) -> tuple[float, int]:

@@ -72,7 +72,7 @@ def _of_part(
     whole = _group(part, at_hosts, apart, now_ns, resolution_ns)
     if whole or len(part) > _MOST_COMPARED:
         return [whole] if whole else []
-    alike = (flows for in_rhythm in _by_period(part) for flows in connected(in_rhythm))
+    alike = (flows for by_period in _by_period(part) for flows in connected(by_period))
     found = (_group(flows, at_hosts, apart, now_ns, resolution_ns) for flows in alike)
     return [group for group in found if group]
 
@@ -94,17 +94,17 @@ def _group(
     Where hosts of the core exchange as much in another rhythm, it may be a part of a job, at a part of its iteration.
     Then it takes more iterations to be sure.
     """
-    rhythm = common(core, now_ns, resolution_ns)
-    if rhythm is None or rhythm.period_ns < _LEAST_BUCKETS * resolution_ns:
+    own_period = common(core, now_ns, resolution_ns)
+    if own_period is None or own_period.period_ns < _LEAST_BUCKETS * resolution_ns:
         return None
     members = addresses(core)
     around = at_hosts.around(members, apart)
-    near = [c for c in around if _keeps(c, rhythm)]
+    near = [c for c in around if _keeps(c, own_period)]
     keeping = {c.flow for c in near}
-    begun = int(rhythm.onsets_ns[0])
+    begun = int(own_period.onsets_ns[0])
     least = min(c.bursts.since(begun) for c in core)
     others = [c for c in around if c.flow not in keeping and c.bursts.since(begun) > _AS_MUCH * least]
-    if others and len(rhythm.onsets_ns) <= _SURE:
+    if others and len(own_period.onsets_ns) <= _SURE:
         return None
     for flows in connected(near):
         if members.issubset(addresses(flows)):
@@ -116,8 +116,8 @@ def _whole(core: Sequence[Candidate], flows: Sequence[Candidate], now_ns: int, r
     """The flows as one group; they are the core and what keeps its rhythm, maybe also with hosts beyond the core's."""
     if addresses(flows) != addresses(core):
         flows = one_with(core, flows, now_ns, resolution_ns)
-    rhythm = common(flows, now_ns, resolution_ns) if flows else None
-    return Group({c.flow: c.edge for c in flows}, rhythm) if rhythm else None
+    own_period = common(flows, now_ns, resolution_ns) if flows else None
+    return Group({c.flow: c.edge for c in flows}, own_period) if own_period else None
 
 
 def _keeps(candidate: Candidate, common: Repetition) -> bool:

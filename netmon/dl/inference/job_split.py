@@ -44,7 +44,7 @@ class Relation(Enum):
     """Of two groups of flows."""
 
     ONE_JOB = 1
-    APART = 2
+    DIFFERENT = 2
     OPEN = 3
 
 
@@ -111,7 +111,7 @@ def _middles(flows: Sequence[Bursts], edges: npt.NDArray[np.int64]) -> npt.NDArr
 
 def _by_distance(one: Repetition, other: Repetition, now_ns: int, resolution_ns: int) -> Relation:
     if _in_number(one.onsets_ns, other.onsets_ns) >= _AHEAD:
-        return Relation.APART
+        return Relation.DIFFERENT
     a, b = _paired(one.onsets_ns, other.onsets_ns)
     period = float(np.median(np.diff(a))) if len(a) > 1 else 0.0
     over = now_ns - max(int(one.onsets_ns[-1]), int(other.onsets_ns[-1])) > max(_OVER_NS, _OVER_PERIODS * period)
@@ -124,7 +124,7 @@ def _by_distance(one: Repetition, other: Repetition, now_ns: int, resolution_ns:
         and spread > _SPREAD_BUCKETS * resolution_ns
         and ratio <= (_LONG_WALK if len(a) >= _MANY else _WALK)
     ):
-        return Relation.APART
+        return Relation.DIFFERENT
     if (len(a) >= _MANY or over) and spread < _SPREAD * period and ratio >= _CHANCE:
         return Relation.ONE_JOB
     return Relation.OPEN
@@ -174,7 +174,7 @@ def parted(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[
         apart = []
         for part, known in parts:
             relations = [_relation(unit, each, whole, now_ns, resolution_ns) for each in part if _meet(unit, each)]
-            if all(r is Relation.APART for r in relations):
+            if all(r is Relation.DIFFERENT for r in relations):
                 apart.append((part, known))
                 continue
             together += part

@@ -130,7 +130,7 @@ class Verdicts:
                     others.append(flow)
             if not others:
                 continue
-            baseline = _Usual(job.period_ns, job.volume / len(job.flows), known.begun_ns)
+            baseline = _Baseline(job.period_ns, job.volume / len(job.flows), known.begun_ns)
             before = [flow for flow in others if flow in self._reported and self._reported[flow].job == job.name]
             control = {*before, *(self._at_start(others, baseline) if changed else ())}
             rest = [flow for flow in others if flow not in control]
@@ -167,7 +167,7 @@ class Verdicts:
         local = what.src if what.direction == Direction.TX else what.dst
         return FlowVerdict(job.name, members[local], traffic)
 
-    def _is_quiet(self, known: "_Known", way: Edge, others: Sequence[int], baseline: "_Usual", anew: bool) -> bool:
+    def _is_quiet(self, known: "_Known", way: Edge, others: Sequence[int], baseline: "_Baseline", anew: bool) -> bool:
         """Whether little goes from one member of a job to another in these flows and those counted before."""
         volumes = self._volume if anew else self._news
         before = 0.0 if anew else known.others.get(way, 0.0)
@@ -175,13 +175,13 @@ class Verdicts:
         iterations = (self._now_ns - baseline.begun_ns.min()) / baseline.period_ns
         return bool(total <= _CONTROL_SHARE * baseline.volume * iterations)
 
-    def _at_start(self, others: Sequence[int], baseline: "_Usual") -> list[int]:
+    def _at_start(self, others: Sequence[int], baseline: "_Baseline") -> list[int]:
         """Those that began with the job, if they are not too much all together."""
         near = ((flow, np.abs(baseline.begun_ns - self._first_ns[flow]).min()) for flow in others)
         early = [flow for flow, apart_ns in near if apart_ns <= baseline.period_ns]
         return early if sum(self._volume[flow] for flow in early) <= _START_ITERATIONS * baseline.volume else []
 
-    def _goes_on(self, flow: int, baseline: "_Usual") -> bool:
+    def _goes_on(self, flow: int, baseline: "_Baseline") -> bool:
         return self._last_ns[flow] - self._first_ns[flow] >= _CONTROL_PERIODS * baseline.period_ns
 
 
@@ -199,7 +199,7 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class _Usual:
+class _Baseline:
     """What a job's flows do."""
 
     period_ns: float

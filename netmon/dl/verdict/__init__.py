@@ -10,9 +10,9 @@ from netmon.dl.verdict.judge import (
     standing_out,
     verdict_on,
     wanted_times,
-    worth_telling,
+    worth_reporting,
 )
-from netmon.dl.verdict.rank_times import most_telling, path_of, rank_times, times_of
+from netmon.dl.verdict.rank_times import most_relevant, path_of, rank_times, times_of
 from netmon.dl.verdict.verdict_text import sentence
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "judge",
     "judge_input",
     "matrix",
-    "most_telling",
+    "most_relevant",
     "no_link_totals",
     "path_of",
     "rank_times",
@@ -35,5 +35,5 @@ __all__ = [
     "times_of",
     "verdict_on",
     "wanted_times",
-    "worth_telling",
+    "worth_reporting",
 ]

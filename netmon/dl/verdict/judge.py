@@ -110,7 +110,7 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     return _weigh(verdict, one, steps, phases(table, row, baseline, one.moments, one.seen, one.references))
 
 
-def worth_telling(one: Judged, verdict: Verdict) -> bool:
+def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     """Whether it is told to somebody who has not asked for this iteration.
 
     It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
@@ -306,5 +306,5 @@ __all__ = [
     "standing_out",
     "verdict_on",
     "wanted_times",
-    "worth_telling",
+    "worth_reporting",
 ]

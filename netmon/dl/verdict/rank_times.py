@@ -69,7 +69,7 @@ def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ..
     return tuple(rows)
 
 
-def most_telling(times: Sequence[RankTimes], count: int) -> tuple[RankTimes, ...]:
+def most_relevant(times: Sequence[RankTimes], count: int) -> tuple[RankTimes, ...]:
     """As many of them, by rank: those that others waited for, then those that took longest."""
     lasts = {each.waited_for for each in times}
     chosen = sorted(times, key=lambda each: (each.rank not in lasts, -each.duration_ns))[:count]
@@ -104,8 +104,8 @@ def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:
     waiting = [each for each in known if each.waited_ns >= max(notable, 2 * each.error_ns)]
     lasts = {each.waited_for for each in waiting}
     stalled = [each for each in known if each.held_ns >= notable]
-    most_held = max((each.held_ns for each in stalled), default=0)
-    if waiting and max(each.waited_ns for each in waiting) >= most_held:
+    most_stalled = max((each.held_ns for each in stalled), default=0)
+    if waiting and max(each.waited_ns for each in waiting) >= most_stalled:
         names = _ranks([each.rank for each in waiting])
         who = next((each for each in known if each.rank in lasts), None)
         return f"rank {min(lasts)}{f' ({who.host})' if who else ''} held the others up: {names} only waited for it"

@@ -111,13 +111,13 @@ class Aggregates:
             names[:, i] = remote[:, i] & np.where(four, masks_of_four[i], masks_of_six[i])
         names[:, 2] = link_protocol | np.uint64(number << _LEVEL_SHIFT)
         protocol, local = _protocol(link_protocol), _local_ports(words[:, 4], sends)
-        served = (protocol >= 0) & self.services[protocol.clip(0), local]
-        if served.any():
-            names[served, 0], names[served, 1] = 0, np.where(four[served], _V4_WORD, _NOTHING)
-            names[served, 2] |= local[served].astype(np.uint64) << np.uint64(_PORT_SHIFT)
+        in_use = (protocol >= 0) & self.services[protocol.clip(0), local]
+        if in_use.any():
+            names[in_use, 0], names[in_use, 1] = 0, np.where(four[in_use], _V4_WORD, _NOTHING)
+            names[in_use, 2] |= local[in_use].astype(np.uint64) << np.uint64(_PORT_SHIFT)
         if len(self._remote):
             port = _local_ports(words[:, 4], ~sends).astype(np.uint64)
-            known = np.isin(_service_hash(remote, link_protocol & np.uint64(0xFF), port), self._remote) & ~served
+            known = np.isin(_service_hash(remote, link_protocol & np.uint64(0xFF), port), self._remote) & ~in_use
             names[known, :2] = remote[known]
             names[known, 2] = link_protocol[known] | port[known] << np.uint64(_PORT_SHIFT)
             names[known, 2] |= np.uint64(_REMOTE << _LEVEL_SHIFT)

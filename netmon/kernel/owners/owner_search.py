@@ -138,9 +138,9 @@ class Answer(NamedTuple):
 class OwnerSearch:
     """Everything that can tell an owner, asked in the order of what it costs."""
 
-    def __init__(self, processes: ProcessTable, births: SocketEvents | None) -> None:
+    def __init__(self, processes: ProcessTable, socket_watch: SocketEvents | None) -> None:
         """births: None where the kernel cannot tell of connections being made."""
-        self._processes, self._socket_events = processes, births
+        self._processes, self._socket_events = processes, socket_watch
         self._diagnosis: SocketDiagnosis | None = None
         with contextlib.suppress(OSError):
             self._diagnosis = SocketDiagnosis()
@@ -155,18 +155,18 @@ class OwnerSearch:
 
     def take_socket_events(self) -> None:
         """Looks at the processes that have just connected or closed, while they are there."""
-        births = self._socket_events.take() if self._socket_events else []
-        for pid, birth in {birth.pid: birth for birth in births}.items():
+        socket_watch = self._socket_events.take() if self._socket_events else []
+        for pid, socket_event in {socket_event.pid: socket_event for socket_event in socket_watch}.items():
             process = self._processes.current(pid) or self._seen.get(pid)
             if process is None:  # shorter than our way here: what the kernel said of it is what is known
-                container = self._groups.container(birth.cgroup)
-                process = Process(pid, -1, birth.process, container, None, birth.uid)
+                container = self._groups.container(socket_event.cgroup)
+                process = Process(pid, -1, socket_event.process, container, None, socket_event.uid)
             _remember(self._seen, pid, process)
 
     def find(self, endpoints: Sequence[Endpoint]) -> list[Answer | None]:
         """The owner of each endpoint, None where none was found. Blocks for as long as /proc takes."""
         self.take_socket_events()
-        found: list[Found | SocketEvent | None] = [self._birth(endpoint) for endpoint in endpoints]
+        found: list[Found | SocketEvent | None] = [self._socket_event(endpoint) for endpoint in endpoints]
         self._query(endpoints, found)
         self._tables = {}
         for number, endpoint in enumerate(endpoints):
@@ -174,7 +174,7 @@ class OwnerSearch:
         pids = self._pids(endpoints, found)
         return [self._answer(e, f, pids) for e, f in zip(endpoints, found, strict=True)]
 
-    def _birth(self, endpoint: Endpoint) -> SocketEvent | None:
+    def _socket_event(self, endpoint: Endpoint) -> SocketEvent | None:
         return self._socket_events.find(endpoint) if self._socket_events else None
 
     def _query(self, endpoints: Sequence[Endpoint], found: list[Found | SocketEvent | None]) -> None:
@@ -196,12 +196,12 @@ class OwnerSearch:
         """In a container that has one of the addresses (on its own link both ends are local), or behind a NAT."""
         found: Found | SocketEvent | None = self._contained(endpoint)
         if not found and self._namespaces.machine_wide:
-            found = self._birth(endpoint.reversed()) or self._contained(endpoint.reversed())
+            found = self._socket_event(endpoint.reversed()) or self._contained(endpoint.reversed())
         if found or not self._ours(endpoint):
             return found
         inside = self._translations.inside(endpoint) if self._namespaces.machine_wide else None
         if inside:
-            return self._birth(inside) or self._contained(inside)
+            return self._socket_event(inside) or self._contained(inside)
         return self._listed("self", endpoint)
 
     def _contained(self, endpoint: Endpoint) -> Found | None:

@@ -106,23 +106,23 @@ class SocketEventTable:
             table = np.concatenate([table[:room], _chosen(table[room:], wanted)])
         ends = table.view([("ends", f"V{_ENDS}"), ("rest", f"V{SOCKET_EVENT.itemsize - _ENDS}")])["ends"]
         columns = (table[name].tolist() for name in ("pid", "process", "cgroup", "kind", "uid"))
-        births = []
+        socket_watch = []
         for index, pid, process, cgroup, kind, uid in zip(ends.tolist(), *columns, strict=True):
             known = self._socket_events.get(index)
             source = "birth" if kind == SOCKET_CONNECT else "close"
-            birth = SocketEvent(index, pid, printable(process.decode(errors="replace")), cgroup, source, uid)
-            if birth.source == "birth" or not known or known.source == "close":
+            socket_event = SocketEvent(index, pid, printable(process.decode(errors="replace")), cgroup, source, uid)
+            if socket_event.source == "birth" or not known or known.source == "close":
                 self._socket_events.pop(index, None)  # the newest stand last
-                self._socket_events[index] = birth
-                births.append(birth)
+                self._socket_events[index] = socket_event
+                socket_watch.append(socket_event)
         for index in list(islice(self._socket_events, max(0, len(self._socket_events) - _REMEMBERED))):
             del self._socket_events[index]
-        return births
+        return socket_watch
 
     def maker(self, ends: bytes) -> int:
         """Pid of who made, or closed, the connection with this end; 0: not told."""
-        birth = self._socket_events.get(ends)
-        return birth.pid if birth else 0
+        socket_event = self._socket_events.get(ends)
+        return socket_event.pid if socket_event else 0
 
     def find(self, endpoint: Endpoint) -> SocketEvent | None:
         """Who made, or closed, the connection with this end: in any network namespace of this host."""
