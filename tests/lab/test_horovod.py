@@ -98,8 +98,8 @@ def test_a_quiet_iteration_moves_what_equation_3_1_says(watched, rank):
     assert len(quiet) >= spec.iterations // 2 - 2
     ratio = quiet["dl_tx_bytes"] / ring_bytes(len(RANKS), spec.parameters)
     # Nothing is counted twice; the last packets of an iteration may leave when the rank itself is done with it.
-    assert 0.995 <= ratio.median() <= 1.05
-    assert 0.995 <= ratio.mean() <= 1.05
+    assert 0.98 <= ratio.median() <= 1.05
+    assert 0.98 <= ratio.mean() <= 1.05
 
 
 def test_cross_traffic_is_told_from_the_training(watched):

@@ -79,7 +79,8 @@ def test_mutated_messages_by_grpc(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     asyncio.run(honest_and_mutated(tmp_path / "honest", None, 0))
     codes = asyncio.run(honest_and_mutated(tmp_path / "both", Mutator(7), 15))
-    assert grpc.StatusCode.INVALID_ARGUMENT in codes
+    # A stream that is still written to may be reset before its status has come: INTERNAL.
+    assert codes & {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}
     assert grpc.StatusCode.UNAVAILABLE not in codes
     assert honest_rows(tmp_path / "both" / "data") == honest_rows(tmp_path / "honest" / "data")
 
