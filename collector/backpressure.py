@@ -39,7 +39,7 @@ DEFAULT_BATCH_NS = 200 * _MS  # of an agent that nobody has asked
 
 @dataclass(frozen=True)
 class Sending:
-    """What is known of one session. behind_s: how much later than usual its last batch was processed."""
+    """What is known of one session. behind_s: how much later than normally its last batch was processed."""
 
     rows_per_s: float
     behind_s: float
@@ -188,9 +188,9 @@ def _batch_ns(sessions: int) -> int:
 
 
 class Behind:
-    """How much later than usual one session's batches are processed, whatever its clock shows."""
+    """How much later than normally one session's batches are processed, whatever its clock shows."""
 
-    _CREEP = 1e-3  # s per s: what is usual follows clocks that drift, and forgets
+    _CREEP = 1e-3  # s per s: the baseline follows clocks that drift, and forgets
     _JUMP_S = 60.0  # later than the batch before: the host has slept, or was cut off
 
     def __init__(self) -> None:

@@ -93,7 +93,7 @@ class Connection:
 
     @classmethod
     async def open(cls, registry: Registry, hello: Hello, acknowledged: int, news: asyncio.Event) -> "Connection":
-        """acknowledged: as the agent knows; news: set when there is something to tell. As Registry.open."""
+        """acknowledged: as the agent knows; news: set when there is something to report. As Registry.open."""
         entry = await registry.open(hello, news)
         _log.info(f"{hello.host} connected: session {hello.session}, {_hooks(hello)}")
         return cls(registry, entry, acknowledged)

@@ -36,7 +36,7 @@ DEFAULT_RATES = Rates()
 
 
 def parse_rates(words: list[str]) -> Rates:
-    """`rows=8e6 flows=1e4` → those, else what is usual. Raises UsageError."""
+    """`rows=8e6 flows=1e4` → those, else the defaults. Raises UsageError."""
     known = {field.name for field in fields(Rates)}
     rates = DEFAULT_RATES
     for word in words:

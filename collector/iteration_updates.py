@@ -30,7 +30,7 @@ class IterationUpdates:
     ) -> list[PullRequest]:
         """What a tick has brought; returns of what full resolution is worth storing.
 
-        sessions: by index; newest: the places of those that count.
+        sessions: by index; newest: the indices of those that count.
         """
         counts = np.zeros(max(sessions, default=0) + 1, np.bool_)
         counts[list(newest)] = True

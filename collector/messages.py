@@ -34,7 +34,7 @@ _Number = TypeVar("_Number", int, npt.NDArray[np.int64])
 
 
 def flow_numbers(session_index: int, flow_ids: _Number) -> _Number:
-    """Numbers of a session's flows, over all sessions: below 2⁶³ for places below 2³¹."""
+    """Numbers of a session's flows, over all sessions: below 2⁶³ for indices below 2³¹."""
     return flow_ids + (session_index << _FLOW_ID_BITS)
 
 
@@ -144,4 +144,4 @@ class JobNews:
     patterns: Mapping[str, str] = field(default_factory=dict)  # by job, of all that the traffic shows
     trouble: Sequence[str] = ()  # what viewers are to be reported, a line each
     cpu_s: float = 0.0  # that it took
-    begins_anew: bool = False  # the job stage has lost all that it knew, this news included: tell of everything again
+    begins_anew: bool = False  # the job stage has lost all that it knew, this news included: report everything again

@@ -195,7 +195,7 @@ class Registry:
         return time.monotonic() < self._careful_until
 
     def receive(self, came: Sequence[Came], many: ManyBatches) -> None:
-        """Take in batches that another process has read, in the order of their places; a tick, also of none."""
+        """Take in batches that another process has read, in the order of their indices; a tick, also of none."""
         now = time.monotonic()
         for entry, sequences, rows, horizon_ns, raw in came:
             entry.settled, entry.last_batch_s = False, now

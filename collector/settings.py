@@ -21,7 +21,7 @@ class Settings:
     share_window_ns: int = 10_000_000
     share_threshold: float = 0.01  # of a link's capacity
     hold_windows: int = 5  # a view's class changes when so many share windows in a row say so; rows are exact
-    parameters: int = 0  # model size for jobs that do not tell theirs
+    parameters: int = 0  # model size for jobs that do not report theirs
     full_on: tuple[str, ...] = ("slow",)  # what makes it store full resolution: "slow", "burst", "class"
     full_burst: float = 2.0  # a burst's peak, × the link's capacity
     full_rest_ns: int = 30_000_000_000  # after one, until the next of the same kind and job or host

@@ -57,7 +57,7 @@ class Columns:
         self._columns[name][self._begin : self._end] = values
 
     def take(self, indices: npt.NDArray[np.integer]) -> "Columns":
-        """Rows by their places."""
+        """Rows by their indices."""
         return Columns({name: self[name].take(indices) for name in self._columns})
 
     def replaced(self, **columns: _Column) -> "Columns":

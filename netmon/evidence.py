@@ -7,7 +7,7 @@ Tables as in netmon.records.
 import numpy as np
 
 UNKNOWN = -1
-"""In TRANSPORT and HOST_PART: the kernel does not tell."""
+"""In TRANSPORT and HOST_PART: the kernel does not report."""
 
 TRANSPORT = np.dtype(
     [

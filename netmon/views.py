@@ -122,8 +122,8 @@ class RankTimes:
     computed_ns: int = 0  # and everything else beside waiting for gradients, until it had the last of them
     waited_ns: int = 0  # for a rank whose first gradient came later
     waited_for: int = -1  # that rank
-    transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as usual
-    held_ns: int = 0  # and for longer than usual
+    transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as in the baseline
+    held_ns: int = 0  # and for longer than in the baseline
     held_by: str = ""  # as the verdict says; empty: not known
     after_ns: int = 0  # from the last gradient to the end
     error_ns: int = 0  # of waited_ns against transfer_ns: the clocks' bounds
@@ -170,7 +170,7 @@ class Verdict:
     second_culprit: str = ""
     told_ns: int = 0  # when
     relative: bool = False  # its number is counted since somebody looked
-    receiver_ns: int = 0  # of the transfer, beyond the usual, that a connection waited for its receiver's window
+    receiver_ns: int = 0  # of the transfer, beyond the baseline, that a connection waited for its receiver's window
     sender_ns: int = 0  # the same for its send buffer
     ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
 

@@ -16,7 +16,7 @@ _Indices = npt.NDArray[np.integer]
 
 
 def transport_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.evidence.STORED_TRANSPORT as the table `transport`; null: the kernel does not tell."""
+    """Rows of collector.host.evidence.STORED_TRANSPORT as the table `transport`; null: the kernel does not report."""
     columns = _numbers("transport", pieces) | _times(origins, of, pieces)
     limited = column_of(pieces, "application_limited")
     columns["application_limited"] = pa.array(limited == 1, mask=limited == UNKNOWN)

@@ -172,8 +172,8 @@ SCHEMAS = {
 }
 """Arrow schema per table; comm_start_ns and comm_end_ns are null where unknown, coverage where the NIC was idle.
 
-transport and host are null where the kernel does not tell: see netmon.evidence. host has rows of the host itself (rank
-−1), one a second, and of each rank on it: shorter ones while something kept the rank from running.
+transport and host are null where the kernel does not report: see netmon.evidence. host has rows of the host itself
+(rank −1), one a second, and of each rank on it: shorter ones while something kept the rank from running.
 
 verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
 nobody's bytes delayed it; ranks are netmon.views.RankTimes, of a large job those that tell most.
@@ -208,7 +208,7 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """The sessions whose rows are stored together; the rows name them by their places here."""
+    """The sessions whose rows are stored together; the rows name them by their indices here."""
 
     def __init__(self, sessions: Sequence[Origin]) -> None:
         """At least one."""
@@ -372,7 +372,7 @@ class SessionMeta(NamedTuple):
 
 
 def session_table(origins: Origins, sessions: Mapping[int, SessionMeta]) -> pa.Table:
-    """What holds for all rows of some sessions, by their places, as the table `sessions`."""
+    """What holds for all rows of some sessions, by index, as the table `sessions`."""
     rows = [
         (session_index, interface)
         for session_index in sessions

@@ -16,7 +16,7 @@ from netmon.dl.feasible_offsets import Points
 from netmon.dl.timemap import STEP_NS, TimeMap
 from netmon.records import ClockExchange, ClockSample
 
-# --- What one host's exchanges of the last two minutes tell of its clock.
+# --- What one host's exchanges of the last two minutes show of its clock.
 
 WINDOW_NS = 16_000_000_000
 """Exchanges of so long tell the skew to a tenth of a ppm; within it a clock's rate may be taken as constant."""
@@ -88,7 +88,7 @@ def _on_the_way(exchange: ClockExchange) -> int:
     return away_ns - (exchange.collector_sent_ns - exchange.collector_received_ns)
 
 
-# --- What the exchanges of several hosts tell of their clocks, estimated together.
+# --- What the exchanges of several hosts show of their clocks, estimated together.
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -159,7 +159,7 @@ _ASLEEP_WITHIN_NS = 2_000_000_000  # a clock that goes on while the host sleeps 
 
 
 class Update(NamedTuple):
-    """What batches tell of a host's clock; rows before settled_ns keep their place (mono ns)."""
+    """What batches report of a host's clock; rows before settled_ns keep their place (mono ns)."""
 
     alignment: "Alignment"
     sample: ClockSample

@@ -42,7 +42,7 @@ class Batches:
     sequences: Sequence[int]  # of each batch
     settled: Settled
     flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
-    marks: dict[int, list[MarkRun]] = field(default_factory=dict)  # of ranks that are not steady
+    marks: dict[int, list[MarkRun]] = field(default_factory=dict)  # of ranks outside the rank table
     table_marks: MarkTable = field(default_factory=lambda: mark_table(()))  # those of the others that are taken in
     exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
     nic: dict[int, list[NicSample]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Batches:
 
 
 def failing(work: Callable[[list[int]], object], session_indices: list[int]) -> list[tuple[int, Exception]]:
-    """The sessions at which work(places) fails, and how: of those at which it fails together it tries each half."""
+    """The sessions at which work(indices) fails, and how. Where it fails for many at once, it is tried on each half."""
     if not session_indices:
         return []
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents tell of connections and of their hosts' part, on its way to the dataset: all hosts in one table."""
+"""What agents report of connections and of their hosts' part, on its way to the dataset: all hosts in one table."""
 
 import math
 from collections import deque

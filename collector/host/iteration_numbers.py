@@ -17,7 +17,7 @@ class IterationNumbers:
     """What the job stage has said of the ranks' numbers."""
 
     def __init__(self, parameters: int) -> None:
-        """parameters: of models that do not tell theirs."""
+        """parameters: of models that do not report theirs."""
         self._parameters = parameters
 
     @staticmethod
@@ -64,7 +64,7 @@ class KnownRanks:
     """Those of one host and session; `Ranks` changes them."""
 
     def __init__(self, parameters: int) -> None:
-        """Begin without ranks; parameters: of models that do not tell theirs."""
+        """Begin without ranks; parameters: of models that do not report theirs."""
         self._counting = IterationNumbers(parameters)
         self._ranks: dict[Key, Rank] = {}
         self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
@@ -79,12 +79,12 @@ class KnownRanks:
         return [rank for rank in self._all() if rank.name]
 
     def _loose(self) -> list[Rank]:
-        """Those that are not steady."""
+        """The ranks outside the rank table."""
         return [rank for rank in self._all() if rank.row < 0]
 
     @property
     def loose(self) -> bool:
-        """Whether there is a rank that is not steady."""
+        """Whether any rank is outside the rank table."""
         return any(rank.row < 0 for rank in self._all())
 
     def stepping_jobs(self) -> set[str]:
@@ -103,7 +103,7 @@ class KnownRanks:
         return [(rank.name, rank.number) for rank in self._stepping()]
 
     def steps(self) -> list[Steps]:
-        """What rows are reported each rank that is not steady."""
+        """What rows have to know of each rank outside the rank table."""
         hidden = self._hidden()
         return [
             Steps(
@@ -135,8 +135,8 @@ class KnownRanks:
     def needed_since(self, horizon_ns: int) -> int | None:
         """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns).
 
-        Of ranks that are not steady: for those see RankTable.needed_ns. What only the traffic shows holds nothing
-        back: it is told late, by a guess, and of whoever looks like a rank.
+        Of ranks outside the rank table; for the others see RankTable.needed_ns. What only the traffic shows holds
+        nothing back: it comes late, by a guess, and of whoever looks like a rank.
         """
         ranks = [rank for rank in self._loose() if rank.pid and rank.tracker.source != Source.INFERRED]
         times = [time for time in (rank.needed_since() for rank in ranks) if time is not None]

@@ -85,7 +85,7 @@ class JobUpdates:
         return self._updates(again)
 
     def introduce(self, indices: Iterable[int]) -> list[FlowUpdate]:
-        """Flows of which there is something to tell, as far as they are not known."""
+        """Flows of which there is something to report, as far as they are not known."""
         return self._updates(index for index in indices if self.flow_updates.state[index] == _PENDING)
 
     def _updates(self, indices: Iterable[int]) -> list[FlowUpdate]:

@@ -39,7 +39,7 @@ class RankLog:
         """Jobs with ranks that have begun lately: the numbers of all are checked at every tick."""
 
     def __bool__(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether there is something to report."""
         return bool(self._opened or self._rows or self._steps or self._stepped or self._step_events)
 
     def open(self, holder: Holder) -> int:

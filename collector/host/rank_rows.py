@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank that goes on as it has comes to: out of a Rank into the table of all steady ones, and back."""
+"""Moves a rank that steps regularly from a Rank into a row of the rank table, and back."""
 
 from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,7 +35,7 @@ ROW = np.dtype(
         ("recent", "<i8", (len(IN_ORDER),)),  # marks of each kind that have been kept
     ]
 )
-"""A steady rank. All times but those said to be else are mono."""
+"""A row of the rank table. Times are mono, where nothing else is said."""
 
 ENDED = np.dtype(
     [(name, "<i8") for name in ("row", "number", "start_ns", "end_ns", "error_ns")]
@@ -73,7 +73,7 @@ def _alike(rank: "Rank") -> bool:
 
 
 def state_of(rank: "Rank") -> State | None:
-    """Of a rank that is steady; None: it is not."""
+    """The row of a rank that steps regularly; None: it does not."""
     tracker = rank.tracker
     marks = tracker.only_source()
     rejected = (

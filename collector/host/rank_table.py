@@ -38,7 +38,7 @@ _STEP_MOMENTS = {
 
 
 class RankSteps(NamedTuple):
-    """What rows have to know of steady ranks: see collector.host.steps. The last four are of iterations."""
+    """What rows have to know of the ranks in the table: see collector.host.steps. The last four are of iterations."""
 
     session: _Numbers
     job: _Numbers
@@ -71,7 +71,7 @@ class RankTable:
         self._ended: list[Columns] = []  # that have not been told
         self._steps: list[Table] = []  # the same
         self.given_back: set[int] = set()
-        """Places of sessions with ranks that are on their own again; whoever has seen them clears it."""
+        """Indices of sessions with ranks that have left the table; the reader clears it."""
 
     def __len__(self) -> int:
         """How many ranks are in here."""
@@ -94,7 +94,7 @@ class RankTable:
     # --- who is in here
 
     def adopt(self, ranks: Owner, rank: Rank, job: int, rank_id: int, about: Iteration) -> bool:
-        """Take a rank in, if it is steady. job, stepper: as rows call it; about: what all its iterations have."""
+        """Add a rank, if it steps regularly. job, rank_id: as rows call it; about: what all its iterations have."""
         state = state_of(rank)
         if state is None or rank.marked_by is None:
             return False
@@ -169,9 +169,9 @@ class RankTable:
     def add_marks(
         self, marks: MarkTable, row: _Numbers, least_ns: _Numbers, most_ns: _Numbers
     ) -> npt.NDArray[np.bool_]:
-        """Take in marks of steady ranks, of rank after rank; row: of each. Returns which of them are taken in.
+        """Add marks of ranks in the table, rank after rank. row: of each. Returns which of them were added.
 
-        least_ns, most_ns: between which times each counts. Ranks with marks that are not steady ones are given back.
+        least_ns, most_ns: between which times each counts. Ranks with irregular marks leave the table.
         """
         turn = np.argsort(row, kind="stable")
         turn_marks, row = marks.take(turn), row[turn]

@@ -79,7 +79,7 @@ class Ranks(KnownRanks):
         return rank if min(run.times_ns) >= settled_ns and _RARE.isdisjoint(run.moments) else None
 
     def _step(self, rank: Rank, run: MarkRun) -> None:
-        """As _apply of each to a steady rank."""
+        """As _apply of each, to a rank in the table."""
         self._has_news = True
         unusable = rank.tracker.unusable
         ended, used_ns = rank.tracker.add_run(run)
@@ -299,7 +299,7 @@ class Ranks(KnownRanks):
                 self._table.remove(rank)
 
     def move_to_table(self, flows: FlowTable, everything: AllFlows) -> None:
-        """Ranks that go on as they have are steady from here on, if all that has settled is told."""
+        """Move ranks that step regularly into the table, once all that has settled is reported."""
         for rank in self._loose():
             if rank.marked_by and not self._fresh:
                 job = flows.job(rank.name)

@@ -35,7 +35,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
 from netmon.wire.limits import FURTHEST_NS
 
-# --- What a tick's batches tell of all hosts' clocks.
+# --- What a tick's batches report of all hosts' clocks.
 
 
 def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batches, last: Mapping[int, int]) -> None:
@@ -82,11 +82,11 @@ def _set(batches: Batches, session_index: int, known_ns: int) -> tuple[int, int]
     return int(clocks["mono_ns"][first]), int(moved_ns[first])
 
 
-# --- The way of marks of steady ranks through a tick, for all hosts at once.
+# --- The way of the rank table's marks through a tick, for all hosts at once.
 
 
 def add_table_marks(tables: Tables, batches: Batches) -> None:
-    """Take in marks of steady ranks; all others are handed on, by batch."""
+    """Add the marks of ranks in the table; all others are handed on, by batch."""
     marks, session_index, heads = batches.many.marks, batches.session, batches.many.heads
     marks = marks.take(batches.good[marks.batch])
     row = tables.rank_table.find(marks, session_index)
@@ -118,7 +118,7 @@ _T = TypeVar("_T")
 
 
 class HostStage:
-    """The host stage of a worker. Its sessions are known by their places."""
+    """The host stage of a worker. Sessions are known by their indices."""
 
     def __init__(self, settings: Settings) -> None:
         self.tables = Tables(settings)
@@ -129,7 +129,7 @@ class HostStage:
         self._waiting: set[int] = set()  # sessions of which the traffic has reported something
         self._unnamed: set[int] = set()  # sessions with processes of which it is not known who they are
         self._introduced: set[int] = set()  # sessions that have reported steps which no batch has reached yet
-        self._loose: set[int] = set()  # sessions that may have ranks which are not steady
+        self._loose: set[int] = set()  # sessions that may have ranks outside the table
 
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
@@ -440,7 +440,7 @@ class HostStage:
             settled.outputs.setdefault(session_index, []).append(output)
 
     def _let_go(self, session_index: int) -> None:
-        """Ranks that go on as they have are steady from here on; when the others have something to do."""
+        """Move ranks that step regularly into the table; when the others have something to do."""
         window, session_indices = self._sessions[session_index].window, self.tables.sessions.table
         if not window.introduced:
             window.ranks.move_to_table(window.flows, self.tables.flows)

@@ -25,7 +25,7 @@ class AllSteps:
         sessions: int,
         rank_table: RankSteps = NO_STEPS,
     ) -> None:
-        """of_sessions: place of each session that has ranks, and those; sessions: how many places there are.
+        """of_sessions: index of each session that has ranks, and those; sessions: one more than the largest index.
 
         steady: those ranks that are in none of them.
         """
@@ -70,8 +70,8 @@ class AllSteps:
         )
 
     def _by_rank_id(self, rank_id: _Numbers) -> list[_Numbers]:
-        """The rank of each stepper, −1: none; several times where one has been this rank before another one."""
-        # Whoever comes n-th of those that are one stepper is in the n-th pass.
+        """The rank of each rank id, −1: none; several where one process was this rank before another one."""
+        # The n-th row of one rank id is in the n-th pass.
         order = np.argsort(rank_id, kind="stable")
         first = starts(rank_id[order])
         turn = np.empty(len(rank_id), np.int64)
@@ -134,7 +134,7 @@ class _Presence:
     def __init__(
         self, session: _Numbers, since_ns: _Numbers, until_ns: _Numbers, number: _Numbers, sessions: int
     ) -> None:
-        """One row per rank; sessions: how many places there are."""
+        """One row per rank; sessions: one more than the largest index."""
         ends = np.flatnonzero(until_ns < _NEVER)
         session = np.concatenate([session, session[ends]])
         time_ns = np.concatenate([since_ns, np.maximum(since_ns, until_ns)[ends]])

@@ -169,7 +169,7 @@ class Tables:
         return merge(rows, self.sessions.table["full_ns"])
 
     def steps(self, sessions: Iterable[Ranks]) -> AllSteps:
-        """The ranks as they are now: of these sessions, and all steady ones."""
+        """The ranks as they are now: of these sessions, and all in the rank table."""
         of_sessions = ((ranks.session, ranks.steps()) for ranks in sessions if ranks.busy)
         return AllSteps(of_sessions, self.flows, len(self.sessions.table), self.rank_table.steps())
 
@@ -191,7 +191,7 @@ class Tables:
         return rows.take(np.array([name not in unclear for name in names])[of[rows.whose]])
 
     def stamped(self, rows: Columns, classes: _Classes, steps: AllSteps) -> Columns:
-        """Settled rows as the dataset has them, of SETTLED; but for the times of long ago (see Places.older)."""
+        """Settled rows as the dataset has them, of SETTLED; but for the times of long ago (see SessionIndex.older)."""
         session, flow, start = rows["session"], rows["flow"], rows["start_ns"]
         job, iteration = steps.stamp(session, flow, start)
         flow_id, link = (self.flows.of_flows(name, flow) for name in ("flow_id", "link"))
@@ -267,7 +267,7 @@ class Tables:
             self.flows.release_numbers(self.unstored.jobs() | self.evidence.jobs() | jobs, rank_ids)
 
     def table_needed_since(self, session_index: int) -> int | None:
-        """As Ranks.needed_since of the steady ones."""
+        """As Ranks.needed_since, of the ranks in the table."""
         if self._table_needed is None or session_index >= len(self._table_needed):  # it is new
             session_indices = self.sessions.table
             self._table_needed = self.rank_table.needed_ns(

@@ -139,7 +139,7 @@ class HostWindow:
     def align(
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int
     ) -> Update | None:
-        """Take in what batches tell of the clock, up to the horizon; None where that does not change its map."""
+        """Take in what batches report of the clock, up to the horizon; None where that does not change its map."""
         samples = self.alignment.add_sample(sample, exchanges, horizon_ns)
         return None if samples is None else Update(self.alignment, sample, samples, horizon_ns, settled_ns)
 

@@ -43,7 +43,7 @@ class Clocks:
         self._offsets: dict[int, int] = {}  # of the last round, as far as an exchange held the clock
 
     def due(self, now_ns: int) -> bool:
-        """Whether it is time to compare again; at most once a second. now_ns: of any steady clock."""
+        """Whether it is time to compare again; at most once a second. now_ns: of any monotonic clock."""
         if now_ns < self._due_ns:
             return False
         self._due_ns = now_ns + _INTERVAL_NS
@@ -140,7 +140,7 @@ class Clocks:
         below = Points.padded(at[down], sent[down] - hosts.latest_ns, -late[down], len(chosen), -np.inf)
         first, second = pairs[chosen].T
         present = hosts.present(first, second)
-        # Two clocks that are believed stay so until the traffic refutes them: a middle would only tell of its queues.
+        # Two clocks that are believed stay so until the traffic refutes them: a middle would only show its queues.
         share = np.where(hosts.unrefuted[first] & hosts.unrefuted[second], 0.0, 1.0)
         base = np.zeros(len(chosen), np.int64)
         fits = fit_offsets(above, below, base, hosts.latest_ns, present, share, _ROOM_NS)

@@ -47,7 +47,7 @@ class HostLines:
         return mono_ns + self.offset_ns[host] + grown
 
     def hosts(self, session_index: _Numbers) -> _Numbers:
-        """Numbers of the hosts at these places; −1: none of this round's."""
+        """Numbers of the hosts at these indices; −1: none of this round's."""
         if not len(self.sessions):
             return np.full(len(session_index), -1, np.int64)
         found = np.searchsorted(self.sessions, session_index).clip(0, len(self.sessions) - 1)

@@ -22,7 +22,7 @@ class FlowMatching:
     """The links: one for each sender and receiver of a 5-tuple."""
 
     def __init__(self) -> None:
-        self.pairs: list[_Pair] = []  # places of two sessions, the lower one first
+        self.pairs: list[_Pair] = []  # indices of two sessions, the lower one first
         self._pair_numbers: dict[_Pair, int] = {}
         self._sessions = np.empty(0, np.int64)  # of `pairs`, as far as they were requested
         self._keys: dict[int, _Key] = {}  # by flow
@@ -112,7 +112,7 @@ class FlowMatching:
 
 
 def _find(flow: _Numbers, among: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """Places in `flow` and in `among` (ascending) of what is equal."""
+    """Indices in `flow` and in `among` (ascending) of what is equal."""
     first = np.searchsorted(among, flow, "left")
     if not len(among) or (among[1:] != among[:-1]).all():  # hardly ever does one have two links
         found = np.zeros(len(flow), np.int64)

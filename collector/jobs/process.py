@@ -22,7 +22,7 @@ _END_S = 2.0
 
 
 class JobStageProcess:
-    """Starts the process when there is something to tell; when it dies, it is started again, once.
+    """Starts the process when there is something to report; when it dies, it is started again, once.
 
     It ends with this process, however that ends. One that keeps dying is done without: hosts go on by themselves.
     """

@@ -82,7 +82,7 @@ class Claims:
 
     A process that steps as a rank of a job while another process does, or while others step as ranks of a job of
     another size, belongs to another job of the same name: it is given the name `job#2`, so that the two are not mixed.
-    One whose rival has not stepped since has to wait: an elastic job gives its ranks out anew, and its hosts tell of
+    One whose rival has not stepped since has to wait: an elastic job gives its ranks out anew, and its hosts report
     it one after the other.
     """
 

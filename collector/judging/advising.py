@@ -49,7 +49,7 @@ class Kept:
     steps: Mapping[str, Table]  # of each job, dtype STEP
     links: Mapping[int, tuple[str, float]]  # by number: name and capacity (bit/s, 0: unknown)
     jobs: Sequence[str]  # by number
-    of_flow: Mapping[str, _Numbers]  # by flow: session, link, job, rank, stepper, traffic, peer (−1: not known)
+    of_flow: Mapping[str, _Numbers]  # by flow: session, link, job, rank, rank id, traffic, peer (−1: not known)
 
     def advice(self, only: frozenset[str] = frozenset()) -> Advice:
         """What there is to say of them. Blocks for a second where there is much; a thread's work. Raises DataError."""

@@ -225,7 +225,7 @@ class JobSteps:
             self._durations = deque((one for one in self._durations if one[0] >= first), maxlen=self._durations.maxlen)
             self._computed.clear()
             self._baseline_until = 0
-        if found or len(self._other) == 2 * LASTS:  # it is no change, and what is usual goes on with it
+        if found or len(self._other) == 2 * LASTS:  # it is no change, and the baseline goes on with it
             self._computed.extend(computed for _, computed in self._other)
             self._other.clear()
         return [first] if found else []

@@ -47,7 +47,7 @@ class JobCounts:
     verdicts: dict[str, int] = field(default_factory=dict)  # by cause
     slow: dict[int, Exemplar] = field(default_factory=dict)  # the last one of each class of the histogram
     host: str = ""  # that brought the job
-    bytes: int = 0  # DL payload that the job's accounts tell of
+    bytes: int = 0  # DL payload that the job's accounts report
     last_step_s: float = 0.0
 
     def add(self, more: "JobCounts") -> None:

@@ -115,7 +115,7 @@ class Introduced:
 
 @dataclass(frozen=True)
 class Received:
-    """What has come since the last time, in the order of places, of each in its own. Sequences of one length."""
+    """What has come since the last time, by session index, each session in its own order. Sequences of one length."""
 
     many: ManyBatches
     streams: list[int]  # of each batch

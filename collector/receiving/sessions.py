@@ -41,7 +41,7 @@ class RemoteStream:
     """From its hello to its end."""
 
     def __init__(self, number: int, registry: Registry, notice: Callable[[], None]) -> None:
-        """notice: called when there is something to tell."""
+        """notice: called when there is something to report."""
         self.number, self._registry = number, registry
         self._news = _News(notice)
         self._connection: Connection | None = None

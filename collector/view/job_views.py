@@ -30,8 +30,8 @@ _Numbers = npt.NDArray[np.int64]
 RECENT = 500  # iterations
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
-_BASELINE = 200  # iterations that make what is usual
-_FEWEST = 5  # iterations of each rank that goes on, from which on there is a usual
+_BASELINE = 200  # iterations that make the baseline
+_FEWEST = 5  # iterations of each rank that goes on, from which on there is a baseline
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
 _VERDICTS = 5  # the newest
 _ANY_RANK = 1 << 62
@@ -107,7 +107,7 @@ class Jobs:
     """The jobs that had iterations lately."""
 
     def __init__(self, parameters: int) -> None:
-        """Begin without jobs; parameters: the model's size where a job does not tell, 0 where nobody does."""
+        """Begin without jobs; parameters: the model's size where a job does not report, 0 where nobody does."""
         self._parameters = parameters
         self._jobs: dict[str, _Job] = {}
         self.counts = Counts()  # since the start, for /metrics

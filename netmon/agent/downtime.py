@@ -111,7 +111,7 @@ def _reported_until(folder: SpoolFolder, session: str) -> int:
 
 
 def _end_account(table: BatchTable, began: Beginning, clock: ClockSample) -> None:
-    """Links whose interface is gone, or was made anew, have no more to tell."""
+    """Links whose interface is gone, or was made anew, have no more to report."""
     ended = []
     for link in _accounts(table):
         now, last = began.counters.get((link.name, link.index, link.sample.direction)), link.sample

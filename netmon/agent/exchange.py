@@ -40,7 +40,7 @@ class ClockExchanges:
         self._warned = False
         self._asker: threading.Event | None = None
         self.idle = False
-        """Whether the host has nothing to tell, and so no use for a clock that is known to the microsecond."""
+        """Whether the host has nothing to report, and so no use for a clock that is known to the microsecond."""
 
     def take(self) -> list[ClockExchange]:
         """The exchanges since the last call, at most 512, oldest first; does not block."""
@@ -79,7 +79,7 @@ class Pace:
         return len(self._best) == _LATELY and took <= _GOOD * min(self._best)
 
     def rest_s(self, took: Sequence[int], idle: bool) -> float:
-        """After a burst whose answers took so many ns; idle: the host has nothing to tell."""
+        """After a burst whose answers took so many ns; idle: the host has nothing to report."""
         self._bursts += 1
         self._best.append(min(took))
         as_good = self._best[-1] <= _AS_GOOD * min(self._best)

@@ -239,8 +239,8 @@ class FlowOwners:
         self._limiter = RateLimiter(_QUESTIONS_PER_SECOND, _QUESTIONS_AT_ONCE)
         self._processes: dict[int, _Process] = {}
         self._pending: dict[Endpoint, _Pending] = {}
-        self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may tell of, by SocketEvent.ends
-        self._of_ends: dict[bytes, list[int]] = {}  # flows that the kernel may tell of, by SocketEvent.ends
+        self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may report, by SocketEvent.ends
+        self._of_ends: dict[bytes, list[int]] = {}  # flows that the kernel may report, by SocketEvent.ends
         self._queried: list[Endpoint] = []
         self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
         self._aggregates = aggregates

@@ -16,7 +16,7 @@ BATCH_NS = 200_000_000
 
 _LEAST_NS = 1_000_000
 _BUSY_LOOK_NS = 5_000_000
-_RANKS_LOOK_NS = 100_000_000  # while ranks tell of their steps: what they tell waits in small rings
+_RANKS_LOOK_NS = 100_000_000  # while ranks report their steps: what they tell waits in small rings
 _IDLE_LOOK_NS = 334_000_000  # a third of an idle batch: for what nobody is woken for, such as a process that begins
 _IDLE_BATCH_NS = 1_000_000_000  # the horizon moves on all the same
 _LONGEST_BATCH_NS = 2_000_000_000  # whatever the collector asks for

@@ -19,7 +19,7 @@ class Sleep:
         self._all = _poll((wakes.descriptor, answers, steps))
 
     def rest(self, rest: Rest, ranks: bool) -> bool:
-        """Blocks; whether it was ended early. ranks: they tell of steps all the time, so that this wakes nobody."""
+        """Blocks; whether it was ended early. ranks: they report steps all the time, so that this wakes nobody."""
         if not rest.wakes:
             time.sleep(rest.ns / 1e9)
             return False

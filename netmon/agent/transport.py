@@ -206,7 +206,7 @@ class _Connection(NamedTuple):
 
     end: Endpoint
     ids: tuple[int, int]  # of the flow of which the row is, and of the other one
-    flows: Mapping[Direction, tuple[int, Flow]]  # and their places among those that carried something
+    flows: Mapping[Direction, tuple[int, Flow]]  # and their indices among those that carried something
 
     @classmethod
     def of(cls, end: Endpoint, flows: Mapping[Direction, tuple[int, Flow]]) -> "_Connection":

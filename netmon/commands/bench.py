@@ -50,7 +50,7 @@ _INFERENCE = "jobs and iterations found in traffic alone, compared with the trai
 _VERDICT = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
 
 _MOST_CPUS = 1024
-_PROGRESS_EVERY_S = 10.0  # of lines that tell the progress
+_PROGRESS_EVERY_S = 10.0  # of progress lines
 
 
 class _Result(Protocol):

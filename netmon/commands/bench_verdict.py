@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PROGRESS_EVERY_S = 10.0  # of lines that tell the progress
+_PROGRESS_EVERY_S = 10.0  # of progress lines
 _TRAINERS = ("ring", "horovod", "ddp")
 
 

@@ -104,7 +104,7 @@ class Passes:
 Boundary = tuple[int, Moment, int]
 """(iteration, moment, time_ns)"""
 
-_UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO)  # they tell the size of what is reduced, and no name
+_UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO)  # they report the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
 _MOST_STRANGERS = 20_000  # names that are no markers, since the last step
 _TURNS = 3  # of other models, after which one that has taken none is not trained any more

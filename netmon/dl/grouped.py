@@ -10,7 +10,7 @@ _MOST = 2**62
 
 
 def starts(*keys: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
-    """Places of the first row of each run in which all keys stay equal; keys: sorted together, of one length."""
+    """Indices of the first row of each run in which all keys stay equal; keys: sorted together, of one length."""
     if not len(keys[0]):
         return np.empty(0, np.intp)
     change = np.ones(len(keys[0]), np.bool_)

@@ -227,7 +227,7 @@ class JobNumbers:
 
 
 def number_jobs(updates: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decided]:
-    """As JobNumbers.tell of each in turn, but what can be is compared together."""
+    """As JobNumbers.align of each in turn, but what can be is compared together."""
     decided = [Decided(False, 0)] * len(updates)
     waiting: dict[int, list[int]] = {}  # by job
     for index, (numbers, _) in enumerate(updates):

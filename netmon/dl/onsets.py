@@ -27,7 +27,7 @@ _Indices = npt.NDArray[np.int64]
 
 
 def match_onsets(sent: Table, received: Table, early_ns: int | _Indices) -> tuple[_Indices, _Indices]:
-    """Pairs of what is the same packet: places in `sent` and in `received`, both with the columns of ONSET.
+    """Pairs of what is the same packet: indices in `sent` and in `received`, both with the columns of ONSET.
 
     Times of both are on one axis but for early_ns either way, one for all or one for each of `sent`; twice that and
     MOST_DELAY_NS have to be below REST_NS.

@@ -17,7 +17,7 @@ WIDTHS_NS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000, *(10**n * m for 
 
 _MOST_CELLS = 2_000_000
 _SAME_NS = 1_000_000_000
-_BEFORE, _FEWEST = 200, 5  # iterations that make what is usual
+_BEFORE, _FEWEST = 200, 5  # iterations that make the baseline
 LINK = ("host", "interface", "direction")
 _CODES = {name: code for code, name in enumerate(CLASS_NAMES)}
 

@@ -109,7 +109,7 @@ class TimeMaps:
     """Several clocks' maps, asked for many times at once."""
 
     def __init__(self, maps: Sequence[TimeMap]) -> None:
-        """The maps, known by their places."""
+        """maps: known by their indices."""
         self._maps = maps
         self._knot = np.array([one.knots_ns[-1] for one in maps], np.int64)
         self._offset = np.array([one.offsets_ns[-1] for one in maps], np.int64)

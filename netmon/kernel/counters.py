@@ -66,7 +66,7 @@ Reader = Callable[[], tuple[tuple[str, ...], tuple[int, ...]]]
 
 
 def chosen(names: Sequence[str], patterns: Iterable["re.Pattern[str]"]) -> list[int]:
-    """Places of the names that are worth keeping: at most MOST, in the order of the patterns.
+    """Indices of the names that are worth keeping: at most MOST, in the order of the patterns.
 
     Counters of single queues and histograms of frame sizes carry numbers in their names and are left out, priorities'
     are not.

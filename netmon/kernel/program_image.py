@@ -39,7 +39,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Image:
-    """maps: in the order in which the instructions name them; named: those that user space opens, by their places."""
+    """maps: in the order in which the instructions name them; named: those that user space opens, by their indices."""
 
     maps: tuple[MapShape, ...]
     named: Mapping[str, int]

@@ -53,7 +53,7 @@ class _Groups(NamedTuple):
     """A process's control groups. known: whether it can be known which of them limit its CPU time."""
 
     known: bool
-    quotas: tuple[str, ...]  # files that tell of throttling: of its group, and of those above
+    quotas: tuple[str, ...]  # files that report throttling: of its group, and of those above
     pressures: tuple[str, ...]  # files of PRESSURES
 
 

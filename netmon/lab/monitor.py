@@ -84,7 +84,8 @@ class Monitor:
     ) -> None:
         """Start them and block until all are ready. Raises LabError with the words of one that is not.
 
-        parameters: of the models of jobs that do not tell; 0: unknown. hosts: those that are watched from now on; all.
+        parameters: of the models of jobs that do not report; 0: unknown. hosts: those that are watched from now on;
+        all.
         """
         self._spec, self._network, self._logs, self._parameters = spec, network, logs, parameters
         self._run = network.lease.folder

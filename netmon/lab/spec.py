@@ -168,7 +168,7 @@ class RunSpec:
     hook: str = "auto"
     bus: bool = False  # agents and two workers on NATS JetStream, instead of one collector
     fair: bool = False  # the switch serves senders in turn, as netmon.lab.network has it
-    evidence: bool = True  # False: agents tell bytes and marks only, and the collector judges nothing
+    evidence: bool = True  # False: agents report bytes and marks only, and the collector judges nothing
     monitor: bool = True  # False: the same run, unobserved
     overwrite: bool = False
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peaks, bursts and gaps of each link and class, gathered batch by batch."""
+"""Peaks, bursts and gaps of each link and class, collected batch by batch."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums by an integer key, gathered piece by piece."""
+"""Sums by an integer key, summed piece by piece."""
 
 import numpy as np
 import numpy.typing as npt

@@ -180,7 +180,7 @@ class Tables:
         return found.drop(columns=["begin", "end"])
 
     def span(self, table: str, time: str) -> tuple[int, int] | None:
-        """The least and the greatest time, by the files' statistics; None where they do not tell."""
+        """The least and the greatest time, by the files' statistics; None where they do not report."""
         dataset = self._datasets[table]
         found: list[tuple[int, int]] = []
         for path in dataset.files if dataset else ():

@@ -115,7 +115,7 @@ def stored_verdicts(data: Path, job: str | None = None, within_ns: tuple[int, in
 
 
 def worst_sentences(found: Sequence[Verdict]) -> list[str]:
-    """Of each job: the iteration that took the longest beyond its usual, and how many stood out for which cause."""
+    """Of each job: the iteration that took the longest beyond its baseline, and how many stood out for which cause."""
     lines = []
     for _, own in groupby(found, key=lambda verdict: verdict.job):
         rows = list(own)
@@ -214,7 +214,7 @@ def _of_run(
 
 
 def steps_of(rows: pd.DataFrame) -> Steps:
-    """Rows of the table `iterations`, of one job and run; what they do not tell is unknown."""
+    """Rows of the table `iterations`, of one job and run; what they do not report is unknown."""
     hosts, host = np.unique(rows["host"].to_numpy(str), return_inverse=True)
     times = {name: rows[name].fillna(-1 if name == "exposed_ns" else 0).to_numpy(np.int64) for name in _TIMES}
     return Steps(

@@ -41,7 +41,7 @@ def write_chakra(data: Path, window: Window, out: Path) -> str:
 
 
 def _rows(data: Path, window: Window) -> tuple[pd.DataFrame, int]:
-    """Iterations of one job that all of its ranks tell of, and how many others there are. Raises DataError."""
+    """Iterations of one job that all of its ranks report, and how many others there are. Raises DataError."""
     files, condition = open_rows(data, "iterations", window)
     batches = list(stream(files, [name for name in _COLUMNS if name in files.schema.names], condition))
     rows = plain_words(pa.Table.from_batches(batches).to_pandas(integer_object_nulls=True)) if batches else None

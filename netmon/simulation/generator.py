@@ -124,7 +124,7 @@ def _ends_of(iterations: pd.DataFrame, number: object, ranks: int) -> Numbers:
 
 
 def _of_ranks(iterations: pd.DataFrame, number: object, ranks: int, column: str, default: str) -> Numbers:
-    """A moment of each rank; of one that did not tell, the earliest or latest of the others."""
+    """A moment of each rank; of one that did not report, the earliest or latest of the others."""
     own = iterations[iterations["iteration"] == number]
     found = np.full(ranks, int(getattr(own[column], default)()))
     found[own["rank"].to_numpy(np.int64)] = own[column].to_numpy(np.int64)

@@ -48,7 +48,7 @@ class CollectorPast:
         self._last: Snapshot | None = None
 
     def remember(self, updates: Iterable[Snapshot | Outage]) -> Iterator[Snapshot | Outage]:
-        """The same updates; what they tell of iterations is kept."""
+        """The same updates; what they report of iterations is kept."""
         for update in updates:
             if isinstance(update, Snapshot):
                 self._take(update)

@@ -32,7 +32,7 @@ class StableRows:
         self._rows: list[_Row] = []
 
     def clear(self) -> None:
-        """Forget all places: the reader asked for another order."""
+        """Forget where rows stood: the reader asked for another order."""
         self._rows.clear()
 
     def place(self, views: Sequence[Any], rows: int, now_ns: int) -> list[Any]:

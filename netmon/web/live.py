@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of a collector: its snapshots, gathered for an hour; full resolution of a moment by the agents' recorders."""
+"""A page of a collector: its snapshots of the last hour; full resolution of a moment by the agents' recorders."""
 
 import logging
 import threading
@@ -77,7 +77,7 @@ class Live:
         return self._history.catalogue
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
-        """What was gathered; of a moment, where agents may be asked, what their recorders have."""
+        """What the last hour has; of a moment, where agents may be asked, what their recorders have."""
         known = self._history.rates(hosts, begin_ns, width_ns, bins)
         end_ns = begin_ns + width_ns * bins
         unheard = any(begin_ns < end and begin < end_ns for begin, end in self._history.catalogue.unheard_ns)
@@ -95,7 +95,7 @@ class Live:
         return found
 
     def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
-        """All that were gathered."""
+        """All of the last hour."""
         return self._history.steps(begin_ns - _AROUND_NS, end_ns), False
 
     def verdicts(self) -> list[Verdict]:

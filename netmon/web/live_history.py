@@ -96,7 +96,7 @@ def _distinct(steps: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     return own[~again]
 
 
-# --- gathered
+# --- the last hour
 
 
 _FINE_NS, _FINE_CELLS = 100_000_000, 3_600  # six minutes

@@ -2,8 +2,8 @@
 """Iterations of many ranks in arrays: where each one's time went, and how much of each bin that is.
 
 What a rank does is distinguished as netmon.dl.verdict.rank_times does: it computes until it waits for gradients; it
-only waits while another rank has not handed its own over; from then on the transfer takes as long as usual, and what it
-takes beyond, in an iteration that stands out, has delayed it.
+only waits while another rank has not handed its own over; from then on the transfer takes as long as in the baseline,
+and what it takes beyond, in an iteration that stands out, has delayed it.
 """
 
 from collections.abc import Sequence
@@ -136,7 +136,7 @@ def _baseline(steps: _Steps, transfer: _Times, known: npt.NDArray[np.bool_]) -> 
 
 
 def _notable(steps: _Steps) -> npt.NDArray[np.bool_]:
-    """Iterations that stand out: of the verdict's threshold times the usual duration of their rank."""
+    """Iterations that stand out: of the verdict's threshold times the baseline duration of their rank."""
     duration = (steps["end_ns"] - steps["start_ns"]).astype(float)
     notable: npt.NDArray[np.bool_] = duration >= NOTABLE * _quartiles(steps, duration, "rank", "job")
     return notable

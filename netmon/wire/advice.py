@@ -21,8 +21,8 @@ _LISTS = ("advice", "jobs", "unjudged", "shares", "unknown_links", "pairs", "lin
 def get_advice(addresses: str, job: str = "", security: Security = PLAIN) -> dict[str, Any]:
     """Advice (netmon.dl.sharing.advice_text.document) from a collector, or from several workers (`A,B`); blocks.
 
-    job: only of this one and those that share its links; "": of all. Raises UnreachableError where a collector does
-    not answer or none has anything to tell, WireError where it answers nonsense, UsageError and CertificateError where
+    job: only of this one and those that share its links; "": of all. Raises UnreachableError where a collector does not
+    answer or none has anything to report, WireError where it answers nonsense, UsageError and CertificateError where
     none may be asked.
     """
     answers, last = [], UnreachableError("")
@@ -37,7 +37,7 @@ def get_advice(addresses: str, job: str = "", security: Security = PLAIN) -> dic
 
 
 class _NothingError(UnreachableError):
-    """It has nothing to tell."""
+    """It has nothing to report."""
 
 
 def _one(address: str, job: str, security: Security) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Fields:
 
 
 def gather(messages: Sequence[netmon_pb2.Batch]) -> Fields:
-    """As Gathered.add of each, in half of the time. Raises WireError, OverflowError where one of them is wrong."""
+    """As Fields.add of each, in half of the time. Raises WireError, OverflowError where one of them is wrong."""
     found = Fields()
     marks: list[netmon_pb2.Mark] = []
     counts: list[int] = []

@@ -9,7 +9,7 @@ _NAMES_A_JOB = (Cause.OTHER_JOB, Cause.STRAGGLER)  # or one of its ranks; all ot
 
 
 def request_without_flows(selection: Selection) -> Selection:
-    """The same, so that they are not even gathered."""
+    """The same selection without flows, so that the collector does not collect them."""
     return replace(selection, flows=0)
 
 

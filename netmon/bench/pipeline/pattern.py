@@ -21,7 +21,7 @@ SENDING_MS = (100, 220)
 """Of each step."""
 
 TX, RX = 0, 1
-"""Places of a job's flows; the others follow."""
+"""Indices of a job's flows; the others follow."""
 
 HEADERS = 66
 """Bytes of a packet that are no payload."""

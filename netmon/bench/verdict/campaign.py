@@ -107,7 +107,7 @@ class LeftOut:
     count: int
     done: bool  # False: nothing was done
     as_undisturbed: int  # of them, iterations that were long enough, but so are some that nothing was done to
-    most: float  # what the worst of their iterations took, in usual ones
+    most: float  # what the worst of their iterations took, in baseline iterations
     told: dict[str, int]  # what was said of them all the same, by cause
 
     @classmethod

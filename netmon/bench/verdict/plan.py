@@ -21,7 +21,7 @@ _LAST = "batch"
 _AFTER_LAST = 15  # iterations
 
 PER_RUN = 10
-_QUIET_BEFORE = 14  # iterations, until there is a usual
+_QUIET_BEFORE = 14  # iterations, until there is a baseline
 _QUIET_BETWEEN = 5
 _PROFILES = ("iperf", "websearch", "burst")
 _HOSTS = 5

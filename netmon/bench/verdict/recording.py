@@ -26,7 +26,7 @@ _TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", "transport": "
 _WHOLE = ("flows", "sessions")
 _LEFT_OUT = {"buckets": ("peak_bytes", "busy_buckets", "packets", "class", "iteration")}
 _ORDER = ("job", "session", "direction", "flow_id", "bucket_start_ns", "iteration", "rank", "start_ns")
-_BEFORE = 9  # iterations, so that there is a usual
+_BEFORE = 9  # iterations, so that there is a baseline
 
 
 def record(data: Path, chosen: Sequence[Outcome], out: Path) -> None:

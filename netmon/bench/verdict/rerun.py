@@ -28,8 +28,8 @@ from netmon.lab.spec import RunSpec
 
 CULPRITS = ("cross", "job")
 _ITERATIONS_HIT = 10
-_LONGER = 2.5  # times the usual that iterations may take with the culprit for so many to be hit
-_QUIET_BEFORE = 16  # iterations, until there is a usual
+_LONGER = 2.5  # times the baseline that iterations may take with the culprit for so many to be hit
+_QUIET_BEFORE = 16  # iterations, until there is a baseline
 _AFTER = 3
 _FEWEST = 3  # verdicts that make a prediction
 _RINGS = {"horovod": ((0, 2), (3, 1))}

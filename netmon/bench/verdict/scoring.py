@@ -23,7 +23,7 @@ from netmon.bench.verdict.truth import Truth
 from netmon.lab.injections.spec import NETWORK
 
 SCORED_FROM = 1.3
-"""Of an iteration that takes so many times the usual there has to be a verdict; there may be one from 1.2 on."""
+"""Of an iteration that takes so many times the baseline there has to be a verdict; there may be one from 1.2 on."""
 
 OFTEN = 0.95
 """Of the iterations that nothing was done to. What is no longer than these now and then are shows no cause."""

@@ -130,7 +130,7 @@ def _end(now: float, bytes_: _Floats, pace: float, slow: _Floats, since: float, 
     return found
 
 
-# --- What hosts tell of simulated ranks: how long they waited for a CPU, and what TCP sent again.
+# --- What hosts report of simulated ranks: how long they waited for a CPU, and what TCP sent again.
 
 _LOOK_NS, _ASK_NS = 100_000_000, 600_000_000  # as the agent does
 _SINCE = -5  # rows, before the first iteration that is reported: the job has trained for long
@@ -202,7 +202,7 @@ class Scenario:
     transfer_ns: float  # as it usually lasts
     victim: int  # rank
     direction: Direction  # of the victim's link
-    strength: float  # cross: offered load; slow_link: share taken away; straggler, pause: of the usual duration
+    strength: float  # cross: offered load; slow_link: share taken away; straggler, pause: of the baseline duration
     flows: int  # of the others, that share a full link with the job's one
     offset: float  # of the transfer, when the others begin
     lasts: float  # of the transfer, for how long
@@ -214,11 +214,11 @@ class Scenario:
     unseen: int  # rank whose host's rows are missing; −1: none
     bucket_ns: int
     seed: int
-    also_late: float = 0.0  # of the usual duration: how late another rank is at the same time
+    also_late: float = 0.0  # of the baseline duration: how late another rank is at the same time
 
     @property
     def duration_ns(self) -> float:
-        """Of a usual iteration."""
+        """Of a baseline iteration."""
         return self.compute_ns + self.transfer_ns + _UPDATE_NS
 
 

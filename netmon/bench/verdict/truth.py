@@ -24,8 +24,8 @@ class Truth:
     """One run. Arrays (iterations,): of the whole job, ns of UTC.
 
     An iteration begins with its first rank and ends with its last, and lasts as long as the slowest rank's. Of trainers
-    that do not tell their steps, it is from when the last gradient has come to the same of the next step: that is what
-    can be seen of them.
+    that do not report their steps, it is from when the last gradient has come to the same of the next step: that is
+    what can be seen of them.
     """
 
     job: str

@@ -282,7 +282,7 @@ class Job:
         levels: npt.NDArray[np.int64],
         bursts: Mapping[int, Bursts],
     ) -> _Start | None:
-        """An iteration of other bytes than usual: it ends where a usual one begins."""
+        """An iteration of other bytes than in the baseline: it ends where a normal one begins."""
         long = np.flatnonzero(pauses[1:] >= self._baseline_ns) + 1
         volume = self.volume
         for index in long:

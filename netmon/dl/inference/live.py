@@ -100,7 +100,7 @@ class Inference:
         """What is new, given that all rows before until_ns have been added.
 
         What is late counts as at the until_ns of the time before, unless its flow is of no job and has not gone on
-        since: hosts that come to a worker one after the other tell of the same past.
+        since: hosts that come to a worker one after the other report the same past.
         """
         until_ns = until_ns // self._resolution_ns * self._resolution_ns
         if until_ns <= self._until_ns:

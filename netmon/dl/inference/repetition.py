@@ -90,8 +90,8 @@ def beginning(
     """Which burst begins an iteration that should begin at a level: (least, expected, most); None if none can.
 
     What little may be sent just before, a retransmission or a metric, has its pause behind it, not before it: the
-    iteration begins after the last pause that is as long as usual. After the expected level it is the first such.
-    Where no pause is as long, the longest.
+    iteration begins after the last pause that is as long as in the baseline. After the expected level it is the first
+    such. Where no pause is as long, the longest.
     """
     stray = volume * _STRAY
     first, middle, end = np.searchsorted(rows["level"], (levels[0], levels[1] + stray, levels[2] + stray), side="left")

@@ -104,7 +104,7 @@ _SHIFTS = 96  # candidates over an iteration of the job that is shifted
 _ROUNDS = 3
 _ITERATIONS = 20  # that the model is run for
 _LATELY = 12  # iterations, of the job whose are longest
-_PAUSE = 4  # times the usual iteration: others meanwhile did some of theirs alone
+_PAUSE = 4  # times the baseline iteration: others meanwhile did some of theirs alone
 _ROUND = 36  # at most, in which they go round each other
 _ENOUGH = 1e-3  # scores that differ by less are as good as each other
 _CROWDED = 1.5  # times what fair shares cost: as much as a crowded link was seen to
@@ -144,7 +144,7 @@ def score(demand_bps: _Floats, capacity_bps: float) -> float:
 
 
 def shared_links(jobs: Sequence[Demand]) -> dict[int, list[int]]:
-    """The places of the jobs that use a link, of each link that several use at the same time."""
+    """Indices of the jobs that use a link, of each link that several use at the same time."""
     using: dict[int, list[int]] = {}
     for index, job in enumerate(jobs):
         for link in job.links:
@@ -164,7 +164,7 @@ def _at_once(one: Demand, other: Demand) -> bool:
 
 
 def groups(jobs: Sequence[Demand]) -> list[list[int]]:
-    """Places of jobs that are tied by shared links, each group in the order of a walk from its first one."""
+    """Indices of jobs that are tied by shared links, each group in the order of a walk from its first one."""
     ties: dict[int, set[int]] = {}
     for indices in shared_links(jobs).values():
         for index in indices:

@@ -15,7 +15,7 @@ _Floats = npt.NDArray[np.float64]
 
 _SLOW = 0.8  # of the median pace of the job's pairs
 _GRADIENTS = 0.01  # of the bytes of the job's largest pair: a pair with less sends acknowledgements and control
-_FEWEST = 3  # pairs, from which on there is a usual one
+_FEWEST = 3  # pairs, from which on there is a baseline
 Ends = tuple[str, str, str]
 """Job, sender and receiver."""
 

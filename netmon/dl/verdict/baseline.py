@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterations of a job as a matrix of iterations and ranks, and what is usual among them."""
+"""The iterations of a job as a matrix of iterations and ranks, and the baseline among them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ from netmon.dl.verdict.change import changes
 from netmon.dl.verdict.evidence import Steps
 
 FEWEST = 5
-"""Iterations from which on there is a usual."""
+"""Iterations from which on there is a baseline."""
 
 _MOST = 200  # iterations that make it: the nearest
 
@@ -20,7 +20,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Matrix:
-    """Arrays (iterations, ranks), nan where a rank has no row or does not tell; moments in ns since `base_ns`."""
+    """Arrays (iterations, ranks), nan where a rank has no row or does not report; moments in ns since `base_ns`."""
 
     base_ns: int
     number: npt.NDArray[np.int64]  # (iterations,), ascending

@@ -33,7 +33,7 @@ from netmon.records import Direction
 
 _PIECES = 16  # of what a link carries in a transfer, or in what was left of the one before
 _LEAST_PIECE, _MOST_PIECE = 1 << 16, 1 << 18  # bytes: some of the largest packets
-_SLOWER = 0.8  # of the usual pace
+_SLOWER = 0.8  # of the baseline pace
 _EVEN = 0.2  # paces that are so much off are still one
 _EVEN_LOSSY = 0.1  # the same where packets are lost: TCP is slow for a while after that, too, but not evenly
 _MOSTLY = 0.5  # of the pieces, or of the time
@@ -148,8 +148,8 @@ def lossy_link(
     """The link (of seen.links) of the rank that most was sent again by or to; else the one that the most bytes left
     without arriving; else the one to a rank whose acknowledgement did not come; None where none of it is seen.
 
-    waits: ranks, and whose acknowledgements they waited for; again: those that clearly sent more again than usual, and
-    how much: what was under way at the edges of the window looks lost, too.
+    waits: ranks, and whose acknowledgements they waited for; again: those that clearly sent more again than in the
+    baseline, and how much: what was under way at the edges of the window looks lost, too.
     """
     there = {(ends[0], link.direction): at for at, (ends, link) in enumerate(zip(seen.ends, seen.links, strict=True))}
     if (link := _where_again(seen, again or {})) is not None:
@@ -194,7 +194,7 @@ def _other_end(seen: Window, link: int) -> int | None:
 # --- blame
 
 
-_MORE = 1.05  # times the usual gradients: what makes it more to transfer
+_MORE = 1.05  # times the baseline gradients: what makes it more to transfer
 _AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
 _PACED = 0.5  # of what was lost where packets were dropped: TCP is slow for a while after that, too, but not evenly
 _BUSY = 0.5  # of a time without a byte

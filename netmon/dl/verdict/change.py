@@ -47,7 +47,7 @@ def _first(log: _Floats, duration: _Floats) -> int | None:
         return None
     before = _medians_before(np.column_stack([log, duration]))[_FEWEST:count]
     after = np.lib.stride_tricks.sliding_window_view(log, LASTS, axis=0)[_FEWEST:]
-    more = after - before[:, :-1, None]  # (places, ranks, LASTS)
+    more = after - before[:, :-1, None]  # (rows, ranks, LASTS)
     of_ranks = np.median(more, axis=2)
     side = np.sign(of_ranks[:, 0])
     all_of_them = (side[:, None] * of_ranks >= np.log(CHANGED)).all(axis=1)
@@ -65,7 +65,7 @@ def _first(log: _Floats, duration: _Floats) -> int | None:
 
 
 def _medians_before(values: _Floats) -> _Floats:
-    """(places, columns): of each column the median of up to _BEFORE rows before each place; nan for the first."""
+    """(rows, columns): the median of each column over up to _BEFORE rows before each row; nan for the first."""
     padded = np.concatenate([np.full((_BEFORE, values.shape[1]), np.nan), values])
     ordered = np.sort(np.lib.stride_tricks.sliding_window_view(padded, _BEFORE, axis=0), axis=2)[: len(values)]
     count = np.minimum(np.arange(len(values)), _BEFORE)

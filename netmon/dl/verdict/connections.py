@@ -35,13 +35,13 @@ COLUMNS = {
 }
 """Of SAID, and what netmon.evidence.TRANSPORT calls them."""
 
-_FEWEST = 3  # rows, that something is usual
+_FEWEST = 3  # rows, that there is a baseline
 _WAITING = 0.5  # of a silence, in which something was unacknowledged
 _RESUMED_NS = 50_000_000  # after a silence: what ends it, or is told with what follows
 _LOSSY, _LOSSY_BYTES = 0.0005, 4_500  # of what was sent, sent again
 _CLEAR, _CLEAR_PART = 2.0, 1.0  # standard deviations; of a row of which the silence is a _PART
 _PART = 0.2
-_BEYOND = 5.0  # times what is usual
+_BEYOND = 5.0  # times the baseline
 _MOSTLY, _NOT_MERELY = 0.9, 2.0  # of the other rows; times what these show at the most
 
 
@@ -77,7 +77,7 @@ def of_job(said: Table, whose: Sequence[Whose], job: str) -> Connections:
 
 
 def limited(said: Table, name: str, span: tuple[float, float], baseline: Sequence[tuple[float, float]]) -> float:
-    """ns beyond the usual that one connection was held up in a time, at the most. name: a column of SAID.
+    """ns beyond the baseline that one connection was held up in a time, at the most. name: a column of SAID.
 
     Times are UTC; baseline: those to compare with. Rows count by the part of them that lies in a time.
     """
@@ -121,7 +121,7 @@ def who_waited(connections: Connections, begin_ns: float, end_ns: float, resumed
 
 
 def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict[int, float]:
-    """Ranks that clearly sent more again in a time than usual, and than now and then, and how much (bytes).
+    """Ranks that clearly sent more again in a time than in the baseline, and than now and then, and how much (bytes).
 
     Where a sender only believes that something was lost, it is little. A row counts by the part of it in that time.
     """

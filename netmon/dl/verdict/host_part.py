@@ -23,7 +23,7 @@ its threads; 0 where that is not known."""
 KEPT = ("throttled_ns", "waited_ns")
 """What keeps a rank from running, the clearer one first: a thread waits on any busy host, and while it is throttled."""
 
-_FEWEST = 3  # baseline iterations of a rank that were watched, else nothing is usual
+_FEWEST = 3  # baseline iterations of a rank that were watched, else there is no baseline
 _CLEAR = 3.0  # standard deviations of them
 _MOSTLY = 0.5  # of what is to be explained
 _ALIKE = 0.5  # of the longest stop, or wait for a CPU

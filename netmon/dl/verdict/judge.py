@@ -7,7 +7,7 @@ than it usually does, then the transfer; what held the transfer up is told by wh
 (see netmon.dl.verdict.transfer_stalls). Without the culprit's bytes the iteration would have taken its duration less
 the cells lost in which that culprit filled a link; the interval (90 %) is the baseline iterations' own spread, and the
 clocks' bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it would
-have taken the usual time.
+have taken the baseline time.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,15 +29,15 @@ from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import NETWORK, SHARES, Cause, Verdict
 
 NOTABLE = 1.2
-"""An iteration that takes so many times the usual stands out."""
+"""An iteration that takes so many times the baseline stands out."""
 
-_UNKNOWN_FROM = 2.0  # times the usual
+_UNKNOWN_FROM = 2.0  # times the baseline
 _SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
 _UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
 REFERENCES = 6
-"""Usual iterations whose traffic is looked at, at most."""
+"""Baseline iterations whose traffic is looked at, at most."""
 
 
 def standing_out(steps: Steps) -> list[int]:
@@ -59,7 +59,7 @@ def standing_out(steps: Steps) -> list[int]:
 
 
 def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
-    """When rows are needed to judge these iterations: theirs, and those of usual ones; (since, until) in UTC ns."""
+    """When rows are needed to judge these iterations: theirs, and those of the baseline; (since, until) in UTC ns."""
     rows: set[int] = set()
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
@@ -77,7 +77,7 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
 
 
 def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int) -> Judged:
-    """An iteration alongside its usual ones. Raises KeyError where there is no such iteration."""
+    """An iteration alongside its baseline. Raises KeyError where there is no such iteration."""
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
@@ -186,7 +186,8 @@ def _busy_meanwhile(phases: Phases, unclear: float, late_of: dict[int, float]) -
 
 
 def _windows(seen: Window, phases: Phases, transfer: float) -> tuple[int, int]:
-    """How long TCP waited in the transfer, beyond the usual, for the receiver's window and for the send buffer (ns)."""
+    """How long TCP waited in the transfer, beyond the baseline, for the receiver's window and for the send buffer
+    (ns)."""
     span, baseline = (phases.since_ns, phases.until_ns), list(phases.baseline_spans.values())
     receiver, sender = (limited(seen.said.gradients, name, span, baseline) for name in ("receiver_ns", "sender_ns"))
     return round(max(0.0, min(transfer, receiver))), round(max(0.0, min(transfer, sender)))
@@ -266,9 +267,9 @@ def _kept(
     stood: Mapping[int, float],
     unknown: float,
 ) -> dict[int, float]:
-    """By rank, what it answers for who was kept from running so much more than usual (ns): taken from what it was late
-    by, from times in which all stood still and only waited for it, whoever seemed to have stopped, and from what is not
-    known."""
+    """By rank, what it answers for who was kept from running so much more than in the baseline (ns): taken from what it
+    was late by, from times in which all stood still and only waited for it, whoever seemed to have stopped, and from
+    what is not known."""
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One iteration alongside its usual ones, and who was found to have delayed it."""
+"""One iteration alongside its baseline, and who was found to have delayed it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank spent beyond its usual alongside the transfer, who came late, and when the transfer was."""
+"""What each rank spent beyond its baseline alongside the transfer, who came late, and when the transfer was."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Phases:
-    """Times in ns; parts are beyond the usual and may be below 0."""
+    """Times in ns; parts are beyond the baseline and may be below 0."""
 
     known: bool = False  # it is known what every rank did beside waiting
     timed: bool = False  # it is known when the transfer was
@@ -32,7 +32,7 @@ class Phases:
     left: tuple[float, float] = (0.0, 0.0)  # UTC: when the last rank's transfer before this one kept it, and no other
     baseline_transfer_ns: float = 0.0
     error_ns: float = 0.0
-    baseline_spans: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # of usual transfers, by row
+    baseline_spans: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # of baseline transfers, by row
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def phases(
     seen: Window | None,
     references: Mapping[int, Window],
 ) -> Phases:
-    """What the iteration of `row` was like alongside its usual ones. times: by marks and traffic."""
+    """What the iteration of `row` was like alongside its baseline. times: by marks and traffic."""
     slow = int(np.nanargmax(table.duration[row]))
     error = float(np.nanmax(table.error[row])) + (2 * CELL_NS * seen.clock_cells if seen else 0.0)
     found = _transfer(table, row, baseline, times, references, error)

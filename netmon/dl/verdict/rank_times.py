@@ -3,7 +3,7 @@
 
 In any collective (ring, tree, star, clique, hierarchical) nobody has the sum before the last rank has handed its
 gradients over. Whoever comes before it waits for it; from then on all wait for the transfer. What that takes beyond
-its usual time is what the verdict has found.
+its baseline time is what the verdict has found.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from netmon.dl.verdict.phases import StepTimes
 from netmon.views import Cause, RankTimes, Verdict
 
 _MOST_NAMED = 8
-_NOTABLE = 0.1  # of the usual iteration: a wait that is worth a word
+_NOTABLE = 0.1  # of the baseline iteration: a wait that is worth a word
 
 _Floats = npt.NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 
 The model: alone, the job's gradients move as they usually do, and all of them take `usual_ns`. In a cell of width dt in
 which the share p of the iteration's gradients arrived, the transfer therefore lost dt − usual_ns · p. Summed over the
-transfer that is its length less the usual one, whatever the cells are called, so that the parts always add up. A cell
+transfer that is its length less the baseline, whatever the cells are called, so that the parts always add up. A cell
 is called by what was to be seen in it:
 
 * foreign: alongside the job's own bytes a link that still had gradients to carry was full with somebody else's;

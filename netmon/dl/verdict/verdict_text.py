@@ -103,7 +103,7 @@ def sentence(verdict: Verdict) -> str:
 
 
 def reason(verdict: Verdict) -> str:
-    """Why it took longer than usual, without which iteration that is and how much longer it took."""
+    """Why it took longer than in the baseline, without which iteration that is and how much longer it took."""
     if not verdict.usual_ns:
         return "there is no usual time to compare it with"
     if verdict.cause == Cause.CHANGE:

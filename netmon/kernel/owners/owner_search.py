@@ -139,7 +139,7 @@ class OwnerSearch:
     """Everything that can tell an owner, asked in the order of what it costs."""
 
     def __init__(self, processes: ProcessTable, socket_watch: SocketEvents | None) -> None:
-        """births: None where the kernel cannot tell of connections being made."""
+        """births: None where the kernel does not report connections being made."""
         self._processes, self._socket_events = processes, socket_watch
         self._diagnosis: SocketDiagnosis | None = None
         with contextlib.suppress(OSError):

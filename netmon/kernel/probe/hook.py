@@ -8,7 +8,7 @@ from netmon.errors import UnsupportedError
 from netmon.kernel.nic import name_of
 from netmon.kernel.probe.interfaces import InterfaceFacts, interface_facts
 
-# Drivers of physical NICs that run XDP before they build an sk_buff: for kernels that do not tell (before Linux 6.3).
+# Drivers of physical NICs that run XDP before they build an sk_buff: for kernels that do not report (before Linux 6.3).
 NATIVE_XDP_DRIVERS = frozenset(
     {
         *("atlantic", "bnxt_en", "ena", "gve", "i40e", "iavf", "ice", "igb", "igc", "ixgbe", "ixgbevf"),

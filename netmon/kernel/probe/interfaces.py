@@ -16,7 +16,7 @@ from netmon.errors import UnsupportedError
 from netmon.kernel import bpf_calls, nic
 from netmon.kernel.probe.xdp import XdpSupport, xdp_support
 
-# --- Whose a loaded program is: what the kernel and /proc tell of those who hold it.
+# --- Whose a loaded program is: what the kernel and /proc report of those who hold it.
 
 DISPATCHER = "xdp_dispatcher"
 _PROC, _PINS = Path("/proc"), Path("/sys/fs/bpf")
@@ -87,7 +87,7 @@ class InterfaceFacts:
     uppers: tuple[str, ...]  # bonds, bridges, VLANs on top: they carry the same bytes again
     xdp_program: int  # id of the program that holds the XDP slot; 0: free
     xdp_name: str
-    xdp: XdpSupport | None  # None: the kernel does not tell
+    xdp: XdpSupport | None  # None: the kernel does not report
     tcx_rx: tuple[Program, ...] | None  # in the order in which they run; None: no tcx, or no permission to ask
     tcx_tx: tuple[Program, ...] | None
     rdma: tuple[str, ...]  # RDMA devices of the same NIC

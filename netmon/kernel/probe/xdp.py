@@ -36,7 +36,7 @@ class _QuietSocket(GenericNetlinkSocket):  # type: ignore[misc]
 
 
 def xdp_support() -> dict[int, XdpSupport]:
-    """That of every interface of the caller's network namespace, by index; empty where the kernel does not tell.
+    """That of every interface of the caller's network namespace, by index; empty where the kernel does not report.
 
     Needs no privilege.
     """
