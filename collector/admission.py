@@ -105,7 +105,7 @@ class Admission:
     @contextlib.asynccontextmanager
     async def admitted(self, context: Context, what: str, roles: tuple[Role, ...]) -> AsyncIterator[Identity | None]:
         """Who calls; None: anybody, without TLS. Who is not admitted, or no longer, or sends what is no message
-        (DecodeError), is told why, and the call ends."""
+        (DecodeError), gets the reason, and the call ends."""
         with contextlib.ExitStack() as stack:
             try:
                 call = stack.enter_context(self.admit(context, what, roles))

@@ -22,7 +22,7 @@ class Answers:
     """Of one collector. Who asks has been let in."""
 
     def __init__(self, registry: Registry, insecure: bool, stored: Batches | None) -> None:
-        """insecure: what is said may be read by others. stored: rows of the dataset; None: nobody is told of them."""
+        """insecure: what is said may be read by others. stored: rows of the dataset; None: nobody gets them."""
         self._registry = registry
         self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks, insecure)
         self._windows = Windows(registry)

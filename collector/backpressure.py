@@ -54,7 +54,7 @@ class Storing:
 
 
 class BackpressurePolicy:
-    """The policy: figures in, orders out. It reads no clock, and knows of sessions what it is told."""
+    """The policy: figures in, orders out. It reads no clock, and knows of sessions only what it is given."""
 
     LATE_S, EASY_S = 1.0, 0.4
     """Behind by so much is too much; by less, easy."""

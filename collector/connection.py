@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection of a session, however its messages come: what is taken in, what its agent is told, how it ends."""
+"""One connection of a session, however its messages come: what is accepted, what its agent is sent, how it ends."""
 
 import asyncio
 import logging
@@ -135,7 +135,7 @@ class Connection:
             raise FailedBatchError(sequence, entry.session.hello.host, reason) from error
 
     def check(self) -> None:
-        """Raise what the agent is to be told.
+        """Raise what the agent has to know.
 
         RefusedBatchError: a batch was not taken in; FailedSessionError: the session is not what it should be.
         """

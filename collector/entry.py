@@ -40,8 +40,8 @@ class Entry:
     settled: bool = True  # nothing has arrived since it was last settled altogether
     left: bool = False
     broken: bool = False  # the collector has failed at it: nothing more comes or goes, and it is to be discarded
-    failure: str = ""  # at what, where that was no batch: its agent is to be told
-    refused: RefusedBatchError | None = None  # a batch that was not taken in: its agent is to be told
+    failure: str = ""  # at what, where that was no batch: for its agent
+    refused: RefusedBatchError | None = None  # a batch that was not accepted: for its agent
     acknowledge: int = 0
     timed: tuple[int, float] | None = None  # a batch that is not stored, and when it came
     requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the collector has failed at: set aside for a bug report, told to the agent and to viewers, each once."""
+"""What the collector has failed at: kept for a bug report, and reported once to the agent and to viewers."""
 
 import logging
 from collections import Counter

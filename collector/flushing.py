@@ -99,7 +99,7 @@ class Flushing:
             self._room.clear()
 
     def close_intake(self) -> None:
-        """Take nothing in any more: what agents have not been told is stored, they keep."""
+        """Accept nothing any more. Agents keep what is not acknowledged."""
         self._closing = True
         self._room.clear()
 

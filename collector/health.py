@@ -36,7 +36,7 @@ class NoHealth:
         await asyncio.Event().wait()
 
     async def leave(self) -> None:
-        """Nobody is told."""
+        """Does nothing."""
 
 
 def add_health(server: grpc.aio.Server) -> Health:

@@ -23,7 +23,7 @@ class IterationUpdates:
         """jobs: as viewers see them."""
         self._jobs, self._triggers = jobs, triggers
         self.on_accounted: Callable[[Session, Accounted], None] | None = None
-        """Told of those of each session whose rows have settled."""
+        """Called with the iterations of each session whose rows have settled."""
 
     def publish(
         self, settled: Settled, sessions: Mapping[int, Session], newest: Iterable[int], judging: Judging

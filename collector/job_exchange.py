@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the sessions and the job stage: what is new is told, and what is answered is taken over."""
+"""Between the sessions and the job stage: sends what is new, and applies the answer."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ _SAID_S = 3.0
 _AT_ONCE = 400_000  # rows in a message: both ends hold several copies of it
 _REST_OWN, _REST_STAGE = 19, 4  # × the CPU time of telling it, × that of the job stage
 _TOGETHER_S, _LONGEST_S = 1.0, 5.0
-"""Of sessions that are taken up again is told when none has come for so long, at the latest after so long."""
+"""Resumed sessions are reported when none has come for so long, at the latest after so long."""
 
 
 class JobExchange:
@@ -33,9 +33,9 @@ class JobExchange:
         self._stage, self._entries = stage, entries
         self._now = asyncio.Lock()
         self._flow_updates = FlowUpdates()
-        self._session_count = 0  # that were given to sessions in what the job stage is told
-        self._ended: list[int] = []  # indices of sessions that are over, of which it has not been told
-        self._pending_updates = 0  # rows that it was not told
+        self._session_count = 0  # indices that the job stage knows
+        self._ended: list[int] = []  # indices of sessions that have ended, not reported yet
+        self._pending_updates = 0  # rows that it has not got
         self._sent_s = time.monotonic()
         self._coming = -_LONGEST_S, -_LONGEST_S  # sessions that are taken up again: since when, and the last one
         self.rest_s = _OFTEN_S

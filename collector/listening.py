@@ -90,7 +90,7 @@ async def stop_listening(server: grpc.aio.Server, grace_s: float) -> None:
 
 
 def _worth_reporting(record: logging.LogRecord) -> bool:
-    """False: somebody has gone while they were told something; gRPC has not noticed it yet, and prints a traceback."""
+    """False: somebody has gone while they were sent something; gRPC has not noticed it yet, and prints a traceback."""
     return not record.getMessage().startswith(_PEER_HAS_GONE)
 
 

@@ -5,7 +5,7 @@ What has to be answered within a tick is in collector.tick_messages.
 
 A message is never changed once it has been made, holds no reference to the state of either stage, and can be pickled:
 the two may live in processes of their own. A session is known by its place, a number that the host stage gives it and
-gives to another one only after it has told that the session is over; a flow by `flow_numbers`.
+gives to another one only after it has reported the session's end; a flow by `flow_numbers`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ BY_TRAFFIC = "traffic"
 """Owner.source of a flow that only the traffic shows about."""
 
 GRAIN_NS = 1_000_000
-"""Payload is told in sums of a millisecond."""
+"""Payload is reported in sums of a millisecond."""
 
 ONSET_UPDATE = np.dtype([("flow", "<i8"), ("time_ns", "<i8"), ("bucket_ns", "<i8")])
 """A flow began to send after a rest: in the bucket from time_ns (mono, of its host) on, bucket_ns wide."""
@@ -53,9 +53,9 @@ def flow_id_of(flow: int) -> int:
 
 
 class FlowUpdate(NamedTuple):
-    """A flow that carries payload or begins after rests; told before its first row, and again when its owner changes.
+    """A flow that carries payload or begins after rests; sent before its first row, and again when its owner changes.
 
-    Aggregates of several flows are not told.
+    Aggregates of several flows are not reported.
     """
 
     flow: int
@@ -98,8 +98,8 @@ class HostClock(NamedTuple):
     synchronized: bool  # by an exchange
     unrefuted: bool  # the host's own UTC is what exchanges have not refuted so far
     own_error_ns: int  # of the host's own UTC; 0: it is not kept
-    coarse_ns: int  # as it was told last, part of `uncorrected`
-    correction: Correction | None  # as it was told last
+    coarse_ns: int  # as it was sent last, part of `uncorrected`
+    correction: Correction | None  # as it was sent last
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class HostNews:
     onsets: Table = field(default_factory=lambda: empty(ONSET_UPDATE))
     over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # flows that are forgotten
     ended: Sequence[int] = ()  # indices of sessions that are over, with all their flows
-    horizon_ns: int = 0  # up to here (UTC) all hosts that are heard have told everything; 0: not known
+    horizon_ns: int = 0  # up to here (UTC) all hosts that are connected have reported everything; 0: not known
     pending_updates: int = 0  # rows that were left out because there were too many
     marked: frozenset[str] = frozenset()  # jobs that tell their iterations themselves
     unclear: Mapping[str, bool] = field(default_factory=dict)  # jobs whose calls no steps explain, now or at all

@@ -415,7 +415,7 @@ class Registry:
         self._shown = False
 
     def _show(self) -> None:
-        """Tell the view which sessions it is about, if that has changed: before it is told anything, or asked."""
+        """Give the view its sessions, if they have changed: before it gets rows or is read."""
         if not self._shown:
             self._shown = True
             self._sessions.show(self._newest())

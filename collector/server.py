@@ -63,9 +63,9 @@ async def serve(
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
-    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of iterations and verdicts.
+    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: get iterations and verdicts.
     receiver: what receives: this process (here), one of its own (apart), or as many agents there are (auto). stored:
-    rows of the dataset in `data`, for viewers; without it they are told of the present only. http: HOST:PORT of the
+    rows of the dataset in `data`, for viewers; without it they see the present only. http: HOST:PORT of the
     page for browsers; empty: nowhere.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
@@ -155,7 +155,7 @@ def _listener(
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
-    """What it leads to; None: it was told to stop before."""
+    """What it leads to; None: it was stopped before."""
     working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -188,7 +188,7 @@ async def _among(settings: "WorkerSettings", registry: Registry, sink: ParquetSi
 async def _store_the_rest(
     registry: Registry, data: Path, abandon: Callable[[], None], among: "ClusterWorker | None"
 ) -> None:
-    """What agents have sent until now, as far as there is time: they keep what they have not been told is stored."""
+    """What agents have sent until now, as far as there is time: they keep what is not acknowledged."""
     registry.flushing.close_intake()
     rest = asyncio.create_task(_leave(registry, among) if among else _settle_and_flush(registry))
     done, _ = await asyncio.wait((rest,), timeout=_END_WITHIN_S)

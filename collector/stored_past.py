@@ -34,7 +34,7 @@ class StoredPast:
     """Of one collector; lives on one event loop."""
 
     def __init__(self, rows: Batches | None) -> None:
-        """rows: None where nobody is told of the dataset."""
+        """rows: None where nobody may read the dataset."""
         self._rows = rows
         self._turns = asyncio.Semaphore(_AT_A_TIME)
 

@@ -48,7 +48,7 @@ class AgentStream:
                 await self._wait(taking)
                 self._check()
             taking.result()
-            await self._registry.intake.next_tick()  # a refused batch has to be told while the agent is there
+            await self._registry.intake.next_tick()  # a refusal has to be sent while the agent is there
             self._check()
             await asyncio.sleep(BREAK_S)
         except NetmonError as error:
@@ -82,7 +82,7 @@ class AgentStream:
             await self._context.abort(grpc.StatusCode.ABORTED, f"session {name} has connected again")
 
     def _check(self) -> None:
-        """Raise what the agent is to be told.
+        """Raise what the agent has to know.
 
         As Connection.check; SilentError: nobody is there.
         """

@@ -56,7 +56,7 @@ RANK_UPDATE = np.dtype(
 )
 
 STEP_UPDATE = np.dtype([("after", "<i8"), ("serial", "<i8"), ("size", "<i8"), ("last_ns", "<i8")])
-"""A rank has stepped on, as it told after so many rows of RANK_UPDATE."""
+"""A rank has stepped on, after so many rows of RANK_UPDATE."""
 
 
 class StepEvents(NamedTuple):

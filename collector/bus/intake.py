@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's hosts on the bus: taken and released one by one, and told what their agents have to know."""
+"""A worker's hosts on the bus: taken and released one by one; their agents get what they have to know."""
 
 import asyncio
 import contextlib
@@ -137,7 +137,7 @@ class BusIntake:
         """Store what has settled of these hosts, acknowledge it, and forget them: another worker may take them then.
 
         All else stays on the bus for that one, above all what an iteration needs that has not ended. What only the
-        traffic tells is requested before: that one is not told again of what is stored.
+        traffic shows is requested before: it is not sent again what is stored.
         """
         released = [self._hosts[host] for host in hosts if host in self._hosts]
         for intake in released:

@@ -27,7 +27,7 @@ class LastingTies:
         self._seen: dict[str, dict[tuple[str, str], float]] = {}  # by host; kind and name
 
     def lasting(self, now: Mapping[str, HostTies], before: Mapping[str, HostTies]) -> dict[str, HostTies]:
-        """What is seen now of our hosts, with what is not long ago. before: what was told by who had a host last."""
+        """What is seen now of our hosts, with what is not long ago. before: what the last owner of a host reported."""
         at = time.monotonic()
         self._seen = {host: self._seen.get(host) or dict.fromkeys(_items(before.get(host)), at) for host in now}
         for host, own in now.items():

@@ -247,7 +247,7 @@ class Alignment:
     def add_sample(
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int
     ) -> list[ClockExchange] | None:
-        """Take in what a batch tells. What `update` is to be told now, where it is to be called: None, where not.
+        """Add a batch's exchanges. Returns those that `update` has to be called with now; None: it need not be.
 
         That is where there is something new, and exchanges no more often than it is needed: a fit is work.
         """

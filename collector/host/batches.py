@@ -48,7 +48,7 @@ class Batches:
     nic: dict[int, list[NicSample]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Sort what is told alongside rows by its batch."""
+        """Sort what comes alongside rows by its batch."""
         self.good = np.ones(len(self.session), np.bool_)
         for name in ("flows", "exchanges", "nic"):
             found: dict[int, list[object]] = getattr(self, name)

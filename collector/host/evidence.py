@@ -27,7 +27,7 @@ LATEST = np.dtype(
     [("session", "<i4"), ("flow_id", "<u4")]
     + [(name, "<i8") for name in ("end_ns", "sent_bytes", "retransmitted_bytes", "rtt_ns", "rtt_min_ns")]
 )
-"""What was told last of a flow's connection, whichever way the flow goes. flow_id 0: nothing."""
+"""The latest sample of a flow's connection, whichever way the flow goes. flow_id 0: nothing."""
 
 
 _JOINED, _LATELY_TABLES = 16, 16
@@ -68,7 +68,7 @@ class Evidence:
         self._latest = np.zeros(0, LATEST)  # by flow
         self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked
         self.lately = Lately()
-        """What was told last of the hosts' part, columns of STORED_HOST_PART, oldest first."""
+        """The latest samples of the hosts' part, columns of STORED_HOST_PART, oldest first."""
         self.said_lately = Lately()
         """What TCP said last, columns of STORED_TRANSPORT, oldest first."""
         self.waiting: set[int] = set()

@@ -427,7 +427,7 @@ class FlowTable:
         return None if index is None else self.flows[index]
 
     def infer(self, flow_id: int, owner: Owner) -> bool:
-        """Take over what the traffic says of a flow whose owner is not known; False where a socket has told more."""
+        """Take over what the traffic says of a flow whose owner is not known; False where a socket has shown more."""
         index = self._index.get(flow_id)
         if index is None or self.flows[index].owner.source not in ("", BY_TRAFFIC):
             return False

@@ -32,7 +32,7 @@ from netmon.dl.sums import sums_by_two
 from netmon.records import Flow, Mark, Owner, Table, empty
 
 MOST_ROWS = 2_000_000
-"""Grains of payload in one message; of more, the newest are told."""
+"""Grains of payload in one message; of more, the newest."""
 
 _PENDING, _REPORTED, _AGGREGATE = 0, 1, 2
 _Numbers = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ class JobUpdates:
         self._known.clear()
 
     def flows(self, over: list[int]) -> list[FlowUpdate]:
-        """Flows that were told and have changed since; `over` gets those that are no more."""
+        """Flows that were reported and have changed since; `over` gets those that are no more."""
         table = self.window.flows
         gone, table.over = self._known.intersection(table.over), []
         over += [flow_numbers(self.session_index, flow_id) for flow_id in gone]
@@ -147,7 +147,7 @@ def build_news(reporting: Sequence[JobUpdates], connected: Iterable[JobUpdates],
 def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Table, Table, int]:
     """New payload (TRAFFIC) and onsets (ONSET_UPDATE) of at least one session, and how many rows came and went untold.
 
-    flows: those of which there is something are put in there if they have not been told.
+    flows: those of which there is something are added if they have not been reported.
     """
     tables, state = reporting[0].session.tables, reporting[0].flow_updates.state
     session_indices = np.array([host_updates.session.index for host_updates in reporting], np.int64)
@@ -156,7 +156,7 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
     )
     lost = tables.payload.lost(session_indices)
     known = tables.flows.state
-    # What is told late may be of a flow that is over.
+    # A late report may be of a flow that has ended.
     onsets = newest_onsets(onsets)
     payload, onsets = (_where(rows, known["session"][rows["flow"]] == rows["session"]) for rows in (payload, onsets))
     by_place = {host_updates.session.index: host_updates for host_updates in reporting}

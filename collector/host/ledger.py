@@ -117,7 +117,7 @@ class LedgerAccounts:
     ) -> None:
         """Links first…first+links−1 begin; the mappings tell per link of the session what the dataset holds already.
 
-        open_samples: as LedgerAccount.open_samples told.
+        open_samples: as LedgerAccount.open_samples returned it.
         """
         more = first + links - len(self.totals)
         if more > 0:
@@ -232,7 +232,7 @@ class LedgerAccount:
     def open_samples(self) -> dict[int, Sequence[int]]:
         """Where the open interval of each link began, and what it has counted, for a restart: SAMPLE but for the link.
 
-        So that no agent has to keep the batch that told of its beginning.
+        So that no agent has to keep the batch that reported its beginning.
         """
         own, samples = self._own, self._accounts.open_samples()
         return {link - own.start: samples[link] for link in range(own.start, own.stop) if link in samples}

@@ -15,8 +15,8 @@ STARTING_NS = 1_000_000_000
 COLUMNS = "session", "flow", "time_ns", "amount"
 """Place of its session, index of its flow, start (mono); amount: bytes of payload, or the width of its bucket."""
 
-_MOST_PIECES = 300  # ticks whose rows wait to be told
-_MOST_ONSETS = 2_000  # of a session, that are told at one time: the newest
+_MOST_PIECES = 300  # ticks whose rows wait to be reported
+_MOST_ONSETS = 2_000  # of a session, reported at one time: the newest
 _Numbers = npt.NDArray[np.int64]
 
 

@@ -167,7 +167,7 @@ class Rank:
 
     @property
     def claimed(self) -> bool:
-        """It has a name, or is about to be told one."""
+        """It has a name, or is about to get one."""
         return bool(self.name) or self.is_claiming
 
     def find_earlier(self) -> None:

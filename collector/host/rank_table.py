@@ -66,9 +66,9 @@ class RankTable:
         self._common: Common | None = None  # the same as it is now, once it has been asked for
         self._row_of: dict[tuple[int, Whose], int] = {}
         self._free: list[int] = []
-        self._left: list[int] = []  # rows that are free once this tick has told what has ended
+        self._left: list[int] = []  # rows that are free once this tick has reported what has ended
         self._waiting = Columns.zeros(0, ENDED)  # iterations whose rows have not settled; of each rank ascending
-        self._ended: list[Columns] = []  # that have not been told
+        self._ended: list[Columns] = []  # not reported yet
         self._steps: list[Table] = []  # the same
         self.given_back: set[int] = set()
         """Indices of sessions with ranks that have left the table; the reader clears it."""
@@ -259,7 +259,7 @@ class RankTable:
         self._recent[row, kind, 0, at], self._recent[row, kind, 1, at] = marks.iteration[order], marks.time_ns[order]
         self._rows["recent"][row[first], kind[first]] += count
 
-    # --- what the job stage is told
+    # --- what the job stage gets
 
     def use_offsets(self, offset_ns: _Numbers) -> None:
         """What the clock of each place's host is off by now, for those that are distinguished from here on."""
@@ -312,7 +312,7 @@ class RankTable:
                 return Events(number + own["own_shift"], time_ns + own["offset_ns"])
         return Events.none()
 
-    # --- what rows and the dataset are told
+    # --- what rows and the dataset get
 
     def ended(self) -> IterationRows:
         """Iterations that have ended since the last call, as their jobs count them now."""

@@ -51,7 +51,7 @@ class Ranks(KnownRanks):
         self._has_news, self._freezes = True, False  # the host, lately; a count stays as it is
         self._resumed: dict[tuple[str, int], Resumed] = {}
         self._fresh: list[tuple[Rank, Iteration]] = []
-        self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not told
+        self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not reported
 
     def resume(self, job: str, rank: int, stored: Resumed, trust: Trust, shift: int) -> None:
         """Take up a rank of which iterations are in the dataset, numbered with this shift."""

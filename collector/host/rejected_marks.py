@@ -60,7 +60,7 @@ class RejectedMarks:
         """A mark has come after the rows around it had settled; first: its rank has not ended an iteration yet."""
         # Waits bound an iteration only where nothing follows; their lateness costs no other one. What the traffic
         # tells comes late by its nature, and is no finer than the account of what has settled.
-        # The first step of a process is told when the second one has shown what a step is.
+        # The first step of a process is reported once the second one has shown what a step is.
         if mark.moment not in (Moment.FIRST_WAIT, Moment.LAST_WAIT) and mark.source != Source.INFERRED and not first:
             self.warn(
                 f"marks of rank {mark.rank} of job {mark.job!r} on {self._host} came after their rows had "

@@ -95,7 +95,7 @@ class NicRows:
         self._port_bytes: dict[str, int] = {}  # RDMA port → bytes of its counters
 
     def add(self, samples: Sequence[NicSample], stored: bool) -> list[str]:
-        """Take in a batch's samples; stored: the dataset has them already. Returns what viewers should be told."""
+        """Take in a batch's samples; stored: the dataset has them already. Returns lines for viewers."""
         if not stored:
             self.rows += samples
         return list(self._warnings(samples))

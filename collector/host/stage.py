@@ -104,7 +104,7 @@ def add_table_marks(tables: Tables, batches: Batches) -> None:
 
 
 def publish_table_ranks(tables: Tables, sessions: Mapping[int, Session]) -> None:
-    """What the job stage is told of them."""
+    """What the job stage gets of them."""
     log, rank_table = tables.rank_log, tables.rank_table
     log.stepped(rank_table.take_steps())
     log.step_events(rank_table.check(log.young, lambda ranks: sessions[ranks.session].window.alignment.error_ns))
@@ -284,7 +284,7 @@ class HostStage:
         yield from query_names(*common, (with_marks | self._unnamed) - self._broken)
         find_peer_flows(*common, last)
         inferred, self._waiting = self._waiting, set()
-        for session_index in inferred:  # what the traffic has told, now that it is known who is a process' rank
+        for session_index in inferred:  # what the traffic has shown, now that the processes' ranks are known
             self._sessions[session_index].window.infer()
         yield from query_names(*common, inferred)
         return with_marks | inferred

@@ -87,7 +87,7 @@ class HostWindow:
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
-        self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
+        self._inferred: list[Mark] = []  # that the traffic has shown, not added yet
         self.renamed = 0  # processes
         self._crowded = False  # that there were too many flows was said
         self._resume_state(resume)
@@ -212,7 +212,7 @@ class HostWindow:
         self._inferred += marks
 
     def infer(self) -> None:
-        """Take in what the traffic has told."""
+        """Add the marks that the traffic has shown."""
         marks, self._inferred = self._inferred, []
         self.ranks.add_runs(mark_runs(marks), self.settled_ns)
 

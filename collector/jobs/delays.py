@@ -55,7 +55,7 @@ class HostLines:
 
 
 class Delays:
-    """The packets of a window. A packet is looked for only until its other end is told, and then remembered.
+    """The packets of a window. A packet is looked for only until its other end is reported, and then remembered.
 
     But all of a pair's window is matched anew where the caller says so: where a clock has moved by which its packets
     were matched, and while nothing but the traffic holds one.

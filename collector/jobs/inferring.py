@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the traffic alone tells about training: told of all hosts' payload, answers marks, owners and patterns."""
+"""What the traffic alone shows of training: from all hosts' payload to marks, owners and patterns."""
 
 import logging
 from collections import Counter

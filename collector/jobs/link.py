@@ -19,7 +19,7 @@ class JobLink(Protocol):
         """False: nobody will answer any more."""
 
     async def exchange(self, news: HostNews) -> JobNews:
-        """Tell and be told."""
+        """Send the news, and return the answer."""
 
     def close(self) -> None:
         """The host stage ends."""

@@ -47,7 +47,7 @@ class JobStageProcess:
         return [*self._said, *late]
 
     async def exchange(self, news: HostNews) -> JobNews:
-        """Tell and be told; begins_anew where the process has died and knows nothing any more."""
+        """Send the news, and return the answer; begins_anew where the process has died and knows nothing."""
         return await asyncio.to_thread(self._request, news)
 
     def close(self) -> None:

@@ -203,7 +203,7 @@ class RemoteEnds:
             owner = flow.owner
             owned = bool(owner.job) and owner.source not in _OTHERS
             at = self._at.setdefault(key, {})
-            at.pop(number, None)  # the latest to be told is the last
+            at.pop(number, None)  # the latest report is the last
             at[number] = (owner.job, owner.rank) if owned else _NOBODY
             changed[key] = None
         for key in changed:
@@ -321,8 +321,8 @@ class _Rank:
     holder: Holder
     number: int
     name: str = ""  # of its job, as given
-    lost: bool = False  # as told
-    count: Count = NO_NUMBERS  # as told
+    lost: bool = False  # as reported
+    count: Count = NO_NUMBERS  # as reported
 
 
 class RankRegistry:
@@ -335,7 +335,7 @@ class RankRegistry:
         self._named: dict[str, set[int]] = {}  # serials by job
         self._alike: Counter[tuple[str, int]] = Counter()  # serials, by job and rank
         self._by_traffic: set[int] = set()  # serials that were named, of no process
-        self._versions: dict[str, int] = {}  # of the numbers of jobs, as told
+        self._versions: dict[str, int] = {}  # of the numbers of jobs, as reported
         self._touched: set[str] = set()  # jobs whose numbers may have changed
         self._names: dict[int, str] = {}  # given now
 
@@ -413,7 +413,7 @@ class RankRegistry:
             self._named.setdefault(rank.name, set()).add(serial)
             self._alike[rank.name, rank.number] += 1
             self._touched.add(rank.name)
-            self._versions.pop(rank.name, None)  # it has not been told its count
+            self._versions.pop(rank.name, None)  # it has not got its count
             if not rank.holder.pid:
                 self._by_traffic.add(serial)
 

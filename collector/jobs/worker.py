@@ -2,7 +2,7 @@
 """The job stage in a process of its own: reads pickled HostNews from a connection, answers JobNews, ends with it.
 
 Signals that end the collector do not end it: the collector may have a last word to tell. Where there are fewer cores
-than work, the collector goes first: what is compared later is only told later.
+than work, the collector goes first: what is compared later is only reported later.
 """
 
 import logging

@@ -230,7 +230,7 @@ class Advising:
     """Of one worker; lives on the thread of its event loop, computes alongside it: one at a time."""
 
     def __init__(self, judging: Judging, tables: Tables, viewed: Jobs) -> None:
-        """viewed: are told of the jobs that share links, on the loop."""
+        """viewed: get the jobs that share links, on the loop."""
         self._judging, self._tables, self._viewed = judging, tables, viewed
         self._answers: dict[str, tuple[float, bytes]] = {}  # by the job asked for: when, and what
         self._turn = asyncio.Lock()

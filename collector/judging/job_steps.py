@@ -133,7 +133,7 @@ class JobSteps:
         self._shared.extend(rows.number.tolist())
 
     def were_accounted(self, rows: IterationRows) -> None:
-        """It is known whether there was foreign traffic in these iterations; those with it have been told before."""
+        """It is known whether there was foreign traffic in these iterations; those with it were reported before."""
         for rank, number in zip(rows.each_of("rank").tolist(), rows.number.tolist(), strict=True):
             self._accounted[rank] = max(number, self._accounted.get(rank, -1))
 
@@ -193,7 +193,7 @@ class JobSteps:
         return [*found, number] if stands_out and number not in found else found
 
     def mark_published(self, number: int) -> bool:
-        """A verdict on an iteration is about to be told; False: there was one."""
+        """A verdict on an iteration is about to be published; False: there was one."""
         if number in self._published:
             return False
         self._published.append(number)

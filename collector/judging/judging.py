@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which iterations stand out, as their rows settle, and the verdicts on them: told once, by whoever asks for them."""
+"""Which iterations stand out, as their rows settle, and the verdicts on them, each published once."""
 
 import asyncio
 import contextlib
@@ -199,7 +199,7 @@ class Judging:
         self._jobs: dict[str, JobSteps] = {}
         self._sessions: dict[int, Session] = {}  # by index, of ranks that have reported something
         self._coming: deque[tuple[float, str, int]] = deque(maxlen=_MOST_WAITING)  # and when there is all about it
-        self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be told of as a change
+        self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be a change
         self._due: deque[_Due] = deque(maxlen=_MOST_WAITING)
         self._working: asyncio.Task[None] | None = None
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
@@ -333,7 +333,7 @@ class Judging:
         return found
 
     def _waited(self, job: str) -> JobEvidence:
-        """What kept the job's ranks from running, as the hosts told lately."""
+        """What kept the job's ranks from running, as the hosts reported lately."""
         rows = self._tables.evidence.lately.all(("session", *_WAITED))
         if rows is None:
             return JobEvidence(nothing_waited(), np.empty(0, np.int64))

@@ -70,7 +70,7 @@ def of_sessions(parts: Sequence[Part], session_indices: list[int], since_ns: int
     """The rows of some sessions, without most of those from before `since_ns` (UTC); may be a thread's work.
 
     Nothing arrives before it happens, by whatever clock: _AHEAD_NS is more than these are off by. wanted: which of some
-    rows, told their sessions, starts (mono) and widths, are to be returned.
+    rows are to be returned, by their sessions, starts (mono) and widths.
     """
     theirs = np.zeros(max(session_indices, default=0) + 2, np.bool_)
     theirs[session_indices] = True

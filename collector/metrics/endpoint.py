@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collector's /metrics, /health and /ready: told on its loop at each request, put into words alongside it."""
+"""The collector's /metrics, /health and /ready: read on its loop at each request, rendered in a thread."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable

@@ -68,7 +68,7 @@ class Counts:
         self._of_host = Counter[str]()  # of these jobs
         self._waiting = Counter[str]()  # bytes of other jobs
         self.on_verdict: Callable[[Verdict], None] = lambda verdict: None
-        """Told of each verdict, too."""
+        """Called with each verdict."""
 
     def of(self, job: str, hosts: Hosts = tuple) -> JobCounts:
         """Whose numbers an iteration of this job adds to."""

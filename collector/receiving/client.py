@@ -136,7 +136,7 @@ class CalledContext:
             self._task.cancel()
 
     async def ended(self, answering: Awaitable[None]) -> End | None:
-        """What gRPC is to be told once it has been answered; None: all went in order."""
+        """The status for gRPC once all is answered; None: in order."""
         try:
             await answering
         except _AbortedError:
@@ -220,7 +220,7 @@ class ReceiverClient:
         self._send(frames.Serves("", leaving=True))
 
     async def close(self, grace_s: float) -> None:
-        """What is stored is told, then the process ends; who is still connected is cut off after so long."""
+        """What is stored is acknowledged, then the process ends; who is still connected is cut off after so long."""
         self._closing = True
         self._send_state(list(self._streams))
         if self._process:
@@ -361,7 +361,7 @@ class ReceiverClient:
             del self._calls[called.call]
         self._send(frames.Ended(called.call, how))
 
-    # --- what is told
+    # --- what is sent
 
     def _noticing(self, number: int) -> Callable[[], None]:
         return lambda: self._notice(number)
@@ -402,7 +402,7 @@ class ReceiverClient:
             self._send(frames.StreamStates(np.array(states, frames.STREAM_STATE)))
 
     def _end(self, stream: RemoteStream, error: NetmonError | DecodeError) -> None:
-        """Its agent is told why, and connects again."""
+        """Its agent gets the reason, and connects again."""
         self._streams.pop(stream.number, None)
         stream.log_error(error)
         self._send(frames.Ended(stream.number, stream.end_of(error)))

@@ -19,7 +19,7 @@ from netmon.wire.identity import Identity
 STREAM_STATE = np.dtype(
     [("stream", "<i8"), ("sequence", "<u8"), ("bucket_ns", "<u8"), ("batch_ns", "<u8"), ("rows_per_s", "<f8")]
 )
-"""What an agent is told; rows_per_s: no more are read of it, 0: as they come."""
+"""What an agent is sent; rows_per_s: no more are read of it, 0: as they come."""
 
 # --- to the receiving process
 
@@ -65,7 +65,7 @@ class AgentRequest:
 
 @dataclass(frozen=True)
 class Ended:
-    """A stream or call ends; how: what gRPC is told, None: in order."""
+    """A stream or call ends; how: the status for gRPC, None: in order."""
 
     number: int
     how: End | None = None

@@ -201,7 +201,7 @@ _Batch = tuple[int, netmon_pb2.AgentMessage, bytes, int]
 
 
 def _read(batches: list[_Batch]) -> tuple[ManyBatches, list[_Batch], list[tuple[int, bytes, str]]]:
-    """All of them as columns; where reading fails at some, those are left out and told."""
+    """All of them as columns; where reading fails at some, those are left out and reported."""
     try:
         return decode_many([message.batch for _, message, _, _ in batches]), batches, []
     except Exception:

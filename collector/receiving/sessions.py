@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One agent's stream at the collector's end: its connection, and what its agent is told."""
+"""One agent's stream at the collector's end: its connection, and what its agent is sent."""
 
 import asyncio
 import logging
@@ -85,7 +85,7 @@ class RemoteStream:
             self._registry.full.answer(self.entry, message.full)
 
     def state_row(self, now_s: float) -> tuple[int, int, int, int, float]:
-        """A row of TOLD, that goes out now."""
+        """A row of STREAM_STATE, that goes out now."""
         self._sent_s, self._requested = now_s, self._order()
         order = self._requested
         return self.number, self.entry.acknowledge, order.bucket_ns, order.batch_ns, order.rows_per_s
@@ -122,7 +122,7 @@ class RemoteStream:
 
     @staticmethod
     def end_of(error: Exception) -> End:
-        """What gRPC is told."""
+        """The status for gRPC."""
         if isinstance(error, AnotherError):
             return End(grpc.StatusCode.ABORTED, str(error))
         if isinstance(error, DecodeError):

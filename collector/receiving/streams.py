@@ -36,7 +36,7 @@ class Gathering(Protocol):
         """A batch waits for the collector to ask for it. rows: that take as much memory."""
 
     def leave(self, stream: "ReceivedStream") -> None:
-        """It has said its last word: to be told after what it has sent."""
+        """It has ended: reported after what it has sent."""
 
     def drop(self, stream: "ReceivedStream") -> None:
         """It is cut off: what waits of it comes again."""
@@ -76,7 +76,7 @@ class ReceivedStream:
             self._opened.set_result(None)
 
     def send_state(self, state: Table) -> None:
-        """A row of TOLD."""
+        """A row of STREAM_STATE."""
         _, sequence, bucket_ns, batch_ns, self._rows_per_s = state
         self._acknowledgement = netmon_pb2.Acknowledgement(sequence=sequence, bucket_ns=bucket_ns, batch_ns=batch_ns)
         self._due = True

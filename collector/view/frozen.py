@@ -43,13 +43,13 @@ class Frozen:
 
     @cached_property
     def age_ns(self) -> npt.NDArray[np.int64]:
-        """Of what each host has told, (hosts,)."""
+        """What each host has reported, (hosts,)."""
         age: npt.NDArray[np.int64] = np.maximum(0, self.time_ns - self.hosts["horizon_utc_ns"])
         return age
 
     @cached_property
     def silent(self) -> npt.NDArray[np.bool_]:
-        """Whether what each host has told is not the present any more, (hosts,)."""
+        """Whether what each host has reported is outdated, (hosts,)."""
         silent: npt.NDArray[np.bool_] = ~self.hosts["connected"] | (self.age_ns > LAG_NS)
         return silent
 

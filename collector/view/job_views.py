@@ -64,7 +64,7 @@ class _Rank:
 
     @property
     def source(self) -> Source:
-        """Who told of its last iteration."""
+        """The source of its last iteration."""
         rows, row = self.ended
         return rows.about[int(rows.whose[row])].source
 

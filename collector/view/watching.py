@@ -37,7 +37,7 @@ class Watching:
     ) -> None:
         """freeze: everything as it is now; page: what of it a viewer has asked for; ticks: how often it has changed.
 
-        insecure: viewers are told that others can read what they see.
+        insecure: viewers are warned that others can read what they see.
         """
         self._freeze, self._page, self._ticks, self._insecure = freeze, page, ticks, insecure
         self._frozen: Frozen | None = None
