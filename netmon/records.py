@@ -153,7 +153,7 @@ class Moment(IntEnum):
 
 
 class Source(IntEnum):
-    """Who told about an iteration, best first."""
+    """The source of an iteration, best first."""
 
     HOOK = 1
     UPROBE = 2
@@ -238,8 +238,8 @@ class Owner:
 
     How it is known, best first:
     "socket": the process holds the very socket, or the one that is bound to the port (UDP);
-    "birth": the kernel told which process connected it;
-    "close": the kernel told which process closed it, of a connection that was accepted and short;
+    "birth": the kernel reported which process connected it;
+    "close": the kernel reported which process closed it, of a connection that was accepted and short;
     "listener": the process listens on the local port, as long as nothing better is known of the connection;
     "service": nothing was found, but everybody known here who talks to that remote port is this process;
     "protocol": ARP, ICMP and others without ports, the kernel's own;
@@ -298,7 +298,7 @@ class Mark:
     error_ns: int
     parameters: int = 0  # model size in float32 parameters; 0: unknown
     relative: bool = False  # the iteration number counts from when the agent began to look
-    gradient_bytes: int = 0  # of all gradients of a step; 0: not told, so 4 for each parameter
+    gradient_bytes: int = 0  # of all gradients of a step; 0: not known, so 4 for each parameter
     job_name: str = ""  # what people call the job, of a mark that it joined; empty: the same
 
 

@@ -31,7 +31,7 @@ class Supervisor:
             self._notify("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """It ends of its own accord, or has been told to."""
+        """It ends by itself, or was stopped."""
         self._notify("STOPPING=1")
 
     def close(self) -> None:

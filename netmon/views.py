@@ -34,7 +34,7 @@ class LinkView:
     lost_kernel_bytes: int
     lost_agent_bytes: int
     invisible_bytes: int
-    series_end_ns: int = 0  # utc, of the last column of wire_bps; 0: not told
+    series_end_ns: int = 0  # utc, of the last column of wire_bps; 0: not known
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Verdict:
 
 
 PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", "option": "as --parameters says"}
-"""Who told of a model's parameters."""
+"""The source of a model's parameters."""
 
 
 NOT_UNDERSTOOD = "this job's steps are not understood"
@@ -213,7 +213,7 @@ class JobView:
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
     sharing: tuple[str, ...] = ()  # a sentence on each group of jobs with which it shares links
     name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
-    parameters_basis: str = ""  # who told of them, as the table iterations has it; empty: unknown
+    parameters_basis: str = ""  # their source, as the table iterations has it; empty: unknown
     not_understood: bool = False  # its steps do not explain what its ranks send: nothing is said of steps
     # Iterations of its ranks, dtype STEP, as they were requested, in no order.
     steps: Table = field(default_factory=lambda: np.zeros(0, STEP))
@@ -261,8 +261,8 @@ class Totals:
 
     hosts: int = 0
     connected: int = 0
-    lagging: int = 0  # connected, and what they have told last is not the present any more
-    oldest_ns: int = 0  # age of what that connected host has told which lags most
+    lagging: int = 0  # connected, but what they sent last is outdated
+    oldest_ns: int = 0  # age of what the connected host sent that lags most
     links: int = 0
     low_links: int = 0  # that do not cover what their NIC counted
     capacity_bps: int = 0

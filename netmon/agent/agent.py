@@ -176,7 +176,7 @@ class Agent:
         return serve_agent_metrics(self._settings.metrics, self._settings.security, metrics)
 
     def run(self, stop: threading.Event, tell_alive: Callable[[], None] = lambda: None) -> None:
-        """Works until told to stop, and tells that it does at every batch.
+        """Works until it is stopped, and reports to the supervisor at every batch.
 
         Raises KernelError when the kernel side is gone, or a thread has ended.
         """
@@ -222,7 +222,7 @@ class Agent:
         if drains:
             self._drain(now_ns)
         elif scan_waits:
-            self._receive_ranks(now_ns)  # before it is told who has gone
+            self._receive_ranks(now_ns)  # before the ranks that have gone
         if drains or scan_waits:
             self._marks += self._host_scan.receive(now_ns)
             self._host_scan.request(now_ns)

@@ -38,7 +38,7 @@ _TABLES = (
     # batch: the first that has described the flow; told: the last; over: no later batch than this one has rows of it.
     "CREATE TABLE IF NOT EXISTS flow (id INTEGER PRIMARY KEY, batch INTEGER NOT NULL, told INTEGER NOT NULL,"
     " over INTEGER, message BLOB NOT NULL)",
-    # ledger: as the session's samples told it last (netmon.agent.downtime); sequence: of its newest batch.
+    # ledger: as the session's latest samples have it (netmon.agent.downtime); sequence: of its newest batch.
     "CREATE TABLE IF NOT EXISTS account (id INTEGER PRIMARY KEY CHECK (id = 1), sequence INTEGER, ledger BLOB)",
     "CREATE INDEX IF NOT EXISTS flow_over ON flow (over) WHERE over IS NOT NULL",
     f"PRAGMA user_version = {_FORMAT}",
@@ -56,7 +56,7 @@ Description = tuple[int, bytes]
 """(flow id, what the introduction says of it)"""
 
 Account = tuple[int, bytes]
-"""(number of the newest batch, the ledger as it was told last)"""
+"""(number of the newest batch, the ledger as it was reported last)"""
 NO_ACCOUNT: Account = (0, b"")
 
 FlowRow = tuple[int, int, int, int | None, bytes]

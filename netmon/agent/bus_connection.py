@@ -141,7 +141,7 @@ _BACKPRESSURE_VALID_S = 10.0  # a worker that says nothing for so long asks for 
 SAYS_AGAIN_S = 600.0
 """So often an agent introduces itself again although nothing has changed: who does not for long is dead."""
 
-_REFRESH_S = 10.0  # the introduction is told again at the earliest, if it has changed
+_REFRESH_S = 10.0  # a changed introduction is published again after so long at the earliest
 _REFRESH_RATE = 50_000  # and no more bytes a second of it than this
 _LONGEST_S = 3600.0  # for the answer to a batch; `check` looks at it before
 _LOOK_AGAIN_S = 0.05, 1.0  # for our share of the bus: at first, and at most; each time twice as long

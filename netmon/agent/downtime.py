@@ -36,7 +36,7 @@ Counted = tuple[int, int]
 
 @dataclass(frozen=True)
 class LinkAccount:
-    """How a link was told last."""
+    """A link as it was reported last."""
 
     name: str  # of the interface
     index: int  # ifindex
@@ -102,7 +102,7 @@ def _accounts(table: BatchTable) -> list[LinkAccount]:
 
 
 def _reported_until(folder: SpoolFolder, session: str) -> int:
-    """Mono; 0: its agent lives, or told nothing in this boot."""
+    """Mono; 0: its agent lives, or reported nothing in this boot."""
     table = _taken_over(folder, session)
     if table is None:
         return 0

@@ -2,7 +2,7 @@
 """Whose each flow is: as the kernel reports its connection being made, else asked for until the answer is final.
 
 What the kernel tells is read here, so that a short flow has its owner before its rows are sent, however long the
-part that looks at processes takes; it is asked once for each process, and for what the kernel has not told.
+part that looks at processes takes; it is queried once for each process, and for what the kernel has not reported.
 """
 
 import logging
@@ -245,7 +245,7 @@ class FlowOwners:
         self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
         self._aggregates = aggregates
         self._visited: dict[Service, None] = {}  # those to which one process has connected more than once
-        self._ranks: dict[int, tuple[str, int]] = {}  # pid → job and rank, as its hook told
+        self._ranks: dict[int, tuple[str, int]] = {}  # pid → job and rank, by its hook
         self._changed: dict[int, None] = {}
 
     def add(self, flows: Iterable[Flow], now_ns: int) -> None:
@@ -391,7 +391,7 @@ class FlowOwners:
                     self._apply_event(pending, socket_event, now_ns)
 
     def _learn(self, endpoint: Endpoint, found: dict[str, Any] | None, now_ns: int) -> bool:
-        """Remembers the process that the kernel told of; whether it is a new one."""
+        """Remembers the process that the kernel reported; whether it is a new one."""
         socket_event = self._socket_events.find(endpoint) if self._socket_events else None
         if not socket_event or not found or found["pid"] != socket_event.pid:
             return False

@@ -27,7 +27,7 @@ LONGEST_NS = 1_000_000_000
 STALE_NS = 3_000_000_000
 """What has grown over a longer time is nobody's interval: the next look begins anew."""
 
-_KEPT = 0.1  # of a step: a wait for a CPU that is told by itself
+_KEPT = 0.1  # of a step: a wait for a CPU that is a row of its own
 _PRESSURES = tuple(f"{name}_pressure_ns" for name in PRESSURES)
 
 Row = dict[str, int]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent says of itself on its own /metrics: also while no collector is there to be told.
+"""The agent's own /metrics: also while there is no collector.
 
 The names are other ones than those by which a collector reports its agents, so that both can be scraped.
 """

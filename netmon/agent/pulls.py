@@ -21,7 +21,7 @@ class Pulls:
     """One per agent. Thread-safe: one thread asks, another takes the answers."""
 
     def __init__(self, recorder: Recorder | None) -> None:
-        """recorder: None where the agent was told to have none."""
+        """recorder: None where the agent has none."""
         self._recorder = recorder
         self._lock = threading.Lock()
         self._answers: deque[Iterator[netmon_pb2.FullAnswer]] = deque()

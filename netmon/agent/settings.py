@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent is told."""
+"""An agent's options."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,5 +29,5 @@ class Settings:
     record_ns: int = 600_000_000_000  # for so long; 0: not at all
     record_bytes: int = 1_000_000_000
     security: Security = PLAIN
-    evidence: str = "all"  # what is told alongside bytes and marks: all, none
+    evidence: str = "all"  # what is reported alongside bytes and marks: all, none
     metrics: str = ""  # HOST:PORT of /metrics, /health and /ready; empty: nowhere

@@ -97,7 +97,7 @@ class Spool:
         self.limit_bytes = limit_bytes  # of all messages that wait, but for the newest
         self.given_up = self.acknowledged = 0  # whole batches, for which a collector needs a fresh introduction
         self.handed_out = 0  # the highest number that `after` has given
-        self.ledger = b""  # as batches told it last, for the next agent
+        self.ledger = b""  # as batches reported it last, for the next agent
         self._lose = lose
         self._changed = threading.Condition(threading.RLock())
         self._memory = BatchTable(None)

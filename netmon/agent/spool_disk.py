@@ -28,7 +28,7 @@ R = TypeVar("R")
 _ANSWERS_S = 0.5
 _OPENS_S = 10.0
 _OPEN_AGAIN_S = 5.0
-_REASONS = 5  # told of one trouble
+_REASONS = 5  # logged of one trouble
 
 
 class StalledDiskError(sqlite3.OperationalError):

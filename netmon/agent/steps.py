@@ -2,7 +2,7 @@
 """The ranks on this host and the steps that uprobes see them take, as marks.
 
 What a process tells by its environment and its calls may be a lie, or a flood: numbers that no job has are refused, and
-what is kept and told of each user and process has a limit.
+what is kept and reported of each user and process has a limit.
 """
 
 import logging
@@ -231,7 +231,7 @@ class StepMarks:
             return []
         before = rank.detector.iteration
         marks = self._feed(pid, steps)
-        begun = max(0, rank.detector.iteration - before)  # also those that are not told
+        begun = max(0, rank.detector.iteration - before)  # also those that are not reported
         self._calls.spend(pid, rank.uid, len(steps), begun, now_ns)
         return marks
 

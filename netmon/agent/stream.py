@@ -60,7 +60,7 @@ class Sender:
         exchanges: ClockExchanges | None,
         note: Callable[[bool, str], None],
     ) -> None:
-        """note(connected, reason): told at each beginning and end. exchanges: None: the time is not asked for."""
+        """note(connected, reason): called at each beginning and end. exchanges: None: the time is not asked for."""
         self._connect, self._spool, self._pulls, self._exchanges = connect, spool, pulls, exchanges
         self._note = note
         self._ended = threading.Event()

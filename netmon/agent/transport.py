@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TCP itself says of the flows that matter: asked twice a second, told as differences between two looks."""
+"""TCP's own view of the flows that matter: queried twice a second, reported as differences."""
 
 import contextlib
 import itertools
@@ -30,7 +30,9 @@ _NOTHING = empty(TRANSPORT)
 _TCP = 6
 _MOST = 2**50  # of a difference, in whatever unit: more is a counter that has been set back
 _WIDEST = np.uint64(2**58)
-_YOUNG_NS = 5_000_000_000  # a connection of whose birth the kernel told may be small for so long before it is looked at
+_YOUNG_NS = (
+    5_000_000_000  # a connection whose beginning the kernel reported may be small for so long before it is looked at
+)
 _LATE_BYTES = 1 << 20  # that a connection reported by the kernel may have sent before it is looked at
 _WIDE = [name for name in TCP_INFO.names or () if TCP_INFO[name] == np.dtype("<u8")]
 _COUNTERS = ("sent_bytes", "retransmitted_bytes", "out_of_order_packets")

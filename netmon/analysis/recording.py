@@ -138,7 +138,7 @@ class Recording:
     def verdicts(
         self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
     ) -> pd.DataFrame:
-        """A row per iteration that stood out, with `sentence`: as the collector told, else up to 200 made now.
+        """A row per iteration that stood out, with `sentence`: as the collector published it, else up to 200 made now.
 
         Raises DataError.
         """

@@ -74,7 +74,7 @@ class Replayed:
 
     jobs: dict[str, InferredJob]
     iterations: list[InferredIteration]
-    told_ns: list[int]  # of each iteration, until when rows had been given when it was told
+    told_ns: list[int]  # of each iteration, until when rows had been given when it was found
     verdicts: dict[int, FlowVerdict]
     seconds: float  # of CPU
 

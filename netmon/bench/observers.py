@@ -150,7 +150,7 @@ def _tcpdump(pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
             if not (drops := _DROPS.search(process.output())):
                 raise LabError(f"cannot tell what tcpdump dropped: it ended without saying so; see {process.log}")
             captured, received, dropped = map(int, drops.groups())
-            # What is received but neither captured nor dropped still waited in its buffer when it was told to end.
+            # What is received but neither captured nor dropped still waited in its buffer when it was stopped.
             return Account(captured, dropped, received - dropped, received, "packets")
 
         yield account

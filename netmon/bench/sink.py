@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an agent needs of a collector, and nothing else: every batch is acknowledged, counted and forgotten.
 
-As a program: ADDRESS REPORT. It says that it listens; told to end, it writes its counts to the file REPORT.
+As a program: ADDRESS REPORT. It prints that it listens; on SIGTERM it writes its counts to the file REPORT.
 """
 
 import json

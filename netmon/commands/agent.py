@@ -222,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
         agent.run(stop, supervisor.alive)
     finally:
         agent.close()
-        for number in (signal.SIGINT, signal.SIGTERM):  # told twice is told once
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second signal changes nothing
             signal.signal(number, signal.SIG_IGN)
     return 0
 

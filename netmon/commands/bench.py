@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(what: str, rounds: int) -> Iterator[Callable[[float], None]]:
-    """A function that is told the rounds done: a bar on standard error, or lines of text where that is no terminal."""
+    """A function that takes the rounds done: a bar on standard error, or lines of text where that is no terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -19,7 +19,7 @@ _QUALITY = "how well netmon told it: iterations of all ranks, and distance from 
 
 
 def print_sweep(document: Mapping[str, Any], console: Console) -> None:
-    """A sweep, as netmon.lab.outcome.sweep_document() gives it: iteration times, and how well netmon told them."""
+    """A sweep, as netmon.lab.outcome.sweep_document() gives it: iteration times, and how well netmon measured them."""
     runs = [run for run in document["runs"] if "median_ns" in run]
     watched = [run for run in runs if "sources" in run]
     for table in sweep_tables(runs):
@@ -33,7 +33,7 @@ def print_sweep(document: Mapping[str, Any], console: Console) -> None:
 
 
 def sweep_tables(runs: list[dict[str, Any]]) -> Iterator[FittingTable]:
-    """How well each run was told, if any was watched, and iteration times."""
+    """How well each run was measured, if any was watched, and iteration times."""
     if watched := [run for run in runs if "sources" in run]:
         yield _accuracy(watched)
     yield _times(runs)

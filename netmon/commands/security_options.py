@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How commands are told what protects their connections."""
+"""Options of what protects a command's connections."""
 
 import argparse
 from pathlib import Path

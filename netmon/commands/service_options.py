@@ -47,8 +47,8 @@ def heed_hangup(args: argparse.Namespace, adjust: Adjust = lambda read, changed:
     """Sets the log level, and where there is a file, does so again from it on SIGHUP. Blocks for some milliseconds
     then.
 
-    adjust: told of the options as they are now, and which of them have changed since they were in force; puts what it
-    can into force, and returns the names of that; raises NetmonError for values that cannot be.
+    adjust: called with the options as they are now, and which of them have changed since they were in force; puts what
+    it can into force, and returns the names of that; raises NetmonError for values that cannot be.
 
     Certificates and tokens are read again whenever their files change, without a signal. What else has changed in the
     file waits for a restart, and is named. A file that cannot be used changes nothing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of full resolution → coarser ones: sums, and what bursts need to be told afterwards."""
+"""Rows of full resolution → coarser ones: sums, and what bursts are found by afterwards."""
 
 import numpy as np
 import numpy.typing as npt

@@ -3,7 +3,7 @@
 
 Every step hands the same gradients over, in whatever order, so steps are reported by the names that recur once in each
 (the markers). What else is reduced, such as metrics, comes at another rate, or on its own between two waits. So
-nothing is told until most names have recurred; then the calls held until then are walked again, and the first step
+nothing is reported until most names have recurred; then the calls kept until then are walked again, and the first step
 gets its true beginning. A set that changes in the middle of training is learned in the same way.
 """
 
@@ -375,7 +375,7 @@ class CycleDetector:
 
     @property
     def iteration(self) -> int:
-        """The last one told; −1: none."""
+        """The last one reported; −1: none."""
         return self._steps.iteration
 
     @property

@@ -42,7 +42,7 @@ class Iteration(NamedTuple):
     comm_end_ns: int = 0  # last wait; 0: unknown
     wait_start_ns: int = 0  # first wait; 0: unknown
     gradient_bytes: int = 0  # of all gradients; 0: 4 for each parameter
-    parameters_basis: str = ""  # who told of the parameters: "hook", "calls", "option"; empty: nobody
+    parameters_basis: str = ""  # the source of the parameters: "hook", "calls", "option"; empty: nobody
     job_name: str = ""  # what people call the job; empty: the same
 
     @property
@@ -213,7 +213,7 @@ class IterationTracker:
         return iterations
 
     def _comes_after(self, source: Source, start: Bound, end: Bound) -> bool:
-        """Whether an iteration that another source told of is none of those that have finished, for its most part."""
+        """Whether an iteration that another source reported is none of those that have finished, for its most part."""
         begin_ns = start.time_ns if source == Source.INFERRED else (start.time_ns + end.time_ns) // 2
         return begin_ns >= self.finished_ns
 

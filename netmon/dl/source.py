@@ -163,7 +163,7 @@ class SourceMarks:
         over: Mapping[int, Sequence[int]],
         recent: Sequence[Events],
     ) -> None:
-        """It has gone on in step without having been told. over: times by IN_ORDER of iterations that have ended."""
+        """It went on in step in the rank table. over: times by IN_ORDER of iterations that have ended."""
         self.done, self.newest_ns = done, newest_ns
         marks = {number: (times, [0] * len(IN_ORDER)) for number, times in over.items()}
         marks |= {under_way.number: (under_way.times_ns, under_way.errors_ns)} if under_way else {}

@@ -77,7 +77,7 @@ class _Server:
         self._programs: dict[str, int] = {}
         self._uprobes: Uprobes | None = None
         self._timelines = Timelines()
-        self._left: list[dict[str, Any]] = []  # ranks that are still to be told
+        self._left: list[dict[str, Any]] = []  # ranks that are still to be sent
         self._started = False
         self.refused = 0
         """Packets that made us do nothing."""
@@ -178,7 +178,7 @@ class _Server:
         answers = self._owners.find(endpoints) if self._owners else []
         found: list[dict[str, Any] | None] = [_owner(answer) for answer in answers]
         sent = len(_page(found))
-        return {"owners": [*found[:sent], *(None for _ in found[sent:])]}  # who is not told of is requested again
+        return {"owners": [*found[:sent], *(None for _ in found[sent:])]}  # the rest is requested again
 
     def _look_elsewhere(self, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         """What TCP says of connections of other network namespaces."""

@@ -152,7 +152,7 @@ class ProcessLoad:
     def _look_at_threads(self, ran_ns: int = UNKNOWN, thorough: bool = True) -> int:
         """ns that a thread has waited since the last look, at the most; UNKNOWN where none was there before.
 
-        ran_ns: of all of them since then. While none runs, no wait is over, and only what is over is told. thorough:
+        ran_ns: of all of them since then. While none runs, no wait is over, and only what is over is counted. thorough:
         also at those that have not run for a while.
         """
         now = time.monotonic_ns()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When ranks were stopped by a signal, as bpf/stops.c reports it in memory that is shared with it.
 
-What stops a process otherwise (a debugger, the freezer of its control group) is not told here.
+What stops a process otherwise (a debugger, the freezer of its control group) is not seen here.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ class RankStops:
         self._slots[pid], self._totals[pid] = index, 0
 
     def watches(self, pid: int) -> bool:
-        """Whether its stops are told."""
+        """Whether its stops are reported."""
         return pid in self._slots
 
     def forget(self, pid: int) -> None:

@@ -37,8 +37,8 @@ class ClockState:
     synchronised: bool
     error_ns: int
     source: str
-    estimate_ns: int = 0  # what the one who keeps it believes the error to be; 0: not told
-    tai_offset_s: int = 0  # TAI minus UTC, as the kernel was told; 0: it was not
+    estimate_ns: int = 0  # what the one who keeps it believes the error to be; 0: not known
+    tai_offset_s: int = 0  # TAI minus UTC, as set in the kernel; 0: not set
     discipline: str = ""  # "ptp", "ntp"; empty: nobody keeps it
 
 

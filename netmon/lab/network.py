@@ -97,7 +97,7 @@ def _make_namespaces(names: list[str]) -> str:
 
 def _write_names(hosts: tuple[Host, ...]) -> None:
     # `ip netns exec` mounts these over /etc/hosts. The machine's own name has to mean the namespace's address:
-    # Horovod resolves it for one of its contexts, whatever interface it was told to use.
+    # Horovod resolves it for one of its contexts, whatever interface it is set to use.
     known = "".join(f"{host.address} {host.name}\n" for host in hosts)
     for host in hosts:
         folder = ETC_NETNS / host.namespace

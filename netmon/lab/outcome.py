@@ -49,7 +49,7 @@ class MomentErrors:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What one source told about one run."""
+    """What one source reported of one run."""
 
     source: str
     logged: int  # iterations, over all ranks
@@ -62,7 +62,7 @@ def accuracy(data: Path, folder: Path | None = None) -> tuple[Accuracy, ...]:
     """One for each source in the dataset. data: what a watched run left. folder: a sweep's run's.
 
     Iterations are the same if rank and number are; where only the traffic showed, and with relative numbers, if the
-    logged communication began nearest to theirs. Empty where no source told of any iteration. Raises DataError where
+    logged communication began nearest to theirs. Empty where no source reported any iteration. Raises DataError where
     there is no log.
     """
     if not (data / "iterations").exists():
@@ -106,7 +106,7 @@ def _nearest(log: pd.DataFrame, iterations: pd.DataFrame, to_utc: int) -> pd.Dat
 
 def _errors(both: pd.DataFrame, moment: str, column: str, noted: str, to_utc: int) -> MomentErrors:
     known = both[both[column].notna()]
-    if column in ("start_ns", "end_ns"):  # whose moment depends on who told
+    if column in ("start_ns", "end_ns"):  # whose moment depends on the source
         known = known[known[column.replace("_ns", "_moment")] == moment]
     at_once = known[known["interrupted"] == 0]
     errors = np.abs(at_once[column].to_numpy(np.int64) - to_utc - at_once[noted].to_numpy(np.int64))
@@ -244,7 +244,7 @@ def _run(data: Path, planned: dict[str, Any]) -> dict[str, Any]:
 
 
 def _observed(data: Path, run: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
-    """What netmon told of a run, compared with the truth. folder: a sweep's run's."""
+    """What netmon reported of a run, compared with the truth. folder: a sweep's run's."""
     classes = classification(data, folder)
     return {
         "sources": [_accuracy(each) for each in accuracy(data, folder)],

@@ -107,7 +107,7 @@ class Record:
         self._run.setdefault("other_jobs", []).append({"job": job, "hosts": list(hosts)})
 
     def scores(self, scores: list[dict[str, Any]]) -> None:
-        """How the sources of iterations did against each other, as the collector told last."""
+        """How the sources of iterations did against each other, as the collector had it last."""
         self._run["scores"] = scores
 
     def event(self, what: str, processes: Iterable[Process] = ()) -> None:

@@ -36,7 +36,7 @@ class LiveScores:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Block until one more snapshot has come: all that the collector has been told by now is in it."""
+        """Block until one more snapshot has come: all that the collector has received by now is in it."""
         self._over.set()
         self._thread.join()
         with contextlib.suppress(UnreachableError):  # the run itself says so

@@ -101,7 +101,7 @@ def train_two_jobs(
     """A job and another one like it on other hosts, until both have done their iterations; their names.
 
     shift_ns: by how much the second one begins its iterations later; period_ns: both begin one so often, 0: as soon as
-    they can. began: is told the collector's address. Blocks. Raises UsageError or LabError.
+    they can. began: called with the collector's address. Blocks. Raises UsageError or LabError.
     """
     if spec.trainer != "ring" or not spec.monitor:
         raise UsageError("cannot run two jobs: they take --trainer ring, and are watched")

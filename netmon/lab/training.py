@@ -78,7 +78,7 @@ class Training:
         """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter.
 
         port: on which the ranks of the lab's own trainer listen, for jobs that share a host. pace: the file in
-        which they are told when to begin (netmon.lab.trainers.pace).
+        which tells them when to begin (netmon.lab.trainers.pace).
         """
         self._spec, self._folder, self._port, self._pace = spec, folder, port, pace
         self._hosts = [network.hosts[number] for number in spec.ring]

@@ -314,7 +314,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a replay is told."""
+    """Options of a replay."""
 
     captures: tuple[Path, ...]
     host: str

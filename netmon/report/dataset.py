@@ -94,8 +94,8 @@ def stream(
 ) -> Iterator[pa.RecordBatch]:
     """The rows, file by file, in batches of at most half a million: what is held does not grow with the files.
 
-    Every row of the files that the dataset lists is read once, also where they are merged meanwhile. damaged: told of a
-    file that cannot be read (on), and the next one is taken; without it DataError is raised.
+    Every row of the files that the dataset lists is read once, also where they are merged meanwhile. damaged: called
+    with a file that cannot be read (on), and the next one is taken; without it DataError is raised.
     """
     for known in dataset.get_fragments(condition):
         path = Path(known.path)
@@ -233,7 +233,7 @@ class Tables:
         return _dataset(list(schemas), _common(schemas))
 
     def _remember_sessions(self) -> None:
-        """What earlier versions told in each file's metadata stands in a table of its own."""
+        """What earlier versions had in each file's metadata is a table of its own."""
         for row in self.read("sessions").to_dict("records"):
             metadata = {
                 name: {row["interface"]: row[name]} for name in ("capacity_bps", "byte_basis", "super_packet_ns")

@@ -95,7 +95,7 @@ def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Ver
 
 
 def stored_verdicts(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Verdict]:
-    """What the collector told while it happened; where it stored no verdicts, up to 200 that are made now.
+    """The verdicts that the collector stored; where it stored none, up to 200 that are made now.
 
     By job and time, of iterations that overlap this time (UTC). Raises DataError where there is no such dataset.
     """
@@ -260,7 +260,8 @@ def read_link_totals(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, 
 
 
 def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> LinkTotals:
-    """The same with what hosts told of the job's ranks, and TCP of their connections, while these iterations lasted."""
+    """The same with what hosts reported of the job's ranks, and TCP of their connections, while these iterations
+    lasted."""
     link_totals = read_link_totals(data, rows, times)
     begin, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
     said, flows = read_tcp_rows(data, job, begin - _AROUND_NS, end)

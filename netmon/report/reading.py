@@ -31,7 +31,7 @@ def read_study(
     rate_bps: float = 0,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Study:
-    """Read DATA; blocks. job: only this job and its hosts. rate_bps: of a link, where nobody told.
+    """Read DATA; blocks. job: only this job and its hosts. rate_bps: of a link, where it is not known.
 
     Raises DataError where there is no directory, or no such job in it.
     """
@@ -59,7 +59,7 @@ def read_study(
 
 
 def _narrowest(tables: Tables) -> int:
-    """Of the first rows, where nobody told how wide they are."""
+    """Of the first rows, where their width is not known."""
     for batch in tables.batches("buckets", ["bucket_ns"]):
         width = pc.min(batch.column("bucket_ns")).as_py() if batch.num_columns else None
         return int(width or _DEFAULT_BUCKET_NS)

@@ -56,7 +56,8 @@ def write_report(
 ) -> Written:
     """Write OUT/report.html, OUT/tables/*.csv and OUT/figures/*.png; blocks. Files of an earlier report are replaced.
 
-    progress is told each exhibit before it is made. Raises DataError where nothing can be shown, or not be written.
+    progress is called with each exhibit before it is made. Raises DataError where nothing can be shown, or not be
+    written.
     """
     from netmon.report.findings import findings
 

@@ -126,7 +126,7 @@ def _senders(path: Path, run: dict[str, Any], missing: list[str]) -> list[dict[s
 def model_size(rows: pd.DataFrame) -> dict[str, Any]:
     """What the rows of a job's iterations say of the model: parameters, their basis, and the bytes of all gradients.
 
-    Zeros and "unknown" where nobody told.
+    Zeros and "unknown" where nothing is known.
     """
     rows = rows.reindex(columns=["parameters", "parameters_basis", "gradient_bytes"])
     sizes = rows.astype({"parameters_basis": object}).fillna({"parameters_basis": ""}).fillna(0)

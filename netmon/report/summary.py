@@ -112,7 +112,7 @@ def job_summary(iterations: pd.DataFrame) -> pd.DataFrame:
     """One row per job: ranks, iterations, median duration (ns) of quiet and shared iterations, payload and theory.
 
     An iteration lasts as long as its slowest rank. measured_bytes: median payload that a rank sent in an iteration;
-    theory_bytes: equation 3.1 of the thesis, nan where the model's size is unknown; parameters_basis: who told of it.
+    theory_bytes: equation 3.1 of the thesis, nan where the model's size is unknown; parameters_basis: its source.
     name: what people call the job.
     """
     names = names_of(iterations)

@@ -70,7 +70,8 @@ def _rows(data: Path, window: Window) -> tuple[pd.DataFrame, int]:
 
 
 def _gradient_bytes(rows: pd.DataFrame, size: int) -> int:
-    """As told, else from the parameters (float32), else from what each rank sent: 2·(N−1)/N of it (equation 3.1)."""
+    """As reported, else from the parameters (float32), else from what each rank sent: 2·(N−1)/N of it (equation
+    3.1)."""
     sent = size / (2 * size - 2)
     for column, factor in (("gradient_bytes", 1.0), ("parameters", _FLOAT_BYTES), ("dl_tx_bytes", sent)):
         known = rows[column].dropna().astype(np.int64)

@@ -68,9 +68,9 @@ class CollectorPast:
                     self._steps[job.job] = rows[rows["end_ns"] > since][-_MOST_STEPS:]
 
     def steps(self) -> PastSteps:
-        """The last hour's iterations: those that the dataset has, and those that snapshots told; blocks.
+        """The last hour's iterations: those that the dataset has, and those of snapshots; blocks.
 
-        Where the dataset is not told of, of the last minute and since the program began. Raises NetmonError.
+        Where the dataset may not be read, of the last minute and since the program began. Raises NetmonError.
         """
         selection = Selection(steps_ns=STEPS_NS, most_links=1, most_hosts=1)
         self._take(watch_once(self._addresses, selection, self._security))
@@ -95,7 +95,7 @@ class CollectorPast:
     def _hour(self) -> PastSteps:
         try:
             return self._stored.steps() if self._stored else PastSteps({})
-        except NetmonError:  # of an earlier version, or of a viewer who sees jobs only: what snapshots told is enough
+        except NetmonError:  # of an earlier version, or of a viewer who sees jobs only: what snapshots have is enough
             return PastSteps({})
 
     def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
@@ -175,7 +175,7 @@ class CollectorPast:
         )
 
     def times(self, job: str, number: int, end_ns: int) -> tuple[RankTimes, ...]:
-        """As the collector has told with its verdict; does not block."""
+        """As the collector has sent it with its verdict; does not block."""
         with self._lock:
             found = self._verdicts.get((job, number, end_ns))
         return tuple(getattr(found, "ranks", ()))
@@ -253,7 +253,7 @@ def _span(row: Any, host_of: Mapping[int, str]) -> RankSpan:
 
 
 def _rank(row: Any, view: JobView, host_of: Mapping[int, str]) -> RankView:
-    """Bytes are told of a rank's last iteration only: of another one they are unknown."""
+    """Bytes are known of a rank's last iteration only: of another one they are unknown."""
     span = _span(row, host_of)
     same = next((one for one in view.ranks if one.rank == span.rank and one.iteration == int(row["number"])), None)
     exposed = int(row["comm_end_ns"] - row["wait_start_ns"]) if row["wait_start_ns"] and row["comm_end_ns"] else -1

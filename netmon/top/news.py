@@ -20,7 +20,7 @@ class Update(Message):
     """A snapshot has come, or the collector is gone."""
 
     def __init__(self, update: Snapshot | Outage) -> None:
-        """update: as the source told it."""
+        """update: as the source sent it."""
         super().__init__()
         self.update, self.received_ns = update, time.time_ns()
 

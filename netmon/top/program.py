@@ -85,7 +85,7 @@ class Program(App[None]):
         turned: Callable[[Selection], None] = lambda selection: None,
         colour: bool = True,
     ) -> None:
-        """updates: None where there is only a past. turned: told what to ask for from now on, of what was asked."""
+        """updates: None where there is only a past. turned: called with the new selection."""
         super().__init__()
         self.error: Exception | None = None
         self.ink = Ink(colour=colour)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent has not told for a while is unknown, and must not look like the present."""
+"""What an agent has not sent for a while is unknown, and must not look like the present."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from netmon.views import LAG_NS, FlowView, HostView, LinkView, Snapshot
 
 
 def silent(host: HostView) -> bool:
-    """Whether what the host's agent told last is no longer the present."""
+    """Whether what the host's agent sent last is outdated."""
     return not host.connected or host.age_ns > LAG_NS
 
 

@@ -181,7 +181,7 @@ def write(
 ) -> dict[str, int]:
     """Hosts with their ranks, flows and rates, and jobs with their verdicts → the numbers of the hosts' processes.
 
-    progress: told the part that is done.
+    progress: called with the part that is done.
     """
     _write_jobs(content, out)
     traffic = _traffic(data, content, progress)

@@ -162,8 +162,8 @@ def open_profile(path: Path) -> Profile:
 def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happening]:
     """Everything that took time, and every moment, as they lie in the file; names of threads are noted on the way.
 
-    What began and never ended comes last, as moments. profile.cut is set where the file ends too early. progress: told
-    the part of the file that was read. Raises DataError where it is damaged otherwise.
+    What began and never ended comes last, as moments. profile.cut is set where the file ends too early. progress:
+    called with the part of the file that was read. Raises DataError where it is damaged otherwise.
     """
     if profile.inspected:
         yield from _inspected(profile, progress)

@@ -18,7 +18,7 @@ _DEEPER = np.zeros(256, np.int8)
 _DEEPER[list(b"[{")], _DEEPER[list(b"]}")] = 1, -1
 
 Progress = Callable[[float], None]
-"""Is told which part of something is done, 0 to 1."""
+"""Called with the part that is done, 0 to 1."""
 
 
 def silent(part: float) -> None:

@@ -2,7 +2,7 @@
 """What netmon knows of this rank's last steps, for the script that trains: standard library only.
 
 `netmon steps` asks the collector, in a process of its own; what it prints waits in a pipe until the script looks. The
-script never waits, nothing grows without bound, and whatever fails is counted and told in `error`.
+script never waits, nothing grows without bound, and whatever fails is counted and reported in `error`.
 """
 
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of one rank, told to the agent on this host: standard library only, and nothing that blocks."""
+"""The steps of one rank, reported to the agent on this host: standard library only, and nothing that blocks."""
 
 import os
 import socket
@@ -124,7 +124,7 @@ class Steps:
         self._last_wait_ns = time.monotonic_ns()
 
     def end(self) -> None:
-        """The step is over, the update included. What happened within it is told now."""
+        """The step is over, the update included. What happened within it is reported now."""
         self._end(time.monotonic_ns())
         self._send()
 

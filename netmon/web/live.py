@@ -103,7 +103,7 @@ class Live:
         return self._history.verdicts()
 
     def explain(self, job: str, iteration: int) -> dict[str, Any]:
-        """The verdict on an iteration, if the collector has told one. Raises DataError."""
+        """The verdict on an iteration, if the collector has published one. Raises DataError."""
         names = self.catalogue().job_names
         for verdict in reversed(self.verdicts()):
             if verdict.iteration == iteration and verdict.job in (job, names.get(job)):

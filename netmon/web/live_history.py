@@ -20,7 +20,7 @@ from netmon.web.steps import STEP, Lanes, by_lane
 # --- Iterations that keep coming: in pieces of some minutes, so that what is new costs no more as the hour fills.
 
 _ROWS = 50_000  # of a piece
-_AGAIN_NS = 20_000_000_000  # an iteration may be told again for so long
+_AGAIN_NS = 20_000_000_000  # an iteration may be sent again for so long
 _SAME_NS = 1_000_000_000  # of two of one number: they begin so close together
 _MOST_ROWS = 4_000_000
 
@@ -85,7 +85,7 @@ class StepPieces:
 
 
 def _distinct(steps: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Of what was told more than once the last word: its times may be known better."""
+    """Of what came more than once the last version: its times may be known better."""
     order = np.lexsort((np.arange(len(steps)), steps["number"], steps["rank"], steps["job"]))
     own = steps[order]
     again = np.zeros(len(own), np.bool_)

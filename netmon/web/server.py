@@ -34,7 +34,7 @@ from netmon.wire.shown import verdict_without_names
 
 _BINS = 240
 _FINEST_NS = 1_000_000
-_MOST_STEPS = 3_000  # of a job: of more, every so many-th is told
+_MOST_STEPS = 3_000  # of a job: of more, every so many-th is sent
 _MOST_JOBS = 6
 _MOST_NS = 8 * 3_600_000_000_000
 

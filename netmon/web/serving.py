@@ -21,7 +21,8 @@ _MOST_CONNECTIONS = 512
 async def serve(
     source: Source, access: Access, listen: str, ready: Callable[[str], None], stop: asyncio.Event | None = None
 ) -> None:
-    """Until SIGTERM or SIGINT (or `stop`). ready: told the page's address. Raises UsageError, UnsupportedError."""
+    """Until SIGTERM or SIGINT (or `stop`). ready: called with the page's address. Raises UsageError,
+    UnsupportedError."""
     host, port = _split(listen)
     stop = stop or _stop_on_signals()
     page = Page(source, access)

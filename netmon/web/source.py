@@ -34,7 +34,7 @@ class State:
     generation: int  # of the catalogue
     end_ns: int  # of what is known, UTC
     live: bool  # it goes on
-    verdicts: int  # how many have been told
+    verdicts: int  # how many there are
     trouble: str = ""  # empty: there is none
     reading: float = 1.0  # how much of what there is has been read
     warnings: tuple[str, ...] = field(default=())

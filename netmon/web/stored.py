@@ -270,7 +270,7 @@ class Stored:
         return [hour.steps for hour in hours if len(hour.steps.number)], any(not hour.done for hour in hours)
 
     def verdicts(self) -> list[Verdict]:
-        """As the collector told them, or as they are judged now."""
+        """As the collector stored them, or as they are judged now."""
         return self._verdicts
 
     def explain(self, job: str, iteration: int) -> dict[str, Any]:

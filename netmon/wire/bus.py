@@ -358,7 +358,7 @@ class Bus:
             return found.data or b"", found.seq or 0
 
     async def forget_hello(self, host: str, session: str, revision: int) -> None:
-        """Unless it was told again since. Raises BusError."""
+        """Unless it was published again since. Raises BusError."""
         with self.errors("forget an introduction on"):
             subject = hello_subject(host, session)
             await self.jetstream.purge_stream(f"KV_{HELLOS}", seq=revision + 1, subject=subject)

@@ -53,7 +53,7 @@ class CollectorRows:
         raise last
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
-        """Nothing: the collector told it with its verdict."""
+        """Nothing: the collector sent it with its verdict."""
         return ()
 
     def _of(self, address: str, wanted: RowQuery) -> Iterator[pa.RecordBatch]:

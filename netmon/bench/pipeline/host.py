@@ -64,7 +64,7 @@ class SimulatedHost:
     """Times are in ns since the simulation began unless they are said to be the host's."""
 
     def __init__(self, load: Load, host: int, since_s: int = 0) -> None:
-        """since_s: when the first batch begins; may be told later."""
+        """since_s: when the first batch begins; may be set later."""
         self.load, self.host, self.since_s = load, host, since_s
         self.job = load.job_of(host)
         members = load.members(self.job) if self.job >= 0 else range(host, host + 1)

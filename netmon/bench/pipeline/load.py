@@ -24,7 +24,7 @@ class Load:
     """Rates are per second and host; rows of WIDTH_MS.
 
     flows: live on each host. new_flows: that begin in a second, each in the place of one that ends. greedy: the first
-    host sends so many times its share of rows. cut: the collector is told to end while the agents send.
+    host sends so many times its share of rows. cut: the collector is stopped while the agents send.
     """
 
     hosts: int

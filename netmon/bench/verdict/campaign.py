@@ -36,7 +36,7 @@ from netmon.errors import DataError, NetmonError
 from netmon.lab.run import run as run_lab
 from netmon.lab.spec import RunSpec
 
-# --- What was told of the iterations that nothing was done to: how much a verdict is worth that nobody can check.
+# --- Verdicts on the iterations that nothing was done to: how much a verdict is worth that nobody can check.
 
 
 @dataclass
@@ -128,7 +128,7 @@ class VerdictResult:
     planned: int  # runs
     outcomes: list[Outcome] = field(default_factory=list)
     accusations: list[Accusation] = field(default_factory=list)
-    verdicts: int = 0  # told in all
+    verdicts: int = 0  # in all
     undisturbed: Undisturbed = field(default_factory=Undisturbed)
     failed: list[str] = field(default_factory=list)  # runs that could not be done or judged, with the reason
     interrupted: bool = False
@@ -190,7 +190,7 @@ class VerdictResult:
 
     @property
     def misjudged(self) -> tuple[int, int]:
-        """Of the injections with a verdict: those whose cause was another one at once, and those told then."""
+        """Of the injections with a verdict: those whose cause was another one at once, and those judged again."""
         both = [each.verdict for each in self.outcomes if each.verdict and each.verdict.get("live_cause")]
         return sum(each["live_cause"] != each["cause"] for each in both), len(both)
 
@@ -275,7 +275,7 @@ def why(data: Path, job: str) -> list[dict[str, Any]]:
 
 
 def stored(data: Path) -> list[dict[str, Any]]:
-    """What the collector told while the training went on."""
+    """The verdicts that the collector stored during the training."""
     files = [str(path) for path in (data / "verdicts").rglob("*.parquet")]
     rows: list[dict[str, Any]] = ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
     return rows

@@ -19,8 +19,8 @@ def in_turn(
 ) -> bool:
     """Do each; blocks. Returns whether Ctrl-C ended it.
 
-    plans: by name. done, failed: what came of them, the latter by name with the reason. progress: is told how many are
-    over.
+    plans: by name. done, failed: what came of them, the latter by name with the reason. progress: called with how many
+    are over.
     """
     try:
         for number, (name, plan) in enumerate(plans.items()):

@@ -18,7 +18,7 @@ SIMULATED = "simulated"
 def judge_simulated(
     count: int, seed: int, result: VerdictResult, progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Add so many to a result; blocks. Ctrl-C ends it with what is there. progress: is told how many are done."""
+    """Add so many to a result; blocks. Ctrl-C ends it with what is there. progress: called with how many are done."""
     try:
         for number in range(count):
             progress(number)
@@ -32,7 +32,7 @@ def judge_simulated(
 
 
 def judge_one(its: Scenario) -> Outcome:
-    """One scenario's. A verdict is requested whether the iteration stands out or not, but told only if it does."""
+    """One scenario's. A verdict is requested whether the iteration stands out or not, but counts only if it does."""
     made = simulate(its)
     lasted, undisturbed = made.usual_ns + made.excess_ns, float(np.quantile(made.undisturbed_ns, OFTEN))
     notable = lasted >= SCORED_FROM * made.usual_ns

@@ -11,7 +11,7 @@ from netmon.errors import DataError
 
 
 def plot(result: VerdictResult, path: Path) -> None:
-    """Shares of each injected cause by what was told, with the counts; of nothing, an empty picture.
+    """Shares of each injected cause by the verdict's, with the counts; of nothing, an empty picture.
 
     The file's type is by its name. Raises DataError.
     """

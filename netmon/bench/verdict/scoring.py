@@ -29,7 +29,7 @@ OFTEN = 0.95
 """Of the iterations that nothing was done to. What is no longer than these now and then are shows no cause."""
 
 NOTHING = "nothing"
-"""In the place of a cause: none was injected, or none was told."""
+"""In the place of a cause: none was injected, or there is no verdict."""
 
 CHANGE = "change"
 RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT = "right", "wrong cause", "wrong culprit", "missed", "no effect"

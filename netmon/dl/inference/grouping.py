@@ -36,7 +36,7 @@ def groups(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> 
     Who can reach each other along flows that repeat themselves may be one job. It is one if all those flows together
     repeat themselves, too: if the ranks compute all at the same time. If they do not, there may be several jobs on
     one host: then flows are distinguished by their rhythm. Where only one host holds two parts together, they have to
-    show that they wait for each other; as long as that is open, nothing is told.
+    show that they wait for each other; as long as that is open, nothing is reported.
     """
     repeating = [c for c in candidates if c.repetition]
     at_hosts = _AtHosts(candidates)

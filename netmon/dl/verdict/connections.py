@@ -37,7 +37,7 @@ COLUMNS = {
 
 _FEWEST = 3  # rows, that there is a baseline
 _WAITING = 0.5  # of a silence, in which something was unacknowledged
-_RESUMED_NS = 50_000_000  # after a silence: what ends it, or is told with what follows
+_RESUMED_NS = 50_000_000  # after a silence: what ends it, or is reported with what follows
 _LOSSY, _LOSSY_BYTES = 0.0005, 4_500  # of what was sent, sent again
 _CLEAR, _CLEAR_PART = 2.0, 1.0  # standard deviations; of a row of which the silence is a _PART
 _PART = 0.2

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from netmon.records import Direction, Table
 
 CELL_NS = 250_000
-"""Bytes are told in cells of this width. The cell k is [k·CELL_NS, (k+1)·CELL_NS) of the UTC epoch."""
+"""Bytes are counted in cells of this width. The cell k is [k·CELL_NS, (k+1)·CELL_NS) of the UTC epoch."""
 
 FINE_NS = 2_000_000
 """Of buckets up to this width it can be known what was lost, what stood still for a moment, and what went on evenly."""

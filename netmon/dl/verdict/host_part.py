@@ -102,7 +102,7 @@ class Stopped(NamedTuple):
     """Who was stopped in a time."""
 
     ranks: Mapping[int, float]  # ns, of those that were for about as long as the longest
-    unseen: frozenset[int]  # others that may have been, in times of which their hosts told nothing
+    unseen: frozenset[int]  # others that may have been, in times of which their hosts reported nothing
     watched: int  # how many ranks are, in all
 
 

@@ -3,7 +3,7 @@
 
 Its slowest rank is compared with the same rank's baseline iterations. What it did longer beside waiting for gradients
 is its own (or everybody's: a pause). What it waited longer is first the wait for a rank whose first gradient came later
-than it usually does, then the transfer; what held the transfer up is told by what the links carried at that very time
+than it usually does, then the transfer; what delayed the transfer is found in what the links carried at that very time
 (see netmon.dl.verdict.transfer_stalls). Without the culprit's bytes the iteration would have taken its duration less
 the cells lost in which that culprit filled a link; the interval (90 %) is the baseline iterations' own spread, and the
 clocks' bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it would
@@ -111,7 +111,7 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
 
 
 def worth_reporting(one: Judged, verdict: Verdict) -> bool:
-    """Whether it is told to somebody who has not asked for this iteration.
+    """Whether it is published to those who have not asked for this iteration.
 
     It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
     iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones. That
@@ -150,7 +150,7 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdi
     transfer = min(left, max(phases.waited_ns, 0.0)) if phases.known else 0.0
     noise_ns = phases.error_ns
     blamed: Blamed | None = None
-    silent = 0.0  # of the pause, of which nobody has told yet that it is one
+    silent = 0.0  # of the pause that is not known to be one
     if transfer > 0 and one.seen is not None and phases.timed:
         receiver_ns, sender_ns = _windows(one.seen, phases, transfer)
         verdict = replace(verdict, receiver_ns=receiver_ns, sender_ns=sender_ns)

@@ -3,7 +3,7 @@
 
 Such a flow belongs to a rank's process, and its other end to none. That nobody has told who is at the other end is not
 enough: that host's agent may be late or missing. So every rank of the job has to be seen at the other end of somebody's
-flow, and the remote address has to be no rank's host; or its agent has told that a process has it that is no rank.
+flow, and the remote address has to be no rank's host; or its agent has reported that its process is no rank.
 """
 
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ from netmon.records import SOCKET_CONNECT, SOCKET_EVENT, Table
 PROGRAM, MAP, EVENT_MAP, NAMESPACE_MAP = "socket_state", "births", "births_told", "births_netns"
 MAPS = (MAP, EVENT_MAP, NAMESPACE_MAP)
 RING_BYTES = 1 << 18
-EVENT_RING_BYTES = 1 << 20  # nobody is woken for it: it holds what is told between two looks
+EVENT_RING_BYTES = 1 << 20  # nobody is woken for it: it holds the events between two polls
 _TRACEPOINT = "inet_sock_set_state"
 _REMEMBERED = 32_768  # connections
 _ENDS = 36  # bytes of addresses and ports, with which a record begins
@@ -90,11 +90,11 @@ class SocketEventTable:
 
     @property
     def level(self) -> float:
-        """How full the ring is of what has been told, from 0 to 1."""
+        """How full the ring is, from 0 to 1."""
         return self._ring.level
 
     def take(self, wanted: Collection[int] = ()) -> list[SocketEvent]:
-        """Takes in what has been told, and returns it: the moment to look at the processes, as they may be short.
+        """Reads the new events: the moment to look at the processes, as they may be short.
 
         wanted: processes of whose connections none is passed over in a storm.
         """
@@ -120,7 +120,7 @@ class SocketEventTable:
         return socket_watch
 
     def maker(self, ends: bytes) -> int:
-        """Pid of who made, or closed, the connection with this end; 0: not told."""
+        """Pid of who made, or closed, the connection with this end; 0: not known."""
         socket_event = self._socket_events.get(ends)
         return socket_event.pid if socket_event else 0
 

@@ -64,7 +64,7 @@ _LOOPBACK_FLAG = 1 << 3  # IFF_LOOPBACK
 
 @dataclass(frozen=True)
 class Program:
-    """A loaded BPF program. name: at most 15 characters of it, which is what the kernel keeps; empty: not told."""
+    """A loaded BPF program. name: at most 15 characters of it, which is what the kernel keeps; empty: not known."""
 
     id: int
     name: str

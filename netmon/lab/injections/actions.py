@@ -107,7 +107,7 @@ class _Cross:
         return ended
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # what the sender sent is told if it can be
+        with contextlib.suppress(Exception):  # what the sender sent is recorded if it can be
             self._cross.stop()
         self._cross.__exit__(None, None, None)
 
@@ -182,7 +182,7 @@ class _Job:
 
 
 class _Script:
-    """A process that stops ranks or keeps a CPU busy, for as long as it was told or until SIGTERM."""
+    """A process that stops ranks or keeps a CPU busy, for as long as it was set to, or until SIGTERM."""
 
     def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
         self._number, self._injection, self._where = number, injection, where

@@ -32,7 +32,7 @@ class Quota:
 def own_group(run: str, process: int) -> Path:
     """Put a process into a control group of its own, without a limit, as schedulers do, unless it has one.
 
-    What throttles it is told by that group. run: the testbed's. Raises UnsupportedError or LabError.
+    That group shows what throttles it. run: the testbed's. Raises UnsupportedError or LabError.
     """
     root, version = _controller()
     group = root / f"{PREFIX}{run}-{process}"

@@ -62,7 +62,7 @@ class CrossTraffic:
 
     @property
     def begun(self) -> bool:
-        """Whether the sender was told to send."""
+        """Whether the sender was started."""
         return self._begun
 
     def begin(self) -> None:

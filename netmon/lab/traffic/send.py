@@ -62,7 +62,7 @@ class Sender:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to."""
+        """Whether it was started."""
         return self._stopped.is_set()
 
     def run(self, loads: Iterable[Table], begun: Callable[[int], None] = lambda _: None) -> dict[str, Any]:

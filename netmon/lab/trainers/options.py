@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training script on a real library is told; standard library only, for Horovod's environment imports it."""
+"""Options of a training script on a real library; standard library only, for Horovod's environment imports it."""
 
 import argparse
 
