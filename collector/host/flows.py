@@ -83,7 +83,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Numbered(Generic[T]):
-    """A number is another value's only after it has been nobody's for a while (see let_go)."""
+    """A number is another value's only after it has been nobody's for a while (see release_unused)."""
 
     def __init__(self, *first: T) -> None:
         """first: have the lowest numbers, and keep them."""
@@ -92,7 +92,7 @@ class Numbered(Generic[T]):
         self._number = {value: number for number, value in enumerate(first)}
         self._always = frozenset(range(len(first)))
         self._free: list[int] = []
-        self._used: set[int] = set()  # since let_go was called last
+        self._used: set[int] = set()  # since release_unused was called last
         self._before: set[int] = set()  # between that and the call before
 
     def number(self, value: T) -> int:

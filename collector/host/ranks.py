@@ -357,7 +357,7 @@ class Ranks(KnownRanks):
                 self._claim(rank, wait=False)
 
     def end_of_stream(self) -> None:
-        """No more marks will come: this may end iterations. Who has no name has asked for it: see ask_last."""
+        """No more marks will come: this may end iterations. See request_last_names for those without a name."""
         for rank in self._stepping():
             self._take_back(rank)
             self._end(rank, leaving=True)

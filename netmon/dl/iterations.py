@@ -132,7 +132,7 @@ class IterationTracker:
         return self.trust == Trust.RELATIVE
 
     def catch_up(self, finished_ns: int, last_number: int, spans: "array[int]") -> None:
-        """Its only source has gone on without it, as SourceMarks.go_on says; spans: as `spans` gives them."""
+        """Its only source has gone on without it, as SourceMarks.catch_up says; spans: as `spans` gives them."""
         self.finished_ns, self.last_number, self._spans = finished_ns, last_number, spans
         self._knows_opened = False
 
