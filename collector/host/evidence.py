@@ -61,9 +61,9 @@ class Lately:
 class Evidence:
     """All that is not stored yet, and the latest of each flow."""
 
-    def __init__(self, flows: AllFlows, session_indices: SessionIndex) -> None:
-        """flows, session_indices: of all sessions."""
-        self._flows, self._sessions = flows, session_indices
+    def __init__(self, flows: AllFlows, sessions: SessionIndex) -> None:
+        """flows, sessions: of all sessions."""
+        self._flows, self._sessions = flows, sessions
         self._transport, self._host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
         self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked

@@ -258,8 +258,8 @@ class HostStage:
         self._advance(heads[good], batches.session[good])
         with_marks: set[int] = set()
         last = dict(zip(batches.session[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
-        session_indices = self.tables.sessions.table
-        settled_ns = session_indices["settled_ns"].tolist()
+        sessions = self.tables.sessions.table
+        settled_ns = sessions["settled_ns"].tolist()
         align_clocks(self.tables, self._sessions, batches, last)
         self._use_offsets()
         add_table_marks(self.tables, batches)
@@ -291,22 +291,22 @@ class HostStage:
 
     def _use_offsets(self) -> None:
         """Tell the ranks what their clocks are off by now."""
-        session_indices = self.tables.sessions
-        now_ns = session_indices.table["horizon_ns"]
-        offset_ns = session_indices.utc(np.arange(len(now_ns)), now_ns) - now_ns
+        sessions = self.tables.sessions
+        now_ns = sessions.table["horizon_ns"]
+        offset_ns = sessions.utc(np.arange(len(now_ns)), now_ns) - now_ns
         self.tables.rank_table.use_offsets(offset_ns)
         for session_index in self._loose:
             self._sessions[session_index].window.ranks.offset_ns = int(offset_ns[session_index])
 
     def _advance(self, heads: Table, session_index: _Indices) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
-        session_indices = self.tables.sessions.table
-        np.maximum.at(session_indices["horizon_ns"], session_index, heads["horizon_ns"])
-        session_indices["bucket_ns"][session_index] = np.where(
-            heads["bucket_ns"] > 0, heads["bucket_ns"], session_indices["full_ns"][session_index]
+        sessions = self.tables.sessions.table
+        np.maximum.at(sessions["horizon_ns"], session_index, heads["horizon_ns"])
+        sessions["bucket_ns"][session_index] = np.where(
+            heads["bucket_ns"] > 0, heads["bucket_ns"], sessions["full_ns"][session_index]
         )
         for name in ("cpu_fraction", "rss_bytes", "spool_bytes", "warnings"):
-            session_indices[name][session_index] = heads[name]
+            sessions[name][session_index] = heads[name]
 
     def _arrive(self, batches: Batches, rows: Columns, of_batch: npt.NDArray[np.int32], samples: Table) -> None:
         """Account for rows and samples that have arrived; of_batch: of each row."""
@@ -405,20 +405,20 @@ class HostStage:
             buckets["bucket_start_ns"][own] = self._sessions[index].window.alignment.map.utcs(rows["start_ns"][own])
 
     def _output(self, settled: Settled, buckets: Columns, rows: Columns, with_batches: set[int]) -> None:
-        tables, session_indices = self.tables, self.tables.sessions
+        tables, sessions = self.tables, self.tables.sessions
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
-        settled_ns = session_indices.table["settled_ns"]
+        settled_ns = sessions.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}
-        of_link = np.maximum(session_indices.links["session"], 0)
-        ledger_rows, links = self.tables.ledger.rows(settled_ns[of_link], session_indices.table["first_link"][of_link])
+        of_link = np.maximum(sessions.links["session"], 0)
+        ledger_rows, links = self.tables.ledger.rows(settled_ns[of_link], sessions.table["first_link"][of_link])
         for row, link in zip(ledger_rows, links, strict=True):
-            session_index = int(session_indices.links["session"][link])
+            session_index = int(sessions.links["session"][link])
             if session_index >= 0:  # of a session that is not gone
                 ledger.setdefault(session_index, []).append(row)
-        begins = edges(fresh["session"], len(session_indices.table))
+        begins = edges(fresh["session"], len(sessions.table))
         with_rows = set(distinct(fresh["session"]).tolist())
-        due = with_batches | set(np.flatnonzero(session_indices.table["due_ns"] <= settled_ns).tolist())
+        due = with_batches | set(np.flatnonzero(sessions.table["due_ns"] <= settled_ns).tolist())
         loose = sorted(self._loose & due)
         of_loose = {
             session_index: self._guard(settled, session_index, self._sessions[session_index].settle_ranks)
@@ -441,14 +441,12 @@ class HostStage:
 
     def _let_go(self, session_index: int) -> None:
         """Move ranks that step regularly into the table; when the others have something to do."""
-        window, session_indices = self._sessions[session_index].window, self.tables.sessions.table
+        window, sessions = self._sessions[session_index].window, self.tables.sessions.table
         if not window.introduced:
             window.ranks.move_to_table(window.flows, self.tables.flows)
         if not window.ranks.loose:
             self._loose.discard(session_index)
-        session_indices["due_ns"][session_index], session_indices["needed_ns"][session_index] = (
-            window.ranks.waiting_ns()
-        )
+        sessions["due_ns"][session_index], sessions["needed_ns"][session_index] = window.ranks.waiting_ns()
 
     def _account(self, settled: Settled, rows: IterationRows) -> None:
         """The account of iterations that are over. Those of a session at which this fails are left out."""

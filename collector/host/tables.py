@@ -97,9 +97,9 @@ _Classes = npt.NDArray[np.uint8]
 class Classifier:
     """Classifies rows by their flow's owner and what else its link carries meanwhile."""
 
-    def __init__(self, flows: AllFlows, session_indices: SessionIndex, settings: Settings) -> None:
-        """flows, session_indices: of all sessions."""
-        self._flows, self._sessions, self._settings = flows, session_indices, settings
+    def __init__(self, flows: AllFlows, sessions: SessionIndex, settings: Settings) -> None:
+        """flows, sessions: of all sessions."""
+        self._flows, self._sessions, self._settings = flows, sessions, settings
 
     def classify(self, rows: Columns, link: npt.NDArray[np.int64]) -> tuple[Windows, _Classes]:
         """rows: of ARRIVED; link: of each, of all sessions' → windows, the class of each row."""
@@ -225,15 +225,15 @@ class Tables:
         rows, state = found.rows, self.flows.state
         flow, start, session, payload = (rows[name] for name in ("flow", "start_ns", "session", "payload_bytes"))
         state["shared"][flow[found.classes == Class.DL_SHARED]] = True
-        session_indices = self.sessions.table
+        sessions = self.sessions.table
         traffic_owner, traffic, link = (
             self.flows.of_flows(name, flow) for name in ("traffic_owner", "traffic", "link")
         )
         self._add_to_ledger(found, link)
         keys = row_keys(traffic_owner, found.classes, traffic, link % 2)
-        settled_ns = np.ascontiguousarray(session_indices["settled_ns"])
+        settled_ns = np.ascontiguousarray(sessions["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
-        self.accounts.windows.add(found.windows, self.sessions.links["session"], session_indices["trains"], settled_ns)
+        self.accounts.windows.add(found.windows, self.sessions.links["session"], sessions["trains"], settled_ns)
 
     def _add_to_ledger(self, found: Classified, link: npt.NDArray[np.int64]) -> None:
         """link: as sessions count theirs. What one link carries at one time is requested once."""
@@ -254,12 +254,12 @@ class Tables:
 
     def forget(self) -> None:
         """Let go of what no iteration will ask for any more."""
-        session_indices = self.sessions.table
-        settled_ns = np.ascontiguousarray(session_indices["settled_ns"])
-        rank_table = np.maximum(self.rank_table.needed_ns(len(session_indices)), settled_ns - LONGEST_HISTORY_NS)
-        needed = np.minimum(np.minimum(session_indices["needed_ns"], rank_table), settled_ns)
+        sessions = self.sessions.table
+        settled_ns = np.ascontiguousarray(sessions["settled_ns"])
+        table_ns = np.maximum(self.rank_table.needed_ns(len(sessions)), settled_ns - LONGEST_HISTORY_NS)
+        needed = np.minimum(np.minimum(sessions["needed_ns"], table_ns), settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
-        self.accounts.windows.forget(needed, np.maximum(session_indices["window_ns"], 1))
+        self.accounts.windows.forget(needed, np.maximum(sessions["window_ns"], 1))
         self._table_needed = None
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
@@ -269,9 +269,7 @@ class Tables:
     def table_needed_since(self, session_index: int) -> int | None:
         """As Ranks.needed_since, of the ranks in the table."""
         if self._table_needed is None or session_index >= len(self._table_needed):  # it is new
-            session_indices = self.sessions.table
-            self._table_needed = self.rank_table.needed_ns(
-                len(session_indices), session_indices["horizon_ns"] - LONGEST_NEED_NS
-            )
+            sessions = self.sessions.table
+            self._table_needed = self.rank_table.needed_ns(len(sessions), sessions["horizon_ns"] - LONGEST_NEED_NS)
         needed = int(self._table_needed[session_index])
         return needed if needed < np.iinfo(np.int64).max else None

@@ -169,14 +169,10 @@ class Delays:
 
     def _senders(self, lines: HostLines, way: _Numbers) -> _Numbers:
         """Numbers of the hosts that send; −1: none of this round's."""
-        session_indices = self._ends.sessions()
-        if (
-            self._senders_of is None
-            or self._senders_of[0] is not lines
-            or len(self._senders_of[1]) != len(session_indices)
-        ):
-            self._senders_of = lines, lines.hosts(session_indices)
-        return self._senders_of[1][way] if len(session_indices) else np.empty(0, np.int64)
+        sessions = self._ends.sessions()
+        if self._senders_of is None or self._senders_of[0] is not lines or len(self._senders_of[1]) != len(sessions):
+            self._senders_of = lines, lines.hosts(sessions)
+        return self._senders_of[1][way] if len(sessions) else np.empty(0, np.int64)
 
     def took(self, delays: Table, lines: HostLines) -> tuple[_Numbers, _Numbers]:
         """When each was sent, and how much later it was received, by the uncorrected clocks; both are of this round."""

@@ -328,8 +328,8 @@ class Judging:
         )
 
     def _links_of_flows(self) -> npt.NDArray[np.int64]:
-        state, session_indices = self._tables.flows.state, self._tables.sessions.table
-        found: npt.NDArray[np.int64] = session_indices["first_link"][np.maximum(state["session"], 0)] + state["link"]
+        state, sessions = self._tables.flows.state, self._tables.sessions.table
+        found: npt.NDArray[np.int64] = sessions["first_link"][np.maximum(state["session"], 0)] + state["link"]
         return found
 
     def _waited(self, job: str) -> JobEvidence:

@@ -156,10 +156,10 @@ class Sessions:
         return self._versions
 
     def hosts(self) -> Table:
-        session_indices = self._tables.sessions
+        sessions = self._tables.sessions
         for name in _OF_SESSION:
-            self._hosts[name] = session_indices.table[name][self._indices]
-        self._hosts["horizon_utc_ns"] = session_indices.utc(self._indices, self._hosts["horizon_ns"])
+            self._hosts[name] = sessions.table[name][self._indices]
+        self._hosts["horizon_utc_ns"] = sessions.utc(self._indices, self._hosts["horizon_ns"])
         self._hosts["connected"] = [one.connected for one in self._shown]
         self._read_clocks()
         return self._hosts
