@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of our own modules, and how a user starts one."""
+"""Processes of our own modules, how a user starts one, and where they import from."""
 
 import os
 import shlex
 import shutil
+import stat
 import sys
+from importlib import machinery
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,32 @@ def own_module(name: str, *arguments: object) -> dict[str, Any]:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     command = [sys.executable, "-m", name, *map(str, arguments)]
     return {"args": command, "cwd": "/", "env": os.environ | {"PYTHONPATH": path}}
+
+
+def keep_importable() -> None:
+    """What this process imports from now it can import from as any other user, for as long as it lives.
+
+    A folder that is held open is reached without those above it, such as a home folder that is its owner's alone.
+    """
+    entries = {os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry)}
+    held = {entry: os.open(entry, os.O_PATH | os.O_DIRECTORY) for entry in entries if not _reached_by_all(entry)}
+    in_folder = machinery.FileFinder.path_hook(
+        (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+        (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
+    )
+
+    def find(path: str) -> machinery.FileFinder:
+        for entry, descriptor in held.items():
+            if path == entry or path.startswith(entry + os.sep):
+                return in_folder(f"/proc/self/fd/{descriptor}{path[len(entry) :]}")
+        raise ImportError(path)
+
+    sys.path_hooks.insert(0, find)
+    sys.path_importer_cache.clear()
+
+
+def _reached_by_all(folder: str) -> bool:
+    return all(path.stat().st_mode & stat.S_IXOTH for path in (Path(folder), *Path(folder).parents))
 
 
 def typed(program: str) -> str:

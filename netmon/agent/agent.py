@@ -59,6 +59,7 @@ from netmon.kernel.requests import Start
 from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
 from netmon.kernel.subprocess_calls import call_in_subprocess
+from netmon.own_module import keep_importable
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
 from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
 from netmon.version import __version__
@@ -92,11 +93,10 @@ class Agent:
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._marks_socket = MarkSocket(settings.socket)
         where, connect = channel(settings)
-        if settings.metrics:  # while the way to its modules is open to us
-            import netmon.agent.metrics  # noqa: F401
         user = self._user = service_user()
         if user:
             self._use_root(user, geometry)
+            keep_importable()
         self._privileged = Privileged()
         privilege.become_unprivileged(user)
         if user and settings.security.tls:

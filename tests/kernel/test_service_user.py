@@ -2,6 +2,8 @@
 """What the agent gives away while it is root: its own spool, and nothing that anybody else has put there or may put."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,33 @@ def test_root_becomes_another_user() -> None:
     assert user.uid > 0
     assert user.gid > 0
     assert len(SERVICE_CAPABILITIES) == 6
+
+
+def test_another_user_goes_on_importing_from_a_folder_that_is_the_owners_alone(tmp_path: Path) -> None:
+    """As below the superuser's home folder: libraries import parts of themselves when these are first used."""
+    (home := tmp_path / "home").mkdir(mode=0o700)
+    (package := home / "checkout" / "library").mkdir(parents=True)
+    for name in ("__init__", "part", "late"):
+        (package / f"{name}.py").touch()
+    script = """if True:
+        import os, sys
+        import library.part
+        from netmon.own_module import keep_importable
+        if sys.argv[1] == "kept":
+            keep_importable()
+        os.setresuid(65534, 65534, 65534)
+        import library.late
+        """
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        folders = os.pathsep.join([str(package.parent), *sys.path])
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": folders}, cwd="/", capture_output=True, text=True, check=False
+        )
+
+    assert "No module named 'library.late'" in run("not").stderr
+    assert run("kept").returncode == 0, run("kept").stderr
 
 
 def test_a_new_folder_and_what_an_agent_left_there_as_root_are_given(tmp_path: Path) -> None:
