@@ -348,6 +348,7 @@ class LedgerSample:
     lost_agent_packets: int
     lost_agent_wire_bytes: int
     lost_agent_payload_bytes: int
+    uncounted: int = 0  # 1: no agent has counted since the sample before
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ class LedgerRow:
 
 
 SAMPLE = np.dtype(
-    [(name, "<i8") for name in ("link", "time_ns", "nic_header_bytes", *COUNTERS)] + [("attributed_bytes", "<i8")]
+    [(name, "<i8") for name in ("link", "time_ns", "nic_header_bytes", "uncounted", *COUNTERS)]
+    + [("attributed_bytes", "<i8")]
 )
 """The counters of a link, of all sessions' links; attributed_bytes: of the rows from here to the next sample."""
 
@@ -60,18 +61,16 @@ def account(before: Table, after: Table, link: npt.NDArray[np.int64]) -> tuple[l
     """The account between pairs of samples, and which of them have one: none where a counter went backwards.
 
     But for what was lost in the kernel: an agent takes off what it finds to have delivered. link: as rows call it.
-    Where all counters of the hook are 0 again, and the NIC's are not, nobody has counted meanwhile.
     """
     delta = {name: after[name] - before[name] for name in COUNTERS}
-    hooked = [name for name in COUNTERS if not name.startswith("nic_")]
-    counts = np.any([after[name] != 0 for name in hooked], axis=0) | (before["frames"] == 0)
-    for name in hooked:
-        delta[name] = np.where(counts, delta[name], delta["nic_packets"] if name in ("frames", "packets") else 0)
+    counted = after["uncounted"] == 0
+    for name in ("frames", "packets"):
+        delta[name] = np.where(counted, delta[name], delta["nic_packets"])
     good = np.all([delta[name] >= 0 for name in COUNTERS if name != "lost_kernel_wire_bytes"], axis=0)
     columns = (
         *(link, before["time_ns"], after["time_ns"], _nic_wire_bytes(delta, after["nic_header_bytes"])),
         *(before["attributed_bytes"], delta["overflow_wire_bytes"], delta["lost_kernel_wire_bytes"]),
-        *(delta["lost_agent_wire_bytes"], delta["nic_bytes"], delta["nic_packets"], counts),
+        *(delta["lost_agent_wire_bytes"], delta["nic_bytes"], delta["nic_packets"], counted),
     )
     return [LedgerRow(*row) for row in zip(*(column[good].tolist() for column in columns), strict=True)], good
 

@@ -238,7 +238,7 @@ class HostStage:
     def _samples(self, batches: Batches) -> Table:
         ledger = batches.many.ledger
         samples = np.zeros(len(ledger), _SAMPLING)
-        for name in ("batch", "time_ns", "nic_header_bytes", *COUNTERS):
+        for name in ("batch", "time_ns", "nic_header_bytes", "uncounted", *COUNTERS):
             samples[name] = ledger[name]
         links = []
         for batch, interface, direction in ledger[["batch", "interface", "direction"]].tolist():

@@ -2,8 +2,8 @@
 """The time in which no agent counted: the next one ends the account of a session whose agent was killed.
 
 The spool keeps, alongside the batches, how the ledger was reported last. Where the next agent finds a session that
-nobody ended, it appends a batch with one more sample of each link: the NIC's counter when its own ledger begins. The
-counters of the hook are 0 in it, which says that nobody has counted since the sample before.
+nobody ended, it appends a batch with one more sample of each link: the NIC's counter when its own ledger begins, and
+the word that nobody has counted since the sample before.
 """
 
 import json
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -117,12 +116,13 @@ def _end_account(table: BatchTable, began: Beginning, clock: ClockSample) -> Non
         now, last = began.counters.get((link.name, link.index, link.sample.direction)), link.sample
         if now is None or now[0] < link.counter[0] or last.time_ns >= began.time_ns:
             continue
-        counted: dict[str, Any] = {
-            **dict.fromkeys(OWN_COUNTERS, 0),
-            "nic_bytes": last.nic_bytes + now[0] - link.counter[0],
-            "nic_packets": last.nic_packets + now[1] - link.counter[1],
-        }
-        sample = replace(last, **counted, time_ns=began.time_ns)
+        sample = replace(
+            last,
+            nic_bytes=last.nic_bytes + now[0] - link.counter[0],
+            nic_packets=last.nic_packets + now[1] - link.counter[1],
+            time_ns=began.time_ns,
+            uncounted=1,
+        )
         ended.append(replace(link, counter=now, sample=sample))
     if not ended:
         return

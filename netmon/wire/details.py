@@ -59,6 +59,7 @@ LEDGER_MOST = {
         for what in ("overflow", "lost_kernel", "lost_agent")
         for unit, most in (("packets", MAX_PACKETS), ("wire_bytes", MAX_BYTES), ("payload_bytes", MAX_BYTES))
     },
+    "uncounted": 1,
 }
 """The most that a field of LedgerSample may be, in their order there; the least is 0."""
 

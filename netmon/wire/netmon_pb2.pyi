@@ -965,6 +965,7 @@ class LedgerSample(_message.Message):
     LOST_AGENT_WIRE_BYTES_FIELD_NUMBER: _builtins.int
     LOST_AGENT_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     PACKETS_FIELD_NUMBER: _builtins.int
+    UNCOUNTED_FIELD_NUMBER: _builtins.int
     interface: _builtins.int
     """Interface.index"""
     direction: _builtins.int
@@ -986,6 +987,8 @@ class LedgerSample(_message.Message):
     lost_agent_payload_bytes: _builtins.int
     packets: _builtins.int
     """segments of the frames"""
+    uncounted: _builtins.int
+    """1: no agent has counted since the sample before; only the NIC's counters are the present"""
     def __init__(
         self,
         *,
@@ -1008,10 +1011,11 @@ class LedgerSample(_message.Message):
         lost_agent_wire_bytes: _builtins.int = ...,
         lost_agent_payload_bytes: _builtins.int = ...,
         packets: _builtins.int = ...,
+        uncounted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "frame_bytes", b"frame_bytes", "frames", b"frames", "interface", b"interface", "lost_agent_packets", b"lost_agent_packets", "lost_agent_payload_bytes", b"lost_agent_payload_bytes", "lost_agent_wire_bytes", b"lost_agent_wire_bytes", "lost_kernel_packets", b"lost_kernel_packets", "lost_kernel_payload_bytes", b"lost_kernel_payload_bytes", "lost_kernel_wire_bytes", b"lost_kernel_wire_bytes", "nic_bytes", b"nic_bytes", "nic_header_bytes", b"nic_header_bytes", "nic_packets", b"nic_packets", "overflow_packets", b"overflow_packets", "overflow_payload_bytes", b"overflow_payload_bytes", "overflow_wire_bytes", b"overflow_wire_bytes", "packets", b"packets", "time_ns", b"time_ns", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "frame_bytes", b"frame_bytes", "frames", b"frames", "interface", b"interface", "lost_agent_packets", b"lost_agent_packets", "lost_agent_payload_bytes", b"lost_agent_payload_bytes", "lost_agent_wire_bytes", b"lost_agent_wire_bytes", "lost_kernel_packets", b"lost_kernel_packets", "lost_kernel_payload_bytes", b"lost_kernel_payload_bytes", "lost_kernel_wire_bytes", b"lost_kernel_wire_bytes", "nic_bytes", b"nic_bytes", "nic_header_bytes", b"nic_header_bytes", "nic_packets", b"nic_packets", "overflow_packets", b"overflow_packets", "overflow_payload_bytes", b"overflow_payload_bytes", "overflow_wire_bytes", b"overflow_wire_bytes", "packets", b"packets", "time_ns", b"time_ns", "uncounted", b"uncounted", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,7 +52,7 @@ def test_the_account_of_a_killed_session_lasts_until_the_next_one_begins(tmp_pat
     assert last_words(folder, "old") == []  # s1 has counted since
     ((number, (sample,)),) = last_words(folder, "s1")
     assert (number, sample.time_ns, sample.nic_bytes, sample.nic_packets) == (4, 9_000, 5_700, 57)
-    assert (sample.frames, sample.wire_bytes, sample.nic_header_bytes) == (0, 0, 14)
+    assert (sample.uncounted, sample.frames, sample.wire_bytes, sample.nic_header_bytes) == (1, 11, 11, 14)
     later = Beginning(10_000, {LINK: (6_000, 60)})  # the next one was killed before it told anything
     end_accounts(folder, "s3", later, clock)
     assert [(n, sample.nic_bytes) for n, (sample,) in last_words(folder, "s1")] == [(4, 5_700), (5, 6_700)]

@@ -169,8 +169,13 @@ def test_a_sample_of_an_unknown_interface():
 
 def test_the_time_in_which_nobody_counted_is_told_from_that_in_which_the_hook_saw_nothing():
     counted = sample(1, nic_bytes=1000, nic_packets=10, frames=10, packets=10, frame_bytes=1000, wire_bytes=1000)
-    row = ledger_row(counted, sample(5, nic_bytes=4000, nic_packets=30, nic_header_bytes=14), attributed_bytes=500)
+    seen = {"frames": 10, "packets": 10, "frame_bytes": 1000, "wire_bytes": 1000}
+    later = sample(5, nic_bytes=4000, nic_packets=30, nic_header_bytes=14, uncounted=1, **seen)
+    row = ledger_row(counted, later, attributed_bytes=500)
     assert (row.watched, row.nic_bytes, row.nic_counter_bytes) == (False, 3000 + 14 * 20, 3000)
     assert row.invisible_bytes == row.nic_bytes - 500
+    first = sample(1, nic_bytes=1000, nic_packets=10)  # nothing had passed the hook when the agent was killed
+    later = sample(5, nic_bytes=4000, nic_packets=30, uncounted=1)
+    assert not ledger_row(first, later, attributed_bytes=0).watched
     unseen = sample(5, nic_bytes=4000, nic_packets=30, frames=10, packets=10, frame_bytes=1000, wire_bytes=1000)
     assert ledger_row(counted, unseen, attributed_bytes=0).watched
