@@ -7,7 +7,7 @@ import grpc
 
 from collector.full_windows import Windows
 from collector.registry import Registry
-from collector.stored_past import Batches, StoredPast
+from collector.stored_past import Dataset, StoredPast
 from collector.view.watching import Watching
 from netmon.errors import DataError
 from netmon.wire import netmon_pb2
@@ -21,7 +21,7 @@ Context = Any
 class Answers:
     """Of one collector. Who asks has been let in."""
 
-    def __init__(self, registry: Registry, insecure: bool, stored: Batches | None) -> None:
+    def __init__(self, registry: Registry, insecure: bool, stored: Dataset | None) -> None:
         """insecure: what is said may be read by others. stored: rows of the dataset; None: nobody gets them."""
         self._registry = registry
         self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks, insecure)

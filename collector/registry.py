@@ -29,6 +29,7 @@ from collector.quarantine import Sent
 from collector.session_close import SessionClose
 from collector.settings import Settings
 from collector.stages import Stages
+from collector.stored_past import Dataset
 from collector.triggers import PullRequest, Triggers
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
@@ -37,7 +38,7 @@ from collector.view.sessions import Sessions
 from collector.view.view import View
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Hello
-from netmon.views import Selection, Snapshot
+from netmon.views import Selection, Snapshot, Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches
 
@@ -92,6 +93,7 @@ class Registry:
         self._queued: Sequence[Came] = ()  # the same of another process
         self._queued_weight, self._careful_until = 0, 0.0
         self.failures = Failures(sink.directory)
+        self.stored: Dataset | None = None  # of the dataset that the sink writes, where somebody can read them
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs, self._entries.values)
         self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.allowance)
@@ -106,8 +108,14 @@ class Registry:
         self._stage = self._stages.hosts
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, self._settings)
-        self.judging = Judging(self._stage.tables, self._jobs, lambda verdict: self.flushing.verdicts.append(verdict))
+        self.judging = Judging(self._stage.tables, self._jobs, self._store_verdict, self._from_dataset)
         self.advising = Advising(self.judging, self._stage.tables, self._jobs)
+
+    def _store_verdict(self, verdict: Verdict) -> None:
+        self.flushing.verdicts.append(verdict)
+
+    def _from_dataset(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
+        return self.stored.verdicts(job, since_ns, until_ns) if self.stored else ()
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.

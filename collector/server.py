@@ -24,7 +24,7 @@ from collector.receiving.client import ReceiverClient
 from collector.receiving.frames import Listen
 from collector.registry import Registry
 from collector.settings import Settings
-from collector.stored_past import Batches
+from collector.stored_past import Dataset
 from collector.web_process import WebProcess
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError
@@ -56,7 +56,7 @@ async def serve(
     metrics: str = "",
     spans: "Spans | None" = None,
     receiver: str = "auto",
-    stored: Batches | None = None,
+    stored: Dataset | None = None,
     http: str = "",
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
@@ -88,6 +88,7 @@ async def serve(
     page: WebProcess | None = None
     try:
         answers = Answers(registry, listen_config.exposed(listen, worker), stored)
+        registry.stored = stored
         listener = _listener(registry, listen, listen_config, worker is None, answers, receiver)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)

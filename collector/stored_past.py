@@ -2,7 +2,7 @@
 """Rows of the dataset for viewers who go back in time: read alongside everything else, a bounded part at a time."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -11,6 +11,7 @@ import pyarrow as pa
 from collector.full_resolution import arrow_stream
 from netmon.errors import NetmonError, WireError
 from netmon.past import RowQuery
+from netmon.views import Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_TEXT
 from netmon.wire.past_rows import decode_wanted
@@ -23,17 +24,20 @@ _AT_A_TIME = 2
 _LET_GO_AFTER_S = 20.0  # a reader that has not read a part until then
 
 
-class Batches(Protocol):
-    """Where the rows come from (netmon.past.Rows)."""
+class Dataset(Protocol):
+    """What the collector itself reads of what it has stored."""
 
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
-        """Blocks for each. Raises NetmonError."""
+        """As netmon.past.Rows has them. Blocks for each. Raises NetmonError."""
+
+    def verdicts(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
+        """Made now, on a job's iterations that stand out and overlap this time (UTC). Blocks. Raises DataError."""
 
 
 class StoredPast:
     """Of one collector; lives on one event loop."""
 
-    def __init__(self, rows: Batches | None) -> None:
+    def __init__(self, rows: Dataset | None) -> None:
         """rows: None where nobody may read the dataset."""
         self._rows = rows
         self._turns = asyncio.Semaphore(_AT_A_TIME)

@@ -8,7 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,7 @@ from netmon.records import Table
 from netmon.views import Cause, Verdict
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 # --- One iteration that stands out with all that is kept about it: taken at once, judged wherever there is time.
 
@@ -153,8 +155,11 @@ def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64])
 
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
-_MOST_WAITING = 64  # iterations that are to be judged: the newest
-_LONGEST_S = 30.0  # for which what an iteration is judged by is kept: later it is reported by the dataset alone
+_MOST_WAITING = 64  # iterations that are to be judged by what is kept: the newest; the others by the dataset
+_LONGEST_S = 30.0  # for which what an iteration is judged by is kept; later by the dataset
+_MOST_LATE = 1_024  # that are to be judged by the dataset
+_ABOUT_NS = 20_000_000_000  # before an iteration was due it has ended
+_STORED_S = 10.0  # after it was due, an iteration is in the dataset with all that it is judged by
 _CPU_SHARE = 0.3  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
@@ -188,19 +193,35 @@ class _Due(NamedTuple):
     parts: list[Part]
 
 
+class _Late(NamedTuple):
+    """An iteration that is to be judged by the dataset."""
+
+    since_s: float
+    job: str
+    number: int
+    due_ns: int  # UTC
+
+
+FromDataset = Callable[[str, int, int], Sequence[Verdict]]
+"""Verdicts on a job's iterations that stand out and overlap a time (UTC; since, until), by the dataset; blocks."""
+
+
 class Judging:
     """Of one worker; lives on the thread of its event loop, judges alongside it."""
 
-    def __init__(self, tables: Tables, viewed: Jobs, store: Callable[[Verdict], None]) -> None:
+    def __init__(
+        self, tables: Tables, viewed: Jobs, store: Callable[[Verdict], None], from_dataset: FromDataset
+    ) -> None:
         """tables: of all sessions. viewed: are reported each verdict, on the loop; store: the same."""
         self._tables, self._wanted = tables, tables.settings.verdicts
-        self._viewed, self._store = viewed, store
+        self._viewed, self._store, self._from_dataset = viewed, store, from_dataset
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}
         self._sessions: dict[int, Session] = {}  # by index, of ranks that have reported something
-        self._coming: deque[tuple[float, str, int]] = deque(maxlen=_MOST_WAITING)  # and when there is all about it
+        self._coming: deque[tuple[float, str, int]] = deque()  # and when there is all about it
         self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be a change
-        self._due: deque[_Due] = deque(maxlen=_MOST_WAITING)
+        self._due: deque[_Due] = deque()
+        self._late: deque[_Late] = deque(maxlen=_MOST_LATE)
         self._working: asyncio.Task[None] | None = None
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
 
@@ -235,7 +256,7 @@ class Judging:
         self._forget_old()
         now = time.monotonic()
         self._are_due(now)
-        if self._due and self._cpu_time.allows():
+        if (self._due or self._late_ones_are_stored(now)) and self._cpu_time.allows():
             self._begin()
 
     def _are_due(self, now: float) -> None:
@@ -249,8 +270,13 @@ class Judging:
                 self._may_change.append(one)
             else:
                 self._due.append(_Due(now, name, number, parts))
-        while self._due and self._due[0].since_s < now - _LONGEST_S:
-            self._due.popleft()
+        while self._due and (len(self._due) > _MOST_WAITING or self._due[0].since_s < now - _LONGEST_S):
+            old = self._due.popleft()
+            due_ns = time.time_ns() - int((now - old.since_s) * 1e9)
+            self._late.append(_Late(old.since_s, old.job, old.number, due_ns))
+
+    def _late_ones_are_stored(self, now: float) -> bool:
+        return bool(self._late) and self._late[0].since_s < now - _STORED_S
 
     def forget(self, session_index: int) -> None:
         """A session is gone."""
@@ -291,18 +317,30 @@ class Judging:
                 case = self._case(job, number, parts)
                 if case is None:
                     continue
-                verdict, took_ns = await asyncio.to_thread(_judged, case)
+                verdict, took_ns = await asyncio.to_thread(_timed, case.judged)
                 self._cpu_time.spend(took_ns)
-                if verdict is not None and self._jobs[job].mark_published(number):
-                    verdict = replace(verdict, told_ns=time.time_ns())
-                    self._viewed.judged(verdict)
-                    self._store(verdict)
-                    if verdict.cause == Cause.CHANGE:
-                        _log.info(sentence(verdict))
+                self._publish(job, number, verdict)
             except Exception:  # rows do not need it
                 _log.exception(f"cannot judge iteration {number} of job {job}")
             if not self._cpu_time.allows():
                 return
+        if self._late_ones_are_stored(time.monotonic()):  # one, then whoever is newer
+            late = self._late.popleft()
+            try:
+                span = late.due_ns - _ABOUT_NS, late.due_ns
+                found, took_ns = await asyncio.to_thread(_timed, partial(self._from_dataset, late.job, *span))
+                self._cpu_time.spend(took_ns)
+                self._publish(late.job, late.number, next((v for v in found if v.iteration == late.number), None))
+            except Exception:
+                _log.exception(f"cannot judge iteration {late.number} of job {late.job} by the dataset")
+
+    def _publish(self, job: str, number: int, verdict: Verdict | None) -> None:
+        if verdict is not None and job in self._jobs and self._jobs[job].mark_published(number):
+            verdict = replace(verdict, told_ns=time.time_ns())
+            self._viewed.judged(verdict)
+            self._store(verdict)
+            if verdict.cause == Cause.CHANGE:
+                _log.info(sentence(verdict))
 
     def _case(self, name: str, number: int, parts: list[Part]) -> Case | None:
         job = self._jobs.get(name)
@@ -400,10 +438,10 @@ class Judging:
             del self._jobs[first]
 
 
-def _judged(case: Case) -> tuple[Verdict | None, int]:
+def _timed(judged: Callable[[], _T]) -> tuple[_T, int]:
     """With the CPU time that it took (ns)."""
     began = time.thread_time_ns()
-    return case.judged(), time.thread_time_ns() - began
+    return judged(), time.thread_time_ns() - began
 
 
 def _links(session: Session) -> list[tuple[int, Link]]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collector.metrics.spans import Spans
     from collector.settings import Settings
     from netmon.past import RowQuery
+    from netmon.views import Verdict
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 _AT_ONCE = frozenset({"flush", "full_on", "full_burst", "full_rest", "full_rows", "keep", "allowance"})
@@ -292,7 +293,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
 
 
 class _Stored:
-    """The rows that viewers go back to. What reads them is loaded when somebody does."""
+    """What viewers go back to, and late verdicts are made of. What reads it is loaded when somebody does."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -302,6 +303,12 @@ class _Stored:
         from netmon.report.stored_rows import StoredRows
 
         return StoredRows(self._data).batches(wanted)
+
+    def verdicts(self, job: str, since_ns: int, until_ns: int) -> "list[Verdict]":
+        """See collector.stored_past.Dataset."""
+        from netmon.report.judging import verdicts
+
+        return list(verdicts(self._data, job, within_ns=(since_ns, until_ns)))
 
 
 def _page(listen: str) -> str:

@@ -70,7 +70,7 @@ def verdicts(
     iteration.
     """
     found = False
-    for name in _jobs(data, job):
+    for name in _jobs(data, job, within_ns):
         for span_ns, rows in _in_spans(data, name, within_ns):
             inside = max(span_ns[0], within_ns[0]), min(span_ns[1], within_ns[1])
             for run in _runs(rows):
@@ -127,12 +127,12 @@ def worst_sentences(found: Sequence[Verdict]) -> list[str]:
     return lines
 
 
-def _jobs(data: Path, job: str | None) -> list[str]:
+def _jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[str]:
     """The jobs that are to be judged: their steps are understood. Raises DataError where there is none of this name."""
     unclear = not_understood(data)
     if unclear and (job in unclear or not table_files(data, "iterations")):
         return []
-    batches = stream(open_table(data, "iterations"), ["job"])
+    batches = stream(open_table(data, "iterations", _around(within_ns)), ["job"])
     names = sorted({str(name) for batch in batches for name in batch.column(0).unique().drop_null().to_pylist()})
     if job is None or job in names:
         return [name for name in names if name not in unclear] if job is None else [job]
@@ -144,7 +144,8 @@ def _in_spans(data: Path, job: str, within_ns: tuple[int, int]) -> Iterator[tupl
 
     Its other rows are of iterations around them, with which they are compared. within_ns: other pieces are left out.
     """
-    batches = list(stream(open_table(data, "iterations"), ["start_ns", "rank"], ds.field("job") == job))
+    table = open_table(data, "iterations", _around(within_ns))
+    batches = list(stream(table, ["start_ns", "rank"], ds.field("job") == job))
     starts = np.sort(np.concatenate([batch.column("start_ns").to_numpy() for batch in batches]))
     ranks = len(set().union(*(batch.column("rank").unique().to_pylist() for batch in batches)))
     del batches
@@ -158,9 +159,14 @@ def _in_spans(data: Path, job: str, within_ns: tuple[int, int]) -> Iterator[tupl
         yield (begin_ns, end_ns), _iterations(data, job, read)
 
 
+def _around(within_ns: tuple[int, int]) -> tuple[int, int]:
+    """In which the iterations begin that overlap this time, and many before them, with which they are compared."""
+    return within_ns[0] - 2 * _LONG_NS, within_ns[1]
+
+
 def _iterations(data: Path, job: str, within_ns: tuple[int, int]) -> pd.DataFrame:
     """The rows of a job that begin in this time, both ends included."""
-    table = open_table(data, "iterations")
+    table = open_table(data, "iterations", (within_ns[0], within_ns[1] + 1))
     known = [name for name in _ITERATION if name in table.schema.names]
     start = ds.field("start_ns")
     condition = (ds.field("job") == job) & (start >= within_ns[0]) & (start <= within_ns[1])

@@ -2,9 +2,11 @@
 """Which iterations stand out as they end, and what is kept of rows until somebody asks."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pytest
 from dataset_rows import BEGIN_NS, table
 from test_store import store_small
 
@@ -13,6 +15,7 @@ from collector.host.batches import Settled
 from collector.host.iteration_rows import iteration_rows
 from collector.host.rows import ARRIVED
 from collector.host.tables import Tables
+from collector.judging import judging as judging_module
 from collector.judging import recent_rows
 from collector.judging.job_steps import JobSteps, steps_in_utc
 from collector.judging.judging import Judging
@@ -23,6 +26,7 @@ from netmon.dl.iterations import Iteration
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Moment, Source
 from netmon.report import judging
+from netmon.views import Cause, Verdict
 
 MS = 1_000_000
 
@@ -166,7 +170,7 @@ def test_a_dataset_that_is_read_in_pieces_has_the_same_verdicts(tmp_path, monkey
 
 
 def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkeypatch):
-    judging_ = Judging(Tables(Settings(verdicts=True)), None, None)
+    judging_ = Judging(Tables(Settings(verdicts=True)), None, None, None)
     seen = []
     monkeypatch.setattr(judging_, "_case", lambda job, number, parts: seen.append((number, len(parts))))
 
@@ -183,6 +187,38 @@ def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkey
     asyncio.run(run())
     assert judging_.remembered().parts == []
     assert seen == [(2, 3), (1, 2), (0, 1)]
+
+
+@pytest.mark.parametrize("why", ["many", "old"])
+def test_what_is_too_late_to_be_judged_by_what_is_kept_is_judged_by_the_dataset(monkeypatch, why):
+    told, asked = [], []
+
+    def from_dataset(job, since_ns, until_ns):
+        asked.append((job, until_ns - since_ns))
+        return [Verdict(job, number, 0, 1, 1, 0, 1, Cause.CROSS) for number in (1, 2)]
+
+    viewed = SimpleNamespace(judged=lambda verdict: None)
+    judging_ = Judging(Tables(Settings(verdicts=True)), viewed, told.append, from_dataset)
+    monkeypatch.setattr(judging_, "_case", lambda job, number, parts: None)
+    monkeypatch.setattr(judging_module, "_MOST_WAITING" if why == "many" else "_LONGEST_S", 0)
+    judging_._jobs["job"] = JobSteps()
+
+    async def run():
+        judging_._coming.extend((0.0, "job", number) for number in (1, 2, 3))
+        judging_.tick(Settled())
+        monkeypatch.setattr(judging_module, "_STORED_S", 60.0)
+        judging_.tick(Settled())
+        await asyncio.sleep(0.1)
+        assert not asked, "it may not be stored yet"
+        monkeypatch.setattr(judging_module, "_STORED_S", -60.0)
+        for _ in range(3):
+            judging_.tick(Settled())
+            await judging_._working
+
+    asyncio.run(run())
+    assert asked == 3 * [("job", 20_000_000_000)]
+    assert [(verdict.iteration, verdict.cause) for verdict in told] == [(1, Cause.CROSS), (2, Cause.CROSS)]
+    assert all(verdict.told_ns for verdict in told)
 
 
 def test_an_iteration_is_told_of_once():
