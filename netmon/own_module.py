@@ -7,6 +7,7 @@ import shutil
 import stat
 import sys
 from importlib import machinery
+from importlib.abc import PathEntryFinder
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def keep_importable() -> None:
         (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
     )
 
-    def find(path: str) -> machinery.FileFinder:
+    def find(path: str) -> PathEntryFinder:
         for entry, descriptor in held.items():
             if path == entry or path.startswith(entry + os.sep):
                 return in_folder(f"/proc/self/fd/{descriptor}{path[len(entry) :]}")
