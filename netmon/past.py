@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -29,9 +28,10 @@ STEP_TIMES = np.dtype(
 HOUR_NS = 3_600_000_000_000
 
 
-def replaced_path(path: Path) -> Path:
-    """Where a file of a dataset (DIR/TABLE/date=…/hour=…/FILE) is for ten minutes after it has left its place."""
-    return path.parents[3] / ".netmon" / "replaced" / f"{path.parents[2].name}-{path.name}"
+RECENT, DROPPED = ".netmon/recent", ".netmon/dropped"
+"""Below a dataset's DIR. RECENT/TABLE/date=…/hour=…/ROLL/FILE: rows of the last minutes, in small files. Those of one
+ROLL become TABLE/date=…/hour=…/ROLL.parquet, which never changes; from when it is there, it counts and they do not.
+DROPPED/TABLE/date=…/hour=…/FILE: for ten minutes what is not to be kept any more."""
 
 
 @dataclass(frozen=True)

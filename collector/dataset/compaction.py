@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many small files of an hour become one: which, and how they are merged in little memory."""
+"""The small files of some minutes become one that never changes: when, and how they are merged in little memory.
+
+What is acknowledged has to be on the disk within a second or two, which makes small files. They lie apart (see
+netmon.past.RECENT), so that whoever reads the tables without netmon meets no file that goes away.
+"""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -15,46 +19,44 @@ from collector.dataset.files import ROWS_PER_GROUP, Disk, in_order, writer
 from collector.dataset.manifest import StoredFile
 from collector.dataset.tables import SCHEMAS
 
-AT_ONCE = 256
-"""So many files of an hour that is still being written are merged, so that their number stays bounded."""
+ROLL_S = 300
+"""Programs other than netmon see rows that are so old."""
 
-_QUIET_S = 300  # an hour into which nothing has come for so long is over
-_QUIET_FLOWS_S = 1_200  # a session that comes back goes on in files that are not older
-_SMALL_BYTES = 64 << 20  # files of an hour that together are not larger become one, merged before or not
-_MOST_BYTES = 1 << 30  # of one file
+MOST_FILES = 256
+"""Of a roll: so many are merged at once."""
+
+_MOST_BYTES = 64 << 20  # of a roll; with the last file some more
 _ROWS_AT_ONCE = 1 << 18  # of all files that are merged, in memory
 
 
-def due(files: Iterable[StoredFile], open_paths: Collection[str], now_s: float | None = None) -> list[StoredFile]:
-    """The files of one table and hour that should become one; none: nothing is due.
+class Rolls:
+    """Which file to be each small file belongs to. Used by one thread at a time."""
 
-    open_paths: not to be touched. now_s: another time than the present (Unix).
-    """
-    hours: dict[tuple[str, str], list[StoredFile]] = defaultdict(list)
-    for file in files:
-        if file.name != "sessions" and file.path not in open_paths:
-            hours[file.name, file.partition].append(file)
-    now = time.time() if now_s is None else now_s
-    for (name, _), own in sorted(hours.items()):
-        quiet_s = _QUIET_FLOWS_S if name == "flows" else _QUIET_S
-        quiet = [file for file in own if file.changed_s < now - quiet_s]
-        chosen = _chosen(quiet if name == "flows" else own, over=len(quiet) == len(own) or name == "flows")
-        if len(chosen) > 1:
-            return chosen
-    return []
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], tuple[str, float]] = {}  # by table and partition: stem, and since when
 
+    def of(self, name: str, partition: str, new: Callable[[], str]) -> str:
+        """The roll that the next rows of a table's hour go to. new: makes a stem."""
+        return self._open.setdefault((name, partition), (new(), time.monotonic()))[0]
 
-def _chosen(files: list[StoredFile], over: bool) -> list[StoredFile]:
-    small = [file for file in files if not file.generation]
-    if not over:
-        return sorted(small, key=lambda file: file.changed_s)[:AT_ONCE] if len(small) >= AT_ONCE else []
-    together = files if sum(file.bytes for file in files) <= _SMALL_BYTES else small
-    chosen: list[StoredFile] = []
-    for file in sorted(together, key=lambda file: file.changed_s)[:AT_ONCE]:
-        if chosen and sum(f.bytes for f in chosen) + file.bytes > _MOST_BYTES:
-            break
-        chosen.append(file)
-    return chosen
+    def due(self, files: Iterable[StoredFile], at_once: bool) -> list[StoredFile]:
+        """The files of a roll that is closed, so that nothing is added from now on; none: no roll is due.
+
+        files: all that there are. at_once: every roll is due. Rolls of an earlier process are closed.
+        """
+        rolls: dict[tuple[str, str, str], list[StoredFile]] = defaultdict(list)
+        for file in files:
+            if file.roll:
+                rolls[file.name, file.partition, file.roll].append(file)
+        for (name, partition, roll), own in sorted(rolls.items()):
+            stem, since = self._open.get((name, partition), ("", 0.0))
+            if stem != roll:
+                return own
+            full = len(own) >= MOST_FILES or sum(file.bytes for file in own) >= _MOST_BYTES
+            if at_once or full or time.monotonic() >= since + ROLL_S:
+                del self._open[name, partition]
+                return own
+        return []
 
 
 def merge_files(disk: Disk, name: str, sources: list[Path], target: Path, go_on: Callable[[], bool]) -> bool:
@@ -89,14 +91,10 @@ def _groups(name: str, batches: Iterator[pa.RecordBatch], go_on: Callable[[], bo
 
 
 def _rows(name: str, sources: list[Path], stack: ExitStack) -> Iterator[pa.RecordBatch]:
-    """All rows, host by host; of flows, file by file."""
+    """All rows, host by host."""
     at_once = max(1024, _ROWS_AT_ONCE // len(sources))
     opened = [stack.enter_context(pq.ParquetFile(path, memory_map=True)) for path in sources]
     batches = [_whole(name, file.iter_batches(at_once, use_threads=False)) for file in opened]
-    if name == "flows":
-        for own in batches:
-            yield from own
-        return
     runs = [_Runs(own) for own in batches]
     while live := [run for run in runs if run.host is not None]:
         host = min(str(run.host) for run in live)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.dataset.resume import SessionState
+from netmon.past import RECENT
 
 _WAIT_S = 10.0  # for another worker that looks into it
 _FORGET = """DELETE FROM sessions WHERE seen_s / 86400 < (
@@ -30,8 +31,7 @@ CREATE TABLE IF NOT EXISTS files (
   name TEXT NOT NULL,        -- of the table
   partition TEXT NOT NULL,   -- date=…/hour=…
   bytes INTEGER NOT NULL,
-  generation INTEGER NOT NULL,  -- 0: as it was flushed; 1: made of such
-  changed_s INTEGER NOT NULL,
+  roll TEXT NOT NULL,        -- the file that it is to become a part of; empty: it is in the table
   staged TEXT                -- its name in the staging folder until it has been renamed
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS files_staged ON files (path) WHERE staged IS NOT NULL;
@@ -52,14 +52,14 @@ class StoredFile:
     partition: str
     stem: str
     bytes: int
-    generation: int = 0
+    roll: str = ""  # stem of the file that it is to become a part of; empty: it is in the table
     staged: str = ""  # its name in the staging folder; empty: it is in its place
-    changed_s: int = 0
 
     @property
     def path(self) -> str:
-        """Below the dataset's directory."""
-        return f"{self.name}/{self.partition}/{self.stem}.parquet"
+        """Below the dataset's directory (see netmon.past.RECENT)."""
+        hour = f"{self.name}/{self.partition}"
+        return f"{RECENT}/{hour}/{self.roll}/{self.stem}.parquet" if self.roll else f"{hour}/{self.stem}.parquet"
 
 
 class Manifest:
@@ -95,9 +95,12 @@ class Manifest:
         files: Iterable[StoredFile],
         states: Mapping[str, SessionState],
         members: Mapping[str, Iterable[str]],
-        removed: Iterable[str] = (),
+        rolled: Iterable[str] = (),
     ) -> None:
-        """One write: these files, named in the staging folder, come; removed go; members: sessions by path."""
+        """One write: these files, named in the staging folder, come; members: sessions by path.
+
+        rolled: paths of files that are a part of one of them now.
+        """
         now = int(time.time())
         with self._transaction() as run:
             _enter(run, "main", files)
@@ -106,10 +109,7 @@ class Manifest:
                 [(session, state.host, now, state.text()) for session, state in states.items()],
             )
             run.executemany("INSERT OR IGNORE INTO members VALUES (?,?)", _pairs(members))
-            gone = [(path,) for path in removed]
-            run.executemany("INSERT OR IGNORE INTO removals VALUES (?)", gone)
-            for table in ("files", "members"):
-                run.executemany(f"DELETE FROM {table} WHERE path = ?", gone)
+            run.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in rolled])
 
     def placed(self, paths: Iterable[str], removed: Iterable[str] = ()) -> None:
         """These files have been renamed, those are gone: if a power cut takes this back, it is found out again."""
@@ -243,9 +243,8 @@ class OtherManifest:
 
 
 def _enter(run: sqlite3.Connection, schema: str, files: Iterable[StoredFile]) -> None:
-    now = int(time.time())
-    rows = [(f.path, f.name, f.partition, f.bytes, f.generation, now, f.staged) for f in files]
-    run.executemany(f"INSERT OR REPLACE INTO {schema}.files VALUES (?,?,?,?,?,?,?)", rows)
+    rows = [(f.path, f.name, f.partition, f.bytes, f.roll, f.staged) for f in files]
+    run.executemany(f"INSERT OR REPLACE INTO {schema}.files VALUES (?,?,?,?,?,?)", rows)
 
 
 def _pairs(members: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
@@ -253,6 +252,6 @@ def _pairs(members: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
 
 
 def _read(database: sqlite3.Connection, table: str, condition: str, *values: str) -> list[StoredFile]:
-    columns = "name, partition, path, bytes, generation, staged, changed_s"
+    columns = "name, partition, path, bytes, roll, staged"
     rows = database.execute(f"SELECT {columns} FROM {table} WHERE {condition} ORDER BY path", values)
-    return [StoredFile(n, p, Path(path).stem, b, g, s or "", c) for n, p, path, b, g, s, c in rows]
+    return [StoredFile(n, p, Path(path).stem, b, roll, s or "") for n, p, path, b, roll, s in rows]

@@ -2,10 +2,10 @@
 """Where settled tables go. Parquet files that are complete or absent are one such place."""
 
 import logging
-import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.dataset.compaction import due, merge_files
+from collector.dataset.compaction import Rolls, merge_files
 from collector.dataset.files import Disk, check_schema, in_order, partition, reason_of, split_by_hour, write_file
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
@@ -28,6 +28,8 @@ from netmon.errors import DataError
 from netmon.records import Hello
 
 _log = logging.getLogger(__name__)
+
+_CLOSING_S = 4.0  # what is not merged by then is when the next one begins
 
 
 class Sink(Protocol):
@@ -74,6 +76,7 @@ class ParquetSink:
         self._flows = RowParts(SCHEMAS["flows"], "flow_id", later=("last_ns", "traffic"))
         self._sessions = RowParts(SCHEMAS["sessions"], "interface", later=("clock_error_ns",))
         self._seen: dict[str, int] = {}
+        self._rolls = Rolls()
         self._changing = {"flows": self._flows, "sessions": self._sessions}
         directory, worker = self.directory, self._worker
         try:
@@ -166,10 +169,13 @@ class ParquetSink:
                 parts.drop(lost)
 
     def close(self) -> None:
-        """Store what has waited, as far as the disk takes it; let others write."""
+        """Store what has waited, and merge all files, as far as the disk takes it; let others write."""
+        deadline = time.monotonic() + _CLOSING_S
         with self._busy:
             try:
                 self.settle_changes()
+                while self.merge_some(lambda: time.monotonic() < deadline, at_once=True):
+                    pass
             except DataError as error:
                 _log.warning(error)
             finally:
@@ -232,33 +238,30 @@ class ParquetSink:
         files: list[StoredFile] = []
         paths: dict[str, dict[int, str]] = {name: {} for name in changes}
         members: dict[str, list[str]] = {}
-        replaced: list[str] = []
         committed = False
         try:
             self._complete()
             for name, table in tables.items():
                 for hour, rows in split_by_hour(name, table):
-                    self._stage(files, name, in_order(name, rows), partition(hour), self._staging.stem())
+                    roll = self._rolls.of(name, partition(hour), self._staging.stem)
+                    self._stage(files, name, in_order(name, rows), partition(hour), self._staging.stem(), roll)
             for name, change in changes.items():
                 for number in change.write:
                     rows = self._changing[name].content(change, number)
                     file = self._stage_part(files, name, number, rows)
                     paths[name][number] = file.path
                     members[file.path] = rows["session"].unique().to_pylist()
-                    earlier = self._changing[name].parts.get(number)
-                    if earlier and earlier.path not in ("", file.path):
-                        replaced.append(earlier.path)
             if files:
                 self._disk.sync_directory(self._staging.folder)
             with self._sharing.hold():
                 if self._sharing.would_lose():
                     raise LostHostsError
                 if files or states:
-                    self._manifest.commit(files, states, members, replaced)
+                    self._manifest.commit(files, states, members)
                 committed = True
                 for name, change in changes.items():
                     self._changing[name].apply(change, paths[name])
-                self._publish_soon(files, replaced)
+                self._publish_soon(files)
         except (OSError, sqlite3.Error, pa.ArrowException) as error:
             raise DataError(
                 f"cannot write to {self.directory}: {reason_of(error)}; "
@@ -268,15 +271,17 @@ class ParquetSink:
             if not committed:
                 self._staging.discard(files)
 
-    def _publish_soon(self, files: list[StoredFile], replaced: list[str]) -> None:
+    def _publish_soon(self, files: list[StoredFile]) -> None:
         try:
-            self._publish(files, replaced)
+            self._publish(files, [])
         except (OSError, sqlite3.Error) as error:  # they are stored; the next write puts them into their place first
             _log.warning(f"cannot put files into their place in {self.directory} yet: {reason_of(error)}")
 
-    def _stage(self, files: list[StoredFile], name: str, rows: pa.Table, folder: str, stem: str) -> StoredFile:
+    def _stage(
+        self, files: list[StoredFile], name: str, rows: pa.Table, folder: str, stem: str, roll: str = ""
+    ) -> StoredFile:
         """Write a file to be; where it will lie has to exist."""
-        file = StoredFile(name, folder, stem, bytes=0, staged=f"{self._staging.stem()}.parquet")
+        file = StoredFile(name, folder, stem, bytes=0, roll=roll, staged=f"{self._staging.stem()}.parquet")
         self._disk.make_directory((self.directory / file.path).parent, self.directory)
         files.append(file)
         staged = self._staging.folder / file.staged
@@ -300,59 +305,51 @@ class ParquetSink:
             with self._sharing.hold():
                 self._publish(self._manifest.staged(), self._manifest.removals())
 
-    def _publish(self, files: list[StoredFile], removed: list[str], at_once: bool = False) -> None:
+    def _publish(self, files: list[StoredFile], removed: list[str]) -> None:
         if files or removed:
-            self._staging.publish(files, removed, at_once or self._sharing.alone)
+            self._staging.publish(files, removed)
             self._manifest.placed([file.path for file in files], removed)
 
-    def merge_some(self, go_on: Callable[[], bool], now_s: float | None = None) -> bool:
-        """Make one file of many of an hour, if there is such an hour; blocks, but writes go on meanwhile.
+    def merge_some(self, go_on: Callable[[], bool], at_once: bool = False) -> bool:
+        """Make one file of the small ones of some minutes, if it is time; blocks, but writes go on meanwhile.
 
-        Returns whether there may be more. go_on: asked now and then; now_s: as of then. Raises DataError, loses no row.
+        Returns whether there may be more. go_on: asked now and then; at_once: it is time. Raises DataError, loses no
+        row.
         """
         try:
             with self._busy:
-                self._staging.remove_replaced()
-                sources = [] if self._gone else self._due(now_s)  # the next write says so
+                self._staging.remove_old()
+                sources = [] if self._gone else self._due(at_once)  # the next write says so
             if not sources:
                 return False
-            staged = self._staging.folder / self._staging.stem() / f"{self._staging.stem()}.parquet"
-            staged.parent.mkdir()
+            staged = self._staging.folder / f"{self._staging.stem()}.parquet"
             try:
                 paths = [self.directory / source.path for source in sources]
-                if not merge_files(self._disk, sources[0].name, paths, staged, go_on):
-                    return False
-                return self._replace(sources, staged)
+                return merge_files(self._disk, sources[0].name, paths, staged, go_on) and self._replace(sources, staged)
             finally:
                 with self._busy:
-                    if not any(file.staged.startswith(staged.parent.name) for file in self._manifest.staged()):
-                        shutil.rmtree(staged.parent, ignore_errors=True)
+                    if not any(file.staged == staged.name for file in self._manifest.staged()):
+                        staged.unlink(missing_ok=True)
         except (OSError, sqlite3.Error, pa.ArrowException) as error:
             raise DataError(f"cannot merge files in {self.directory}: {reason_of(error)}") from None
 
-    def _due(self, now_s: float | None) -> list[StoredFile]:
+    def _due(self, at_once: bool) -> list[StoredFile]:
         self._complete()
-        sources = due(self._manifest.files(), self._open_paths(), now_s)
+        sources = self._rolls.due(self._manifest.files(), at_once)
         gone = [source.path for source in sources if not (self.directory / source.path).exists()]
         if gone:  # somebody has removed them
             self._manifest.forget(gone)
         return [source for source in sources if source.path not in gone]
 
     def _replace(self, sources: Sequence[StoredFile], staged: Path) -> bool:
-        with self._busy, self._sharing.hold(exclusive=True):
-            paths = [source.path for source in sources]
-            if not self._open_paths().isdisjoint(paths):  # a session has come back to one of them
+        with self._busy, self._sharing.hold():
+            if not set(sources).issubset(self._manifest.files()):  # the hour was dropped meanwhile
                 return False
-            if not set(sources).issubset(self._manifest.files()):  # another worker has taken a host with its rows
-                return False
-            self._complete()  # what comes into the hour later would go with the old folder
-            first = sources[0]
-            folder = self.directory / first.name / first.partition
-            how = self._staging.prepare_swap(staged, (self.directory / path for path in paths), folder)
-            size = staged.stat().st_size
-            merged = StoredFile(first.name, first.partition, staged.stem, size, generation=1, staged=how)
-            self._manifest.commit([merged], {}, {}, paths)
-            self._publish([merged], paths, at_once=True)
+            first, size = sources[0], staged.stat().st_size
+            merged = StoredFile(first.name, first.partition, first.roll, size, staged=staged.name)
+            self._disk.sync_directory(self._staging.folder)
+            self._manifest.commit([merged], {}, {}, rolled=[source.path for source in sources])
+            self._publish([merged], [])
             return True
 
     def _open_paths(self) -> set[str]:
@@ -367,25 +364,22 @@ class ParquetSink:
                 with self._sharing.hold(exclusive=True):
                     self._complete()
                     live = {(self.directory / path).parent for path in self._open_paths()}
-                    for partition in too_old(self.directory, keep):
-                        if partition in live:
-                            continue
-                        paths = [str(path.relative_to(self.directory)) for path in partition.iterdir()]
-                        if self._sharing.alone:
-                            self._manifest.forget(paths)
-                            self._staging.drop(partition)
-                        else:
-                            self._drop_own(partition, frozenset(paths))
+                    for hour in too_old(self.directory, keep):
+                        if hour not in live:
+                            self._drop(hour.parents[1].name, f"{hour.parent.name}/{hour.name}")
             except (OSError, sqlite3.Error) as error:
                 raise DataError(f"cannot remove old rows from {self.directory}: {reason_of(error)}") from None
 
-    def _drop_own(self, partition: Path, paths: Collection[str]) -> None:
+    def _drop(self, name: str, partition: str) -> None:
         """Every worker removes its own files; who removes the last one removes the folder."""
-        own = [file.path for file in self._manifest.files() if file.path in paths]
+        own = [file.path for file in self._manifest.files(name) if file.partition == partition]
         self._manifest.forget(own)
-        for path in own:
-            self._staging.retire(self.directory / path)
-        for folder in (partition, partition.parent):
+        if self._sharing.alone:
+            self._staging.drop(name, partition)
+            return
+        self._staging.publish([], own)
+        hour = self.directory / name / partition
+        for folder in (*{(self.directory / path).parent for path in own}, hour, hour.parent):
             with suppress(OSError):  # not empty
                 folder.rmdir()
 

@@ -69,7 +69,7 @@ def _finish(other: OtherManifest, theirs: Staging) -> None:
     """Put into its place what it has committed."""
     files, removals = other.unfinished()
     if files or removals:
-        theirs.publish(files, removals, at_once=False)
+        theirs.publish(files, removals)
         other.placed()
 
 
@@ -83,7 +83,7 @@ def _split(moving: _Moving, file: StoredFile, sessions: Collection[str], staging
     ours = pc.is_in(names, pa.array(sorted(sessions)))
     mine, rest = rows.filter(ours), rows.filter(pc.invert(ours))
     if len(mine):
-        new = replace(file, stem=staging.stem(), generation=0)
+        new = replace(file, stem=staging.stem())
         moving.ours.append(_staged(new, mine, staging))
         moving.members[new.path] = mine["session"].unique().to_pylist()
     if not len(rest):

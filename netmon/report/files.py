@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a dataset: which there are, and opening one that was listed, also after others have taken its place.
 
-A collector merges the files of an hour by exchanging its folder at once: who lists it finds either the old files or the
-new one. What has left its place can be opened elsewhere for some minutes, so that whoever lists first and opens later
-reads every row once.
+A collector makes one file of the small ones of some minutes (see netmon.past.RECENT). The small ones stay for ten
+minutes, as do the files of an hour that is not to be kept: whoever lists first and opens later reads every row once.
 """
 
 import stat
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
-from netmon.past import HOUR_NS, replaced_path
+from netmon.past import DROPPED, HOUR_NS, RECENT
 
 _MOST_NS, _WIDEST_NS = 1 << 62, 10_000_000_000  # of the epoch, in the year 2116; of a bucket
 _MOMENTS = ("start_ns", "end_ns", "first_ns", "last_ns", "time_ns", "bucket_start_ns", "told_ns")
@@ -42,8 +41,23 @@ _NEEDED = {
 
 
 def table_files(data: Path, table: str) -> list[Path]:
-    """The table's files by day: of an hour, or of a host as earlier versions wrote them."""
-    return sorted(path for kind in ("hour", "host") for path in (data / table).glob(f"date=*/{kind}=*/*.parquet"))
+    """The table's files by day, the recent ones of an hour last: of an hour, or of a host as earlier versions had them.
+
+    Together they have every row once.
+    """
+    recent = list((data / RECENT / table).glob("date=*/hour=*/*/*.parquet"))  # before those that they become
+    there = [path for kind in ("hour", "host") for path in (data / table).glob(f"date=*/{kind}=*/*.parquet")]
+    rolled = {(*path.parts[-3:-1], path.stem) for path in there}
+    return sorted([*there, *(path for path in recent if path.parts[-4:-1] not in rolled)], key=_order)
+
+
+def _order(path: Path) -> tuple[tuple[str, ...], Path]:
+    return _hour(path).parts[-2:], path.relative_to(_hour(path))
+
+
+def _hour(path: Path) -> Path:
+    """The folder of a file's hour, of a table or of its recent files."""
+    return path.parent if "=" in path.parent.name else path.parents[1]
 
 
 def files_of_time(paths: Sequence[Path], since_ns: int, until_ns: int) -> list[Path]:
@@ -53,12 +67,12 @@ def files_of_time(paths: Sequence[Path], since_ns: int, until_ns: int) -> list[P
 
 def open_file(path: Path) -> pa.NativeFile:
     """A file that table_files has listed. Raises OSError: FileNotFoundError where it left its place too long ago."""
-    for there in (path, replaced_path(path)):
+    for there in (path, path.parents[3] / DROPPED / Path(*path.parts[-4:])):
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(there.stat().st_mode):  # opening a FIFO would wait for ever
                 raise OSError("it is no regular file")
             return pa.OSFile(str(there))
-    raise FileNotFoundError("it was merged into another file, or removed, while it was to be read; try again")
+    raise FileNotFoundError("it became a part of another file, or was removed, while it was to be read; try again")
 
 
 def read_footer(path: Path) -> pq.FileMetaData:
@@ -72,7 +86,7 @@ def read_footer(path: Path) -> pq.FileMetaData:
 def check_schema(path: Path, schema: pa.Schema) -> None:
     """Raises DataError where a column is missing or of another kind than netmon writes, whichever version."""
     there = set(schema.names)
-    table = path.parents[2].name
+    table = _hour(path).parents[1].name
     for name in _NEEDED.get(table, ()):
         if name not in there:
             raise DataError(f"cannot read {path}: it has no column {name}, which the table {table} needs")
@@ -113,8 +127,9 @@ def first_line(error: Exception) -> str:
 
 def _may_begin(path: Path, since_ns: int, until_ns: int) -> bool:
     """Whether the folder that a file lies in is of a time that overlaps [since, until)."""
-    day, part = (folder.partition("=")[2] for folder in path.parts[-3:-1])
-    kind = path.parts[-2].partition("=")[0]
+    hour = _hour(path)
+    day, part = (folder.partition("=")[2] for folder in hour.parts[-2:])
+    kind = hour.name.partition("=")[0]
     try:
         begin = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=timezone.utc)
         hours = (int(part), 1) if kind == "hour" else (0, 24)

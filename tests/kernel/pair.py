@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
+from dataset_rows import stored_rows
 
 from netmon.lab.network import Host
 from netmon.lab.process import Process
@@ -102,7 +103,7 @@ class Watched:
         return (int("xdp" in link), *map(int, self.right.namespace.run(*command).split()))
 
     def table(self, name: str) -> pd.DataFrame:
-        return pd.read_parquet(self.data / name)
+        return stored_rows(self.data, name)
 
 
 def _ready(process: Process) -> Process:

@@ -58,7 +58,7 @@ def wait_for(watched: Watched, table: str, holds: Callable[[pd.DataFrame], bool]
     """The table as soon as it holds; as it is when there is no time left."""
     until = time.monotonic() + limit_s
     while True:
-        found = watched.table(table) if list((watched.data / table).glob("**/*.parquet")) else pd.DataFrame()
+        found = watched.table(table)
         if (len(found) and holds(found)) or time.monotonic() > until:
             return found
         time.sleep(0.2)

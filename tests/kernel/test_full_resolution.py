@@ -43,9 +43,8 @@ def _iso(time_ns: int) -> str:
 
 
 def stored(watched: Watched, name: str = "buckets") -> pd.DataFrame:
-    if not list((watched.data / name).glob("date=*/*/part-*.parquet")):
-        return pd.DataFrame(columns=[*_FLOW, "bucket_start_ns", "bucket_ns", *_COUNTS])
-    return watched.table(name)
+    found = watched.table(name)
+    return found if len(found) else pd.DataFrame(columns=[*_FLOW, "bucket_start_ns", "bucket_ns", *_COUNTS])
 
 
 def transferred(watched: Watched, megabytes: int) -> pd.DataFrame:

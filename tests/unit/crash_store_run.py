@@ -82,7 +82,7 @@ def opened(directory: Path, chance: random.Random, alone: bool) -> Iterator[Parq
 
 
 def collectors(directory: Path, number: int, flushes: int, say: Say) -> None:
-    compaction._QUIET_S = compaction._QUIET_FLOWS_S = -10
+    compaction.ROLL_S = -10
     chance = random.Random(number)
     alone = number % 3 != 2
     sinks = list(opened(directory / "above" / "data", chance, alone))

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows for a sink, of any number of hosts: as the collector would hand them over, at a given flush."""
+"""Rows for a sink, of any number of hosts: as the collector would hand them over, at a given flush; and back."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from collector.dataset.resume import SessionState
 from collector.dataset.tables import SCHEMAS
+from netmon.errors import NoRowsError
+from netmon.report.dataset import open_table, stream
 
 HOUR_NS = 3_600_000_000_000
 BEGIN_NS = 1_795_219_200_000_000_000  # 2026-11-21 00:00 UTC
@@ -26,6 +33,15 @@ def table(name: str, rows: int, **columns: object) -> pa.Table:
             zeros = pa.array(np.zeros(rows, np.int32))
             arrays.append(pa.DictionaryArray.from_arrays(zeros, pa.array([value], pa.string())))
     return pa.Table.from_arrays(arrays, schema=SCHEMAS[name])
+
+
+def stored_rows(directory: Path, name: str = "buckets", columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """All rows of a table, those that are not merged yet, too; none where there is no dataset yet."""
+    batches: list[pa.RecordBatch] = []
+    with suppress(NoRowsError):
+        batches = list(stream(open_table(directory, name), columns)) if directory.is_dir() else []
+    names = SCHEMAS[name].names if columns is None else columns
+    return pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame(columns=names)
 
 
 def buckets(hosts: int, begin_ns: int, rows: int = 200, flows: int = 20, step_ns: int = MS) -> pa.Table:

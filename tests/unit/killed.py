@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from dataset_rows import stored_rows
 from waiting import DIES_WITH_US, wait_for
 
 ROWS, PAYLOAD = 200, 1000  # of a batch; of a row
@@ -76,9 +77,7 @@ class Processes:
 
     def stored(self) -> "pd.Series[int]":
         """Payload bytes by session and flow; no row is there twice."""
-        files = sorted((self.data / "buckets").rglob("*.parquet"))
-        columns = ["session", "flow_id", "bucket_start_ns", "payload_bytes"]
-        rows = pd.concat([pd.read_parquet(file, columns=columns) for file in files])
+        rows = stored_rows(self.data, columns=["session", "flow_id", "bucket_start_ns", "payload_bytes"])
         rows["session"] = rows["session"].astype(str)
         rows["ms"] = (rows["bucket_start_ns"] + 500_000) // 1_000_000
         assert not rows.duplicated(["session", "flow_id", "ms"]).any()
@@ -86,10 +85,7 @@ class Processes:
 
     def whole(self) -> bool:
         """Whether every batch that was sent is stored, as far as can be told now."""
-        try:
-            rows = self.stored()
-        except (FileNotFoundError, ValueError):  # merged meanwhile, or none yet
-            return False
+        rows = self.stored()
         return all(
             rows.get((session, flow), 0) >= count * ROWS // FLOWS * PAYLOAD
             for session, count in self.sent().items()

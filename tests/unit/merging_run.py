@@ -34,7 +34,7 @@ def rows(first: int) -> dict[str, object]:
 
 
 def main(directory: Path) -> None:
-    compaction._QUIET_S = -1
+    compaction.ROLL_S = -1
     sink = ParquetSink(directory, durability="process")
     written = 0
     while not select.select([sys.stdin], [], [], 0)[0]:

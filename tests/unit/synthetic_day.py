@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, table
 
-from collector.dataset import compaction
 from collector.dataset.sink import ParquetSink
 
 STEP_NS = 250 * MS
@@ -36,8 +35,7 @@ def write_day(data: Path, hosts: int, share: float, hours: int = 24) -> int:
         for chunk in range(max(1, int(3600 * 1000 * share / CHUNK))):
             sink.write({"buckets": buckets(hosts, begin + chunk * CHUNK * MS, CHUNK)}, {})
             rows += hosts * CHUNK
-        compaction._QUIET_S = -1  # the hour is over
-        while sink.merge_some(lambda: True):
+        while sink.merge_some(lambda: True, at_once=True):
             pass
     sink.close()
     return rows

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import nats
-import pandas as pd
 import pytest
 from collector_stream import MS, UTC, S, hello
 from collector_thread import collecting
+from dataset_rows import stored_rows
 from nats_server import NatsServer, running
 from sent_agent import Sent, check_whole, introduction
 from tcp_relay import TcpRelay
@@ -78,8 +78,7 @@ async def made(server: NatsServer) -> None:
 
 
 def stored(directory: Path) -> int:
-    files = list((directory / "data" / "buckets").rglob("*.parquet"))
-    return sum(len(pd.read_parquet(file)) for file in files)
+    return len(stored_rows(directory / "data"))
 
 
 def test_a_network_that_breaks_with_batches_on_the_way_loses_nothing(tmp_path, server, monkeypatch):
@@ -208,7 +207,7 @@ def test_a_bus_that_comes_back_empty_gets_what_the_spool_has(tmp_path, server, c
 
 def last_rows(directory: Path, from_ms: int) -> int:
     """Of the buckets from so many ms after the first on; nothing may be there twice."""
-    rows = pd.concat(map(pd.read_parquet, (directory / "data" / "buckets").rglob("*.parquet")))
+    rows = stored_rows(directory / "data")
     assert not rows.duplicated(["flow_id", "bucket_start_ns"]).any()
     return int((rows["bucket_start_ns"] - UTC >= from_ms * 1_000_000 - 500_000).sum())
 
@@ -305,7 +304,7 @@ def test_full_resolution_is_pulled_over_the_bus(tmp_path, server):
         sent.finish()
         wait_for(lambda: stored(tmp_path) == sent.rows)
     check_whole(tmp_path / "data", sent)
-    live = pd.read_parquet(tmp_path / "data" / "buckets")
+    live = stored_rows(tmp_path / "data")
     live = live[(live["bucket_start_ns"] >= since) & (live["bucket_start_ns"] < until)]
     rows = parts[0].rows.to_pandas()
     assert (parts[0].gap, len(rows), len(live)) == ("", 2 * 1450, 2 * 1450)

@@ -5,10 +5,10 @@ import asyncio
 import contextlib
 from collections import Counter
 
-import pandas as pd
 import pytest
 from bus_host import Publisher, changed, wait_until, waiting, working
 from collector_stream import Host
+from dataset_rows import stored_rows
 from nats_server import running
 
 from collector import registry
@@ -28,10 +28,9 @@ def server(tmp_path):
 
 def stored(data):
     """Batches of a host's 100 ms, by the rows of them that are in the dataset; nothing may be there twice."""
-    files = sorted((data / "buckets").rglob("*.parquet"))
-    if not files:
+    rows = stored_rows(data)
+    if not len(rows):
         return Counter()
-    rows = pd.concat(map(pd.read_parquet, files))
     rows["ms"] = (rows["bucket_start_ns"] - rows["bucket_start_ns"].min() + 500_000) // 1_000_000
     assert not rows.duplicated(["host", "session", "flow_id", "ms"]).any()
     return Counter(rows["ms"] // 100 + 1)
@@ -221,7 +220,7 @@ def test_two_agents_that_claim_one_host_are_both_stored_and_named(server, tmp_pa
                 for sender in (first, second):
                     await sender.end()
                 await wait_until(waiting(first.bus))
-        rows = pd.read_parquet(tmp_path / "data" / "buckets")
+        rows = stored_rows(tmp_path / "data")
         assert rows["session"].astype(str).value_counts().to_dict() == {"s1": many * 200, "s2": many * 200}
 
     run(test())

@@ -9,6 +9,7 @@ import pytest
 from bus_cluster import Working
 from bus_host import wait_until
 from collector_stream import MS, hello
+from dataset_rows import stored_rows
 from nats_server import running
 from test_inferring import HOSTS, PERIOD_MS, batches
 
@@ -54,8 +55,7 @@ class Agents:
 
 
 def iterations(data) -> pd.DataFrame:
-    path = data / "iterations"
-    rows = pd.read_parquet(path) if path.is_dir() else pd.DataFrame({"job": [], "rank": [], "iteration": []})
+    rows = stored_rows(data, "iterations")
     return rows.sort_values(["job", "rank", "iteration"])
 
 

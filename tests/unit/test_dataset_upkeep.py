@@ -2,7 +2,6 @@
 """Small files are merged, old hours go; a reader and a crash never see a row twice or not at all."""
 
 import argparse
-import os
 import shutil
 import threading
 import time
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from collector_stream import hello
-from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state
+from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows, table
 
 from collector.dataset import compaction, row_parts, staging
 from collector.dataset import sink as sink_module
@@ -26,20 +25,26 @@ from collector.dataset.upkeep import Upkeep
 from netmon.commands import collector
 from netmon.config import defaults_from
 from netmon.errors import DataError, UsageError
+from netmon.past import RECENT
+from netmon.report.dataset import open_table, stream
 
 
 @pytest.fixture(autouse=True)
-def _hours_are_over(monkeypatch):
-    monkeypatch.setattr(compaction, "_QUIET_S", -1)
-    monkeypatch.setattr(compaction, "_QUIET_FLOWS_S", -1)
+def _rolls_are_old(monkeypatch):
+    monkeypatch.setattr(compaction, "ROLL_S", -1)
 
 
 def files(directory: Path, name: str = "buckets") -> list[Path]:
     return sorted(directory.glob(f"{name}/*/*/*.parquet"))
 
 
-def read(directory: Path, name: str = "buckets") -> pd.DataFrame:
-    rows = pd.read_parquet(directory / name)
+def recent(directory: Path, name: str = "buckets") -> list[Path]:
+    """What is not a part of another file yet, or was some minutes ago."""
+    return sorted((directory / RECENT / name).glob("*/*/*/*.parquet"))
+
+
+def read(directory: Path) -> pd.DataFrame:
+    rows = stored_rows(directory)
     return rows.sort_values(["host", "bucket_start_ns", "flow_id"], ignore_index=True)
 
 
@@ -54,10 +59,11 @@ def filled(directory: Path, writes: int = 5, hosts: int = 3) -> ParquetSink:
     return sink
 
 
-def test_the_files_of_an_hour_become_one(tmp_path):
+def test_the_files_of_some_minutes_become_one(tmp_path):
     sink = filled(tmp_path)
     before = read(tmp_path)
-    assert [compression(path) for path in files(tmp_path)] == 5 * ["SNAPPY"]  # of few rows
+    assert not files(tmp_path)
+    assert [compression(path) for path in recent(tmp_path)] == 5 * ["SNAPPY"]  # of few rows
     assert sink.merge_some(lambda: True)
     assert not sink.merge_some(lambda: True)
     (path,) = files(tmp_path)
@@ -67,28 +73,41 @@ def test_the_files_of_an_hour_become_one(tmp_path):
     ordered = rows.sort_values(["host", "bucket_start_ns"], kind="stable", ignore_index=True)
     assert rows["bucket_start_ns"].tolist() == ordered["bucket_start_ns"].tolist()
     sink.write({"buckets": buckets(3, BEGIN_NS + 1000 * MS)}, {})
-    assert sink.merge_some(lambda: True)  # what comes late is merged, too
     assert (len(files(tmp_path)), len(read(tmp_path))) == (1, 3600)
-    sink.close()
+    sink.close()  # merges what is left
+    assert (len(files(tmp_path)), len(pd.read_parquet(tmp_path / "buckets"))) == (2, 3600)
     ParquetSink(tmp_path).close()
     assert len(read(tmp_path)) == 3600
     assert not list((tmp_path / ".netmon" / "staging").iterdir())
 
 
-def test_an_hour_that_is_being_written_has_a_bounded_number_of_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(compaction, "_QUIET_S", 3600)
-    monkeypatch.setattr(compaction, "AT_ONCE", 4)
-    sink = filled(tmp_path, writes=11)
-    while sink.merge_some(lambda: True):
-        pass
-    assert len(files(tmp_path)) == 2 + 3
-    assert len(read(tmp_path)) == 11 * 600
+def test_a_roll_is_merged_when_it_is_old_or_has_many_files_or_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction, "ROLL_S", 3600)
+    sink = filled(tmp_path, writes=3)
+    assert not sink.merge_some(lambda: True)
+    monkeypatch.setattr(compaction, "MOST_FILES", 3)
+    assert sink.merge_some(lambda: True)
+    sink.write({"buckets": buckets(3, BEGIN_NS)}, {})
+    assert not sink.merge_some(lambda: True)
+    monkeypatch.setattr(compaction, "_MOST_BYTES", 1)
+    assert sink.merge_some(lambda: True)
+    assert (len(files(tmp_path)), len(read(tmp_path))) == (2, 4 * 600)
+    sink.write({"buckets": buckets(3, BEGIN_NS)}, {})
     sink.close()
 
 
-@pytest.mark.parametrize("exchanging", [True, False])
+def test_what_a_killed_collector_has_left_is_merged_by_the_next(tmp_path):
+    data = tmp_path / "data"
+    sink = filled(tmp_path / "killed")
+    shutil.copytree(tmp_path / "killed", data)
+    sink.close()
+    assert len(read(data)) == 5 * 600
+    ParquetSink(data).close()
+    assert (len(files(data)), len(pd.read_parquet(data / "buckets"))) == (1, 5 * 600)
+
+
 @pytest.mark.parametrize("moment", ["merge", "commit", "place", "placed"])
-def test_a_power_cut_while_files_are_merged_costs_nothing(tmp_path, monkeypatch, moment, exchanging):
+def test_a_power_cut_while_files_are_merged_costs_nothing(tmp_path, monkeypatch, moment):
     data, after = tmp_path / "data", tmp_path / "after"
     sink = filled(data)
     before = read(data)
@@ -97,80 +116,62 @@ def test_a_power_cut_while_files_are_merged_costs_nothing(tmp_path, monkeypatch,
         shutil.copytree(data, after)
         raise KeyboardInterrupt
 
-    if not exchanging:
-        monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
     with monkeypatch.context() as patched:
         where = {
-            "merge": (staging.Staging, "prepare_swap"),
+            "merge": (sink_module, "merge_files"),
             "commit": (Manifest, "commit"),
-            "place": (staging.Staging, "_swap"),
+            "place": (Path, "replace"),
             "placed": (Manifest, "placed"),
         }
         patched.setattr(*where[moment], cut)
         with pytest.raises(KeyboardInterrupt):
             sink.merge_some(lambda: True)
+    pd.testing.assert_frame_equal(read(after), before)
     sink.close()
     ParquetSink(after).close()
     for directory in (data, after):
         pd.testing.assert_frame_equal(read(directory), before)
-    assert len(files(after)) == (5 if moment in ("merge", "commit") else 1)
+        assert len(files(directory)) == 1
+        assert not list((directory / ".netmon" / "staging").iterdir())
 
 
-def test_a_reader_sees_every_row_once_or_is_told(tmp_path, monkeypatch):
-    """It lists the files before, and opens them after they were replaced: it fails, and does not read half."""
-    monkeypatch.setattr(staging, "_LISTED_S", 3600)
-    sink = filled(tmp_path, writes=2, hosts=1)
-    rows, over, seen, told = 400, threading.Event(), set(), 0
-
-    def look() -> None:
-        nonlocal told
-        while not over.is_set():
-            try:
-                seen.add(sum(pq.read_metadata(path).num_rows for path in files(tmp_path)))
-            except FileNotFoundError:
-                told += 1
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    try:
-        for number in range(2, 40):
-            sink.write({"buckets": buckets(1, BEGIN_NS + number * 200 * MS)}, {})
-            rows += 200
-            assert sink.merge_some(lambda: True)
-    finally:
-        over.set()
-        reader.join()
-    assert seen <= set(range(400, rows + 1, 200))
-    assert len(list((tmp_path / ".netmon" / "staging").iterdir())) == 38  # that somebody may be listing
-    monkeypatch.setattr(staging, "_LISTED_S", 0)
+def test_files_that_are_a_part_of_another_one_go_when_nobody_can_be_reading_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_LOOK_S", -1)
+    sink = filled(tmp_path, writes=2)
+    assert sink.merge_some(lambda: True)
     assert not sink.merge_some(lambda: True)
-    assert not list((tmp_path / ".netmon" / "staging").iterdir())
+    assert len(recent(tmp_path)) == 2
+    sink.write({"buckets": buckets(3, BEGIN_NS)}, {})
+    monkeypatch.setattr(staging, "_READ_S", -1)
+    assert sink.merge_some(lambda: True)
+    assert len(recent(tmp_path)) == 1, "what is no part of another one stays"
+    assert not sink.merge_some(lambda: True)
+    assert not (tmp_path / RECENT / "buckets").exists() or not list((tmp_path / RECENT / "buckets").iterdir())
     sink.close()
-    assert sum(pq.read_metadata(path).num_rows for path in files(tmp_path)) == rows
+    assert len(read(tmp_path)) == 1800
 
 
-@pytest.mark.parametrize("end", ["merge", "drop"])
-def test_a_reader_that_lists_an_hour_meanwhile_finds_all_of_its_old_files(tmp_path, end):
-    """Else it would find none, and take the hour for empty."""
+def test_whoever_has_listed_an_hour_that_is_dropped_can_read_it_for_some_minutes(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_LOOK_S", -1)
     sink = filled(tmp_path)
     sink.write({"buckets": buckets(1, BEGIN_NS + HOUR_NS)}, {})
-    names = sorted(path.name for path in files(tmp_path) if path.parent.name == "hour=00")
-    opened = os.open(files(tmp_path)[0].parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if end == "merge":
-            assert sink.merge_some(lambda: True)
-        else:
-            sink.drop([Keep("buckets", most_bytes=1)])
-        assert sorted(os.listdir(opened)) == names
-        assert not {path.name for path in files(tmp_path)} & set(names)
-    finally:
-        os.close(opened)
+    while sink.merge_some(lambda: True):
+        pass
+    listed = open_table(tmp_path, "buckets")
+    sink.drop([Keep("buckets", most_bytes=1)])
+    assert [path.parent.name for path in files(tmp_path)] == ["hour=01"]
+    assert len(read(tmp_path)) == 200
+    assert sum(map(len, stream(listed))) == 5 * 600 + 200
+    assert not sink.merge_some(lambda: True)
+    monkeypatch.setattr(staging, "_READ_S", -1)
+    assert not sink.merge_some(lambda: True)
+    with pytest.raises(DataError, match="became a part of another file, or was removed"):
+        list(stream(listed))
+    assert len(read(tmp_path)) == 200
     sink.close()
-    ParquetSink(tmp_path).close()
-    assert not list((tmp_path / ".netmon" / "staging").iterdir())
 
 
-def test_a_file_that_could_not_be_renamed_before_is_not_swapped_away(tmp_path, monkeypatch):
+def test_a_file_that_could_not_be_renamed_before_is_merged_too(tmp_path, monkeypatch):
     sink = filled(tmp_path, writes=3)
     with monkeypatch.context() as patched:
         patched.setattr(staging.Staging, "publish", lambda *_, **__: (_ for _ in ()).throw(OSError("no such luck")))
@@ -178,41 +179,65 @@ def test_a_file_that_could_not_be_renamed_before_is_not_swapped_away(tmp_path, m
     merge = sink_module.merge_files
 
     def and_again(*given: object) -> bool:
-        """The rename fails for a second file, after the hour's files were chosen."""
+        """The rename fails for a second file, after the roll's files were chosen."""
         with monkeypatch.context() as patched:
             patched.setattr(staging.Staging, "publish", lambda *_, **__: (_ for _ in ()).throw(OSError("nor now")))
             with suppress(DataError):
                 sink.write({"buckets": buckets(3, BEGIN_NS + 800 * MS)}, {})
         return merge(*given)
 
-    monkeypatch.setattr(sink_module, "merge_files", and_again)
-    assert sink.merge_some(lambda: True)
+    with monkeypatch.context() as patched:
+        patched.setattr(sink_module, "merge_files", and_again)
+        assert sink.merge_some(lambda: True)
     sink.write({}, {"s1": state("h0", 9)})
     sink.close()
     assert len(read(tmp_path)) == 5 * 600
 
 
+def test_an_hour_that_is_dropped_while_it_is_merged_stays_dropped(tmp_path, monkeypatch):
+    sink = filled(tmp_path)
+    sink.write({"buckets": buckets(1, BEGIN_NS)}, {})
+    while sink.merge_some(lambda: True):
+        pass
+    sink.write({"buckets": buckets(1, BEGIN_NS), "ledger": table("ledger", 1, start_ns=BEGIN_NS)}, {})
+    sink.write({"buckets": buckets(1, BEGIN_NS + HOUR_NS)}, {})
+    merge = sink_module.merge_files
+
+    def and_meanwhile(*given: object) -> bool:
+        with monkeypatch.context() as patched:
+            patched.setattr(sink_module, "too_old", lambda *_: [tmp_path / "buckets/date=2026-11-21/hour=00"])
+            sink.drop([])
+        return merge(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sink_module, "merge_files", and_meanwhile)
+        with suppress(DataError):  # the files are gone
+            assert not sink.merge_some(lambda: True)
+    sink.close()
+    assert len(read(tmp_path)) == 200
+
+
 def test_merging_stops_when_it_is_told_to(tmp_path):
     sink = filled(tmp_path)
     assert not sink.merge_some(lambda: False)
-    assert len(files(tmp_path)) == 5
+    assert not files(tmp_path)
     assert not list((tmp_path / ".netmon" / "staging").iterdir())
     sink.close()
+    assert (len(files(tmp_path)), len(read(tmp_path))) == (1, 5 * 600)
 
 
-def test_rows_that_change_are_merged_only_when_they_do_not_change_any_more(tmp_path, monkeypatch):
+def test_rows_that_change_are_in_their_table_at_once_and_are_not_merged(tmp_path, monkeypatch):
     monkeypatch.setattr(row_parts, "ROWS_PER_PART", 2)
     sink = ParquetSink(tmp_path)
-    sink.write({"flows": flows("h0", [1, 2, 3, 4, 5])}, {"s1": state("h0", 1)})
-    assert len(files(tmp_path, "flows")) == 3
+    sink.write({"flows": flows("h0", [1, 2, 3])}, {"s1": state("h0", 1)})
+    sink.write({"flows": flows("h0", [4, 5, 6, 7, 8, 9])}, {"s1": state("h0", 2)})
+    names = files(tmp_path, "flows")
+    assert [pq.read_metadata(path).num_rows for path in names] == [2, 2, 2, 2, 1]
     assert not sink.merge_some(lambda: True)
     sink.close()
-    again = ParquetSink(tmp_path)
-    assert again.merge_some(lambda: True)  # nobody has come back
-    assert len(files(tmp_path, "flows")) == 1
-    assert [s.flow.flow_id for s in again.resume(hello()).flows] == []
-    again.close()
-    assert sorted(pd.read_parquet(tmp_path / "flows")["flow_id"]) == [1, 2, 3, 4, 5]
+    ParquetSink(tmp_path).close()
+    assert files(tmp_path, "flows") == names
+    assert sorted(pd.read_parquet(tmp_path / "flows")["flow_id"]) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_merged_hour_can_be_read_in_part(tmp_path, monkeypatch):
@@ -272,6 +297,8 @@ def test_old_hours_go_as_a_whole_and_never_the_newest(tmp_path):
     sink = ParquetSink(tmp_path)
     for hour in range(5):
         sink.write({"buckets": buckets(1, BEGIN_NS + hour * HOUR_NS)}, {})
+    while sink.merge_some(lambda: True):
+        pass
     earlier = tmp_path / "buckets" / "date=2026-11-19" / "host=h0"
     earlier.mkdir(parents=True)
     shutil.copy(files(tmp_path)[0], earlier / "part-s1-1-2.parquet")
@@ -349,7 +376,7 @@ def test_it_happens_by_itself(tmp_path, monkeypatch):
 
 def test_files_that_somebody_has_removed_are_passed_over(tmp_path):
     sink = filled(tmp_path)
-    files(tmp_path)[1].unlink()
+    recent(tmp_path)[1].unlink()
     assert sink.merge_some(lambda: True)
     assert (len(files(tmp_path)), len(read(tmp_path))) == (1, 4 * 600)
     sink.close()
@@ -368,11 +395,8 @@ def test_a_table_of_words_that_differ_per_file_is_merged(tmp_path):
 
 def test_files_without_columns_that_came_later_are_merged(tmp_path):
     sink = filled(tmp_path, writes=2)
-    older = files(tmp_path)[0]
+    older = recent(tmp_path)[0]
     pq.write_table(pq.ParquetFile(older).read().drop(["busy_buckets"]), older)
-    sink.close()
-    sink = ParquetSink(tmp_path)
-    assert sink.merge_some(lambda: True)
     sink.close()
     (path,) = files(tmp_path)
     rows = pq.ParquetFile(path).read()

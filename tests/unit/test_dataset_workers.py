@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from collector_stream import hello
-from dataset_rows import BEGIN_NS, MS, buckets, flows, state
+from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows
 
-from collector.dataset import compaction, sharing, staging
+from collector.dataset import sharing
 from collector.dataset.retention import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.errors import DataError, UsageError
@@ -40,7 +40,7 @@ def flush(sink: ParquetSink, number: int, *hosts: str, process: str = "") -> fro
 
 
 def read(directory: Path, name: str) -> pd.DataFrame:
-    rows = pd.read_parquet(directory / name)
+    rows = stored_rows(directory, name)
     for column in ("host", "session", "process"):
         if column in rows:
             rows[column] = rows[column].astype(str)
@@ -237,13 +237,7 @@ def test_a_worker_that_was_paused_stores_nothing_that_somebody_else_stores(tmp_p
     assert stored(tmp_path)["a"] == [1, *range(11, 11 + begun + 3)]
 
 
-def old(monkeypatch) -> None:
-    """All files are of an hour that is over."""
-    now = time.time()
-    monkeypatch.setattr(compaction.time, "time", lambda: now + 4_000)
-
-
-def test_each_worker_merges_its_own_files(tmp_path, workers, monkeypatch):
+def test_each_worker_merges_its_own_files(tmp_path, workers):
     one, other = workers
     one.take({"a": 1})
     other.take({"b": 2})
@@ -251,89 +245,14 @@ def test_each_worker_merges_its_own_files(tmp_path, workers, monkeypatch):
         flush(one, number, "a")
         flush(other, number, "b")
     before = read(tmp_path, "buckets").sort_values(["host", "bucket_start_ns"]).reset_index(drop=True)
-    old(monkeypatch)
-    assert len(list(tmp_path.glob("buckets/*/*/*"))) == 8
-    while one.merge_some(lambda: True):
+    while one.merge_some(lambda: True, at_once=True):
         pass
-    while other.merge_some(lambda: True):
+    assert len(list(tmp_path.glob("buckets/*/*/*"))) == 1
+    while other.merge_some(lambda: True, at_once=True):
         pass
     assert len(list(tmp_path.glob("buckets/*/*/*"))) == 2
     after = read(tmp_path, "buckets").sort_values(["host", "bucket_start_ns"]).reset_index(drop=True)
     pd.testing.assert_frame_equal(after, before)
-
-
-def test_a_file_that_comes_while_an_hour_is_merged_stays(tmp_path, workers, monkeypatch):
-    """The merged hour takes the place of its folder at once; nobody else's file may be on its way into it."""
-    one, other = workers
-    one.take({"a": 1})
-    other.take({"b": 2})
-    for number in range(1, 4):
-        flush(one, number, "a")
-    old(monkeypatch)
-    from collector.dataset import sink
-
-    merge = sink.merge_files
-
-    def and_meanwhile(*given: object) -> bool:
-        flush(other, 1, "b")
-        return merge(*given)
-
-    monkeypatch.setattr(sink, "merge_files", and_meanwhile)
-    assert one.merge_some(lambda: True)
-    assert len(read(tmp_path, "buckets")) == 4 * 200
-
-
-def test_what_a_merged_hour_replaces_goes_once_a_power_cut_cannot_bring_it_back(tmp_path, workers, monkeypatch):
-    """Else the names that go may be the only ones of the others' files: those in the new folder may be cleared away."""
-    one, other = workers
-    one.take({"a": 1})
-    other.take({"b": 1})
-    flush(other, 1, "b")
-    for number in range(1, 4):
-        flush(one, number, "a")
-    old(monkeypatch)
-    done: list[object] = []
-    exchange, remove = staging._exchange, staging.shutil.rmtree
-
-    monkeypatch.setattr(staging, "_exchange", lambda *folders: done.append("exchange") or exchange(*folders))
-    monkeypatch.setattr(
-        staging.shutil, "rmtree", lambda p, **more: done.extend(["removal"] * p.exists()) or remove(p, **more)
-    )
-    monkeypatch.setattr(staging.Disk, "sync_directory", lambda disk, path: done.append(path))
-    monkeypatch.setattr(staging, "_LISTED_S", 0)
-    assert one.merge_some(lambda: True)
-    assert "removal" not in done
-    assert not one.merge_some(lambda: True)
-    meanwhile = done[done.index("exchange") : done.index("removal")]
-    assert {*tmp_path.glob("buckets/*"), tmp_path / ".netmon/workers/w1/staging"} <= set(meanwhile)
-    assert len(read(tmp_path, "buckets")) == 4 * 200
-
-
-def test_a_file_whose_rows_are_taken_while_it_is_merged_is_not_replaced(tmp_path, workers, monkeypatch):
-    one, other = workers
-    for number in (1, 2, 3):  # a run each, so that no file is open in the last one
-        one.take({"a": number, "b": number})
-        ids = {host: flows(host, [number], session=f"s-{host}") for host in ("a", "b")}
-        states = {f"s-{host}": state(host, number) for host in ids}
-        if number < 3:
-            one.write({"flows": pa.concat_tables(ids.values())}, states)
-        one.close()
-        one = ParquetSink(tmp_path, "w1")
-    old(monkeypatch)
-    from collector.dataset import sink
-
-    merge = sink.merge_files
-
-    def and_meanwhile(name: str, *given: object) -> bool:
-        other.take({"a": 5})
-        return merge(name, *given)
-
-    monkeypatch.setattr(sink, "merge_files", and_meanwhile)
-    assert not one.merge_some(lambda: True)
-    monkeypatch.undo()
-    one.close()
-    found = {host: sorted(own["flow_id"]) for host, own in read(tmp_path, "flows").groupby("host")}
-    assert found == {"a": [1, 2], "b": [1, 2]}
 
 
 def test_what_absent_workers_have_written_is_looked_after(tmp_path, workers, monkeypatch):
@@ -346,7 +265,6 @@ def test_what_absent_workers_have_written_is_looked_after(tmp_path, workers, mon
     one.close()
     other.take_absent()
     assert [path.parent.name for path in tmp_path.glob(".netmon/workers/*/manifest.sqlite")] == ["w2"]
-    old(monkeypatch)
     while other.merge_some(lambda: True):
         pass
     assert len(list(tmp_path.glob("buckets/*/*/*"))) == 1
@@ -366,13 +284,14 @@ def test_each_worker_drops_its_own_old_hours(tmp_path, workers):
         for hours in (0, 5):
             rows = rows_of(host, hours * 18_000)
             sink.write({"buckets": rows}, {})
+        while sink.merge_some(lambda: True, at_once=True):
+            pass
+    one.write({"buckets": rows_of("a", 1)}, {})
     keep = [Keep("buckets", most_bytes=1)]
     one.drop(keep)
-    assert set(read(tmp_path, "buckets").groupby(["host", "hour"], observed=True).size().index) == {
-        ("a", 5),
-        ("b", 0),
-        ("b", 5),
-    }
+    left = read(tmp_path, "buckets")
+    left["hour"] = (left["bucket_start_ns"] - BEGIN_NS) // HOUR_NS
+    assert set(left.groupby(["host", "hour"]).size().index) == {("a", 5), ("b", 0), ("b", 5)}
     other.drop(keep)
     assert {path.name for path in tmp_path.glob("buckets/*/*")} == {"hour=05"}
 

@@ -5,9 +5,9 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from collector_stream import MS, hello
+from dataset_rows import stored_rows
 from in_process import JobsHere, take
 from test_inferring import HOSTS, PERIOD_MS, batches
 
@@ -70,7 +70,7 @@ class Having:
 
 def assert_whole(data: Path) -> None:
     """Each iteration that there was, once, with the number that it would have had."""
-    rows = pd.read_parquet(data / "iterations")
+    rows = stored_rows(data, "iterations")
     assert rows["job"].nunique() == 1
     for _, own in rows.groupby("rank"):
         own = own.sort_values("start_ns")

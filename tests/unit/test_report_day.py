@@ -23,9 +23,7 @@ MOST_KB = 1_500_000
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("day")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("collector.dataset.compaction._QUIET_S", -1)
-        synthetic_day.write_day(directory, hosts=8, share=0.004, hours=1)
+    synthetic_day.write_day(directory, hosts=8, share=0.004, hours=1)
     return directory
 
 
@@ -86,9 +84,7 @@ def test_where_nobody_told_how_wide_rows_are_they_do(tmp_path):
 def day(tmp_path_factory) -> Path:
     """Iterations and ledger of a whole day, buckets of a hundredth of each of its hours."""
     directory = tmp_path_factory.mktemp("day")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("collector.dataset.compaction._QUIET_S", -1)
-        synthetic_day.write_day(directory, hosts=100, share=0.01)
+    synthetic_day.write_day(directory, hosts=100, share=0.01)
     return directory
 
 

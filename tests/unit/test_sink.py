@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from collector_stream import UTC, S, hello
-from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, table
+from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows, table
 
 from collector.dataset import row_parts
 from collector.dataset.files import Disk
@@ -28,7 +28,7 @@ class PowerCut(BaseException):
 
 
 def count(directory: Path, name: str = "buckets") -> int:
-    return len(pd.read_parquet(directory / name)) if list(directory.glob(f"{name}/*/*/*.parquet")) else 0
+    return len(stored_rows(directory, name))
 
 
 def test_rows_of_all_hosts_are_in_one_file_by_host_and_time(tmp_path):

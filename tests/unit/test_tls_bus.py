@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import nats
-import pandas as pd
 import pytest
 from authorities import pki, security
 from collector_stream import hello
 from collector_thread import collecting
+from dataset_rows import stored_rows
 from nats.js.api import KeyValueConfig
 from nats.js.errors import APIError
 from nats_server import PROGRAM, NatsServer, running
@@ -55,8 +55,7 @@ def protected(directory: Path) -> Iterator[NatsServer]:
 
 
 def stored(directory: Path) -> int:
-    files = list((directory / "data" / "buckets").rglob("*.parquet"))
-    return sum(len(pd.read_parquet(file)) for file in files)
+    return len(stored_rows(directory / "data"))
 
 
 def own(server: NatsServer, security: Security) -> BusSettings:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -171,21 +172,6 @@ class TopOnce:
                 self._took.append(time.monotonic() - began)
 
 
-# --- The dataset of a run as it is a few hours later, when all small files of an hour have become one.
-
-_LATER_S = 7_200.0
-
-
-def merge_all(data: Path) -> None:
-    """Do what a collector's upkeep would have done by then; blocks for a second per million rows. Raises DataError."""
-    sink = ParquetSink(data)
-    try:
-        while sink.merge_some(lambda: True, time.time() + _LATER_S):
-            pass
-    finally:
-        sink.close()
-
-
 # --- run
 
 
@@ -237,7 +223,6 @@ class PipelineResult:
     top_median_s: float | None  # that `netmon top --once --json` takes; None: the run was too short
     tables: Mapping[str, Stored]
     bytes_per_row: float  # of the table buckets, over all tables, as it was written
-    merged_bytes_per_row: float  # once small files have been merged, as a collector does when an hour is over
     files_per_hour: float
     widths: Mapping[int, int]
     coarse_batches: int
@@ -380,12 +365,11 @@ def _measure(
             _wait(agents)
         stop = stopped or _end(collector)
     reported = Report.read(report)
+    with closing(ParquetSink(data)) as sink:  # what a collector that has little time leaves to the next
+        while sink.merge_some(lambda: True, at_once=True):
+            pass
     tables = {table: stored(data, table) for table in TABLES}
-    merge_all(data)
-    merged = sum(stored(data, table).bytes for table in TABLES)
-    return _result(
-        load, reported, seconds, costs, seen, reported_in_s, tables, merged, stop, judge(data, load, reported)
-    )
+    return _result(load, reported, seconds, costs, seen, reported_in_s, tables, stop, judge(data, load, reported))
 
 
 def _end(process: Process) -> tuple[float, int]:
@@ -412,7 +396,6 @@ def _result(
     seen: Seen,
     top_median_s: float | None,
     tables: Mapping[str, Stored],
-    merged_bytes: int,
     stop: tuple[float, int],
     verdict: Verdict,
 ) -> PipelineResult:
@@ -442,7 +425,6 @@ def _result(
         top_median_s=top_median_s,
         tables=tables,
         bytes_per_row=sum(table.bytes for table in tables.values()) / max(1, tables["buckets"].rows),
-        merged_bytes_per_row=merged_bytes / max(1, tables["buckets"].rows),
         files_per_hour=sum(table.files for table in tables.values()) * 3600 / seconds,
         widths=dict(sorted(coarsest.items())),
         coarse_batches=sum(host.coarse_spans() for host in reported.hosts),

@@ -52,10 +52,7 @@ def _figures(result: PipelineResult) -> list[tuple[str, str]]:
     ]
     widths = ", ".join(f"{hosts} to {width} ms" for width, hosts in result.widths.items() if width > 1) or "nothing"
     rows += [
-        (
-            "B per bucket row, over all tables: written, merged",
-            f"{result.bytes_per_row:.1f}, {result.merged_bytes_per_row:.2f}",
-        ),
+        ("B per bucket row, over all tables", f"{result.bytes_per_row:.2f}"),
         ("files an hour", f"{result.files_per_hour:,.0f}"),
         ("shed: hosts made coarser", widths),
         ("shed: batches, rows that are coarser", f"{result.coarse_batches:,}, {verdict.coarse_rows:,}"),
