@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from netmon.errors import UnsupportedError
+from netmon.history.frames import groups
 from netmon.records import CLASS_NAMES
-from netmon.report.frames import groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

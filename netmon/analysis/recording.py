@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from netmon.analysis.explanation import Explanation, verdict_rows
 from netmon.analysis.moments import Iterations, Moment, frame, window
 from netmon.errors import DataError, UsageError
-from netmon.report.dataset import open_table, stream
-from netmon.report.job_names import job_names, requested_job
-from netmon.report.judging import ALWAYS, explained, stored_verdicts
-from netmon.report.selection import TABLES, Window, open_rows
+from netmon.history.dataset import open_table, stream
+from netmon.history.job_names import job_names, requested_job
+from netmon.history.judging import ALWAYS, explained, stored_verdicts
+from netmon.history.selection import TABLES, Window, open_rows
 from netmon.units import format_count, format_duration, parse_duration
 
 if TYPE_CHECKING:

@@ -300,13 +300,13 @@ class _Stored:
 
     def batches(self, wanted: "RowQuery") -> "Iterator[pa.RecordBatch]":
         """See netmon.past.Rows."""
-        from netmon.report.stored_rows import StoredRows
+        from netmon.history.stored_rows import StoredRows
 
         return StoredRows(self._data).batches(wanted)
 
     def verdicts(self, job: str, since_ns: int, until_ns: int) -> "list[Verdict]":
         """See collector.stored_past.Dataset."""
-        from netmon.report.judging import verdicts
+        from netmon.history.judging import verdicts
 
         return list(verdicts(self._data, job, within_ns=(since_ns, until_ns)))
 

@@ -19,7 +19,7 @@ from netmon.units import parse_time
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from netmon.report.selection import Window
+    from netmon.history.selection import Window
 
 HELP = "write a part of the dataset as one Parquet, CSV or Feather file, or as input of a simulator"
 EXAMPLES = """\
@@ -84,7 +84,7 @@ def iterations(text: str) -> tuple[int | None, int | None]:
 
 def run(args: argparse.Namespace) -> int:
     """Export; says on standard output how many rows it wrote."""
-    from netmon.report.selection import open_rows
+    from netmon.history.selection import open_rows
 
     if args.format != "table":
         return _export_for_simulation(args)
@@ -102,14 +102,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _window(args: argparse.Namespace) -> "Window":
-    from netmon.report.selection import Window
+    from netmon.history.selection import Window
 
     return Window(args.since, args.until, args.job, tuple(args.host), args.iterations or (None, None))
 
 
 def _export_for_simulation(args: argparse.Namespace) -> int:
     """What a simulator or the lab can play again; says on standard output what it wrote."""
-    from netmon.report.job_names import job_names, requested_job
+    from netmon.history.job_names import job_names, requested_job
     from netmon.simulation import formats
 
     if args.full or args.data is None:
@@ -154,7 +154,7 @@ def _write(dataset: Any, condition: Any, out: Path) -> int:
     """Stream the rows into a file that appears when it is complete; returns their number."""
     import pyarrow as pa
 
-    from netmon.report.dataset import stream
+    from netmon.history.dataset import stream
 
     temporary = out.with_name(f".{out.name}.unfinished")
     lists = [f.name for f in dataset.schema if pa.types.is_list(f.type)] if out.suffix == ".csv" else []
@@ -233,7 +233,7 @@ class _Cells:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from netmon.report.frames import FORMULA
+        from netmon.history.frames import FORMULA
 
         for index, field in enumerate(table.schema):
             if pa.types.is_string(field.type):

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     require(_NEEDS, "make a report", "report")
-    from netmon.report.job_names import job_names, requested_job
+    from netmon.history.job_names import job_names, requested_job
     from netmon.report.reading import read_study
     from netmon.report.report import chapters, write_report
 

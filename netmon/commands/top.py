@@ -140,8 +140,8 @@ def _snapshot(args: argparse.Namespace) -> "Snapshot":
         from netmon.wire.watch import watch_once
 
         return watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args))
-    from netmon.report.past import DatasetPast
-    from netmon.report.stored_rows import StoredRows
+    from netmon.history.past import DatasetPast
+    from netmon.history.stored_rows import StoredRows
 
     return DatasetPast(StoredRows(args.data)).newest(args.job[0] if args.job else None).snapshot
 
@@ -164,12 +164,12 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
     def turned(selection: "Selection") -> None:
         current[0] = selection
 
-    from netmon.report.past import DatasetPast
+    from netmon.history.past import DatasetPast
 
     past: Past
     updates = None
     if args.data is not None:
-        from netmon.report.stored_rows import StoredRows
+        from netmon.history.stored_rows import StoredRows
 
         past = DatasetPast(StoredRows(args.data))
         past.steps()  # what cannot be read is said before the screen is taken

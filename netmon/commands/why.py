@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _explain(args: argparse.Namespace) -> int:
     """One iteration of a dataset."""
-    from netmon.report.judging import explained
+    from netmon.history.judging import explained
 
     return _show(list(explained(args.data, args.job, args.iteration)), args.json)
 
@@ -98,8 +98,8 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 
 def _stored(args: argparse.Namespace) -> "tuple[Iterable[Verdict], list[str]]":
     """Verdicts, and the jobs whose steps are not understood."""
-    from netmon.report.job_names import job_names, not_understood, requested_job, with_names
-    from netmon.report.judging import verdicts
+    from netmon.history.job_names import job_names, not_understood, requested_job, with_names
+    from netmon.history.judging import verdicts
 
     names, unclear = job_names(args.data), not_understood(args.data)
     job = requested_job(args.job, names)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Offline analysis of the Parquet dataset: pure functions for notebooks, and the report that is made with them."""
 
+from netmon.history.dataset import Tables, open_table
 from netmon.report.bursts import burst_spans, peak_bytes, peak_to_mean
 from netmon.report.congestion import (
     CongestionPoint,
@@ -10,7 +11,6 @@ from netmon.report.congestion import (
     spare_capacity,
     training_share,
 )
-from netmon.report.dataset import Tables, open_table
 from netmon.report.estimates import (
     autocorrelation,
     cumulative_distribution,

@@ -5,11 +5,11 @@ import math
 
 import pandas as pd
 
+from netmon.history.frames import groups
+from netmon.history.job_names import with_names
+from netmon.history.judging import worst_sentences
 from netmon.report.chapters.accounts import coverage
 from netmon.report.chapters.slowdown import fits_by_profile
-from netmon.report.frames import groups
-from netmon.report.job_names import with_names
-from netmon.report.judging import worst_sentences
 from netmon.report.runs import SIZE
 from netmon.report.study import Study
 from netmon.units import format_bytes, format_duration

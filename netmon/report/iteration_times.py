@@ -4,7 +4,7 @@
 import numpy as np
 import pandas as pd
 
-from netmon.report.frames import groups, records
+from netmon.history.frames import groups, records
 
 TIME_COLUMNS = (
     *("run", "job", "iteration", "start_ns", "end_ns", "time_s", "communication_s", "exposed_s", "dl_tx_bytes"),

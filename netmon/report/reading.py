@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.errors import DataError
-from netmon.report.dataset import EXPECTED, Tables
-from netmon.report.frames import records
+from netmon.history.dataset import EXPECTED, Tables
+from netmon.history.frames import records
 from netmon.report.runs import read_runs, runs_from_jobs
 from netmon.report.scan import COLUMNS, MS, SLICE_NS, Scan, Traffic, scan
 from netmon.report.study import Study

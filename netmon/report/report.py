@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netmon.errors import DataError
+from netmon.history.frames import without_formulas
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError
-from netmon.report.frames import without_formulas
 from netmon.report.page import Item, ShownChapter, as_html, basis, encoded, render
 from netmon.report.study import Study
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from netmon.report.frames import groups
+from netmon.history.frames import groups
 
 RUN_COLUMNS = (
     *("run", "job", "model", "profile", "level", "repetition", "trainer", "pattern", "configuration"),

@@ -7,12 +7,12 @@ from functools import cached_property
 import pandas as pd
 
 from netmon.dl.sharing.advice import Advice
+from netmon.history.dataset import Tables
+from netmon.history.frames import groups
+from netmon.history.job_names import names_of
+from netmon.history.judging import stored_verdicts
 from netmon.report.congestion import CongestionPoint, congestion_point, congestion_theory
-from netmon.report.dataset import Tables
-from netmon.report.frames import groups
 from netmon.report.iteration_times import add_levels, iteration_times, level_statistics, without_warm_up
-from netmon.report.job_names import names_of
-from netmon.report.judging import stored_verdicts
 from netmon.report.runs import SIZE
 from netmon.report.scan import Traffic
 from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
@@ -76,7 +76,7 @@ class Study:
     @cached_property
     def advice(self) -> Advice:
         """On jobs that share links, in the last minute. Raises DataError where there is nothing in it."""
-        from netmon.report.sharing import advice
+        from netmon.history.advice import advice
 
         jobs = [str(job) for job in self.ranks["job"].unique()] if len(self.ranks) else []
         return advice(self.tables.data, _ADVISED_S, jobs=jobs if len(jobs) == 1 else (), most=_MOST_JOBS)

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
 from netmon.errors import NoRowsError
+from netmon.history.dataset import open_table, stream
+from netmon.history.job_names import names_of, with_names
+from netmon.history.judging import stored_verdicts, worst_sentences
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
-from netmon.report.dataset import open_table, stream
-from netmon.report.job_names import names_of, with_names
-from netmon.report.judging import stored_verdicts, worst_sentences
 from netmon.report.runs import model_size
 from netmon.terminal import BREAK, Column, FittingTable, figures, labels
 from netmon.units import format_bytes, format_duration

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from netmon.history.frames import groups
 from netmon.report.cells import Ints
-from netmon.report.frames import groups
 
 Span = tuple[int, int]
 

@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow as pa
 
 from netmon.errors import DataError
-from netmon.report.dataset import stream
-from netmon.report.frames import plain_words
-from netmon.report.selection import Window, open_rows
+from netmon.history.dataset import stream
+from netmon.history.frames import plain_words
+from netmon.history.selection import Window, open_rows
 from netmon.units import format_bytes
 
 _VERSION = "0.0.4"

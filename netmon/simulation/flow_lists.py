@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from netmon.report.selection import Window
+from netmon.history.selection import Window
 from netmon.simulation.recorded import buckets_of, flows_of, pieces_of
 from netmon.units import format_bytes, format_duration
 

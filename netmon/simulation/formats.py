@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from netmon.errors import DataError
-from netmon.report.selection import Window
+from netmon.history.selection import Window
 
 
 def write(name: str, data: Path, window: Window, out: Path) -> str:

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from netmon.dl.generated import Generator, Phase
 from netmon.errors import DataError
-from netmon.report.dataset import stream
-from netmon.report.frames import plain_words
-from netmon.report.selection import Window, open_rows
+from netmon.history.dataset import stream
+from netmon.history.frames import plain_words
+from netmon.history.selection import Window, open_rows
 from netmon.simulation.recorded import buckets_of, flows_of, pieces_of
 from netmon.units import format_bytes, format_duration
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from netmon.errors import DataError
-from netmon.report.selection import Window
+from netmon.history.selection import Window
 from netmon.simulation.recorded import TUPLE, buckets_of, flows_of
 from netmon.units import format_bytes, format_count
 

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.errors import DataError
+from netmon.history.dataset import all_of, open_table, stream
+from netmon.history.frames import plain_words
+from netmon.history.selection import Window, open_rows
 from netmon.records import PROTOCOL_NON_IP
-from netmon.report.dataset import all_of, open_table, stream
-from netmon.report.frames import plain_words
-from netmon.report.selection import Window, open_rows
 from netmon.units import format_count
 
 FLOW = ["session", "flow_id"]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from netmon.errors import DataError
-from netmon.report.dataset import leave_out, open_table, stream
-from netmon.report.files import files_of_time, read_footer, table_files
+from netmon.history.dataset import leave_out, open_table, stream
+from netmon.history.files import files_of_time, read_footer, table_files
 from netmon.web.grid import SERIES, RowReader, in_bins, numbers, row_columns
 from netmon.web.lanes import JOB, RANK, Lane
 from netmon.web.steps import STEP, by_lane

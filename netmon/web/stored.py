@@ -19,12 +19,12 @@ from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import path_of
 from netmon.dl.verdict.verdict_text import arithmetic, renamed, sentence
 from netmon.errors import DataError, NetmonError
-from netmon.report.dataset import leave_out, open_table, stream
-from netmon.report.files import table_files
-from netmon.report.frames import plain_words
-from netmon.report.job_names import names_of, not_understood, with_names
-from netmon.report.judging import explained, stored_verdicts
-from netmon.report.sharing import advice
+from netmon.history.advice import advice
+from netmon.history.dataset import leave_out, open_table, stream
+from netmon.history.files import table_files
+from netmon.history.frames import plain_words
+from netmon.history.job_names import names_of, not_understood, with_names
+from netmon.history.judging import explained, stored_verdicts
 from netmon.views import Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
 from netmon.web.hours import HOUR_NS, Hour, span

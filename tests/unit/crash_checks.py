@@ -21,7 +21,7 @@ from collector.dataset.sink import ParquetSink
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
-from netmon.report.files import table_files
+from netmon.history.files import table_files
 
 _SPOOL = "above/spool"
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from collector.dataset.resume import SessionState
 from collector.dataset.tables import SCHEMAS
 from netmon.errors import NoRowsError
-from netmon.report.dataset import open_table, stream
+from netmon.history.dataset import open_table, stream
 
 HOUR_NS = 3_600_000_000_000
 BEGIN_NS = 1_795_219_200_000_000_000  # 2026-11-21 00:00 UTC

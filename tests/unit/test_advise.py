@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from netmon.cli import main
-from netmon.report.sharing import advice
+from netmon.history.advice import advice
 
 MS = 1_000_000
 BEGIN_NS = 1_795_219_200_000_000_000

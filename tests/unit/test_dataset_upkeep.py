@@ -25,8 +25,8 @@ from collector.dataset.upkeep import Upkeep
 from netmon.commands import collector
 from netmon.config import defaults_from
 from netmon.errors import DataError, UsageError
+from netmon.history.dataset import open_table, stream
 from netmon.past import RECENT
-from netmon.report.dataset import open_table, stream
 
 
 @pytest.fixture(autouse=True)

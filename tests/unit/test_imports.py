@@ -54,13 +54,14 @@ MAY_IMPORT = {
     "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
     "bench": SHARED | {"kernel", "lab", "training", "terminal", "collector"},
-    "analysis": SHARED | {"report", "top"},
-    "simulation": SHARED | {"report"},
+    "history": SHARED,
+    "analysis": SHARED | {"history", "report", "top"},
+    "simulation": SHARED | {"history"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
-    "report": SHARED | {"terminal"},
-    "trace": SHARED | {"report"},  # whose reader of datasets it shares
-    "web": SHARED | {"report"},  # the same
+    "report": SHARED | {"history", "terminal"},
+    "trace": SHARED | {"history"},
+    "web": SHARED | {"history"},
     "collector": SHARED | {"telemetry"},
     "__main__": {"cli"},
 }

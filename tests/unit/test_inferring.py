@@ -12,9 +12,9 @@ from test_store import Collector, read
 
 from collector.host.job_updates import build_news
 from netmon.dl.understanding import Understanding
+from netmon.history.job_names import not_understood
+from netmon.history.judging import verdicts
 from netmon.records import Batch, Direction, Flow, Moment, Owner, Source
-from netmon.report.job_names import not_understood
-from netmon.report.judging import verdicts
 
 HOSTS = 3
 PERIOD_MS, SENDING_MS = 300, 150

@@ -23,9 +23,9 @@ from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
+from netmon.history import judging
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Moment, Source
-from netmon.report import judging
 from netmon.views import Cause, Verdict
 
 MS = 1_000_000

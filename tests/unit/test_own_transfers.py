@@ -10,8 +10,8 @@ from test_verdict import CELLS, LINKS, MS, PACE, Run
 from collector.dataset.verdict_rows import verdict_table
 from netmon.dl.verdict import Whose, sentence
 from netmon.dl.verdict.own_transfers import JobFlow, OwnTransfer, own_transfers
+from netmon.history.judging import stored_verdicts
 from netmon.records import Direction
-from netmon.report.judging import stored_verdicts
 from netmon.views import Cause, Verdict
 from netmon.wire import netmon_pb2 as pb
 from netmon.wire.mapping import from_message, to_message

@@ -12,10 +12,10 @@ from snapshot_example import example
 from netmon.commands import top
 from netmon.dl.past_frames import column_width, flows_of, links_of, step_times
 from netmon.errors import DataError
+from netmon.history.past import DatasetPast
+from netmon.history.stored_rows import StoredRows
 from netmon.past import STEP_TIMES
 from netmon.records import Class, Direction
-from netmon.report.past import DatasetPast
-from netmon.report.stored_rows import StoredRows
 from netmon.top.collector_past import CollectorPast
 from netmon.top.step_kind import step_of, steps_of
 from netmon.views import STEP

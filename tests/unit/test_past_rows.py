@@ -16,9 +16,9 @@ from waiting import free_port, wait_for
 from collector import stored_past
 from netmon.dl.past_frames import joined_times
 from netmon.errors import WireError
+from netmon.history.past import DatasetPast
+from netmon.history.stored_rows import StoredRows
 from netmon.past import STEP_TIMES, TABLES, RowQuery
-from netmon.report.past import DatasetPast
-from netmon.report.stored_rows import StoredRows
 from netmon.top.collector_past import CollectorPast
 from netmon.wire.past_rows import CollectorRows, decode_wanted, encode_wanted
 from netmon.wire.watch import UnreachableError

@@ -16,11 +16,11 @@ from test_readers import python as reader_python
 from waiting import DIES_WITH_US, wait_for
 
 import netmon
+from netmon.history.dataset import Tables, open_table, stream
+from netmon.history.files import table_files
+from netmon.history.selection import Window, open_rows
+from netmon.history.stored_rows import StoredRows
 from netmon.past import RECENT, RowQuery
-from netmon.report.dataset import Tables, open_table, stream
-from netmon.report.files import table_files
-from netmon.report.selection import Window, open_rows
-from netmon.report.stored_rows import StoredRows
 from netmon.web.hours import Hour
 
 EVER = (BEGIN_NS - HOUR_NS, BEGIN_NS + 1000 * HOUR_NS)

@@ -12,8 +12,8 @@ import synthetic_day
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, table
 
 from collector.dataset.sink import ParquetSink
+from netmon.history.dataset import Tables
 from netmon.report import reading
-from netmon.report.dataset import Tables
 from netmon.report.reading import read_study
 from netmon.report.training_times import training_times
 

@@ -12,9 +12,9 @@ import synthetic_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netmon.history.dataset import Tables, open_table, stream
 from netmon.report import scan as scanning
 from netmon.report.cells import Cells, sum_by
-from netmon.report.dataset import Tables, open_table, stream
 from netmon.report.scan import COLUMNS, Scan, Traffic, scan
 from netmon.report.training_times import training_times
 

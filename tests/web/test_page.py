@@ -25,8 +25,8 @@ from waiting import free_port, wait_for
 
 from netmon.agent.pulls import Pulls
 from netmon.agent.recorder import Recorder, in_memory
+from netmon.history.stored_rows import StoredRows
 from netmon.records import Batch
-from netmon.report.stored_rows import StoredRows
 from netmon.web.live import Live
 from netmon.web.stored import Stored
 from netmon.wire.security import PLAIN

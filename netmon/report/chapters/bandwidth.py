@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from netmon.history.frames import groups, records
 from netmon.report.congestion import spare_capacity, training_share
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
 from netmon.report.figures import bandwidth as draw
-from netmon.report.frames import groups, records
 from netmon.report.runs import SIZE
 from netmon.report.study import Study, by_profile
 

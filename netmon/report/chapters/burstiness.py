@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from netmon.history.frames import groups, records
 from netmon.report.burst_scan import ALL
 from netmon.report.bursts import HOT, Ints, peak_bytes, peak_to_mean
 from netmon.report.cells import sum_by
 from netmon.report.chapters.volumes import traffic_of
 from netmon.report.exhibit import Chapter, Exhibit, Frames, need
 from netmon.report.figures import burstiness as draw
-from netmon.report.frames import groups, records
 from netmon.report.scan import MS, Traffic
 from netmon.report.study import Study
 

@@ -3,11 +3,11 @@
 
 import pandas as pd
 
+from netmon.history.frames import groups
 from netmon.report.chapters.volumes import DL, traffic_of, training_pairs
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
 from netmon.report.figures import patterns as draw
 from netmon.report.flows import ring_order
-from netmon.report.frames import groups
 from netmon.report.scan import PHASES
 from netmon.report.study import Study
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from netmon.history.frames import groups
 from netmon.report.chapters.volumes import DL, NO_FLOWS, traffic_of
 from netmon.report.estimates import linear_regression, mean_confidence, period
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
 from netmon.report.figures import throughput as draw
 from netmon.report.flows import host_names, once_per_flow
-from netmon.report.frames import groups
 from netmon.report.scan import MS, SLICE_NS
 from netmon.report.study import Study
 

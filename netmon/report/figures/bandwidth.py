@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from netmon.history.frames import groups
 from netmon.report.exhibit import GapError
 from netmon.report.figures.style import (
     COLOUR_OF_CLASS,
@@ -19,7 +20,6 @@ from netmon.report.figures.style import (
     legend_outside,
     profile_style,
 )
-from netmon.report.frames import groups
 
 
 def bytes_per_iteration(figure: Figure, bytes: pd.DataFrame) -> None:  # the frame's name

@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from netmon.history.frames import groups
 from netmon.report.exhibit import GapError
 from netmon.report.figures.style import COLOUR_OF_CLASS, INK, legend_outside, panels
-from netmon.report.frames import groups
 from netmon.units import format_duration
 
 _LINES = {"all": "--"}

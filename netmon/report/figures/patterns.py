@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from netmon.history.frames import groups, records
 from netmon.records import CLASS_NAMES
 from netmon.report.figures.style import COLOUR_OF_CLASS, INK, cumulative, legend_outside, log_if_wide, panels
-from netmon.report.frames import groups, records
 from netmon.report.scan import PHASES
 
 _PARTS = {"iteration": (INK, "-"), "communication": ("#009E73", "--"), "exposed": ("#D55E00", ":")}

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from netmon.history.frames import groups, records
 from netmon.report.congestion import CongestionPoint, rescaled
 from netmon.report.figures.style import (
     CROSS_LABEL,
@@ -24,7 +25,6 @@ from netmon.report.figures.style import (
     profile_style,
 )
 from netmon.report.fits import Fit
-from netmon.report.frames import groups, records
 
 _FAMILY_STYLE = {1.0: ("-", "#0072B2"), 0.5: ("--", "#E69F00"), 2.0: (":", "#CC79A7")}
 _FAMILY_NAME = {1.0: "n = 1", 0.5: "n = ½", 2.0: "n = 2"}

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from netmon.history.frames import groups
 from netmon.report.exhibit import GapError
 from netmon.report.figures.style import COLOUR_OF_CLASS, INK, legend_outside, not_all, panels, stack
-from netmon.report.frames import groups
 
 _MOST_FLOWS, _MOST_PAIRS = 6, 20
 

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.host_part import WAITED
 from netmon.errors import NoRowsError
-from netmon.report.dataset import open_table, stream
+from netmon.history.dataset import open_table, stream
 
 _UNKNOWN = -1
 

@@ -13,10 +13,10 @@ from netmon.dl.past_frames import flows_of, links_of, step_times
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError
+from netmon.history.frames import plain_words
+from netmon.history.job_names import names_of, requested_job
 from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, RowQuery, Rows
 from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
-from netmon.report.frames import plain_words
-from netmon.report.job_names import names_of, requested_job
 from netmon.units import format_duration
 from netmon.views import HostView, JobView, LinkView, Page, RankTimes, RankView, Snapshot, Totals, Verdict
 

@@ -11,8 +11,8 @@ import pyarrow.dataset as ds
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
 from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import NoRowsError
+from netmon.history.dataset import open_table, stream
 from netmon.job_names import distinct_names
-from netmon.report.dataset import open_table, stream
 from netmon.views import Verdict
 
 _COLUMNS = ["job", "rank", "job_name"]

@@ -13,7 +13,7 @@ from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.errors import DataError, NoRowsError
-from netmon.report.dataset import open_table, stream
+from netmon.history.dataset import open_table, stream
 
 _LINK = ["host", "interface", "direction"]
 _ROW = [*_LINK, "session", "flow_id", "bucket_start_ns", "bucket_ns", "wire_bytes", "job", "iteration"]

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.errors import NoRowsError, UsageError
-from netmon.report.dataset import all_of, open_table, stream
+from netmon.history.dataset import all_of, open_table, stream
 
 FOR_EVER = 1 << 62
 _AROUND_NS = 60_000_000_000  # clocks are compared again and again: a row is not far from where it was

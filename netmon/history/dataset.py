@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from netmon.errors import DataError, NoRowsError
-from netmon.report.files import (
+from netmon.history.files import (
     check_rows,
     check_schema,
     files_of_time,
@@ -24,7 +24,7 @@ from netmon.report.files import (
     table_files,
     unreadable,
 )
-from netmon.report.frames import plain_words
+from netmon.history.frames import plain_words
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
 _OPTIONAL = ("nic", "transport", "host", "sessions")  # not a gap where it is missing

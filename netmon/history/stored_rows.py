@@ -10,9 +10,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
+from netmon.history.dataset import all_of, leave_out, open_table, stream
+from netmon.history.files import open_file, table_files
 from netmon.past import HOUR_NS, RowQuery
-from netmon.report.dataset import all_of, leave_out, open_table, stream
-from netmon.report.files import open_file, table_files
 from netmon.views import RankTimes, Verdict
 
 _FILES = 16
@@ -69,7 +69,7 @@ class StoredRows:
         yield from stream(found, there, all_of(conditions), leave_out)
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
-        from netmon.report.judging import explained  # much, for those who only read rows
+        from netmon.history.judging import explained  # much, for those who only read rows
 
         try:
             return list(explained(self._data, job, iteration))

@@ -32,11 +32,11 @@ from netmon.dl.verdict import (
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
 from netmon.errors import DataError, NoRowsError
+from netmon.history.dataset import open_table, stream
+from netmon.history.files import table_files
+from netmon.history.job_names import not_understood
+from netmon.history.judging_evidence import read_tcp_rows, read_waited
 from netmon.records import Direction
-from netmon.report.dataset import open_table, stream
-from netmon.report.files import table_files
-from netmon.report.job_names import not_understood
-from netmon.report.judging_evidence import read_tcp_rows, read_waited
 from netmon.views import RankTimes, Verdict
 
 _ITERATION = [
