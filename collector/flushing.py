@@ -5,13 +5,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
 from collector.backpressure import Storing
 from collector.dataset.sink import Sink
-from collector.dataset.verdict_rows import verdict_table
+from collector.dataset.tables import SCHEMAS
 from collector.entry import Entry
 from collector.failures import Failures
 from collector.host.iteration_rows import Accounted
@@ -19,10 +19,30 @@ from collector.host.tables import Tables
 from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
 from collector.metrics.delays import DelayCounts
 from netmon.columnar import Columns
+from netmon.dl.verdict.verdict_text import columns
 from netmon.errors import DataError
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
+
+
+# --- Verdicts as rows of the table `verdicts`.
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> pa.Table:
+    """One row each."""
+    rows = [columns(one) | {"ranks": [asdict(each) for each in one.ranks]} for one in verdicts]
+    schema = SCHEMAS["verdicts"]
+    arrays = []
+    for field in schema:
+        values = [row[field.name] for row in rows]
+        word = pa.types.is_dictionary(field.type)
+        arrays.append(pa.array(values, pa.string()).dictionary_encode() if word else pa.array(values, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+# --- flushing
+
 MOST_PENDING_BYTES = 512 << 20
 """Rows in memory while the disk does not take them."""
 SLOW_S = 10.0

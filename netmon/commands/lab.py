@@ -149,7 +149,7 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from netmon.commands.lab_sweep_results import print_sweep
+    from netmon.commands.lab_results import print_sweep
     from netmon.lab.outcome import sweep_document
     from netmon.lab.progress import sweep_shown
     from netmon.lab.sweep import sweep

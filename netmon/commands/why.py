@@ -2,6 +2,7 @@
 """`netmon why`: why iterations were slow, with the arithmetic."""
 
 import argparse
+import heapq
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
 
 HELP = "tell why iterations were slow: whose traffic, which rank, or no network cause, and how much time each took"
 EXAMPLES = """\
-  netmon why --data out
+  netmon why --data out                     # which causes took how much, and the five worst iterations
+  netmon why --data out --all
   netmon why training --iteration 812 --data /var/lib/netmon
   netmon why --collector collector.example:9400 --tls ~/.netmon
   netmon why --data out --json
 """
+
+_WORST = 5  # iterations that are told of where there are more
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,16 +37,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collector",
         metavar="ADDR",
-        help="instead of --data: the recent verdicts of a collector; HOST:PORT or unix:PATH",
+        help="instead of --data: the recent verdicts of a collector; HOST:PORT or unix:PATH (localhost:9400)",
     )
+    parser.add_argument("--all", action="store_true", help="every iteration that stands out, by job and time")
     declare_security(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdicts."""
-    if (args.data is None) == (args.collector is None):
+    if args.data and args.collector:
         raise UsageError("cannot tell why: give either the dataset's --data or a --collector")
+    if not args.data:
+        args.collector = args.collector or "localhost:9400"
     if args.data and args.iteration is not None:
         return _explain(args)
     if args.collector and args.iteration is not None:
@@ -51,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         extra = {"not_understood": unclear} if unclear else {}
         print(json.dumps({"verdicts": [document(one) for one in found], **extra}, indent=1))
-    else:
+    elif args.all:
         _print(found, unclear)
+    else:
+        _print_summary(found, unclear)
     return 0
 
 
@@ -134,6 +143,39 @@ def document(verdict: "Verdict") -> dict[str, object]:
     from netmon.dl.verdict.verdict_text import columns
 
     return columns(verdict)
+
+
+def _print_summary(found: "Iterable[Verdict]", unclear: Sequence[str]) -> None:
+    """Of each job its causes, those that took most first; then the iterations that took the most beyond their usual."""
+    from netmon.dl.verdict.verdict_text import cause_words
+    from netmon.terminal import say
+    from netmon.units import format_duration
+    from netmon.views import Cause
+
+    worst: list[tuple[int, int, Verdict]] = []  # a heap
+    by_cause: dict[str, dict[str, list[int]]] = {}
+    count = 0
+    for count, verdict in enumerate(found, 1):
+        heapq.heappush(worst, (verdict.excess_ns, -count, verdict))
+        if len(worst) > _WORST:
+            heapq.heappop(worst)
+        if verdict.cause != Cause.CHANGE:
+            by_cause.setdefault(verdict.job, {}).setdefault(cause_words(verdict), []).append(verdict.excess_ns)
+        else:
+            _print([verdict])
+    shown = [verdict for _, _, verdict in sorted(worst, key=lambda one: -one[1])]
+    if count <= _WORST:
+        _print([one for one in shown if one.cause != Cause.CHANGE] if count else [], unclear)
+        return
+    for job in unclear:
+        _print([], [job])
+    for job, causes in by_cause.items():
+        lost = [ns for own in causes.values() for ns in own]
+        say(f"job {job}: {len(lost)} iterations stood out, {format_duration(sum(lost))} lost")
+        for cause, own in sorted(causes.items(), key=lambda item: -sum(item[1])):
+            say(f"  {len(own):>5,} because of {cause}: {format_duration(sum(own))}")
+    say(f"the {_WORST} that lost most (--all: every one):")
+    _print([verdict for _, _, verdict in sorted(worst, reverse=True) if verdict.cause != Cause.CHANGE])
 
 
 def _print(found: "Iterable[Verdict]", unclear: Sequence[str] = ()) -> None:

@@ -76,7 +76,7 @@ time.sleep(1.5)
 # What masquerading and a published port leave in the connection tracking; asked for as the uplink shows them.
 TRANSLATED = """
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
-from netmon.kernel.owners.conntrack import Translations
+from netmon.kernel.owners.owner_search import Translations
 from netmon.kernel.owners.endpoint import Endpoint
 def track(begun, answered):
     parts = [NFCTAttrTuple(saddr=a, sport=b, daddr=c, dport=d, proto=6) for a, b, c, d in (begun, answered)]

@@ -43,7 +43,7 @@ from netmon.bench.verdict.table import ORDER, reruns_table, shifts_table, verdic
 from netmon.commands.advise import tables
 from netmon.commands.certificates import certificates_table
 from netmon.commands.doctor import checks_table, interfaces_table
-from netmon.commands.lab_sweep_results import sweep_tables
+from netmon.commands.lab_results import sweep_tables
 from netmon.commands.why import ranks_table
 from netmon.kernel.probe import Check, HookChoice, Interfaces, Status
 from netmon.records import CLASS_NAMES

@@ -12,7 +12,7 @@ from rich.console import Console
 from test_store import store_small
 
 from collector.dataset.sink import ParquetSink
-from collector.dataset.verdict_rows import verdict_table
+from collector.flushing import verdict_table
 from netmon.commands import export
 from netmon.errors import DataError, UsageError
 from netmon.report.summary import summarise

@@ -19,8 +19,7 @@ from waiting import free_port
 from collector.listening import ListenConfig
 from netmon import __version__
 from netmon.cli import main
-from netmon.commands.doctor_installation import check_installation
-from netmon.installation import installation_checks, named
+from netmon.commands.doctor_installation import check_installation, installation_checks, named
 from netmon.kernel.probe.check import Check, Status
 from netmon.views import Selection, Snapshot, Totals
 from netmon.wire.identity import Identity, Role

@@ -6,7 +6,7 @@ import pytest
 
 from netmon.history.job_names import names_of, requested_job
 from netmon.job_names import distinct_names
-from netmon.kernel.job_names import MOST_JOB_NAME, job_name, script_name
+from netmon.kernel.processes import MOST_JOB_NAME, job_name, script_name
 from netmon.report.runs import model_size
 
 PYTHON = ["/usr/bin/python3.11", "-u", "/home/eve/train.py", "--epochs", "3"]

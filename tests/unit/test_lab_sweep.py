@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from netmon.commands.lab_sweep_results import print_sweep
+from netmon.commands.lab_results import print_sweep
 from netmon.errors import DataError, UsageError
 from netmon.lab import sweep as sweeps
 from netmon.lab.outcome import sweep_document

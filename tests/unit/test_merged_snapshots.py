@@ -10,8 +10,7 @@ from test_wire_watch import TEN, Snapshots, serve
 
 from netmon.errors import UsageError
 from netmon.views import Page, Selection, Snapshot, Totals
-from netmon.wire.merged_snapshots import from_each, merge
-from netmon.wire.watch import Outage, UnreachableError, follow, split, watch_once
+from netmon.wire.watch import Outage, UnreachableError, follow, from_each, merge, split, watch_once
 
 
 def worker(*hosts: str, job: str = "", **changes: object) -> Snapshot:

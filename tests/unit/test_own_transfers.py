@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_verdict import CELLS, LINKS, MS, PACE, Run
 
-from collector.dataset.verdict_rows import verdict_table
+from collector.flushing import verdict_table
 from netmon.dl.verdict import Whose, sentence
 from netmon.dl.verdict.own_transfers import JobFlow, OwnTransfer, own_transfers
 from netmon.history.judging import stored_verdicts

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from netmon.kernel.owners import namespaces, owner_search
-from netmon.kernel.owners.diag import Found, SocketDiagnosis
 from netmon.kernel.owners.endpoint import Endpoint, packed
-from netmon.kernel.owners.owner_search import SocketOwners, SocketTable
+from netmon.kernel.owners.owner_search import Found, SocketDiagnosis, SocketOwners, SocketTable
 from netmon.rate_limiter import TimeLimiter
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP

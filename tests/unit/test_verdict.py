@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.dataset.verdict_rows import verdict_table
+from collector.flushing import verdict_table
 from netmon.dl.verdict import CELL_NS, Link, LinkTotals, Steps, Whose, judge, no_link_totals, sentence, standing_out
 from netmon.dl.verdict.evidence import LINK_TOTAL, in_cells
 from netmon.dl.verdict.host_part import WAITED

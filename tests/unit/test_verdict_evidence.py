@@ -13,10 +13,10 @@ from test_verdict_recorded import RECORDED, TRUTHS
 from netmon.cli import main
 from netmon.dl.verdict import LinkTotals, Steps, judge, standing_out
 from netmon.dl.verdict.blame import lossy_link, slow_link
-from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
 from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL
 from netmon.dl.verdict.host_part import WAITED
+from netmon.dl.verdict.judge import conclude
 from netmon.dl.verdict.rank_times import most_relevant, path_of
 from netmon.dl.verdict.transfer_stalls import Cells
 from netmon.dl.verdict.verdict_text import sentence
@@ -254,6 +254,21 @@ def test_the_ranks_times_add_up_and_are_told_with_the_iteration(capsys):
         assert min(rank[part] for part in parts) >= 0
     assert main(["why", truth["job"], "--iteration", number, *data[:2]]) == 0
     assert "afterwards" in capsys.readouterr().out
+
+
+def test_many_verdicts_are_summed_up_by_cause_and_the_worst_are_told(capsys):
+    assert main(["why", "--data", str(RECORDED), "--json"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert main(["why", "--data", str(RECORDED)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("iteration ") for line in lines) == 5
+    most = max(verdicts, key=lambda each: each["excess_ns"])
+    told = next(line for line in lines if line.startswith("iteration "))
+    assert told.startswith(f"iteration {most['iteration']} of job {most['job']} took ")
+    counts = [int(line.split()[0]) for line in lines if " because of " in line and line.startswith("  ")]
+    assert sum(counts) == len(verdicts)
+    assert main(["why", "--data", str(RECORDED), "--all"]) == 0
+    assert capsys.readouterr().out.count("\niteration ") == len(verdicts) - 1
 
 
 def test_the_critical_path_names_who_held_the_others_and_who_only_waited():

@@ -5,17 +5,131 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from netmon.kernel.owners.conntrack import Translations
 from netmon.kernel.owners.containers import ControlGroups
-from netmon.kernel.owners.diag import Found, SocketDiagnosis
 from netmon.kernel.owners.endpoint import Endpoint, address_text
 from netmon.kernel.owners.namespaces import Namespaces
 from netmon.kernel.owners.socket_events import SocketEvent, SocketEvents
 from netmon.kernel.processes import PROC, Process, ProcessTable, pids
 from netmon.kernel.sock_diag import LISTEN
 from netmon.rate_limiter import TimeLimiter
+
+if TYPE_CHECKING:  # 20 MB, needed only where addresses are translated
+    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
+import struct
+
+from netmon.kernel.sock_diag import DiagnosisSocket
+
+# --- The sockets of the caller's network namespace, one by one, as the kernel itself would find them.
+
+_ANSWER = struct.Struct("=BBBB2s2s16s16sIIIIIIII")  # struct inet_diag_msg
+
+
+class Found(NamedTuple):
+    """A socket. inode 0: no process has it (any more, or not yet)."""
+
+    inode: int
+    listening: bool = False
+    connected: bool = True
+
+
+class SocketDiagnosis:
+    """Asks the kernel: see DiagnosisSocket."""
+
+    def __init__(self) -> None:
+        """Raises OSError where the kernel has no sock_diag."""
+        self._kernel = DiagnosisSocket()
+
+    def find(self, endpoints: Sequence[Endpoint]) -> list[Found | None]:
+        """The socket of each endpoint, None where there is none."""
+        found: list[Found | None] = [None] * len(endpoints)
+        for number, body in self._kernel.query(endpoints):
+            found[number] = _found(endpoints[number], body)
+        return found
+
+    def close(self) -> None:
+        """Not to be used any more."""
+        self._kernel.close()
+
+
+def _found(endpoint: Endpoint, body: bytes) -> Found | None:
+    _, state, _, _, port, remote_port, *_, inode = _ANSWER.unpack_from(body)
+    if int.from_bytes(port, "big") != endpoint.local_port:
+        return None
+    listening = endpoint.protocol == socket.IPPROTO_TCP and state == LISTEN
+    return Found(inode, listening, connected=any(remote_port) and not listening)
+
+
+# --- owner_search
+
+# --- What an address translation (NAT) on this host hides: the container's own end of a connection.
+
+_COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+
+
+class Translations:
+    """Asks the connection tracking of the caller's network namespace, where it is in use. Needs CAP_NET_ADMIN."""
+
+    def __init__(self) -> None:
+        self._socket: NFCTSocket | None = None
+        self._limiter = TimeLimiter(share=0.01, burst_ns=500_000_000)  # a question takes about a millisecond
+
+    def inside(self, endpoint: Endpoint) -> Endpoint | None:
+        """The connection as its local socket behind the translation knows it; None where nothing is translated."""
+        if not self._limiter.allows():
+            return None
+        with self._limiter, contextlib.suppress(OSError):  # no conntrack
+            if int(_COUNT.read_text()):
+                return _inside(endpoint, self._query(endpoint))
+        return None
+
+    def _query(self, endpoint: Endpoint) -> list[Any]:
+        from pyroute2.netlink.exceptions import NetlinkError
+        from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
+
+        if self._socket is None:
+            self._socket = NFCTSocket()
+        family = socket.AF_INET6 if ":" in endpoint.local else socket.AF_INET
+        # A packet that comes in; the kernel finds it in either direction of a connection.
+        arriving = NFCTAttrTuple(
+            family=family,
+            saddr=endpoint.remote,
+            daddr=endpoint.local,
+            proto=endpoint.protocol,
+            sport=endpoint.remote_port,
+            dport=endpoint.local_port,
+        )
+        try:
+            return list(self._socket.entry("get", tuple_orig=arriving))
+        except NetlinkError:  # it has nothing of this connection
+            return []
+
+
+def _inside(endpoint: Endpoint, messages: list[Any]) -> Endpoint | None:
+    if not messages:
+        return None
+    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
+
+    family = socket.AF_INET6 if ":" in endpoint.local else socket.AF_INET
+    for message in messages:
+        original, reply = (message.get_attr(f"CTA_TUPLE_{name}") for name in ("ORIG", "REPLY"))
+        if original is None or reply is None:
+            continue
+        begun, answered = (_endpoint(NFCTAttrTuple.from_netlink(family, part)) for part in (original, reply))
+        # Begun here: the one that began it is inside. Begun elsewhere: the one that answers is.
+        inside = begun if answered == endpoint.reversed() else answered
+        return inside if inside != endpoint else None
+    return None
+
+
+def _endpoint(part: Any) -> Endpoint:
+    """A tuple as its sender's end."""
+    return Endpoint(int(part.proto), part.saddr, int(part.sport), part.daddr, int(part.dport))
+
+
+# --- owner_search
 
 # --- Sockets as /proc shows them: those of another network namespace, and which process holds which.
 
