@@ -6,7 +6,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -372,16 +371,12 @@ class ParquetSink:
 
     def _drop(self, name: str, partition: str) -> None:
         """Every worker removes its own files; who removes the last one removes the folder."""
-        own = [file.path for file in self._manifest.files(name) if file.partition == partition]
-        self._manifest.forget(own)
+        own = [file for file in self._manifest.files(name) if file.partition == partition]
+        self._manifest.forget([file.path for file in own])
         if self._sharing.alone:
             self._staging.drop(name, partition)
-            return
-        self._staging.publish([], own)
-        hour = self.directory / name / partition
-        for folder in (*{(self.directory / path).parent for path in own}, hour, hour.parent):
-            with suppress(OSError):  # not empty
-                folder.rmdir()
+        else:
+            self._staging.remove(own)
 
 
 def _last_seen(path: Path) -> int:

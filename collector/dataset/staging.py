@@ -73,6 +73,16 @@ class Staging:
         with suppress(OSError):  # not empty
             hour.parent.rmdir()
 
+    def remove(self, files: Iterable[StoredFile]) -> None:
+        """Take files of an hour out of their table, and what they were made of; the folder, if it is empty then."""
+        for file in files:
+            hour = f"{file.name}/{file.partition}"
+            shutil.rmtree(self.directory / RECENT / hour / (file.roll or file.stem), ignore_errors=True)
+            (self.directory / file.path).unlink(missing_ok=True)
+            for folder in (self.directory / hour, (self.directory / hour).parent):
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+
     def remove_old(self) -> None:
         """Remove what nobody can be reading any more: small files that are a part of another one, hours dropped."""
         now_s = time.monotonic()

@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from netmon.past import Past
     from netmon.top.program import Program
     from netmon.views import Selection, Snapshot
-from typing import Any
-
-from textual.drivers.linux_driver import LinuxDriver
-
-# --- Textual draws on standard error; a program that shows something belongs on standard output.
-
-
-class StandardOutput(LinuxDriver):
-    """The driver of a terminal that standard output is."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As Textual's own."""
-        super().__init__(*args, **kwargs)
-        if sys.__stdout__ is not None:
-            self._file = sys.__stdout__
-
-
-# --- top
 
 HELP = "show hosts, links, jobs and flows live"
 EXAMPLES = """\
@@ -172,8 +154,8 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
             "cannot show a live view: TERM says that the terminal cannot move its cursor; use --once"
         )
     require(["textual"], "show a live view (without it: --once)", "top")
-    from netmon.commands.top import StandardOutput
     from netmon.top.program import Program
+    from netmon.top.standard_output import StandardOutput
 
     for fixed in ("COLUMNS", "LINES"):  # exported by some shells: the size would not follow the terminal's
         os.environ.pop(fixed, None)

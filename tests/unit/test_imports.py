@@ -49,7 +49,6 @@ MAY_IMPORT = {
     "certificates": TYPES | {"wire"},
     "dl": {"columnar", "records", "mark_runs", "evidence", "errors", "views", "past", "units"},
     "kernel": SHARED,
-    "installation": TYPES | {"kernel", "version"},
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,

@@ -2,6 +2,7 @@
 """Which iterations stand out as they end, and what is kept of rows until somebody asks."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,7 +202,8 @@ def test_what_is_too_late_to_be_judged_by_what_is_kept_is_judged_by_the_dataset(
     judging_ = Judging(Tables(Settings(verdicts=True)), viewed, told.append, from_dataset)
     monkeypatch.setattr(judging_, "_case", lambda job, number, parts: None)
     monkeypatch.setattr(judging_module, "_MOST_WAITING" if why == "many" else "_LONGEST_S", 0)
-    judging_._jobs["job"] = JobSteps()
+    job = judging_._jobs["job"] = JobSteps()
+    job.last_step_s = time.monotonic()
 
     async def run():
         judging_._coming.extend((0.0, "job", number) for number in (1, 2, 3))

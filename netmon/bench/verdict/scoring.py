@@ -94,8 +94,9 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
     hit = truth.hit(dict(injection))
     if not len(hit):
         return [-1]
-    if injection["cause"] == CHANGE:
-        return hit[:1].tolist()  # type: ignore[no-any-return]
+    if injection["cause"] == CHANGE:  # it begins between two iterations: not the one that ends then
+        middle = truth.end_ns[hit] - truth.lasted_ns[hit] // 2
+        return hit[middle > injection["start_ns"]][:1].tolist()  # type: ignore[no-any-return]
     least = max(SCORED_FROM * truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
     lasts = (injection["end_ns"] or int(truth.end_ns[-1])) - injection["start_ns"] >= LASTING_NS
     long = hit[truth.lasted_ns[hit] >= least] if lasts else hit[:0]

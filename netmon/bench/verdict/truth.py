@@ -15,6 +15,7 @@ from netmon.lab.injections.injector import FILE
 from netmon.lab.labelled import sends_upwards
 from netmon.lab.record import FOLDER
 from netmon.lab.truth import read_rank
+from netmon.views import Cause
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -83,8 +84,13 @@ def read_truth(data: Path) -> Truth:
         begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
     start, end = np.min(begins, axis=0), np.max(ends, axis=0)
     lasted = np.max(np.subtract(ends, begins), axis=0)
-    described = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
+    described = tuple({**each, **_lasting(each), "other_ends": _other_ends(each, run)} for each in injections)
     return Truth(run["job"], spec["trainer"], start + to_utc, end + to_utc, lasted, described)
+
+
+def _lasting(injection: dict[str, Any]) -> dict[str, Any]:
+    """A change of the job is not undone: its iterations are those from there on."""
+    return {"end_ns": None} if injection["cause"] == Cause.CHANGE.name.lower() else {}
 
 
 def _other_ends(injection: dict[str, Any], run: dict[str, Any]) -> list[str]:

@@ -137,6 +137,8 @@ NOTABLE = 1.2
 """An iteration that takes so many times the baseline stands out."""
 
 _UNKNOWN_FROM = 2.0  # times the baseline
+_LIKELY = 0.6  # confidence: else hardly more is known of the cause than that it is not known
+_SURE, _SURE_FROM = 0.95, 1.4  # confidence that a rank was late, and times the baseline
 _SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
@@ -219,16 +221,21 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     """Whether it is published to those who have not asked for this iteration.
 
     It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
-    iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones. That
-    nothing is known of the cause is an answer only where the iteration took _UNKNOWN_FROM × the usual.
+    iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones; one
+    rank that was late by all of it is told of from _SURE_FROM × the usual on. That little or nothing is known of the
+    cause is an answer only where the iteration took _UNKNOWN_FROM × the usual.
     """
     if verdict.cause == Cause.CHANGE:
         return True
-    least = _UNKNOWN_FROM if verdict.cause == Cause.UNKNOWN else NOTABLE
-    if not verdict.duration_ns >= least * verdict.usual_ns > 0:
-        return False
+    ratio = verdict.duration_ns / verdict.usual_ns if verdict.usual_ns > 0 else 0.0
+    if verdict.cause in NETWORK:
+        return ratio >= NOTABLE
+    if verdict.cause == Cause.STRAGGLER and verdict.confidence >= _SURE and ratio >= _SURE_FROM:
+        return True
     took = one.table.slowest[one.baseline]
-    return verdict.cause in NETWORK or verdict.excess_ns >= _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
+    differ_ns = _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
+    least = NOTABLE if verdict.cause != Cause.UNKNOWN and verdict.confidence >= _LIKELY else _UNKNOWN_FROM
+    return ratio >= least and verdict.excess_ns >= differ_ns
 
 
 def span_of(table: Matrix, row: int) -> tuple[int, int]:
