@@ -34,6 +34,8 @@ class Rolls:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], tuple[str, float]] = {}  # by table and partition: stem, and since when
+        self.damaged: set[str] = set()
+        """Rolls that cannot be merged: they stay as they are, and no other one waits for them."""
 
     def of(self, name: str, partition: str, new: Callable[[], str]) -> str:
         """The roll that the next rows of a table's hour go to. new: makes a stem."""
@@ -46,7 +48,7 @@ class Rolls:
         """
         rolls: dict[tuple[str, str, str], list[StoredFile]] = defaultdict(list)
         for file in files:
-            if file.roll:
+            if file.roll and file.roll not in self.damaged:
                 rolls[file.name, file.partition, file.roll].append(file)
         for (name, partition, roll), own in sorted(rolls.items()):
             stem, since = self._open.get((name, partition), ("", 0.0))

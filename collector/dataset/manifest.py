@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS files (
   staged TEXT                -- its name in the staging folder until it has been renamed
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS files_staged ON files (path) WHERE staged IS NOT NULL;
+CREATE INDEX IF NOT EXISTS files_recent ON files (path) WHERE roll != '';
 CREATE TABLE IF NOT EXISTS removals (path TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sessions (
   session TEXT PRIMARY KEY, host TEXT NOT NULL, seen_s INTEGER NOT NULL, state TEXT NOT NULL
@@ -129,9 +130,13 @@ class Manifest:
         """What has been replaced but maybe not removed."""
         return [path for (path,) in self._database.execute("SELECT path FROM removals ORDER BY path")]
 
-    def files(self, name: str = "") -> list[StoredFile]:
-        """All files in their places, or those of a table, by path."""
-        return self._files("staged IS NULL AND ? IN ('', name)", name)
+    def recent(self) -> list[StoredFile]:
+        """The files in their places that are to become a part of others, by path."""
+        return self._files("staged IS NULL AND roll != ''")
+
+    def files(self, name: str, partition: str) -> list[StoredFile]:
+        """All files of an hour of a table in their places, by path."""
+        return self._files("staged IS NULL AND name = ? AND partition = ?", name, partition)
 
     def forget(self, paths: Iterable[str]) -> None:
         """These files are no more."""

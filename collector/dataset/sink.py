@@ -325,6 +325,9 @@ class ParquetSink:
             try:
                 paths = [self.directory / source.path for source in sources]
                 return merge_files(self._disk, sources[0].name, paths, staged, go_on) and self._replace(sources, staged)
+            except pa.ArrowException:
+                self._rolls.damaged.add(sources[0].roll)
+                raise
             finally:
                 with self._busy:
                     if not any(file.staged == staged.name for file in self._manifest.staged()):
@@ -334,7 +337,7 @@ class ParquetSink:
 
     def _due(self, at_once: bool) -> list[StoredFile]:
         self._complete()
-        sources = self._rolls.due(self._manifest.files(), at_once)
+        sources = self._rolls.due(self._manifest.recent(), at_once)
         gone = [source.path for source in sources if not (self.directory / source.path).exists()]
         if gone:  # somebody has removed them
             self._manifest.forget(gone)
@@ -342,7 +345,7 @@ class ParquetSink:
 
     def _replace(self, sources: Sequence[StoredFile], staged: Path) -> bool:
         with self._busy, self._sharing.hold():
-            if not set(sources).issubset(self._manifest.files()):  # the hour was dropped meanwhile
+            if not set(sources).issubset(self._manifest.recent()):  # the hour was dropped meanwhile
                 return False
             first, size = sources[0], staged.stat().st_size
             merged = StoredFile(first.name, first.partition, first.roll, size, staged=staged.name)
@@ -371,7 +374,7 @@ class ParquetSink:
 
     def _drop(self, name: str, partition: str) -> None:
         """Every worker removes its own files; who removes the last one removes the folder."""
-        own = [file for file in self._manifest.files(name) if file.partition == partition]
+        own = self._manifest.files(name, partition)
         self._manifest.forget([file.path for file in own])
         if self._sharing.alone:
             self._staging.drop(name, partition)

@@ -142,6 +142,8 @@ def _store(replay: "Replay", directory: Path) -> None:
             progress.step()
         stages.settle_all([index], leaving=True)
         flush()
+        while sink.merge_some(lambda: True, at_once=True):
+            pass
 
 
 def _publish(staging: Path, data: Path, session: str) -> None:

@@ -217,6 +217,19 @@ def test_an_hour_that_is_dropped_while_it_is_merged_stays_dropped(tmp_path, monk
     assert len(read(tmp_path)) == 200
 
 
+def test_a_damaged_file_keeps_no_other_one_from_being_merged(tmp_path):
+    sink = filled(tmp_path)
+    sink.write({"buckets": buckets(1, BEGIN_NS + HOUR_NS)}, {})
+    recent(tmp_path)[0].write_bytes(b"no Parquet")
+    with pytest.raises(DataError, match="cannot merge files in"):
+        sink.merge_some(lambda: True)
+    assert sink.merge_some(lambda: True)
+    assert not sink.merge_some(lambda: True)
+    assert [path.parent.name for path in files(tmp_path)] == ["hour=01"]
+    assert len(recent(tmp_path)) == 6
+    sink.close()
+
+
 def test_merging_stops_when_it_is_told_to(tmp_path):
     sink = filled(tmp_path)
     assert not sink.merge_some(lambda: False)

@@ -8,8 +8,8 @@ not count, one that blames the network for what was something else does. Of a ch
 with which it began, and how long those from there on took in the median. Of a slow or lossy link, either end is the
 right culprit: bytes and retransmissions at the ends cannot tell where between them it was. Verdicts are matched by
 time, not by number. Every verdict counts for whether it accuses: the network is accused falsely where nothing of the
-network's was injected while the iteration lasted, nor, of the same cause, while the one before did: what is lost then
-is sent again in the next one.
+network's was injected while the iteration lasted, nor, of the same cause, while the one before did: what is lost then,
+also because a link was slowed, is sent again in the next one.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.bench.verdict.truth import Truth
-from netmon.lab.injections.spec import NETWORK
+from netmon.lab.injections.spec import CAUSES, NETWORK
 
 SCORED_FROM = 1.3
 """Of an iteration that takes so many times the baseline there has to be a verdict; there may be one from 1.2 on."""
@@ -34,6 +34,9 @@ NOTHING = "nothing"
 CHANGE = "change"
 RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT = "right", "wrong cause", "wrong culprit", "missed", "no effect"
 LASTING_NS = 2_000_000_000
+_LATER = {cause: (cause,) for cause in CAUSES.values()} | {"slow_link": ("slow_link", "loss")}
+"""What may be said of the next iteration: the queue before a slowed link overflows, and that is sent again later."""
+
 _AFTER_NS = 1_000_000  # of an injection's end, for clocks and what was on its way
 
 VerdictRow = Mapping[str, Any]
@@ -176,7 +179,7 @@ def _accused(run: str, truth: Truth, verdict: VerdictRow) -> Accusation | None:
         for each in truth.injections
         if each["start_ns"] < verdict["end_ns"]
         and (each["end_ns"] or np.iinfo(np.int64).max) + _AFTER_NS
-        > (before_ns if each["cause"] == verdict["cause"] else verdict["start_ns"])
+        > (before_ns if verdict["cause"] in _LATER[each["cause"]] else verdict["start_ns"])
     ]
     if any(each["cause"] in NETWORK for each in under_way):
         return None

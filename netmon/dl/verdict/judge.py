@@ -223,7 +223,7 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
     iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones; one
     rank that was late by all of it is told of from _SURE_FROM × the usual on. That little or nothing is known of the
-    cause is an answer only where the iteration took _UNKNOWN_FROM × the usual.
+    cause is an answer only where the iteration took _UNKNOWN_FROM × the usual, and twice as much longer than that.
     """
     if verdict.cause == Cause.CHANGE:
         return True
@@ -234,8 +234,9 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
         return True
     took = one.table.slowest[one.baseline]
     differ_ns = _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
-    least = NOTABLE if verdict.cause != Cause.UNKNOWN and verdict.confidence >= _LIKELY else _UNKNOWN_FROM
-    return ratio >= least and verdict.excess_ns >= differ_ns
+    if verdict.cause != Cause.UNKNOWN and verdict.confidence >= _LIKELY:
+        return ratio >= NOTABLE and verdict.excess_ns >= differ_ns
+    return ratio >= _UNKNOWN_FROM and verdict.excess_ns >= 2 * differ_ns
 
 
 def span_of(table: Matrix, row: int) -> tuple[int, int]:
