@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
-    "bench": SHARED | {"kernel", "lab", "training", "terminal", "collector"},
+    "bench": SHARED | {"kernel", "history", "lab", "training", "terminal", "collector"},
     "history": SHARED,
     "analysis": SHARED | {"history", "report", "top"},
     "simulation": SHARED | {"history"},

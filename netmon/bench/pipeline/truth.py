@@ -26,6 +26,7 @@ from netmon.bench.pipeline.host import (
 )
 from netmon.bench.pipeline.load import Load
 from netmon.bench.pipeline.pattern import MS, SECOND_MS, coarser
+from netmon.history.files import table_files
 from netmon.records import CLASS_NAMES, Class, Table
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
@@ -113,7 +114,7 @@ def judge(data: Path, load: Load, report: Report) -> Verdict:
 def _by_host(data: Path, table: str) -> dict[str, pa.Table]:
     """The host is a column, or in the path."""
     parts: dict[str, list[pa.Table]] = {}
-    for path in (data / table).rglob("*.parquet"):
+    for path in table_files(data, table):
         rows = pq.ParquetFile(path).read()
         if "host" in rows.column_names:
             for host in pc.unique(rows["host"]).to_pylist():
