@@ -156,16 +156,16 @@ def _print_summary(found: "Iterable[Verdict]", unclear: Sequence[str]) -> None:
     by_cause: dict[str, dict[str, list[int]]] = {}
     count = 0
     for count, verdict in enumerate(found, 1):
+        if verdict.cause == Cause.CHANGE:
+            _print([verdict])
+            continue
+        by_cause.setdefault(verdict.job, {}).setdefault(cause_words(verdict), []).append(verdict.excess_ns)
         heapq.heappush(worst, (verdict.excess_ns, -count, verdict))
         if len(worst) > _WORST:
             heapq.heappop(worst)
-        if verdict.cause != Cause.CHANGE:
-            by_cause.setdefault(verdict.job, {}).setdefault(cause_words(verdict), []).append(verdict.excess_ns)
-        else:
-            _print([verdict])
-    shown = [verdict for _, _, verdict in sorted(worst, key=lambda one: -one[1])]
     if count <= _WORST:
-        _print([one for one in shown if one.cause != Cause.CHANGE] if count else [], unclear)
+        if worst or unclear or not count:
+            _print([verdict for _, _, verdict in sorted(worst, key=lambda one: -one[1])], unclear)
         return
     for job in unclear:
         _print([], [job])
@@ -175,7 +175,7 @@ def _print_summary(found: "Iterable[Verdict]", unclear: Sequence[str]) -> None:
         for cause, own in sorted(causes.items(), key=lambda item: -sum(item[1])):
             say(f"  {len(own):>5,} because of {cause}: {format_duration(sum(own))}")
     say(f"the {_WORST} that lost most (--all: every one):")
-    _print([verdict for _, _, verdict in sorted(worst, reverse=True) if verdict.cause != Cause.CHANGE])
+    _print([verdict for _, _, verdict in sorted(worst, reverse=True)])
 
 
 def _print(found: "Iterable[Verdict]", unclear: Sequence[str] = ()) -> None:
