@@ -87,14 +87,15 @@ class Cut(Watched):
     def pass_again(self) -> None:
         self.far.namespace.run("ip", "route", "del", "blackhole", f"{self.near.address}/32")
 
-    def stored(self) -> int:
-        """Rows in the dataset until now."""
-        return len(self.table("buckets"))
-
     def more_is_stored(self) -> None:
         """Waits until what happens now has reached the collector."""
-        before = self.stored()
-        wait_for(lambda: self.stored() > before, 120)
+        before = stored(self)
+        wait_for(lambda: stored(self) > before, 120)
+
+
+def stored(watched: Watched) -> int:
+    """Rows in the dataset until now."""
+    return len(watched.table("buckets"))
 
 
 def keep_neighbour(here: End, there: End) -> None:
@@ -182,7 +183,7 @@ def test_a_new_collector_hears_of_flows_that_ended_while_there_was_none(network:
         watched = Impatient(*network.veth(network.namespace(), network.namespace()), tmp_path, cleanup)
         collector, agent = watched.both()
         with steady(watched):
-            wait_for(watched.stored, 60)
+            wait_for(lambda: stored(watched), 60)
             collector.end_in_order(seconds=60)
             time.sleep(1)
         time.sleep(3)  # the flow is over
@@ -190,7 +191,7 @@ def test_a_new_collector_hears_of_flows_that_ended_while_there_was_none(network:
             time.sleep(3)  # another one began, and the introduction was written since
         watched.data = tmp_path / "other"
         collector = watched.collector()
-        wait_for(watched.stored, 60)
+        wait_for(lambda: stored(watched), 60)
         agent.end_in_order(seconds=60)
         collector.end_in_order(seconds=60)
     flows, buckets = watched.table("flows"), watched.table("buckets")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes numbered rows into a dataset and merges its files all the time, until somebody closes standard input."""
+"""Writes numbered rows into a dataset and merges its files all the time, until somebody closes standard input.
+
+The more files there are, the longer it waits for the next one, as reading them takes longer.
+"""
 
 import select
 import sys
@@ -12,6 +15,7 @@ from collector.dataset.sink import ParquetSink
 
 ROWS = 5  # of a write
 SECOND_NS = 1_000_000_000
+PAUSE_S = 0.0005  # for each file that was merged
 
 
 def rows(first: int) -> dict[str, object]:
@@ -36,13 +40,13 @@ def rows(first: int) -> dict[str, object]:
 def main(directory: Path) -> None:
     compaction.ROLL_S = -1
     sink = ParquetSink(directory, durability="process")
-    written = 0
-    while not select.select([sys.stdin], [], [], 0)[0]:
+    written = merged = 0
+    while not select.select([sys.stdin], [], [], merged * PAUSE_S)[0]:
         for _ in range(2):
             sink.write(rows(written), {})
             written += ROWS
         while sink.merge_some(lambda: True):
-            pass
+            merged += 1
     sink.close()
 
 
