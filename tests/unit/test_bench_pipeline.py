@@ -57,7 +57,7 @@ def test_a_dataset_that_is_not_the_truth_is_noticed(run, tmp_path, harm):
     document, data = run
     load = Load(**document["load"])
     broken = tmp_path / "data"
-    shutil.copytree(data, broken, ignore=shutil.ignore_patterns(".netmon"))  # where its rows lie a second time for a while
+    shutil.copytree(data, broken, ignore=shutil.ignore_patterns(".netmon"))  # it has the same rows for a while
     part = max((broken / "buckets").rglob("*.parquet"), key=lambda path: pq.read_metadata(path).num_rows)
     rows = pq.read_metadata(part).num_rows
     if harm == "lost":
