@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -40,7 +41,7 @@ def parse_keep(text: str) -> Keep:
 
 
 def too_old(directory: Path, keep: Iterable[Keep], now_s: float | None = None) -> list[Path]:
-    """Folders of hours (of hosts and days, as earlier versions wrote them) to be dropped; not a table's newest.
+    """Folders of hours to be dropped; not a table's newest.
 
     Age counts up to the newest rows of the dataset: a clock that jumps ahead makes nothing old.
     """
@@ -76,12 +77,8 @@ def _of_table(partitions: Sequence[tuple[datetime, Path]], rule: Keep, now: date
 
 def _partitions(table: Path) -> list[tuple[datetime, Path]]:
     found = []
-    for path in table.glob("date=*/*=*"):
-        kind, _, value = path.name.partition("=")
-        try:
-            day = datetime.strptime(path.parent.name, "date=%Y-%m-%d").replace(tzinfo=timezone.utc)
-            end = day + (timedelta(hours=int(value) + 1) if kind == "hour" else timedelta(days=1))
-        except ValueError:  # not of ours
-            continue
-        found.append((end, path))
+    for path in table.glob("date=*/hour=*"):
+        with suppress(ValueError):  # not of ours
+            begin = datetime.strptime("/".join(path.parts[-2:]), "date=%Y-%m-%d/hour=%H").replace(tzinfo=timezone.utc)
+            found.append((begin + timedelta(hours=1), path))
     return sorted(found)

@@ -198,7 +198,7 @@ def _plain(schema: "pa.Schema") -> "pa.Schema":
     import pyarrow as pa
 
     fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in schema]
-    return pa.schema(fields, {key: value for key, value in (schema.metadata or {}).items() if key != b"netmon.state"})
+    return pa.schema(fields, schema.metadata)
 
 
 def _writer(suffix: str) -> Callable[[str, "pa.Schema"], AbstractContextManager[Any]]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening the dataset that a collector has written."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import and_
@@ -28,7 +27,7 @@ from netmon.history.frames import plain_words
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
 _OPTIONAL = ("nic", "transport", "host", "sessions")  # not a gap where it is missing
-_PARTITIONS = ds.partitioning(pa.schema([("date", pa.string()), ("host", pa.string())]), flavor="hive")
+_PARTITIONS = ds.partitioning(pa.schema([("date", pa.string())]), flavor="hive")
 _LINK = ("session", "host", "interface", "direction")
 EXPECTED = {
     "flows": (
@@ -47,8 +46,9 @@ EXPECTED = {
         *("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes"),
         "invisible_bytes",
     ),
+    "sessions": ("bucket_ns", "capacity_bps", "byte_basis", "super_packet_ns"),
 }
-"""Columns that the report asks for; a dataset of another schema version may lack some."""
+"""Columns that the report asks for; where nobody could tell them they may be missing."""
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _ONE_BY_ONE: dict[str, Any] = {
     "batch_size": 1 << 19,
@@ -68,7 +68,7 @@ def all_of(conditions: Iterable[ds.Expression]) -> ds.Expression | None:
 def open_table(
     data: Path, table: str, begins_ns: tuple[int, int] | None = None, paths: Sequence[Path] = ()
 ) -> ds.Dataset:
-    """The table as a lazy pyarrow dataset, `date` and `host` from the path; `stream` reads it while files are merged.
+    """The table as a lazy pyarrow dataset, `date` from the path; `stream` reads it while files are merged.
 
     begins_ns: only files that may hold rows which begin in this time (UTC). paths: only these of its files.
 
@@ -82,8 +82,7 @@ def open_table(
     if begins_ns:
         paths = files_of_time(paths, *begins_ns) or paths[-1:]
     schemas = {path: _read_schema(path) for path in (paths[0], paths[-1])}
-    metadata = {key: value for key, value in (schemas[paths[-1]].metadata or {}).items() if key.startswith(b"netmon.")}
-    return _dataset(paths, _common(schemas).with_metadata(metadata))
+    return _dataset(paths, _common(schemas).with_metadata(schemas[paths[-1]].metadata))
 
 
 def stream(
@@ -125,7 +124,7 @@ class Tables:
     """A dataset of which parts may be missing: reads what is there, and notes what is not.
 
     missing: sentences, each saying what could not be read and why.
-    metadata: the values of each netmon.* key over all files, JSON decoded, and of the table sessions, as they were met.
+    sessions: the table, a row per interface of each session.
     """
 
     def __init__(self, data: Path) -> None:
@@ -134,15 +133,9 @@ class Tables:
             raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
         self.data = data
         self.missing: list[str] = []
-        self.metadata: dict[str, list[Any]] = {}
         self._rows: dict[str, int] = {}
         self._datasets = {table: self._open(data, table) for table in dict.fromkeys((*TABLES, *_OPTIONAL))}
-        self._remember_sessions()
-        if len(versions := self.metadata.get("schema_version", [])) > 1:
-            self.missing.append(
-                f"files of schema versions {', '.join(map(str, sorted(versions)))} lie side by side: columns that the "
-                "older ones lack are empty in their rows"
-            )
+        self.sessions = self.read("sessions")
 
     def read(self, table: str) -> pd.DataFrame:
         """The whole table; the columns of EXPECTED that it lacks are empty. No row where it is missing."""
@@ -228,33 +221,7 @@ class Tables:
             if table not in _OPTIONAL:
                 self.missing.append(f"table {table}: no readable file under {table}/date=…/hour=…")
             return None
-        for schema in schemas.values():
-            self._remember(schema.metadata or {})
         return _dataset(list(schemas), _common(schemas))
-
-    def _remember_sessions(self) -> None:
-        """What earlier versions had in each file's metadata is a table of its own."""
-        for row in self.read("sessions").to_dict("records"):
-            metadata = {
-                name: {row["interface"]: row[name]} for name in ("capacity_bps", "byte_basis", "super_packet_ns")
-            }
-            for name, value in {"bucket_ns": row["bucket_ns"], **metadata}.items():
-                values = self.metadata.setdefault(name, [])
-                if value not in values:
-                    values.append(value)
-
-    def _remember(self, metadata: dict[bytes, bytes]) -> None:
-        for key, value in metadata.items():
-            if not key.startswith(b"netmon.") or key == b"netmon.state":
-                continue
-            name, text = key.decode().removeprefix("netmon."), value.decode()
-            try:
-                decoded = json.loads(text)
-            except ValueError:
-                decoded = text
-            values = self.metadata.setdefault(name, [])
-            if decoded not in values:
-                values.append(decoded)
 
     def _miss(self, table: str, path: Path, error: Exception) -> None:
         index = "/".join(path.parts[-3:])
@@ -288,8 +255,7 @@ def _common(schemas: dict[Path, pa.Schema]) -> pa.Schema:
     ]
     unified = pa.unify_schemas(plain, promote_options="permissive")
     words = [field.with_type(_WORD) if pa.types.is_string(field.type) else field for field in unified]
-    host = [] if "host" in unified.names else [("host", _WORD)]
-    return pa.schema([*words, ("date", pa.string()), *host])
+    return pa.schema([*words, ("date", pa.string())])
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

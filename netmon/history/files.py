@@ -41,18 +41,21 @@ _NEEDED = {
 
 
 def table_files(data: Path, table: str) -> list[Path]:
-    """The table's files by day, the recent ones of an hour last: of an hour, or of a host as earlier versions had them.
-
-    Together they have every row once.
-    """
+    """The table's files by hour, the recent ones of an hour last. Together they have every row once."""
     recent = list((data / RECENT / table).glob("date=*/hour=*/*/*.parquet"))  # before those that they become
-    there = [path for kind in ("hour", "host") for path in (data / table).glob(f"date=*/{kind}=*/*.parquet")]
+    there = list((data / table).glob("date=*/hour=*/*.parquet"))
     rolled = {(*path.parts[-3:-1], path.stem) for path in there}
     return sorted([*there, *(path for path in recent if path.parts[-4:-1] not in rolled)], key=_order)
 
 
-def _order(path: Path) -> tuple[tuple[str, ...], Path]:
-    return _hour(path).parts[-2:], path.relative_to(_hour(path))
+def hour_of(path: Path) -> tuple[str, str]:
+    """The folders that a file's hour is named by: date=…, hour=…"""
+    day, hour = _hour(path).parts[-2:]
+    return day, hour
+
+
+def _order(path: Path) -> tuple[tuple[str, str], Path]:
+    return hour_of(path), path.relative_to(_hour(path))
 
 
 def _hour(path: Path) -> Path:
@@ -129,11 +132,9 @@ def _may_begin(path: Path, since_ns: int, until_ns: int) -> bool:
     """Whether the folder that a file lies in is of a time that overlaps [since, until)."""
     hour = _hour(path)
     day, part = (folder.partition("=")[2] for folder in hour.parts[-2:])
-    kind = hour.name.partition("=")[0]
     try:
-        begin = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=timezone.utc)
-        hours = (int(part), 1) if kind == "hour" else (0, 24)
+        begin = datetime.strptime(f"{day} {part}", "%Y-%m-%d %H").replace(tzinfo=timezone.utc)
     except ValueError:
         return True
-    begin_ns = int(begin.timestamp()) * 1_000_000_000 + hours[0] * HOUR_NS
-    return begin_ns < until_ns and begin_ns + hours[1] * HOUR_NS > since_ns
+    begin_ns = int(begin.timestamp()) * 1_000_000_000
+    return begin_ns < until_ns and begin_ns + HOUR_NS > since_ns

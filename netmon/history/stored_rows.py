@@ -2,6 +2,7 @@
 """Rows of a time out of a dataset on this machine; little of it is read."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,11 +12,10 @@ import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 from netmon.history.dataset import all_of, leave_out, open_table, stream
-from netmon.history.files import open_file, table_files
+from netmon.history.files import hour_of, open_file, table_files
 from netmon.past import HOUR_NS, RowQuery
 from netmon.views import RankTimes, Verdict
 
-_FILES = 16
 WIDEST_NS = 1_000_000_000
 """A row's bucket is not wider."""
 
@@ -37,16 +37,12 @@ class StoredRows:
         self._data = data
 
     def newest_ns(self) -> int:
-        """See Rows; only the newest files are looked at. Raises DataError."""
+        """See Rows; only the newest hour is looked at. Raises DataError."""
         open_table(self._data, "iterations")  # or says why there is none
-        for path in reversed(table_files(self._data, "iterations")[-_FILES:]):
-            try:
-                with open_file(path) as file:
-                    ends = pq.ParquetFile(file).read(["end_ns"])["end_ns"]
-            except (OSError, pa.ArrowException):
-                continue  # it is damaged
-            if len(ends):
-                return int(pc.max(ends).as_py())
+        paths = table_files(self._data, "iterations")
+        ends = [end for path in paths if hour_of(path) == hour_of(paths[-1]) and (end := _newest(path))]
+        if ends:
+            return max(ends)
         raise DataError(f"cannot go back in {self._data}: its newest files hold no iteration")
 
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
@@ -75,6 +71,12 @@ class StoredRows:
             return list(explained(self._data, job, iteration))
         except DataError:
             return ()
+
+
+def _newest(path: Path) -> int | None:
+    with suppress(OSError, pa.ArrowException), open_file(path) as file:  # or it is damaged
+        return pc.max(pq.ParquetFile(file).read(["end_ns"])["end_ns"]).as_py()  # type: ignore[no-any-return]
+    return None
 
 
 def _values(values: Sequence[str | int], kind: pa.DataType) -> pa.Array:

@@ -129,7 +129,7 @@ def basis(study: Study, command: str, runs: Sequence[str] = (), iterations: int 
 
 def byte_basis(study: Study) -> str:
     """Which bytes are counted, by the files' own words."""
-    bases = {str(text) for value in study.tables.metadata.get("byte_basis", []) for text in value.values()}
+    bases = {str(text) for text in study.tables.sessions["byte_basis"] if text}
     wire = "; ".join(sorted(bases)) or "not told by the files"
     return f"wire bytes are {wire}; payload is the transport's"
 

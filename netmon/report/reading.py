@@ -42,7 +42,7 @@ def read_study(
     if not rate:
         tables.missing.append("nobody told the links' capacity: give --rate; shares of it are not shown")
     ranks, runs = _with_runs(ranks, runs, rate, tables.missing)
-    buckets = tables.metadata.get("bucket_ns") or [_narrowest(tables)]
+    buckets = list(tables.sessions["bucket_ns"].unique()) or [_narrowest(tables)]
     bucket_ns = max(int(value) for value in buckets)
     if len(buckets) > 1:
         tables.missing.append(f"buckets of {len(buckets)} widths: bursts and peaks are told at {bucket_ns} ns")
@@ -123,15 +123,14 @@ def _of_job(ranks: pd.DataFrame, job: str | None) -> pd.DataFrame:
 
 def _rate(runs: pd.DataFrame, tables: Tables) -> float:
     rates = [float(rate) for rate in runs["rate_bps"] if rate > 0]
-    capacities = [float(rate) for value in tables.metadata.get("capacity_bps", []) for rate in value.values()]
-    known = rates or [rate for rate in capacities if rate > 0]
+    known = rates or [float(rate) for rate in tables.sessions["capacity_bps"] if rate > 0]
     if len(set(known)) > 1:
         tables.missing.append(f"links of {len(set(known))} capacities: per-link figures use the most common one")
     return max(set(known), key=known.count) if known else 0.0
 
 
 def _super_packets(tables: Tables) -> list[int]:
-    return [int(ns) for value in tables.metadata.get("super_packet_ns", []) for ns in value.values() if ns]
+    return [int(ns) for ns in tables.sessions["super_packet_ns"] if ns]
 
 
 def _with_runs(

@@ -264,9 +264,7 @@ def _place(
     host = str(own.sort_values("end_ns")["host"].iloc[-1])
     clock = clocks[(clocks["host"] == host) & clocks["clock_offset_ns"].notna()].sort_values("time_ns")
     if clock.empty:
-        raise DataError(
-            f"cannot place {path}: the dataset, of an earlier version, does not say how {host}'s clock went"
-        )
+        raise DataError(f"cannot place {path}: the dataset does not say how {host}'s clock went")
     times, offsets, errors = (
         clock[name].to_numpy(np.int64) for name in ("time_ns", "clock_offset_ns", "clock_error_ns")
     )

@@ -47,14 +47,13 @@ def read_catalogue(data: Path, generation: int, known: tuple[int, int] | None = 
     begin, end = known or span(data, "buckets", "bucket_start_ns")
     ranks = _ranks(data, end - _DAY_NS, end)
     capacity = _capacity(data)
-    hosts = set(capacity) or _hosts(data, end - _DAY_NS, end)
     triples = [
         (str(job), int(rank), str(host)) for job, rank, host in ranks[["job", "rank", "host"]].itertuples(index=False)
     ]
     called = names_of(ranks)
     jobs = sorted({job for job, _, _ in triples})
     return Catalogue(
-        lanes=arranged([one for one in triples if one[1] >= 0], hosts),
+        lanes=arranged([one for one in triples if one[1] >= 0], set(capacity)),
         begin_ns=begin,
         end_ns=end,
         capacity_bps=capacity,
@@ -106,12 +105,6 @@ def _capacity(data: Path) -> dict[str, float]:
     rows = pd.concat(pieces).astype({"host": str, "interface": str})
     last = rows.drop_duplicates(["host", "interface"], keep="last")
     return {str(host): float(value) for host, value in last.groupby("host")["capacity_bps"].sum().items()}
-
-
-def _hosts(data: Path, begin_ns: int, end_ns: int) -> set[str]:
-    """Of a dataset of an earlier version, which has no table of sessions."""
-    table = open_table(data, "buckets", (begin_ns, end_ns))
-    return {str(host) for batch in stream(table, ["host"]) for host in batch.column(0).unique().to_pylist()}
 
 
 # --- What is asked of a dataset when somebody wants to know more: of an iteration, of a moment, of what could be

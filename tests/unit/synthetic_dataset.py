@@ -3,7 +3,6 @@
 
 Three hosts train in a ring, a fourth sends cross traffic to the first. The iteration time follows the thesis exactly:
 t = max(t₀, 8·D / (C − BW)), times 1 + 1 % of noise. Burst traffic stretches what is above t₀ by half.
-It is stored as by version 2, with a folder per host.
 
     python tests/unit/synthetic_dataset.py DIR 10e6        # ten million rows
 """
@@ -84,28 +83,21 @@ def write_dataset(data: Path, iterations: int, lab: bool = True, thin: int = 1) 
         begin = int(ends[-1]) + 50 * MS
     for host in (*RING, CROSS):
         _write(data, "ledger", host, "all", _ledger(host, begin))
+        _write(data, "sessions", host, "all", _session())
     if lab:
         (data / "lab" / "sweep.json").write_text(json.dumps(plan))
     return rows
 
 
 def _write(data: Path, table: str, host: str, stem: str, columns: dict[str, object]) -> int:
-    schema = SCHEMAS[table].remove(0)  # the host: it is in the path
+    schema = SCHEMAS[table]
     count = max(len(value) for value in columns.values() if isinstance(value, np.ndarray))
-    full = {"session": f"session-{host}", **columns}
+    full = {"host": host, "session": f"session-{host}", **columns}
     arrays = [_array(full.get(field.name), field.type, count) for field in schema]
-    metadata = {
-        "netmon.schema_version": "2",
-        "netmon.host": host,
-        "netmon.bucket_ns": str(BUCKET_NS),
-        "netmon.capacity_bps": json.dumps({"eth0": RATE}),
-        "netmon.byte_basis": json.dumps({"eth0": BASIS}),
-        "netmon.super_packet_ns": json.dumps({"eth0": 128_000}),
-    }
-    folder = data / table / f"date={DATE}" / f"host={host}"
+    folder = data / table / f"date={DATE}" / "hour=01"
     folder.mkdir(parents=True, exist_ok=True)
-    rows = pa.Table.from_arrays(arrays, schema=schema.with_metadata(metadata))
-    pq.write_table(rows, folder / f"part-{stem}.parquet", compression="zstd")
+    rows = pa.Table.from_arrays(arrays, schema=schema)
+    pq.write_table(rows, folder / f"part-{host}-{stem}.parquet", compression="zstd")
     return count
 
 
@@ -217,6 +209,11 @@ def _ledger(host: str, end: int) -> dict[str, object]:
     none = dict.fromkeys(("overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes", "invisible_bytes"), 0)
     links = {"interface": "eth0", "direction": np.array(["rx", "tx"]), "hook": "tcx", "byte_basis": BASIS}
     return {**links, "start_ns": BEGIN_NS, "end_ns": end, "coverage": 1.0, **count, **none}
+
+
+def _session() -> dict[str, object]:
+    each = {"interface": np.array(["eth0"]), "byte_basis": BASIS, "super_packet_ns": 128_000}
+    return {**each, "start_ns": BEGIN_NS, "bucket_ns": BUCKET_NS, "capacity_bps": RATE}
 
 
 def _write_lab(folder: Path, run: Run, begin: int, end: int) -> None:

@@ -22,9 +22,9 @@ def data(tmp_path):
 
 
 def store(data, table, rows):
-    folder = data / table / "date=2026-01-01" / "host=h0"
+    folder = data / table / "date=2026-01-01" / "hour=00"
     folder.mkdir(parents=True)
-    pd.DataFrame(rows).to_parquet(folder / "part-0.parquet")
+    pd.DataFrame(rows).assign(host="h0").to_parquet(folder / "part-0.parquet")
 
 
 def flow(number, src, dst, src_port=40000, dst_port=29500):

@@ -76,17 +76,18 @@ def test_a_missing_table_is_named_and_the_rest_is_shown(data, table):
 
 
 def test_missing_partitions(data):
-    for folder in [*data.glob("buckets/*/host=h1"), *data.glob("iterations/*/host=h2"), *data.glob("flows/*/host=h0")]:
-        shutil.rmtree(folder)
+    for whose in ("buckets/*/*/part-h1-*", "iterations/*/*/part-h2-*", "flows/*/*/part-h0-*"):
+        for path in data.glob(whose):
+            path.unlink()
     study = read_study(data)
     assert gaps(study) <= ALWAYS | {"ring"}
     assert any("flows have buckets but no row" in sentence for sentence in study.tables.missing)
 
 
 def test_a_truncated_file_is_left_out(data):
-    victim = next(data.glob("buckets/*/host=h0/*websearch-0.4*"))
+    victim = next(data.glob("buckets/*/*/part-h0-*websearch-0.4*"))
     victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
-    empty = next(data.glob("iterations/*/host=h1/*websearch-0.4*"))
+    empty = next(data.glob("iterations/*/*/part-h1-*websearch-0.4*"))
     empty.write_bytes(b"")
     study = read_study(data)
     assert sum("cannot be read" in sentence for sentence in study.tables.missing) == 2
@@ -94,23 +95,12 @@ def test_a_truncated_file_is_left_out(data):
 
 
 def test_a_damaged_page_is_left_out(data):
-    victim = next(data.glob("buckets/*/host=h0/*websearch-0.4*"))
+    victim = next(data.glob("buckets/*/*/part-h0-*websearch-0.4*"))
     content = bytearray(victim.read_bytes())
     content[4:2000] = b"\xff" * 1996
     victim.write_bytes(content)
     study = read_study(data)
     assert any("cannot be read" in sentence for sentence in study.tables.missing)
-    assert gaps(study) == ALWAYS
-
-
-def test_schema_versions_side_by_side(data):
-    for path in data.glob("*/*/host=h1/*.parquet"):
-        table = pq.read_table(path)
-        dropped = [name for name in ("traffic", "exposed_ns", "peak_bps", "class_source") if name in table.column_names]
-        old = {**table.schema.metadata, b"netmon.schema_version": b"1"}
-        pq.write_table(table.drop_columns(dropped).replace_schema_metadata(old), path)
-    study = read_study(data)
-    assert any("schema versions 1, 2" in sentence for sentence in study.tables.missing)
     assert gaps(study) == ALWAYS
 
 
@@ -139,7 +129,7 @@ def test_a_dataset_without_a_lab_goes_by_measured_levels(tmp_path):
 
 
 def test_iterations_that_end_before_they_start(data):
-    victim = next(data.glob("iterations/*/host=h1/*websearch-0.4*"))
+    victim = next(data.glob("iterations/*/*/part-h1-*websearch-0.4*"))
     table = pq.read_table(victim)
     swapped = [{"start_ns": "end_ns", "end_ns": "start_ns"}.get(name, name) for name in table.column_names]
     pq.write_table(table.rename_columns(swapped), victim)
@@ -163,10 +153,7 @@ def test_one_iteration(tmp_path, capsys):
 
 
 def test_no_capacity(data):
-    for path in data.glob("*/*/*/*.parquet"):
-        table = pq.read_table(path)
-        kept = {key: value for key, value in table.schema.metadata.items() if key != b"netmon.capacity_bps"}
-        pq.write_table(table.replace_schema_metadata(kept), path)
+    shutil.rmtree(data / "sessions")
     shutil.rmtree(data / "lab")
     study = read_study(data)
     assert any("--rate" in sentence for sentence in study.tables.missing)
@@ -177,7 +164,7 @@ def test_no_capacity(data):
 @pytest.mark.parametrize("tables", [(), ("buckets",)])
 def test_nothing_can_be_shown(tmp_path, capsys, tables):
     for table in tables:
-        (tmp_path / "data" / table / "date=2026-11-21" / "host=h0").mkdir(parents=True)
+        (tmp_path / "data" / table / "date=2026-11-21" / "hour=01").mkdir(parents=True)
     (tmp_path / "data").mkdir(exist_ok=True)
     assert main(["report", str(tmp_path / "data"), "--out", str(tmp_path / "out")]) == 1
     error = capsys.readouterr().err
