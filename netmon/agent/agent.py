@@ -96,7 +96,7 @@ class Agent:
         user = self._user = service_user()
         if user:
             self._use_root(user, geometry)
-            keep_importable()
+        keep_importable()
         self._privileged = Privileged()
         privilege.become_unprivileged(user)
         if user and settings.security.tls:
