@@ -36,6 +36,7 @@ from collector.view.job_views import Jobs
 from collector.view.pages import page
 from collector.view.sessions import Sessions
 from collector.view.view import View
+from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Hello
 from netmon.views import Selection, Snapshot, Verdict
@@ -109,13 +110,18 @@ class Registry:
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, self._settings)
         self.judging = Judging(self._stage.tables, self._jobs, self._store_verdict, self._from_dataset)
-        self.advising = Advising(self.judging, self._stage.tables, self._jobs)
+        self.advising = Advising(self.judging, self._stage.tables, self._jobs, self._advice)
 
     def _store_verdict(self, verdict: Verdict) -> None:
         self.flushing.verdicts.append(verdict)
 
     def _from_dataset(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
         return self.stored.verdicts(job, since_ns, until_ns) if self.stored else ()
+
+    def _advice(self, jobs: Collection[str]) -> Advice:
+        if not self.stored:
+            raise DataError("cannot advise: this collector does not tell of its dataset")
+        return self.stored.advice(jobs)
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.

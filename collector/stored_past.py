@@ -2,13 +2,14 @@
 """Rows of the dataset for viewers who go back in time: read alongside everything else, a bounded part at a time."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
 import pyarrow as pa
 
 from collector.full_resolution import arrow_stream
+from netmon.dl.sharing.advice import Advice
 from netmon.errors import NetmonError, WireError
 from netmon.past import RowQuery
 from netmon.views import Verdict
@@ -32,6 +33,9 @@ class Dataset(Protocol):
 
     def verdicts(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
         """Made now, on a job's iterations that stand out and overlap this time (UTC). Blocks. Raises DataError."""
+
+    def advice(self, jobs: Collection[str]) -> Advice:
+        """On the last seconds of these jobs and those on their links; none: of all. Blocks. Raises DataError."""
 
 
 class StoredPast:

@@ -164,24 +164,9 @@ _CPU_SHARE = 0.3  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
 _FINISH_S = 2.0
-_LATELY_S = 30.0
 _WAITED = ("job", "rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns", "cpu_ns")
 _SAID = ("start_ns", "end_ns", *COLUMNS.values())
 _SAVED_NS = 1_000_000_000  # of CPU time that has not been used
-
-
-class Remembered(NamedTuple):
-    """What is there of the last seconds, for whoever only reads it."""
-
-    parts: list[Part]
-    age_s: float  # for how long all rows have been kept
-    jobs: dict[str, JobSteps]
-    sessions: dict[int, Session]  # by index
-
-    @staticmethod
-    def links_of(session: Session) -> list[tuple[int, Link]]:
-        """The links of a session, by their numbers."""
-        return _links(session)
 
 
 class _Due(NamedTuple):
@@ -294,12 +279,6 @@ class Judging:
     def jobs_with_steps(self) -> int:
         """Jobs that had iterations lately."""
         return len(self._jobs)
-
-    def remembered(self) -> Remembered:
-        """All that is kept now; the jobs of those sessions that are there."""
-        since_s = time.monotonic() - _LATELY_S
-        jobs = {name: job for name, job in self._jobs.items() if job.last_step_s >= since_s}
-        return Remembered(self._rows.parts(), self._rows.age_s(), jobs, dict(self._sessions))
 
     async def finish(self) -> None:
         """Judge what is due, as far as there is time: the collector stops."""

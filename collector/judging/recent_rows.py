@@ -57,10 +57,6 @@ class RecentRows:
         while self._parts and (self._count > MOST_ROWS or self._parts[0][0] < now - KEPT_S):
             self._count -= len(self._parts.popleft()[1].rows)
 
-    def age_s(self) -> float:
-        """For how long all that came has been kept."""
-        return time.monotonic() - self._parts[0][0] if self._parts else 0.0
-
     def parts(self) -> list[Part]:
         """All that is kept."""
         return [part for _, part in self._parts]

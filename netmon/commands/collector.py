@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from collector.dataset.retention import Keep
     from collector.metrics.spans import Spans
     from collector.settings import Settings
+    from netmon.dl.sharing.advice import Advice
     from netmon.past import RowQuery
     from netmon.views import Verdict
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
+_ADVISED_S = 30.0
+_MOST_JOBS = 48  # that are compared with each other
 _AT_ONCE = frozenset({"flush", "full_on", "full_burst", "full_rest", "full_rows", "keep", "allowance"})
 """What SIGHUP puts into force."""
 EXAMPLES = """\
@@ -260,7 +263,7 @@ def run(args: argparse.Namespace) -> int:
         metrics=args.metrics,
         spans=_spans(args),
         receiver=args.receiver,
-        stored=_Stored(args.data),
+        stored=StoredDataset(args.data),
         http=_page(args.http),
     )
     asyncio.run(serving)
@@ -292,7 +295,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
     )
 
 
-class _Stored:
+class StoredDataset:
     """What viewers go back to, and late verdicts are made of. What reads it is loaded when somebody does."""
 
     def __init__(self, data: Path) -> None:
@@ -309,6 +312,12 @@ class _Stored:
         from netmon.history.judging import verdicts
 
         return list(verdicts(self._data, job, within_ns=(since_ns, until_ns)))
+
+    def advice(self, jobs: "Collection[str]") -> "Advice":
+        """See collector.stored_past.Dataset."""
+        from netmon.history.advice import advice
+
+        return advice(self._data, _ADVISED_S, jobs=jobs, most=_MOST_JOBS)
 
 
 def _page(listen: str) -> str:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What jobs and links did in a window of a dataset, as netmon.dl.sharing wants it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -13,18 +14,22 @@ from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import open_table, stream
+from netmon.history.dataset import all_of, open_table, stream
+from netmon.history.frames import plain_words
+from netmon.history.stored_rows import WIDEST_NS, StoredRows
 
-_LINK = ["host", "interface", "direction"]
+_LINK = ("host", "interface", "direction")
 _ROW = [*_LINK, "session", "flow_id", "bucket_start_ns", "bucket_ns", "wire_bytes", "job", "iteration"]
-_AROUND_NS = 1_000_000_000  # a row's bucket is not wider
+_STEP = ["job", "session", "host", "rank", "iteration", "start_ns", "end_ns", "error_ns"]
+_FLOW = ["session", "flow_id", "host", "direction", "job", "rank", "peer_rank"]
+_LONGEST_NS = 60_000_000_000  # of an iteration
+_BITS = 40  # of a flow's number within its session, or of two words
 
-_Flow = tuple[str, int]  # session and number
-_Pair = tuple[str, str, str]  # job, and who sends to whom, as people read it
+_Numbers = npt.NDArray[np.int64]
 
 
 def advice(
-    data: Path, seconds: float, until_ns: int | None = None, jobs: Iterable[str] = (), most: int | None = None
+    data: Path, seconds: float, until_ns: int | None = None, jobs: Collection[str] = (), most: int | None = None
 ) -> Advice:
     """On the last seconds of a dataset, or those before a time (UTC ns). jobs: only these, and who shares their links.
 
@@ -32,125 +37,130 @@ def advice(
 
     Raises DataError where there is nothing in that time.
     """
-    end = until_ns if until_ns is not None else _newest(data)
+    try:
+        end = until_ns if until_ns is not None else StoredRows(data).newest_ns()
+    except NoRowsError:
+        raise DataError("cannot advise: no iteration has ended yet") from None
     begin = end - int(seconds * 1e9)
-    iterations = _iterations(data, begin, end)
-    if not iterations:
-        raise DataError(f"cannot advise: {data} holds no iteration in the {seconds:g} s before {pd.Timestamp(end)} UTC")
-    table = open_table(data, "buckets", (begin - _AROUND_NS, end))
+    steps = _rows(data, "iterations", _STEP, [], (begin - _LONGEST_NS, end))
+    hosts = _hosts(steps, jobs)
+    steps = steps[(steps["start_ns"] >= begin) & (steps["end_ns"] <= end)]
+    if steps.empty:
+        raise DataError(f"cannot advise: no iteration has ended in the {seconds:g} s before {pd.Timestamp(end)} UTC")
     when = ds.field("bucket_start_ns")
-    passed, numbered = Passed(begin, end), _Numbered(_ends(data))
-    for batch in stream(table, _ROW, (when >= begin) & (when < end)):
-        passed.add(numbered.rows(pa.Table.from_batches([batch]).to_pandas()))
+    conditions = [when >= begin, when < end, *([ds.field("host").isin(hosts)] if hosts else [])]
+    passed, words = Passed(begin, end), _Words()
+    pairs = _Pairs(_rows(data, "flows", _FLOW, [ds.field("session").isin(sorted(set(steps["session"])))]), words)
+    for batch in stream(open_table(data, "buckets", (begin - WIDEST_NS, end)), _ROW, all_of(conditions)):
+        passed.add(_numbered(batch, words, pairs))
     if passed.empty:
         raise DataError("cannot advise: there is no row in that time")
-    return passed.advice(iterations, numbered.names(_capacities(data)), frozenset(jobs), most)
+    sessions = _rows(data, "sessions", ["host", "interface", "session", "capacity_bps", "clock_error_ns"], [])
+    clocks = sessions.groupby("session")["clock_error_ns"].max()
+    by_job = {str(job): _iterations(own, clocks) for job, own in steps.groupby("job")}
+    return passed.advice(by_job, words.names(_capacities(sessions), pairs.names), frozenset(jobs), most)
 
 
-def _newest(data: Path) -> int:
-    table = open_table(data, "iterations")
-    newest = [int(batch.column(0).to_numpy(zero_copy_only=False).max()) for batch in stream(table, ["end_ns"])]
-    if not newest:
-        raise DataError(f"cannot advise: {data} holds no iteration yet")
-    return max(newest)
-
-
-def _iterations(data: Path, begin_ns: int, end_ns: int) -> dict[str, Iterations]:
-    """The iterations of each job that lie within."""
-    table = open_table(data, "iterations", (begin_ns - 60 * _AROUND_NS, end_ns))
-    inside = (ds.field("start_ns") >= begin_ns) & (ds.field("end_ns") <= end_ns)
-    columns = ["job", "iteration", "start_ns", "end_ns"]
-    columns += [name for name in ("error_ns",) if name in table.schema.names]
-    batches = list(stream(table, columns, inside))
-    if not batches:
-        return {}
-    rows = pa.Table.from_batches(batches).to_pandas().astype({"job": str})
-    error = rows["error_ns"].fillna(0) if "error_ns" in rows else pd.Series(0, rows.index)
-    numbers = rows[["iteration", "start_ns", "end_ns"]].astype(np.int64)
-    return {
-        str(job): iterations(
-            own["iteration"].to_numpy(),
-            own["start_ns"].to_numpy(),
-            own["end_ns"].to_numpy(),
-            int(error[own.index].median()),
-        )
-        for job, own in numbers.groupby(rows["job"])
-    }
-
-
-def _capacities(data: Path) -> dict[tuple[str, str], int]:
-    known: dict[tuple[str, str], int] = {}
+def _rows(
+    data: Path,
+    table: str,
+    columns: list[str],
+    conditions: list[ds.Expression],
+    begins_ns: tuple[int, int] | None = None,
+) -> pd.DataFrame:
+    """None where the dataset has none of the table."""
     try:
-        table = open_table(data, "sessions")
+        batches = list(stream(open_table(data, table, begins_ns), columns, all_of(conditions)))
     except NoRowsError:
-        return known
-    for batch in stream(table, ["host", "interface", "capacity_bps"]):
-        for row in batch.to_pylist():
-            known[str(row["host"]), str(row["interface"])] = row["capacity_bps"] or 0
-    return known
+        batches = []
+    return plain_words(pa.Table.from_batches(batches).to_pandas()) if batches else pd.DataFrame(columns=columns)
 
 
-def _ends(data: Path) -> dict[_Flow, tuple[_Pair, bool]]:
-    """Of flows between ranks, and whether they are the sender's."""
-    columns = ["session", "flow_id", "host", "direction", "job", "rank", "peer_rank"]
-    of: dict[_Flow, tuple[_Pair, bool]] = {}
-    hosts: dict[tuple[str, int], str] = {}
-    rows = []
-    for batch in stream(open_table(data, "flows"), columns, ds.field("job") != ""):
-        rows += batch.to_pylist()
-    for row in rows:
-        if row["rank"] is not None and row["rank"] >= 0:
-            hosts[str(row["job"]), row["rank"]] = str(row["host"])
-    for row in rows:
-        job, rank, peer = str(row["job"]), row["rank"], row["peer_rank"]
-        if rank is not None and rank >= 0 and peer is not None and peer >= 0:
-            sends = row["direction"] == "tx"
-            ranks = (rank, peer) if sends else (peer, rank)
-            source, target = (f"rank {one} ({hosts.get((job, one), '?')})" for one in ranks)
-            of[str(row["session"]), row["flow_id"]] = (job, source, target), sends
-    return of
+def _hosts(steps: pd.DataFrame, jobs: Collection[str]) -> list[str]:
+    """The hosts of these jobs and of those that have hosts in common with them; none: of all jobs."""
+    near = set(jobs)
+    for _ in range(2 if jobs else 0):
+        hosts = set(steps["host"][steps["job"].isin(near)])
+        near = set(steps["job"][steps["host"].isin(hosts)])
+    return sorted(set(steps["host"][steps["job"].isin(near)]))
 
 
-class _Numbered:
-    """Rows of the table `buckets` with numbers for names."""
+def _iterations(own: pd.DataFrame, clock_error_ns: "pd.Series[int]") -> Iterations:
+    """Of the rows of a job. clock_error_ns: by session."""
+    number, start, end = own[["iteration", "start_ns", "end_ns"]].to_numpy(np.int64).T
+    sessions = own["session"].unique()
+    clocks = clock_error_ns.reindex(sessions).max() if len(sessions) > 1 else 0
+    return iterations(number, start, end, int(own["error_ns"].fillna(0).median() + np.nan_to_num(clocks)))
 
-    def __init__(self, ends: dict[_Flow, tuple[_Pair, bool]]) -> None:
-        self._ends = ends
-        self._links: dict[tuple[str, str, str], int] = {}
-        self._jobs: dict[str, int] = {}
-        self._pairs: dict[_Pair, int] = {}
-        self._flows: dict[_Flow, int] = {}
 
-    def rows(self, some: pd.DataFrame) -> Columns:
-        """With the columns of netmon.dl.sharing.passed.ROW."""
-        names = some.astype(dict.fromkeys((*_LINK, "session", "job"), str))
-        links = zip(*(names[name] for name in _LINK), strict=True)
-        flows = list(zip(names["session"], names["flow_id"].tolist(), strict=True))
-        numbers = {job: self._jobs.setdefault(job, len(self._jobs)) if job else -1 for job in names["job"].unique()}
-        indices = {key: (self._flows.setdefault(key, len(self._flows)), self._pair(key)) for key in set(flows)}
-        return Columns(
-            {
-                "link": np.array([self._links.setdefault(link, len(self._links)) for link in links], np.int64),
-                "job": names["job"].map(numbers).to_numpy(np.int64),
-                "flow": np.array([indices[key][0] for key in flows], np.int64),
-                "pair": np.array([indices[key][1] for key in flows], np.int64),
-                "iteration": names["iteration"].fillna(-1).to_numpy(np.int64),
-                "start_ns": names["bucket_start_ns"].to_numpy(np.int64),
-                "width_ns": names["bucket_ns"].to_numpy(np.int64),
-                "wire_bytes": names["wire_bytes"].to_numpy(np.int64),
-            }
-        )
+def _capacities(sessions: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """By host and interface, as the newest session has it."""
+    names = zip(sessions["host"], sessions["interface"], strict=True)
+    return dict(zip(names, sessions["capacity_bps"].fillna(0), strict=True))
 
-    def _pair(self, flow: _Flow) -> int:
-        if flow not in self._ends:
-            return -1
-        ends, sends = self._ends[flow]
-        number = self._pairs.setdefault(ends, len(self._pairs))
-        return number if sends else -2 - number
 
-    def names(self, capacity: dict[tuple[str, str], int]) -> Names:
+class _Words:
+    """Numbers for words, the same in all files. 0: the empty one."""
+
+    def __init__(self) -> None:
+        self.numbers = {"": 0}
+        self.links: dict[int, int] = {}  # by the words' numbers
+
+    def of(self, column: pa.Array) -> _Numbers:
+        """Of each row."""
+        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        own = [self.numbers.setdefault(word, len(self.numbers)) for word in coded.dictionary.to_pylist()]
+        numbers: _Numbers = np.array(own, np.int64)[coded.indices.to_numpy()]
+        return numbers
+
+    def names(self, capacity: dict[tuple[str, str], float], pairs: list[tuple[int, str, str]]) -> Names:
         """What the numbers mean."""
-        speeds = {number: float(capacity.get(key[:2], 0)) for key, number in self._links.items()}
-        pairs = [(self._jobs.get(job, -2), source, target) for job, source, target in self._pairs]
-        known = {number: bps for number, bps in speeds.items() if bps}
-        return Names([" ".join(key) for key in self._links], list(self._jobs), pairs, known)
+        words, low = list(self.numbers), (1 << _BITS // 2) - 1
+        links = [(words[key >> _BITS], words[key >> _BITS // 2 & low], words[key & low]) for key in self.links]
+        known = {number: bps for number, link in enumerate(links) if (bps := capacity.get(link[:2]))}
+        return Names([" ".join(link) for link in links], words, pairs, known)
+
+
+class _Pairs:
+    """The pair of ranks that a flow leads from one to the other, as Names and ROW of netmon.dl.sharing.passed."""
+
+    def __init__(self, flows: pd.DataFrame, words: _Words) -> None:
+        ranked = flows[(flows["job"] != "") & (flows["rank"] >= 0)].sort_values(["session", "flow_id"])
+        host = dict(zip(zip(ranked["job"], ranked["rank"], strict=True), ranked["host"], strict=True))
+        found: dict[tuple[int, str, str], int] = {}
+        keys, pairs = list[int](), list[int]()
+        for row in ranked[ranked["peer_rank"] >= 0].to_dict("records"):
+            name, sends = row["job"], row["direction"] == "tx"
+            ends = [f"rank {rank:.0f} ({host.get((name, rank), '?')})" for rank in (row["rank"], row["peer_rank"])]
+            source, target = ends if sends else reversed(ends)
+            job, session = (words.numbers.setdefault(word, len(words.numbers)) for word in (name, row["session"]))
+            number = found.setdefault((job, source, target), len(found))
+            keys.append(session << _BITS | row["flow_id"])
+            pairs.append(number if sends else -2 - number)
+        order = np.argsort(np.array(keys), kind="stable")
+        self._keys, self._pairs = (np.array(values, np.int64)[order] for values in (keys, pairs))
+        self.names = list(found)
+
+    def of(self, flow: _Numbers) -> _Numbers:
+        """By the flow's key; −1: it is not known, or of no pair."""
+        if not len(self._keys):
+            return np.full(len(flow), -1)
+        index = np.minimum(np.searchsorted(self._keys, flow), len(self._keys) - 1)
+        return np.where(self._keys[index] == flow, self._pairs[index], -1)
+
+
+def _numbered(batch: pa.RecordBatch, words: _Words, pairs: _Pairs) -> Columns:
+    """With the columns of netmon.dl.sharing.passed.ROW."""
+    host, interface, direction, session, job = (words.of(batch.column(name)) for name in (*_LINK, "session", "job"))
+    keys, of = np.unique(host << _BITS | interface << _BITS // 2 | direction, return_inverse=True)
+    links = np.array([words.links.setdefault(key, len(words.links)) for key in keys.tolist()], np.int64)
+    flow = session << _BITS | batch.column("flow_id").to_numpy().astype(np.int64)
+    iteration = batch.column("iteration").fill_null(-1).to_numpy().astype(np.int64)
+    plain = zip(("start_ns", "width_ns", "wire_bytes"), ("bucket_start_ns", "bucket_ns", "wire_bytes"), strict=True)
+    return Columns(
+        {
+            **{"link": links[of], "job": np.where(job > 0, job, -1), "flow": flow, "pair": pairs.of(flow)},
+            **{"iteration": iteration},
+            **{name: batch.column(stored).to_numpy().astype(np.int64) for name, stored in plain},
+        }
+    )

@@ -1,22 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netmon advise` on a dataset of two jobs that share a link, in phase, and one that has nobody beside it."""
+"""`netmon advise` on a dataset of two jobs that share a link, in phase, on a collector, and on several."""
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from collector_thread import collecting
+from waiting import wait_for
 
+from collector.host.flows import STATE
+from collector.judging.advising import sharing
 from netmon.cli import main
+from netmon.commands.collector import StoredDataset
+from netmon.dl.sharing.advice_text import called, document, sentences
+from netmon.errors import WireError
 from netmon.history.advice import advice
+from netmon.views import Selection
+from netmon.wire import advice as wire
+from netmon.wire.watch import UnreachableError, watch_once
 
 MS = 1_000_000
 BEGIN_NS = 1_795_219_200_000_000_000
 ALONE, TOGETHER = 10, 60  # iterations
 FULL = 125_000  # bytes a millisecond of 1 Gbit/s
+HOSTS = ("h0", "h1", "h2")
+SESSIONS = {"h0": "s", "h1": "s1", "h2": "s2"}
 
 
 def job_rows(first_ms: int, iterations: int, busy_ms: int, period_ms: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -53,17 +67,17 @@ def dataset(tmp_path: Path) -> Path:
     write(tmp_path, "buckets", rows)
     steps = pd.DataFrame(iterations, columns=["host", "job", "rank", "iteration", "start_ns", "end_ns"])
     steps[["start_ns", "end_ns"]] = BEGIN_NS + steps[["start_ns", "end_ns"]] * MS
-    write(tmp_path, "iterations", steps)
+    write(tmp_path, "iterations", steps.assign(session=steps["host"].map(SESSIONS.get), error_ns=1_000))
     told = pd.DataFrame(flows, columns=["host", "flow_id", "job", "rank", "peer_rank"]).drop_duplicates()
     write(tmp_path, "flows", told.assign(session="s", direction="tx"))
-    hosts = pd.DataFrame({"host": ["h0", "h1", "h2"], "interface": "eth0", "capacity_bps": 1_000_000_000})
-    write(tmp_path, "sessions", hosts)
+    hosts = pd.DataFrame({"host": HOSTS, "session": SESSIONS.values(), "interface": "eth0"})
+    write(tmp_path, "sessions", hosts.assign(capacity_bps=1_000_000_000, clock_error_ns=1_000))
     return tmp_path
 
 
 def write(data: Path, table: str, rows: pd.DataFrame) -> None:
     folder = data / table / "date=2026-11-21" / "hour=00"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), folder / "part-0.parquet")
 
 
@@ -95,7 +109,7 @@ def test_a_time_without_iterations_and_a_missing_directory_are_said(
     dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["advise", "--data", str(dataset), "--until", "2026-11-20T00:00:00"]) == 1
-    assert "holds no iteration" in capsys.readouterr().err
+    assert "no iteration has ended" in capsys.readouterr().err
     assert main(["advise", "--data", str(dataset / "none")]) == 1
     assert main(["advise"]) == 2
     assert main(["advise", "--data", str(dataset), "--seconds", "0"]) == 2
@@ -105,3 +119,104 @@ def test_a_job_with_few_iterations_is_not_judged(dataset: Path) -> None:
     found = advice(dataset, 0.3)
     assert found.unjudged == ("a", "b")
     assert found.shares == ()
+
+
+def test_people_read_their_own_names_and_programs_what_jobs_are(dataset: Path) -> None:
+    told = json.loads(json.dumps(document(advice(dataset, 30), {"a": "train.py@h0", "b": "b"})))
+    assert told["names"] == {"a": "train.py@h0"}
+    assert "beside train.py@h0 " in told["advice"][0]
+    assert told["shares"][0]["others"] == ["a"]
+    shown = called(told)
+    assert shown["shares"][0]["others"] == ["train.py@h0"]
+    assert {job["job"] for job in shown["jobs"]} == {pair["job"] for pair in shown["pairs"]} == {"train.py@h0", "b"}
+    assert {key: shown[key] for key in ("advice", "links")} == {key: told[key] for key in ("advice", "links")}
+
+
+def test_only_one_job_and_its_neighbours_are_told_of(dataset: Path) -> None:
+    assert {job.job for job in advice(dataset, 30, jobs=["a"]).jobs} == {"a", "b"}
+    assert advice(dataset, 30, jobs=["a", "b"]).shares == advice(dataset, 30).shares
+    assert {job.job for job in advice(dataset, 0.9, BEGIN_NS + 1000 * MS).jobs} == {"a"}
+
+
+def sessions(dataset: Path, **changed: int) -> None:
+    path = next((dataset / "sessions").rglob("*.parquet"))
+    pd.read_parquet(path, partitioning=None).assign(**changed).to_parquet(path)
+
+
+def test_links_of_unknown_capacity_are_said(dataset: Path) -> None:
+    sessions(dataset, capacity_bps=0)
+    found = advice(dataset, 30)
+    assert found.shares == ()
+    assert "h0 eth0 tx, whose capacity is not known" in sentences(found)[0]
+    assert document(found)["links"][0]["capacity_bps"] is None
+
+
+def test_clocks_that_nobody_knows_are_said(dataset: Path) -> None:
+    sessions(dataset, clock_error_ns=30 * MS)
+    found = advice(dataset, 30)
+    assert not found.shares[0].advised
+    assert "is known only to 30.0 ms" in sentences(found)[0]
+
+
+def test_only_jobs_on_a_link_of_another_one_share() -> None:
+    state = np.zeros(5, STATE)
+    state["session"], state["link"], state["job"] = [0, 0, 0, 1, 1], [0, 1, 1, 0, 1], [1, 1, 2, 3, 0]
+    links = np.array([(0,), (2,)], [("first_link", "<i8")])
+    flows = SimpleNamespace(state=state, jobs=["", "a", "b", "c"])
+    tables = SimpleNamespace(flows=flows, sessions=SimpleNamespace(table=links))
+    assert sharing(tables) == {"a", "b"}
+    state["job"][1] = 2
+    assert sharing(tables) == frozenset()
+
+
+def test_a_collector_without_jobs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"unix:{tmp_path}/collector.sock"
+    data = tmp_path / "data"
+    with collecting(address, data, stored=StoredDataset(data)):
+
+        def answers() -> bool:
+            try:
+                return watch_once(address, Selection()).time_ns > 0
+            except UnreachableError:
+                return False
+
+        wait_for(answers)
+        assert main(["advise", "--collector", address]) == 1
+        assert "no iteration has ended yet" in capsys.readouterr().err
+        assert main(["advise", "ghost", "--collector", address]) == 1
+        assert "no such job" in capsys.readouterr().err
+    assert main(["advise", "--collector", address]) == 1
+    assert main(["advise", "--collector", address, "--seconds", "5"]) == 2
+    assert main(["advise", "--collector", address, "--data", str(tmp_path)]) == 2
+
+
+def test_what_several_workers_say_is_put_together(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = document(advice(dataset, 30))
+    other = document(advice(dataset, 0.9, BEGIN_NS + 1000 * MS))
+    monkeypatch.setattr(wire, "_one", lambda address, job, security: told if address == "one" else other)
+    both = wire.get_advice("one,two")
+    assert len(both["jobs"]) == 3
+    assert both["shares"] == told["shares"]
+
+
+def test_an_answer_that_is_no_advice_is_refused(tmp_path: Path) -> None:
+    import grpc
+
+    from netmon.wire import netmon_pb2
+    from netmon.wire.netmon_pb2_grpc import CollectorServicer, add_CollectorServicer_to_server
+
+    class Wrong(CollectorServicer):
+        async def Advise(self, request, context):  # noqa: N802
+            return netmon_pb2.AdviceAnswer(document=b'{"advice": 3}' if request.job else b"{")
+
+    async def asked() -> None:
+        server = grpc.aio.server()
+        add_CollectorServicer_to_server(Wrong(), server)
+        server.add_insecure_port(f"unix:{tmp_path}/wrong.sock")
+        await server.start()
+        for job in ("", "x"):
+            with pytest.raises(WireError):
+                await asyncio.to_thread(wire.get_advice, f"unix:{tmp_path}/wrong.sock", job)
+        await server.stop(0)
+
+    asyncio.run(asked())

@@ -186,7 +186,7 @@ def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkey
         await judging_.finish()
 
     asyncio.run(run())
-    assert judging_.remembered().parts == []
+    assert judging_._rows.parts() == []
     assert seen == [(2, 3), (1, 2), (0, 1)]
 
 
