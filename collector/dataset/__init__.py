@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settled tables on their way to the disk, and what of a session lies there already."""
+"""The Parquet files: writing, merging, retention, take-over."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gRPC server in a process of its own, and the collector's end of the way to it."""
+"""gRPC in a process of its own (`--receiver`): what all agents sent goes over as one set of columns a tick."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offline analysis of the Parquet dataset: pure functions for notebooks, and the report that is made with them."""
+"""The dataset as tables, figures and a page: pure functions for notebooks, and the report that is made with them."""
 
 from netmon.history.dataset import Tables, open_table
 from netmon.report.bursts import burst_spans, peak_bytes, peak_to_mean

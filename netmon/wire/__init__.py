@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records ↔ protobuf, the generated code included."""
+"""Records as columns on the wire, the generated code, channels (gRPC, JetStream), TLS and identities."""

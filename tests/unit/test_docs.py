@@ -6,7 +6,9 @@ those below `<!-- run: checkout -->` in a copy of this checkout; `<!-- run by FI
 """
 
 import argparse
+import ast
 import importlib.util
+import os
 import re
 import shlex
 import shutil
@@ -222,3 +224,31 @@ def test_commands_run_in_a_checkout(page, tmp_path):
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
         assert done.stdout.strip()
+
+
+def packages() -> str:
+    """A row for each, of its docstring."""
+    rows = []
+    for path in sorted([*(ROOT / "netmon").rglob("__init__.py"), *(ROOT / "collector").rglob("__init__.py")]):
+        name = str(path.parent.relative_to(ROOT))
+        if name not in ("netmon", "collector"):
+            says = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].replace("\n", " ")
+            rows.append(f"| `{name}/` | {says} |\n")
+    return "".join(rows)
+
+
+def test_the_rooms_are_those_that_there_are():
+    page = GUIDE / "how-it-works.md"
+    before, shown = re.split(r"^(?=\| `collector/)", page.read_text(), maxsplit=1, flags=re.MULTILINE)
+    if os.environ.get("NETMON_WRITE_FRAMES"):
+        page.write_text(before + packages())
+    assert page.read_text() == before + packages(), shown
+
+
+def test_the_walks_name_functions_that_there_are():
+    named = re.findall(r"`((?:netmon|collector)[\w.]*):([\w.]+)`", (GUIDE / "how-it-works.md").read_text())
+    assert named
+    for module, name in named:
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
