@@ -2,9 +2,11 @@
 """The interactive program: what is on the screen, and what keys and the mouse do."""
 
 import json
+import resource
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -16,6 +18,7 @@ from textual.widgets import DataTable, Input, Static
 
 from netmon.past import Past, PastSteps
 from netmon.top import about, bottom, layout, timeline
+from netmon.top.about import cost
 from netmon.top.document import plain
 from netmon.top.filter_line import FilterLine
 from netmon.top.filters import Filter, parse
@@ -25,13 +28,42 @@ from netmon.top.levels import Level, Scene, Shown, below, iteration_name, links_
 from netmon.top.moments import MomentView
 from netmon.top.names import short_names
 from netmon.top.news import Answer, Ended, Reader, Update
-from netmon.top.own_cost import OwnCost
 from netmon.top.row_table import RowTable
 from netmon.top.rows import Ink
 from netmon.top.staleness import present_flows, present_links
 from netmon.top.step_kind import Step, clock
 from netmon.views import Selection, Snapshot, Verdict
 from netmon.wire.watch import Outage
+
+# --- What the program itself takes of the machine.
+
+
+class OwnCost:
+    """Measured over the last seconds."""
+
+    _EVERY_S = 2.0
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.monotonic(), time.process_time()
+        self._text_of: tuple[float, int] = (0.0, _rss_bytes())
+
+    def text(self, width: int) -> str:
+        """As it is shown on a screen of that width."""
+        wall, cpu = time.monotonic(), time.process_time()
+        if wall - self._wall >= self._EVERY_S:
+            self._text_of = (cpu - self._cpu) / (wall - self._wall), _rss_bytes()
+            self._wall, self._cpu = wall, cpu
+        return cost(*self._text_of, width)
+
+
+def _rss_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# --- program
 
 _SILENCE_NS = 5_000_000_000
 """Without a snapshot for so long, the view says that it is old."""

@@ -247,8 +247,8 @@ def test_the_verifier_has_little_to_do() -> None:
 def test_a_probe_reads_the_arguments_of_a_call() -> None:
     """Which register holds which argument is the architecture's: NCCL's count is the third."""
     from netmon.kernel.meter.ring_buffer import RingBuffer
-    from netmon.kernel.training.probes import attach_probe
     from netmon.kernel.training.symbols import function_offsets
+    from netmon.kernel.training.uprobes import attach_probe
     from netmon.records import STEP
 
     geometry = choose_geometry(10_000)
