@@ -14,8 +14,7 @@ from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import all_of, open_table, stream
-from netmon.history.frames import plain_words
+from netmon.history.dataset import all_of, open_table, read_rows, stream
 from netmon.history.stored_rows import WIDEST_NS, StoredRows
 
 _LINK = ("host", "interface", "direction")
@@ -42,7 +41,7 @@ def advice(
     except NoRowsError:
         raise DataError("cannot advise: no iteration has ended yet") from None
     begin = end - int(seconds * 1e9)
-    steps = _rows(data, "iterations", _STEP, [], (begin - _LONGEST_NS, end))
+    steps = read_rows(data, "iterations", _STEP, begins_ns=(begin - _LONGEST_NS, end))
     hosts = _hosts(steps, jobs)
     steps = steps[(steps["start_ns"] >= begin) & (steps["end_ns"] <= end)]
     if steps.empty:
@@ -50,30 +49,16 @@ def advice(
     when = ds.field("bucket_start_ns")
     conditions = [when >= begin, when < end, *([ds.field("host").isin(hosts)] if hosts else [])]
     passed, words = Passed(begin, end), _Words()
-    pairs = _Pairs(_rows(data, "flows", _FLOW, [ds.field("session").isin(sorted(set(steps["session"])))]), words)
+    flows = read_rows(data, "flows", _FLOW, ds.field("session").isin(sorted(set(steps["session"]))))
+    pairs = _Pairs(flows, words)
     for batch in stream(open_table(data, "buckets", (begin - WIDEST_NS, end)), _ROW, all_of(conditions)):
         passed.add(_numbered(batch, words, pairs))
     if passed.empty:
         raise DataError("cannot advise: there is no row in that time")
-    sessions = _rows(data, "sessions", ["host", "interface", "session", "capacity_bps", "clock_error_ns"], [])
+    sessions = read_rows(data, "sessions", ["host", "interface", "session", "capacity_bps", "clock_error_ns"])
     clocks = sessions.groupby("session")["clock_error_ns"].max()
     by_job = {str(job): _iterations(own, clocks) for job, own in steps.groupby("job")}
     return passed.advice(by_job, words.names(_capacities(sessions), pairs.names), frozenset(jobs), most)
-
-
-def _rows(
-    data: Path,
-    table: str,
-    columns: list[str],
-    conditions: list[ds.Expression],
-    begins_ns: tuple[int, int] | None = None,
-) -> pd.DataFrame:
-    """None where the dataset has none of the table."""
-    try:
-        batches = list(stream(open_table(data, table, begins_ns), columns, all_of(conditions)))
-    except NoRowsError:
-        batches = []
-    return plain_words(pa.Table.from_batches(batches).to_pandas()) if batches else pd.DataFrame(columns=columns)
 
 
 def _hosts(steps: pd.DataFrame, jobs: Collection[str]) -> list[str]:

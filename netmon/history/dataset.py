@@ -114,6 +114,32 @@ def stream(
             damaged(path, error)
 
 
+def frame_of(batches: Iterable[pa.RecordBatch], columns: Sequence[str], whole: bool = False) -> pd.DataFrame:
+    """Rows with these columns, null where the batches lack them. whole: numbers stay whole where some are null."""
+    found = list(batches)
+    rows = pa.Table.from_batches(found).to_pandas(integer_object_nulls=whole) if found else pd.DataFrame()
+    return plain_words(rows).reindex(columns=list(columns))
+
+
+def read_rows(
+    data: Path,
+    table: str,
+    columns: Sequence[str],
+    condition: ds.Expression | None = None,
+    begins_ns: tuple[int, int] | None = None,
+    whole: bool = False,
+) -> pd.DataFrame:
+    """As frame_of, of a table; none where the dataset has no row of it. begins_ns: as open_table has it.
+
+    Raises DataError where there is no dataset, or a file is damaged.
+    """
+    try:
+        found = open_table(data, table, begins_ns)
+    except NoRowsError:
+        return pd.DataFrame(columns=list(columns))
+    return frame_of(stream(found, [name for name in columns if name in found.schema.names], condition), columns, whole)
+
+
 def leave_out(path: Path, error: Exception) -> None:
     """As `damaged`: rows of a damaged file are left out; what is missing without damage is an error (DataError)."""
     if isinstance(error, FileNotFoundError):

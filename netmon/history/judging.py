@@ -34,7 +34,7 @@ from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import open_table, stream
+from netmon.history.dataset import open_table, read_rows, stream
 from netmon.history.files import table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
@@ -48,7 +48,7 @@ _UNKNOWN = -1
 def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray[np.void] | None:
     """What kept a job's ranks from running in a time (UTC), dtype WAITED; None where nobody tells."""
     names = ["rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns", "cpu_ns"]
-    table = _read(data, "host", names, (begin_ns, end_ns), (ds.field("job") == job) & (ds.field("rank") >= 0))
+    table = _begun(data, "host", names, (begin_ns, end_ns), (ds.field("job") == job) & (ds.field("rank") >= 0))
     if not len(table):
         return None
     waited = np.empty(len(table), WAITED)
@@ -65,9 +65,10 @@ def read_tcp_rows(
 ) -> tuple[npt.NDArray[np.void], list[tuple[str, int]]]:
     """What TCP said in a time (UTC) of a job's connections, dtype SAID, and the flows (session, number) that its `of`
     counts."""
-    flows = _read(data, "flows", ["session", "flow_id"], None, ds.field("job") == job)
+    flows = read_rows(data, "flows", ["session", "flow_id"], ds.field("job") == job)
     names = ["session", "flow_id", "start_ns", "end_ns", *COLUMNS.values()]
-    table = _read(data, "transport", names, (begin_ns, end_ns), ds.field("session").isin(sorted(set(flows["session"]))))
+    own = ds.field("session").isin(sorted(set(flows["session"])))
+    table = _begun(data, "transport", names, (begin_ns, end_ns), own)
     table = table.merge(flows.drop_duplicates(), on=["session", "flow_id"])
     if not len(table):
         return no_tcp_rows(), []
@@ -82,22 +83,10 @@ def read_tcp_rows(
     return said, list(numbers)
 
 
-def _read(
-    data: Path, table: str, names: list[str], span: tuple[int, int] | None, condition: ds.Expression
-) -> pd.DataFrame:
-    """Rows that begin in a time (UTC); none where there is no such table. Columns that it does not have are null."""
-    try:
-        found = open_table(data, table, span)
-    except NoRowsError:
-        return pd.DataFrame(columns=names)
-    if span:
-        condition &= (ds.field("start_ns") >= span[0]) & (ds.field("start_ns") < span[1])
-    there = [name for name in names if name in found.schema.names]
-    batches = list(stream(found, there, condition))
-    rows = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame(columns=names)
-    for word in {"session"} & set(there):
-        rows[word] = rows[word].astype(str)
-    return rows.reindex(columns=names)
+def _begun(data: Path, table: str, names: list[str], span: tuple[int, int], condition: ds.Expression) -> pd.DataFrame:
+    """Rows that begin in a time (UTC); none where there is no such table."""
+    begin = ds.field("start_ns")
+    return read_rows(data, table, names, condition & (begin >= span[0]) & (begin < span[1]), span)
 
 
 # --- judging
@@ -229,14 +218,9 @@ def _around(within_ns: tuple[int, int]) -> tuple[int, int]:
 
 def _iterations(data: Path, job: str, within_ns: tuple[int, int]) -> pd.DataFrame:
     """The rows of a job that begin in this time, both ends included."""
-    table = open_table(data, "iterations", (within_ns[0], within_ns[1] + 1))
-    known = [name for name in _ITERATION if name in table.schema.names]
     start = ds.field("start_ns")
     condition = (ds.field("job") == job) & (start >= within_ns[0]) & (start <= within_ns[1])
-    rows: pd.DataFrame = pa.Table.from_batches(list(stream(table, known, condition))).to_pandas()
-    rows = rows.reindex(columns=_ITERATION)
-    words = ("host", "session", "job")
-    rows[list(words)] = rows[list(words)].astype(str)
+    rows = read_rows(data, "iterations", _ITERATION, condition, (within_ns[0], within_ns[1] + 1))
     return rows[rows["end_ns"] > rows["start_ns"]]
 
 
@@ -379,17 +363,12 @@ def _numbered(values: Sequence[_T]) -> tuple[list[_T], npt.NDArray[np.int64]]:
 
 def _sessions(data: Path, sessions: set[str]) -> tuple[dict[tuple[str, str], int], int]:
     """Capacity by session and interface; the largest bound of their clocks."""
-    try:
-        table = open_table(data, "sessions")
-    except NoRowsError:
-        return {}, 0
-    capacity, error = dict[tuple[str, str], int](), 0
-    for batch in stream(table, ["session", "interface", "capacity_bps", "clock_error_ns"]):
-        for row in batch.to_pylist():
-            if row["session"] in sessions:
-                capacity[row["session"], row["interface"]] = row["capacity_bps"] or 0
-                error = max(error, row["clock_error_ns"] or 0)
-    return capacity, error
+    rows = read_rows(data, "sessions", ["session", "interface", "capacity_bps", "clock_error_ns"])
+    own = rows[rows["session"].isin(sessions)].fillna({"capacity_bps": 0, "clock_error_ns": 0})
+    names = zip(own["session"], own["interface"], strict=True)
+    return dict(zip(names, own["capacity_bps"].astype(int), strict=True)), int(own["clock_error_ns"].max()) if len(
+        own
+    ) else 0
 
 
 def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFrame) -> list[Whose]:

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
-from netmon.errors import NoRowsError
-from netmon.history.dataset import open_table, stream
+from netmon.history.dataset import EXPECTED, open_table, read_rows, stream
 from netmon.history.job_names import names_of, with_names
 from netmon.history.judging import stored_verdicts, worst_sentences
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
@@ -48,21 +46,12 @@ class Summary:
 
 def summarise(data: Path) -> Summary:
     """Read the dataset in `data`; blocks. Raises DataError where it holds no bucket; other tables may be missing."""
-    iterations = _read(data, "iterations")
+    iterations = read_rows(data, "iterations", EXPECTED["iterations"])
     spans = iteration_spans(iterations)
     volumes = pd.concat([link_volumes(rows, spans) for rows in _buckets(data)])
     summed = volumes.groupby([*LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
     why = tuple(worst_sentences(list(with_names(stored_verdicts(data), names_of(iterations)))))
-    return Summary(job_summary(iterations), summed, link_accounts(_read(data, "ledger")), why)
-
-
-def _read(data: Path, table: str) -> pd.DataFrame:
-    try:
-        found = open_table(data, table)
-        rows: pd.DataFrame = pa.Table.from_batches(list(stream(found)), found.schema).to_pandas()
-        return rows
-    except NoRowsError:
-        return pd.DataFrame()
+    return Summary(job_summary(iterations), summed, link_accounts(read_rows(data, "ledger", EXPECTED["ledger"])), why)
 
 
 def _buckets(data: Path) -> Iterator[pd.DataFrame]:

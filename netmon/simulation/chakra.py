@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from netmon.errors import DataError
-from netmon.history.dataset import stream
-from netmon.history.frames import plain_words
+from netmon.history.dataset import frame_of, stream
 from netmon.history.selection import Window, open_rows
 from netmon.units import format_bytes
 
@@ -43,11 +41,10 @@ def write_chakra(data: Path, window: Window, out: Path) -> str:
 def _rows(data: Path, window: Window) -> tuple[pd.DataFrame, int]:
     """Iterations of one job that all of its ranks report, and how many others there are. Raises DataError."""
     files, condition = open_rows(data, "iterations", window)
-    batches = list(stream(files, [name for name in _COLUMNS if name in files.schema.names], condition))
-    rows = plain_words(pa.Table.from_batches(batches).to_pandas(integer_object_nulls=True)) if batches else None
-    if rows is None:
+    there = [name for name in _COLUMNS if name in files.schema.names]
+    rows = frame_of(stream(files, there, condition), _COLUMNS, whole=True)
+    if rows.empty:
         raise DataError(f"cannot write execution traces of {data}: it holds no such iteration")
-    rows = rows.reindex(columns=_COLUMNS)
     if len(jobs := sorted(set(rows["job"]))) > 1:
         raise DataError(f"cannot write execution traces of several jobs, {', '.join(jobs)}: give --job")
     rows = rows[rows["rank"] >= 0].drop_duplicates(["rank", "iteration"])

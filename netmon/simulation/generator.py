@@ -13,12 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 
 from netmon.dl.generated import Generator, Phase
 from netmon.errors import DataError
-from netmon.history.dataset import stream
-from netmon.history.frames import plain_words
+from netmon.history.dataset import frame_of, stream
 from netmon.history.selection import Window, open_rows
 from netmon.simulation.recorded import buckets_of, flows_of, pieces_of
 from netmon.units import format_bytes, format_duration
@@ -133,8 +131,7 @@ def _of_ranks(iterations: pd.DataFrame, number: object, ranks: int, column: str,
 
 def _iterations(data: Path, window: Window) -> pd.DataFrame:
     files, condition = open_rows(data, "iterations", window)
-    batches = list(stream(files, _ITERATION, condition))
-    rows = plain_words(pa.Table.from_batches(batches).to_pandas()) if batches else pd.DataFrame(columns=_ITERATION)
+    rows = frame_of(stream(files, _ITERATION, condition), _ITERATION)
     rows = rows[rows["rank"] >= 0]
     if rows.empty:
         raise DataError(f"cannot fit a generator: {data} holds no iteration there whose rank is known")

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.errors import DataError
-from netmon.history.dataset import all_of, open_table, stream
+from netmon.history.dataset import all_of, frame_of, open_table, stream
 from netmon.history.frames import plain_words
 from netmon.history.selection import Window, open_rows
 from netmon.records import PROTOCOL_NON_IP
@@ -40,10 +40,9 @@ def flows_of(data: Path, window: Window) -> pd.DataFrame:
             *([ds.field("host").isin(window.hosts)] if window.hosts else []),
         ]
     )
-    batches = list(stream(table, names, condition))
-    if not batches:
+    flows = frame_of(stream(table, names, condition), _DESCRIBED, whole=True)
+    if flows.empty:
         raise DataError(f"cannot play {data} again: it tells of no flow there")
-    flows = plain_words(pa.Table.from_batches(batches).to_pandas(integer_object_nulls=True)).reindex(columns=_DESCRIBED)
     flows = flows.drop_duplicates(FLOW, keep="last")
     flows = flows[~(flows["members"].fillna(0).astype(int) > 0) & (flows["protocol"] != PROTOCOL_NON_IP)]
     sent = pd.MultiIndex.from_frame(flows.loc[flows["direction"] == "tx", TUPLE])

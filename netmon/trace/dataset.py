@@ -2,7 +2,7 @@
 """A dataset, or a part of it, into a trace file."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 
 from netmon.dl.verdict.verdict_text import arithmetic, columns, renamed, sentence
 from netmon.errors import DataError
-from netmon.history.dataset import all_of, open_table, stream
+from netmon.history.dataset import all_of, open_table, read_rows, stream
 from netmon.history.frames import plain_words
 from netmon.history.judging import stored_verdicts
 from netmon.history.selection import Window
@@ -138,10 +138,10 @@ def look(data: Path, window: Window, width_ns: int | None, names: Mapping[str, s
     width_ns: of the rates' points, and not finer than the rows; None: the finest of 10 µs … 1 s that keeps their
     curves below a million points. names: what people call jobs.
     """
-    iterations = _read(data, "iterations", _ITERATION, _within(window, "start_ns", "end_ns"))
+    iterations = read_rows(data, "iterations", _ITERATION, _within(window, "start_ns", "end_ns"), whole=True)
     if window.job is not None:
         if window.job not in set(iterations["job"]):
-            known = sorted({str(name) for name in _read(data, "iterations", ["job"], None)["job"]} - {""})
+            known = sorted({str(name) for name in read_rows(data, "iterations", ["job"])["job"]} - {""})
             raise DataError(
                 f"cannot trace job {window.job}: {data} has no iteration of it there; it has jobs: "
                 f"{', '.join(known) or 'none'}"
@@ -172,7 +172,7 @@ def look(data: Path, window: Window, width_ns: int | None, names: Mapping[str, s
 
 def clocks(data: Path) -> pd.DataFrame:
     """How hosts' clocks went: host, time_ns, clock_offset_ns (its own UTC minus the dataset's), clock_error_ns."""
-    rows = _read(data, "ledger", ["host", "end_ns", "clock_offset_ns", "clock_error_ns"], None)
+    rows = read_rows(data, "ledger", ["host", "end_ns", "clock_offset_ns", "clock_error_ns"], whole=True)
     return rows.rename(columns={"end_ns": "time_ns"})
 
 
@@ -187,7 +187,7 @@ def write(
     traffic = _traffic(data, content, progress)
     arrows = _Arrows()
     transfers = traffic.transfers()
-    flows = _read(data, "flows", [*_FLOW, *_FLOW_WORDS], None)
+    flows = read_rows(data, "flows", [*_FLOW, *_FLOW_WORDS], whole=True)
     flows["job"] = flows["job"].map(lambda job: content.names.get(job, job))
     most = transfers.groupby(["session", "flow_id"])["wire_bytes"].sum().nlargest(_MOST_FLOWS).index
     drawn = transfers.set_index(["session", "flow_id"]).loc[list(most)].reset_index()
@@ -367,19 +367,6 @@ def _within(window: Window, start: str, end: str) -> ds.Expression | None:
             *([ds.field("host").isin(window.hosts)] if window.hosts else []),
         ]
     )
-
-
-def _read(data: Path, table: str, names: Sequence[str], condition: ds.Expression | None) -> pd.DataFrame:
-    """Columns of a table that is small enough; those that it lacks are empty, and so is all if there is no table."""
-    try:
-        known = open_table(data, table)
-    except DataError:
-        if not data.is_dir():
-            raise
-        return pd.DataFrame(columns=list(names))
-    batches = list(stream(known, [name for name in names if name in known.schema.names], condition))
-    rows = pa.Table.from_batches(batches).to_pandas(integer_object_nulls=True) if batches else pd.DataFrame()
-    return plain_words(rows).reindex(columns=list(names))
 
 
 def _whole(value: object) -> int | None:

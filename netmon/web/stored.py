@@ -20,7 +20,7 @@ from netmon.dl.verdict import path_of
 from netmon.dl.verdict.verdict_text import arithmetic, renamed, sentence
 from netmon.errors import DataError, NetmonError
 from netmon.history.advice import advice
-from netmon.history.dataset import leave_out, open_table, stream
+from netmon.history.dataset import leave_out, open_table, read_rows, stream
 from netmon.history.files import table_files
 from netmon.history.frames import plain_words
 from netmon.history.job_names import names_of, not_understood, with_names
@@ -93,16 +93,7 @@ def _theory(ranks: pd.DataFrame) -> tuple[float, float]:
 
 def _capacity(data: Path) -> dict[str, float]:
     """Of each host that has had a session, one direction of all its interfaces; 0: not known."""
-    try:
-        table = open_table(data, "sessions")
-    except DataError:
-        return {}
-    pieces = [
-        pa.Table.from_batches([batch]).to_pandas() for batch in stream(table, ["host", "interface", "capacity_bps"])
-    ]
-    if not pieces:
-        return {}
-    rows = pd.concat(pieces).astype({"host": str, "interface": str})
+    rows = read_rows(data, "sessions", ["host", "interface", "capacity_bps"])
     last = rows.drop_duplicates(["host", "interface"], keep="last")
     return {str(host): float(value) for host, value in last.groupby("host")["capacity_bps"].sum().items()}
 
@@ -161,14 +152,8 @@ def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dic
 
 
 def _described(data: Path, sessions: list[str], numbers: list[int]) -> pd.DataFrame:
-    columns = ["session", "flow_id", *_NAMES]
-    try:
-        table = open_table(data, "flows")
-    except DataError:
-        return pd.DataFrame(columns=columns)
     condition = ds.field("session").isin(sessions) & ds.field("flow_id").isin(numbers)
-    batches = list(stream(table, columns, condition, leave_out))
-    rows = plain_words(pa.Table.from_batches(batches).to_pandas()) if batches else pd.DataFrame(columns=columns)
+    rows = read_rows(data, "flows", ["session", "flow_id", *_NAMES], condition)
     return rows.drop_duplicates(["session", "flow_id"], keep="last")
 
 
