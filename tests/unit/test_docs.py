@@ -243,12 +243,3 @@ def test_the_rooms_are_those_that_there_are():
     if os.environ.get("NETMON_WRITE_FRAMES"):
         page.write_text(before + packages())
     assert page.read_text() == before + packages(), shown
-
-
-def test_the_walks_name_functions_that_there_are():
-    named = re.findall(r"`((?:netmon|collector)[\w.]*):([\w.]+)`", (GUIDE / "how-it-works.md").read_text())
-    assert named
-    for module, name in named:
-        found = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
