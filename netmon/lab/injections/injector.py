@@ -28,11 +28,10 @@ from netmon.lab.injections.actions import Action, RunContext, action
 from netmon.lab.injections.quota import own_group
 from netmon.lab.injections.spec import Injection
 from netmon.lab.network import Network
-from netmon.lab.record import Record, utc_minus_mono_ns
+from netmon.lab.record import INJECTIONS, Record, utc_minus_mono_ns
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
 
-FILE = "injections.json"
 _LOOK_SECONDS = 0.01
 _UNDONE_SECONDS = 5.0
 _TOOK = re.compile(r"^iteration \d+ took ([\d.]+) s$", re.MULTILINE)
@@ -97,7 +96,7 @@ class Injector:
         """Undo, end and write."""
         self._close()
         if self._all:
-            (self._where.record.folder / FILE).write_text(json.dumps(self._truth(), indent=2) + "\n")
+            (self._where.record.folder / INJECTIONS).write_text(json.dumps(self._truth(), indent=2) + "\n")
 
     def _follow(self, training: Training) -> None:
         """Tell the threads how far rank 0 is."""
