@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
@@ -115,7 +114,7 @@ class Relay:
         self._ready.wait(10)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Ends it and all its connections."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)

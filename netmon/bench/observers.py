@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
-
 from netmon.bench.attached import ATTACHED
 from netmon.bench.sink import LISTENS, read_report
 from netmon.errors import LabError
+from netmon.history.dataset import Tables
 from netmon.lab import iproute
 from netmon.lab.lease import leased
 from netmon.lab.network import INTERFACE, SUBNET, Host
@@ -177,13 +175,14 @@ def _of_dataset(data: Path, receiver: str) -> Account:
 
     (With XDP on its peer, a veth's own counter is of packets that were cut after the sender's hook: no yardstick.)
     """
-    ledger = ds.dataset(data / "ledger", format="parquet", partitioning="hive").to_table()
-    here = ledger.filter(pc.equal(ledger["host"], receiver))
+    tables = Tables(data)
+    ledger = tables.read("ledger")
+    here = ledger[ledger["host"] == receiver]
     return Account(
-        records=ds.dataset(data / "buckets", format="parquet").count_rows(),
-        lost=sum(pc.sum(ledger[name]).as_py() for name in ("lost_kernel_bytes", "lost_agent_bytes")),
-        seen=pc.sum(here["attributed_bytes"]).as_py(),
-        carried=pc.sum(here["nic_bytes"]).as_py(),
+        records=tables.rows("buckets"),
+        lost=int(ledger["lost_kernel_bytes"].sum() + ledger["lost_agent_bytes"].sum()),
+        seen=int(here["attributed_bytes"].sum()),
+        carried=int(here["nic_bytes"].sum()),
         unit="bytes",
     )
 

@@ -75,13 +75,13 @@ def _shown(spec: Spec) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    due = time.monotonic() + _PROGRESS_EVERY_S
+    begun, due = time.monotonic(), 0.0
 
     def show(done: float, of: float, text: str = "") -> None:
         nonlocal due
         shown = f"bench {spec.name}, {text or f'{of:g} rounds'}"
         bar.update(task, completed=done, total=of, description=shown)
-        if bar.disable and time.monotonic() >= due:
+        if bar.disable and time.monotonic() >= (due or begun + (0 if text else _PROGRESS_EVERY_S)):
             due = time.monotonic() + _PROGRESS_EVERY_S
             log.info("bench %s: %s", spec.name, text or f"{done:.1f} of {of:g} rounds")
 

@@ -17,8 +17,7 @@ from netmon.errors import DataError, UsageError
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
 from netmon.lab.record import FOLDER, RUNS, SWEEP, Record, prepare
-from netmon.lab.run import train
-from netmon.lab.scores import LiveScores
+from netmon.lab.run import LiveScores, train
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import trainer_python
 from netmon.lab.truth import Run

@@ -13,7 +13,7 @@ from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
 from netmon.lab.record import FOLDER, Record
 from netmon.lab.spec import RunSpec
-from netmon.lab.trainers.pace import write_pace
+from netmon.lab.trainers.ring import write_pace
 from netmon.lab.training import Training
 
 _PORT, _PORTS = 29_500, 200  # of the first job's ranks, and how far the next job's are away

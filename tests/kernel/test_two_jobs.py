@@ -20,7 +20,7 @@ from waiting import wait_for
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
 from netmon.lab.record import utc_minus_mono_ns
-from netmon.lab.scores import LiveScores
+from netmon.lab.run import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
 from netmon.lab.truth import Run

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 
 import grpc
 import numpy as np
@@ -97,7 +96,7 @@ class Viewer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Stop watching."""
         self._over.set()
         if self._call:
@@ -152,7 +151,7 @@ class TopOnce:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Wait for the last one."""
         self._over.set()
         self._begun.set()

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -118,17 +117,9 @@ def judge(data: Path, load: Load, report: Report) -> Verdict:
 
 
 def _by_host(data: Path, table: str) -> dict[str, pa.Table]:
-    """The host is a column, or in the path."""
-    parts: dict[str, list[pa.Table]] = {}
-    for path in table_files(data, table):
-        rows = pq.ParquetFile(path).read()
-        if "host" in rows.column_names:
-            for host in pc.unique(rows["host"]).to_pylist():
-                parts.setdefault(host, []).append(rows.filter(pc.equal(rows["host"], host)))
-        else:
-            host = next(part for part in path.parts if part.startswith("host=")).removeprefix("host=")
-            parts.setdefault(unquote(host), []).append(rows)
-    return {host: pa.concat_tables([_plain(one) for one in tables]) for host, tables in parts.items()}
+    parts = [_plain(pq.ParquetFile(path).read()) for path in table_files(data, table)]
+    rows = pa.concat_tables(parts) if parts else pa.table({"host": []})
+    return {host: rows.filter(pc.equal(rows["host"], host)) for host in pc.unique(rows["host"]).to_pylist()}
 
 
 def _plain(table: pa.Table) -> pa.Table:
