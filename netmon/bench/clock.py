@@ -12,10 +12,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
@@ -23,12 +22,16 @@ import numpy as np
 import pandas as pd
 
 from netmon.bench import bursts
+from netmon.bench.result import or_dash, table
+from netmon.bench.specs import ClockSpec, Progress, silent
 from netmon.errors import LabError
 from netmon.lab.network import INTERFACE, Host, network
 from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns
 from netmon.records import Batch, ClockSample, Flow, Hello, LedgerSample, Mark, NicSample
 from netmon.service_user import give_socket
+from netmon.terminal import BREAK, FittingTable, figures, labels
+from netmon.units import format_duration, format_rate
 from netmon.views import HostView, Selection
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello
@@ -111,7 +114,7 @@ class Relay:
         self._ready.wait(10)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Ends it and all its connections."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
@@ -175,7 +178,6 @@ class _Service(netmon_pb2_grpc.CollectorServicer):
 RATE_BPS = 1_000_000_000
 BUCKET_NS = 10_000
 _READY_S = 60.0
-SHORTEST_S = 10.0
 _CONVERGENCE_NS = 6_000_000_000  # of the traffic: some dozen bursts
 
 
@@ -226,37 +228,56 @@ class ClockResult:
     rate_bps: int
     runs: tuple[Recovery, ...]
 
-    def document(self) -> dict[str, Any]:
-        """For --json; figures that are not known are null."""
-        document: dict[str, Any] = _without_nan(asdict(self))
-        return document
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per injection; the caption says what was measured."""
+        injected = (f"offset{BREAK}s", f"skew{BREAK}ppm")
+        errors = (
+            *(f"host{BREAK}median", f"host{BREAK}largest", f"hosts{BREAK}median", f"hosts{BREAK}largest"),
+            *("bound", f"skew found{BREAK}ppm"),
+        )
+        yield table(
+            "recovered clocks",
+            [*labels("known by", prose=True), *figures(*injected, *errors)],
+            map(_row, self.runs),
+            f"Two hosts of the lab with links of {format_rate(self.rate_bps)} and buckets of "
+            f"{format_duration(self.bucket_ns)} send bursts to each other; one host's clock is off by offset and skew. "
+            "Errors are those of the times in the dataset, in µs, "
+            f"after the first 6 of {self.seconds:g} s. Host: error of that host's times. Hosts: difference between the "
+            "errors of both hosts, which is all that traffic alone can tell. Bound: the error that the collector "
+            "states.",
+        )
 
 
-def measure(
-    seconds: float,
-    injections: Sequence[Injection] = INJECTIONS,
-    progress: Callable[[float], None] = lambda _: None,
-) -> ClockResult:
-    """Blocks for about (seconds + 8 s) per injection; progress is called with the injections done.
+def _row(run: Recovery) -> Iterator[str]:
+    known = run.injection.source == "exchange"
+    yield "exchange" if known else "traffic alone"
+    yield f"{run.injection.offset_ns / 1e9:+g}"
+    yield f"{run.injection.skew_ppm:+g}"
+    errors = (run.host_error_ns, run.host_error_most_ns, run.difference_ns, run.difference_most_ns, run.bound_ns)
+    for error in errors:
+        yield or_dash(error / 1e3, "{:.1f}")
+    yield f"{run.skew_ppm:+.1f}" if known else "–"
+
+
+def measure(spec: ClockSpec, progress: Progress = silent) -> ClockResult:
+    """Blocks for about (seconds + 8 s) per injection.
 
     Raises UnsupportedError, LabError. Everything it made is gone afterwards, also on failure.
     """
     runs = []
-    for number, injection in enumerate(injections):
+    for number, injection in enumerate(INJECTIONS):
         with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
             os.chmod(folder, 0o711)  # for the agent, which is not root
-            runs.append(recover(injection, seconds, Path(folder)))
-        progress(number + 1)
-    return ClockResult(seconds, BUCKET_NS, RATE_BPS, tuple(runs))
+            runs.append(recover(injection, spec.seconds, Path(folder)))
+        progress(number + 1, len(INJECTIONS))
+    return ClockResult(spec.seconds, BUCKET_NS, RATE_BPS, tuple(runs))
 
 
 def recover(injection: Injection, seconds: float, folder: Path) -> Recovery:
     """One run, with its files in `folder`; blocks. Raises LabError."""
     shifts = (Shift(time.monotonic_ns(), injection.offset_ns, injection.skew_ppm / 1e6), Shift(0))
     collector, tells_time = f"unix:{folder}/collector.sock", injection.source == "exchange"
-    with contextlib.ExitStack() as stack, network(2, RATE_BPS) as testbed:
-        processes = contextlib.ExitStack()
-        stack.enter_context(processes)
+    with network(2, RATE_BPS) as testbed, contextlib.ExitStack() as processes:
         last = processes.enter_context(_collector(collector, folder))
         last.wait_ready(_READY_S)
         relays, agents = [], []
@@ -285,16 +306,8 @@ def _collector(address: str, folder: Path) -> Process:
 
 def _agent(host: Host, collector: str, folder: Path) -> Process:
     command = [sys.executable, "-m", "netmon", "agent", "--interface", INTERFACE, "--collector", collector]
-    command += [
-        "--host",
-        host.name,
-        "--bucket",
-        f"{BUCKET_NS}ns",
-        "--stream-bucket",
-        f"{BUCKET_NS}ns",
-        "--capacity",
-        f"{RATE_BPS}bit",
-    ]
+    command += ["--host", host.name, "--capacity", f"{RATE_BPS}bit"]
+    command += ["--bucket", f"{BUCKET_NS}ns", "--stream-bucket", f"{BUCKET_NS}ns"]
     command += ["--socket", str(folder / f"{host.name}.sock"), "--spool", str(folder / f"spool-{host.name}")]
     return Process(f"agent-{host.name}", command, folder, host=host, notify=folder / f"notify-{host.name}")
 
@@ -343,11 +356,3 @@ def _recovery(injection: Injection, errors: Sequence[pd.Series], view: HostView)
         offset_ns=view.clock_offset_ns,
         skew_ppm=view.clock_skew_ppm,
     )
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and np.isnan(value) else value

@@ -5,23 +5,21 @@ The records are the meter's own, made by test runs with buckets of a nanosecond,
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.bench.result import figures_table
 from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
+from netmon.bench.specs import DrainSpec, Progress, silent
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
 from netmon.kernel.meter.geometry import Geometry, choose_geometry
 from netmon.kernel.meter.memory import blank_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
-
-# --- What a drain costs on a host of many CPUs all of whose slots have been used: idle, busy, and when a flow is new.
-#
-# The CPUs are simulated; the reading end and its memory are the agent's own.
+from netmon.terminal import FittingTable
 
 # --- As many CPUs as one likes: writes into the meter's memory what their programs would, without a kernel.
 
@@ -87,8 +85,9 @@ class SimulatedCpus:
         np.add.at(self._memory.producers[ring], cpus, np.uint64(1))
 
 
-# --- cpus
-
+# --- What a drain costs on a host of many CPUs all of whose slots have been used: idle, busy, and when a flow is new.
+#
+# The CPUs are simulated; the reading end and its memory are the agent's own.
 
 _ACTIVE = 16  # flows of a CPU in the busy case
 _BUSY_ROUNDS = (1, 8, 64)  # buckets of each flow that a drain finds
@@ -184,16 +183,26 @@ class DrainResult:
     rounds: int
     many_cpus: CpusResult
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per figure."""
+        many = self.many_cpus
+        yield figures_table(
+            "the agent's drain, medians",
+            [
+                ("records/s, busy", f"{self.records_per_second / 1e6:.1f} M"),
+                ("spread between quartiles", f"{self.spread / 1e6:.1f} M"),
+                (f"sweep of {self.sweep_flows} flows", f"{self.sweep_us:.0f} µs"),
+                (),
+                (f"{many.cpus} CPUs, {many.slots} used slots: idle", f"{many.idle_us:.0f} µs"),
+                ("one new flow", f"{many.new_flow_us:.0f} µs"),
+                *((f"{busy.records} records", f"{busy.us:.0f} µs") for busy in many.busy),
+            ],
+        )
 
 
-def measure(rounds: int, cpus: int, progress: Callable[[int], None] = lambda _: None) -> DrainResult:
-    """cpus: of the simulated host. Blocks for some 50 ms per round; progress is called with the rounds done.
-
-    Raises KernelError.
-    """
+def measure(spec: DrainSpec, progress: Progress = silent) -> DrainResult:
+    """Blocks for some 50 ms per round. Raises KernelError."""
+    rounds = spec.rounds
     loaded, yardsticks = LoadedMeter(bucket_ns=1), Yardsticks()
     front = yardsticks.program("turn", "xdp")
     yardsticks.aim("xdp", loaded.descriptors[PROGRAMS["xdp"]], _FLOWS)
@@ -204,10 +213,10 @@ def measure(rounds: int, cpus: int, progress: Callable[[int], None] = lambda _: 
         begin = time.perf_counter()
         records = loaded.drain()
         speeds.append(records / (time.perf_counter() - begin))
-        progress(min(done, rounds))
+        progress(min(done, rounds), rounds)
     speeds = sorted(speeds[4:])  # the first rounds touch the ring's pages for the first time
     spread = speeds[3 * rounds // 4] - speeds[rounds // 4]
-    return DrainResult(median(speeds), spread, records, _sweep(), _SWEEP_FLOWS, rounds, measure_cpus(cpus, rounds))
+    return DrainResult(median(speeds), spread, records, _sweep(), _SWEEP_FLOWS, rounds, measure_cpus(spec.cpus, rounds))
 
 
 def _sweep() -> float:

@@ -8,14 +8,15 @@ run of both kinds, in turns, after which CPU time per second of training is comp
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from netmon.bench.cpu import children, process_seconds
+from netmon.bench.result import table
+from netmon.bench.specs import OverheadSpec, Progress, silent
+from netmon.bench.usage import children, process_seconds
 from netmon.lab.injections.spec import Injection
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
@@ -23,6 +24,7 @@ from netmon.lab.process import Process
 from netmon.lab.record import Record, prepare
 from netmon.lab.run import train
 from netmon.lab.spec import RunSpec
+from netmon.terminal import FittingTable, figures, labels
 
 _RANKS = (0, 1, 2)
 _COMPUTE_NS = 60_000_000
@@ -40,7 +42,8 @@ class Costs:
     collector: float  # with its processes
 
 
-class More(NamedTuple):
+@dataclass(frozen=True)
+class More:
     """By how much one side of the rounds is dearer: the median, and the least and the most of all rounds.
 
     Of n independent rounds the true median lies between these two with a probability of 1 − 2^(1 − n), whatever the
@@ -56,6 +59,7 @@ class More(NamedTuple):
 class EvidenceResult:
     """All rounds, in their order: of each a run with and one without, the one right after the other."""
 
+    ALSO = ("agent_more", "collector_more", "sureness")
     seconds: float
     with_all: tuple[Costs, ...]
     without: tuple[Costs, ...]
@@ -79,21 +83,35 @@ class EvidenceResult:
         found = [of(*pair) for pair in zip(self.with_all, self.without, strict=True)]
         return More(float(np.median(found)), min(found), max(found))
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        more = {"agent_more": self.agent_more._asdict(), "collector_more": self.collector_more._asdict()}
-        return {**asdict(self), **more, "sureness": self.sureness}
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per process, medians over the rounds."""
+        yield table(
+            "what verdicts and their evidence cost",
+            [*labels("of a core"), *figures("with", "without", "more", "least", "most")],
+            (
+                self._row("agent", self.agent_more, "{:+.2%}"),
+                self._row("collector", self.collector_more, "{:+.1%} of it"),
+            ),
+            f"Medians of {len(self.without)} rounds, each of a run with and one without. With: agents tell what TCP "
+            "says and what keeps ranks and hosts from running, and the collector judges; without: neither. An agent: "
+            "mean of three hosts with a rank each. Least, most: of a single round; the true median lies between them "
+            f"with a probability of {self.sureness:.0%}.",
+        )
+
+    def _row(self, name: str, more: More, form: str) -> tuple[str, ...]:
+        sides = (np.median([getattr(one, name) for one in side]) for side in (self.with_all, self.without))
+        return (name, *(f"{side:.2%}" for side in sides), *(form.format(one) for one in astuple(more)))
 
 
-def measure(rounds: int, seconds: float, progress: Callable[[float], None] = lambda _: None) -> EvidenceResult:
-    """Blocks for about 2 · (seconds + 12 s) per round; progress is called with the rounds done. Raises LabError."""
+def measure(spec: OverheadSpec, progress: Progress = silent) -> EvidenceResult:
+    """Blocks for about 2 · (seconds + 12 s) per round. Raises LabError."""
     found: dict[bool, list[Costs]] = {True: [], False: []}
-    for number in range(rounds):
+    for number in range(spec.rounds):
         for index, evidence in enumerate((True, False) if number % 2 else (False, True)):
             with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir="/dev/shm") as folder:
-                found[evidence].append(_run(Path(folder) / "data", seconds, evidence))
-            progress(number + (index + 1) / 2)
-    return EvidenceResult(seconds, tuple(found[True]), tuple(found[False]))
+                found[evidence].append(_run(Path(folder) / "data", spec.seconds, evidence))
+            progress(number + (index + 1) / 2, spec.rounds)
+    return EvidenceResult(spec.seconds, tuple(found[True]), tuple(found[False]))
 
 
 def _run(data: Path, seconds: float, evidence: bool) -> Costs:

@@ -2,32 +2,31 @@
 """What new flows cost: so many a second, one frame each, at the receiver of a pair, with an agent and a collector."""
 
 import json
-import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.bench.cpu import process_seconds
 from netmon.bench.flood import SIZE
-from netmon.bench.memory import memory_bytes
-from netmon.bench.observers import agent_command
-from netmon.bench.pair import Pair, pair
+from netmon.bench.observers import Pair, agent_command, fresh_folder, pair
+from netmon.bench.result import figures_table
+from netmon.bench.specs import FlowsSpec, Progress, silent
+from netmon.bench.usage import memory_bytes, process_seconds
 from netmon.lab import iproute
 from netmon.lab.network import INTERFACE
 from netmon.lab.process import Process
+from netmon.terminal import FittingTable
+from netmon.units import format_bytes
 
 _READY_SECONDS = 60
 _END_SECONDS = 120
 _MOST_FLOWS = 65_536 * 64_000  # addresses times ports
 _LOOK_SECONDS = 1.0
-_FOLDER = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -59,19 +58,36 @@ class FlowsResult:
     refused_batches: int
     coverage: float
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per figure."""
+        memory = f"{format_bytes(self.agent_bytes)}; {format_bytes(self.agent_resident_bytes)}"
+        yield figures_table(
+            f"{self.flows_per_s:,.0f} new flows a second for {self.seconds:.0f} s, one frame each",
+            [
+                ("agent, of a core", f"{100 * self.agent_cpu_fraction:.1f} %"),
+                ("agent, memory (PSS; RSS)", memory),
+                ("collector, of a core", f"{100 * self.collector_cpu_fraction:.1f} %"),
+                ("collector, memory (PSS)", format_bytes(self.collector_bytes)),
+                ("flows described", f"{self.described:,}"),
+                ("aggregates", f"{self.aggregates:,} of {self.members:,} flows"),
+                ("packets that the link dropped", f"{self.dropped_packets:,}"),
+                ("packets in the ledger's overflow", f"{self.overflow_packets:,}"),
+                ("packets in the ledger as lost", f"{self.lost_packets:,}"),
+                ("packets missing in the dataset", f"{self.missing_packets:,}"),
+                ("sent by another agent, as it waited at the end", format_bytes(self.spooled_bytes)),
+                ("batches refused", f"{self.refused_batches:,}"),
+                ("coverage", f"{self.coverage:.3%}"),
+            ],
+        )
 
 
-def measure(per_s: int, seconds: float, progress: Callable[[float], None] = lambda _: None) -> FlowsResult:
+def measure(spec: FlowsSpec, progress: Progress = silent) -> FlowsResult:
     """Blocks for some ten seconds longer. Raises LabError. Everything it made is gone afterwards."""
-    with pair("") as hosts, tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_FOLDER) as folder:
-        os.chmod(folder, 0o711)  # for the agent, which is not root
-        return _measure(hosts, Path(folder), per_s, seconds, progress)
+    with pair("") as hosts, fresh_folder() as folder:
+        return _measure(hosts, folder, spec.rate, spec.seconds, progress)
 
 
-def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Callable[[float], None]) -> FlowsResult:
+def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Progress) -> FlowsResult:
     address, data = f"unix:{folder / 'collector.sock'}", folder / "data"
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
     watch = agent_command(hosts.receiver, "tc", address, folder)
@@ -91,7 +107,7 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
                 time.sleep(_LOOK_SECONDS)
                 now = (memory_bytes(agents, "Pss"), memory_bytes(agents, "Rss"), memory_bytes(collectors, "Pss"))
                 most = [max(pair_) for pair_ in zip(most, now, strict=True)]
-                progress(min(1, (time.monotonic() - begin) / seconds))
+                progress(min(1, (time.monotonic() - begin) / seconds), 1)
             flood.check()
         dropped = _dropped(hosts)
         elapsed = time.monotonic() - begin

@@ -14,16 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.bench.result import table
+from netmon.bench.specs import HookSpec, Progress, silent
 from netmon.errors import NetmonError
 from netmon.marks import MAX_PACKET, SOCKET_VARIABLE
+from netmon.terminal import FittingTable, figures, labels
 from netmon.training.steps import Steps
 
 _STEPS = 400  # of a round
@@ -52,25 +54,36 @@ class HookResult:
     steps: int
     rounds: int
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
+    def shown(self) -> Iterator[FittingTable]:
+        """A row with an agent and one without."""
+        costs = (
+            ("listens", "8 KiB of memory", self.with_agent),
+            ("listens", "4 MiB of memory", self.with_agent_cold),
+            ("none", "8 KiB of memory", self.without_agent),
+            ("none", "4 MiB of memory", self.without_agent_cold),
+        )
+        yield table(
+            "a step that the training marks",
+            [*labels("agent", "between steps"), *figures("median µs", "p99 µs")],
+            ((name, memory, f"{of.median_ns / 1e3:.1f}", f"{of.p99_ns / 1e3:.1f}") for name, memory, of in costs),
+            f"{self.steps} steps each, 2 ms apart.",
+        )
 
 
-def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> HookResult:
-    """Blocks for some four seconds per round; progress is called with the rounds done. Raises NetmonError."""
+def measure(spec: HookSpec, progress: Progress = silent) -> HookResult:
+    """Blocks for some four seconds per round. Raises NetmonError."""
     kinds = [(listening, numbers) for numbers in (_WARM, _COLD) for listening in (True, False)]
     costs: dict[tuple[bool, int], list[npt.NDArray[np.int64]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
         path = Path(folder) / "marks.sock"
         with _listener(path):
-            for done in range(rounds):
+            for done in range(spec.rounds):
                 for listening, numbers in kinds:
                     with _environment(str(path) if listening else f"{folder}/nobody.sock"):
                         costs[listening, numbers].append(_round(numbers))
-                progress(done + 1)
+                progress(done + 1, spec.rounds)
     warm, warm_alone, cold, cold_alone = (_cost(costs[kind]) for kind in kinds)
-    return HookResult(warm, warm_alone, cold, cold_alone, rounds * _STEPS, rounds)
+    return HookResult(warm, warm_alone, cold, cold_alone, spec.rounds * _STEPS, spec.rounds)
 
 
 def _round(numbers: int) -> npt.NDArray[np.int64]:

@@ -16,21 +16,24 @@ Every run is replayed in slices of 200 ms, as a collector gets it, and what the 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.bench.result import or_dash, table
+from netmon.bench.specs import InferenceSpec, Progress, silent
 from netmon.dl.inference import FlowVerdict, Inference, InferredIteration, InferredJob
 from netmon.dl.scoring import matched
-from netmon.lab.labelled import Labelled, TrueJob
-from netmon.lab.labelling import find
+from netmon.errors import DataError
+from netmon.lab.labelled import Labelled, TrueJob, find
+from netmon.terminal import FittingTable, figures, labels
 
 SLICE_NS = 200_000_000
+_FOLDER = Path(__file__).parents[2] / "tests" / "data" / "inference"
 _AFTER_SLICE_NS = 1_000_000_000
 _AFTER_NS = 60_000_000_000  # for which the replay goes on after the last row: a job's end shows as silence
 _Times = npt.NDArray[np.int64]
@@ -85,25 +88,52 @@ class InferenceResult:
 
     runs: tuple[RunScore, ...]
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        return {"runs": [{name: _plain(value) for name, value in asdict(run).items()} for run in self.runs]}
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per run; the caption says what was scored."""
+        names = figures("found", "F1", "boundary", "begin", "after", "bytes", "CPU")
+        yield table(
+            "iterations found in the traffic alone",
+            [*labels("run", "cross traffic", prose=True), *names, *labels("wrong")],
+            map(_row, self.runs),
+            "The recorded traffic is replayed in slices of 200 ms. Boundary: median distance between a rank's inferred "
+            "end of an iteration and the end of its wait for the last gradient in the trainer's log, relative to the "
+            "median iteration. Begin: the same for the start of its traffic and the last rank's first enqueue. After: "
+            "number of iterations that had ended when the first was reported. Bytes: payload whose flow is rightly "
+            "assigned to the job or to none. CPU: of one core. Wrong: which of members, ring order and pattern are not "
+            "exactly right.",
+        )
 
 
-def _plain(value: object) -> object:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+def _row(run: RunScore) -> tuple[str, ...]:
+    exact = {"members": run.members_exact, "order": run.ring_exact, "pattern": run.pattern_exact}
+    return (
+        run.run,
+        f"{run.cross_load:.0%} {run.cross_profile}" if run.cross_profile else "none",
+        f"{run.found} of {run.true}",
+        f"{run.f1:.3f}",
+        or_dash(run.boundary_error_fraction, "{:.2%}"),
+        or_dash(run.begin_error_fraction, "{:.2%}"),
+        str(run.first_found_after),
+        f"{run.bytes_right:.2%}",
+        f"{run.cpu_fraction:.1%}",
+        ", ".join(name for name, right in exact.items() if not right) or "–",
+    )
 
 
-def measure(path: Path, progress: Callable[[str], None] = lambda _: None) -> InferenceResult:
-    """path: see netmon.lab.labelling.find. Blocks for some seconds per run. Raises DataError."""
-    return InferenceResult(tuple(_scores(find(path), progress)))
+def recorded_runs() -> Path:
+    """The labelled tables that come with a checkout. Raises DataError where netmon was installed without them."""
+    if not any(_FOLDER.glob("*.parquet")):
+        raise DataError("cannot score the recorded runs: they come with a checkout of netmon only; give PATH")
+    return _FOLDER
 
 
-def _scores(runs: Iterable[Labelled], progress: Callable[[str], None]) -> Iterable[RunScore]:
-    for run in runs:
-        progress(run.run)
-        yield from scores(run, replay(run))
+def measure(spec: InferenceSpec, progress: Progress = silent) -> InferenceResult:
+    """Of what netmon.lab.labelled.find finds there. Blocks for some seconds per run. Raises DataError."""
+    found: list[RunScore] = []
+    for number, run in enumerate(find(spec.path or recorded_runs())):
+        progress(number, number + 1, run.run)
+        found += scores(run, replay(run))
+    return InferenceResult(tuple(found))
 
 
 def replay(run: Labelled) -> Replayed:

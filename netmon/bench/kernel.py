@@ -6,11 +6,13 @@ in turn; figures are medians over the rounds of what is left after subtracting t
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from netmon.bench.result import table
 from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
+from netmon.bench.specs import KernelSpec, Progress, silent
+from netmon.terminal import FittingTable, figures, labels
 
 _REPEAT = 200_000
 _TAKEOVERS = 16_000  # of one run: what the flow ring holds
@@ -38,9 +40,15 @@ class KernelResult:
     floor_net_ns: dict[str, float]
     rounds: int
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per case and program."""
+        floors = ", ".join(f"{program} {ns:.0f} ns" for program, ns in self.floor_net_ns.items())
+        columns = [*labels("case", prose=True), *labels("program"), *figures("ns", "net", "spread", "× floor")]
+        rows = (
+            (of.case, of.program, f"{of.ns:.0f}", f"{of.net_ns:.0f}", f"{of.spread:.0f}", f"{of.floor_ratio:.2f}")
+            for of in self.cases
+        )
+        yield table("ns per packet, medians", columns, rows, f"Floor, net of the empty program: {floors}.")
 
 
 @dataclass(frozen=True)
@@ -50,13 +58,13 @@ class _Case:
     """program → (ns, ns of the empty program reached the same way)"""
 
 
-def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> KernelResult:
-    """Blocks for about a second per round; progress is called with the rounds done. Raises KernelError."""
+def measure(spec: KernelSpec, progress: Progress = silent) -> KernelResult:
+    """Blocks for about a second per round. Raises KernelError."""
     bench = _Bench()
     samples: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     empty: dict[str, list[float]] = {program: [] for program in PROGRAMS}
     floor: dict[str, list[float]] = {program: [] for program in PROGRAMS}
-    for done in range(rounds):
+    for done in range(spec.rounds):
         for program in PROGRAMS:
             nothing, least = bench.empty(program), bench.floor(program)
             empty[program].append(nothing)
@@ -65,9 +73,9 @@ def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> Ke
                 ns, base = case.measure(program)
                 sample = (ns, ns - base, (ns - base) / (least - nothing))
                 samples.setdefault((case.name, program), []).append(sample)
-        progress(done + 1)
+        progress(done + 1, spec.rounds)
     results = tuple(_result(case, program, values) for (case, program), values in samples.items())
-    return KernelResult(results, _medians(empty), _medians(floor), rounds)
+    return KernelResult(results, _medians(empty), _medians(floor), spec.rounds)
 
 
 def _result(case: str, program: str, samples: list[tuple[float, float, float]]) -> CaseResult:

@@ -1,23 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may watch a pair of hosts: nobody, netmon by one of its hooks, or tcpdump."""
+"""Two hosts joined by one veth pair whose speed nothing limits but this machine, and who may watch them: nobody, netmon
+by one of its hooks, or tcpdump."""
 
 import contextlib
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
-
 from netmon.bench.attached import ATTACHED
-from netmon.bench.pair import Pair
 from netmon.bench.sink import LISTENS, read_report
 from netmon.errors import LabError
-from netmon.lab.network import INTERFACE, Host
+from netmon.history.dataset import Tables
+from netmon.lab import iproute
+from netmon.lab.lease import leased
+from netmon.lab.network import INTERFACE, SUBNET, Host
 from netmon.lab.process import Process
+
+_SETTINGS = """
+cd /proc/sys/net
+for every in ipv6/conf/all ipv6/conf/default; do [ ! -d $every ] || echo 1 > $every/disable_ipv6; done
+"""
+_CONGESTION = "ipv4/tcp_congestion_control"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Who sends and who receives, each on INTERFACE."""
+
+    sender: Host
+    receiver: Host
+    congestion: str  # TCP's congestion control
+
+
+@contextlib.contextmanager
+def pair(congestion: str) -> Iterator[Pair]:
+    """Make both hosts; they are gone afterwards, with all that runs in them. Needs root. Raises LabError.
+
+    congestion: TCP's congestion control; empty for what this machine uses.
+    """
+    settings = _SETTINGS + (f"echo {congestion} > {_CONGESTION}\n" if congestion else "") + f"cat {_CONGESTION}\n"
+    with leased() as lease:
+        names = ("sender", "receiver")
+        hosts = [Host(name, lease.namespace(name), f"{SUBNET}.{number}") for number, name in enumerate(names, 1)]
+        for host in hosts:
+            iproute.call(["ip", "netns", "add", host.namespace])
+            used = iproute.call(["ip", "netns", "exec", host.namespace, "sh", "-se"], settings).strip()
+        sender, receiver = hosts
+        link = f"link add {INTERFACE} type veth peer name {INTERFACE} netns {receiver.namespace}"
+        iproute.batch("ip", sender.namespace, [link])
+        for host in hosts:
+            address = f"address add {host.address}/24 dev {INTERFACE}"
+            iproute.batch("ip", host.namespace, ["link set lo up", address, f"link set {INTERFACE} up"])
+        yield Pair(sender, receiver, used)
+
+
+@contextlib.contextmanager
+def fresh_folder() -> Iterator[Path]:
+    """In memory, so that nobody waits for a disk; an agent, which is not root, reaches what is in it."""
+    with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir="/dev/shm") as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder)
+
+
+# --- observers
 
 _READY_SECONDS = 60
 _END_SECONDS = 60
@@ -49,10 +99,10 @@ def _nobody(_pair: Pair, _folder: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _programs(pair: Pair, folder: Path) -> Iterator[Callable[[], None]]:
+def _programs(watched: Pair, folder: Path) -> Iterator[Callable[[], None]]:
     """The meter's programs on the receiver, and no agent: the kernel path alone. What they count is not drained."""
     command = [sys.executable, "-m", "netmon.bench.attached", INTERFACE]
-    with Process("programs", command, folder, host=pair.receiver) as process:
+    with Process("programs", command, folder, host=watched.receiver) as process:
         process.wait_output(ATTACHED, _READY_SECONDS)
         yield process.check_running
 
@@ -65,15 +115,15 @@ def agent_command(host: Host, hook: str, address: str, folder: Path) -> list[str
 
 
 @contextlib.contextmanager
-def agent_alone(pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
+def agent_alone(watched: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
     """An agent on the receiver, and a sink outside that only acknowledges: the agent without its collector."""
     address, report = f"unix:{folder / 'sink.sock'}", folder / "sink.json"
     listen = ["nice", "-n", "19", sys.executable, "-m", "netmon.bench.sink", address, str(report)]
     notify = folder / "notify-agent.sock"
-    watch = agent_command(pair.receiver, "tc", address, folder)
+    watch = agent_command(watched.receiver, "tc", address, folder)
     with (
         Process("sink", listen, folder) as sink,
-        Process("agent", watch, folder, host=pair.receiver, notify=notify) as agent,
+        Process("agent", watch, folder, host=watched.receiver, notify=notify) as agent,
     ):
         sink.wait_output(LISTENS, _READY_SECONDS)
         agent.wait_ready(_READY_SECONDS)
@@ -91,7 +141,7 @@ def agent_alone(pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
 
 
 @contextlib.contextmanager
-def _netmon(hook: str, both: bool, pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
+def _netmon(hook: str, both: bool, watched: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
     """An agent on the receiver by `hook`, one on the sender too where `both`, and a collector outside."""
     # A Unix socket crosses network namespaces: not a byte of netmon's own is on the link.
     address, data = f"unix:{folder / 'collector.sock'}", folder / "data"
@@ -109,13 +159,13 @@ def _netmon(hook: str, both: bool, pair: Pair, folder: Path) -> Iterator[Callabl
 
         # In a cluster the collector is on another machine: here it gets what the others leave.
         collector = start("collector", "collector", "--listen", address, "--data", str(data), niceness=19)
-        agents = [agent(pair.receiver, hook), *([agent(pair.sender, "tc")] if both else [])]
+        agents = [agent(watched.receiver, hook), *([agent(watched.sender, "tc")] if both else [])]
 
         def account() -> Account:
             for process in (*agents, collector):
                 process.check_running()
                 process.end_in_order(seconds=_END_SECONDS)
-            return _of_dataset(data, pair.receiver.name)
+            return _of_dataset(data, watched.receiver.name)
 
         yield account
 
@@ -125,23 +175,24 @@ def _of_dataset(data: Path, receiver: str) -> Account:
 
     (With XDP on its peer, a veth's own counter is of packets that were cut after the sender's hook: no yardstick.)
     """
-    ledger = ds.dataset(data / "ledger", format="parquet", partitioning="hive").to_table()
-    here = ledger.filter(pc.equal(ledger["host"], receiver))
+    tables = Tables(data)
+    ledger = tables.read("ledger")
+    here = ledger[ledger["host"] == receiver]
     return Account(
-        records=ds.dataset(data / "buckets", format="parquet").count_rows(),
-        lost=sum(pc.sum(ledger[name]).as_py() for name in ("lost_kernel_bytes", "lost_agent_bytes")),
-        seen=pc.sum(here["attributed_bytes"]).as_py(),
-        carried=pc.sum(here["nic_bytes"]).as_py(),
+        records=tables.rows("buckets"),
+        lost=int(ledger["lost_kernel_bytes"].sum() + ledger["lost_agent_bytes"].sum()),
+        seen=int(here["attributed_bytes"].sum()),
+        carried=int(here["nic_bytes"].sum()),
         unit="bytes",
     )
 
 
 @contextlib.contextmanager
-def _tcpdump(pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
+def _tcpdump(watched: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
     """On the receiver, as the studies did it: the first 150 bytes of every packet into a file."""
     # It writes as root (-Z): the folder is root's.
     command = ["tcpdump", "-i", INTERFACE, "-n", "-s", "150", "-Z", "root", "-w", str(folder / "capture.pcap")]
-    with Process("tcpdump", command, folder, host=pair.receiver) as process:
+    with Process("tcpdump", command, folder, host=watched.receiver) as process:
         process.wait_output("listening on", _READY_SECONDS)
 
         def account() -> Account:

@@ -5,25 +5,28 @@ Every round runs each observer once, in an order that moves on by one per round,
 run without any: what slows the whole machine for a while then slows both sides of a ratio.
 """
 
-import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netmon.bench.cpu import machine_seconds, process_seconds
-from netmon.bench.memory import memory_bytes
-from netmon.bench.observers import OBSERVERS, Account, agent_alone
-from netmon.bench.pair import Pair, pair
+from netmon.bench.observers import OBSERVERS, Account, Pair, agent_alone, fresh_folder, pair
+from netmon.bench.result import CPU, OTHER, figure, or_dash, save, table
+from netmon.bench.specs import OverheadSpec, Progress, silent
+from netmon.bench.usage import machine_seconds, memory_bytes, process_seconds
 from netmon.errors import LabError, UnsupportedError
 from netmon.lab import iproute
 from netmon.lab.traffic.cross import CrossTraffic
 from netmon.lab.traffic.profiles import Offer
+from netmon.terminal import BREAK, FittingTable, figures, labels
+from netmon.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # --- What an agent costs a host on which nothing happens.
 
@@ -73,10 +76,20 @@ def _switches(pids: list[int]) -> int:
     return sum(int(line.split()[1]) for line in lines)
 
 
-# --- overhead
+# --- What being watched costs the traffic.
 
+LABELS = {
+    "nothing": "nothing",
+    "programs": "netmon's programs alone, tc, receiver only",
+    "tc": "netmon, tc",
+    "tc_receiver": "netmon, tc, receiver only",
+    "agent": "netmon, tc, receiver only, no collector",
+    "xdp": "netmon, xdp",
+    "tcpdump": "tcpdump -s 150, receiver only",
+}
+"""What watched, by kind of observer."""
 
-_MEMORY = Path("/dev/shm")  # no observer is to wait for a disk
+_DODGE = 0.3  # of a row, over which its rounds are spread
 _PORT = 5201
 _IDLE_RUNS = 10  # so long is measured what an idle agent costs: /proc counts in steps of 10 ms
 _REST_SECONDS = 0.3  # before a run for what starting left to do, after it for observers to catch up
@@ -125,6 +138,7 @@ class KindResult:
 class OverheadResult:
     """All rounds. runs: by kind, in the order of the rounds."""
 
+    ALSO, LEFT_OUT = ("kinds",), ("runs",)
     rounds: int
     seconds: float
     congestion: str
@@ -136,25 +150,89 @@ class OverheadResult:
         """A result per observer."""
         return tuple(_result(kind, runs, self.runs["nothing"]) for kind, runs in self.runs.items())
 
-    def ratios(self, kind: str) -> list[float]:
-        """Throughput per round, as a share of the same round's with nothing."""
-        return _ratios(self.runs[kind], self.runs["nothing"])
+    def shown(self) -> Iterator[FittingTable | str]:
+        """A row per observer in two tables; the caption says what was measured."""
+        idle = self.idle
+        caption = (
+            f"Medians of {self.rounds} rounds of {self.seconds:g} s. One TCP stream (iperf3, {self.congestion}) runs "
+            "between two namespaces over an unshaped veth pair; each round has a run with every observer. "
+            "Ratio: throughput relative to the same round's run with no observer (quartiles over the rounds). "
+            "netmon: an agent at each end unless the label says otherwise, buckets of 10 µs, streamed to a collector "
+            "outside both namespaces with the lowest priority (nice 19); xdp: the receiver's hook. tcpdump writes to "
+            "memory. "
+            "Machine CPU: of all processes, iperf3 and the collector included. Observer CPU: of the agents or of "
+            "tcpdump alone. No collector: the agent streams to a process that only acknowledges, and `sent` is what it "
+            "gets. Records and lost: of all agents. Coverage: share of the receiver's bytes (tcpdump: packets). "
+            f"Without traffic an agent took {100 * idle.cpu_fraction:.2f} % of a core, "
+            f"{idle.switches_per_s:.0f} context switches/s and {format_bytes(idle.proportional_bytes)} of memory (PSS; "
+            f"RSS {format_bytes(idle.resident_bytes)}), and sent {format_bytes(round(idle.sent_bytes_per_s))}/s."
+        )
+        names = ("Gbit/s", "ratio (quartiles)", "machine CPU s/GB", "observer CPU s/GB", "observer cores")
+        watched, breaks = labels("watched by", prose=True), (BREAK.join(name.split(" ", 1)) for name in names)
+        costs = map(_cost_row, self.kinds)
+        yield table("what being watched costs the traffic", [*watched, *figures(*breaks)], costs)
+        yield ""
+        columns = [*watched, *figures("sent, B/s", "records", "lost", "coverage")]
+        accounts = (_account_row(kind) for kind in self.kinds if kind.records is not None)
+        yield table("what was sent, recorded and lost", columns, accounts, caption)
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        kinds = [asdict(kind) for kind in self.kinds]
-        document = {"rounds": self.rounds, "seconds": self.seconds, "congestion": self.congestion}
-        return {**document, "idle": asdict(self.idle), "kinds": kinds}
+    def draw(self, path: Path) -> None:
+        """Throughput of every round, and CPU time per gigabyte. Needs matplotlib. Raises DataError."""
+        made = figure(9, 3.4)
+        left, right = made.subplots(1, 2, sharey=True)
+        _draw_throughput(left, self)
+        _draw_cpu(right, self)
+        left.set_yticks(range(len(self.runs)), [LABELS[kind] for kind in self.runs])
+        left.invert_yaxis()
+        for axes in (left, right):
+            axes.set_xlim(left=0)
+            axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+        save(made, path)
 
 
-def measure(
-    rounds: int, seconds: float, congestion: str = "", progress: Callable[[float], None] = lambda _: None
-) -> OverheadResult:
+def _cost_row(kind: KindResult) -> tuple[str, ...]:
+    low, high = kind.ratio_quartiles
+    return (
+        LABELS[kind.kind],
+        f"{kind.gbit_per_s:.1f}",
+        "1" if kind.kind == "nothing" else f"{kind.ratio:.2f} ({low:.2f}–{high:.2f})",
+        f"{kind.machine_cpu_s_per_gb:.3f}",
+        or_dash(kind.observer_cpu_s_per_gb, "{:.4f}"),
+        or_dash(kind.observer_cpu_fraction, "{:.4f}"),
+    )
+
+
+def _account_row(kind: KindResult) -> tuple[str, ...]:
+    lost = format_bytes(kind.lost_bytes) if kind.lost_bytes is not None else or_dash(kind.lost_packets, "{:,} packets")
+    sent, records = or_dash(kind.sent_bytes_per_s, "{:,.0f}"), or_dash(kind.records, "{:,}")
+    return LABELS[kind.kind], sent, records, lost, or_dash(kind.coverage, "{:.3%}")
+
+
+def _draw_throughput(axes: "Axes", result: OverheadResult) -> None:
+    for row, kind in enumerate(result.kinds):
+        values = [run.gbit_per_s for run in result.runs[kind.kind]]
+        offsets = [row + _DODGE * (number / max(1, len(values) - 1) - 0.5) for number in range(len(values))]
+        axes.plot(values, offsets, "o", color=CPU, markersize=4, alpha=0.7, label="a round" if not row else None)
+        label = "median" if not row else None
+        axes.plot(kind.gbit_per_s, row, "|", color="#000000", markersize=22, markeredgewidth=2, label=label)
+    axes.set_xlabel("throughput of one TCP stream (Gbit/s)")
+    axes.legend(frameon=False, loc="best")
+
+
+def _draw_cpu(axes: "Axes", result: OverheadResult) -> None:
+    rows = range(len(result.kinds))
+    observers = [kind.observer_cpu_s_per_gb or 0 for kind in result.kinds]
+    machine = [kind.machine_cpu_s_per_gb for kind in result.kinds]
+    axes.barh(rows, machine, color="#bbbbbb", height=0.5, label="whole machine")
+    axes.barh(rows, observers, color=OTHER, height=0.5, label="of it, the observer's processes")
+    axes.set_xlabel("CPU time per payload (s/GB), medians")
+    axes.legend(frameon=False, loc="best")
+
+
+def measure(spec: OverheadSpec, progress: Progress = silent) -> OverheadResult:
     """Blocks for about (6 · seconds + 25 s) per round, and for 10 · seconds at the end.
-
-    progress is called with the rounds done.
-
-    congestion: TCP's congestion control, empty for what this machine uses.
 
     Raises UnsupportedError, LabError. Everything it made is gone afterwards, also on failure.
     """
@@ -163,20 +241,17 @@ def measure(
             raise UnsupportedError(f"cannot measure the overhead: {program} is not installed; install {program}")
     kinds = list(OBSERVERS)
     runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
-    with pair(congestion) as hosts:
-        for number in range(rounds):
+    with pair(spec.congestion) as hosts:
+        for number in range(spec.rounds):
             for position in range(len(kinds)):
                 kind = kinds[(number + position) % len(kinds)]
-                with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_MEMORY) as folder:
-                    os.chmod(folder, 0o711)  # for the agent, which is not root
-                    runs[kind].append(_run(kind, hosts, Path(folder), seconds))
-                progress(number + (position + 1) / len(kinds))
-        with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_MEMORY) as folder:
-            os.chmod(folder, 0o711)  # for the agent, which is not root
-            idle = measure_idle(hosts, Path(folder), _IDLE_RUNS * seconds)
-    return OverheadResult(
-        rounds, seconds, hosts.congestion, idle, {kind: tuple(of_kind) for kind, of_kind in runs.items()}
-    )
+                with fresh_folder() as folder:
+                    runs[kind].append(_run(kind, hosts, folder, spec.seconds))
+                progress(number + (position + 1) / len(kinds), spec.rounds)
+        with fresh_folder() as folder:
+            idle = measure_idle(hosts, folder, _IDLE_RUNS * spec.seconds)
+    every = {kind: tuple(of_kind) for kind, of_kind in runs.items()}
+    return OverheadResult(spec.rounds, spec.seconds, hosts.congestion, idle, every)
 
 
 def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:

@@ -125,9 +125,8 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
     """live: draw `netmon top` meanwhile, where there is a terminal for it."""
-    from netmon.commands.lab_results import print_run
+    from netmon.commands.lab_results import print_run, shown
     from netmon.lab.outcome import run_document
-    from netmon.lab.progress import shown
     from netmon.lab.run import run as run_lab
     from netmon.terminal import console as standard_output
 
@@ -149,9 +148,8 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from netmon.commands.lab_results import print_sweep
+    from netmon.commands.lab_results import print_sweep, sweep_shown
     from netmon.lab.outcome import sweep_document
-    from netmon.lab.progress import sweep_shown
     from netmon.lab.sweep import sweep
     from netmon.terminal import console
 

@@ -67,8 +67,7 @@ def _write(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from netmon.lab.traffic.load_file import read_load
-    from netmon.lab.traffic.load_summary import draw, summarise
+    from netmon.lab.traffic.load_file import draw, read_load, summarise
 
     rows = read_load(args.file)
     summary = summarise(rows)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,12 +85,19 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     job.add_argument(
         "--model", default="", help="a published model, such as resnet50, scaled to the rate; or --params and --compute"
     )
-    job.add_argument("--params", type=parse_count, metavar="N", help="number of float32 parameters (4e6)")
     job.add_argument(
-        "--compute", type=parse_duration, metavar="TIME", help="computing time per iteration (100ms, or the model's)"
+        "--params", dest="parameters", type=parse_count, metavar="N", help="number of float32 parameters (4e6)"
+    )
+    job.add_argument(
+        "--compute",
+        dest="compute_ns",
+        type=parse_duration,
+        metavar="TIME",
+        help="computing time per iteration (100ms, or the model's)",
     )
     job.add_argument(
         "--backward",
+        dest="backward_share",
         type=float,
         metavar="SHARE",
         help="share of the computing time in which gradients are already sent (0)",
@@ -164,30 +171,25 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+_LATER = ("model", "batch", "parameters", "compute_ns", "backward_share")  # what a model says, or else an option
+
+
 def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
     """The run that the options describe. Raises UsageError."""
     from netmon.lab.injections.spec import injection
 
-    spec = _base(args, overwrite)
     spec = replace(
-        spec,
-        bus=args.bus,
-        marks=args.marks,
-        timeline=args.timeline,
-        profile=args.profile,
+        _base(args, overwrite),
         pattern={"ps": "star"}.get(args.pattern, args.pattern),
-        cross_load=args.cross_load,
-        cross_profile="file" if args.cross_file else args.cross_profile,
-        cross_file=args.cross_file.resolve() if args.cross_file else None,
-        cross_after=args.cross_after,
         injections=tuple(injection(text) for text in args.inject),
     )
-    if args.model and args.params:
+    if args.cross_file:
+        spec = replace(spec, cross_profile="file", cross_file=args.cross_file.resolve())
+    if args.model and args.parameters:
         raise UsageError("--model says how many parameters there are; leave --params out")
     if args.model:
         spec = spec.of(args.model, args.batch)
-    given = {"parameters": args.params, "compute_ns": args.compute, "backward_share": args.backward}
-    spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
+    spec = replace(spec, **{name: value for name in _LATER[2:] if (value := getattr(args, name)) is not None})
     return _played(spec, args.replay.resolve(), args.ring) if args.replay else spec
 
 
@@ -228,24 +230,14 @@ def sweep_spec(args: argparse.Namespace) -> SweepSpec:
 
 
 def _base(args: argparse.Namespace, overwrite: bool) -> RunSpec:
+    """What the options say that have the names of the spec's fields."""
     from netmon.lab.spec import CONFIGURATIONS, RunSpec
 
+    own = {each.name for each in fields(RunSpec)} - {*_LATER}
     ring, cross = CONFIGURATIONS[args.configuration]
-    return RunSpec(
-        data=args.data.resolve(),
-        trainer=args.trainer,
-        hosts=args.hosts,
-        ring=args.ring or ring,
-        cross=tuple(args.cross or cross),
-        rate_bps=args.rate,
-        iterations=args.iterations,
-        seed=args.seed,
-        bucket_ns=args.bucket,
-        stream_ns=args.stream_bucket,
-        hook=args.hook,
-        monitor=not args.no_monitor,
-        overwrite=overwrite,
-    )
+    given = {name: value for name, value in vars(args).items() if name in own}
+    more = {"data": args.data.resolve(), "ring": args.ring or ring, "cross": tuple(args.cross or cross)}
+    return RunSpec(**{**given, **more, "overwrite": overwrite})
 
 
 def _add_job_options(job: argparse._ArgumentGroup, iterations: int) -> None:
@@ -265,7 +257,12 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("the network")
     network.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts around the switch (%(default)s)")
     network.add_argument(
-        "--rate", type=parse_rate, default="1gbit", help="rate of every port in each direction (1gbit)"
+        "--rate",
+        dest="rate_bps",
+        metavar="RATE",
+        type=parse_rate,
+        default="1gbit",
+        help="rate of every port in each direction (1gbit)",
     )
     network.add_argument(
         "--configuration",
@@ -287,9 +284,12 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_watch_options(parser: argparse.ArgumentParser) -> None:
     watch = parser.add_argument_group("how it is watched")
-    watch.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="bucket width (10us)")
+    watch.add_argument(
+        "--bucket", dest="bucket_ns", type=parse_duration, default="10us", metavar="TIME", help="bucket width (10us)"
+    )
     watch.add_argument(
         "--stream-bucket",
+        dest="stream_ns",
         type=parse_duration,
         default="0s",
         metavar="TIME",
@@ -298,5 +298,5 @@ def _add_watch_options(parser: argparse.ArgumentParser) -> None:
     watch.add_argument(
         "--hook", choices=("auto", "tc", "xdp"), default="auto", help="kernel hook that counts (%(default)s)"
     )
-    watch.add_argument("--no-monitor", action="store_true", help="run without netmon")
+    watch.add_argument("--no-monitor", dest="monitor", action="store_false", help="run without netmon")
     watch.add_argument("--overwrite", action="store_true", help="replace what --data already holds")

@@ -1,20 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `netmon lab` prints when a run is over."""
-
-from __future__ import annotations
+"""What `netmon lab` shows: how far a run is, and what came of it."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from netmon.lab.run import Progress
+from netmon.lab.spec import RunSpec
+from netmon.lab.sweep import SweepProgress
 from netmon.own_module import typed
+from netmon.report.summary import summarise
+from netmon.terminal import BREAK, FittingTable, figures, labels
 from netmon.units import format_bytes, format_duration, format_rate
 
-if TYPE_CHECKING:
-    from rich.console import Console
+# --- How far it is: a bar on a terminal, a line now and then elsewhere. On standard error.
 
-    from netmon.terminal import FittingTable
+_LINES = 10
+
+
+@contextlib.contextmanager
+def shown(spec: RunSpec) -> Iterator[Callable[[Progress], None]]:
+    """A function that shows the progress it is given."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(spec, console)
+        return
+    columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("training", total=spec.iterations)
+        yield lambda progress: bar.update(
+            task,
+            completed=progress.iterations_done,
+            description="cross traffic" if progress.cross else "training",
+        )
+
+
+@contextlib.contextmanager
+def sweep_shown() -> Iterator[Callable[[SweepProgress], None]]:
+    """A function that shows the progress of a sweep: a bar with the time left, or a line for every run."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _SweepLines(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1, left="")
+
+        def show(progress: SweepProgress) -> None:
+            done = progress.number - 1 + progress.iterations_done / progress.iterations
+            left = f"about {_minutes(progress.seconds_left)} left"
+            bar.update(task, completed=done, total=progress.runs, description=_name(progress), left=left)
+
+        yield show
+
+
+class _SweepLines:
+    """Prints a line when a run begins."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = 0
+
+    def __call__(self, progress: SweepProgress) -> None:
+        if progress.number != self._shown:
+            self._shown = progress.number
+            self._console.print(f"{_name(progress)}, about {_minutes(progress.seconds_left)} left", soft_wrap=True)
+
+
+def _name(progress: SweepProgress) -> str:
+    return f"run {progress.number} of {progress.runs}: {progress.run.id}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+class _Lines:
+    """Prints about ten lines in all, and one when the cross traffic begins."""
+
+    def __init__(self, spec: RunSpec, console: Console) -> None:
+        self._every = max(1, spec.iterations // _LINES)
+        self._console = console
+        self._shown: tuple[int, bool] = (-1, False)
+
+    def __call__(self, progress: Progress) -> None:
+        stage = (progress.iterations_done // self._every, progress.cross)
+        if stage != self._shown:
+            self._shown = stage
+            cross = ", with cross traffic" if progress.cross else ""
+            self._console.print(f"iteration {progress.iterations_done} of {progress.iterations}{cross}")
 
 
 # --- What `netmon lab` prints when a sweep is over.
@@ -44,8 +123,6 @@ def sweep_tables(runs: list[dict[str, Any]]) -> Iterator[FittingTable]:
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> FittingTable:
-    from netmon.terminal import FittingTable, figures, labels
-
     return FittingTable([*labels(*left), *figures(*right)], title)
 
 
@@ -74,8 +151,6 @@ _MOMENTS = ("step_start", "first_enqueue", "last_wait", "step_end")
 
 
 def _moment(errors: Mapping[str, Any] | None) -> str:
-    from netmon.terminal import BREAK
-
     return f"{format_duration(errors['median_ns'])},{BREAK}{format_duration(errors['p99_ns'])}" if errors else ""
 
 
@@ -125,8 +200,6 @@ def _models(models: list[dict[str, Any]]) -> Iterator[str]:
 
 def print_run(data: Path, document: Mapping[str, Any], console: Console) -> None:
     """A run, as netmon.lab.outcome.run_document() gives it, with the summary of its dataset."""
-    from netmon.report.summary import summarise
-
     monitored = document["spec"]["monitor"]
     if monitored:
         summarise(data).print(console)

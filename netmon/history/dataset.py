@@ -169,12 +169,14 @@ class Tables:
         rows: pd.DataFrame = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame()
         return plain_words(rows).reindex(columns=[*dict.fromkeys([*rows, *EXPECTED.get(table, ())])])
 
-    def sums(self, table: str, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+    def sums(
+        self, table: str, by: Sequence[str], columns: Sequence[str], condition: ds.Expression | None = None
+    ) -> pd.DataFrame:
         """Columns summed over the rows of each combination of `by`, in memory that grows with those only."""
         known = [name for name in columns if name in self.columns(table)]
         pieces = [
             pa.Table.from_batches([batch]).group_by([*by]).aggregate([(name, "sum") for name in known])
-            for batch in self.batches(table, [*by, *known])
+            for batch in self.batches(table, [*by, *known], condition)
         ]
         names = {f"{name}_sum": name for name in known}
         frames = [piece.to_pandas().rename(columns=names).astype(dict.fromkeys(by, str)) for piece in pieces]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run or a sweep came to, by the trainers' and senders' own words, as one JSON document."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 import pyarrow.dataset as ds
 
 from netmon.dl.theory import ring_bytes
+from netmon.history.dataset import Tables, all_of
 from netmon.lab.record import FOLDER, RUNS
 from netmon.lab.sweep import read_sweep
-from netmon.lab.truth import lasted, quiet_and_disturbed, read_cross, read_rank
+from netmon.lab.truth import Run
 from netmon.records import CLASS_NAMES, Class
 
 # --- The iterations that netmon found, compared with the trainers' own log of the same run, source by source.
@@ -58,34 +57,26 @@ class Accuracy:
     moments: tuple[MomentErrors, ...]
 
 
-def accuracy(data: Path, folder: Path | None = None) -> tuple[Accuracy, ...]:
-    """One for each source in the dataset. data: what a watched run left. folder: a sweep's run's.
+def accuracy(tables: Tables, run: Run) -> tuple[Accuracy, ...]:
+    """One for each source in the dataset. tables: what a watched run left.
 
     Iterations are the same if rank and number are; where only the traffic showed, and with relative numbers, if the
     logged communication began nearest to theirs. Empty where no source reported any iteration. Raises DataError where
     there is no log.
     """
-    if not (data / "iterations").exists():
-        return ()
-    run = json.loads(((folder or data / FOLDER) / "run.json").read_text())
-    iterations = _of_run(pd.read_parquet(data / "iterations"), run)
-    to_utc = run["events"][0]["utc_ns"] - run["events"][0]["mono_ns"]
-    ranks = [host["rank"] for host in run["hosts"] if host["rank"] is not None]
-    log = pd.concat([pd.DataFrame(read_rank(data, rank, folder)) for rank in ranks])
-    by_source = iterations.groupby("source", observed=True)
-    return tuple(_of_source(str(source), log, found, to_utc) for source, found in by_source)
-
-
-def _of_run(iterations: pd.DataFrame, run: dict[str, Any]) -> pd.DataFrame:
-    """The iterations of the run's job, and those that only the traffic showed of while it ran."""
-    begun, ended = lasted(run)
+    iterations = tables.read("iterations")
+    begun, ended = run.span_ns
     inferred = (iterations["source"] == _INFERRED) & iterations["start_ns"].between(begun, ended)
-    ours: pd.DataFrame = iterations[(iterations["job"] == run["job"]) | inferred]
-    return ours
+    ours = iterations[(iterations["job"] == run.job) | inferred]  # or what only the traffic showed while it ran
+    if ours.empty:
+        return ()
+    log = pd.concat([pd.DataFrame(run.rank(rank)) for rank in run.host_of])
+    by_source = ours.groupby("source")
+    return tuple(_of_source(str(source), log, found, run.to_utc_ns) for source, found in by_source)
 
 
 def _of_source(source: str, log: pd.DataFrame, iterations: pd.DataFrame, to_utc: int) -> Accuracy:
-    numbered = source != _INFERRED and not iterations["relative"].any()
+    numbered = source != _INFERRED and not iterations["relative"].astype(bool).any()
     both = log.merge(iterations, on=["rank", "iteration"]) if numbered else _nearest(log, iterations, to_utc)
     errors = (_errors(both, moment, *columns, to_utc) for moment, columns in _MOMENTS.items())
     moments = tuple(each for each in errors if len(each.errors_ns))
@@ -135,65 +126,42 @@ class Classification:
         return self.right_bytes / total if total else float("nan")
 
 
-def classification(data: Path, folder: Path | None = None) -> Classification:
-    """Of a watched run. data: its dataset. folder: a sweep's run's.
+def classification(tables: Tables, run: Run) -> Classification:
+    """Of a watched run. tables: its dataset. Raises DataError where the truth is missing.
 
-    Raises DataError where the truth is missing, OSError where the dataset is.
     Between two hosts of the job all that is not on a port of the cross traffic is the job's; the rest is not. That
     holds for the shortest connection: the truth needs no record of it.
     """
-    run = json.loads(((folder or data / FOLDER) / "run.json").read_text())
-    volumes = _volumes(data, *lasted(run)).merge(_flows(data), on=_FLOW, how="left")
-    is_cross = _is_cross(run, read_cross(data, folder), volumes)
+    (begun, ended), begin = run.span_ns, ds.field("bucket_start_ns")
+    during = all_of([begin >= begun, begin < ended])
+    volumes = tables.sums("buckets", [*_FLOW, "class"], ["wire_bytes"], during)
+    flows = tables.read("flows")[[*_FLOW, "src", "dst", "src_port", "dst_port"]]
+    flows = flows.astype(str).drop_duplicates(_FLOW)  # a row for each owner that it was found to have
+    volumes = volumes.merge(flows.astype({"src_port": int, "dst_port": int}), on=_FLOW, how="left")
+    is_cross = _is_cross(run, volumes)
     training = pd.Series(False, index=volumes.index)
     for ranks in _addresses_of_jobs(run):
         training |= volumes["src"].isin(ranks) & volumes["dst"].isin(ranks) & ~is_cross
     trained = volumes["class"].isin(_DL)
     unclassified = volumes["class"] == _UNCLASSIFIED
     right = (training == trained) & ~unclassified
-    count = volumes["wire_bytes_sum"]
+    count = volumes["wire_bytes"]
     return Classification(
         int(count[right].sum()), int(count[~right & ~unclassified].sum()), int(count[unclassified].sum())
     )
 
 
-def _addresses_of_jobs(run: dict[str, Any]) -> list[list[str]]:
+def _addresses_of_jobs(run: Run) -> list[list[str]]:
     """Of the job that was run, and of those that were injected."""
-    address = {host["name"]: host["address"] for host in run["hosts"]}
-    own = [host["address"] for host in run["hosts"] if host["rank"] is not None]
-    return [own, *([address[host] for host in other["hosts"]] for other in run.get("other_jobs", []))]
+    jobs = [list(run.host_of.values()), *(other["hosts"] for other in run.document.get("other_jobs", []))]
+    return [[run.address_of[host] for host in hosts] for hosts in jobs]
 
 
-def _volumes(data: Path, since_ns: int, until_ns: int) -> pd.DataFrame:
-    """Wire bytes by flow and class, of a span of UTC."""
-    columns = [*_FLOW, "class", "wire_bytes"]
-    buckets = ds.dataset(data / "buckets", format="parquet", partitioning="hive")
-    begin = ds.field("bucket_start_ns")
-    table = buckets.to_table(columns=columns, filter=(begin >= since_ns) & (begin < until_ns))
-    sums: pd.DataFrame = _plain(table).group_by([*_FLOW, "class"]).aggregate([("wire_bytes", "sum")]).to_pandas()
-    return sums
-
-
-def _flows(data: Path) -> pd.DataFrame:
-    """The addresses and ports of every flow; a flow may have several rows, one for each owner it was found to have."""
-    columns = [*_FLOW, "src", "dst", "src_port", "dst_port", "protocol"]
-    table = ds.dataset(data / "flows", format="parquet", partitioning="hive").to_table(columns=columns)
-    flows: pd.DataFrame = _plain(table).to_pandas()
-    return flows.drop_duplicates(_FLOW)
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Dictionaries as plain strings: those of different files differ."""
-    types = [pa.string() if pa.types.is_dictionary(field.type) else field.type for field in table.schema]
-    return table.cast(pa.schema(list(zip(table.column_names, types, strict=True))))
-
-
-def _is_cross(run: dict[str, Any], senders: list[dict[str, Any]], flows: pd.DataFrame) -> "pd.Series[bool]":
+def _is_cross(run: Run, flows: pd.DataFrame) -> "pd.Series[bool]":
     """To or from the port of a receiver of cross traffic, at its address."""
-    address = {host["name"]: host["address"] for host in run["hosts"]}
     found = pd.Series(False, index=flows.index)
-    for sender in senders:
-        receiver, port = address[sender["to"]], sender["to_port"]
+    for sender in run.cross():
+        receiver, port = run.address_of[sender["to"]], sender["to_port"]
         there = (flows["dst"] == receiver) & (flows["dst_port"] == port)
         back = (flows["src"] == receiver) & (flows["src_port"] == port)
         found |= there | back
@@ -208,47 +176,46 @@ _PERCENTILES = {"median": 50, "p99": 99, "largest": 100}
 
 def run_document(data: Path) -> dict[str, Any]:
     """Of a single run; blocks while it reads the dataset, where there is one. Raises DataError."""
-    run = json.loads((data / FOLDER / "run.json").read_text())
-    quiet, disturbed = quiet_and_disturbed(data)
+    run = Run(data / FOLDER)
+    quiet, disturbed = run.quiet_and_disturbed()
     document = {
         "data": str(data),
-        "job": run["job"],
-        "spec": run["spec"],
+        "job": run.job,
+        "spec": run.spec,
         "log": {"quiet": _durations(quiet), "disturbed": _durations(disturbed)},
-        "cross": read_cross(data),
+        "cross": run.cross(),
     }
-    return document | (_observed(data, run) if run["spec"]["monitor"] else {})
+    return document | (_observed(Tables(data), run) if run.spec["monitor"] else {})
 
 
 def sweep_document(data: Path) -> dict[str, Any]:
     """Of a sweep: its runs, and per model what theory says of the congestion point. Raises DataError."""
-    planned = read_sweep(data)
-    runs = [_run(data, each) for each in planned["runs"] if (data / FOLDER / RUNS / each["id"] / "run.json").exists()]
+    planned, tables = read_sweep(data), Tables(data)
+    runs = [_run(tables, each) for each in planned["runs"] if (data / FOLDER / RUNS / each["id"] / "run.json").exists()]
     models = [_model(name, runs) for name in dict.fromkeys(run["model"] for run in runs)]
     return {"data": str(data), "models": [model for model in models if model], "runs": runs}
 
 
-def _run(data: Path, planned: dict[str, Any]) -> dict[str, Any]:
-    folder = data / FOLDER / RUNS / planned["id"]
-    run = json.loads((folder / "run.json").read_text())
-    spec = run["spec"]
-    document = {**planned, "job": run.get("job"), "outcome": run["outcome"]}
-    if run["outcome"] != "complete":
+def _run(tables: Tables, planned: dict[str, Any]) -> dict[str, Any]:
+    run = Run(tables.data / FOLDER / RUNS / planned["id"])
+    document = {**planned, "job": run.document.get("job"), "outcome": run.document["outcome"]}
+    if not run.complete:
         return document
-    quiet, disturbed = quiet_and_disturbed(data, folder=folder)
-    sent = [sender["bytes_sent"] * 8 / sender["seconds"] for sender in read_cross(data, folder) if "seconds" in sender]
-    theory = ring_bytes(len(spec["ring"]), sum(run["layers"]))
+    spec = run.spec
+    quiet, disturbed = run.quiet_and_disturbed()
+    sent = [sender["bytes_sent"] * 8 / sender["seconds"] for sender in run.cross() if "seconds" in sender]
+    theory = ring_bytes(len(spec["ring"]), sum(run.document["layers"]))
     measured = {"cross_bps": sum(sent), **_durations(disturbed if planned["level"] else quiet)}
-    results = _observed(data, run, folder) if spec["monitor"] else {}
+    results = _observed(tables, run) if spec["monitor"] else {}
     return document | measured | {"theory_bytes": theory, "rate_bps": spec["rate_bps"]} | results
 
 
-def _observed(data: Path, run: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
-    """What netmon reported of a run, compared with the truth. folder: a sweep's run's."""
-    classes = classification(data, folder)
+def _observed(tables: Tables, run: Run) -> dict[str, Any]:
+    """What netmon reported of a run, compared with the truth."""
+    classes = classification(tables, run)
     return {
-        "sources": [_accuracy(each) for each in accuracy(data, folder)],
-        "scores": run.get("scores", []),
+        "sources": [_accuracy(each) for each in accuracy(tables, run)],
+        "scores": run.document.get("scores", []),
         "classification": {**asdict(classes), "right_share": classes.right_share},
     }
 

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from netmon.errors import LabError
 from netmon.lab.network import Host
@@ -123,7 +122,7 @@ class Process:
         """Nothing: it runs already."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """End it."""
         self.end()
 

@@ -39,6 +39,7 @@ from netmon.version import __version__
 FOLDER = "lab"
 RUNS = "runs"
 SWEEP = "sweep.json"
+INJECTIONS = "injections.json"
 _READINGS = 5
 _TABLES = ("buckets", "flows", "iterations", "ledger", "nic")
 

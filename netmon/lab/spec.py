@@ -9,10 +9,10 @@ from pathlib import Path
 from netmon.errors import UsageError
 from netmon.lab import architectures
 from netmon.lab.injections.spec import BY_TRAINER, TRANSFERS, Injection, pauses_of
-from netmon.lab.traffic.flow_sizes import PUBLISHED_RATE_BPS
+from netmon.lab.traffic.loads import PUBLISHED_RATE_BPS
 from netmon.lab.traffic.profiles import PROFILES
+from netmon.lab.trainers.collectives import PATTERNS
 from netmon.lab.trainers.layers import layer_sizes
-from netmon.lab.trainers.patterns import PATTERNS
 
 # --- The models of the papers: the tensors that each hands to Horovod, and how long an accelerator computes a step.
 #

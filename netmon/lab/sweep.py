@@ -17,10 +17,10 @@ from netmon.errors import DataError, UsageError
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
 from netmon.lab.record import FOLDER, RUNS, SWEEP, Record, prepare
-from netmon.lab.run import train
-from netmon.lab.scores import LiveScores
+from netmon.lab.run import LiveScores, train
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import trainer_python
+from netmon.lab.truth import Run
 
 # --- How long the rest of a sweep will take: as theory has it, corrected by how long the runs so far took.
 
@@ -131,7 +131,7 @@ def sweep(spec: SweepSpec, progress: Callable[[SweepProgress], None] = lambda _:
     for each in specs.values():
         each.check()
     folder = _folder(spec, runs)
-    left = [planned for planned in runs if not _done(folder / RUNS / planned.id)]
+    left = [planned for planned in runs if not Run(folder / RUNS / planned.id).complete]
     if not left:
         return runs
     clock = TimeLeft({planned.id: specs[planned] for planned in left})
@@ -199,14 +199,6 @@ def read_sweep(data: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the sweep in {data}: {error}") from None
     return planned
-
-
-def _done(folder: Path) -> bool:
-    try:
-        outcome = json.loads((folder / "run.json").read_text())["outcome"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return bool(outcome == "complete")
 
 
 def check(spec: SweepSpec) -> None:

@@ -13,7 +13,7 @@ from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
 from netmon.lab.record import FOLDER, Record
 from netmon.lab.spec import RunSpec
-from netmon.lab.trainers.pace import write_pace
+from netmon.lab.trainers.ring import write_pace
 from netmon.lab.training import Training
 
 _PORT, _PORTS = 29_500, 200  # of the first job's ranks, and how far the next job's are away
@@ -57,7 +57,7 @@ def together(data: Path, specs: Sequence[RunSpec]) -> Iterator[Jobs]:
     """Train all jobs, each named by its spec, until the context is left. Raises UsageError or LabError.
 
     All are of the lab's own trainer, without cross traffic, and on the first one's network. They may end in the middle
-    of an iteration. DATA/lab/<job> has what DATA/lab has of a single run (netmon.lab.record); netmon.lab.labelling
+    of an iteration. DATA/lab/<job> has what DATA/lab has of a single run (netmon.lab.record); netmon.lab.labelled
     reads both.
     """
     specs = [replace(spec, data=data, cross=(), cross_load=0.0) for spec in specs]

@@ -14,7 +14,7 @@ from netmon.lab.injections.spec import pauses_of, transfers_of
 from netmon.lab.network import INTERFACE, Network
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.spec import PARALLEL_TRAINERS, RunSpec
-from netmon.lab.trainers.mesh import PORT
+from netmon.lab.trainers.collectives import PORT
 
 _HERE = Path(__file__).parent
 _TRAINERS = _HERE / "trainers"
@@ -78,7 +78,7 @@ class Training:
         """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter.
 
         port: on which the ranks of the lab's own trainer listen, for jobs that share a host. pace: the file in
-        which tells them when to begin (netmon.lab.trainers.pace).
+        which tells them when to begin (netmon.lab.trainers.ring).
         """
         self._spec, self._folder, self._port, self._pace = spec, folder, port, pace
         self._hosts = [network.hosts[number] for number in spec.ring]

@@ -3,10 +3,11 @@
 
 import pytest
 
+from netmon.history.dataset import Tables
 from netmon.lab.outcome import classification
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import read_cross
+from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -22,8 +23,8 @@ def test_bursts_of_short_connections_are_told_from_training(tmp_path):
         cross_after=0.1,
     )
     run(spec)
-    (sender,) = read_cross(tmp_path)
+    (sender,) = Run(tmp_path / "lab").cross()
     assert sender["flows"] > 1000
-    told = classification(tmp_path)
+    told = classification(Tables(tmp_path), Run(tmp_path / "lab"))
     assert told.wrong_bytes == 0
     assert told.right_share >= 0.999

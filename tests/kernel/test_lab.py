@@ -21,7 +21,7 @@ from netmon.lab.network import network
 from netmon.lab.process import Process
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import quiet_and_disturbed, read_cross, read_rank
+from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -99,17 +99,17 @@ def test_the_ring_takes_the_time_that_equation_3_1_says_until_it_is_disturbed(tm
         tmp_path, parameters=1_000_000, compute_ns=20_000_000, iterations=40, rate_bps=500_000_000, monitor=False
     )
     result = run(spec)
-    steps = np.concatenate([read_rank(tmp_path, rank) for rank in range(3)])
+    steps = np.concatenate([Run(tmp_path / "lab").rank(rank) for rank in range(3)])
     assert len(steps) == 3 * spec.iterations
     assert (steps["step_start_ns"] + spec.compute_ns <= steps["first_enqueue_ns"]).all()
     assert (steps["last_wait_ns"] <= steps["step_end_ns"]).all()
     assert result.job == "ring"
 
     expected = spec.compute_ns + 2 * 2 / 3 * spec.parameters * 32 / spec.rate_bps * 1e9
-    quiet, disturbed = quiet_and_disturbed(tmp_path)
+    quiet, disturbed = Run(tmp_path / "lab").quiet_and_disturbed()
     assert 0.95 * expected < np.quantile(quiet, 0.1) < 1.5 * expected  # others may have the machine for some of them
     assert np.median(disturbed) > 1.2 * np.median(quiet)
-    (sender,) = read_cross(tmp_path)
+    (sender,) = Run(tmp_path / "lab").cross()
     seconds = (sender["ended"]["mono_ns"] - sender["started"]["mono_ns"]) / 1e9
     assert 0.2 * 400e6 * seconds < sender["bytes_sent"] * 8 < 1.1 * 400e6 * seconds
 

@@ -13,11 +13,11 @@ import pytest
 from waiting import wait_for
 
 from netmon.lab import iproute, lease
-from netmon.lab.injections.injector import FILE
 from netmon.lab.injections.spec import injection
+from netmon.lab.record import INJECTIONS as FILE
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import read_rank
+from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -62,7 +62,7 @@ def durations_during(data, each):
     """Of the iterations of the rank that took longest, and the usual one."""
     record = json.loads((data / "lab" / "run.json").read_text())
     to_utc = record["events"][0]["utc_ns"] - record["events"][0]["mono_ns"]
-    ranks = [read_rank(data, rank) for rank in range(3)]
+    ranks = [Run(data / "lab").rank(rank) for rank in range(3)]
     lasted = np.max([rank["step_end_ns"] - rank["step_start_ns"] for rank in ranks], axis=0)
     hit = (ranks[0]["step_end_ns"] + to_utc > each["start_ns"]) & (ranks[0]["step_start_ns"] + to_utc < each["end_ns"])
     return lasted[hit], np.median(lasted)
@@ -100,7 +100,7 @@ def test_a_stop_delays_by_as_long_as_it_lasts(injected):
 
 def test_what_was_done_is_undone(injected):
     data, told = injected
-    ranks = [read_rank(data, rank) for rank in range(3)]
+    ranks = [Run(data / "lab").rank(rank) for rank in range(3)]
     assert [len(rank) for rank in ranks] == [94, 94, 94]
     last = [rank["step_end_ns"][-4:] - rank["step_start_ns"][-4:] for rank in ranks]
     _, usual = durations_during(data, told["nothing"])

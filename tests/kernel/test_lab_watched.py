@@ -7,7 +7,7 @@ import pytest
 
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import read_cross, read_rank
+from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -46,7 +46,7 @@ def test_every_iteration_is_in_the_dataset_with_its_time(watched, rank):
     """A rank marks a step's start before it notes it, and notes its end before it marks it, with any time between."""
     spec, _ = watched
     table = pd.read_parquet(spec.data / "iterations")
-    rows, truth = table[table["rank"] == rank].sort_values("iteration"), read_rank(spec.data, rank)
+    rows, truth = table[table["rank"] == rank].sort_values("iteration"), Run(spec.data / "lab").rank(rank)
     assert rows["iteration"].tolist() == truth["iteration"].tolist()
     assert set(rows["source"]) == {"hook"}
     marked = (rows["end_ns"] - rows["start_ns"]).to_numpy()
@@ -69,7 +69,7 @@ def test_cross_traffic_is_on_the_links_it_crosses_and_no_others(watched):
     spec, _ = watched
     buckets = pd.read_parquet(spec.data / "buckets", columns=["host", "direction", "class", "payload_bytes"])
     cross = buckets[buckets["class"] == "cross"].groupby(["host", "direction"], observed=True)["payload_bytes"].sum()
-    (sender,) = read_cross(spec.data)
+    (sender,) = Run(spec.data / "lab").cross()
     assert cross["h2", "tx"] == pytest.approx(sender["bytes_sent"], rel=0.02)
     assert cross["h0", "rx"] == pytest.approx(sender["bytes_sent"], rel=0.02)
     assert cross.drop([("h2", "tx"), ("h0", "rx")]).sum() < 1000

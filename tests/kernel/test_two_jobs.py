@@ -20,10 +20,10 @@ from waiting import wait_for
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
 from netmon.lab.record import utc_minus_mono_ns
-from netmon.lab.scores import LiveScores
+from netmon.lab.run import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
-from netmon.lab.truth import read_rank
+from netmon.lab.truth import Run
 from netmon.views import Selection
 from netmon.wire.advice import get_advice
 from netmon.wire.watch import watch_once
@@ -75,7 +75,7 @@ def test_every_iteration_of_both_is_found_and_none_invented(watched):
     iterations = pd.read_parquet(data / "iterations")
     assert set(iterations["job"]) == {"a", "b"}
     for job in JOBS:
-        truth = read_rank(data, 0, data / "lab" / job)
+        truth = Run(data / "lab" / job).rank(0)
         for rank in (0, 1):
             found = iterations[(iterations["job"] == job) & (iterations["rank"] == rank)].sort_values("iteration")
             assert set(found["source"]) == {"hook"}

@@ -10,7 +10,7 @@ import pytest
 from netmon.lab.record import utc_minus_mono_ns
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import read_rank
+from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -40,7 +40,7 @@ def test_every_step_is_found_where_the_script_saw_it(watched, rank):
     found = iterations[(iterations["rank"] == rank) & (iterations["source"] == "uprobe")].sort_values("iteration")
     assert found["iteration"].tolist() == list(range(spec.iterations))
     to_utc = utc_minus_mono_ns()
-    truth = read_rank(spec.data, rank)
+    truth = Run(spec.data / "lab").rank(rank)
     at_once = truth["interrupted"] == 0
     for column, moment in (("comm_start_ns", "first_enqueue_ns"), ("comm_end_ns", "last_wait_ns")):
         errors = np.abs(found[column].to_numpy() - to_utc - truth[moment])

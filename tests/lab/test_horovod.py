@@ -9,7 +9,7 @@ from netmon.dl.theory import ring_bytes
 from netmon.lab.record import utc_minus_mono_ns
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import read_cross, read_rank
+from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -58,7 +58,7 @@ def test_boundaries_are_where_the_script_saw_them(watched, rank):
     """It notes the first enqueue before it begins and the last wait after it has ended, with any time between."""
     spec, iterations = watched
     to_utc = utc_minus_mono_ns()
-    found, truth = of_rank(iterations, rank), read_rank(spec.data, rank)
+    found, truth = of_rank(iterations, rank), Run(spec.data / "lab").rank(rank)
     assert (truth["step_start_ns"] < truth["first_enqueue_ns"]).all()
     assert (truth["last_wait_ns"] < truth["step_end_ns"]).all()
     begun, ended = (found[name].to_numpy() - to_utc for name in ("comm_start_ns", "comm_end_ns"))
@@ -81,7 +81,7 @@ def test_the_exposed_part_of_the_communication_is_known(watched, rank):
 @pytest.mark.parametrize("rank", RANKS)
 def test_an_iteration_lasts_from_last_wait_to_last_wait(watched, rank):
     spec, iterations = watched
-    found, truth = of_rank(iterations, rank), read_rank(spec.data, rank)
+    found, truth = of_rank(iterations, rank), Run(spec.data / "lab").rank(rank)
     assert found["start_moment"].tolist() == ["first_enqueue"] + ["last_wait"] * (spec.iterations - 1)
     assert set(found["end_moment"]) == {"last_wait"}
     lasted = (found["end_ns"] - found["start_ns"]).to_numpy()[1:]
@@ -104,7 +104,7 @@ def test_a_quiet_iteration_moves_what_equation_3_1_says(watched, rank):
 
 def test_cross_traffic_is_told_from_the_training(watched):
     spec, iterations = watched
-    (sender,) = read_cross(spec.data)
+    (sender,) = Run(spec.data / "lab").cross()
     # iperf3 begins a moment after it was started
     begun, ended = sender["started"]["utc_ns"] + SECOND, sender["ended"]["utc_ns"]
     late = iterations[(iterations["start_ns"] > begun) & (iterations["end_ns"] < ended)]

@@ -18,7 +18,7 @@ from netmon.lab.network import network
 from netmon.lab.record import utc_minus_mono_ns
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training, horovod_python
-from netmon.lab.truth import read_rank
+from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -72,7 +72,7 @@ def numbered(data, run) -> pd.DataFrame:
     table = pd.read_parquet(data / "iterations")
     table = table[table["source"] == "uprobe"]
     for rank, own in table.groupby("rank"):
-        log = read_rank(run, rank)
+        log = Run(run / "lab").rank(rank)
         ended = own["comm_end_ns"].to_numpy() - offset
         nearest = [int(np.abs(log["last_wait_ns"] - end).argmin()) for end in ended]
         pending_updates = ended > log["last_wait_ns"][-1] + COMPUTE_NS // 2

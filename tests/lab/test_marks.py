@@ -5,9 +5,11 @@ import json
 
 import pytest
 
+from netmon.history.dataset import Tables
 from netmon.lab.outcome import accuracy
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
+from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -23,7 +25,7 @@ def watched(tmp_path_factory):
 
 
 def test_the_hook_tells_every_iteration_and_each_of_its_moments(watched):
-    (hook,) = accuracy(watched)
+    (hook,) = accuracy(Tables(watched), Run(watched / "lab"))
     assert hook.source == "hook"
     assert (hook.logged, hook.found, hook.invented) == (60, 60, 0)
     assert [each.moment for each in hook.moments] == ["step_start", "first_enqueue", "last_wait", "step_end"]

@@ -10,7 +10,7 @@ import pytest
 from netmon.cli import main
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import read_rank
+from netmon.lab.truth import Run
 from netmon.views import NOT_UNDERSTOOD
 
 pytestmark = pytest.mark.kernel
@@ -25,7 +25,7 @@ def test_nothing_is_said_of_steps(tmp_path, capsys, trainer):
     steps = LONG_ENOUGH_S * 1000 * MS // COMPUTE_NS
     ranks = {"hosts": 2, "ring": (0, 1), "cross": (), "cross_load": 0}
     run(RunSpec(tmp_path, trainer, **ranks, parameters=400_000, compute_ns=COMPUTE_NS, iterations=steps))
-    took = read_rank(tmp_path, 0)
+    took = Run(tmp_path / "lab").rank(0)
     assert (np.diff(took["step_end_ns"]) > 0).all()
     assert not (tmp_path / "iterations").exists()
     assert not (tmp_path / "verdicts").exists()

@@ -6,10 +6,11 @@ import json
 import pandas as pd
 import pytest
 
+from netmon.history.dataset import Tables
 from netmon.lab.outcome import accuracy
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import read_rank
+from netmon.lab.truth import Run
 
 pytestmark = [pytest.mark.kernel, pytest.mark.tensorflow]
 
@@ -29,7 +30,7 @@ def watched(request, tmp_path_factory):
 
 
 def test_every_iteration_is_found_and_none_invented(watched):
-    (best, *_) = accuracy(watched.data)
+    (best, *_) = accuracy(Tables(watched.data), Run(watched.data / "lab"))
     assert best.source == ("hook" if watched.marks else "uprobe")
     assert (best.logged, best.found, best.invented) == (RANKS * ITERATIONS, RANKS * ITERATIONS, 0)
     for each in best.moments:
@@ -46,7 +47,7 @@ def test_the_communication_lies_within_what_the_script_saw(watched, rank):
     found = iterations[(iterations["rank"] == rank) & (iterations["iteration"] < ITERATIONS - 1)].reset_index(drop=True)
     event = json.loads((watched.data / "lab" / "run.json").read_text())["events"][0]
     begun, wait, over = (found[f"{name}_ns"] + event["mono_ns"] - event["utc_ns"] for name in MOMENTS)
-    truth, clocks = read_rank(watched.data, rank)[: len(found)], 50 * MICROSECOND
+    truth, clocks = Run(watched.data / "lab").rank(rank)[: len(found)], 50 * MICROSECOND
     assert (truth["first_enqueue_ns"] - clocks < begun).all()
     assert ((begun < wait) & (wait < over)).all()
     assert (over < truth["last_wait_ns"] + clocks).all()

@@ -20,8 +20,8 @@ from collector.registry import Registry
 from collector.settings import Settings
 from netmon.bench.pipeline.agents import HostReport, Report, _Agent, _Epoch
 from netmon.bench.pipeline.host import host_name
-from netmon.bench.pipeline.load import WIDTH_MS, Load
 from netmon.bench.pipeline.truth import Verdict, judge
+from netmon.bench.specs import WIDTH_MS, Load
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
 from netmon.wire.bus import Bus, BusSettings, Label, batch_subject, hello_subject

@@ -17,29 +17,16 @@ from netmon.bench.kernel import CaseResult, KernelResult
 from netmon.bench.observers import OBSERVERS, Account
 from netmon.bench.overhead import Idle, OverheadResult, Run
 from netmon.bench.pipeline.agents import Report
-from netmon.bench.pipeline.load import Load
 from netmon.bench.pipeline.run import Cost, PipelineResult, Seen
-from netmon.bench.pipeline.same import TableDifference
 from netmon.bench.pipeline.sweep import SweepResult
-from netmon.bench.pipeline.table import pipeline_table, sweep_table
-from netmon.bench.pipeline.truth import Difference, Stored, Verdict
+from netmon.bench.pipeline.truth import Difference, Stored, TableDifference, Verdict
 from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
-from netmon.bench.pipeline.workers_table import workers_table
-from netmon.bench.tables import (
-    clock_table,
-    drain_table,
-    evidence_table,
-    flows_table,
-    hook_table,
-    inference_table,
-    kernel_table,
-    overhead_table,
-)
-from netmon.bench.verdict.campaign import VerdictResult
+from netmon.bench.result import Result
+from netmon.bench.specs import Load
+from netmon.bench.verdict.campaign import ORDER, VerdictResult
 from netmon.bench.verdict.rerun import Rerun, RerunResult
 from netmon.bench.verdict.scoring import NOTHING, RIGHT, Outcome
 from netmon.bench.verdict.shifting import Shifted, ShiftResult
-from netmon.bench.verdict.table import ORDER, reruns_table, shifts_table, verdict_tables
 from netmon.commands.advise import tables
 from netmon.commands.certificates import certificates_table
 from netmon.commands.doctor import checks_table, interfaces_table
@@ -63,22 +50,30 @@ def every_table(interfaces: Interfaces) -> dict[str, Iterable[RenderableType]]:
         "certificates": (certificates_table(_certificates(), _NOW),),
         "lab run, lab demo": (render(_summary()),),
         "lab sweep": sweep_tables(_runs()),
-        "bench kernel": (kernel_table(_kernel()),),
-        "bench drain": (drain_table(_drain()),),
-        "bench overhead": (overhead_table(_overhead()),),
-        "bench overhead --evidence": (
-            evidence_table(EvidenceResult(30.0, (Costs(0.0123, 0.0456),) * 5, (Costs(0.0119, 0.0421),) * 5)),
-        ),
-        "bench flows": (flows_table(_flows()),),
-        "bench hook": (hook_table(HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5)),),
-        "bench clock": (clock_table(_clock()),),
-        "bench inference": (inference_table(_inference()),),
-        "bench pipeline": (pipeline_table(_pipeline(load)),),
-        "bench pipeline --plot": (sweep_table(SweepResult({"hosts": [_pipeline(load)] * 2})),),
-        "bench pipeline --bus nats": (workers_table(_workers(load)),),
-        "bench verdict": verdict_tables(_verdicts()),
-        "bench verdict --rerun": (reruns_table(_reruns()),),
-        "bench verdict --shift": (shifts_table(_shifts()),),
+        **{f"bench {name}": tables_of(result) for name, result in _results(load).items()},
+    }
+
+
+def tables_of(result: Result) -> list[RenderableType]:
+    return [part for part in result.shown() if not isinstance(part, str)]
+
+
+def _results(load: Load) -> dict[str, Result]:
+    return {
+        "kernel": _kernel(),
+        "drain": _drain(),
+        "overhead": _overhead(),
+        "overhead --evidence": EvidenceResult(30.0, (Costs(0.0123, 0.0456),) * 5, (Costs(0.0119, 0.0421),) * 5),
+        "flows": _flows(),
+        "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
+        "clock": _clock(),
+        "inference": _inference(),
+        "pipeline": _pipeline(load),
+        "pipeline --plot": SweepResult({"hosts": [_pipeline(load)] * 2}),
+        "pipeline --bus nats": _workers(load),
+        "verdict": _verdicts(),
+        "verdict --rerun": _reruns(),
+        "verdict --shift": _shifts(),
     }
 
 

@@ -17,11 +17,10 @@ import pytest
 from waiting import wait_for
 
 from netmon.bench.pipeline.agents import HostReport, Report
-from netmon.bench.pipeline.host import Account, SimulatedHost
-from netmon.bench.pipeline.load import Load
-from netmon.bench.pipeline.pattern import MS, coarser
+from netmon.bench.pipeline.host import MS, Account, SimulatedHost, coarser
 from netmon.bench.pipeline.run import measure
 from netmon.bench.pipeline.truth import judge
+from netmon.bench.specs import Load, PipelineSpec
 from netmon.errors import UsageError
 
 BENCH = [sys.executable, "-m", "netmon", "bench", "pipeline"]
@@ -155,7 +154,7 @@ def _read(path: Path) -> bytes:
 
 
 def test_over_a_bus_the_dataset_is_the_truth_too():
-    result = measure(Load(hosts=2, rows=50, flows=8, jobs=1, seconds=3), bus=True)
+    result = measure(PipelineSpec(hosts=2, rows=50, flows=8, jobs=1, seconds=3, bus="nats"))
     assert result.true, result.verdict
     assert not result.failed
     assert set(result.costs) >= {"collector", "agents", "bus"}

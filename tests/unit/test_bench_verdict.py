@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from netmon.bench.verdict.campaign import Undisturbed, VerdictResult
-from netmon.bench.verdict.in_turn import in_turn
-from netmon.bench.verdict.on_tables import judge_one, judge_simulated
-from netmon.bench.verdict.plan import KINDS, PER_RUN, plan, typical_iteration_ns
+from netmon.bench.result import show
+from netmon.bench.specs import VerdictSpec
+from netmon.bench.verdict.campaign import Undisturbed, VerdictResult, measure
+from netmon.bench.verdict.plan import KINDS, PER_RUN, in_turn, plan, typical_iteration_ns
 from netmon.bench.verdict.rerun import Rerun, RerunResult, plan_reruns
 from netmon.bench.verdict.scoring import score
 from netmon.bench.verdict.shifting import plan_shifts
-from netmon.bench.verdict.simulated import GOODPUT, Squeeze, phases, scenario, simulate, transfer
-from netmon.bench.verdict.table import print_reruns, print_verdicts
-from netmon.bench.verdict.truth import Truth
+from netmon.bench.verdict.simulated import GOODPUT, Squeeze, judge_one, phases, scenario, simulate, transfer
 from netmon.cli import main
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import judge
 from netmon.errors import DataError
+from netmon.lab.truth import Truth
 
 MS = 1_000_000
 USUAL = 100 * MS
@@ -150,9 +149,9 @@ def test_what_did_not_hurt_is_not_asked_for(run):
     outcomes, accusations = score("run", truth, [])
     assert [each.outcome for each in outcomes] == ["no effect"]
     result = VerdictResult(1)
-    result.add("run", outcomes, accusations, 0)
+    result.add(outcomes, accusations, 0)
     out = io.StringIO()
-    print_verdicts(result, Console(file=out, width=140))
+    show(result, Console(file=out, width=140))
     assert "1 took less than 1.3 × the usual; the longest 1.00 ×" in " ".join(out.getvalue().split())
 
 
@@ -173,7 +172,7 @@ def test_what_others_take_as_long_for_shows_no_cause(run):
     outcomes, _ = score("run", Truth("ring", "ring", end - durations, end, durations, (stop,)), [])
     assert [each.outcome for each in outcomes] == ["no effect"]
     result = VerdictResult(1)
-    result.add("run", outcomes, [], 0)
+    result.add(outcomes, [], 0)
     assert result.left_out["stop"].as_undisturbed == 1
 
 
@@ -181,7 +180,7 @@ def test_the_result_is_printed_and_is_a_document(run):
     truth, durations = run
     result = VerdictResult(1)
     verdicts = [told(3, "straggler", durations, rank=1, late_ns=190 * MS), told(7, "loss", durations, host="h0")]
-    result.add("run", *score("run", truth, verdicts), len(verdicts))
+    result.add(*score("run", truth, verdicts), len(verdicts))
     assert result.confusion == {
         "straggler": {"straggler": 1},
         "nothing": {"nothing": 1},
@@ -199,10 +198,10 @@ def test_the_result_is_printed_and_is_a_document(run):
         "told": {},
     }
     out = io.StringIO()
-    print_verdicts(result, Console(file=out, width=100))
+    show(result, Console(file=out, width=100))
     assert "left out: nothing" in out.getvalue()
     assert "wrong cause: cross" in out.getvalue()
-    print_verdicts(VerdictResult(0), Console(file=out, width=100))
+    show(VerdictResult(0), Console(file=out, width=100))
 
 
 def test_what_is_told_of_iterations_that_nothing_was_done_to(run):
@@ -260,8 +259,9 @@ def test_simulated_causes_that_once_were_not_told(seed, cause):
 
 
 def test_simulated_ones_count_like_those_of_the_lab():
-    result, done = VerdictResult(0), []
-    judge_simulated(4, 0, result, done.append)
+    done = []
+    spec = VerdictSpec(lab=0, simulated=4, seed=0)
+    result = measure(spec, lambda count, of, text: done.append(count))
     assert len(result.outcomes) == 4
     assert done == [0, 1, 2, 3]
     assert result.accusations == []
@@ -290,7 +290,7 @@ def test_predictions_are_held_against_what_was_measured():
     assert (document["alike"], document["alike_within_5_percent"]) == (1, 1)  # of runs that differ nothing can be held
     assert document["error"]["median"] == pytest.approx(0.065)
     out = io.StringIO()
-    print_reruns(result, Console(file=out, width=100))
+    show(result, Console(file=out, width=100))
     assert "2 of 3 predicted" in out.getvalue()
 
 
@@ -322,12 +322,12 @@ def test_one_that_fails_does_not_end_the_others_and_ctrl_c_does():
             raise DataError("cannot")
         if number == 3:
             raise KeyboardInterrupt
-        return number * 10
+        done.append(number)
 
     done, failed, over = [], [], []
-    assert in_turn({str(n): n for n in range(5)}, do, done, failed, over.append)
-    assert (done, failed, over) == ([0, 20], ["1: cannot"], [0, 1, 2, 3])
-    assert not in_turn({"0": 0}, do, done, failed)
+    assert in_turn({str(n): n for n in range(5)}, do, failed, over.append)
+    assert (done, failed, over) == ([0, 2], ["1: cannot"], [0, 1, 2, 3])
+    assert not in_turn({"0": 0}, do, failed)
 
 
 def test_pairs_that_are_shifted_cost_each_other_a_third_and_can_stand_apart(tmp_path):

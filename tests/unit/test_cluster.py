@@ -19,7 +19,7 @@ from collector.cluster.worker import WorkerSettings
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from collector.settings import Settings
-from netmon.bench.pipeline.load import Load
+from netmon.bench.specs import Load
 from netmon.wire import bus
 
 LOAD = Load(hosts=6, rows=200, flows=8, jobs=3, seconds=6)

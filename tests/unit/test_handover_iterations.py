@@ -13,7 +13,7 @@ from in_process import JobsHere, take
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from collector.settings import Settings
-from netmon.bench.pipeline.same import compare
+from netmon.bench.pipeline.truth import compare
 from netmon.records import Batch, Mark, Moment, Source
 
 BATCHES = 40

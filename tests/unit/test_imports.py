@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "history": SHARED,
     "analysis": SHARED | {"history", "report", "top"},
     "simulation": SHARED | {"history"},
-    "lab": SHARED | {"horovod"},  # its ring trainer is a training script
+    "lab": SHARED | {"horovod", "history"},  # its ring trainer is a training script
     "replay": SHARED,
     "report": SHARED | {"history", "terminal"},
     "trace": SHARED | {"history"},

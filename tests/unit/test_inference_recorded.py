@@ -7,14 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from netmon.bench.inference import replay, scores
-from netmon.bench.recorded import recorded_runs
-from netmon.bench.tables import inference_table
+from netmon.bench.inference import recorded_runs, replay, scores
+from netmon.bench.result import document
 from netmon.cli import main
 from netmon.dl.scoring import matched
 from netmon.errors import DataError
-from netmon.lab.labelled import read, write
-from netmon.lab.labelling import find
+from netmon.lab.labelled import find, read, write
 
 RUNS = sorted(recorded_runs().glob("*.parquet"), key=lambda path: path.name)
 QUIET = next(path for path in RUNS if path.stem == "horovod-3x1M-quiet")
@@ -107,8 +105,8 @@ def test_a_run_in_which_nothing_is_found(tmp_path):
     assert read(tmp_path / "silent.parquet").traffic.size == 0
     from netmon.bench.inference import InferenceResult
 
-    assert InferenceResult((result,)).document()["runs"][0]["boundary_error_fraction"] is None
-    assert inference_table(InferenceResult((result,))).row_count == 1
+    assert document(InferenceResult((result,)))["runs"][0]["boundary_error_fraction"] is None
+    assert [table.row_count for table in InferenceResult((result,)).shown()] == [1]
 
 
 def test_matching_is_one_to_one():

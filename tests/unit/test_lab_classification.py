@@ -6,7 +6,9 @@ import json
 import pandas as pd
 import pytest
 
+from netmon.history.dataset import Tables
 from netmon.lab.outcome import accuracy, classification
+from netmon.lab.truth import Run
 
 HOSTS = [("h0", "198.18.0.1", 0), ("h1", "198.18.0.2", 1), ("h2", "198.18.0.3", None)]
 
@@ -47,7 +49,7 @@ def test_bytes_are_right_wrong_or_unclassified(data):
     buckets = [{**bucket, "flow_id": n, "class": name, "wire_bytes": 10**n} for n, name in classes.items()]
     before = {**buckets[0], "bucket_start_ns": 10**18 - 1}  # of another run
     store(data, "buckets", [*buckets, *buckets, before])
-    known = classification(data)
+    known = classification(Tables(data), Run(data / "lab"))
     assert known.right_bytes == 2 * (10 + 100 + 100_000)
     assert known.wrong_bytes == 2 * 10_000
     assert known.unclassified_bytes == 2 * 1000
@@ -71,7 +73,7 @@ def test_each_source_is_held_against_the_log(data):
     of_another = [iteration("hook", 0, 1, 1100, job="other")]
     guessed = [iteration("inferred", 0, 40 + k, 1000 * k + 110, job="10.0.0.1", relative=True) for k in (0, 2, 5)]
     store(data, "iterations", [*exact, *invented, *of_another, *guessed])
-    hook, inferred = accuracy(data)
+    hook, inferred = accuracy(Tables(data), Run(data / "lab"))
     assert (hook.source, hook.logged, hook.found, hook.invented) == ("hook", 6, 6, 1)
     assert {each.moment: each.percentile(50) for each in hook.moments} == {"first_enqueue": 7, "last_wait": 7}
     assert (inferred.source, inferred.found, inferred.invented) == ("inferred", 2, 1)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from netmon.cli import main
 from netmon.errors import DataError
-from netmon.lab.traffic.load_file import read_load, write_load
-from netmon.lab.traffic.load_summary import offered_bps
+from netmon.lab.traffic.load_file import offered_bps, read_load, write_load
 from netmon.lab.traffic.loads import ALGORITHMS, BURST_NS, INTERVAL_NS, LOAD, Recipe, load
 
 RECIPES = st.builds(

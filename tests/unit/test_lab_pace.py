@@ -4,7 +4,7 @@
 import time
 from pathlib import Path
 
-from netmon.lab.trainers.pace import Pace, write_pace
+from netmon.lab.trainers.ring import Pace, write_pace
 
 MS = 1_000_000
 HOUR_NS = 3_600_000 * MS

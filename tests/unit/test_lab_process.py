@@ -15,7 +15,7 @@ from waiting import wait_for
 from netmon.errors import DataError, LabError
 from netmon.lab.process import Process
 from netmon.lab.trainers.iteration_log import IterationLog
-from netmon.lab.truth import quiet_and_disturbed, read_rank
+from netmon.lab.truth import Run
 
 READY = "import sdnotify, time; sdnotify.SystemdNotifier().notify('READY=1'); time.sleep(60)"
 
@@ -75,21 +75,21 @@ def write_truth(folder, capsys):
 
 def test_the_truth_comes_back(tmp_path, capsys):
     write_truth(tmp_path, capsys)
-    steps = read_rank(tmp_path, 0)
+    steps = Run(tmp_path / "lab").rank(0)
     assert steps["iteration"].tolist() == [0, 1, 2, 3]
     assert steps["last_wait_ns"].tolist() == [80, 180, 280, 380]
 
 
 def test_steps_are_quiet_or_disturbed_or_neither(tmp_path, capsys):
     write_truth(tmp_path, capsys)
-    quiet, disturbed = quiet_and_disturbed(tmp_path)
+    quiet, disturbed = Run(tmp_path / "lab").quiet_and_disturbed()
     np.testing.assert_array_equal(quiet, [90, 91])
     np.testing.assert_array_equal(disturbed, [92])
 
 
 def test_a_missing_truth(tmp_path):
     with pytest.raises(DataError, match="rank 3"):
-        read_rank(tmp_path, 3)
+        Run(tmp_path / "lab").rank(3)
 
 
 def test_the_log_is_written_on_sigterm(tmp_path):

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from waiting import free_port
 
 from netmon.errors import LabError
-from netmon.lab.trainers.allreduce import Ring, fused_ends
+from netmon.lab.trainers.collectives import PATTERNS, Ring, fused_ends
 from netmon.lab.trainers.layers import gradient_times_ns, layer_sizes
-from netmon.lab.trainers.patterns import PATTERNS
 from netmon.lab.trainers.ring import Gradients
 
 

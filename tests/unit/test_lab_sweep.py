@@ -13,6 +13,7 @@ from netmon.lab import sweep as sweeps
 from netmon.lab.outcome import sweep_document
 from netmon.lab.spec import RunSpec
 from netmon.lab.sweep import SweepSpec, plan, run_spec
+from netmon.lab.truth import Run
 
 
 @pytest.fixture
@@ -79,8 +80,8 @@ def test_a_sweep_that_is_done_is_not_done_again(spec):
 def test_only_a_complete_run_counts(spec):
     first, second = plan(spec)
     write_run(spec, first, "interrupted")
-    assert not sweeps._done(spec.base.data / "lab" / "runs" / first.id)
-    assert not sweeps._done(spec.base.data / "lab" / "runs" / second.id)
+    assert not Run(spec.base.data / "lab" / "runs" / first.id).complete
+    assert not Run(spec.base.data / "lab" / "runs" / second.id).complete
 
 
 def test_another_sweep_is_not_gone_on_with(spec):

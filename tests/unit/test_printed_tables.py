@@ -23,6 +23,8 @@ from netmon.terminal import BREAK, ENDLESS, FittingTable, console, figures, labe
 ROOT = Path(__file__).parents[2]
 FRAMES = Path(__file__).parent / "frames"
 WIDTHS = (80, 120, 200)
+RESULT = ROOT / "netmon/bench/result.py"
+MAKE = {"FittingTable", "terminal.FittingTable", "table", "figures_table"}
 LAPTOP = Interfaces((replace(NIC, name="enp4s0f0np0", rdma=("mlx5_0",)), VETH), ())
 
 
@@ -41,8 +43,10 @@ def test_every_table_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn_by, made = set(), FittingTable.__init__
 
     def noting(self: FittingTable, *args: object, **more: object) -> None:
-        caller = sys._getframe(1).f_code
-        drawn_by.add((Path(caller.co_filename).resolve(), caller.co_name))
+        caller = sys._getframe(1)
+        while Path(caller.f_code.co_filename).resolve() == RESULT:  # which makes tables of rows for the benchmarks
+            caller = caller.f_back
+        drawn_by.add((Path(caller.f_code.co_filename).resolve(), caller.f_code.co_name))
         made(self, *args, **more)
 
     monkeypatch.setattr(FittingTable, "__init__", noting)
@@ -50,13 +54,13 @@ def test_every_table_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
         list(tables)
     written = {
         (path, function.name)
-        for path in (ROOT / "netmon").rglob("*.py")
-        if "FittingTable(" in (text := path.read_text())
+        for path in {*(ROOT / "netmon").rglob("*.py")} - {RESULT}
+        if "FittingTable" in (text := path.read_text())
         for function in ast.walk(ast.parse(text))
         if isinstance(function, ast.FunctionDef)
-        if any(isinstance(call, ast.Call) and "FittingTable" in ast.unparse(call.func) for call in ast.walk(function))
+        if any(isinstance(call, ast.Call) and ast.unparse(call.func) in MAKE for call in ast.walk(function))
     }
-    assert len(written) > 10
+    assert len(written) > 20
     assert written - drawn_by == set()
 
 

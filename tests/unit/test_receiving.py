@@ -22,7 +22,7 @@ from waiting import DIES_WITH_US, wait_for
 from collector import auto_receiver
 from collector.receiving.sessions import RemoteStream
 from collector.server import serve
-from netmon.bench.cpu import children, command_line
+from netmon.bench.usage import children, command_line
 from netmon.columnar import Columns
 from netmon.errors import UnsupportedError
 from netmon.records import Hello

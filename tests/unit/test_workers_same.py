@@ -15,9 +15,9 @@ from nats_server import running
 from collector.cluster import ties
 from collector.cluster.bucket import Bucket
 from collector.cluster.components import HostTies, components
-from netmon.bench.pipeline.load import Load
-from netmon.bench.pipeline.recorded import Player, Recorded, playing
-from netmon.bench.pipeline.same import TABLES, compare
+from netmon.bench.pipeline.truth import compare
+from netmon.bench.pipeline.workers import Player, Recorded, playing
+from netmon.bench.specs import Load
 from netmon.records import Batch, ClockSample, Direction, Flow, Hello, Interface, NicSample
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
@@ -181,6 +181,6 @@ def test_two_workers_store_what_one_stores(tmp_path, quick_ties):
     one, two = (tmp_path / name / "data" for name in ("one", "two"))
     for data in (one, two):
         assert_true(recorded.verdict(data))
-    for table, difference in compare(one, two, TABLES).items():
+    for table, difference in compare(one, two).items():
         assert difference.none, f"{table}: {difference}"
         assert difference.rows > 0, table

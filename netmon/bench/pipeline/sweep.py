@@ -2,33 +2,60 @@
 """How cost grows with hosts, flows and jobs: one run each, and a picture. The picture needs matplotlib."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from netmon.bench.pipeline.load import Load
-from netmon.bench.pipeline.run import SIMULATED, PipelineResult, measure
-from netmon.errors import DataError
+from netmon.bench.pipeline import run as single
+from netmon.bench.pipeline.run import SIMULATED, PipelineResult
+from netmon.bench.result import CPU, OTHER, figure, save, table
+from netmon.bench.specs import Load, PipelineSpec, Progress, silent
+from netmon.terminal import FittingTable, figures, labels
+from netmon.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SHARES = (4, 2, 1)  # of the hosts and jobs that were requested
 _FACTORS = (1, 4, 16)  # of the flows
-_CPU, _MEMORY = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable for the colour-blind too
 
 
 @dataclass(frozen=True)
 class SweepResult:
     """Runs by what is varied in them: "hosts", "flows", "jobs"."""
 
-    runs: dict[str, list[PipelineResult]]
+    ALSO, simulated = ("simulated",), SIMULATED
+    sweeps: dict[str, list[PipelineResult]]
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        runs = {name: [run.document() for run in runs] for name, runs in self.runs.items()}
-        return {"simulated": SIMULATED, "sweeps": runs}
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per run; the caption says what was simulated."""
+        costs = ("cores", "ms per batch", "memory (PSS)", "acknowledged p99, s", "snapshot's age, s", "dataset = truth")
+        columns = [*labels("varied"), *figures("hosts", "flows", "jobs", "rows/s", *costs)]
+        rows = (row for name, runs in self.sweeps.items() for row in (*(_row(name, run) for run in runs), ()))
+        yield table("how the collector's cost grows", columns, rows, SIMULATED)
+
+    def draw(self, path: Path) -> None:
+        """CPU and memory of the collector. Needs matplotlib. Raises DataError."""
+        made = figure(11, 3.6)
+        for axes, (name, runs) in zip(made.subplots(1, len(self.sweeps)), self.sweeps.items(), strict=True):
+            _panel(axes, name, runs)
+        load = self.sweeps["hosts"][-1].load
+        made.suptitle(
+            f"the collector; simulated agents: {load.hosts} hosts × {load.rows:,} rows/s, {load.batches} batches/s, "
+            f"{load.flows:,} flows, {load.jobs} jobs unless said otherwise",
+            fontsize=9,
+        )
+        save(made, path)
+
+
+def _row(name: str, run: PipelineResult) -> tuple[str, ...]:
+    cost, load = run.costs["collector"], run.load
+    return (
+        *(name, str(load.hosts), f"{load.flows:,}", str(load.jobs), f"{run.sent_rows_per_s:,.0f}"),
+        *(f"{cost.cores:.2f}", f"{run.batch_cpu_ms:.2f}", format_bytes(cost.proportional_bytes)),
+        *(f"{run.delay_p99_s:.1f}", f"{run.seen.age_most_s:.1f}", "yes" if run.true else "NO"),
+    )
 
 
 def loads(load: Load) -> dict[str, list[Load]]:
@@ -42,45 +69,29 @@ def loads(load: Load) -> dict[str, list[Load]]:
     }
 
 
-def sweep(load: Load, progress: Callable[[float], None] = lambda _: None) -> SweepResult:
+def measure(spec: PipelineSpec, progress: Progress = silent) -> SweepResult:
     """Blocks for several runs; what occurs twice is measured once. Raises LabError."""
-    wanted = loads(load)
+    wanted = loads(spec.load)
     distinct = list(dict.fromkeys(one for many in wanted.values() for one in many))
-    results = {
-        one: measure(one, lambda done, before=number: progress((before + done) / len(distinct)))  # type: ignore[misc]
-        for number, one in enumerate(distinct)
-    }
+    results = {}
+    for number, one in enumerate(distinct):
+
+        def show(done: float, of: float, text: str = "", before: int = number) -> None:
+            progress(before + done, len(distinct))
+
+        varied = dataclasses.replace(spec, **vars(one), plot=None, data=None)
+        results[one] = single.measure(varied, show)
     return SweepResult({name: [results[one] for one in many] for name, many in wanted.items()})
-
-
-def draw(result: SweepResult, path: Path) -> None:
-    """CPU and memory of the collector. The file's type is by its name. Raises DataError."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(result.runs))
-    for axes, (name, runs) in zip(panels, result.runs.items(), strict=True):
-        _panel(axes, name, runs)
-    load = result.runs["hosts"][-1].load
-    figure.suptitle(
-        f"the collector; simulated agents: {load.hosts} hosts × {load.rows:,} rows/s, {load.batches} batches/s, "
-        f"{load.flows:,} flows, {load.jobs} jobs unless said otherwise",
-        fontsize=9,
-    )
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot draw {path}: {error}") from None
 
 
 def _panel(axes: "Axes", name: str, runs: list[PipelineResult]) -> None:
     at = [getattr(run.load, name) for run in runs]
-    axes.plot(at, [run.taking_in_cores for run in runs], "o-", color=_CPU)
+    axes.plot(at, [run.taking_in_cores for run in runs], "o-", color=CPU)
     axes.set_xlabel(f"{name} on each host" if name == "flows" else name)
-    axes.set_ylabel("CPU (cores)", color=_CPU)
+    axes.set_ylabel("CPU (cores)", color=CPU)
     memory = axes.twinx()
-    memory.plot(at, [run.taking_in_bytes / 1e6 for run in runs], "s--", color=_MEMORY)
-    memory.set_ylabel("memory, PSS (MB)", color=_MEMORY)
+    memory.plot(at, [run.taking_in_bytes / 1e6 for run in runs], "s--", color=OTHER)
+    memory.set_ylabel("memory, PSS (MB)", color=OTHER)
     for one in (axes, memory):
         one.set_ylim(0, 1.1 * one.get_ylim()[1])
     axes.grid(color="#dddddd", linewidth=0.6)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in the dataset, compared with what the simulated agents have sent.
+"""What lies in a dataset, compared with what the simulated agents have sent, or with another dataset.
 
 What is acknowledged has to be there, and nothing twice; what was sent and not acknowledged may be.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,20 @@ from netmon.bench.pipeline.agents import HostReport, Report
 from netmon.bench.pipeline.host import (
     CAPACITY_BPS,
     LOST_BYTES,
+    MS,
+    SECOND_MS,
     STEP_END_MS,
     SimulatedHost,
     boot_ns,
+    coarser,
     host_name,
 )
-from netmon.bench.pipeline.load import Load
-from netmon.bench.pipeline.pattern import MS, SECOND_MS, coarser
+from netmon.bench.specs import Load
 from netmon.history.files import table_files
 from netmon.records import CLASS_NAMES, Class, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
 
@@ -112,17 +117,9 @@ def judge(data: Path, load: Load, report: Report) -> Verdict:
 
 
 def _by_host(data: Path, table: str) -> dict[str, pa.Table]:
-    """The host is a column, or in the path."""
-    parts: dict[str, list[pa.Table]] = {}
-    for path in table_files(data, table):
-        rows = pq.ParquetFile(path).read()
-        if "host" in rows.column_names:
-            for host in pc.unique(rows["host"]).to_pylist():
-                parts.setdefault(host, []).append(rows.filter(pc.equal(rows["host"], host)))
-        else:
-            host = next(part for part in path.parts if part.startswith("host=")).removeprefix("host=")
-            parts.setdefault(unquote(host), []).append(rows)
-    return {host: pa.concat_tables([_plain(one) for one in tables]) for host, tables in parts.items()}
+    parts = [_plain(pq.ParquetFile(path).read()) for path in table_files(data, table)]
+    rows = pa.concat_tables(parts) if parts else pa.table({"host": []})
+    return {host: rows.filter(pc.equal(rows["host"], host)) for host in pc.unique(rows["host"]).to_pylist()}
 
 
 def _plain(table: pa.Table) -> pa.Table:
@@ -302,3 +299,65 @@ def _hashes(table: Table, names: tuple[str, ...]) -> npt.NDArray[np.uint64]:
         hashes = (hashes ^ table[name].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         hashes ^= hashes >> np.uint64(29)
     return hashes
+
+
+# --- Whether two datasets have the same rows: each table as a multiset, every column, whatever file a row is in.
+
+COMPARED = ("buckets", "flows", "iterations", "ledger", "nic", "sessions")
+
+_CLOCK = ("clock_error_ns", "clock_offset_ns")
+LEFT_OUT = {"sessions": _CLOCK, "ledger": _CLOCK, "flows": ("peer_rank",)}
+"""What two runs over the same batches may differ in: how well a clock was known when a session was first stored, and
+
+which flows had been stored before their other ends were described.
+"""
+
+_MOST_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class TableDifference:
+    """rows: of the first. missing: of the first that the second has not; extra: the other way round."""
+
+    rows: int
+    missing: int
+    extra: int
+    shown: Sequence[str] = ()  # a few of those, with their columns
+
+    @property
+    def none(self) -> bool:
+        """Whether they are the same."""
+        return not (self.missing or self.extra)
+
+
+def compare(one: Path, other: Path, tables: Sequence[str] = COMPARED) -> dict[str, TableDifference]:
+    """By table; one that neither has is the same. Blocks for a second or two per million rows."""
+    return {table: _table_difference(_dataset_rows(one, table), _dataset_rows(other, table)) for table in tables}
+
+
+def _dataset_rows(data: Path, name: str) -> "pd.DataFrame":
+    parts = [_plain(pq.ParquetFile(path).read()) for path in sorted((data / name).rglob("*.parquet"))]
+    rows = pa.concat_tables(parts) if parts else pa.table({})
+    frame: pd.DataFrame = rows.select(sorted({*rows.column_names} - {*LEFT_OUT.get(name, ())})).to_pandas()
+    return frame
+
+
+def _table_difference(one: "pd.DataFrame", other: "pd.DataFrame") -> TableDifference:
+    import pandas as pd
+
+    both = pd.concat([one, other], ignore_index=True)
+    kind = np.zeros(len(both), np.int64)
+    if len(both):  # equal rows have equal hashes, of 64 bits
+        _, kind = np.unique(pd.util.hash_pandas_object(both, index=False).to_numpy(), return_inverse=True)
+    kinds = int(kind.max(initial=-1)) + 1
+    more = np.bincount(kind[: len(one)], minlength=kinds) - np.bincount(kind[len(one) :], minlength=kinds)
+    shown = [
+        f"{sign} {_text(both.iloc[row])}"
+        for sign, odd in (("-", more > 0), ("+", more < 0))
+        for row in np.flatnonzero(odd[kind])[:_MOST_SHOWN]
+    ]
+    return TableDifference(len(one), int(more[more > 0].sum()), int(-more[more < 0].sum()), shown)
+
+
+def _text(row: "pd.Series[Any]") -> str:
+    return ", ".join(f"{name}={value}" for name, value in row.items())

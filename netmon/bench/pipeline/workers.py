@@ -10,25 +10,176 @@ loops use up what the others have alongside each other.
 
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
-from netmon.bench.cpu import process_seconds
+from netmon.bench.pipeline.agents import HostReport, Report, record
 from netmon.bench.pipeline.bus import serving
-from netmon.bench.pipeline.load import Load
-from netmon.bench.pipeline.recorded import Player, Recorded, playing
-from netmon.bench.pipeline.same import TableDifference, compare
-from netmon.bench.pipeline.truth import Verdict
+from netmon.bench.pipeline.host import host_name
+from netmon.bench.pipeline.truth import LEFT_OUT, TableDifference, Verdict, compare, judge
+from netmon.bench.result import table
+from netmon.bench.specs import WIDTH_MS, Load, PipelineSpec, Progress, silent
+from netmon.bench.usage import process_seconds
 from netmon.errors import LabError, UnsupportedError, UsageError
 from netmon.lab.process import Process
-from netmon.wire.bus import BusSettings
+from netmon.records import Hello
+from netmon.terminal import Column, FittingTable, labels
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import encode_hello
+from netmon.wire.bus import (
+    BATCHES,
+    STREAM,
+    Bus,
+    BusError,
+    BusSettings,
+    Label,
+    batch_subject,
+    hello_subject,
+    host_of,
+    name_of,
+)
+from netmon.wire.bus_streams import make_streams
+
+# --- The batches of a load, made once and with fixed clocks, to be played to one worker and to several.
+
+_AT_A_TIME = 128  # messages on their way to the bus
+_ANSWER_S = 60.0
+_OWNERS = "netmon-owners"  # bucket: host → worker
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """hellos, batches: of each host."""
+
+    load: Load
+    utc_ns: int  # when the simulation began
+    hellos: Sequence[Hello]
+    batches: Sequence[Sequence[bytes]]
+
+    @classmethod
+    def make(cls, load: Load) -> "Recorded":
+        """Its end is about now. Takes some 0.1 ms of CPU per batch, and the memory that they have on the wire."""
+        utc_ns = time.time_ns() - load.seconds * 1_000_000_000
+        hosts = [record(load, host, utc_ns) for host in range(load.hosts)]
+        return cls(load, utc_ns, [hello for hello, _ in hosts], [batches for _, batches in hosts])
+
+    @property
+    def spans(self) -> int:
+        """Batches of each host."""
+        return self.load.seconds * self.load.batches
+
+    @property
+    def jobs(self) -> list[list[str]]:
+        """Hosts of each job."""
+        return [[host_name(host) for host in self.load.members(job)] for job in range(self.load.jobs)]
+
+    def verdict(self, data: Path) -> Verdict:
+        """A dataset of all of them, compared with the truth."""
+        hosts = [HostReport(self.spans, self.spans, self.spans, [(0, WIDTH_MS)]) for _ in self.hellos]
+        nothing = float("nan")
+        return judge(data, self.load, Report(0, self.utc_ns, hosts, nothing, nothing, nothing, nothing, nothing))
+
+
+class Player:
+    """Publishes recorded batches, as their agents would have."""
+
+    def __init__(self, bus: Bus, recorded: Recorded) -> None:
+        """`playing` makes one."""
+        self.bus, self._recorded = bus, recorded
+        self._owners: dict[str, str] = {}
+        self._owners_at = 0  # the bucket's last change when it was read
+
+    async def introduce(self) -> None:
+        """All hosts."""
+        for hello in self._recorded.hellos:
+            data = netmon_pb2.AgentMessage(hello=encode_hello(hello)).SerializeToString()
+            await self.bus.jetstream.publish(hello_subject(hello.host, hello.session), data, timeout=_ANSWER_S)
+
+    async def publish(self, first: int, last: int) -> None:
+        """These batches of every host, as fast as the bus takes them."""
+        await self._put(
+            (hello, batches[number], Label(hello.session, number + 1, number, number))
+            for number in range(first, last)
+            for hello, batches in zip(self._recorded.hellos, self._recorded.batches, strict=True)
+        )
+
+    async def end(self) -> None:
+        """Every agent's last word."""
+        spans = self._recorded.spans
+        await self._put((hello, b"", Label(hello.session, 0, spans, spans)) for hello in self._recorded.hellos)
+
+    async def waiting(self) -> dict[str, int]:
+        """Messages by host that nobody has acknowledged."""
+        with self.bus.errors("look at"):
+            info = await self.bus.jetstream.stream_info(STREAM, subjects_filter=f"{BATCHES}.*")
+        return {host_of(subject): count for subject, count in (info.state.subjects or {}).items()}
+
+    async def hold_back(self, seconds: float) -> None:
+        """The bus hands nothing out for so long, counted anew. Raises BusError; it takes nats-server 2.11 or later."""
+        until = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        request = json.dumps({"pause_until": until.isoformat()}).encode()
+        with self.bus.errors("hold back what is handed out by"):
+            for name in await self._consumers():
+                subject = f"$JS.API.CONSUMER.PAUSE.{STREAM}.{name}"
+                answer = json.loads((await self.bus.client.request(subject, request, timeout=_ANSWER_S)).data)
+                if answer.get("error"):
+                    raise BusError(f"the bus does not hold back what it hands out: {answer['error']}")
+
+    async def owners(self) -> dict[str, str]:
+        """The worker that has each host, as the workers say it to each other."""
+        prefix, stream = f"$KV.{_OWNERS}.", f"KV_{_OWNERS}"
+        with self.bus.errors("look at"):
+            jetstream = self.bus.jetstream
+            info = await jetstream.stream_info(stream, subjects_filter=f"{prefix}>")
+            if info.state.last_seq != self._owners_at:
+                subjects = list(info.state.subjects or {})
+                found = await asyncio.gather(*(jetstream.get_last_msg(stream, subject) for subject in subjects))
+                said = dict(zip((name_of(subject.removeprefix(prefix)) for subject in subjects), found, strict=True))
+                self._owners = {host: message.data.decode() for host, message in said.items() if message.data}
+                self._owners_at = info.state.last_seq
+        return self._owners
+
+    async def _consumers(self) -> list[str]:
+        names: list[str] = []
+        while some := await self.bus.jetstream.consumers_info(STREAM, len(names)):
+            names += [info.name for info in some]
+        return names
+
+    async def _put(self, messages: Iterable[tuple[Hello, bytes, Label]]) -> None:
+        coming = iter(messages)
+        while some := list(itertools.islice(coming, _AT_A_TIME)):
+            with self.bus.errors("publish to"):
+                await asyncio.gather(
+                    *(
+                        self.bus.jetstream.publish(
+                            batch_subject(hello.host), data, timeout=_ANSWER_S, headers=label.headers()
+                        )
+                        for hello, data, label in some
+                    )
+                )
+
+
+@asynccontextmanager
+async def playing(settings: BusSettings, recorded: Recorded) -> AsyncIterator[Player]:
+    """All hosts are introduced. Raises BusError."""
+    bus = await Bus.connect(settings, "netmon bench", lasting=True)
+    try:
+        await make_streams(bus)
+        player = Player(bus, recorded)
+        await player.introduce()
+        yield player
+    finally:
+        await bus.close()
+
 
 # --- A share of the machine's CPU for a process and all that it starts: CPU bandwidth, in a cgroup of its own.
 
@@ -142,6 +293,8 @@ class Played:
 class WorkersResult:
     """One worker, several, and what their datasets have in common."""
 
+    ALSO = ("simulated", "ratio", "ratio_by_cpu", "same", "true")
+    simulated = PLAYED
     load: Load
     cores_each: float
     one: Played
@@ -168,33 +321,57 @@ class WorkersResult:
         """Whether both datasets are what was sent."""
         return self.one.verdict.true and self.several.verdict.true
 
-    def document(self) -> dict[str, Any]:
-        """For --json."""
-        return (
-            {"simulated": PLAYED}
-            | asdict(self)
-            | {
-                "ratio": self.ratio,
-                "ratio_by_cpu": self.ratio_by_cpu,
-                "same": self.same,
-                "true": self.true,
-            }
-        )
+    def shown(self) -> Iterator[FittingTable]:
+        """A row per figure, a column for each of the two runs."""
+        load, count = self.load, len(self.several.workers)
+        what = f"{load.hosts} hosts × {load.rows:,} rows/s in {load.batches} batches/s, {load.jobs} jobs"
+        title = f"workers on {self.cores_each:g} cores each, {what}, {load.seconds} s"
+        left_out = ", ".join(f"{name}.{column}" for name, columns in LEFT_OUT.items() for column in columns)
+        columns = (Column(name, right=True, prose=True) for name in ("1 worker", f"{count} workers"))
+        caption = f"{PLAYED} The datasets are compared in all columns except {left_out}."
+        yield table(title, [*labels("", prose=True), *columns], _figures(self), caption)
 
 
-def fair_share(workers: int) -> float:
-    """Cores for each worker, unless it is set otherwise."""
-    return min(1.0, _SHARES_OF * (os.cpu_count() or 1) / workers)
+def _figures(result: WorkersResult) -> list[tuple[str, str, str]]:
+    one, several = result.one, result.several
+
+    def both(name: str, figure: str) -> tuple[str, str, str]:
+        return name, figure.format(one), figure.format(several)
+
+    rows = [
+        both("rows/s stored, in all", "{0.rows_per_s:,.0f}"),
+        *(_of_worker(result, number) for number in range(len(several.workers))),
+        ("rows/s : rows/s of one", "1", f"{result.ratio:.2f}"),
+        ("  had each got its whole share of the CPU", "1", f"{result.ratio_by_cpu:.2f}"),
+        both("until all was stored, s", "{0.seconds:.1f}"),
+        both("rows per second of the workers' CPU", "{0.rows_per_cpu_s:,.0f}"),
+        both("bus: CPU, cores", "{0.bus_cores:.2f}"),
+        both("hosts that changed their worker meanwhile", "{0.moved}"),
+        ("dataset = truth", _yes(one.verdict.true), _yes(several.verdict.true)),
+        ("dataset of several = dataset of one", "", _yes(result.same)),
+    ]
+    for name, found in result.differences.items():
+        shown = "".join(f"\n{line}" for line in found.shown)
+        rows.append((f"  {name}: rows; missing, extra", f"{found.rows:,}", f"{found.missing}, {found.extra}{shown}"))
+    return rows
 
 
-def measure(
-    load: Load, workers: int, cores_each: float = 0.0, progress: Callable[[float], None] = lambda _: None
-) -> WorkersResult:
-    """Blocks for minutes. cores_each: CPU of each worker; 0: a fair share.
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "NO"
 
-    Raises LabError, UnsupportedError, UsageError.
-    """
-    cores_each = cores_each or fair_share(workers)
+
+def _of_worker(result: WorkersResult, number: int) -> tuple[str, str, str]:
+    texts = []
+    for played in (result.one, result.several):
+        worker = played.workers[number] if number < len(played.workers) else None
+        texts.append(f"{worker.rows_per_s:,.0f}, {worker.cores:.2f}" if worker else "")
+    return f"  worker {number + 1}: rows/s, cores used", texts[0], texts[1]
+
+
+def measure(spec: PipelineSpec, progress: Progress = silent) -> WorkersResult:
+    """Blocks for minutes. Raises LabError, UnsupportedError, UsageError."""
+    load, workers = spec.load, spec.collectors
+    cores_each = spec.cpu or min(1.0, _SHARES_OF * (os.cpu_count() or 1) / workers)
     if load.jobs < workers:
         raise UsageError(f"cannot share {load.jobs} jobs out to {workers} workers: give --jobs {workers} or more")
     if load.seconds <= _FIRST_S:
@@ -206,8 +383,8 @@ def measure(
             folder = Path(name) / str(count)
             folder.mkdir()
 
-            def tell(done: float, index: int = index) -> None:
-                progress((index + done) / 2)
+            def tell(done: float, of: float, text: str = "", index: int = index) -> None:
+                progress((index + done) / 2, 1)
 
             with _burning(workers - count, cores_each, folder):
                 played.append(asyncio.run(_play(recorded, count, cores_each, folder, tell)))
@@ -215,9 +392,7 @@ def measure(
     return WorkersResult(load, cores_each, played[0], played[1], differences)
 
 
-async def _play(
-    recorded: Recorded, workers: int, cores_each: float, folder: Path, progress: Callable[[float], None]
-) -> Played:
+async def _play(recorded: Recorded, workers: int, cores_each: float, folder: Path, progress: Progress) -> Played:
     with ExitStack() as stack:
         server, settings = stack.enter_context(serving(folder))
         async with playing(settings, recorded) as player:
@@ -297,7 +472,7 @@ class _Watched:
             if time.monotonic() > deadline:
                 raise LabError(f"the workers did not share the hosts out within {_LEARN_S:g} s: {owners}")
 
-    async def until_stored(self, progress: Callable[[float], None]) -> None:
+    async def until_stored(self, progress: Progress) -> None:
         """Nothing waits on the bus."""
         deadline = time.monotonic() + _STORED_S
         rows = self._recorded.load.rows / self._recorded.load.batches
@@ -312,7 +487,7 @@ class _Watched:
                     self.stored[owners[host]] += (before - rest[host]) * rows
             self.moved += sum(owned.get(host, worker) != worker for host, worker in owners.items())
             owners |= owned
-            progress(1 - sum(rest.values()) / (spans * len(rest)))
+            progress(1 - sum(rest.values()) / (spans * len(rest)), 1)
             if not waiting:
                 return
             if time.monotonic() > deadline:

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A campaign on the lab: runs with injections, and what `netmon why` says of each dataset afterwards."""
+"""`netmon bench verdict`: runs of the lab with injections, what `netmon why` says of each dataset afterwards, and what
+has to do with it: simulated tables, reruns without the culprit, and shifted jobs."""
 
-import json
-import logging
+import contextlib
 import shutil
-import subprocess
-import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.dataset as ds
 
+from netmon.bench.result import document, figure, figures_table, save, table
+from netmon.bench.specs import Progress, VerdictSpec, silent
+from netmon.bench.verdict.plan import KINDS, ensure_run, in_turn, plan
+from netmon.bench.verdict.rerun import RerunResult, plan_reruns, rerun
 from netmon.bench.verdict.scoring import (
     MISSED,
     NO_EFFECT,
@@ -28,13 +31,20 @@ from netmon.bench.verdict.scoring import (
     Outcome,
     VerdictRow,
     accused,
+    percent,
     percentile,
     score,
+    stored,
+    why,
 )
-from netmon.bench.verdict.truth import Truth, complete, read_truth
-from netmon.errors import DataError, NetmonError
-from netmon.lab.run import run as run_lab
+from netmon.bench.verdict.shifting import ShiftResult, plan_shifts, shift
+from netmon.bench.verdict.simulated import SIMULATED, judge_one, scenario
+from netmon.errors import UsageError
+from netmon.lab.injections.spec import CAUSES, NETWORK
 from netmon.lab.spec import RunSpec
+from netmon.lab.truth import Truth, read_truth
+from netmon.terminal import FittingTable, figures, labels
+from netmon.units import format_duration
 
 # --- Verdicts on the iterations that nothing was done to: how much a verdict is worth that nobody can check.
 
@@ -86,18 +96,10 @@ def _surest(verdicts: Sequence[VerdictRow]) -> float:
 
 # --- campaign
 
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CampaignProgress:
-    """How far it is."""
-
-    runs_done: int
-    runs: int
-    injections: int  # that were judged
-    seconds_left: float | None  # None: not known yet
+_OUTCOMES = (RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT)
+ORDER = (*dict.fromkeys(cause for cause in CAUSES.values() if cause), "compute", "unknown", NOTHING)
+"""Of causes, in tables and pictures."""
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,10 @@ class VerdictResult:
     undisturbed: Undisturbed = field(default_factory=Undisturbed)
     failed: list[str] = field(default_factory=list)  # runs that could not be done or judged, with the reason
     interrupted: bool = False
+    counterfactual: RerunResult = field(default_factory=lambda: RerunResult(0))
+    shift: ShiftResult = field(default_factory=lambda: ShiftResult(0))
 
-    def add(self, run: str, outcomes: Sequence[Outcome], accusations: Sequence[Accusation], verdicts: int) -> None:
+    def add(self, outcomes: Sequence[Outcome], accusations: Sequence[Accusation], verdicts: int) -> None:
         """One more run."""
         self.outcomes += outcomes
         self.accusations += accusations
@@ -200,7 +204,7 @@ class VerdictResult:
             "runs": self.planned,
             "injections": len(self.outcomes),
             "asked": len(self.scored),
-            "left_out": {kind: asdict(each) for kind, each in self.left_out.items()},
+            "left_out": document(self.left_out),
             "verdicts": self.verdicts,
             **{name.replace(" ", "_"): self.count(name) for name in _OUTCOMES},
             "right_cause_share": self.right_cause_share,
@@ -209,44 +213,167 @@ class VerdictResult:
             "share_error_median": self.share_error(50),
             "told_after_s": {"median": self.told_delay_s(50), "p99": self.told_delay_s(99)},
             "told_otherwise_at_once": self.misjudged[0],
-            "undisturbed": self.undisturbed.document(),
+            "undisturbed": document(self.undisturbed),
             "confusion": self.confusion,
-            "outcomes": [{**asdict(each), "share_error": each.share_error} for each in self.outcomes],
-            "accusations": [asdict(each) for each in self.accusations],
+            "outcomes": document(self.outcomes),
+            "accusations": document(self.accusations),
             "failed": self.failed,
             "interrupted": self.interrupted,
+            "counterfactual": document(self.counterfactual),
+            "shift": document(self.shift),
         }
 
+    def shown(self) -> Iterator[FittingTable | str]:
+        """The confusion matrix, the figures, and what was wrong; then the configurations that were done twice."""
+        if self.planned or self.outcomes or not (self.counterfactual.planned or self.shift.planned):
+            for part in (_confusion(self), _figures(self)):
+                yield part
+                yield ""
+            yield from _wrong(self)
+        if self.counterfactual.planned:
+            yield from self.counterfactual.shown()
+        if self.shift.planned:
+            yield from self.shift.shown()
 
-_OUTCOMES = (RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT)
+    def draw(self, path: Path) -> None:
+        """Shares of each injected cause by the verdict's, with the counts; of nothing, an empty picture.
+
+        Needs matplotlib. Raises DataError.
+        """
+        confusion = self.confusion
+        rows = [cause for cause in ORDER if cause in confusion]
+        columns = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
+        counts = np.array([[confusion[row].get(column, 0) for column in columns] for row in rows])
+        counts = counts.reshape(len(rows), len(columns))
+        made = figure(1.5 + 0.8 * max(1, len(columns)), 1.2 + 0.5 * max(1, len(rows)))
+        axes = made.subplots()
+        if counts.size:
+            shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+            axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for (row, column), count in np.ndenumerate(counts):
+            if count:
+                dark = counts[row, column] > counts[row].sum() / 2
+                axes.text(column, row, str(count), ha="center", va="center", color="white" if dark else "black")
+        axes.set_xticks(range(len(columns)), [name.replace("_", " ") for name in columns], rotation=30, ha="right")
+        axes.set_yticks(range(len(rows)), [name.replace("_", " ") for name in rows])
+        axes.set_xlabel("told")
+        axes.set_ylabel("injected")
+        save(made, path)
 
 
-def campaign(
-    specs: Sequence[RunSpec], progress: Callable[[CampaignProgress], None] = lambda _: None, *, keep: bool = True
-) -> VerdictResult:
-    """Do all runs that are not there already, and judge each; blocks. Ctrl-C ends it with what is there.
+def _confusion(result: VerdictResult) -> FittingTable:
+    confusion, effect = result.confusion, Counter(each.cause for each in result.outcomes if each.outcome == NO_EFFECT)
+    causes = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
+    columns = [*labels("cause"), *figures(*(cause.replace("_", " ") for cause in causes), "no effect")]
+    rows = (
+        (
+            cause.replace("_", " "),
+            *(str(confusion.get(cause, {}).get(each) or "") for each in causes),
+            str(effect[cause] or ""),
+        )
+        for cause in ORDER
+        if cause in confusion or effect[cause]
+    )
+    return table("rows: injected; columns: told", columns, rows)
 
-    keep: the datasets stay. A run that fails is named in the result, and the next one is done.
+
+def _figures(result: VerdictResult) -> FittingTable:
+    after = [result.told_delay_s(share) for share in (50, 99)]
+    otherwise, both = result.misjudged
+    rows = [
+        ("injections that made an iteration stand out", f"{len(result.scored)} of {len(result.outcomes)}"),
+        *((f"left out: {kind}", _why_left_out(each)) for kind, each in result.left_out.items()),
+        ("right cause", percent(result.right_cause_share)),
+        ("right culprit, where the cause was right", percent(result.right_culprit_share)),
+        ("network accused, and it was not", f"{len(result.accusations)} of {result.verdicts} verdicts"),
+        ("share of the delay against the truth: median error", percent(result.share_error(50))),
+        ("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after)),
+        ("another cause was told at once", f"{otherwise} of {both}"),
+    ]
+    if result.undisturbed.iterations:
+        rows.append(("stood out with nothing done, and told why", result.undisturbed.words()))
+    if result.failed:
+        rows.append(("runs that failed", str(len(result.failed))))
+    return figures_table("", rows)
+
+
+def _why_left_out(each: LeftOut) -> str:
+    if not each.done:
+        return f"{each.count}, nothing was done"
+    short, noise = each.count - each.as_undisturbed, each.as_undisturbed
+    parts = [f"{short} took less than {SCORED_FROM:g} × the usual"] if short else []
+    parts += [f"{noise} took no longer than some that nothing was done to"] if noise else []
+    return f"{'; '.join(parts)}; the longest {each.most:.2f} ×"
+
+
+def _wrong(result: VerdictResult) -> list[str]:
+    wrong = [each for each in result.outcomes if each.outcome in (WRONG_CAUSE, WRONG_CULPRIT, MISSED)]
+    lines = [_line(each) for each in wrong[:_MOST_NAMED]]
+    lines += [
+        f"{each.run}, iteration {each.verdict['iteration']}: {each.verdict['cause']} "
+        f"({each.verdict['culprit'] or each.verdict['host']}) accused, done: {', '.join(each.injected) or 'nothing'}"
+        for each in result.accusations[:_MOST_NAMED]
+    ]
+    lines += result.failed
+    if result.interrupted:
+        lines.append("interrupted: this is what was there")
+    return lines
+
+
+def _line(each: Outcome) -> str:
+    verdict = each.verdict
+    said = f"{each.told} ({verdict['culprit'] or verdict['host']})" if verdict else "no verdict"
+    number = f", iteration {verdict['iteration']}" if verdict else ""
+    longer = f"{format_duration(max(0.0, each.excess_ns))} longer than {format_duration(each.usual_ns)}"
+    return f"{each.run}{number} ({each.trainer}): {each.outcome}: {each.kind}, {longer}; told: {said}"
+
+
+def measure(spec: VerdictSpec, progress: Progress = silent) -> VerdictResult:
+    """Blocks, in the lab for some minutes per ten causes. Ctrl-C ends it with what is there.
+
+    A run that fails is named in the result, and the next one is done. Raises UsageError.
     """
+    kinds = tuple(kind for kind in spec.kinds.split(",") if kind) or KINDS
+    if unknown := [kind for kind in kinds if kind not in CAUSES]:
+        raise UsageError(f"cannot inject {unknown[0]!r}: choose from {', '.join(CAUSES)}")
+
+    def count(what: str, of: int, done: int) -> None:
+        progress(done, of, f"{what} {done + 1} of {of}")
+
+    with contextlib.ExitStack() as stack:
+        data = spec.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netmon-verdict-")))
+        data = data.resolve()
+        specs = plan(spec.lab, spec.seed, spec.trainers, data, kinds)
+        result = _campaign(specs, progress, keep=spec.data is not None)
+        if not result.interrupted:
+            _judge_simulated(spec, result, partial(count, "simulated table", spec.simulated))
+        reruns = plan_reruns(0 if result.interrupted else spec.rerun, spec.seed, spec.trainers, data)
+        result.counterfactual = rerun(reruns, partial(count, "configuration", spec.rerun))
+        result.shift = shift(plan_shifts(spec.shift, spec.seed, data), partial(count, "pair of jobs", spec.shift))
+    return result
+
+
+def _campaign(specs: Sequence[RunSpec], progress: Progress, keep: bool) -> VerdictResult:
+    """Do all runs that are not there already, and judge each. keep: the datasets stay."""
     result = VerdictResult(len(specs))
     begun, lab_runs = time.monotonic(), 0
-    try:
-        for number, spec in enumerate(specs):
-            left = (time.monotonic() - begun) / lab_runs * (len(specs) - number) if lab_runs else None
-            progress(CampaignProgress(number, len(specs), len(result.outcomes), left))
-            try:
-                if not complete(spec.data):
-                    lab_runs += 1
-                    spec.data.parent.mkdir(parents=True, exist_ok=True)
-                    run_lab(RunSpec(**{**spec.__dict__, "overwrite": True}))
-                judge_run(spec.data, result)
-            except NetmonError as error:
-                result.failed.append(f"{spec.data.name}: {error}")
-                log.warning("bench verdict: %s: %s", spec.data.name, error)
+
+    def do(spec: RunSpec) -> None:
+        nonlocal lab_runs
+        try:
+            lab_runs += ensure_run(spec)
+            judge_run(spec.data, result)
+        finally:
             if not keep:
                 shutil.rmtree(spec.data, ignore_errors=True)
-    except KeyboardInterrupt:
-        result.interrupted = True
+
+    def show(done: int) -> None:
+        minutes = (time.monotonic() - begun) / max(1, lab_runs) * (len(specs) - done) / 60
+        left = f", about {minutes:.0f} min left" if lab_runs else ""
+        text = f"run {done + 1} of {len(specs)}, {len(result.outcomes)} injections judged{left}"
+        progress(done, len(specs), text)
+
+    result.interrupted = in_turn({spec.data.name: spec for spec in specs}, do, result.failed, show)
     return result
 
 
@@ -260,22 +387,16 @@ def judge_run(data: Path, result: VerdictResult) -> None:
             each |= {"told_ns": at_once["told_ns"], "live_cause": at_once["cause"]}
     outcomes, accusations = score(data.name, truth, verdicts)
     accusations += accused(data.name, truth, live.values(), {each.verdict["iteration"] for each in accusations})
-    result.add(data.name, outcomes, accusations, len(verdicts))
+    result.add(outcomes, accusations, len(verdicts))
     result.undisturbed.add(truth, verdicts)
 
 
-def why(data: Path, job: str) -> list[dict[str, Any]]:
-    """What `netmon why --data DATA --json` says, as a user sees it. job: "" for all. Raises DataError."""
-    command = [sys.executable, "-m", "netmon", "why", *([job] if job else []), "--data", str(data), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise DataError(f"cannot judge {data}: {(done.stderr.strip().splitlines() or ['it ended'])[-1]}")
-    verdicts: list[dict[str, Any]] = json.loads(done.stdout)["verdicts"]
-    return verdicts
+def _judge_simulated(spec: VerdictSpec, result: VerdictResult, progress: Callable[[int], None]) -> None:
+    def do(number: int) -> None:
+        outcome = judge_one(scenario(spec.seed * 1_000_000 + number))
+        wrong = outcome.told in NETWORK and outcome.cause not in NETWORK
+        verdicts = [outcome.verdict] if outcome.verdict else []
+        accusations = [Accusation(outcome.run, SIMULATED, (outcome.kind,), each) for each in verdicts if wrong]
+        result.add([outcome], accusations, len(verdicts))
 
-
-def stored(data: Path) -> list[dict[str, Any]]:
-    """The verdicts that the collector stored during the training."""
-    files = [str(path) for path in (data / "verdicts").rglob("*.parquet")]
-    rows: list[dict[str, Any]] = ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
-    return rows
+    result.interrupted = in_turn({str(number): number for number in range(spec.simulated)}, do, result.failed, progress)

@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the lab in which something is injected now and then, drawn from a seed."""
+"""Runs of the lab in which something is injected now and then: drawn from a seed, and done one after the other."""
 
+import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from netmon.dl.theory import ring_bytes
+from netmon.errors import NetmonError
 from netmon.lab.injections.spec import CAUSES, TRANSFERS, Injection
+from netmon.lab.record import FOLDER
+from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
+from netmon.lab.truth import Run
 from netmon.records import Direction
+
+log = logging.getLogger(__name__)
+_Plan = TypeVar("_Plan")
 
 KINDS = tuple(kind for kind in CAUSES if kind not in ("policer", "batch"))
 """What is injected if nobody says: of each as much. A policer slows a link and loses packets; either is right to say. A
@@ -43,8 +53,8 @@ def plan(
     others = [kind for kind in every if kind != _LAST]
     last = len(every) - len(others)
     runs = [others[begin : begin + PER_RUN] for begin in range(0, max(len(others), last * PER_RUN), PER_RUN)]
-    for run in runs[:last]:
-        run.append(_LAST)
+    for some in runs[:last]:
+        some.append(_LAST)
     return [
         draw_run(generator, data / f"run-{number:03}", trainers[number % len(trainers)], some, seed + number)
         for number, some in enumerate(runs)
@@ -83,7 +93,7 @@ def draw_run(
         injection = _injection(generator, kind, spec, at + float(generator.uniform()), baseline_ns)
         injections.append(injection)
         at += math.ceil(injection.duration_ns / baseline_ns) + 1 + (_QUIET_BETWEEN if kind != _LAST else _AFTER_LAST)
-    return RunSpec(**{**spec.__dict__, "injections": tuple(injections), "iterations": math.ceil(at)})
+    return replace(spec, injections=tuple(injections), iterations=math.ceil(at))
 
 
 def typical_iteration_ns(spec: RunSpec) -> float:
@@ -140,3 +150,35 @@ _STRENGTHS = {
     "late": (0.0, 1.0),
     "batch": (1.4, 2.0),  # of an iteration, of which computing is a part
 }
+
+
+def in_turn(
+    plans: Mapping[str, _Plan],
+    do: Callable[[_Plan], None],
+    failed: list[str],
+    progress: Callable[[int], None] = lambda _: None,
+) -> bool:
+    """Do each; blocks. One that fails does not end the others. Returns whether Ctrl-C ended it.
+
+    plans: by name. failed: those that did, by name, with the reason. progress: called with how many are over.
+    """
+    try:
+        for number, (name, plan) in enumerate(plans.items()):
+            progress(number)
+            try:
+                do(plan)
+            except NetmonError as error:
+                failed.append(f"{name}: {error}")
+                log.warning("bench verdict: %s: %s", name, error)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def ensure_run(spec: RunSpec) -> bool:
+    """Do a run unless it lies there, complete; whether it was done. Blocks. Raises DataError or LabError."""
+    if Run(spec.data / FOLDER).complete:
+        return False
+    spec.data.parent.mkdir(parents=True, exist_ok=True)
+    run(replace(spec, overwrite=True))
+    return True

@@ -18,8 +18,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from netmon.bench.verdict.scoring import Outcome
-from netmon.bench.verdict.truth import read_truth
 from netmon.errors import DataError
+from netmon.lab.truth import read_truth
 
 TRUTH = "truth.json"
 _TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", "transport": "start_ns", "host": "start_ns"}

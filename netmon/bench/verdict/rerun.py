@@ -9,22 +9,22 @@ within 5 %: its jobs have two ranks here, and links on which the transfer is lon
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from netmon.bench.verdict.campaign import why
-from netmon.bench.verdict.in_turn import in_turn
-from netmon.bench.verdict.plan import RINGS, draw_run, typical_iteration_ns
-from netmon.bench.verdict.scoring import percentile
-from netmon.bench.verdict.truth import Truth, complete, read_truth
+from netmon.bench.result import table
+from netmon.bench.verdict.plan import RINGS, draw_run, ensure_run, in_turn, typical_iteration_ns
+from netmon.bench.verdict.scoring import percent, percentile, why
 from netmon.errors import DataError
 from netmon.lab.injections.spec import Injection
-from netmon.lab.run import run as run_lab
 from netmon.lab.spec import RunSpec
+from netmon.lab.truth import Truth, read_truth
+from netmon.terminal import FittingTable, figures, labels
+from netmon.units import format_duration
 
 CULPRITS = ("cross", "job")
 _ITERATIONS_HIT = 10
@@ -102,6 +102,27 @@ class RerunResult:
             "interrupted": self.interrupted,
         }
 
+    def shown(self) -> Iterator[FittingTable | str]:
+        """A row per configuration: what was predicted, and what it was when it was done."""
+        medians = ("before", "with culprit", "predicted", "measured")
+        columns = [*labels("run", "trainer", "culprit"), *figures(*medians, "error", "two runs differ by")]
+        yield table("iteration time without the culprit: predicted, and measured", columns, map(_row, self.reruns))
+        document = self.document()
+        yield (
+            f"{document['predicted']} of {self.planned} predicted; error: median {percent(self.error(50))}, "
+            f"largest {percent(self.error(100))}; within 5 %: {document['within_5_percent']}, and "
+            f"{document['alike_within_5_percent']} of the {document['alike']} whose two runs were alike within 5 %; "
+            f"two runs differ by {percent(document['apart'])} (median) before there is a culprit"
+        )
+        yield from self.failed
+
+
+def _row(each: Rerun) -> tuple[str, ...]:
+    predicted = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
+    before, slowed, measured = map(format_duration, (each.before_ns, each.slowed_ns, each.measured_ns))
+    times = (before, slowed, predicted, measured)
+    return each.run, each.trainer, each.culprit, *times, percent(each.error), percent(each.spread)
+
 
 def _within_limit(some: Sequence[Rerun]) -> int:
     return sum(each.error is not None and each.error <= WITHIN for each in some)
@@ -132,7 +153,8 @@ def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> l
 def rerun(specs: Sequence[RunSpec], progress: Callable[[int], None] = lambda _: None) -> RerunResult:
     """Do each with and without its culprit; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
     result = RerunResult(len(specs))
-    result.interrupted = in_turn({spec.data.name: spec for spec in specs}, _one, result.reruns, result.failed, progress)
+    plans = {spec.data.name: spec for spec in specs}
+    result.interrupted = in_turn(plans, lambda spec: result.reruns.append(_one(spec)), result.failed, progress)
     return result
 
 
@@ -140,9 +162,7 @@ def _one(spec: RunSpec) -> Rerun:
     with_it, without = spec.data / "with", spec.data / "without"
     nothing = tuple(Injection("nothing", each.at, each.duration_ns) for each in spec.injections)
     for data, injections in ((with_it, spec.injections), (without, nothing)):
-        if not complete(data):
-            data.parent.mkdir(parents=True, exist_ok=True)
-            run_lab(replace(spec, data=data, injections=injections, overwrite=True))
+        ensure_run(replace(spec, data=data, injections=injections))
     disturbed, quiet = read_truth(with_it), read_truth(without)
     if not disturbed.injections:
         raise DataError(f"cannot predict by {with_it}: the training ended before anything was injected")

@@ -12,15 +12,21 @@ network's was injected while the iteration lasted, nor, of the same cause, while
 also because a link was slowed, is sent again in the next one.
 """
 
+import json
+import subprocess
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.dataset as ds
 
-from netmon.bench.verdict.truth import Truth
+from netmon.errors import DataError
 from netmon.lab.injections.spec import CAUSES, NETWORK
+from netmon.lab.truth import Truth
 
 SCORED_FROM = 1.3
 """Of an iteration that takes so many times the baseline there has to be a verdict; there may be one from 1.2 on."""
@@ -47,6 +53,7 @@ VerdictRow = Mapping[str, Any]
 class Outcome:
     """One injection, or an iteration of one that lasted, and what was said of it. Times in ns."""
 
+    ALSO = ("share_error",)
     run: str
     trainer: str
     kind: str
@@ -77,6 +84,23 @@ class Accusation:
     trainer: str
     injected: tuple[str, ...]  # kinds that were under way
     verdict: VerdictRow
+
+
+def why(data: Path, job: str) -> list[dict[str, Any]]:
+    """What `netmon why --data DATA --json` says, as a user sees it. job: "" for all. Raises DataError."""
+    command = [sys.executable, "-m", "netmon", "why", *([job] if job else []), "--data", str(data), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DataError(f"cannot judge {data}: {(done.stderr.strip().splitlines() or ['it ended'])[-1]}")
+    verdicts: list[dict[str, Any]] = json.loads(done.stdout)["verdicts"]
+    return verdicts
+
+
+def stored(data: Path) -> list[dict[str, Any]]:
+    """The verdicts that the collector stored during the training."""
+    files = [str(path) for path in (data / "verdicts").rglob("*.parquet")]
+    rows: list[dict[str, Any]] = ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
+    return rows
 
 
 def score(run: str, truth: Truth, verdicts: Sequence[VerdictRow]) -> tuple[list[Outcome], list[Accusation]]:
@@ -195,3 +219,8 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     """None of nothing."""
     numbers: npt.NDArray[np.float64] = np.array(values, np.float64)
     return float(np.percentile(numbers, share)) if len(numbers) else None
+
+
+def percent(value: float | None) -> str:
+    """For a table."""
+    return "unknown" if value is None else f"{value:.1%}"

@@ -11,7 +11,7 @@ nothing left for a shift to save.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.bench.verdict.in_turn import in_turn
-from netmon.bench.verdict.scoring import percentile
+from netmon.bench.result import table
+from netmon.bench.verdict.plan import in_turn
+from netmon.bench.verdict.scoring import percent, percentile
 from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
 from netmon.lab.record import FOLDER
 from netmon.lab.spec import RunSpec
 from netmon.lab.together import MOST_ITERATIONS, Jobs, together
-from netmon.lab.truth import read_rank
+from netmon.lab.truth import Run
+from netmon.terminal import FittingTable, figures, labels
+from netmon.units import format_duration
 from netmon.wire.advice import get_advice
 
 WITHIN = 0.2
@@ -112,6 +115,25 @@ class ShiftResult:
             "interrupted": self.interrupted,
         }
 
+    def shown(self) -> Iterator[FittingTable | str]:
+        """A row per pair of jobs: what a shift was said to save, and what it saved."""
+        times = ("shift", "alone", "unshifted", "shifted")
+        ratios = ("unshifted / alone", "shifted / alone", "predicted gain", "measured gain", "error")
+        columns = [*labels("run"), *figures(*times, *ratios)]
+        yield table("two jobs on a link: unshifted, and shifted as advised", columns, map(_row, self.done))
+        document = self.document()
+        yield (
+            f"within 20 %: {document['within_20_percent']} of {self.planned}; from 1.3 × or more to 1.1 × or less: "
+            f"{document['from_1.3_to_1.1']}"
+        )
+        yield from self.failed
+
+
+def _row(one: Shifted) -> tuple[str, ...]:
+    medians = map(format_duration, (one.shift_ns, one.alone_ns, one.before_ns, one.after_ns))
+    costs = (f"{cost:.2f}" for cost in (one.cost_before, one.cost_after))
+    return one.run, *medians, *costs, *map(percent, (one.predicted_gain, one.gain, one.error))
+
 
 def plan_shifts(count: int, seed: int, data: Path) -> list[tuple[RunSpec, RunSpec]]:
     """Pairs of jobs whose iterations take equally long alone, and that transfer for less than half of that.
@@ -146,9 +168,8 @@ def plan_shifts(count: int, seed: int, data: Path) -> list[tuple[RunSpec, RunSpe
 def shift(pairs: Sequence[tuple[RunSpec, RunSpec]], progress: Callable[[int], None] = lambda _: None) -> ShiftResult:
     """Do each; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
     result = ShiftResult(len(pairs))
-    result.interrupted = in_turn(
-        {pair[0].data.name: pair for pair in pairs}, _one, result.done, result.failed, progress
-    )
+    plans = {pair[0].data.name: pair for pair in pairs}
+    result.interrupted = in_turn(plans, lambda pair: result.done.append(_one(pair)), result.failed, progress)
     return result
 
 
@@ -203,7 +224,7 @@ def _advised(address: str, names: Sequence[str]) -> tuple[dict[str, Any], int]:
 
 def _median(data: Path, job: str, phase: Phase) -> float:
     """Median time from one beginning of an iteration to the next."""
-    starts: npt.NDArray[np.int64] = read_rank(data, 0, data / FOLDER / job)["step_start_ns"]
+    starts: npt.NDArray[np.int64] = Run(data / FOLDER / job).rank(0)["step_start_ns"]
     own = starts[(starts >= phase.begin_ns) & (starts < phase.end_ns)][_SETTLED:][-_LAST:]
     if len(own) < 3:
         raise DataError(f"job {job} did too few iterations")

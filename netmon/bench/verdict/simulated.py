@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of jobs that never ran, with a known cause in one iteration, for what no lab has: 64 ranks, 400 Gbit/s.
+"""Tables of jobs that never ran, with a known cause in one iteration, for what no lab has: 64 ranks, 400 Gbit/s; and
+verdicts on them: the judge is asked as the collector asks it.
 
-Transfers are fluid (netmon.bench.verdict.simulated), computing has a jitter of a hundredth, the links' series have
+Transfers are fluid, computing has a jitter of a hundredth, the links' series have
 buckets of a quarter to one millisecond, hosts' clocks are off by up to a bound that the tables state, and now and then
 a host's rows are missing. Of TCP there is only what a lost packet costs where nothing but its timer tells, 200 ms; a
 rank that stops in the midst of a transfer is not in here: the lab is for that.
@@ -17,9 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict import Link, LinkTotals, Steps, Whose, in_cells
+from netmon.bench.verdict.scoring import NOTHING, OFTEN, SCORED_FROM, Outcome, judged, share_of
+from netmon.dl.verdict import Link, LinkTotals, Steps, Whose, in_cells, judge
 from netmon.dl.verdict.connections import SAID
 from netmon.dl.verdict.host_part import WAITED
+from netmon.dl.verdict.verdict_text import columns as columns_of
 from netmon.lab.injections.spec import NETWORK
 from netmon.records import Direction
 
@@ -179,7 +182,7 @@ class Outcomes:
 
 
 CAUSES = ("cross", "other_job", "straggler", "pause", "slow_link", "nothing", "host", "loss")
-JOB = "simulated"
+JOB = SIMULATED = "simulated"
 _INTERFACE = "eth0"
 _EPOCH_NS = 1_800_000_000_000_000_000
 _UPDATE_NS = 1_500_000
@@ -483,4 +486,24 @@ def _steps(its: Scenario, tables: _Tables, hosts: list[str]) -> Steps:
         host=rank,
         hosts=hosts,
         size=size,
+    )
+
+
+def judge_one(its: Scenario) -> Outcome:
+    """One scenario's. A verdict is requested whether the iteration stands out or not, but counts only if it does."""
+    made = simulate(its)
+    lasted, undisturbed = made.usual_ns + made.excess_ns, float(np.quantile(made.undisturbed_ns, OFTEN))
+    notable = lasted >= SCORED_FROM * made.usual_ns
+    stands_out = notable and lasted > undisturbed
+    verdict = columns_of(judge(JOB, made.steps, made.link_totals, made.number)) if notable else None
+    cause = made.injection["cause"] or NOTHING
+    judged_cause = str(verdict["cause"]) if verdict else NOTHING
+    share = float(str(verdict.get(share_of(cause), 0) or 0)) if verdict and cause != NOTHING else None
+    return Outcome(
+        *(f"{SIMULATED}-{its.seed}", SIMULATED, its.cause, cause, judged_cause),
+        judged(cause, judged_cause, stands_out, made.injection, verdict),
+        *(0, made.usual_ns, made.excess_ns, share, None),
+        {**made.injection, "scenario": vars(its)},
+        verdict,
+        undisturbed,
     )

@@ -17,22 +17,418 @@ strength, at, duration_ns, direction
 import contextlib
 import json
 import re
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from netmon.errors import LabError
-from netmon.lab.injections.actions import Action, RunContext, action
-from netmon.lab.injections.quota import own_group
-from netmon.lab.injections.spec import Injection
-from netmon.lab.network import Network
-from netmon.lab.record import Record, utc_minus_mono_ns
+from netmon.lab import iproute
+from netmon.lab.injections.quota import Quota, own_group, throttle
+from netmon.lab.injections.spec import BY_TRAINER, FILE_PORT, TRANSFERS, Injection
+from netmon.lab.network import INTERFACE, Host, Network, shaping
+from netmon.lab.process import PRIORITY, Process
+from netmon.lab.record import INJECTIONS, Record, utc_minus_mono_ns
 from netmon.lab.spec import RunSpec
+from netmon.lab.traffic.cross import CrossTraffic
+from netmon.lab.traffic.profiles import Offer
 from netmon.lab.training import Training
+from netmon.records import Direction
 
-FILE = "injections.json"
+# --- A link of the testbed made worse: slower, with a shorter queue, or with loss.
+
+_RANDOM = 0xFFFFF038  # SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h
+_PASS, _DROP = 0xFFFFFFFF, 2  # TC_ACT_UNSPEC, TC_ACT_SHOT
+
+
+def slow(network: Network, host: int, direction: int, share: float) -> None:
+    """Leave a link this share of its rate, from now on; 1 undoes it. Raises LabError."""
+    shape = shaping(network.rate_bps)
+    rate = max(8000, round(network.rate_bps * share))
+    if direction == Direction.TX:
+        limits = f"rate {rate}bit burst {shape.burst_bytes} limit {shape.host_limit}"
+        iproute.batch("tc", network.hosts[host].namespace, [f"qdisc change dev {INTERFACE} root tbf {limits}"])
+    else:
+        limits = f"rate {rate}bit burst {shape.burst_bytes} limit {shape.port_limit}"
+        _on_switch(network, f"qdisc change dev port{host} root tbf {limits}")
+
+
+def shorten(network: Network, host: int, share: float) -> None:
+    """Leave the queue of the switch's port to a host this share of its bytes; 1 undoes it. Raises LabError."""
+    shape = shaping(network.rate_bps)
+    limit = max(shape.super_packet, round(shape.port_limit * share))
+    limits = f"rate {network.rate_bps}bit burst {shape.burst_bytes} limit {limit}"
+    _on_switch(network, f"qdisc change dev port{host} root tbf {limits}")
+
+
+def police(network: Network, host: int, share: float) -> None:
+    """Let this share of the rate pass to a host, and queue one super-packet: the rest is dropped, as a policer does.
+
+    shorten(…, 1) undoes it. Raises LabError.
+    """
+    shape = shaping(network.rate_bps)
+    rate = max(8000, round(network.rate_bps * share))
+    _on_switch(
+        network,
+        f"qdisc change dev port{host} root tbf rate {rate}bit burst {shape.burst_bytes} limit {shape.super_packet}",
+    )
+
+
+def lose(network: Network, host: int, direction: int, share: float) -> None:
+    """Drop this share of a host's super-packets, on the switch, from now on. Raises LabError."""
+    where = "ingress" if direction == Direction.TX else "egress"
+    threshold = round(share * (1 << 32))
+    program = f"4,32 0 0 {_RANDOM},37 0 1 {threshold},6 0 0 {_PASS},6 0 0 {_DROP}"
+    _on_switch(
+        network,
+        f"qdisc add dev port{host} clsact",
+        f'filter add dev port{host} {where} bpf direct-action bytecode "{program}"',
+    )
+
+
+def keep(network: Network, host: int) -> None:
+    """Undo lose()."""
+    _on_switch(network, f"qdisc del dev port{host} clsact")
+
+
+def _on_switch(network: Network, *lines: str) -> None:
+    iproute.batch("tc", network.lease.namespace("switch"), lines)
+
+
+# --- How each kind is begun and ended. What takes CPU time to start is started before the training.
+
+_HERE = Path(__file__).parent
+_CROSS_PORT = 5301
+_JOB_PORT = 30_500
+_JOB_PORTS = 200  # of one job
+_MOST_ITERATIONS = 1_000_000
+_READY_SECONDS = 30.0
+_GRACE_SECONDS = 0.1
+_STANDING_BY = 86_400
+
+
+class Action:
+    """One injection's doing. Moments are CLOCK_MONOTONIC in ns. hosts: names of all that take part."""
+
+    hosts: Sequence[str] = ()
+
+    def begin(self, training: Training) -> int:
+        """Begin; returns when it began. Raises LabError."""
+        raise NotImplementedError
+
+    def end(self) -> int:
+        """Undo it; returns when it ended. Raises LabError."""
+        self.close()
+        return time.monotonic_ns()
+
+    def close(self) -> None:
+        """Undo what is left, after the training or instead of end()."""
+
+    def truth(self) -> dict[str, Any]:
+        """What else is to be written down."""
+        return {"hosts": list(self.hosts)}
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What injections are made in."""
+
+    spec: RunSpec
+    network: Network
+    record: Record
+
+    @property
+    def logs(self) -> Path:
+        """Where processes print to."""
+        return self.record.folder / "log"
+
+    def host_of(self, rank: int) -> Host:
+        """Where a rank runs."""
+        return self.network.hosts[self.spec.ring[rank]]
+
+
+def action(number: int, injection: Injection, where: RunContext) -> Action:
+    """What does an injection. number: its place among the run's. Blocks while what it needs gets ready."""
+    kind = injection.kind
+    if kind == "cross":
+        return _Cross(number, injection, where)
+    if kind == "job":
+        return _Job(number, injection, where)
+    if kind in ("stop", "stop-all", "hog"):
+        return _Script(number, injection, where)
+    if kind == "quota":
+        return _Throttled(injection, where)
+    if kind in TRANSFERS:
+        return _Transferred(number, injection, where)
+    if kind in BY_TRAINER:
+        return _Asked(injection, where)
+    return _Changed(injection, where.network)
+
+
+class _Cross(Action):
+    def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
+        source, target = (where.network.hosts[end] for end in (injection.source, injection.target))
+        rate, seed = where.network.rate_bps, where.spec.seed + number
+        offer = Offer(target.address, _CROSS_PORT + number, injection.effective_strength * rate, rate, seed)
+        name = f"injected-{number}"
+        self._cross = CrossTraffic(name, injection.profile, source, target, offer, where.logs, PRIORITY, held=True)
+        self._record = where.record
+        self.hosts = (source.name, target.name)
+        self._programs: list[str] = []
+
+    def begin(self, training: Training) -> int:
+        self._record.cross(self._cross.truth)
+        self._cross.begin()
+        began: int = self._cross.truth["started"]["mono_ns"]
+        return began
+
+    def end(self) -> int:
+        self._programs = sorted({_program(process.pid) for process in self._cross.processes})
+        self._cross.stop()
+        ended: int = self._cross.truth["ended"]["mono_ns"]
+        return ended
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # what the sender sent is recorded if it can be
+            self._cross.stop()
+        self._cross.__exit__(None, None, None)
+
+    def truth(self) -> dict[str, Any]:
+        return super().truth() | {"processes": self._programs, "bytes_sent": self._cross.truth.get("bytes_sent")}
+
+
+class _Job(Action):
+    """Another training job. After its first iteration its ranks are stopped until it is due; they train, then end.
+
+    They are not stopped again: to a stopped process the kernel goes on to deliver, for a second or more.
+    """
+
+    def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
+        self.job = f"injected-{number}"
+        folder = where.record.folder / self.job
+        (folder / "log").mkdir(parents=True)
+        self._logs = where.logs
+        self.hosts = [where.network.hosts[host].name for host in injection.hosts]
+        spec = replace(
+            where.spec,
+            trainer="ring",
+            job=self.job,
+            ring=injection.hosts,
+            parameters=injection.parameters,
+            layers=(),
+            compute_ns=20_000_000,
+            backward_share=0.0,
+            iterations=_MOST_ITERATIONS,
+            injections=(),
+        )
+        self._training = Training(spec, where.network, folder, port=_JOB_PORT + number * _JOB_PORTS)
+        self._guard: Process | None = None
+        try:
+            deadline = time.monotonic() + _READY_SECONDS
+            while not self._training.iterations_done() and time.monotonic() < deadline:
+                self._training.finished()
+                time.sleep(0.02)
+            self._hold()
+        except BaseException:
+            self.close()
+            raise
+        where.record.other_job(self.job, self.hosts)
+
+    def begin(self, training: Training) -> int:
+        return self._let_go()
+
+    def close(self) -> None:
+        self._let_go()
+        for rank in self._training.ranks:
+            rank.request_stop()
+        self._training.__exit__(None, None, None)
+
+    def truth(self) -> dict[str, Any]:
+        return super().truth() | {"job": self.job}
+
+    def _hold(self) -> None:
+        ranks = [str(rank.pid) for rank in self._training.ranks]
+        command = [*PRIORITY, *_script("stopping.py"), str(_STANDING_BY), *ranks]
+        self._guard = Process(f"{self.job}-held", command, self._logs)
+        self._guard.wait_output(r"begun (\d+)", _READY_SECONDS)
+
+    def _let_go(self) -> int:
+        if self._guard:
+            self._guard.end()
+            self._guard = None
+        return time.monotonic_ns()
+
+
+class _Script(Action):
+    """A process that stops ranks or keeps a CPU busy, for as long as it was set to, or until SIGTERM."""
+
+    def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
+        self._number, self._injection, self._where = number, injection, where
+        self._process: Process | None = None
+        self.hosts = [where.host_of(injection.rank).name] if injection.rank >= 0 else []
+
+    def begin(self, training: Training) -> int:
+        injection = self._injection
+        seconds, loops = str(injection.duration_ns / 1e9), str(round(injection.effective_strength))
+        ranks = range(len(training.ranks)) if injection.kind == "stop-all" else [injection.rank]
+        if injection.kind == "hog":  # who is hurt, then who is on other hosts
+            ranks = sorted(range(len(training.ranks)), key=lambda rank: rank != injection.rank)
+        pids = [str(training.ranks[rank].pid) for rank in ranks]
+        what = ["stopping.py", seconds] if injection.kind != "hog" else ["busy.py", loops, seconds]
+        # Hogs are of the rank's host, as other services there are; who stops ranks is nobody's.
+        host = self._where.host_of(injection.rank) if injection.kind == "hog" else None
+        command = [*PRIORITY, *_script(what[0]), *what[1:], *pids]
+        self._process = Process(f"injected-{self._number}", command, self._where.logs, host=host)
+        return int(self._process.wait_output(r"begun (\d+)", _READY_SECONDS)[1])
+
+    def end(self) -> int:
+        assert self._process, "ended before it was begun"
+        deadline = time.monotonic() + _GRACE_SECONDS  # it knows best when its time is over
+        while self._process.status() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._process.end()
+        ended = re.search(r"ended (\d+)", self._process.output())
+        return int(ended[1]) if ended else time.monotonic_ns()
+
+    def close(self) -> None:
+        if self._process:
+            self._process.end()
+
+
+class _Throttled(Action):
+    def __init__(self, injection: Injection, where: RunContext) -> None:
+        self._injection, self._where = injection, where
+        self._quota: Quota | None = None
+        self.hosts = [where.host_of(injection.rank).name]
+
+    def begin(self, training: Training) -> int:
+        process = training.ranks[self._injection.rank].pid
+        self._quota = throttle(self._where.network.lease.run, process, self._injection.effective_strength)
+        return time.monotonic_ns()
+
+    def close(self) -> None:
+        if self._quota:
+            self._quota.end()
+            self._quota = None
+
+
+def _nothing(network: Network, injection: Injection) -> None:
+    pass
+
+
+_Change = Callable[[Network, Injection], None]
+_CHANGES: dict[str, tuple[_Change, _Change]] = {
+    "slow-link": (
+        lambda network, its: slow(network, its.host, its.direction, its.effective_strength),
+        lambda network, its: slow(network, its.host, its.direction, 1.0),
+    ),
+    "small-queue": (
+        lambda network, its: shorten(network, its.host, its.effective_strength),
+        lambda network, its: shorten(network, its.host, 1.0),
+    ),
+    "policer": (
+        lambda network, its: police(network, its.host, its.effective_strength),
+        lambda network, its: shorten(network, its.host, 1.0),
+    ),
+    "loss": (
+        lambda network, its: lose(network, its.host, its.direction, its.effective_strength),
+        lambda network, its: keep(network, its.host),
+    ),
+}
+
+
+class _Changed(Action):
+    """A link that is made worse, and better again; or nothing at all."""
+
+    def __init__(self, injection: Injection, network: Network) -> None:
+        host = injection.host
+        self._do, self._undo = _CHANGES.get(injection.kind, (_nothing, _nothing))
+        self._injection, self._network = injection, network
+        self.hosts = [network.hosts[host].name] if host >= 0 else []
+        self._begun = False
+
+    def begin(self, training: Training) -> int:
+        began = time.monotonic_ns()
+        self._begun = True
+        self._do(self._network, self._injection)
+        return began
+
+    def close(self) -> None:
+        if self._begun:
+            self._begun = False
+            self._undo(self._network, self._injection)
+
+
+class _Asked(Action):
+    """A pause that the script itself makes; its moments are in the script's output. A changed batch is not undone."""
+
+    def __init__(self, injection: Injection, where: RunContext) -> None:
+        self._after, self._kind = int(injection.at), injection.kind
+        self._duration, self._rank = injection.duration_ns, injection.rank
+        self.hosts = [where.host_of(injection.rank).name] if injection.cause == "straggler" else []
+        self._begun = 0
+
+    def begin(self, training: Training) -> int:
+        line = training.ranks[self._rank if self.hosts else 0].wait_output(
+            rf"paused {self._kind} {self._after} (\d+) (\d+)", self._duration / 1e9 + _READY_SECONDS
+        )
+        self._begun, self._ended = int(line[1]), int(line[2])
+        if self._kind == "batch":
+            self._ended = self._begun + self._duration
+        return self._begun
+
+    def end(self) -> int:
+        return self._ended
+
+
+class _Transferred(Action):
+    """What a rank transfers itself; its moments are in the rank's output, and a file server stands by."""
+
+    def __init__(self, number: int, injection: Injection, where: RunContext) -> None:
+        self._injection = injection
+        rank, server = where.host_of(injection.rank), where.network.hosts[injection.target]
+        self.hosts, self._far = [rank.name, server.name], f"{server.address}:{FILE_PORT + number}"
+        command = [*PRIORITY, *_script("file_server.py"), *self._far.split(":")]
+        self._server = Process(f"injected-{number}", command, where.logs, host=server)
+        self._server.wait_output("ready", _READY_SECONDS)
+        self._rank: Process | None = None
+        self._programs: list[str] = []
+
+    def begin(self, training: Training) -> int:
+        self._rank = training.ranks[self._injection.rank]
+        self._programs = [_program(self._rank.pid)]
+        return self._moment("begun")
+
+    def end(self) -> int:
+        return self._moment("ended")
+
+    def close(self) -> None:
+        self._server.end()
+
+    def truth(self) -> dict[str, Any]:
+        return super().truth() | {"host": self.hosts[0], "processes": self._programs, "far": self._far}
+
+    def _moment(self, what: str) -> int:
+        assert self._rank, "ended before it was begun"
+        pattern = rf"transfer {re.escape(str(self._injection.at))} {what} (\d+)"
+        return int(self._rank.wait_output(pattern, _READY_SECONDS)[1])
+
+
+def _script(name: str) -> Sequence[str]:
+    return (sys.executable, "-I", "-S", str(_HERE / name))
+
+
+def _program(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""
+
+
+# --- injector
+
 _LOOK_SECONDS = 0.01
 _UNDONE_SECONDS = 5.0
 _TOOK = re.compile(r"^iteration \d+ took ([\d.]+) s$", re.MULTILINE)
@@ -97,7 +493,7 @@ class Injector:
         """Undo, end and write."""
         self._close()
         if self._all:
-            (self._where.record.folder / FILE).write_text(json.dumps(self._truth(), indent=2) + "\n")
+            (self._where.record.folder / INJECTIONS).write_text(json.dumps(self._truth(), indent=2) + "\n")
 
     def _follow(self, training: Training) -> None:
         """Tell the threads how far rank 0 is."""

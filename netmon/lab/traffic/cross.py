@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from netmon.errors import LabError
@@ -113,7 +112,7 @@ class CrossTraffic:
         """Nothing: the receiver runs already."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         """End sender and receiver."""
         if self._sender:
             self._sender.end()

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from netmon.dl.generated import Generator, read_generator
 from netmon.horovod import Steps
+from netmon.lab.trainers.collectives import PORT, Mesh
 from netmon.lab.trainers.iteration_log import IterationLog, wait_until
-from netmon.lab.trainers.mesh import PORT, Mesh
 
 
 class Player:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time used so far: by the whole machine, and by single processes."""
+"""CPU time used so far, by the whole machine and by single processes, and the memory of processes."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PRECISE = Path("/proc/self/schedstat").exists()
+_KB = 1024
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -23,6 +24,14 @@ def process_seconds(pids: Iterable[int]) -> float:
     /proc/PID/stat, in steps of 10 ms.
     """
     return sum(_scheduled(pid) if _PRECISE else _ticks(pid) * _TICK_S for pid in pids)
+
+
+def memory_bytes(pids: Iterable[int], name: str) -> int:
+    """name: "Rss", in which pages that are shared or mapped twice count each time, or "Pss", in which they are shared.
+
+    A process that has ended counts for nothing.
+    """
+    return sum(_memory_of(pid, name) for pid in pids)
 
 
 def children(pid: int) -> list[int]:
@@ -59,3 +68,11 @@ def _ticks(pid: int) -> int:
     except OSError:
         return 0
     return int(fields[11]) + int(fields[12])
+
+
+def _memory_of(pid: int, name: str) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * _KB for line in lines if line.startswith(f"{name}:"))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A benchmark's result: a dataclass, printed as tables or as one JSON document."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+
+from netmon.errors import DataError, UnsupportedError
+from netmon.terminal import Column, FittingTable, console, labels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CPU, OTHER = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable for the colour-blind too
+
+
+class Result(Protocol):
+    """What measure() returns. ALSO: properties that its document has beside the fields; LEFT_OUT: fields it has not.
+
+    One whose document is something else has a method of that name.
+    """
+
+    def shown(self) -> Iterable[FittingTable | str]:
+        """Tables, and lines between them."""
+
+
+def document(value: Any) -> Any:
+    """Of a result or a part of one, for JSON, which has no NaN: null."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if hasattr(value, "document"):
+        return value.document()
+    if is_dataclass(value):
+        names = [each.name for each in fields(value) if each.name not in getattr(value, "LEFT_OUT", ())]
+        return {name: document(getattr(value, name)) for name in (*names, *getattr(value, "ALSO", ()))}
+    if isinstance(value, Mapping):
+        return {name: document(item) for name, item in value.items()}
+    return [document(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def print_result(result: Result, as_json: bool) -> None:
+    """On standard output."""
+    if as_json:
+        print(json.dumps(document(result)))
+        return
+    show(result, console())
+
+
+def show(result: Result, out: Console) -> None:
+    """Lines are as long as they are."""
+    for part in result.shown():
+        out.print(part, soft_wrap=isinstance(part, str), markup=False)
+
+
+def table(
+    title: str, columns: Iterable[Column], rows: Iterable[Iterable[str]], caption: str = "", headings: bool = True
+) -> FittingTable:
+    """A row without cells ends a section."""
+    made = FittingTable(columns, title, caption, headings)
+    for row in rows:
+        if cells := tuple(row):
+            made.add_row(*cells)
+        else:
+            made.add_section()
+    return made
+
+
+def figures_table(title: str, rows: Iterable[Iterable[str]], caption: str = "") -> FittingTable:
+    """A row per figure: its name and its value."""
+    columns = [*labels("", prose=True), Column("", right=True, prose=True)]
+    return table(title, columns, rows, caption, headings=False)
+
+
+def or_dash(value: float | None, form: str) -> str:
+    """The value in this form; a dash where it is not known."""
+    return "–" if value is None or math.isnan(value) else form.format(value)
+
+
+def check_plottable(path: Path) -> None:
+    """Before anything is measured: raises UnsupportedError without matplotlib, DataError where path cannot be."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UnsupportedError(f"cannot draw {path}: matplotlib is not installed; install netmon[report]") from None
+    if not path.parent.is_dir():
+        raise DataError(f"cannot draw {path}: {path.parent} is no directory; make it first")
+
+
+def figure(width: float, height: float) -> "Figure":
+    """An empty picture, in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(made: "Figure", path: Path) -> None:
+    """The file's type is by its name. Raises DataError."""
+    try:
+        made.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot draw {path}: {error}") from None

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each benchmark measures: the fields of its spec are its options. Light: the command line reads nothing else."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from netmon.errors import UsageError
+from netmon.units import parse_count
+from netmon.wire.limits import MAX_ROWS
+
+_T = TypeVar("_T")
+
+
+class Progress(Protocol):
+    """Called with what is done, of how much."""
+
+    def __call__(self, done: float, of: float, text: str = "") -> None:
+        """text: what is done now, where a count does not say it."""
+
+
+def silent(done: float, of: float, text: str = "") -> None:
+    """Shows no progress."""
+
+
+def option(default: _T, text: str, **how: Any) -> _T:
+    """A field that is an option. text: its help; how: as argparse's add_argument has it."""
+    made: _T = field(default=default, metadata={"help": text, **how})
+    return made
+
+
+def _rounds(default: int) -> int:
+    return option(default, "repetitions (default: %(default)s)", type=int, metavar="N")
+
+
+def _seconds(default: float, text: str) -> float:
+    return option(default, f"{text} (default: %(default)s)", type=float, metavar="S")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Of any benchmark. Making one raises UsageError where it cannot be measured."""
+
+    name: ClassVar[str]
+    text: ClassVar[str]
+
+    @property
+    def module(self) -> str:
+        """Of netmon.bench: its measure() takes the spec and returns a result."""
+        return self.name
+
+    @property
+    def root(self) -> bool:
+        """Whether it takes root."""
+        return True
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        for wrong, reason in self.objections():
+            if wrong:
+                raise UsageError(reason)
+
+    def objections(self) -> list[tuple[bool, str]]:
+        """What may be wrong, and the words for it."""
+        rounds = getattr(self, "rounds", 1)
+        return [(rounds < 1, f"cannot measure in {rounds} rounds: give --rounds 1 or more")]
+
+
+@dataclass(frozen=True)
+class KernelSpec(Spec):
+    """`netmon bench kernel`."""
+
+    name, text = "kernel", "ns per packet of the BPF programs, by test runs in the kernel"
+    rounds: int = _rounds(15)
+
+
+_MOST_CPUS = 1024
+
+
+@dataclass(frozen=True)
+class DrainSpec(Spec):
+    """`netmon bench drain`."""
+
+    name, text = "drain", "records per second of the agent's drain"
+    rounds: int = _rounds(15)
+    cpus: int = option(128, "CPUs of a simulated host (default: %(default)s)", type=int, metavar="N")
+
+    def objections(self) -> list[tuple[bool, str]]:
+        """See Spec."""
+        wrong = not 1 <= self.cpus <= _MOST_CPUS
+        return [*super().objections(), (wrong, f"cannot simulate {self.cpus} CPUs: give --cpus from 1 to {_MOST_CPUS}")]
+
+
+@dataclass(frozen=True)
+class OverheadSpec(Spec):
+    """`netmon bench overhead`."""
+
+    name, text = "overhead", "throughput and CPU time of iperf3 when it is watched by nobody, netmon and tcpdump"
+    rounds: int = _rounds(7)
+    seconds: float = _seconds(3, "seconds of each run")
+    congestion: str = option("", "TCP congestion control, such as cubic (the machine's)", metavar="NAME")
+    plot: Path | None = option(None, "also draw it, as FILE.png, .svg or .pdf", type=Path, metavar="FILE")
+    evidence: bool = option(False, "instead: what verdicts and their evidence cost agents and collector")
+
+    @property
+    def module(self) -> str:
+        """See Spec."""
+        return "evidence" if self.evidence else "overhead"
+
+    def objections(self) -> list[tuple[bool, str]]:
+        """See Spec."""
+        wanted = "--plot is of what being watched costs the traffic: leave --evidence out"
+        return [
+            *super().objections(),
+            (self.seconds <= 0, f"cannot measure for {self.seconds:g} s: give --seconds more than 0"),
+            (self.evidence and self.plot is not None, wanted),
+        ]
+
+
+@dataclass(frozen=True)
+class FlowsSpec(Spec):
+    """`netmon bench flows`."""
+
+    name, text = "flows", "CPU and memory of the agent and the collector under a flood of new flows"
+    rate: int = option(20_000, "new flows a second (20000)", type=parse_count, metavar="N")
+    seconds: float = _seconds(60, "seconds to send")
+
+    def objections(self) -> list[tuple[bool, str]]:
+        """See Spec."""
+        wrong = self.seconds <= 0 or self.rate < 1
+        return [(wrong, f"cannot send {self.rate} flows/s for {self.seconds:g} s: give more than 0 of both")]
+
+
+@dataclass(frozen=True)
+class HookSpec(Spec):
+    """`netmon bench hook`."""
+
+    name = "hook"
+    text = "time that marking a step by netmon.horovod costs the training, with and without an agent (needs no root)"
+    rounds: int = _rounds(5)
+
+    @property
+    def root(self) -> bool:
+        """See Spec."""
+        return False
+
+
+_SHORTEST_S = 10.0
+
+
+@dataclass(frozen=True)
+class ClockSpec(Spec):
+    """`netmon bench clock`."""
+
+    name = "clock"
+    text = "how well injected clock offsets and skews are recovered, by exchange and by traffic (two minutes)"
+    seconds: float = _seconds(12, "seconds of each of six runs")
+
+    def objections(self) -> list[tuple[bool, str]]:
+        """See Spec."""
+        wrong = self.seconds < _SHORTEST_S
+        return [(wrong, f"cannot recover a clock in {self.seconds:g} s: give --seconds {_SHORTEST_S:g} or more")]
+
+
+@dataclass(frozen=True)
+class InferenceSpec(Spec):
+    """`netmon bench inference`."""
+
+    name = "inference"
+    text = "jobs and iterations found in traffic alone, compared with the trainers' log (needs no root)"
+    path: Path | None = option(
+        None,
+        "a labelled table, the DATA of a `netmon lab run`, or a directory of either (the checkout's recorded runs)",
+        flag="path",
+        type=Path,
+        nargs="?",
+        metavar="PATH",
+    )
+
+    @property
+    def root(self) -> bool:
+        """See Spec."""
+        return False
+
+
+WIDTH_MS = 1
+"""Of the rows that a simulated agent streams unless it is requested coarser ones."""
+
+WIDTHS_MS = (1, 5, 20)
+"""Of the rows that it can stream."""
+
+_SECOND_MS = 1000
+_COARSEST_MS = WIDTHS_MS[-1]
+_MOST_HOSTS = 4096
+_LEAST_FLOWS = 4  # two of the job, two others
+
+
+def _count(default: int, text: str) -> int:
+    return option(default, text if not default else f"{text} (%(default)s)", type=parse_count, metavar="N")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the simulated agents are to send. Rates are per second and host; rows of WIDTH_MS.
+
+    flows: live on each host; 0: as many as the rows need. new_flows: that begin in a second, each in the place of one
+    that ends. greedy: the first host sends so many times its share of rows. cut: the collector is stopped while the
+    agents send. Raises UsageError where nothing of the kind can be sent.
+    """
+
+    hosts: int = _count(8, "agents")
+    rows: int = _count(200, "rows of 1 ms that each agent sends in a second")
+    flows: int = _count(0, "flows alive on each host (as many as the rows need)")
+    jobs: int = _count(1, "training jobs; neighbouring hosts are the ranks of one")
+    seconds: int = _count(20, "seconds to send")
+    batches: int = _count(5, "batches of each agent in a second")
+    new_flows: int = _count(0, "flows that begin, and as many that end, on each host in a second (0)")
+    greedy: int = _count(1, "how many times its share the first agent sends")
+    cut: bool = option(False, "end the collector while the agents still send")
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        rows = self.rows * self.greedy
+        need = -(-2 * rows * WIDTH_MS // _SECOND_MS)
+        if not self.flows:
+            object.__setattr__(self, "flows", max(8, need))
+        for name in ("hosts", "rows", "flows", "seconds", "batches", "greedy"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"cannot simulate {getattr(self, name)} {name}: give 1 or more")
+        for wrong, reason in (
+            (
+                self.flows < _LEAST_FLOWS,
+                f"cannot simulate {self.flows} flows: give --flows {_LEAST_FLOWS} or more",
+            ),
+            (self.hosts > _MOST_HOSTS, f"cannot simulate {self.hosts} hosts: give at most {_MOST_HOSTS}"),
+            (
+                not 0 <= self.jobs <= self.hosts,
+                f"cannot simulate {self.jobs} jobs on {self.hosts} hosts: each needs a host",
+            ),
+            (
+                bool(_SECOND_MS % (self.batches * _COARSEST_MS)),
+                f"cannot send {self.batches} batches a second: give 1, 2, 5, 10, 25 or 50",
+            ),
+            (
+                rows > self.batches * MAX_ROWS,
+                f"cannot send {rows} rows/s in {self.batches} batches a second, each of {MAX_ROWS} rows at most: "
+                "give more --batches",
+            ),
+            (
+                rows > self.flows * _SECOND_MS // WIDTH_MS // 2,
+                f"cannot make {rows} rows/s of {self.flows} flows in buckets of {WIDTH_MS} ms: "
+                f"give --flows {need} or more",
+            ),
+            (
+                self.new_flows < 0 or bool(self.new_flows % self.batches),
+                f"cannot begin {self.new_flows} flows a second: give a multiple of {self.batches}",
+            ),
+        ):
+            if wrong:
+                raise UsageError(reason)
+
+    @property
+    def span_ms(self) -> int:
+        """Of one batch."""
+        return _SECOND_MS // self.batches
+
+    def rows_of(self, host: int) -> int:
+        """A second."""
+        return self.rows * (self.greedy if host == 0 else 1)
+
+    def job_of(self, host: int) -> int:
+        """−1: none. Neighbouring hosts are ranks of one job."""
+        return host * self.jobs // self.hosts if self.jobs else -1
+
+    def members(self, job: int) -> range:
+        """The hosts of a job, by rank."""
+        first = -(-job * self.hosts // self.jobs)
+        return range(first, -(-(job + 1) * self.hosts // self.jobs))
+
+
+@dataclass(frozen=True)
+class PipelineSpec(Spec, Load):
+    """`netmon bench pipeline`."""
+
+    name = "pipeline"
+    text = "the collector under simulated agents: cost, delay, and whether its dataset is right (needs no root)"
+    collectors: int = _count(1, "workers, compared with one; more than 1 need --bus nats and root")
+    bus: str = option("grpc", "channel between agents and collector (%(default)s)", choices=("grpc", "nats"))
+    cpu: float = option(
+        0.0, "cores for each of several workers (0.4 of the machine's, shared out)", type=float, metavar="CORES"
+    )
+    viewer: str = option(
+        "top",
+        "what a viewer asks for twice a second: as netmon top does, or everything (%(default)s)",
+        choices=("top", "all"),
+    )
+    data: Path | None = option(None, "keep the dataset here (it is removed)", type=Path, metavar="DIR")
+    plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", type=Path, metavar="FILE")
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        Spec.__post_init__(self)
+        Load.__post_init__(self)
+
+    @property
+    def module(self) -> str:
+        """See Spec."""
+        return f"pipeline.{'sweep' if self.plot else 'run' if self.collectors == 1 else 'workers'}"
+
+    @property
+    def root(self) -> bool:
+        """See Spec."""
+        return False
+
+    @property
+    def load(self) -> Load:
+        """What is sent, and nothing else."""
+        return Load(**{each.name: getattr(self, each.name) for each in fields(Load)})
+
+    def objections(self) -> list[tuple[bool, str]]:
+        """See Spec."""
+        alone = self.collectors == 1
+        return [
+            (
+                not alone and self.bus != "nats",
+                f"cannot share agents out to {self.collectors} collectors over {self.bus}: give --bus nats",
+            ),
+            (self.plot is not None and self.bus != "grpc", "--plot is of one collector over gRPC: leave --bus out"),
+            (
+                not alone and (self.collectors < 1 or self.cpu < 0),
+                f"cannot measure {self.collectors} collectors with {self.cpu:g} cores each: give more than 0",
+            ),
+            (
+                not alone and (self.cut or self.data is not None or self.greedy != 1),
+                "--cut, --data, --plot and --greedy are of one collector: leave --collectors out",
+            ),
+        ]
+
+
+_TRAINERS = ("ring", "horovod", "ddp")
+
+
+@dataclass(frozen=True)
+class VerdictSpec(Spec):
+    """`netmon bench verdict`."""
+
+    name = "verdict"
+    text = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
+    lab: int = option(20, "causes to inject in the lab (%(default)s)", type=parse_count, metavar="N")
+    simulated: int = option(100, "causes in simulated tables (%(default)s)", type=parse_count, metavar="N")
+    rerun: int = option(0, "configurations to run with and without the culprit (0)", type=parse_count, metavar="N")
+    shift: int = option(0, "pairs of jobs to run unshifted and shifted as advised (0)", type=parse_count, metavar="N")
+    seed: int = option(1, "seed of what is random (%(default)s)", type=int)
+    trainer: list[str] | None = option(
+        None, "trainer; repeatable, runs take turns (ring, horovod, ddp)", action="append", choices=_TRAINERS
+    )
+    kinds: str = option("", "kinds to inject, as in --inject of `netmon lab run` (all)", metavar="K,…")
+    data: Path | None = option(
+        None,
+        "keep the runs' datasets here; complete ones that are there already are judged again (they are removed)",
+        type=Path,
+        metavar="DIR",
+    )
+    plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", type=Path, metavar="FILE")
+
+    @property
+    def module(self) -> str:
+        """See Spec."""
+        return "verdict.campaign"
+
+    @property
+    def root(self) -> bool:
+        """Simulated tables need none."""
+        return bool(self.lab or self.rerun or self.shift)
+
+    @property
+    def trainers(self) -> tuple[str, ...]:
+        """Which take turns."""
+        return tuple(self.trainer or _TRAINERS)
+
+    def objections(self) -> list[tuple[bool, str]]:
+        """See Spec."""
+        counts = self.lab, self.simulated, self.rerun, self.shift
+        wrong = min(counts) < 0 or not any(counts)
+        return [(wrong, "cannot judge nothing: give --lab, --simulated, --rerun or --shift 1 or more")]
+
+
+SPECS: tuple[type[Spec], ...] = (
+    *(KernelSpec, DrainSpec, OverheadSpec, FlowsSpec, HookSpec, ClockSpec, InferenceSpec, PipelineSpec),
+    VerdictSpec,
+)
