@@ -102,7 +102,7 @@ def test_nothing_holds_a_session_that_is_over(tmp_path):
         for _ in range(20):
             take(registry, entry, host.batch())
             await registry.infer()
-        kept = weakref.ref(entry.session)
+        kept = weakref.ref(entry)
         registry.settle(entry, leaving=True)
         await registry.flush()
         await registry.discard(entry)
