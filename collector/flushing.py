@@ -12,12 +12,12 @@ import pyarrow as pa
 from collector.backpressure import Storing
 from collector.dataset.sink import Sink
 from collector.dataset.tables import SCHEMAS
-from collector.entry import Entry
-from collector.failures import Failures
 from collector.host.iteration_rows import Accounted
+from collector.host.session import Session
 from collector.host.tables import Tables
 from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
 from collector.metrics.delays import DelayCounts
+from collector.quarantine import Failures
 from netmon.columnar import Columns
 from netmon.dl.verdict.verdict_text import columns
 from netmon.errors import DataError
@@ -49,7 +49,7 @@ SLOW_S = 10.0
 """A write that takes longer is said, and the collector is not ready until it has ended."""
 
 
-_Sessions = Sequence[tuple[Entry, SessionFlush]]
+_Sessions = Sequence[tuple[Session, SessionFlush]]
 
 
 @dataclass
@@ -71,13 +71,13 @@ class Flushing:
     def __init__(
         self,
         sink: Sink,
-        entries: Callable[[], Collection[Entry]],
+        sessions: Callable[[], Collection[Session]],
         tables: Callable[[], Tables],
-        discard: Callable[[Entry], None],
+        discard: Callable[[Session], None],
         failures: Failures,
     ) -> None:
-        """entries: all sessions that are known now; tables: theirs; discard: forget one that is broken."""
-        self._sink, self._entries, self._discard, self._failures = sink, entries, discard, failures
+        """sessions: all sessions that are known now; tables: theirs; discard: forget one that is broken."""
+        self._sink, self._known, self._discard, self._failures = sink, sessions, discard, failures
         self._tables = tables
         self.now = asyncio.Lock()
         """Held while rows are on their way to the disk."""
@@ -134,12 +134,12 @@ class Flushing:
     async def _flush(self) -> bool:
         async with self.now:
             self._next = None
-            for entry in [entry for entry in self._entries() if entry.broken]:
-                self._discard(entry)
+            for session in [session for session in self._known() if session.broken]:
+                self._discard(session)
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
-            entries = list(self._entries())
-            whole = [(entry, entry.session.received) for entry in entries if entry.settled]
-            tables, due = self._tables(), self._due(entries)
+            sessions = list(self._known())
+            whole = [(session, session.received) for session in sessions if session.settled]
+            tables, due = self._tables(), self._due(sessions)
             slow = asyncio.get_running_loop().call_later(SLOW_S, self._be_slow)
             try:
                 failed, elsewhere = await asyncio.to_thread(self._write, due)
@@ -147,8 +147,8 @@ class Flushing:
                 slow.cancel()
                 for _, flush in due.sessions:
                     flush.undone()
-                known = set(map(id, self._entries()))
-                there = {flush.session for entry, flush in due.sessions if id(entry) in known}
+                known = set(map(id, self._known()))
+                there = {flush.session for session, flush in due.sessions if id(session) in known}
                 tables.unstored.put_back(due.buckets, there)
                 tables.iterations.put_back(due.iterations, there)
                 tables.evidence.put_back(due.evidence, there)
@@ -160,20 +160,20 @@ class Flushing:
                 self.trouble = str(error)
                 return False
             slow.cancel()
-            for entry, built in failed:
-                self._failures.at_session(entry, "the rows to be stored", built)
-            for entry in entries:
-                if entry.session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
-                    entry.broken = True
-            for entry, flush in due.sessions:
-                if not entry.broken:
+            for session, built in failed:
+                self._failures.at_session(session, "the rows to be stored", built)
+            for session in sessions:
+                if session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
+                    session.broken = True
+            for session, flush in due.sessions:
+                if not session.broken:
                     flush.done()
-                    entry.stored(flush.acknowledge or 0)
-            for entry, sequence in whole:
-                if not entry.broken:
-                    entry.stored(sequence)
+                    session.stored(flush.acknowledge or 0)
+            for session, sequence in whole:
+                if not session.broken:
+                    session.stored(sequence)
             now = time.monotonic()
-            for since in filter(None, (entry.waited_since() for entry in entries)):
+            for since in filter(None, (session.waited_since() for session in sessions)):
                 self.delays.add(now - since)
             if self.trouble:
                 _log.warning(f"{self._sink.directory} takes rows again")
@@ -188,29 +188,29 @@ class Flushing:
             self.trouble = f"{self._sink.directory} has not taken rows for {SLOW_S:.0f} s; they stay in memory"
             _log.error(self.trouble)
 
-    def _due(self, entries: Sequence[Entry]) -> _Due:
+    def _due(self, sessions: Sequence[Session]) -> _Due:
         """What each session has to be stored; the collector may fail at one, which costs only that one."""
-        sessions = []
-        for entry in entries:
+        flushes = []
+        for session in sessions:
             try:
-                flush = entry.session.flush()
+                flush = session.flush()
                 if flush:
-                    sessions.append((entry, flush))
+                    flushes.append((session, flush))
             except Exception as error:
-                self._failures.at_session(entry, "the rows to be stored", error)
+                self._failures.at_session(session, "the rows to be stored", error)
         tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
         self.full_rows, self.verdicts = [], []
         jobs = list(tables.flows.jobs)
         rows = tables.unstored.take(), tables.iterations.take(), tables.evidence.take()
-        return _Due(sessions, *rows, jobs, full, verdicts)
+        return _Due(flushes, *rows, jobs, full, verdicts)
 
-    def _write(self, due: _Due) -> tuple[list[tuple[Entry, Exception]], set[str]]:
+    def _write(self, due: _Due) -> tuple[list[tuple[Session, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
 
         Returns the sessions at which that fails, and the hosts that another worker has.
         """
         began_s = time.thread_time()
-        sessions, failed = due.sessions, list[tuple[Entry, Exception]]()
+        sessions, failed = due.sessions, list[tuple[Session, Exception]]()
         elsewhere = set[str]()
         try:
             tables = _tables_of(sessions, due.buckets, due)
@@ -244,14 +244,14 @@ def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> di
     return flush_tables([flush for _, flush in sessions], buckets, due.jobs, due.evidence, due.iterations)
 
 
-def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
+def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Session, Exception]]]:
     """The sessions whose tables can be built, and those of which they cannot."""
     buckets = by_session(due.buckets)
     good, failed = [], []
-    for entry, flush in due.sessions:
+    for session, flush in due.sessions:
         try:
             flush_tables([flush], buckets.get(flush.session, []), due.jobs, due.evidence, due.iterations)
-            good.append((entry, flush))
+            good.append((session, flush))
         except Exception as error:
-            failed.append((entry, error))
+            failed.append((session, error))
     return good, failed

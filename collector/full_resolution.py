@@ -4,9 +4,7 @@ batches."""
 
 import asyncio
 import itertools
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -36,15 +34,6 @@ _SILENT_S = 30.0  # without an answer
 _SLICE_ROWS = 100_000  # worked on before others have their turn
 
 
-class RecorderChannel(Protocol):
-    """A session with its connection (collector.registry.Entry)."""
-
-    session: Session
-    connected: bool
-    requests: deque[netmon_pb2.FullRequest]
-    news: asyncio.Event
-
-
 @dataclass(frozen=True)
 class Pulled:
     """What an agent had of a window."""
@@ -55,7 +44,7 @@ class Pulled:
 
 @dataclass
 class _Pull:
-    channel: RecorderChannel
+    session: Session
     tables: list[Table] = field(default_factory=lambda: [empty(BUCKET)])
     rows: int = 0
     gap: str = ""
@@ -72,34 +61,34 @@ class FullResolution:
         self._open: dict[int, _Pull] = {}
         self._turns = asyncio.Semaphore(_AT_A_TIME)
 
-    def answer(self, channel: RecorderChannel, message: netmon_pb2.FullAnswer) -> None:
+    def answer(self, session: Session, message: netmon_pb2.FullAnswer) -> None:
         """An agent has answered. Raises WireError."""
         pull = self._open.get(message.number)
-        if pull is None or pull.channel is not channel:
+        if pull is None or pull.session is not session:
             return  # it was given up meanwhile
         table = decode_buckets(message.buckets)
         if table.dtype != BUCKET or pull.rows + len(table) > MOST_ROWS:
-            raise WireError(f"{channel.session.hello.host} answers with other rows, or more, than were asked for")
+            raise WireError(f"{session.hello.host} answers with other rows, or more, than were asked for")
         pull.tables.append(table)
         pull.rows += len(table)
         pull.gap, pull.over = read_sentence(message.gap, "FullAnswer.gap"), message.last
         pull.news.set()
 
-    def disconnected(self, channel: RecorderChannel) -> None:
+    def disconnected(self, session: Session) -> None:
         """The connection has broken: nothing will be answered on it."""
         for pull in self._open.values():
-            if pull.channel is channel:
+            if pull.session is session:
                 pull.error, pull.over = "it went away before it had answered", True
                 pull.news.set()
 
-    async def pull(self, channel: RecorderChannel, since_utc: int, until_utc: int) -> Pulled:
+    async def pull(self, session: Session, since_utc: int, until_utc: int) -> Pulled:
         """Rows of full resolution whose buckets begin in [since_utc, until_utc). Raises DataError."""
-        window, host = channel.session.window, channel.session.hello.host
+        window, host = session.window, session.hello.host
         clock, width = window.alignment.map, window.window_ns
         # Whole share windows: a part of one would be classified as another thing than the whole.
         since, until = clock.mono(since_utc) // width * width, -(-clock.mono(until_utc) // width) * width
         async with self._turns:
-            pull = await self._request(channel, max(0, since), max(0, until))
+            pull = await self._request(session, max(0, since), max(0, until))
         if pull.error:
             raise DataError(f"cannot get full resolution from {host}: {pull.error}")
         tables = [Columns.zeros(0, SETTLED)]
@@ -120,15 +109,14 @@ class FullResolution:
         gaps = [pull.gap, "rows of flows that are long over are left out" if unknown else ""]
         return Pulled(rows, "; ".join(filter(None, gaps)))
 
-    async def _request(self, channel: RecorderChannel, since_ns: int, until_ns: int) -> _Pull:
-        number, pull = next(self._numbers), _Pull(channel)
-        if not channel.connected:
+    async def _request(self, session: Session, since_ns: int, until_ns: int) -> _Pull:
+        number, pull = next(self._numbers), _Pull(session)
+        if not session.connected:
             pull.error = "it is not connected"
             return pull
         self._open[number] = pull
         request = netmon_pb2.FullRequest(number=number, since_ns=since_ns, until_ns=until_ns, most_rows=MOST_ROWS)
-        channel.requests.append(request)
-        channel.news.set()
+        session.request(request)
         try:
             while not pull.over:
                 pull.news.clear()

@@ -3,16 +3,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from collector.entry import Entry
 from collector.host.job_updates import FlowUpdates, JobUpdates, apply, build_news
 from collector.host.session import Session
 from collector.jobs.link import JobLink
 from netmon.records import Mark
 
-Marks = list[tuple[Entry, list[Mark]]]
+Marks = list[tuple[Session, list[Mark]]]
 
 SILENT_AFTER_S = 5.0
 """Agents send several times a second; a broken connection may come back before."""
@@ -28,9 +27,10 @@ _TOGETHER_S, _LONGEST_S = 1.0, 5.0
 class JobExchange:
     """One exchange at a time."""
 
-    def __init__(self, stage: JobLink, entries: Callable[[], Collection[Entry]]) -> None:
-        """stage: the way to the job stage; entries: all sessions that are known now."""
-        self._stage, self._entries = stage, entries
+    def __init__(self, stage: JobLink) -> None:
+        """stage: the way to the job stage."""
+        self._stage = stage
+        self.updates: dict[Session, JobUpdates] = {}  # of all sessions that are known now
         self._now = asyncio.Lock()
         self._flow_updates = FlowUpdates()
         self._session_count = 0  # indices that the job stage knows
@@ -52,26 +52,26 @@ class JobExchange:
         seldom = [f"hosts are compared only every {self.rest_s:.0f} s: it takes long"] if self.rest_s > _SAID_S else []
         return [*self._stage.trouble, *pending_updates, *seldom]
 
-    def host_updates(self, session: Session) -> JobUpdates:
-        """For a session that is new here."""
+    def begin_session(self, session: Session) -> None:
+        """A session is new here."""
         self._session_count += 1
         if session.stored_before:
             (since, last), now = self._coming, time.monotonic()
             self._coming = since if now - last < _TOGETHER_S else now, now
-        return JobUpdates(self._session_count, session, self._flow_updates)
+        self.updates[session] = JobUpdates(self._session_count, session, self._flow_updates)
 
-    def over(self, entry: Entry) -> None:
-        """A session is."""
-        self._ended.append(entry.host_updates.session_index)
+    def end_session(self, session: Session) -> None:
+        self._ended.append(self.updates.pop(session).session_index)
 
-    def begin_anew(self, entries: Collection[Entry]) -> None:
-        """All of these sessions are over, and so is the host stage of which they were."""
-        self._ended += [entry.host_updates.session_index for entry in entries]
+    def begin_anew(self) -> None:
+        """All sessions are over, and so is the host stage of which they were."""
+        self._ended += [updates.session_index for updates in self.updates.values()]
+        self.updates.clear()
         self._flow_updates = FlowUpdates()
 
     async def exchange(
         self,
-        newest: Sequence[Entry],
+        newest: Sequence[Session],
         last_words: Collection[str],
         marked: frozenset[str],
         unclear: Mapping[str, bool],
@@ -88,16 +88,16 @@ class JobExchange:
                 return [], {}
             own_s = -time.thread_time()
             soon = time.monotonic() - SILENT_AFTER_S
-            newest = [entry for entry in newest if not entry.broken]
+            newest = [session for session in newest if not session.broken]
             reporting = [
-                entry.host_updates
-                for entry in newest
-                if entry.session.hello.session in last_words or (entry.connected and entry.last_batch_s > soon)
+                self.updates[session]
+                for session in newest
+                if session.hello.session in last_words or (session.connected and session.last_batch_s > soon)
             ]
             if not self._stage.alive or not (reporting or self._ended):
                 return [], {}
             ended, self._ended = self._ended, []
-            compared = [entry.host_updates for entry in newest if entry.connected and entry.session.received]
+            compared = [self.updates[session] for session in newest if session.connected and session.received]
             news = replace(build_news(reporting, compared, ended), marked=marked, unclear=unclear)
             self._pending_updates += news.pending_updates
             own_s += time.thread_time()
@@ -106,10 +106,10 @@ class JobExchange:
             rows_per_s = len(news.payload) / max(self._sent_s - told_s, _OFTEN_S)
             most_s = min(_SELDOM_S, max(_OFTEN_S, _AT_ONCE / max(rows_per_s, 1.0)))
             self.rest_s = min(most_s, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))
-            entries = {entry.host_updates.session_index: entry for entry in self._entries() if not entry.broken}
+            known = {updates.session_index: updates for updates in self.updates.values() if not updates.session.broken}
             if answer.begins_anew:
-                for entry in entries.values():
-                    entry.host_updates.begin_anew()
+                for updates in known.values():
+                    updates.begin_anew()
                 return [], {}
-            marks = apply(answer, {session_index: entry.session for session_index, entry in entries.items()})
-            return [(entries[session_index], mark) for session_index, mark in marks.items()], answer.patterns
+            marks = apply(answer, {session_index: updates.session for session_index, updates in known.items()})
+            return [(known[session_index].session, mark) for session_index, mark in marks.items()], answer.patterns

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from collector.answers import Answers
-from collector.auto_receiver import AutoReceiver
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
-from collector.frontend import Frontend, GrpcFrontend
+from collector.frontend import AutoReceiver, Frontend, GrpcFrontend
 from collector.jobs.process import JobStageProcess
-from collector.listening import CLOSED, ListenConfig
 from collector.metrics.serving import serve_metrics, why_not_ready
 from collector.receiving.client import ReceiverClient
 from collector.receiving.frames import Listen
 from collector.registry import Registry
+from collector.service import CLOSED, ListenConfig
 from collector.settings import Settings
 from collector.stored_past import Dataset
 from collector.web_process import WebProcess
@@ -81,14 +80,14 @@ async def serve(
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
     if spans:
-        registry.iterations.on_accounted, registry.counts.on_verdict = spans.add_iterations, spans.judged
+        registry.live.on_accounted, registry.live.jobs.counts.on_verdict = spans.add_iterations, spans.judged
     listener: Frontend | None = None
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None
     page: WebProcess | None = None
     try:
         answers = Answers(registry, listen_config.exposed(listen, worker), stored)
-        registry.stored = stored
+        registry.live.stored = stored
         listener = _listener(registry, listen, listen_config, worker is None, answers, receiver)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
@@ -209,7 +208,7 @@ async def _leave(registry: Registry, among: "ClusterWorker") -> bool:
 
 async def _settle_and_flush(registry: Registry) -> bool:
     registry.settle_everything()
-    await registry.judging.finish()
+    await registry.live.judging.finish()
     return await registry.flush()
 
 

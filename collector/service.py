@@ -1,16 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls of proto/netmon.proto. Messages come as bytes, and are decoded once it is known who sends them."""
 
+import asyncio
+import logging
+import os
+import socket
+import stat
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from collector.admission import AGENTS, ALL, VIEWERS, Admission
+from netmon.errors import UnsupportedError, UsageError
+from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2
 from netmon.wire.identity import Identity, Role
+from netmon.wire.secure import Watched, server_credentials
+from netmon.wire.security import PLAIN, Security
+from netmon.wire.tokens import Tokens
 
 Context = grpc.aio.ServicerContext[Any, Any]
 ServeStream = Callable[[Context, Identity | None], Awaitable[None]]
@@ -77,3 +89,203 @@ class CollectorService(grpc.GenericRpcHandler):
 
 def _serialised(message: Message | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
+
+
+# --- The collector's ports: with certificates, with tokens, or in the clear where only this machine can connect.
+
+
+if TYPE_CHECKING:
+    from collector.cluster.worker import WorkerSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ListenConfig:
+    """Who is let in. tokens: a file of them; token_listen: a second address, where one is enough."""
+
+    security: Security = PLAIN
+    tokens: Path | None = None
+    token_listen: str = ""
+
+    def admission(self, listen: str) -> Admission:
+        """Of a collector that listens there. Raises UsageError, CertificateError."""
+        if (self.tokens is None) != (not self.token_listen):
+            raise UsageError("--tokens FILE and --token-listen HOST:PORT belong together")
+        folder = self.security.folder(listen, "listen on")
+        return Admission(Watched(folder) if folder else None, Tokens(self.tokens) if self.tokens else None)
+
+    def exposed(self, listen: str, worker: "WorkerSettings | None") -> bool:
+        """Whether others on the network can read what is said, or send what they like."""
+        servers = worker.bus.servers if worker else ()
+        return self.security.exposed(listen, *servers)
+
+    def warn(self, listen: str, worker: "WorkerSettings | None") -> None:
+        """Say so once."""
+        if self.exposed(listen, worker):
+            _log.warning(
+                "--insecure: nothing is encrypted, and whoever reaches %s can send as any host and see everything",
+                f"{listen} or the bus" if worker else listen,
+            )
+
+
+_SOCKET_PATH_BYTES = 107  # unix(7)
+
+_CALL = "_schedule_rpc_coro"  # the name that gRPC gives to the work on a call
+_OVER_WITHIN_S = 1.0
+_PEER_HAS_GONE = "ExecuteBatchError raised in core by servicer method"
+
+CLOSED = ListenConfig()
+"""To this machine only."""
+
+
+def listen_at(server: grpc.aio.Server, address: str, listen_config: ListenConfig, admission: Admission) -> None:
+    """Open the ports. admission: of that door and address. Raises UsageError, UnsupportedError."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_reporting)
+    files = admission.files
+    if address.startswith("unix:"):
+        _clear_socket(address)
+    _bind(server, address, server_credentials(files) if files else None)
+    if listen_config.token_listen:
+        if files is None:
+            raise UsageError("cannot take tokens without encryption: give --tls DIR beside --token-listen")
+        _bind(server, listen_config.token_listen, server_credentials(files, certificates=False))
+
+
+async def stop_listening(server: grpc.aio.Server, grace_s: float) -> None:
+    """Close the ports; who is still connected is cut off after so long.
+
+    gRPC says that it has stopped a moment before its calls have: those that the end of the event loop finds are called
+    off, and gRPC writes a traceback for each.
+    """
+    await server.stop(grace_s)
+    calls = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == _CALL]
+    if calls:
+        await asyncio.wait(calls, timeout=_OVER_WITHIN_S)
+
+
+def _worth_reporting(record: logging.LogRecord) -> bool:
+    """False: somebody has gone while they were sent something; gRPC has not noticed it yet, and prints a traceback."""
+    return not record.getMessage().startswith(_PEER_HAS_GONE)
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> None:
+    try:
+        bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise UnsupportedError(
+            f"cannot listen on {address}: the address is in use or not this machine's; choose another --listen"
+        )
+    if address.startswith("unix:"):
+        give_socket(Path(address.removeprefix("unix:")))
+
+
+def _clear_socket(address: str) -> None:
+    """Remove a socket that nobody listens on any more; gRPC would take over a live one without a word."""
+    path = Path(address.removeprefix("unix:"))
+    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+        raise UnsupportedError(
+            f"cannot listen on {address}: the path of a UNIX socket has at most {_SOCKET_PATH_BYTES} bytes; "
+            "choose a shorter one"
+        )
+    if not path.parent.is_dir():
+        raise UnsupportedError(f"cannot listen on {address}: {path.parent} is not a directory; create it")
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise UnsupportedError(
+            f"cannot listen on {address}: a file that is no socket is there; choose another --listen"
+        )
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise UnsupportedError(f"cannot listen on {address}: another process does; stop it or choose another --listen")
+
+
+# --- Whether the collector lives, and whether it takes rows now: gRPC's health service, for probes and load
+# balancers.
+#
+# Two names: "" serves as long as the collector does, "netmon.Collector" as long as it takes in what agents send.
+
+
+SERVICE = "netmon.Collector"
+"""As in netmon.proto."""
+
+_EVERY_S = 1.0
+_MOST_WATCHERS = 32
+
+
+class Health(Protocol):
+    """One collector's."""
+
+    async def follow(self, why_not: Callable[[], str]) -> None:
+        """Until it is cancelled. why_not(): why it takes nothing in now; empty: it does."""
+
+    async def leave(self) -> None:
+        """It takes nothing in any more."""
+
+
+class NoHealth:
+    """Without the library."""
+
+    async def follow(self, why_not: Callable[[], str]) -> None:
+        """Until it is cancelled."""
+        await asyncio.Event().wait()
+
+    async def leave(self) -> None:
+        """Does nothing."""
+
+
+def add_health(server: grpc.aio.Server) -> Health:
+    """Beside the other services of a server that has not started; without the library nobody answers."""
+    try:
+        from grpc_health.v1 import health, health_pb2
+    except ImportError:
+        return NoHealth()
+    response = health_pb2.HealthCheckResponse
+
+    class Servicer(health.aio.HealthServicer):  # type: ignore[misc]
+        """The library's, with a bound: who watches holds a call open."""
+
+        watchers = 0
+
+        async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 (the contract's name)
+            if self.watchers >= _MOST_WATCHERS:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already: ask now and then")
+            self.watchers += 1
+            try:
+                await super().Watch(request, context)
+            finally:
+                self.watchers -= 1
+
+    def read(data: bytes) -> Any:
+        """What cannot be read asks for a service that nobody has."""
+        try:
+            return health_pb2.HealthCheckRequest.FromString(data)
+        except DecodeError:
+            return health_pb2.HealthCheckRequest(service="?")
+
+    servicer = Servicer()
+    check = grpc.unary_unary_rpc_method_handler(servicer.Check, read, response.SerializeToString)
+    watch = grpc.unary_stream_rpc_method_handler(servicer.Watch, read, response.SerializeToString)
+    handlers = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check, "Watch": watch})
+    server.add_generic_rpc_handlers((handlers,))
+
+    class HealthService:
+        async def follow(self, why_not: Callable[[], str]) -> None:
+            serves = None
+            while True:
+                if serves is not (now := not why_not()):
+                    serves = now
+                    await servicer.set(SERVICE, response.SERVING if now else response.NOT_SERVING)
+                await asyncio.sleep(_EVERY_S)
+
+        async def leave(self) -> None:
+            await servicer.enter_graceful_shutdown()
+
+    return HealthService()

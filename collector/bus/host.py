@@ -56,8 +56,8 @@ class HostIntake:
     async def tend(self) -> None:
         """Once a second, and when there is news: acknowledge what is stored, let go of who is silent or over."""
         for session in list(self.sessions.values()):
-            if session.entry:
-                session.entry.behind = self._deliveries.behind
+            if session.session:
+                session.session.behind = self._deliveries.behind
             try:
                 await self._acknowledge(session)
                 session.check()
@@ -147,7 +147,7 @@ class HostIntake:
         except (BusError, DataError):
             raise
         except WireError as error:
-            if session.entry is None:  # it cannot be opened: another netmon may be able to
+            if session.session is None:  # it cannot be opened: another netmon may be able to
                 session.refused = str(error)
                 if isinstance(error, RefusedHelloError):
                     await refuse(self._bus, self._host, session.name, session.refused)

@@ -193,7 +193,7 @@ class BusIntake:
         if connection is None or not connection.current:
             self._answered.pop(key, None)
             return
-        if connection.entry.requests or now - self._answered.get(key, 0.0) > _ANSWER_EVERY_S:
+        if connection.session.requests or now - self._answered.get(key, 0.0) > _ANSWER_EVERY_S:
             self._answered[key] = now
             for news in connection.acknowledgements():
                 news.worker = self._worker

@@ -4,14 +4,14 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from collector.agent_checks import RefusedBatchError, read_hello
 from collector.connection import Connection
-from collector.entry import Entry
+from collector.host.session import Session
 from collector.registry import Registry
 from netmon.errors import WireError
 from netmon.records import SCHEMA_VERSION, Hello
@@ -119,7 +119,7 @@ class BusSession:
         self.connection: Connection | None = None
         self.refused = ""  # why it is not taken in; what comes of it stays on the bus
         self.lost: set[int] = set()  # batches that are not to be taken in again
-        self._entry: Entry | None = None  # also when it is not connected any more
+        self.session: Session | None = None  # also when it is not connected any more
         self._order: InOrder[Delivered] | None = None
         self._replies: dict[int, list[str]] = {}  # of batches that are not stored yet
         self._parked: list[Delivered] = []  # until it is known who it is
@@ -128,11 +128,6 @@ class BusSession:
         self._end: Delivered | None = None  # its last word
         self._leaving: asyncio.Task[bool] | None = None
         self._revision = 0  # of the introduction
-
-    @property
-    def entry(self) -> Entry | None:
-        """As the registry has it."""
-        return self._entry
 
     async def add(self, delivered: Delivered) -> None:
         """Take a message in; waits until there is room. Raises BusError, NetmonError; StrangerError."""
@@ -173,27 +168,26 @@ class BusSession:
             await self._bus.acknowledge([ready.reply])
             return
         await connection.room()
-        entry = connection.entry
-        if connection is self.connection and connection.current and not (entry.broken or entry.refused):
+        if connection is self.connection and connection.takes:
             await connection.process(ready.message)
 
     async def _introduced(self, delivered: Delivered) -> bool:
         """Whether it is known who it is, and taken in. Raises NetmonError."""
-        if self.connection and self.connection.current and not self.connection.entry.broken:
+        if self.connection and self.connection.current and not self.connection.session.broken:
             return True
         found = await self._bus.hello(self.host, self.name)
         if found is None:
             return False
         self._revision = found[1]
-        if not delivered.label.sequence and self._entry is None:  # everything else of it was stored before
+        if not delivered.label.sequence and self.session is None:  # everything else of it was stored before
             self._order = InOrder(delivered.label.previous)
             return True
         hello = self._read(found[0])
-        known = self._entry
-        self.connection = await Connection.open(self._registry, hello, 0, self._news)
-        self._entry = self.connection.entry
-        if self._order is None or known is not self._entry:
-            self._order = InOrder(self._entry.session.complete_before)
+        known = self.session
+        self.connection = await Connection.open(self._registry, hello, self._news)
+        self.session = self.connection.session
+        if self._order is None or known is not self.session:
+            self._order = InOrder(self.session.complete_before)
         return True
 
     def _read(self, data: bytes) -> Hello:
@@ -208,15 +202,15 @@ class BusSession:
             raise RefusedHelloError(str(error)) from error
         if known and (hello.host, hello.session) != (self.host, self.name):
             raise StrangerError(f"the introduction of session {self.name} of {self.host} is another one's")
-        return hello
+        return replace(hello, acknowledged=0)  # it may have been written long ago
 
     # --- now and then
 
     def stored(self) -> Iterator[str]:
         """Where to acknowledge what has been stored since the last call."""
-        if self._entry is None:
+        if self.session is None:
             return
-        for sequence in [sequence for sequence in self._replies if sequence <= self._entry.acknowledge]:
+        for sequence in [sequence for sequence in self._replies if sequence <= self.session.acknowledge]:
             yield from self._replies.pop(sequence)
 
     def check(self) -> None:
@@ -276,12 +270,12 @@ class BusSession:
         """Whatever is not stored comes again."""
         if self._leaving:
             self._leaving.cancel()
-        entry, self.connection, self._order, self._entry = self._entry, None, None, None
+        session, self.connection, self._order, self.session = self.session, None, None, None
         self._replies.clear()
         self._parked.clear()
         self._end = self._leaving = None
-        if entry:
-            await self._registry.discard(entry)
+        if session:
+            await self._registry.discard(session)
 
     def blame(self, error: RefusedBatchError) -> None:
         """It is not taken in again."""

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from collector.host.rank import NEVER, Rank, Resumed, Scores, Steps
 from collector.host.rejected_marks import Key
-from collector.tick_messages import Count
+from collector.messages import Count
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.records import Moment, Source

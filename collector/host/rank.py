@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from collector.messages import Step
-from collector.tick_messages import NO_NUMBERS, Count
+from collector.messages import NO_NUMBERS, Count, Step
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.understanding import Understanding

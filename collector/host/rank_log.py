@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from collector.host.rank import Owner, Rank
-from collector.messages import Holder, Step
-from collector.tick_messages import RANK_UPDATE, STEP_UPDATE, About, Count, StepEvents
+from collector.messages import RANK_UPDATE, STEP_UPDATE, About, Count, Holder, Step, StepEvents
 from netmon.dl.numbering import Trust
 from netmon.dl.understanding import Understanding
 from netmon.records import Source, Table

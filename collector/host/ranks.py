@@ -9,8 +9,7 @@ from collector.host.rank import NEVER, Rank, Resumed, keep_newest
 from collector.host.rank_log import RankLog
 from collector.host.rank_table import RankTable
 from collector.host.rejected_marks import DISTANT, GONE, REPEATED, Key, RejectedMarks
-from collector.messages import Holder
-from collector.tick_messages import About, StepEvents
+from collector.messages import About, Holder, StepEvents
 from netmon.dl.account import HostAccount
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust

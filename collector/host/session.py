@@ -1,25 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
+from collector.agent_checks import FailedBatchError, FailedSessionError, RefusedBatchError
+from collector.backpressure import BackpressureRequest
 from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, RankState, Resume, SessionState
 from collector.dataset.tables import Origin, Origins, SessionMeta, bucket_table, full_table
 from collector.host.ledger import LedgerRow
 from collector.host.tables import Tables
-from collector.host.unstored import FlowRows, SessionFlush
-from collector.host.unstored_iterations import Latest
+from collector.host.unstored import FlowRows, Latest, SessionFlush
 from collector.host.window import HostWindow, News, Output
-from collector.tick_messages import BY_PEER
+from collector.messages import BY_PEER
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
+from netmon.errors import WireError
 from netmon.mark_runs import MarkRun
 from netmon.records import Flow, Hello, NicSample
+from netmon.wire import netmon_pb2
+
+MOST_RECENT = 8
+"""Messages of a session, kept for a bug report."""
+
+Sent = netmon_pb2.AgentMessage | bytes
+"""A message of an agent, or its bytes, where another process has read it."""
+
+
+def read_sent(message: Sent) -> netmon_pb2.AgentMessage:
+    """The message."""
+    return netmon_pb2.AgentMessage.FromString(message) if isinstance(message, bytes) else message
+
 
 # --- Flows of one host's processes that are no ranks, until it is known whether a rank is at the other end.
 #
@@ -122,7 +139,8 @@ class NicRows:
 
 
 class Session:
-    """State of one (host, session); used from one thread."""
+    """State of one (host, session), whatever brings its batches; used from one thread. No connection is held here: what
+    has come goes in, and whoever has the connection sends what comes out."""
 
     def __init__(self, hello: Hello, resume: Resume, tables: Tables) -> None:
         """Begin or resume. tables: of all sessions."""
@@ -143,6 +161,136 @@ class Session:
         self._clock: tuple[str, int] = ("", 0)  # what the table `sessions` says of the clock: source, bound
         self._resume = resume
         self._ranks = {(rank.job, rank.rank): rank for rank in resume.ranks}
+
+        self.connections = 0  # how often it has connected; a newer connection ends an older one
+        self.connected = False
+        self.last_batch_s = 0.0
+        self.behind = False  # more of it waits on the bus
+        self.settled = True  # nothing has arrived since it was last settled altogether
+        self.left = False
+        self.broken = False  # the collector has failed at it: nothing more comes or goes, and it is to be discarded
+        self.failure = ""  # at what, where that was no batch: for its agent
+        self.refused: RefusedBatchError | None = None  # a batch that was not accepted: for its agent
+        self.acknowledge = 0  # the last batch that is stored, as all before it
+        self.requests: deque[netmon_pb2.FullRequest] = deque()  # to be sent
+        self.recent: deque[Sent] = deque(maxlen=MOST_RECENT)
+        self.news = asyncio.Event()  # acknowledge has risen, or there are requests, or it is refused or broken
+        self._known = self._last = 0  # batches up to here do not come on this connection; the last one that has come
+        self._timed: tuple[int, float] | None = None  # a batch that is not stored, and when it came
+
+    # --- its connections and the order of its batches
+    #
+    # An agent sends all that it has from the first batch that is not acknowledged, in order, and what has left its
+    # spool never comes back. So a number is left out because it was acknowledged, also while it is being sent again, or
+    # because the agent gave it up; that is in its own account of losses, and worth a warning here.
+
+    def connect(self, acknowledged: int, news: asyncio.Event) -> None:
+        """A connection begins, and ends the one before it.
+
+        acknowledged: as the agent knows; news: set when there is something for it.
+        """
+        self.news.set()
+        self.news = news
+        self.connections += 1
+        self.connected, self.left, self.refused = True, False, None
+        self.requests.clear()
+        self._known, self._last = max(acknowledged, self.stored_before), 0
+
+    @property
+    def takes(self) -> bool:
+        """Whether a batch may come."""
+        return not (self.broken or self.refused)
+
+    def accept(self, sequence: int) -> bool:
+        """Whether a batch is to be taken in; False where it was before, and only what it says of flows counts.
+
+        Raises RefusedBatchError.
+        """
+        if sequence <= self._last:
+            raise RefusedBatchError(sequence, self.hello.host, f"batch {self._last} came before it")
+        self._notice_gap(sequence)
+        self._last = sequence
+        fresh = sequence > self.queued
+        if fresh:
+            self.queued = sequence
+        return fresh
+
+    def accept_run(self, sequences: Sequence[int]) -> bool:
+        """Whether these follow each other and are all fresh: then they are accepted; else nothing is."""
+        first, last = sequences[0], sequences[-1]
+        if first <= max(self._last, self.queued) or list(range(first, last + 1)) != sequences:
+            return False
+        self._notice_gap(first)
+        self._last = self.queued = last
+        return True
+
+    def describe_again(self, sequence: int, flows: Callable[[], Iterable[Flow]]) -> None:
+        """What a batch that was before says of flows. Raises RefusedBatchError; flows may raise WireError."""
+        try:
+            for flow in flows():
+                self.window.describe(flow)
+        except WireError as error:
+            raise RefusedBatchError(sequence, self.hello.host, error) from None
+
+    def _notice_gap(self, sequence: int) -> None:
+        first = max(self._known, self._last, self.queued) + 1
+        if sequence > first:
+            self.missing += sequence - first
+            line = f"batches {first} to {sequence - 1} of {self.hello.host} never arrived"
+            self.window.ranks.rejected.warn(line)
+
+    def queue_batches(self, first: int, messages: Iterable[Sent], now_s: float) -> None:
+        """Batches that were accepted wait for the tick. first: the first one's sequence."""
+        self.settled, self.last_batch_s = False, now_s
+        self._timed = self._timed or (first, now_s)
+        self.recent.extend(messages)
+
+    def refuse(self, error: RefusedBatchError) -> None:
+        """A batch breaks the contract, or the collector fails at it (FailedBatchError): its agent gets the reason."""
+        self.broken |= isinstance(error, FailedBatchError)
+        self.refused = error
+        self.news.set()
+
+    def fail(self, reason: str) -> None:
+        """The collector has failed at the session as a whole."""
+        self.broken, self.failure = True, reason
+        self.news.set()
+
+    def check(self) -> None:
+        """Raise what the agent has to know: RefusedBatchError, or FailedSessionError."""
+        if self.refused:
+            raise self.refused
+        if self.failure:
+            raise FailedSessionError(self.failure)
+
+    def request(self, request: netmon_pb2.FullRequest) -> None:
+        """Ask the agent for full resolution."""
+        self.requests.append(request)
+        self.news.set()
+
+    def acknowledgements(self, order: BackpressureRequest) -> Iterator[netmon_pb2.Acknowledgement]:
+        """What the agent is sent: what is stored, and what is requested of it."""
+        news = netmon_pb2.Acknowledgement(sequence=self.acknowledge, bucket_ns=order.bucket_ns, batch_ns=order.batch_ns)
+        while self.requests:
+            news.request.CopyFrom(self.requests.popleft())
+            yield news
+            news.ClearField("request")
+        yield news
+
+    def stored(self, sequence: int) -> None:
+        """Every batch up to there is."""
+        if sequence > self.acknowledge:
+            self.acknowledge = sequence
+            self.news.set()
+
+    def waited_since(self) -> float | None:
+        """When the batch that was timed came, once: after it was stored."""
+        if self._timed is None or self._timed[0] > self.acknowledge:
+            return None
+        came, self._timed = self._timed[1], None
+        return came
+
+    # --- its rows
 
     @property
     def index(self) -> int:

@@ -17,7 +17,6 @@ from collector.dataset.resume import Resume
 from collector.host.align import SET_NS, Update, update_all
 from collector.host.arriving import rows_of
 from collector.host.batches import Batches, Settled, failing
-from collector.host.exchange import Talk, end_ranks, exchange, find_peer_flows, query_names
 from collector.host.flows import unknown_flow
 from collector.host.iteration_rows import IterationRows, iteration_rows
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
@@ -26,6 +25,7 @@ from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
 from collector.host.window import News, Output
+from collector.messages import TickAnswer, TickNews, flow_id_of, session_of
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.grouped import distinct, edges, latest_of, starts
@@ -110,6 +110,81 @@ def publish_table_ranks(tables: Tables, sessions: Mapping[int, Session]) -> None
     log.step_events(rank_table.check(log.young, lambda ranks: sessions[ranks.session].window.alignment.error_ns))
 
 
+# --- What is new goes to the rank registry within a tick, and its answer is applied.
+
+Answer = Callable[[TickNews], TickAnswer]
+"""What the rank registry says to what is new."""
+
+Fail = Callable[[int, Exception], None]
+"""Something has failed at the session at a place."""
+
+
+def exchange(tables: Tables, sessions: Mapping[int, Session], answer: Answer, fail: Fail) -> None:
+    """Tell all that is new, if anything is, and take over what is answered; sessions: by index."""
+    log, flows = tables.rank_log, tables.flows
+    over, ends = flows.ends.take(flows.flows, flows.state)
+    if not (log or len(over) or ends):
+        return
+    said = answer(TickNews(**log.take(), flows_over=over, flows=ends))
+    log.apply_answer(said.counts, said.lost)
+    for serial, name in said.names:
+        if serial in log.ranks:
+            ranks, rank = log.ranks[serial]
+            try:
+                ranks.named(rank, name)
+                sessions[ranks.session].window.rename()
+            except Exception as error:
+                fail(ranks.session, error)
+    for serial, shift in said.moved:
+        if serial in log.ranks:
+            ranks, rank = log.ranks[serial]
+            ranks.renumbered(rank, shift)
+    for flow, job, number in said.peers:
+        session = sessions.get(session_of(flow))
+        if session:
+            session.set_peer(flow_id_of(flow), job, number)
+
+
+def query_names(
+    tables: Tables, sessions: Mapping[int, Session], answer: Answer, fail: Fail, session_indices: Iterable[int]
+) -> None:
+    """The same when those ranks of some sessions that have no name have asked for it."""
+    for session_index in sorted(session_indices):
+        ranks = sessions[session_index].window.ranks
+        try:
+            if ranks.unnamed:
+                ranks.request_names()
+        except Exception as error:
+            fail(session_index, error)
+    exchange(tables, sessions, answer, fail)
+
+
+def end_ranks(
+    tables: Tables, sessions: Mapping[int, Session], answer: Answer, fail: Fail, session_indices: Iterable[int]
+) -> None:
+    """No marks will come of some sessions any more: their ranks have names now or never, and end."""
+    ranks = [sessions[session_index].window.ranks for session_index in session_indices]
+    for own in ranks:
+        own.request_last_names()
+    exchange(tables, sessions, answer, fail)
+    for own in ranks:
+        own.end_of_stream()
+
+
+def find_peer_flows(
+    tables: Tables, sessions: Mapping[int, Session], fail: Fail, session_indices: Iterable[int]
+) -> None:
+    """Flows of some sessions that are a job's by their other end; the other end may be described before or after."""
+    horizon_ns = tables.sessions.table["horizon_ns"]
+    for session_index in session_indices:
+        session = sessions[session_index]
+        if session.serves:
+            try:
+                session.find_peer_flows(int(horizon_ns[session_index]))
+            except Exception as error:
+                fail(session_index, error)
+
+
 # --- stage
 
 
@@ -120,8 +195,9 @@ _T = TypeVar("_T")
 class HostStage:
     """The host stage of a worker. Sessions are known by their indices."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.tables = Tables(settings)
+    def __init__(self, settings: Settings, answer: Answer) -> None:
+        """answer: of the rank registry, to what is new within a tick."""
+        self.tables, self._answer = Tables(settings), answer
         self._settings = settings
         self._sessions: dict[int, Session] = {}
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
@@ -165,17 +241,17 @@ class HostStage:
         self._sessions[session_index].window.add_marks(marks)
         self._waiting.add(session_index)
 
-    def tick(self) -> Talk[Settled]:
+    def tick(self) -> Settled:
         """Take in everything that is queued, and settle what is due on all hosts."""
         queue, self._queue = self._queue, []
         queue.sort(key=lambda entry: entry[0])
         messages = [message for _, message in queue]
         sequences = [message.sequence for message in messages]
-        return (yield from self.take([session_index for session_index, _ in queue], decode_many(messages), sequences))
+        return self.take([session_index for session_index, _ in queue], decode_many(messages), sequences)
 
     def take(
         self, session_indices: Sequence[int] | _Indices, many: ManyBatches, sequences: Sequence[int] | None = None
-    ) -> Talk[Settled]:
+    ) -> Settled:
         """Take in batches that are decoded, and settle what is due; session_indices: of their sessions, ascending."""
         settled = Settled()
         numbers = many.heads["sequence"].tolist() if sequences is None else sequences
@@ -185,7 +261,7 @@ class HostStage:
         samples = self._samples(batches)
         for batch, reason in self.tables.evidence.check(many, batches.session).items():
             batches.refuse(batch, reason)
-        with_marks = yield from self._add_news(batches)
+        with_marks = self._add_news(batches)
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
@@ -195,14 +271,14 @@ class HostStage:
         self.tables.evidence.add(many, batches.session, batches.good)
         with_batches = distinct(batches.session[batches.good])
         self._settle_until(with_batches, self._grid(with_batches))
-        yield from self._settle(settled, with_marks | self._unnamed)
+        self._settle(settled, with_marks | self._unnamed)
         return settled
 
-    def settle_all(self, session_indices: Sequence[int], leaving: bool) -> Talk[Settled]:
+    def settle_all(self, session_indices: Sequence[int], leaving: bool) -> Settled:
         """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
-        settled = yield from self.tick()
+        settled = self.tick()
         if leaving:
-            yield from end_ranks(self.tables, self._sessions, partial(self._fail, settled), session_indices)
+            end_ranks(self.tables, self._sessions, self._answer, partial(self._fail, settled), session_indices)
         last = np.array(
             [self._sessions[session_index].window.latest_ns() for session_index in session_indices], np.int64
         )
@@ -211,7 +287,7 @@ class HostStage:
         np.maximum.at(latest, rows["session"], rows["start_ns"])
         at = np.array(session_indices, np.int64)
         self._settle_until(at, np.maximum(last, latest[at] + 1))
-        yield from self._settle(settled, set(session_indices))
+        self._settle(settled, set(session_indices))
         return settled
 
     def _describe(self, batches: Batches) -> None:
@@ -251,7 +327,7 @@ class HostStage:
         samples["link"] = links
         return samples
 
-    def _add_news(self, batches: Batches) -> Talk[set[int]]:
+    def _add_news(self, batches: Batches) -> set[int]:
         """Take in what the batches tell alongside rows; returns the sessions with marks."""
         heads = batches.many.heads
         good = np.flatnonzero(batches.good)
@@ -280,13 +356,13 @@ class HostStage:
                 batches.fail(batch, error)
             if marks or session_index in introduced:
                 with_marks.add(session_index)
-        common = self.tables, self._sessions, batches.fail_session
-        yield from query_names(*common, (with_marks | self._unnamed) - self._broken)
-        find_peer_flows(*common, last)
+        common = self.tables, self._sessions, self._answer, batches.fail_session
+        query_names(*common, (with_marks | self._unnamed) - self._broken)
+        find_peer_flows(self.tables, self._sessions, batches.fail_session, last)
         inferred, self._waiting = self._waiting, set()
         for session_index in inferred:  # what the traffic has shown, now that the processes' ranks are known
             self._sessions[session_index].window.infer()
-        yield from query_names(*common, inferred)
+        query_names(*common, inferred)
         return with_marks | inferred
 
     def _use_offsets(self) -> None:
@@ -346,7 +422,7 @@ class HostStage:
         settled_ns = self.tables.sessions.table["settled_ns"]
         settled_ns[session_indices] = np.maximum(settled_ns[session_indices], until_ns)
 
-    def _settle(self, settled: Settled, with_batches: set[int]) -> Talk[None]:
+    def _settle(self, settled: Settled, with_batches: set[int]) -> None:
         """Make final what begins before the settled times; with_batches: sessions of which something is new."""
         tables = self.tables
         self._loose |= with_batches | tables.rank_table.given_back
@@ -359,7 +435,7 @@ class HostStage:
             self._guard(settled, session_index, window.align_ranks)
             (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(session_index)
         publish_table_ranks(self.tables, self._sessions)
-        yield from exchange(self.tables, self._sessions, partial(self._fail, settled))
+        exchange(self.tables, self._sessions, self._answer, partial(self._fail, settled))
         for session_index in training:
             self._sessions[session_index].window.ranks.aligned()
         tables.rank_log.checked()

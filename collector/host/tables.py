@@ -21,8 +21,7 @@ from collector.host.ranks import LONGEST_HISTORY_NS, Ranks
 from collector.host.rows import COLUMNS, Pending, merge
 from collector.host.session_index import SessionIndex
 from collector.host.steps import AllSteps
-from collector.host.unstored import Unstored
-from collector.host.unstored_iterations import UnstoredIterations
+from collector.host.unstored import Unstored, UnstoredIterations
 from collector.settings import Settings
 from netmon.columnar import Columns, joined
 from netmon.dl.account import HostAccounts, TrafficQuery, row_keys

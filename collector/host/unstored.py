@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What has settled and is not stored yet: the bucket rows of all sessions in one place, and the tables of a flush."""
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from collector.host.iteration_rows import Accounted, all_accounted
 from collector.host.ledger import LedgerRow
 from netmon.columnar import Columns
 from netmon.dl.grouped import starts
+from netmon.dl.iterations import Iteration
 from netmon.evidence import UNKNOWN
 from netmon.records import Flow, NicSample, Table
 
@@ -248,3 +249,64 @@ def _numbers(sessions: Sequence[SessionFlush], session_index: npt.NDArray[np.int
     number[[session.session for session in sessions]] = np.arange(len(sessions))
     found: npt.NDArray[np.int32] = number[session_index]
     return found
+
+
+# --- Iterations that have settled and are not stored yet, of all sessions.
+
+
+class Latest(NamedTuple):
+    """The last iteration of a rank: what all of them have in common, its number, when it ended (mono)."""
+
+    about: Iteration
+    number: int
+    end_ns: int
+
+
+class UnstoredIterations:
+    """In the pieces in which they settled."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Accounted] = []
+        self._latest: dict[int, dict[tuple[str, int], Latest]] | None = None
+
+    def add(self, piece: Accounted) -> None:
+        """Iterations of any sessions, of each rank ascending."""
+        if len(piece):
+            self._pieces.append(piece)
+            self._latest = None
+
+    def take(self) -> list[Accounted]:
+        """Hand all of them over."""
+        pieces, self._pieces, self._latest = self._pieces, [], None
+        return pieces
+
+    def put_back(self, pieces: Sequence[Accounted], session_indices: Container[int]) -> None:
+        """What was handed over is not stored; session_indices: of the sessions that are still there."""
+        later = self.take()
+        for piece in (*pieces, *later):
+            there = np.array(
+                [session_index in session_indices for session_index in piece.rows.session.tolist()], np.bool_
+            )
+            self.add(piece if there.all() else piece.take(there))
+
+    def drop(self, session_index: int) -> None:
+        """The session is gone."""
+        for piece in self.take():
+            own = piece.rows.session == session_index
+            self.add(piece.take(~own) if own.any() else piece)
+
+    def latest(self) -> Mapping[int, Mapping[tuple[str, int], Latest]]:
+        """By place, job and rank."""
+        if self._latest is None:
+            self._latest = {}
+            for piece in self._pieces:
+                rows = piece.rows
+                _, last = np.unique(rows.whose[::-1], return_index=True)
+                newest = rows.take(len(rows) - 1 - last)
+                for session_index, who, number, end_ns in zip(
+                    *(column.tolist() for column in (newest.session, newest.whose, newest.number, newest.end_ns)),
+                    strict=True,
+                ):
+                    about = rows.about[who]
+                    self._latest.setdefault(session_index, {})[about.job, about.rank] = Latest(about, number, end_ns)
+        return self._latest

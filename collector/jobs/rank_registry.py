@@ -6,8 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 
-from collector.messages import BY_TRAFFIC, Holder, Step
-from collector.tick_messages import BY_PEER, NO_NUMBERS, About, Count, PeerUpdate, StepEvents, TickAnswer, TickNews
+from collector.messages import (
+    BY_PEER,
+    BY_TRAFFIC,
+    NO_NUMBERS,
+    About,
+    Count,
+    Holder,
+    PeerUpdate,
+    Step,
+    StepEvents,
+    TickAnswer,
+    TickNews,
+)
 from netmon.dl.numbering import JobNumbers, RankEvents, Trust, number_jobs
 from netmon.records import Flow, Table
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from collector.listening import ListenConfig
 from collector.registry import Registry
+from collector.service import ListenConfig
 from netmon.errors import NetmonError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def serve_metrics(
         stored = flushing.storing()
         return Seen(
             frozen=registry.freeze(),
-            jobs=registry.counts.copy(),
+            jobs=registry.live.jobs.counts.copy(),
             waiting_rows=waiting,
             unwritten=stored.full,
             pending_bytes=flushing.pending_bytes,

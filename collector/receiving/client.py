@@ -7,27 +7,181 @@ import logging
 import socket
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from collector.agent_checks import End, FailedBatchError, FailedSessionError, RefusedBatchError, end_of
 from collector.answers import Answers
+from collector.backpressure import BackpressureRequest
+from collector.connection import Connection
 from collector.ending import end_tasks
+from collector.host.session import Session
 from collector.receiving import frames
-from collector.receiving.frames import Answer, Listen, Listening, Stop
-from collector.receiving.pipe import Pipe
-from collector.receiving.sessions import RemoteStream
-from collector.receiving.taking import take
-from collector.registry import Registry
-from collector.stream_ends import End
-from netmon.errors import CertificateError, NetmonError, UnsupportedError, UsageError
+from collector.receiving.frames import Answer, Listen, Listening, Pipe, Received, Stop
+from collector.registry import Came, Registry
+from netmon.dl.grouped import starts
+from netmon.errors import CertificateError, DataError, NetmonError, UnsupportedError, UsageError
 from netmon.own_module import own_module
+from netmon.records import Hello
+from netmon.wire import netmon_pb2
+from netmon.wire.batch_fields import filter_batches
 from netmon.wire.channel import ALIVE_EVERY_S, FEW_THREADS
 
 _log = logging.getLogger(__name__)
+
+# --- One agent's stream at the collector's end: its connection, and what its agent is sent.
+
+
+_SILENT_S = 2.5  # a quarter of what agents bear; each word costs both ends as much as a batch
+
+
+class _News(asyncio.Event):
+    """Tells when it is set."""
+
+    def __init__(self, notice: Callable[[], None]) -> None:
+        super().__init__()
+        self._notice = notice
+
+    def set(self) -> None:
+        self._notice()
+
+
+class AnotherError(NetmonError):
+    """The session has connected again."""
+
+
+class RemoteStream:
+    """From its hello to its end."""
+
+    def __init__(self, number: int, registry: Registry, notice: Callable[[], None]) -> None:
+        """notice: called when there is something to report."""
+        self.number, self._registry = number, registry
+        self._news = _News(notice)
+        self._connection: Connection | None = None
+        self._sent_s, self._requested = 0.0, BackpressureRequest()
+
+    async def open(self, hello: Hello) -> None:
+        self._connection = await Connection.open(self._registry, hello, self._news)
+
+    @property
+    def connection(self) -> Connection:
+        """Once it is open."""
+        assert self._connection
+        return self._connection
+
+    @property
+    def session(self) -> Session:
+        return self.connection.session
+
+    def check(self) -> None:
+        """As Connection.check; AnotherError."""
+        if not self.connection.current:
+            raise AnotherError(f"session {self.session.hello.session} has connected again")
+        self.connection.check()
+
+    def answer(self, data: bytes) -> None:
+        """A FullAnswer has come. Raises WireError, DecodeError."""
+        message = netmon_pb2.AgentMessage.FromString(data)
+        if self.connection.takes:
+            self._registry.live.full.answer(self.session, message.full)
+
+    def state_row(self, now_s: float) -> tuple[int, int, int, int, float]:
+        """A row of STREAM_STATE, that goes out now."""
+        self._sent_s, self._requested = now_s, self.connection.order
+        order = self._requested
+        return self.number, self.session.acknowledge, order.bucket_ns, order.batch_ns, order.rows_per_s
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether its agent has heard nothing for a while, or is requested something else than it has heard."""
+        return now_s - self._sent_s >= _SILENT_S or self.connection.order != self._requested
+
+    def requests(self) -> Iterator[bytes]:
+        """Acknowledgements with what its agent is requested besides."""
+        if self.session.requests:
+            for news in self.connection.acknowledgements():
+                if news.HasField("request"):
+                    yield news.SerializeToString()
+
+    @staticmethod
+    def log_error(error: Exception) -> None:
+        """In the log."""
+        if not isinstance(error, (FailedBatchError, FailedSessionError, AnotherError)):  # which are in the log
+            _log.log(logging.ERROR if isinstance(error, DataError) else logging.WARNING, error)
+
+    @staticmethod
+    def end_of(error: Exception) -> End:
+        """The status for gRPC."""
+        if isinstance(error, AnotherError):
+            return End(grpc.StatusCode.ABORTED, str(error))
+        if isinstance(error, DecodeError):
+            return End(grpc.StatusCode.INVALID_ARGUMENT, "a message cannot be read")
+        assert isinstance(error, NetmonError)
+        return end_of(error)
+
+
+_log = logging.getLogger(__name__)
+
+# --- What has come on all streams, into the registry: in one tick, where each batch has its turn in its session.
+
+
+def take(registry: Registry, received: Received, streams: Mapping[int, RemoteStream]) -> None:
+    """Take it in; what is not fresh, or of a stream that is over, is left out."""
+    many, careful = received.many, registry.careful
+    number = np.array(received.streams, np.int64)
+    first = starts(number)
+    rows = np.append(0, np.cumsum(np.bincount(many.rows["batch"], minlength=len(number))))
+    good, came = np.zeros(len(number), np.bool_), list[Came]()
+
+    def accept(session: Session, begin: int, end: int) -> None:
+        good[begin:end] = True
+        horizon_ns, count = int(many.heads["horizon_ns"][end - 1]), int(rows[end] - rows[begin])
+        came.append(Came(session, received.sequences[begin:end], count, horizon_ns, received.raw[begin:end]))
+
+    for begin, end in pairwise([*first.tolist(), len(number)]):
+        stream = streams.get(received.streams[begin])
+        if stream is None or not stream.connection.takes:
+            continue
+        session = stream.session
+        if not careful and session.accept_run(received.sequences[begin:end]):
+            accept(session, begin, end)
+        else:
+            for index in range(begin, end):  # one by one
+                if session.takes and _is_fresh(registry, received, session, index):
+                    accept(session, index, index + 1)
+        registry.check_host_clock(session, int(many.heads["utc_ns"][end - 1]))
+    for stream_number, raw, trouble in received.failed:
+        stream = streams.get(stream_number)
+        if stream and stream.connection.takes:
+            stream.session.refuse(registry.failures.at_message(stream.session, raw, RuntimeError(trouble)))
+    many = many if good.all() else filter_batches(many, good)
+    if not careful:
+        registry.receive(came, many)
+        return
+    for index, one in enumerate(came):
+        if not one.session.broken:  # by a batch before it
+            registry.receive([one], filter_batches(many, np.arange(len(came)) == index))
+
+
+def _is_fresh(registry: Registry, received: Received, session: Session, index: int) -> bool:
+    """Whether a batch is; refused, or the session broken, where it is not what it should be."""
+    many, sequence = received.many, received.sequences[index]
+    try:
+        if session.accept(sequence):
+            return True
+        if index in many.refused:
+            raise RefusedBatchError(sequence, session.hello.host, many.refused[index])
+        session.describe_again(sequence, lambda: (flow for batch, flow in many.flows if batch == index))
+    except RefusedBatchError as error:
+        session.refuse(error)
+    except Exception as error:
+        session.refuse(registry.failures.at_message(session, received.raw[index], error))
+    return False
+
 
 # --- The receiving process, as the collector starts, hears and ends it.
 
@@ -290,7 +444,7 @@ class ReceiverClient:
         streams, self._streams = list(self._streams.values()), {}
         self._due.clear()
         for stream in streams:
-            await stream.leave(complete=False)
+            await stream.connection.leave(complete=False)
         for call in self._calls.values():
             call.hang_up()
         while self._process is None and not self._closing:
@@ -310,7 +464,7 @@ class ReceiverClient:
             self._begin(self._open(frame))
         elif isinstance(frame, frames.CutOff):
             if stream := self._streams.pop(frame.stream, None):
-                self._begin(stream.leave(complete=False))
+                self._begin(stream.connection.leave(complete=False))
         elif isinstance(frame, frames.Full):
             if stream := self._streams.get(frame.stream):
                 try:
@@ -338,14 +492,14 @@ class ReceiverClient:
             self._send(frames.Ended(number, End(grpc.StatusCode.INTERNAL, "the collector has failed at the hello")))
             raise
         self._streams[number] = stream
-        self._send(frames.Opened(number, stream.session_index))
+        self._send(frames.Opened(number, stream.session.index))
         self._notice(number)
 
     async def _leave(self, stream: RemoteStream) -> None:
         """It has said its last word, and all of it has been taken in."""
         try:
             stream.check()
-            await stream.leave(complete=True)
+            await stream.connection.leave(complete=True)
         except NetmonError as error:
             self._end(stream, error)
             return
@@ -406,4 +560,4 @@ class ReceiverClient:
         self._streams.pop(stream.number, None)
         stream.log_error(error)
         self._send(frames.Ended(stream.number, stream.end_of(error)))
-        self._begin(stream.fail(error))
+        self._begin(stream.connection.cut_off(error))

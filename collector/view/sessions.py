@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +36,6 @@ _TOTALS = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes
 _NO_LINK = LinkName("", "", Direction.RX, "")
 
 
-class Connected(Protocol):
-    """A session and its connection."""
-
-    session: Session
-    connected: bool
-
-
 class _Ranks(NamedTuple):
     session: Session
     scores: list[tuple[str, SourceScore]]
@@ -60,7 +53,7 @@ class Sessions:
     def __init__(self, tables: Tables) -> None:
         """tables: the host stage's."""
         self._tables = tables
-        self._shown: list[Connected] = []
+        self._shown: list[Session] = []
         self._indices: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
         self._host_names: tuple[str, ...] = ()
         self._versions: tuple[str, ...] = ()
@@ -70,10 +63,10 @@ class Sessions:
         self._ranks: list[_Ranks] = []  # of the sessions that are shown, as they were asked last
         self._refresh_next = 0
 
-    def show(self, newest: Sequence[Connected]) -> None:
+    def show(self, newest: Sequence[Session]) -> None:
         """These sessions are what viewers see from now on, one of each host."""
-        self._shown = sorted(newest, key=lambda one: one.session.hello.host)
-        sessions = [one.session for one in self._shown]
+        self._shown = sorted(newest, key=lambda session: session.hello.host)
+        sessions = self._shown
         self._indices = np.array([session.index for session in sessions], np.int32)
         self._host_names = tuple(session.hello.host for session in sessions)
         self._versions = tuple(session.hello.agent_version for session in sessions)
@@ -143,7 +136,7 @@ class Sessions:
         if now_s - self._clocks_s < _CLOCKS_EVERY_S:
             return
         self._clocks_s = now_s
-        clocks = [one.session.window.alignment for one in self._shown]
+        clocks = [one.window.alignment for one in self._shown]
         self._hosts["clock_source"] = [_SOURCES.get(clock.source, 0) for clock in clocks]
         self._hosts["clock_error_ns"] = [clock.error_ns for clock in clocks]
         self._hosts["clock_offset_ns"] = [clock.host_offset_ns for clock in clocks]
@@ -210,7 +203,7 @@ class Sessions:
         """How the sources of iterations do is asked of some hosts at a time: it takes long."""
         for _ in range(min(_REFRESHED_AT_ONCE, len(self._shown))):
             self._refresh_next = (self._refresh_next + 1) % len(self._shown)
-            self._ranks[self._refresh_next] = _ranks_of(self._shown[self._refresh_next].session)
+            self._ranks[self._refresh_next] = _ranks_of(self._shown[self._refresh_next])
 
     def warnings(self) -> Sequence[str]:
-        return [line for one in self._shown for line in one.session.window.ranks.rejected.warnings]
+        return [line for one in self._shown for line in one.window.ranks.rejected.warnings]

@@ -241,8 +241,8 @@ def run(args: argparse.Namespace) -> int:
 
     _set_libraries_up()
     from collector.allocator import give_back
-    from collector.listening import ListenConfig
     from collector.server import serve
+    from collector.service import ListenConfig
 
     give_back()
     settings = _settings(args)

@@ -112,13 +112,13 @@ def _store(replay: "Replay", directory: Path) -> None:
     from collector.dataset.resume import Resume
     from collector.dataset.sink import ParquetSink
     from collector.host.incoming import gather
+    from collector.host.stage import HostStage
     from collector.host.unstored import flush_tables
+    from collector.jobs.rank_registry import RankRegistry
     from collector.settings import Settings
-    from collector.stages import Stages
 
     sink = ParquetSink(directory)
-    stages = Stages(Settings())
-    stage = stages.hosts
+    stage = HostStage(Settings(), RankRegistry().answer)
     index = stage.open(replay.hello, Resume())
     session, unstored = stage.session(index), stage.tables.unstored
 
@@ -136,11 +136,11 @@ def _store(replay: "Replay", directory: Path) -> None:
     progress = _Progress(replay)
     with closing(sink):
         for batch in replay.batches():
-            stages.take([index], gather([batch]))
+            stage.take([index], gather([batch]))
             if unstored.nbytes > _PENDING_BYTES:
                 flush()
             progress.step()
-        stages.settle_all([index], leaving=True)
+        stage.settle_all([index], leaving=True)
         flush()
         while sink.merge_some(lambda: True, at_once=True):
             pass

@@ -4,7 +4,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from collector.entry import Entry
+from collector.host.session import Session
 from collector.jobs.worker import JobStage
 from collector.messages import HostNews, JobNews
 from collector.registry import Registry
@@ -30,7 +30,7 @@ class JobsHere:
         pass
 
 
-def take(registry: Registry, entry: Entry, batch: Batch) -> None:
+def take(registry: Registry, entry: Session, batch: Batch) -> None:
     """A batch comes, and a tick takes it in at once."""
     registry.add(entry, netmon_pb2.AgentMessage(batch=encode_batch(batch)))
     registry.tick()

@@ -22,7 +22,7 @@ from mutations import Mutator, honest_batches
 from collector.agent_checks import FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
 from collector.connection import Connection
 from collector.dataset.sink import ParquetSink
-from collector.entry import Entry
+from collector.host.session import Session
 from collector.registry import Registry
 from collector.settings import Settings
 from netmon.errors import WireError
@@ -43,7 +43,7 @@ class Sender:
         self, listen_config: "Collector", opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]
     ) -> None:
         self._listen_config, self._opening, self._messages = listen_config, opening, deque(messages)
-        self.entry: Entry | None = None
+        self.entry: Session | None = None
         self._connection: Connection | None = None
 
     async def send(self) -> bool:
@@ -54,11 +54,8 @@ class Sender:
         if self.entry is None or self.entry.broken or self.entry.refused:
             try:
                 introduction = read_hello(self._opening)
-                known = introduction.acknowledged
-                self._connection = await Connection.open(
-                    self._listen_config.registry, introduction, known, asyncio.Event()
-                )
-                self.entry = self._connection.entry
+                self._connection = await Connection.open(self._listen_config.registry, introduction, asyncio.Event())
+                self.entry = self._connection.session
             except WireError as error:
                 self._listen_config.count("hello", error)
                 self._messages.clear()
@@ -69,7 +66,8 @@ class Sender:
             self._listen_config.counts["let in"] += 1
         except WireError as error:
             self._listen_config.count("batch", error)
-            self._connection = Connection(self._listen_config.registry, self.entry, 0)
+            self.entry.connect(0, asyncio.Event())
+            self._connection = Connection(self._listen_config.registry, self.entry)
         return True
 
     def look(self) -> None:

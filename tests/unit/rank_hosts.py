@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 from collector_stream import MS, hello, mark
 
-from collector.host.exchange import exchange
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.rank_log import RankLog
 from collector.host.rank_table import RankTable
 from collector.host.ranks import Ranks
+from collector.host.stage import exchange
 from collector.jobs.rank_registry import RankRegistry
 from collector.messages import Holder
-from collector.stages import talk
 from netmon.dl.account import HostAccount, HostAccounts
 from netmon.mark_runs import mark_runs
 from netmon.records import Moment
@@ -46,7 +45,7 @@ class Hosts:
         def fail(place, error):
             raise error
 
-        talk(exchange(self, self._sessions, fail), self._registry)
+        exchange(self, self._sessions, self._registry.answer, fail)
 
 
 def ranks(host="h0"):

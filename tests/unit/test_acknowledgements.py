@@ -8,9 +8,10 @@ from collector_stream import MS, Host, S, hello, mark
 
 from collector.dataset.resume import Resume
 from collector.host.incoming import gather
+from collector.host.stage import HostStage
+from collector.jobs.rank_registry import RankRegistry
 from collector.server import flush_pause_s
 from collector.settings import Settings
-from collector.stages import Stages
 from netmon.records import Batch, Direction, Mark, Moment, Source
 
 SETTINGS = Settings()
@@ -19,14 +20,14 @@ SETTLE_BATCHES = SETTINGS.settle_ns // (100 * MS)
 
 def acknowledged_after(batches: list[Batch], told: dict[int, list[Mark]]) -> int:
     """The last batch that may be acknowledged; told: what the traffic tells after which batch."""
-    stage = Stages(SETTINGS)
-    place = stage.hosts.open(hello(), Resume())
-    session = stage.hosts.session(place)
+    stage = HostStage(SETTINGS, RankRegistry().answer)
+    place = stage.open(hello(), Resume())
+    session = stage.session(place)
     last = 0
     for batch in batches:
         stage.take([place], gather([batch]))
         if batch.sequence in told:
-            stage.hosts.add_marks(place, told[batch.sequence])
+            stage.add_marks(place, told[batch.sequence])
             stage.tick()
         flush = session.flush()
         if flush:

@@ -14,10 +14,9 @@ from collector_thread import collecting
 from in_process import JobsHere
 from waiting import wait_for
 
-from collector import frontend, intake, registry, server, stream
-from collector.backpressure import STEPS, BackpressurePolicy, BackpressureRequest, Behind, Sending, Storing
+from collector import backpressure, frontend, registry, server
+from collector.backpressure import STEPS, BackpressurePolicy, BackpressureRequest, Behind, Intake, Sending, Storing
 from collector.dataset.sink import ParquetSink
-from collector.intake import Intake
 from netmon.agent.grpc_connection import GrpcConnection
 from netmon.agent.outgoing import Outgoing
 from netmon.agent.pressure import Backpressure
@@ -232,7 +231,7 @@ class OneAgent:
 
 
 def test_a_collector_that_is_late_tells_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "_DECIDE_EVERY_S", 0.0)
+    monkeypatch.setattr(backpressure, "_DECIDE_EVERY_S", 0.0)
     monkeypatch.setattr(BackpressurePolicy, "LATE_S", 0.5)
     address = f"unix:{tmp_path}/socket"
     with collecting(address, tmp_path / "data"), grpc.insecure_channel(address) as channel:
@@ -273,7 +272,7 @@ def test_agents_that_ask_whether_it_lives_are_not_cut_off(tmp_path: Path, monkey
     """A collector that is late says nothing meanwhile, and reads several pings as if they had been sent at once."""
     late = dict(frontend.COLLECTOR_OPTIONS) | {"grpc.http2.min_recv_ping_interval_without_data_ms": 60_000}
     monkeypatch.setattr(frontend, "COLLECTOR_OPTIONS", tuple(late.items()))
-    monkeypatch.setattr(stream, "ALIVE_EVERY_S", 6)
+    monkeypatch.setattr(frontend, "ALIVE_EVERY_S", 6)
     eager = dict(AGENT_OPTIONS) | {"grpc.keepalive_time_ms": 20}  # gRPC makes it one a second
     address = f"unix:{tmp_path}/socket"
     with collecting(address, tmp_path / "data"), grpc.insecure_channel(address, options=[*eager.items()]) as channel:

@@ -22,10 +22,9 @@ from tcp_relay import TcpRelay
 from waiting import wait_for
 
 from collector import agent_checks
-from collector.backpressure import STEPS
+from collector.backpressure import STEPS, Intake
 from collector.bus import session as bus_session
 from collector.cluster.worker import WorkerSettings
-from collector.intake import Intake
 from netmon.agent import bus_connection, leftovers
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience

@@ -159,7 +159,7 @@ def test_batches_that_come_out_of_order_or_twice_are_stored_once_and_in_order(se
                 for sequence in (1, 2, 5, 4, 6):  # 3 was refused by the bus
                     await sender.send(sequence)
                 await asyncio.sleep(0.5)
-                assert worker.intake._hosts["h0"].sessions["s1"].entry.session.queued == 2
+                assert worker.intake._hosts["h0"].sessions["s1"].session.queued == 2
                 for sequence in (3, 4, 5, 6, 7, 8):
                     await sender.send(sequence, known=2)
                 await sender.send(8, previous=6, known=6)  # not recognised as the same by the bus
@@ -345,7 +345,7 @@ def test_a_bus_that_is_gone_or_comes_back_empty_is_taken_up_again(server, tmp_pa
                 for sequence in (4, 5, 6):
                     await sender.send(sequence, known=sequence - 1)
                 taken_up = worker.intake._hosts["h0"].sessions["s1"]
-                await wait_until(lambda: taken_up.entry and taken_up.entry.session.queued == 6)
+                await wait_until(lambda: taken_up.session and taken_up.session.queued == 6)
                 await sender.bus.close()
                 await asyncio.to_thread(server.kill)
                 server.wipe()

@@ -12,8 +12,8 @@ import pytest
 from collector_stream import CROSS_RX, DL_TX, MS, Host, flows, hello, rows
 
 from collector.admission import Admission
-from collector.listening import CLOSED, listen_at
 from collector.server import serve
+from collector.service import CLOSED, listen_at
 from collector.settings import Settings
 from netmon.errors import DataError, UnsupportedError
 from netmon.records import Batch, Class, Direction, Hello

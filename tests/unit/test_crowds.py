@@ -15,7 +15,6 @@ from in_process import JobsHere
 from test_collector_server import collector, message, send, session
 from test_failing_sessions import last_stored, rows_of
 
-from collector import entry as entries
 from collector import job_exchange, registry
 from collector.dataset.sink import ParquetSink
 from collector.host.job_updates import JobUpdates, build_news
@@ -57,7 +56,7 @@ def test_streams_that_only_say_hello_cost_others_nothing(tmp_path: Path, monkeyp
 
 def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_SILENT_AFTER_S", -1.0)
-    monkeypatch.setattr(entries, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(registry, "MOST_SESSIONS", 2)
 
     async def scenario() -> None:
         store = ParquetSink(tmp_path)
@@ -110,9 +109,9 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
         for _ in range(8):
             batch = replace(source.batch(), horizon_ns=0)
             sessions.add(entry, message(batch))
-            taken_in.append(entry.session.received)
+            taken_in.append(entry.received)
         assert taken_in == [0, 2, 2, 2, 5, 5, 5, 8]  # 200 rows each, and four flows with the first
-        assert any("rows ahead of its horizon" in line for line in entry.session.window.ranks.rejected.warnings)
+        assert any("rows ahead of its horizon" in line for line in entry.window.ranks.rejected.warnings)
         assert await sessions.flush()
         store.close()
 

@@ -14,8 +14,9 @@ from test_store import Collector, batches, read
 from collector.dataset.resume import Resume
 from collector.host.evidence import Lately
 from collector.host.incoming import gather
+from collector.host.stage import HostStage
+from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
-from collector.stages import Stages
 from netmon.columnar import Columns
 from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.records import Direction
@@ -76,14 +77,13 @@ class Stage:
     """A host stage with one session that has described its flows."""
 
     def __init__(self) -> None:
-        self._stages = Stages(Settings())
-        self.stage = self._stages.hosts
+        self.stage = HostStage(Settings(), RankRegistry().answer)
         self.place = self.stage.open(hello(), Resume())
         self.source = Host()
         self.take(self.source.batch())
 
     def take(self, batch) -> object:
-        return self._stages.take([self.place], gather([batch]))
+        return self.stage.take([self.place], gather([batch]))
 
     @property
     def rows(self) -> list:

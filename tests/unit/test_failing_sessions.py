@@ -15,15 +15,15 @@ import pytest
 from collector_stream import Host, hello, mark
 from test_collector_server import collector, first_stored, message, send, session
 
-from collector import stream_ends
+from collector import agent_checks
 from collector.dataset.resume import Resume
 from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.unstored import SessionFlush
+from collector.jobs.rank_registry import RankRegistry
 from collector.quarantine import FOLDER, Quarantine, read_messages
 from collector.settings import Settings
-from collector.stages import Stages
 from netmon.records import Batch, Hello, Moment
 from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.netmon_pb2_grpc import CollectorStub
@@ -189,8 +189,8 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
 def test_a_stream_that_says_nothing_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: list[Hello]
 ) -> None:
-    monkeypatch.setattr(stream_ends, "HELLO_WITHIN_S", 0.2)
-    monkeypatch.setattr(stream_ends, "SILENT_S", 0.2)
+    monkeypatch.setattr(agent_checks, "HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr(agent_checks, "SILENT_S", 0.2)
 
     async def scenario() -> None:
         async def silent() -> AsyncIterator[Any]:
@@ -330,11 +330,11 @@ def test_the_stage_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_session_left_when_it_was_discarded() -> None:
     """Samples whose interval would end later are nobody's."""
-    stage = Stages(Settings())
-    places = [stage.hosts.open(hello(host=host, session=host), Resume()) for host in ("h0", "h1")]
+    stage = HostStage(Settings(), RankRegistry().answer)
+    places = [stage.open(hello(host=host, session=host), Resume()) for host in ("h0", "h1")]
     hosts = [Host(), Host()]
     for _ in range(12):
         stage.take(places, gather([host.batch() for host in hosts]))
-    stage.hosts.close(places[1])
+    stage.close(places[1])
     for _ in range(30):
         assert not stage.take(places[:1], gather([hosts[0].batch()])).failed

@@ -13,9 +13,9 @@ from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, S, hello, ma
 from in_process import take
 from test_store import Collector, read
 
-from collector.entry import Entry
 from collector.full_resolution import arrow_stream, with_addresses
 from collector.host.rows import ARRIVED, merge
+from collector.host.session import Session
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.coarse import coarsen
@@ -90,8 +90,8 @@ def test_parts_of_one_row_add_up_and_widths_stay_apart() -> None:
 class Agent:
     """Answers from what it has."""
 
-    def __init__(self, entry: Entry, collector: Collector, tables: list[Table], gap: str = "") -> None:
-        self._entry, self._full, self._gap = entry, collector.registry.full, gap
+    def __init__(self, entry: Session, collector: Collector, tables: list[Table], gap: str = "") -> None:
+        self._entry, self._full, self._gap = entry, collector.registry.live.full, gap
         self._rows = np.concatenate([empty(BUCKET), *tables])
 
     async def serve(self) -> None:
@@ -118,8 +118,8 @@ def test_full_resolution_has_the_classes_of_the_live_rows(tmp_path: Path) -> Non
         collector = Collector(tmp_path)
         entry = await collector.feed(batches, introduction=INTRODUCTION)
         serving = asyncio.ensure_future(Agent(entry, collector, full, "a gap").serve())
-        pulled = await collector.registry.full.pull(entry, UTC + 1_203 * MS, UTC + 1_807 * MS)
-        table = with_addresses(entry.session, entry.session.bucket_rows(pulled.rows))
+        pulled = await collector.registry.live.full.pull(entry, UTC + 1_203 * MS, UTC + 1_807 * MS)
+        table = with_addresses(entry, entry.bucket_rows(pulled.rows))
         serving.cancel()
         await collector.end(entry)
         assert pulled.gap == "a gap"
@@ -142,14 +142,14 @@ def test_an_agent_that_goes_away_ends_the_request(tmp_path: Path) -> None:
     async def scenario() -> None:
         collector = Collector(tmp_path)
         entry = await collector.feed(batches, introduction=INTRODUCTION)
-        asking = asyncio.ensure_future(collector.registry.full.pull(entry, UTC, UTC + S))
+        asking = asyncio.ensure_future(collector.registry.live.full.pull(entry, UTC, UTC + S))
         while not entry.requests:
             await asyncio.sleep(0)
         collector.registry.disconnected(entry)
         with pytest.raises(DataError, match="cannot get full resolution from h0: it went away before it had answered"):
             await asking
         with pytest.raises(DataError, match="it is not connected"):
-            await collector.registry.full.pull(entry, UTC, UTC + S)
+            await collector.registry.live.full.pull(entry, UTC, UTC + S)
         collector.store.close()
 
     asyncio.run(scenario())
@@ -161,14 +161,14 @@ def test_answers_that_nobody_asked_for_are_no_harm_and_coarse_ones_are_refused(t
     async def scenario() -> None:
         collector = Collector(tmp_path)
         entry = await collector.feed(batches, introduction=INTRODUCTION)
-        collector.registry.full.answer(entry, netmon_pb2.FullAnswer(number=99))
-        asking = asyncio.ensure_future(collector.registry.full.pull(entry, UTC, UTC + S))
+        collector.registry.live.full.answer(entry, netmon_pb2.FullAnswer(number=99))
+        asking = asyncio.ensure_future(collector.registry.live.full.pull(entry, UTC, UTC + S))
         while not entry.requests:
             await asyncio.sleep(0)
         answer = netmon_pb2.FullAnswer(number=entry.requests[0].number)
         encode_buckets(batches[0].buckets, MS, answer.buckets)
         with pytest.raises(WireError, match="h0 answers with other rows"):
-            collector.registry.full.answer(entry, answer)
+            collector.registry.live.full.answer(entry, answer)
         asking.cancel()
         collector.store.close()
 

@@ -10,7 +10,8 @@ from collector_stream import Host, hello
 from in_process import JobsHere
 from test_collector_server import FAST
 
-from collector import admission, entry, host_limiter
+from collector import admission, host_limiter
+from collector import registry as sessions
 from collector.admission import Admission, NotAdmittedError
 from collector.dataset.sink import ParquetSink
 from collector.host_limiter import HostLimiter
@@ -58,7 +59,7 @@ def test_a_flood_waits_and_nobody_else_does(now: list[float], flood: netmon_pb2.
 
 
 def test_sessions_of_one_host_do_not_take_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "MOST_OF_HOST", 3)
+    monkeypatch.setattr(sessions, "MOST_OF_HOST", 3)
 
     async def scenario() -> None:
         sink = ParquetSink(tmp_path)

@@ -193,7 +193,8 @@ def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
         entry = await collector.registry.open(hello(), asyncio.Event())
         first = next(batches(0, 1))
         take(collector.registry, entry, replace(first, buckets=rows((TX, 3, 10), (TX, 3, 5), (RX, 3, 7), (TX, 4, 0))))
-        news = build_news([entry.host_updates], [entry.host_updates], [])
+        updates = collector.registry._job_exchange.updates[entry]
+        news = build_news([updates], [updates], [])
         assert news.payload["payload_bytes"].tolist() == [15, 7]
         assert sorted(flow.direction for flow in news.flows) == [Direction.RX, Direction.TX]
         collector.store.close()

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from collector.admission import Admission
-from collector.listening import CLOSED, listen_at
+from collector.service import CLOSED, listen_at
 
 LEAVES = """
 import random, sys, time

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from collector.failures import Failures
+from collector.quarantine import Failures
 from netmon.agent import loop_watchdog
 from netmon.agent.loop_watchdog import LoopWatchdog
 from netmon.telemetry import clock_jumps

@@ -96,11 +96,11 @@ def test_a_slow_iteration_is_named_beside_the_histogram(tmp_path: Path) -> None:
     async def look() -> Seen:
         sink = ParquetSink(tmp_path, "")
         registry = Registry(sink, Settings(), JobsHere())
-        registry.counts.ended(*ended(iteration('job "x"\n', seconds=0.5)))
-        registry.counts.ended(*ended(iteration(seconds=0.5)))
-        registry.counts.judged(SLOW)
+        registry.live.jobs.counts.ended(*ended(iteration('job "x"\n', seconds=0.5)))
+        registry.live.jobs.counts.ended(*ended(iteration(seconds=0.5)))
+        registry.live.jobs.counts.judged(SLOW)
         sink.close()
-        return Seen(registry.freeze(), registry.counts.copy(), 3, 0.25, 7, used())
+        return Seen(registry.freeze(), registry.live.jobs.counts.copy(), 3, 0.25, 7, used())
 
     registry = CollectorRegistry()
     registry.register(VerdictRow(list(families(asyncio.run(look())))))

@@ -7,7 +7,7 @@ import socket
 import numpy as np
 import pytest
 
-from collector.receiving.pipe import Pipe
+from collector.receiving.frames import Pipe
 
 
 def pair_of(work):

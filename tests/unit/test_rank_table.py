@@ -12,8 +12,9 @@ from collector.dataset.resume import Resume
 from collector.host.batches import Settled
 from collector.host.incoming import gather
 from collector.host.rank_table import RankTable
+from collector.host.stage import HostStage
+from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
-from collector.stages import Stages
 from netmon.records import Batch, ClockSample, Direction, Flow, Hello, Interface, Mark, Moment, Owner, Source
 
 HOSTS, TICKS = 2, 48
@@ -105,20 +106,21 @@ class Training:
 
 def told(seed: int, disturbed: float, together: int) -> tuple[dict[str, pd.DataFrame], int]:
     """All that becomes final, and the most ranks that were steady at a time."""
-    training, stage, settled, most = Training(seed, disturbed), Stages(Settings()), list[Settled](), 0
-    places = [stage.hosts.open(training.hello(host), Resume()) for host in range(HOSTS)]
+    training, settled, most = Training(seed, disturbed), list[Settled](), 0
+    stage = HostStage(Settings(), RankRegistry().answer)
+    places = [stage.open(training.hello(host), Resume()) for host in range(HOSTS)]
     for tick in range(TICKS):
         batches = [training.batch(host, tick) for host in range(HOSTS)]
         if tick % 16 == 15 and disturbed:
             place = int(training.rng.integers(HOSTS))
             horizon_ns, by_traffic = batches[place].horizon_ns, {"pid": 0, "source": Source.INFERRED}
             mark = Mark("train", 2 * place, 2 * HOSTS, 0, tick, Moment.LAST_WAIT, horizon_ns, Source.INFERRED, 0, 0)
-            stage.hosts.add_marks(places[place], [replace(mark, **by_traffic)])
+            stage.add_marks(places[place], [replace(mark, **by_traffic)])
         if tick == 36 and disturbed:
-            stage.hosts.session(places[0]).window.ranks.release()
+            stage.session(places[0]).window.ranks.release()
         for first in range(0, HOSTS, together):
             settled.append(stage.take(places[first : first + together], gather(batches[first : first + together])))
-        most = max(most, len(stage.hosts.tables.rank_table))
+        most = max(most, len(stage.tables.rank_table))
     settled.append(stage.settle_all(places, leaving=True))
     assert not any(one.refused or one.failed for one in settled)
     ended = [
@@ -133,7 +135,7 @@ def told(seed: int, disturbed: float, together: int) -> tuple[dict[str, pd.DataF
     buckets = [o.buckets for one in settled for outputs in one.outputs.values() for o in outputs]
     names = ("session", "flow_id", "class", "job", "iteration", "bucket_start_ns", "wire_bytes")
     stamped = pd.DataFrame({name: np.concatenate([part[name] for part in buckets]) for name in names})
-    odd = [(place, "; ".join(stage.hosts.session(place).window.ranks.rejected.warnings)) for place in places]
+    odd = [(place, "; ".join(stage.session(place).window.ranks.rejected.warnings)) for place in places]
     tables = {"ended": ended, "accounts": accounts, "rows": stamped, "odd": odd}
     frames = {name: pd.DataFrame(table) for name, table in tables.items()}
     return {name: f.sort_values(list(f.columns)).reset_index(drop=True) for name, f in frames.items()}, most

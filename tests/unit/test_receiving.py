@@ -19,8 +19,8 @@ from collector_stream import MS, Host, hello
 from test_collector_server import FAST, first_stored, message, send, session
 from waiting import DIES_WITH_US, wait_for
 
-from collector import auto_receiver
-from collector.receiving.sessions import RemoteStream
+from collector import frontend
+from collector.receiving.client import RemoteStream
 from collector.server import serve
 from netmon.bench.usage import children, command_line
 from netmon.columnar import Columns
@@ -49,7 +49,7 @@ async def collector(directory: Path, receiver: str = "apart") -> AsyncIterator[C
 
 
 def test_many_agents_get_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_receiver, "OWN_PROCESS_FROM", 2)
+    monkeypatch.setattr(frontend, "OWN_PROCESS_FROM", 2)
 
     async def scenario() -> None:
         async with collector(tmp_path, "auto") as stub:

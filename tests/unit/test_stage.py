@@ -13,8 +13,9 @@ from collector.dataset.resume import Resume
 from collector.host.batches import Settled
 from collector.host.incoming import gather
 from collector.host.rows import SETTLED
+from collector.host.stage import HostStage
+from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
-from collector.stages import Stages
 from netmon.columnar import joined
 from netmon.records import (
     BUCKET,
@@ -139,11 +140,11 @@ class Stored:
 
     settled: list[Settled] = field(default_factory=list)
 
-    def tables(self, stage: Stages) -> dict[str, pd.DataFrame]:
+    def tables(self, stage: HostStage) -> dict[str, pd.DataFrame]:
         outputs = [(p, output) for one in self.settled for p, outputs in one.outputs.items() for output in outputs]
         buckets = joined([output.buckets for _, output in outputs])
         rows = pd.DataFrame({name: buckets[name].astype(SETTLED[name]) for name in buckets.names})
-        jobs = stage.hosts.tables.flows.jobs
+        jobs = stage.tables.flows.jobs
         accounted = [told for one in self.settled for told in one.accounted]
         iterations = [
             (place, *i, *t) for told in accounted for place, (i, t) in zip(told.rows.session, told.each(), strict=True)
@@ -154,17 +155,17 @@ class Stored:
         return {name: t.sort_values(list(t.columns)).reset_index(drop=True) for name, t in tables.items()}
 
 
-def run(seed: int, late: bool, together: int) -> tuple[Stages, dict[str, pd.DataFrame], list[tuple[int, Batch]]]:
+def run(seed: int, late: bool, together: int) -> tuple[HostStage, dict[str, pd.DataFrame], list[tuple[int, Batch]]]:
     """All of it, so many batches at a time; 0: each one at once as it is, without the wire."""
     simulated, stored = Simulated(seed, late), Stored()
-    stage = Stages(Settings())
-    places = [stage.hosts.open(simulated.hello(host), Resume()) for host in range(HOSTS)]
+    stage = HostStage(Settings(), RankRegistry().answer)
+    places = [stage.open(simulated.hello(host), Resume()) for host in range(HOSTS)]
     sent = list(simulated.batches())
     for count, (host, batch) in enumerate(sent, 1):
         if not together:
             stored.settled.append(stage.take([places[host]], gather([batch])))
             continue
-        stage.hosts.add(places[host], encode_batch(batch))
+        stage.add(places[host], encode_batch(batch))
         if count % together == 0:
             stored.settled.append(stage.tick())
     stored.settled.append(stage.settle_all(places, leaving=True))
@@ -214,35 +215,35 @@ def sent_begin(sent: list[tuple[int, Batch]], host: int) -> int:
 
 def test_a_flow_that_nobody_has_described_costs_only_its_session() -> None:
     simulated = Simulated(3, late=False)
-    stage = Stages(Settings())
-    places = [stage.hosts.open(simulated.hello(host), Resume()) for host in range(HOSTS)]
+    stage = HostStage(Settings(), RankRegistry().answer)
+    places = [stage.open(simulated.hello(host), Resume()) for host in range(HOSTS)]
     for host, batch in simulated.batches():
         if batch.sequence > 3:
             break
         if (host, batch.sequence) == (1, 2):
             batch.buckets["flow_id"] = 99
-        stage.hosts.add(places[host], encode_batch(batch))
+        stage.add(places[host], encode_batch(batch))
     settled = stage.tick()
     assert settled.refused == {places[1]: (2, "a bucket names flow 99, which no message has described")}
-    assert [stage.hosts.session(place).received for place in places] == [3, 1, 3, 3]
+    assert [stage.session(place).received for place in places] == [3, 1, 3, 3]
 
 
 def test_a_session_that_goes_leaves_nothing_to_the_one_that_gets_its_place() -> None:
     simulated = Simulated(4, late=False)
-    stage = Stages(Settings())
-    place = stage.hosts.open(simulated.hello(0), Resume())
+    stage = HostStage(Settings(), RankRegistry().answer)
+    place = stage.open(simulated.hello(0), Resume())
     batches = [batch for host, batch in simulated.batches() if host == 0]
     for batch in batches[:20]:
         stage.take([place], gather([batch]))
-    beside = stage.hosts.open(simulated.hello(1), Resume())
-    stage.hosts.close(place)
+    beside = stage.open(simulated.hello(1), Resume())
+    stage.close(place)
     for host, batch in simulated.batches():  # what the session has left behind is nobody's
         if host == 1:
             assert not stage.take([beside], gather([batch])).failed
-    again = stage.hosts.open(replace(simulated.hello(0), session="next"), Resume())
+    again = stage.open(replace(simulated.hello(0), session="next"), Resume())
     assert again == place
-    window = stage.hosts.session(again).window
-    assert len(window.flows.flows) == (stage.hosts.tables.pending.all()["session"] == again).sum() == 0
+    window = stage.session(again).window
+    assert len(window.flows.flows) == (stage.tables.pending.all()["session"] == again).sum() == 0
     assert not window.ledger.totals.any()
     settled = [stage.take([again], gather([batch])) for batch in batches]
     settled.append(stage.settle_all([again], leaving=True))

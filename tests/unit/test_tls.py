@@ -16,8 +16,8 @@ from collector_thread import collecting
 from test_collector_server import FAST, message
 from waiting import free_port, wait_for
 
-from collector.listening import ListenConfig
 from collector.server import serve
+from collector.service import ListenConfig
 from netmon.certificates.authority import Authority
 from netmon.certificates.viewers import make_token
 from netmon.errors import CertificateError, UsageError

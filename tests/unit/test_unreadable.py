@@ -11,8 +11,8 @@ from authorities import security
 from test_collector_server import FAST
 from test_tls import COLLECTOR, listening
 
-from collector.listening import ListenConfig
 from collector.server import serve
+from collector.service import ListenConfig
 from netmon.wire.identity import Role
 from netmon.wire.secure import open_channel
 

@@ -103,9 +103,9 @@ def test_a_link_number_that_is_given_out_again_carries_nothing_over(tmp_path: Pa
         registry.snapshot(5)
         await registry.discard(entry)
         other = await registry.open(hello(host="h1", session="s2"), asyncio.Event())
-        assert other.session.window.first_link == entry.session.window.first_link
+        assert other.window.first_link == entry.window.first_link
         take(registry, other, replace(Host().batch(), horizon_ns=3 * S, clock=clock(3_000 * MS)))
-        snapshot = registry.page(registry.freeze(), Selection(flows=5))
+        snapshot = registry.live.page(registry.freeze(), Selection(flows=5))
         assert [host.host for host in snapshot.hosts] == ["h1"]
         assert received(snapshot, "h1").tolist() == [0, 100 * 1_066, 0, 0]
         await collector.end(other)

@@ -14,8 +14,8 @@ from collector_thread import FAST, collecting
 from test_web_access import Asked, trusting
 from waiting import free_port, wait_for
 
-from collector.listening import ListenConfig
 from collector.server import serve
+from collector.service import ListenConfig
 from netmon.errors import UnsupportedError
 from netmon.wire.identity import Role
 

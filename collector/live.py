@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ticks make final, for all who look while it is new: viewers, verdicts, and whoever gets full resolution."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from collector.ending import end_tasks
+from collector.flushing import Flushing
+from collector.full_resolution import FullResolution
+from collector.host.batches import Settled
+from collector.host.iteration_rows import Accounted
+from collector.host.session import Session
+from collector.host.tables import Tables
+from collector.judging.advising import Advising
+from collector.judging.judging import Judging
+from collector.quarantine import Failures
+from collector.settings import Settings
+from collector.stored_past import Dataset
+from collector.triggers import PullRequest, Triggers
+from collector.view.frozen import Frozen
+from collector.view.job_views import Jobs
+from collector.view.pages import page
+from collector.view.sessions import Sessions
+from collector.view.view import View
+from netmon.dl.sharing.advice import Advice
+from netmon.errors import DataError
+from netmon.views import Selection, Snapshot, Verdict
+
+_log = logging.getLogger(__name__)
+
+
+class Live:
+    """Of one collector. Viewers see the newest session of each host."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        flushing: Flushing,
+        failures: Failures,
+        recording: Callable[[Collection[str]], Sequence[Session]],
+    ) -> None:
+        """recording: of each of these hosts, the session that is connected. Nothing is shown before `begin`."""
+        self._settings, self._flushing, self._failures, self._recording = settings, flushing, failures, recording
+        self.jobs = Jobs(settings.parameters)
+        self.full, self._triggers = FullResolution(), Triggers(settings)
+        self.stored: Dataset | None = None  # of the dataset that the sink writes, where somebody can read them
+        self.on_accounted: Callable[[Session, Accounted], None] | None = None
+        """Called with the iterations of each session whose rows have settled."""
+        self.ticks = 0  # how often what viewers see has changed
+        self._pulling: set[asyncio.Task[None]] = set()
+
+    def begin(self, tables: Tables) -> None:
+        """The host stage has these tables from now on, and no session."""
+        self._sessions = Sessions(tables)
+        self._view = View(self._sessions, self.jobs, self._settings)
+        self.judging = Judging(tables, self.jobs, self._store_verdict, self._from_dataset)
+        self.advising = Advising(self.judging, tables, self.jobs, self._advice)
+
+    def _store_verdict(self, verdict: Verdict) -> None:
+        self._flushing.verdicts.append(verdict)
+
+    def _from_dataset(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
+        return self.stored.verdicts(job, since_ns, until_ns) if self.stored else ()
+
+    def _advice(self, jobs: Collection[str]) -> Advice:
+        if not self.stored:
+            raise DataError("cannot advise: this collector does not tell of its dataset")
+        return self.stored.advice(jobs)
+
+    def show(self, newest: Sequence[Session]) -> None:
+        """These sessions are what viewers see from now on, one of each host."""
+        self._sessions.show(newest)
+
+    def forget(self, session: Session) -> None:
+        """It is over."""
+        self._view.forget_links(self._sessions.links_of(session))
+        self.judging.forget(session.index)
+        self._triggers.forget(session.hello.session)
+
+    def publish(self, settled: Settled) -> None:
+        """What a tick has brought, for those who watch."""
+        self.ticks += 1
+        self._sessions.publish(settled, self._view)
+
+    def add(self, settled: Settled, sessions: Mapping[int, Session], newest: Collection[Session]) -> None:
+        """The same, as iterations; and full resolution of what is worth storing. sessions: by index."""
+        self._store_full(self._add_iterations(settled, sessions, newest))
+        for session in newest if self._triggers.watches_rows else ():
+            for output in settled.outputs.get(session.index, ()):
+                try:
+                    self._store_full(self._triggers.check_rows(session, output))
+                except Exception as error:
+                    self._failures.at_session(session, "what has settled", error)
+        self.judging.tick(settled)
+
+    def _add_iterations(
+        self, settled: Settled, sessions: Mapping[int, Session], newest: Collection[Session]
+    ) -> list[PullRequest]:
+        counts = np.zeros(max(sessions, default=0) + 1, np.bool_)
+        counts[[session.index for session in newest]] = True
+        hosts = {session_index: session.hello.host for session_index, session in sessions.items()}
+        wanted = list[PullRequest]()
+        for line in self.jobs.are_unclear(settled.unclear):
+            _log.warning(line)
+        for rows in settled.ended:
+            own = rows if counts[rows.session].all() else rows.take(counts[rows.session])
+            self.jobs.add_ended(hosts, own)
+            self.judging.add_ended(sessions, own)
+        for accounted in settled.accounted:
+            mine = accounted if counts[accounted.rows.session].all() else accounted.take(counts[accounted.rows.session])
+            self.jobs.add_accounts(mine)
+            self.judging.add_accounts(mine)
+            wanted += self._triggers.slow(sessions, mine.rows, self.jobs)
+            if self.on_accounted:
+                for session_index in np.unique(mine.rows.session).tolist():
+                    self.on_accounted(sessions[session_index], mine.take(mine.rows.session == session_index))
+        return wanted
+
+    def _store_full(self, wanted: Iterable[PullRequest]) -> None:
+        for one in wanted:
+            task = asyncio.get_running_loop().create_task(self._pull(one))
+            self._pulling.add(task)
+            task.add_done_callback(self._pulling.discard)
+
+    async def _pull(self, wanted: PullRequest) -> None:
+        """Full resolution of what a trigger wants, into the table `full`."""
+        for session in self._recording(wanted.hosts):
+            try:
+                pulled = await self.full.pull(session, wanted.since_ns, wanted.until_ns)
+            except DataError as error:
+                _log.warning(error)
+                continue
+            self._triggers.stored(len(pulled.rows))
+            gap = f"; {pulled.gap}" if pulled.gap else ""
+            _log.info(f"{wanted.reason}: {len(pulled.rows)} rows of {session.hello.host}{gap}")
+            if len(pulled.rows):
+                self._flushing.full_rows.append(session.full(pulled.rows, wanted.reason, pulled.gap))
+
+    def freeze(self, notices: Iterable[str]) -> Frozen:
+        """What viewers can be shown now. notices: lines for them."""
+        self.advising.refresh()
+        return self._view.freeze(time.time_ns(), [line for line in notices if line])
+
+    def page(self, frozen: Frozen, selection: Selection) -> Snapshot:
+        """What of it a viewer has asked for."""
+        return page(frozen, selection, self._sessions, self.jobs)
+
+    async def close(self) -> None:
+        await end_tasks(self._pulling)
