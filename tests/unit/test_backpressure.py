@@ -18,10 +18,10 @@ from collector import frontend, intake, registry, server, stream
 from collector.backpressure import STEPS, BackpressurePolicy, BackpressureRequest, Behind, Sending, Storing
 from collector.dataset.sink import ParquetSink
 from collector.intake import Intake
+from netmon.agent.connection import Outgoing
 from netmon.agent.grpc_connection import GrpcConnection
-from netmon.agent.outgoing import Outgoing
 from netmon.agent.pressure import Backpressure
-from netmon.agent.pulls import Pulls
+from netmon.agent.recorder import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.lab.process import Process
