@@ -13,37 +13,30 @@ import numpy as np
 
 from netmon.agent import downtime
 from netmon.agent.batch_parts import batch_parts
-from netmon.agent.channel import channel
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import AggregateFlows, describe_flows
+from netmon.agent.flows import AggregateFlows, RecentFlows, RecentMarks, describe_flows, distinct_ids
 from netmon.agent.host_part import HostPart
 from netmon.agent.host_scan import HostScan
 from netmon.agent.ledger import Ledger
 from netmon.agent.leftovers import Leftovers
 from netmon.agent.link_totals import link_totals
-from netmon.agent.links import Links
 from netmon.agent.loop_watchdog import LoopWatchdog
 from netmon.agent.markers import MarkSocket
-from netmon.agent.nic import NicSamples
-from netmon.agent.poll_schedule import BATCH_NS, LOOK_NS, PollSchedule
-from netmon.agent.pressure import Backlog
-from netmon.agent.pulls import Pulls
-from netmon.agent.recent import RecentFlows, RecentMarks, distinct_ids
-from netmon.agent.recorder import start_recorder
-from netmon.agent.resolution import Resolution
+from netmon.agent.nic import Links, NicSamples
+from netmon.agent.poll_schedule import BATCH_NS, LOOK_NS, PollSchedule, Sleep
+from netmon.agent.pressure import Backlog, Resolution
+from netmon.agent.recorder import Pulls, start_recorder
 from netmon.agent.settings import Settings
-from netmon.agent.sleep import Sleep
 from netmon.agent.spool import Spool
 from netmon.agent.spool_disk import open_folder
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.steps import StepMarks
-from netmon.agent.stream import Stream
+from netmon.agent.stream import Stream, channel, check_alive
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.transport import TransportLooks
-from netmon.agent.worker import check_alive
 from netmon.errors import KernelError
 from netmon.kernel import loader, nic, privilege
 from netmon.kernel.meter.geometry import Geometry, choose_geometry

@@ -20,9 +20,8 @@ from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 from nats.js.api import PubAck
 
-from netmon.agent.connection import Connect, End
+from netmon.agent.connection import Connect, End, Message, Outgoing
 from netmon.agent.exchange import BURST, ClockExchanges, Pace
-from netmon.agent.outgoing import Message, Outgoing
 from netmon.agent.pressure import Backpressure
 from netmon.errors import NetmonError
 from netmon.records import ClockExchange

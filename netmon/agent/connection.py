@@ -6,13 +6,90 @@ the dataset, and NATS JetStream (`bus_connection`), where it says that the bus k
 stored it.
 """
 
-from collections.abc import Callable
+import functools
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from netmon.agent.exchange import ClockExchanges
-from netmon.agent.outgoing import Outgoing
+from netmon.agent.link_totals import described
 from netmon.agent.pressure import Backpressure
+from netmon.agent.recorder import Pulls
+from netmon.agent.spool import Spool
+from netmon.errors import DataError
+from netmon.wire import netmon_pb2
+from netmon.wire.channel import MAX_MESSAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+
+class Message(NamedTuple):
+    """An AgentMessage. sequence: of its batch; 0: an answer, which is not acknowledged."""
+
+    sequence: int
+    data: bytes
+
+
+class Outgoing:
+    """What goes out on one connection: the introduction, the batches from the first that is not acknowledged, and
+    answers to requests between them.
+
+    The order is strict: what leaves the spool never comes back, so a number that is left out was acknowledged before,
+    or is counted as lost.
+    """
+
+    def __init__(self, spool: Spool, pulls: Pulls, complete: Callable[[], bool]) -> None:
+        """complete(): nothing more will be appended."""
+        self.spool, self.pulls, self.complete = spool, pulls, complete
+        self._given_up: int | None = None  # whole batches, before the first introduction
+
+    def introduction(self) -> bytes:
+        """An AgentMessage."""
+        if self._given_up is None:
+            self._given_up = self.spool.given_up
+        known = netmon_pb2.Hello(acknowledged=self.spool.acknowledged)
+        # The parts of one message, one after the other, are that message.
+        return b"".join((*self.spool.introduction(), netmon_pb2.AgentMessage(hello=known).SerializeToString()))
+
+    def messages(self, over: Callable[[], bool]) -> Iterator[Message]:
+        """Blocks for each, until over() or everything is sent. Raises DataError: a new connection is needed."""
+        last = 0
+        while not over():
+            leave = functools.partial(self._leave, last, over)
+            batch = self.spool.after(last, leave, self.pulls.patience)
+            if batch is None and leave():
+                return
+            if batch is None:
+                answer = self.pulls.take()
+                if answer:
+                    yield Message(0, answer)
+                continue
+            if self.spool.given_up != self._given_up:
+                raise DataError("batches were given up: it needs a new introduction")
+            if batch.size > MAX_MESSAGE_BYTES - 1024:
+                set_aside(self.spool, batch.sequence, "it is larger than a message may be")
+                continue
+            last = batch.sequence
+            yield Message(last, batch.body + batch.buckets)
+
+    def receive(self, news: netmon_pb2.Acknowledgement) -> Backpressure:
+        """What the other end wants alongside batches; returns what it can take now."""
+        if news.HasField("request"):
+            self.pulls.add_request(news.request)
+            self.spool.wake()
+        return Backpressure(news.bucket_ns, news.batch_ns)
+
+    def _leave(self, last: int, over: Callable[[], bool]) -> bool:
+        return over() or (self.complete() and self.spool.newest <= max(last, self.spool.acknowledged))
+
+
+def set_aside(spool: Spool, sequence: int, reason: str) -> None:
+    """A batch that cannot be sent: kept for a report, counted as lost, named once."""
+    lost = spool.set_aside(sequence)
+    if lost is not None:
+        log.error("batch %d is lost (%s), and kept in %s: %s", sequence, described(lost), spool.folder.refused, reason)
+
 
 _MOST_SILENT_S = 60.0
 

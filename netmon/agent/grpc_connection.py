@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from netmon.agent.connection import Connect, End
+from netmon.agent.connection import Connect, End, Outgoing, set_aside
 from netmon.agent.exchange import ClockExchanges, Questions
-from netmon.agent.outgoing import Outgoing, set_aside
 from netmon.agent.pressure import Backpressure
 from netmon.errors import DataError, NetmonError
 from netmon.wire import netmon_pb2

@@ -10,7 +10,7 @@ from typing import Any
 
 from netmon.agent.clock import Clock
 from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.links import Links
+from netmon.agent.nic import Links
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.transport import TransportLooks

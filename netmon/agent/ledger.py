@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from netmon.agent.downtime import OWN_COUNTERS, Beginning, LinkAccount, encode_accounts
 from netmon.agent.link_totals import COUNTS
-from netmon.agent.links import Links
+from netmon.agent.nic import Links
 from netmon.kernel import nic
 from netmon.kernel.meter.meter import Meter
 from netmon.kernel.nic import Nic

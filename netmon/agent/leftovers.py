@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 from netmon.agent.connection import Connect, End
 from netmon.agent.link_totals import described
-from netmon.agent.pulls import Pulls
+from netmon.agent.recorder import Pulls
 from netmon.agent.spool import Spool
-from netmon.agent.stream import Sender
-from netmon.agent.worker import Worker
+from netmon.agent.stream import Sender, Worker
 from netmon.errors import DataError
 from netmon.records import Table
 

@@ -1,21 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NICs' own counters, as often as they are wanted and as they are cheap to read."""
+"""The watched interfaces by numbers of our own, and the NICs' own counters."""
 
+import logging
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
-from netmon.agent.links import Links
 from netmon.kernel.counters import NicCounters
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import NicSample
+
+log = logging.getLogger(__name__)
+
+
+class Links:
+    """Numbers are 1, 2, … in the order in which the interfaces were named; they stay when one is made again."""
+
+    def __init__(self, indices: Sequence[int], names: Sequence[str]) -> None:
+        """indices, names: of the interfaces as they are at the start."""
+        self._names = tuple(names)
+        self._now: list[tuple[int, str]] = list(zip(indices, names, strict=True))
+
+    def name(self, number: int) -> str:
+        """What it is called now; empty while it is not there."""
+        return self._now[number - 1][1]
+
+    def index(self, number: int) -> int:
+        """Its ifindex; 0 while it is not there."""
+        return self._now[number - 1][0]
+
+    def follow(self, now: Sequence[tuple[int, str]]) -> None:
+        """now: (ifindex, name) of each; (0, "") where it is not there. Says what has changed."""
+        for number, ((index, name), (old_index, old_name)) in enumerate(zip(now, self._now, strict=True), 1):
+            interfaces = self._names[number - 1]
+            if old_index and not index:
+                log.warning("%s is gone; waiting for it to come back", interfaces)
+            elif index and not old_index:
+                log.info("%s is back", interfaces)
+            elif name != old_name:
+                log.info("%s is called %s now; it stays %s in the dataset", old_name, name, interfaces)
+        self._now = [(index, name) for index, name in now]
+
 
 _WHOLE_NS = 60_000_000_000
 _STILL = 4  # intervals between samples of counters that stand still, on a host without traffic
 
 
 class NicSamples:
-    """One per agent."""
+    """Counters, as often as they are wanted and as they are cheap to read. One per agent."""
 
     def __init__(self, links: Links, count: int, interval_ns: int) -> None:
         """count: of the interfaces; interval_ns: between samples, 0 for none at all."""

@@ -7,7 +7,12 @@ training library, the first record after a silence; so does an answer of the pri
 after the other, nobody is woken for each of them: the agent looks by itself.
 """
 
+import select
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from netmon.kernel.meter.wakes import Wakes
 
 LOOK_NS = 50_000_000
 """Between two looks while each finds something; from the end of a silence to its batch, with what is open then."""
@@ -104,3 +109,36 @@ class PollSchedule:
         longest_ns = _RANKS_LOOK_NS if ranks else _IDLE_LOOK_NS
         ns = min(longest_ns, max(_LEAST_NS, self._due_ns - self._looked_ns))
         return Rest(ns, wakes=True, level=_FULL if self._waits_ns is not None else 0.0)
+
+
+class Sleep:
+    """Between two looks nobody here uses a CPU, and the kernel ends it where it has something that cannot wait."""
+
+    def __init__(self, wakes: Wakes, answers: int, steps: int) -> None:
+        """answers: descriptor of what the privileged part says; steps: of the ring of ranks' calls (both not kept)."""
+        self._wakes = wakes
+        self._calm = _poll((wakes.descriptor, answers))
+        self._all = _poll((wakes.descriptor, answers, steps))
+
+    def rest(self, rest: Rest, ranks: bool) -> bool:
+        """Blocks; whether it was ended early. ranks: they report steps all the time, so that this wakes nobody."""
+        if not rest.wakes:
+            time.sleep(rest.ns / 1e9)
+            return False
+        if not self._wakes.arm(rest.level):
+            return True
+        poll = self._calm if ranks else self._all
+        return bool(poll.poll(rest.ns / 1e9))
+
+    def close(self) -> None:
+        """Closes what it polls."""
+        self._calm.close()
+        self._all.close()
+        self._wakes.close()
+
+
+def _poll(descriptors: Iterable[int]) -> select.epoll:
+    poll = select.epoll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.EPOLLIN)
+    return poll

@@ -5,15 +5,61 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from netmon.agent.connection import Connect, Connection, End, Patience
+from netmon.agent.connection import Connect, Connection, End, Outgoing, Patience
 from netmon.agent.exchange import ClockExchanges
-from netmon.agent.outgoing import Outgoing
+from netmon.agent.grpc_connection import connect_by_grpc
 from netmon.agent.pressure import Backpressure
-from netmon.agent.pulls import Pulls
+from netmon.agent.recorder import Pulls
+from netmon.agent.settings import Settings
 from netmon.agent.spool import Spool
-from netmon.agent.worker import Worker
+from netmon.errors import KernelError
+
+log = logging.getLogger(__name__)
+
+
+def channel(settings: Settings) -> tuple[str, Connect]:
+    """What it leads to, for the log, and how to connect. Raises UnsupportedError where nats-py is missing."""
+    if not settings.bus:
+        return f"the collector at {settings.collector}", connect_by_grpc(settings.collector, settings.security)
+    # Whoever has no bus need not have nats-py, nor the memory that it takes.
+    from netmon.agent.bus_connection import connect_by_bus
+    from netmon.wire.bus import BusSettings
+
+    bus = BusSettings(settings.bus, security=settings.security)
+    return f"the bus at {bus.name}", connect_by_bus(bus)
+
+
+class Worker(threading.Thread):
+    """A thread that remembers what it died of."""
+
+    def __init__(self, name: str) -> None:
+        """`start` starts it."""
+        super().__init__(name=name, daemon=True)
+        self.died_of: BaseException | None = None
+
+    def run(self) -> None:
+        """Works, and remembers why it could not."""
+        try:
+            self.work()
+        except BaseException as error:
+            self.died_of = error
+            raise
+
+    def work(self) -> None:
+        """What the thread does."""
+        raise NotImplementedError
+
+
+def check_alive(threads: Iterable[threading.Thread]) -> None:
+    """Raises KernelError where one of them has ended: an agent without it would look healthy, and send nothing."""
+    for thread in threads:
+        if not thread.is_alive():
+            cause = getattr(thread, "died_of", None)
+            because = f": {type(cause).__name__}: {cause}" if cause else ""
+            raise KernelError(f"the agent's thread {thread.name!r} has ended{because}; start the agent again")
+
 
 # --- How long to wait before the next attempt.
 
@@ -40,8 +86,6 @@ class Backoff:
 
 # --- stream
 
-
-log = logging.getLogger(__name__)
 
 _UNREACHED_S = 0.5  # the longest wait for a network that may come back; an attempt takes another second
 _LASTED_S = 5.0  # a connection that has is no part of a series of failures

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.agent.flow_owners import local_end
-from netmon.agent.recent import distinct_ids
+from netmon.agent.flows import distinct_ids
 from netmon.evidence import TRANSPORT, UNKNOWN
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.tcp_info import ECN, RTT_UNKNOWN, TCP_INFO, TcpInfo

@@ -8,9 +8,8 @@ from collector_stream import clock
 from collector.dataset.tables import Origin, Origins, flow_table
 from collector.host.flows import STATE, Links
 from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import AggregateFlows
+from netmon.agent.flows import AggregateFlows, RecentFlows
 from netmon.agent.link_totals import link_totals
-from netmon.agent.recent import RecentFlows
 from netmon.dl.timemap import TimeMap
 from netmon.kernel.meter.aggregates import Aggregate, Aggregates
 from netmon.kernel.owners.endpoint import packed_address

@@ -17,10 +17,10 @@ from waiting import wait_for
 from collector import backpressure, frontend, registry, server
 from collector.backpressure import STEPS, BackpressurePolicy, BackpressureRequest, Behind, Intake, Sending, Storing
 from collector.dataset.sink import ParquetSink
+from netmon.agent.connection import Outgoing
 from netmon.agent.grpc_connection import GrpcConnection
-from netmon.agent.outgoing import Outgoing
 from netmon.agent.pressure import Backpressure
-from netmon.agent.pulls import Pulls
+from netmon.agent.recorder import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.lab.process import Process

@@ -29,8 +29,7 @@ from netmon.agent import bus_connection, leftovers
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Backpressure
-from netmon.agent.pulls import Pulls
-from netmon.agent.recorder import Recorder, in_memory
+from netmon.agent.recorder import Pulls, Recorder, in_memory
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.stream import Backoff
 from netmon.records import Batch

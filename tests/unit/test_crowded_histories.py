@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from slot_machine import SlotMachine
 
-from netmon.agent import recent
+from netmon.agent import flows as flow_module
 from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import AggregateFlows, describe_flows
+from netmon.agent.flows import AggregateFlows, RecentFlows, describe_flows, distinct_ids
 from netmon.agent.link_totals import link_totals
-from netmon.agent.pressure import Backlog
-from netmon.agent.recent import RecentFlows, distinct_ids
-from netmon.agent.resolution import Resolution
+from netmon.agent.pressure import Backlog, Resolution
 from netmon.kernel.meter.flow_numbers import FlowLimit, FlowNumbers
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter
@@ -104,7 +102,7 @@ class Host:
 @pytest.mark.parametrize("seed", range(2))
 def test_every_packet_has_its_row_or_is_counted(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     for name, value in (("_MANY", 25), ("_CROWDED_IDLE_NS", 2 * S), ("_CROWDED_SWEEP_NS", S // 2), ("_SWEEP_NS", S)):
-        monkeypatch.setattr(recent, name, value)
+        monkeypatch.setattr(flow_module, name, value)
     host = Host(seed)
     while host.kernel.sent.total() < PACKETS:
         host.packets(int(host.random.integers(0, 120)))

@@ -9,8 +9,7 @@ import time
 import pytest
 
 from netmon.agent.host_part import INTERVAL_NS, MOST_RANKS, STEP_NS, HostPart
-from netmon.agent.links import Links
-from netmon.agent.nic import NicSamples
+from netmon.agent.nic import Links, NicSamples
 from netmon.evidence import UNKNOWN
 from netmon.kernel.host_load import Softnet
 from netmon.kernel.open_files import OpenFiles

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters that stand still are not sent again, until everything is."""
 
-from netmon.agent.links import Links
-from netmon.agent.nic import NicSamples
+from netmon.agent.nic import Links, NicSamples
 
 S = 1_000_000_000
 

@@ -4,8 +4,7 @@
 import numpy as np
 
 from netmon.agent.poll_schedule import PollSchedule
-from netmon.agent.pressure import Backlog, Pressure, widths
-from netmon.agent.resolution import Resolution
+from netmon.agent.pressure import Backlog, Pressure, Resolution, widths
 from netmon.records import BUCKET
 
 MS, S = 1_000_000, 1_000_000_000

@@ -11,8 +11,7 @@ import pytest
 from waiting import wait_for
 
 from netmon.agent import recorder as recorder_module
-from netmon.agent.pulls import MOST, Pulls
-from netmon.agent.recorder import Recorder, Store, in_memory, on_disk
+from netmon.agent.recorder import MOST_REQUESTS, Pulls, Recorder, Store, in_memory, on_disk
 from netmon.records import BUCKET, Table, empty
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets
@@ -156,15 +155,15 @@ def test_without_a_recorder_it_says_so() -> None:
 
 def test_too_many_requests_are_refused_and_all_are_forgotten_with_the_connection() -> None:
     pulls = Pulls(recorder(in_memory(1 << 16)))
-    for number in range(MOST + 1):
+    for number in range(MOST_REQUESTS + 1):
         pulls.add_request(request(number, 0, 1))
     gaps = {}
-    while len(gaps) <= MOST:
+    while len(gaps) <= MOST_REQUESTS:
         message = pulls.take()
         if message:
             answer = netmon_pb2.AgentMessage.FromString(message).full
             gaps[answer.number] = answer.gap
-    assert gaps[MOST] == "the agent answers others"
+    assert gaps[MOST_REQUESTS] == "the agent answers others"
     pulls.add_request(request(1, 0, 1))
     pulls.clear()
     assert pulls.take() is None

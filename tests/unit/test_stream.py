@@ -28,8 +28,7 @@ from netmon.agent import grpc_connection, leftovers
 from netmon.agent.connection import Patience
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
-from netmon.agent.stream import Backoff
-from netmon.agent.worker import Worker, check_alive
+from netmon.agent.stream import Backoff, Worker, check_alive
 from netmon.errors import KernelError
 from netmon.records import BUCKET, empty
 from netmon.wire import netmon_pb2

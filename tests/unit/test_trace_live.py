@@ -14,8 +14,7 @@ from test_recorder import in_memory
 from test_trace import Read, run
 from waiting import wait_for
 
-from netmon.agent.pulls import Pulls
-from netmon.agent.recorder import Recorder
+from netmon.agent.recorder import Pulls, Recorder
 from netmon.errors import DataError
 from netmon.history.judging import stored_verdicts
 from netmon.trace.live import verdicts_table

@@ -23,8 +23,7 @@ from synthetic_source import MS, Synthetic, serving
 from test_full_resolution import FINE, fine, streamed
 from waiting import free_port, wait_for
 
-from netmon.agent.pulls import Pulls
-from netmon.agent.recorder import Recorder, in_memory
+from netmon.agent.recorder import Pulls, Recorder, in_memory
 from netmon.history.stored_rows import StoredRows
 from netmon.records import Batch
 from netmon.web.live import Live
