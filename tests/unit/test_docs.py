@@ -7,6 +7,7 @@ those below `<!-- run: checkout -->` in a copy of this checkout; `<!-- run by FI
 
 import argparse
 import ast
+import importlib
 import importlib.util
 import os
 import re
@@ -243,3 +244,12 @@ def test_the_rooms_are_those_that_there_are():
     if os.environ.get("NETMON_WRITE_FRAMES"):
         page.write_text(before + packages())
     assert page.read_text() == before + packages(), shown
+
+
+def test_the_walks_name_what_there_is():
+    named = re.findall(r"`((?:netmon|collector)[\w.]*):([\w.]+)`", (GUIDE / "how-it-works.md").read_text())
+    assert len(named) > 20
+    for module, name in named:
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
