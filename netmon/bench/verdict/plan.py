@@ -118,7 +118,7 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
         ends = (ends[0], int(generator.choice(servers)))
     strength = float(generator.uniform(low, high))
     if kind == _LAST:
-        strength = 1 + (strength - 1) * baseline_ns / spec.compute_ns
+        strength = min(10.0, 1 + (strength - 1) * baseline_ns / spec.compute_ns)  # as far as the lab goes
     return Injection(
         kind,
         at=round(at, 3),
