@@ -275,9 +275,10 @@ def _overdue(data: Path, abandon: Callable[[], None]) -> threading.Timer:
 def _stop_on_signals(overdue: threading.Timer) -> asyncio.Event:
     """Set by SIGTERM and SIGINT, from when on it has so long; the loop may be in the middle of a tick."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    first = iter((True,))  # a signal may come within the handler of another one
 
     def ask(*_: object) -> None:
-        if not (overdue.is_alive() or overdue.finished.is_set()):
+        if not overdue.finished.is_set() and next(first, False):
             overdue.start()
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)

@@ -3,7 +3,6 @@
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -168,7 +167,7 @@ class Agent:
         metrics = AgentMetrics(self._settings.host, *parts)
         return serve_agent_metrics(self._settings.metrics, self._settings.security, metrics)
 
-    def run(self, stop: threading.Event, tell_alive: Callable[[], None] = lambda: None) -> None:
+    def run(self, stopped: Callable[[], bool], tell_alive: Callable[[], None] = lambda: None) -> None:
         """Works until it is stopped, and reports to the supervisor at every batch.
 
         Raises KernelError when the kernel side is gone, or a thread has ended.
@@ -180,9 +179,9 @@ class Agent:
         threads = (self._stream, self._leftovers)
         for thread in threads:
             thread.start()
-        while not stop.is_set():
+        while not stopped():
             ranks = time.monotonic_ns() - self._marked_ns < _MARKED_NS
-            woken = self._sleep.rest(self._schedule.rest(ranks), ranks)  # short: to wait for `stop` costs more
+            woken = self._sleep.rest(self._schedule.rest(ranks), ranks)  # short: `stopped` is asked after it
             now = time.monotonic_ns()
             if self._watchdog.turn():
                 self._schedule.awake()

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,9 +177,9 @@ def run(args: argparse.Namespace) -> int:
     heed_hangup(args, adjust)
     stream_ns = _stream_width(args.bucket, args.stream_bucket)
     bus = _bus(args.collector, args.bus)
-    stop = threading.Event()
+    asked: list[int] = []  # no Event: a second signal, within the first one's handler, would wait for its lock for ever
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: asked.append(number))
     chosen = choose_interfaces(args.interface, interface_facts().watchable)
     for remark in chosen.remarks:
         log.warning("%s", remark)
@@ -219,7 +218,7 @@ def run(args: argparse.Namespace) -> int:
     gc.freeze()  # what is there now stays: it need not be looked over again and again
     supervisor.ready()
     try:
-        agent.run(stop, supervisor.alive)
+        agent.run(lambda: bool(asked), supervisor.alive)
     finally:
         agent.close()
         for number in (signal.SIGINT, signal.SIGTERM):  # a second signal changes nothing
