@@ -61,9 +61,8 @@ class AgentStream:
             taking.cancel()
             if not isinstance(error, (FailedBatchError, FailedSessionError)):  # which are in the log
                 _log.log(logging.ERROR if isinstance(error, DataError) else logging.WARNING, error)
-            await self._leave(complete=False)
-            if isinstance(error, FailedBatchError) and self._connection:
-                await self._registry.discard(self._connection.session)
+            if self._connection:
+                await self._connection.cut_off(error)
             await self._context.abort(*end_of(error))
         except BaseException:  # above all: gRPC has cancelled us, because the connection is broken
             taking.cancel()

@@ -91,10 +91,14 @@ class _Words:
         self.numbers = {"": 0}
         self.links: dict[int, int] = {}  # by the words' numbers
 
+    def number(self, word: str) -> int:
+        """A new one for a word that is new."""
+        return self.numbers.setdefault(word, len(self.numbers))
+
     def of(self, column: pa.Array) -> _Numbers:
         """Of each row."""
         coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-        own = [self.numbers.setdefault(word, len(self.numbers)) for word in coded.dictionary.to_pylist()]
+        own = [self.number(word) for word in coded.dictionary.to_pylist()]
         numbers: _Numbers = np.array(own, np.int64)[coded.indices.to_numpy()]
         return numbers
 
@@ -118,7 +122,7 @@ class _Pairs:
             name, sends = row["job"], row["direction"] == "tx"
             ends = [f"rank {rank:.0f} ({host.get((name, rank), '?')})" for rank in (row["rank"], row["peer_rank"])]
             source, target = ends if sends else reversed(ends)
-            job, session = (words.numbers.setdefault(word, len(words.numbers)) for word in (name, row["session"]))
+            job, session = (words.number(word) for word in (name, row["session"]))
             number = found.setdefault((job, source, target), len(found))
             keys.append(session << _BITS | row["flow_id"])
             pairs.append(number if sends else -2 - number)
