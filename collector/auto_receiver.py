@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from collector.answers import Answers
 from collector.frontend import Frontend, GrpcFrontend
-from collector.listening import ListenConfig
 from collector.receiving.client import ReceiverClient
 from collector.receiving.frames import Listen
 from collector.registry import Registry
+from collector.settings import ListenConfig
 from netmon.errors import NetmonError
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,10 @@ import grpc
 
 from collector.answers import Answers
 from collector.health import add_health
-from collector.listening import ListenConfig, listen_at, stop_listening
+from collector.listening import admission_to, listen_at, stop_listening
 from collector.registry import Registry
 from collector.service import CollectorService, Context
+from collector.settings import ListenConfig
 from collector.stream import AgentStream
 from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity
@@ -54,7 +55,7 @@ class GrpcFrontend:
         Opens the ports; raises as `start`."""
         self._registry = registry
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        admission, serve_stream = listen_config.admission(listen), self._serve_stream if streams else None
+        admission, serve_stream = admission_to(listen, listen_config), self._serve_stream if streams else None
         self._server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, answers.answer),))
         self._health = add_health(self._server)
         listen_at(self._server, listen, listen_config, admission)

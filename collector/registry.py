@@ -96,7 +96,7 @@ class Registry:
         self.stored: Dataset | None = None  # of the dataset that the sink writes, where somebody can read them
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs, self._entries.values)
-        self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.allowance)
+        self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.rates)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self.iterations = IterationUpdates(self._jobs, self._triggers)
         self._pulling: set[asyncio.Task[None]] = set()

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from collector.listening import ListenConfig
 from collector.registry import Registry
+from collector.settings import ListenConfig
 from netmon.errors import NetmonError, UnsupportedError
 
 if TYPE_CHECKING:

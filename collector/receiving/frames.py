@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.host_limiter import DEFAULT_RATES, Rates
-from collector.listening import ListenConfig
+from collector.settings import DEFAULT_RATES, ListenConfig, Rates
 from collector.stream_ends import End
 from netmon.records import Hello, Table
 from netmon.wire.batch_fields import ManyBatches

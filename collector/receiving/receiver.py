@@ -21,14 +21,15 @@ import grpc
 
 from collector.allocator import give_back
 from collector.health import Health, NoHealth, add_health
-from collector.host_limiter import DEFAULT_RATES, HostLimiter
+from collector.host_limiter import HostLimiter
 from collector.intake import MOST_ROWS_OF_ALL
-from collector.listening import listen_at, stop_listening
+from collector.listening import admission_to, listen_at, stop_listening
 from collector.receiving import frames
 from collector.receiving.frames import Called, HungUp, Received, Written
 from collector.receiving.pipe import Pipe
 from collector.receiving.streams import Context, ReceivedStream
 from collector.service import CollectorService
+from collector.settings import DEFAULT_RATES
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
@@ -67,7 +68,7 @@ class Receiver:
 
     async def serve(self) -> None:
         """Until the collector says stop, or is gone (EOFError). Raises NetmonError where it cannot listen."""
-        admission = self._listen.listen_config.admission(self._listen.address)
+        admission = admission_to(self._listen.address, self._listen.listen_config)
         server = grpc.aio.server(options=COLLECTOR_OPTIONS)
         serve_stream = self._stream if self._listen.streams else None
         server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, self._request),))
