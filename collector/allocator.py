@@ -2,13 +2,23 @@
 """What has been freed goes back to the machine: arrays of a few hundred hosts come and go several times a second."""
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
 
+from netmon.wire.channel import FEW_THREADS
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3), as <malloc.h> has them
 _LARGE = 8 << 20  # a column of a second of a thousand hosts is smaller
 _TRIM_S = 5.0
+
+
+def set_libraries_up() -> None:
+    """Before they are imported, which is when they read it: the value of an option may be what imports them."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines alongside ours
+    os.environ.setdefault("GRPC_EXPERIMENTS", FEW_THREADS)
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its own allocator keeps what was freed
 
 
 def give_back() -> None:

@@ -16,7 +16,8 @@ from collector.connection import Connection
 from collector.receiving.client import ReceiverClient
 from collector.receiving.frames import Listen
 from collector.registry import Registry
-from collector.service import CollectorService, Context, ListenConfig, add_health, listen_at, stop_listening
+from collector.service import CollectorService, Context, add_health, admission_to, listen_at, stop_listening
+from collector.settings import ListenConfig
 from netmon.errors import DataError, NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import ALIVE_EVERY_S, COLLECTOR_OPTIONS
@@ -244,7 +245,7 @@ class GrpcFrontend:
         Opens the ports; raises as `start`."""
         self._registry = registry
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        admission, serve_stream = listen_config.admission(listen), self._serve_stream if streams else None
+        admission, serve_stream = admission_to(listen, listen_config), self._serve_stream if streams else None
         self._server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, answers.answer),))
         self._health = add_health(self._server)
         listen_at(self._server, listen, listen_config, admission)

@@ -8,45 +8,15 @@ Figures are far above what honest agents need, an hour's spool sent at once incl
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 
-from netmon.errors import UsageError
+from collector.settings import DEFAULT_RATES, Rates
 from netmon.rate_limiter import RateLimiters
-from netmon.units import parse_count
 from netmon.wire import netmon_pb2
 
 SAVED_S = 60.0
 """What a host has not used is kept for it up to here."""
 
 _MOST_HOSTS = 1 << 16
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Of one second; an agent sends two batches, describes a hundred flows and reports some thousand marks."""
-
-    batches: float = 500
-    rows: float = 4e6
-    flows: float = 5e3
-    marks: float = 5e4
-    others: float = 2e4  # samples of the ledger, of counters, of clocks
-
-
-DEFAULT_RATES = Rates()
-
-
-def parse_rates(words: list[str]) -> Rates:
-    """`rows=8e6 flows=1e4` → those, else the defaults. Raises UsageError."""
-    known = {field.name for field in fields(Rates)}
-    rates = DEFAULT_RATES
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in known or not value or (number := parse_count(value)) < 1:
-            raise UsageError(
-                f"cannot read {word!r} as an allowance: write rows=8e6, or one of {', '.join(sorted(known))}"
-            )
-        rates = replace(rates, **{name: float(number)})
-    return rates
 
 
 SESSION_S = 0.2

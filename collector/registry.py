@@ -71,7 +71,7 @@ class Registry:
         self.flushing = Flushing(sink, self._known.values, lambda: self._stage.tables, self._discard, self.failures)
         self.live = Live(settings, self.flushing, self.failures, self.recording)
         self._job_exchange = JobExchange(jobs)
-        self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.allowance)
+        self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.rates)
         self._leaving: list[Session] = []  # that have said their last word
         self._parting: asyncio.Task[bool] | None = None  # settles and stores them; that has not begun
         self._tasks: set[asyncio.Task[bool]] = set()

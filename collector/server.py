@@ -21,8 +21,8 @@ from collector.metrics.serving import serve_metrics, why_not_ready
 from collector.receiving.client import ReceiverClient
 from collector.receiving.frames import Listen
 from collector.registry import Registry
-from collector.service import CLOSED, ListenConfig
-from collector.settings import Settings
+from collector.service import admission_to
+from collector.settings import ListenConfig, Settings
 from collector.stored_past import Dataset
 from collector.web_process import WebProcess
 from netmon.dl.classify import NS_PER_S
@@ -45,32 +45,24 @@ _T = TypeVar("_T")
 
 
 async def serve(
-    listen: str,
-    data: Path,
     settings: Settings,
     stop: asyncio.Event | None = None,
     abandon: Callable[[], None] = lambda: None,
     worker: "WorkerSettings | None" = None,
-    listen_config: ListenConfig = CLOSED,
-    metrics: str = "",
     spans: "Spans | None" = None,
-    receiver: str = "auto",
     stored: Dataset | None = None,
-    http: str = "",
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
-    whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
-    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: get iterations and verdicts.
-    receiver: what receives: this process (here), one of its own (apart), or as many agents there are (auto). stored:
-    rows of the dataset in `data`, for viewers; without it they see the present only. http: HOST:PORT of the
-    page for browsers; empty: nowhere.
+    whose agents are on a bus; without it the collector is alone, and agents connect to it. spans: get iterations and
+    verdicts. stored: rows of the dataset, for viewers; without it they see the present only.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
     """
-    listen_config.admission(listen)  # raises what is wrong with it before anything is begun
+    listen, data, listen_config = settings.listen, settings.data, settings.listen_config
+    admission_to(listen, listen_config)  # raises what is wrong with it before anything is begun
     overdue = _overdue(data, abandon)
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
@@ -86,23 +78,28 @@ async def serve(
     endpoint: Endpoint | None = None
     page: WebProcess | None = None
     try:
-        answers = Answers(registry, listen_config.exposed(listen, worker), stored)
+        exposed = listen_config.security.exposed(listen, *(worker.bus.servers if worker else ()))
+        answers = Answers(registry, exposed, stored)
         registry.live.stored = stored
-        listener = _listener(registry, listen, listen_config, worker is None, answers, receiver)
+        listener = _listener(registry, listen, listen_config, worker is None, answers, settings.receiver)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
                 return
         await listener.start()
-        if http:
-            page = WebProcess(answers, http, listen_config)
+        if settings.http:
+            page = WebProcess(answers, settings.http, listen_config)
             await page.start()
         others: dict[str, Callable[[], int]] = {"jobs": lambda: jobs.pid, "receiver": lambda: listener.pid}
         if page:
             others["page"] = lambda: page.pid
-        endpoint = serve_metrics(metrics, registry, listen_config, among, others)
+        endpoint = serve_metrics(settings.metrics, registry, listen_config, among, others)
         _log.info(f"listening on {listen}, writing to {data}")
-        listen_config.warn(listen, worker)
+        if exposed:
+            _log.warning(
+                "--insecure: nothing is encrypted, and whoever reaches %s can send as any host and see everything",
+                f"{listen} or the bus" if worker else listen,
+            )
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
         supervisor.ready()

@@ -8,20 +8,19 @@ import socket
 import stat
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from collector.admission import AGENTS, ALL, VIEWERS, Admission
+from collector.settings import ListenConfig
 from netmon.errors import UnsupportedError, UsageError
 from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2
 from netmon.wire.identity import Identity, Role
 from netmon.wire.secure import Watched, server_credentials
-from netmon.wire.security import PLAIN, Security
 from netmon.wire.tokens import Tokens
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -94,49 +93,21 @@ def _serialised(message: Message | bytes) -> bytes:
 # --- The collector's ports: with certificates, with tokens, or in the clear where only this machine can connect.
 
 
-if TYPE_CHECKING:
-    from collector.cluster.worker import WorkerSettings
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ListenConfig:
-    """Who is let in. tokens: a file of them; token_listen: a second address, where one is enough."""
-
-    security: Security = PLAIN
-    tokens: Path | None = None
-    token_listen: str = ""
-
-    def admission(self, listen: str) -> Admission:
-        """Of a collector that listens there. Raises UsageError, CertificateError."""
-        if (self.tokens is None) != (not self.token_listen):
-            raise UsageError("--tokens FILE and --token-listen HOST:PORT belong together")
-        folder = self.security.folder(listen, "listen on")
-        return Admission(Watched(folder) if folder else None, Tokens(self.tokens) if self.tokens else None)
-
-    def exposed(self, listen: str, worker: "WorkerSettings | None") -> bool:
-        """Whether others on the network can read what is said, or send what they like."""
-        servers = worker.bus.servers if worker else ()
-        return self.security.exposed(listen, *servers)
-
-    def warn(self, listen: str, worker: "WorkerSettings | None") -> None:
-        """Say so once."""
-        if self.exposed(listen, worker):
-            _log.warning(
-                "--insecure: nothing is encrypted, and whoever reaches %s can send as any host and see everything",
-                f"{listen} or the bus" if worker else listen,
-            )
-
-
 _SOCKET_PATH_BYTES = 107  # unix(7)
 
 _CALL = "_schedule_rpc_coro"  # the name that gRPC gives to the work on a call
 _OVER_WITHIN_S = 1.0
 _PEER_HAS_GONE = "ExecuteBatchError raised in core by servicer method"
 
-CLOSED = ListenConfig()
-"""To this machine only."""
+
+def admission_to(listen: str, listen_config: ListenConfig) -> Admission:
+    """Of a collector that listens there. Raises UsageError, CertificateError."""
+    if (listen_config.tokens is None) != (not listen_config.token_listen):
+        raise UsageError("--tokens FILE and --token-listen HOST:PORT belong together")
+    folder = listen_config.security.folder(listen, "listen on")
+    return Admission(
+        Watched(folder) if folder else None, Tokens(listen_config.tokens) if listen_config.tokens else None
+    )
 
 
 def listen_at(server: grpc.aio.Server, address: str, listen_config: ListenConfig, admission: Admission) -> None:

@@ -79,7 +79,7 @@ class Triggers:
         while self._stored and self._stored[0][0] < now - _HOUR_S:
             self._stored.popleft()
         rows = sum(rows for _, rows in self._stored)
-        if now < self._quiet_until.get(key, 0) or rows >= self._settings.full_rows_per_hour:
+        if now < self._quiet_until.get(key, 0) or rows >= self._settings.full_rows:
             return False
         self._quiet_until = {k: until for k, until in self._quiet_until.items() if until > now}
         self._quiet_until[key] = now + self._settings.full_rest_ns / NS_PER_S

@@ -18,7 +18,8 @@ import grpc
 
 from collector.admission import Admission
 from collector.answers import Answers
-from collector.service import CollectorService, ListenConfig
+from collector.service import CollectorService
+from collector.settings import ListenConfig
 from netmon.errors import UnsupportedError
 from netmon.own_module import own_module
 from netmon.wire.channel import COLLECTOR_OPTIONS

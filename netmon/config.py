@@ -24,13 +24,6 @@ _NOT_IN_A_FILE = {"help", "config", "print-config", "prepare"}
 _WIDTH = 110
 
 
-class _Replaced(list[Any]):
-    """A list default that `append` and `extend` options start afresh from: the command line wins, it does not add."""
-
-    def __copy__(self) -> list[Any]:
-        return []
-
-
 def defaults_from(path: Path, parser: argparse.ArgumentParser, owner: Callable[[str], str] | None = None) -> None:
     """Makes the file's values the parser's defaults; an option that the file sets is no longer required.
 
@@ -61,7 +54,7 @@ def as_written(parser: argparse.ArgumentParser) -> None:
         action.required = False
         if action.help:  # it may name the default, which a file changes
             action.help = parser._get_formatter()._expand_help(action).replace("%", "%%")
-        if action.type not in (None, int, float):
+        if getattr(action.type, "__wrapped__", action.type) not in (None, int, float):
             action.type = str
 
 
@@ -75,7 +68,7 @@ def to_toml(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
         words = textwrap.wrap(parser._get_formatter()._expand_help(action), _WIDTH, break_on_hyphens=False)
         value = getattr(args, action.dest)
         if action.nargs == 0:
-            line = f"{name} = {json.dumps(value == action.const)}"
+            line = f"{name} = {json.dumps(value)}"
         elif not value or str(value) == "":
             line = f"# {name} = {_example(action)}"
         else:
@@ -149,26 +142,20 @@ def _nearest(key: str, options: dict[str, argparse.Action], owner: Callable[[str
 
 def _converted(action: argparse.Action, value: Any) -> Any:
     if action.nargs == 0:
-        return _flag(action, value)
-    many = action.nargs is not None and action.nargs != "?"
-    if many or isinstance(action, argparse._AppendAction):
-        if not isinstance(value, list):
-            raise UsageError("write a list, even of one")
-        return _Replaced([_single(action, item) for item in value])
-    return _single(action, value)
-
-
-def _flag(action: argparse.Action, value: Any) -> Any:
-    if not isinstance(value, bool):
-        raise UsageError("write true or false")
-    return action.const if value else action.default
+        if not isinstance(value, bool):
+            raise UsageError("write true or false")
+        return value
+    if action.nargs is None:
+        return _single(action, value)
+    if not isinstance(value, list):
+        raise UsageError("write a list, even of one")
+    return [_single(action, item) for item in value]
 
 
 def _single(action: argparse.Action, value: Any) -> Any:
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         raise UsageError("write one text or number")
-    convert = action.type or str
-    converted = convert(str(value)) if callable(convert) else value
+    converted = action.type(str(value)) if callable(action.type) else str(value)
     if action.choices is not None and converted not in action.choices:
         raise UsageError(f"choose from {', '.join(map(str, action.choices))}")
     return converted

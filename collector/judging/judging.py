@@ -198,7 +198,7 @@ class Judging:
         self, tables: Tables, viewed: Jobs, store: Callable[[Verdict], None], from_dataset: FromDataset
     ) -> None:
         """tables: of all sessions. viewed: are reported each verdict, on the loop; store: the same."""
-        self._tables, self._wanted = tables, tables.settings.verdicts
+        self._tables, self._wanted = tables, tables.settings.verdicts == "all"
         self._viewed, self._store, self._from_dataset = viewed, store, from_dataset
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from collector.registry import Registry
-from collector.service import ListenConfig
+from collector.settings import ListenConfig
 from netmon.errors import NetmonError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from collector.agent_checks import End
-from collector.host_limiter import DEFAULT_RATES, Rates
-from collector.service import ListenConfig
+from collector.settings import DEFAULT_RATES, ListenConfig, Rates
 from netmon.records import Hello, Table
 from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.identity import Identity

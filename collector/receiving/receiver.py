@@ -23,10 +23,11 @@ import grpc
 from collector.agent_checks import BREAK_S, check_silence, end_of, read_hello
 from collector.allocator import give_back
 from collector.backpressure import MOST_BATCHES, MOST_ROWS, MOST_ROWS_OF_ALL, weight
-from collector.host_limiter import DEFAULT_RATES, HostLimiter
+from collector.host_limiter import HostLimiter
 from collector.receiving import frames
 from collector.receiving.frames import Called, CutOff, Ended, Full, HungUp, Introduced, Pipe, Received, Written
-from collector.service import CollectorService, Health, NoHealth, add_health, listen_at, stop_listening
+from collector.service import CollectorService, Health, NoHealth, add_health, admission_to, listen_at, stop_listening
+from collector.settings import DEFAULT_RATES
 from netmon.errors import NetmonError, WireError
 from netmon.records import Hello, Table
 from netmon.wire import netmon_pb2
@@ -259,7 +260,7 @@ class Receiver:
 
     async def serve(self) -> None:
         """Until the collector says stop, or is gone (EOFError). Raises NetmonError where it cannot listen."""
-        admission = self._listen.listen_config.admission(self._listen.address)
+        admission = admission_to(self._listen.address, self._listen.listen_config)
         server = grpc.aio.server(options=COLLECTOR_OPTIONS)
         serve_stream = self._stream if self._listen.streams else None
         server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, self._request),))

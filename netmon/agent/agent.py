@@ -81,10 +81,10 @@ class Agent:
         privilege.require_capabilities()
         privilege.allow_descriptors()
         self._settings = settings
-        nics = call_in_subprocess(nic.describe_all, settings.interfaces)
+        nics = call_in_subprocess(nic.describe_all, settings.interface)
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
-        self._marks_socket = MarkSocket(settings.socket)
         where, connect = channel(settings)
+        self._marks_socket = MarkSocket(settings.socket)
         user = self._user = service_user()
         if user:
             self._use_root(user, geometry)
@@ -101,7 +101,7 @@ class Agent:
         started = self._privileged.start(Start(cards, settings.hook, settings.bucket_ns, settings.flows))
         memory = map_memory(started.descriptors, geometry)
         self._meter = Meter(memory, geometry)
-        self._links = Links([card.index for card in nics], settings.interfaces)
+        self._links = Links([card.index for card in nics], settings.interface)
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks, began_ns)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
@@ -118,7 +118,7 @@ class Agent:
         )
         if pid_namespace():
             log.warning("this is not the machine's PID namespace: %s", PARTIAL_VIEW)
-        self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)
+        self._nic = NicSamples(self._links, len(nics), settings.nic_counters_ns)
         numbers = self._meter.numbers
         self._owners = FlowOwners(socket_watch, numbers.aggregates)
         numbers.training = self._owners.training
@@ -138,8 +138,7 @@ class Agent:
         known = (self._owners, self._steps, self._timelines, self._links, self._clock, self._transport)
         self._host_scan = HostScan(self._privileged, *known)
         self._recorder = start_recorder(settings)
-        self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
-        self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
+        self._resolution = Resolution(settings.bucket_ns, settings.streamed_ns, self._recorder)
         self._news, self._hello_due_ns = False, 0
         self._write_hello()
         self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
@@ -151,7 +150,7 @@ class Agent:
 
     def _use_root(self, user: ServiceUser, geometry: Geometry) -> None:
         """What takes root, for the last time: only root gives folders away, and writes to the cache of programs."""
-        for folder in {self._settings.spool, self._settings.record or self._settings.spool}:
+        for folder in {self._settings.spool, self._settings.record_folder or self._settings.spool}:
             give_folder(folder, user)
         loader.prepare(geometry)
 
@@ -225,10 +224,10 @@ class Agent:
         To be called by the thread that runs it.
         """
         done = []
-        if "nic_counters" in options:
-            self._nic.interval_ns = options["nic_counters"]
-            done.append("nic_counters")
-        if self._recorder and options.get("record_time") != 0:
+        if "nic_counters_ns" in options:
+            self._nic.interval_ns = options["nic_counters_ns"]
+            done.append("nic_counters_ns")
+        if self._recorder and options.get("record_time_ns") != 0:
             done += self._recorder.adjust(options)
         return done
 
@@ -352,7 +351,7 @@ class Agent:
             host=self._settings.host,
             session=self._session,
             bucket_ns=self._settings.bucket_ns,
-            stream_ns=self._stream_ns,
+            stream_ns=self._settings.streamed_ns,
             clock=self._clock.sample(),
             interfaces=self.interfaces,
             agent_version=__version__,

@@ -256,11 +256,11 @@ class Recorder:
             return self._store.size, max(0, self._until_ns - self._since_ns) / 1e9
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:
-        """record_time (ns) and record_bytes, where they are among them, hold from now on; returns which were."""
+        """record_time_ns and record_bytes, where they are among them, hold from now on; returns which were."""
         with self._lock:
-            self._time_ns = options.get("record_time", self._time_ns)
+            self._time_ns = options.get("record_time_ns", self._time_ns)
             self._limit = options.get("record_bytes", self._limit)
-        return [name for name in ("record_time", "record_bytes") if name in options]
+        return [name for name in ("record_time_ns", "record_bytes") if name in options]
 
     def close(self) -> None:
         """Removes what was recorded."""
@@ -324,15 +324,15 @@ def _words(rows: Table) -> _Words:
 
 def start_recorder(settings: Settings) -> Recorder | None:
     """Where there is no room for it, the agent works without, and says so."""
-    if not settings.record_ns:
+    if settings.record == "off" or not settings.record_time_ns:
         return None
     chunk_bytes = min(CHUNK_BYTES, max(1, settings.record_bytes // 8))
     try:
-        store = on_disk(settings.record, chunk_bytes) if settings.record else in_memory(chunk_bytes)
+        store = on_disk(settings.record_folder, chunk_bytes) if settings.record_folder else in_memory(chunk_bytes)
     except DataError as error:
         log.warning("nothing is recorded: %s", error)
         return None
-    return Recorder(store, settings.bucket_ns, settings.record_ns, settings.record_bytes, time.monotonic_ns())
+    return Recorder(store, settings.bucket_ns, settings.record_time_ns, settings.record_bytes, time.monotonic_ns())
 
 
 # --- Answers to the collector's requests, behind the live batches and no faster than a given rate.

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netmon.commands.security_options import declare_security, security
 from netmon.errors import UsageError
+from netmon.options import declare, read_options
 from netmon.units import parse_time
+from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     from netmon.terminal import FittingTable
@@ -31,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collector", metavar="ADDR", help="instead of --data: the last seconds of a collector; HOST:PORT or unix:PATH"
     )
-    declare_security(parser)
+    declare(parser, Security)
     parser.add_argument(
         "--seconds", type=float, metavar="S", help=f"seconds of the dataset to look at (default: {_SECONDS:g})"
     )
@@ -78,7 +79,7 @@ def _live(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(
             "cannot choose the time with --collector, which keeps its last seconds: --seconds and --until need --data"
         )
-    return get_advice(args.collector, args.job or "", security(args))
+    return get_advice(args.collector, args.job or "", read_options(Security, args))
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netmon.commands.security_options import declare_security, security
+from netmon.options import declare, read_options
+from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     from netmon.kernel.probe import Check, HookChoice, Interfaces
@@ -36,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="look at a running installation instead of this machine: HOST:PORT or unix:PATH; of several workers all, "
         "with commas",
     )
-    declare_security(parser)
+    declare(parser, Security)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _installation(args: argparse.Namespace) -> int:
     from netmon.commands.doctor_installation import check_installation
 
-    checks = check_installation(args.collector, security(args))
+    checks = check_installation(args.collector, read_options(Security, args))
     missing = [f"{check.name}: {check.detail}" for check in checks if check.status == "missing"]
     if args.json:
         print(json.dumps({"ok": not missing, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))

@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UnsupportedError, UsageError
 from netmon.marks import harmless
+from netmon.options import declare, read_options
 from netmon.units import parse_time
+from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--full", action="store_true", help="export full resolution from --since until --until, instead of a table"
     )
     full.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")
-    declare_security(full)
+    declare(full, Security)
 
 
 def iterations(text: str) -> tuple[int | None, int | None]:
@@ -132,7 +133,7 @@ def _export_full(args: argparse.Namespace) -> int:
     rows, writer, temporary = 0, None, args.out.with_name(f".{args.out.name}.unfinished")
     try:
         with ExitStack() as open_file:
-            for part in get_full(args.collector, args.host, args.since, args.until, security(args)):
+            for part in get_full(args.collector, args.host, args.since, args.until, read_options(Security, args)):
                 if part.gap:
                     print(harmless(f"{part.host}: {part.gap}"), file=sys.stderr)
                 schema = _plain(part.rows.schema)

@@ -5,39 +5,34 @@ import argparse
 import logging
 import signal
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from netmon.errors import NetmonError
+from netmon.options import FILE, option, option_name
 from netmon.telemetry.logs import AUTO, KINDS
 
-LEVELS = ("debug", "info", "warning", "error")
 _NO_OPTIONS = {"command", "parse_again", "config", "print_config"}
 _AT_ONCE = {"log_level"}
 
 log = logging.getLogger(__name__)
 
 
-def declare_service(parser: argparse.ArgumentParser) -> None:
-    """--config, --print-config, --log and --log-level."""
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="TOML with these options' long names; the command line wins. SIGHUP reads it again",
+@dataclass(frozen=True)
+class Service:
+    """Options that both have beside their own."""
+
+    config: Path | None = option(
+        None, "TOML with these options' long names; the command line wins. SIGHUP reads it again", **FILE
     )
-    parser.add_argument(
-        "--print-config",
-        action="store_true",
-        help="print the configuration in force, as such a file, and end",
-    )
-    parser.add_argument(
-        "--log",
+    print_config: bool = option(False, "print the configuration in force, as such a file, and end")
+    log: str = option(
+        AUTO,
+        "lines for people (text), one JSON object a line, or fields in systemd's journal (auto: the journal where "
+        "systemd has started it, else text)",
         choices=KINDS,
-        default=AUTO,
-        help="lines for people (text), one JSON object a line, or fields in systemd's journal "
-        "(auto: the journal where systemd has started it, else text)",
     )
-    parser.add_argument("--log-level", choices=LEVELS, default="info", help="what is logged (%(default)s)")
+    log_level: str = option("info", "what is logged (%(default)s)", choices=("debug", "info", "warning", "error"))
 
 
 Adjust = Callable[[argparse.Namespace, Collection[str]], Collection[str]]
@@ -67,7 +62,7 @@ def heed_hangup(args: argparse.Namespace, adjust: Adjust = lambda read, changed:
         old.update({name: new[name] for name in in_force})
         _set_level(args)
         remarks = [
-            f"; {what}: {', '.join(sorted(name.replace('_', '-') for name in names))}"
+            f"; {what}: {', '.join(sorted(map(option_name, names)))}"
             for what, names in (
                 ("in force now", in_force),
                 ("changed, and in force after a restart", changed - in_force),

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from netmon.commands.security_options import declare_security, security
 from netmon.errors import UsageError
+from netmon.options import declare, read_options
 from netmon.units import format_bytes, format_duration, parse_duration
+from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     from netmon.views import JobView, RankView
@@ -31,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="by either of its names")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="whose steps (%(default)s)")
     parser.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")
-    declare_security(parser)
+    declare(parser, Security)
     parser.add_argument(
         "--interval",
         type=parse_duration,
@@ -52,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     os.nice(10)  # it may run alongside a training
     selection = Selection(jobs=(args.job,), most_links=1, most_hosts=1)
     printed = _Printed(args.rank)
-    for update in follow(args.collector, args.interval // 1_000_000, lambda: selection, security=security(args)):
+    for update in follow(
+        args.collector, args.interval // 1_000_000, lambda: selection, security=read_options(Security, args)
+    ):
         if _nobody_reads():
             break
         for job in () if isinstance(update, Outage) else update.jobs:

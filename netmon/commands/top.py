@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.needs import require
-from netmon.commands.security_options import declare_security, security
+from netmon.options import declare, read_options
+from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="show the last hour of a dataset instead, iteration by iteration, such as --data out/demo",
     )
-    declare_security(parser)
+    declare(parser, Security)
     parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")
     parser.add_argument(
         "--job",
@@ -139,7 +140,7 @@ def _snapshot(args: argparse.Namespace) -> "Snapshot":
     if args.data is None:
         from netmon.wire.watch import watch_once
 
-        return watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args))
+        return watch_once(args.collector, _selection(args, _FLOWS_ONCE), read_options(Security, args))
     from netmon.history.past import DatasetPast
     from netmon.history.stored_rows import StoredRows
 
@@ -178,9 +179,11 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
         from netmon.wire.past_rows import CollectorRows
         from netmon.wire.watch import follow
 
-        stored = DatasetPast(CollectorRows(args.collector, security(args)))
-        past = collector = CollectorPast(args.collector, security(args), stored)
-        news = follow(args.collector, _INTERVAL_MS, lambda: with_steps(current[0]), security=security(args))
+        stored = DatasetPast(CollectorRows(args.collector, read_options(Security, args)))
+        past = collector = CollectorPast(args.collector, read_options(Security, args), stored)
+        news = follow(
+            args.collector, _INTERVAL_MS, lambda: with_steps(current[0]), security=read_options(Security, args)
+        )
         updates = collector.remember(news)
     program = Program(updates, past, current[0], turned, colour=not console.no_color)
     program.driver_class = StandardOutput

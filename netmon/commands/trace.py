@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from netmon.commands.needs import require
-from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UsageError
+from netmon.options import declare, read_options
 from netmon.units import format_bytes, format_duration, parse_duration, parse_time
+from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     from netmon.trace.unzipped import Progress
@@ -66,7 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "a live collector: iterations and the newest verdicts, and full resolution from the agents' recorders"
     )
     live.add_argument("--last", type=parse_duration, default="5s", metavar="TIME", help="how much (%(default)s)")
-    declare_security(live)
+    declare(live, Security)
     parser.add_argument(
         "--width",
         type=parse_duration,
@@ -99,7 +100,7 @@ def _write_live(args: argparse.Namespace) -> int:
     from netmon.terminal import say
 
     with tempfile.TemporaryDirectory(prefix="netmon-trace-") as folder:
-        gaps = fetch(args.data, security(args), args.job, args.host, args.last, Path(folder))
+        gaps = fetch(args.data, read_options(Security, args), args.job, args.host, args.last, Path(folder))
         args.data, args.host, args.job = Path(folder), [], None
         status = _write(args)
     for line in gaps:

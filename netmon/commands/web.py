@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.needs import require
-from netmon.commands.security_options import declare_security, security
 from netmon.errors import UsageError
+from netmon.options import declare, read_options
+from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     from netmon.web.source import Source
@@ -31,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a collector: HOST:PORT or unix:PATH; several workers, separated by commas (localhost:9400)",
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="show a dataset instead of a collector")
-    declare_security(parser)
+    declare(parser, Security)
     parser.add_argument(
         "--listen", default="localhost:9480", metavar="HOST:PORT", help="where browsers connect (%(default)s)"
     )
@@ -54,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     require(_NEEDS, "serve a page", "web")
     from netmon.web.access import Access
     from netmon.web.serving import serve
-    from netmon.wire.security import Security
 
     if args.data and args.collector:
         raise UsageError("cannot show two things on one page: give a collector's address or --data")
@@ -75,7 +75,7 @@ def _source(args: argparse.Namespace) -> "Source":
         return Stored(args.data)
     from netmon.web.live import Live
 
-    return Live(args.collector or "localhost:9400", security(args))
+    return Live(args.collector or "localhost:9400", read_options(Security, args))
 
 
 def _announce(address: str) -> None:

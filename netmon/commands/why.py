@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UsageError
+from netmon.options import declare, read_options
+from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     from netmon.terminal import FittingTable
@@ -40,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of --data: the recent verdicts of a collector; HOST:PORT or unix:PATH (localhost:9400)",
     )
     parser.add_argument("--all", action="store_true", help="every iteration that stands out, by job and time")
-    declare_security(parser)
+    declare(parser, Security)
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
@@ -124,7 +125,7 @@ def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
 
     chosen = (args.job,) if args.job else ()
     selection = Selection(jobs=chosen, most_links=1, most_ranks=1, most_hosts=1)
-    snapshot = watch_once(args.collector, selection, security(args))
+    snapshot = watch_once(args.collector, selection, read_options(Security, args))
     if args.job in snapshot.page.unknown:
         raise DataError(f"cannot judge job {args.job}: the collector at {args.collector} knows no such job")
     shown = snapshot if args.json else called(snapshot)

@@ -48,8 +48,8 @@ def configurations(host: Host, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 async def _stored(servers: str) -> bool:
-    from netmon.wire.bus import STREAM, Bus, BusSettings, read_servers
-    from netmon.wire.security import Security
+    from netmon.wire.bus import STREAM, Bus, BusSettings
+    from netmon.wire.security import Security, read_servers
 
     settings = BusSettings(read_servers(servers), security=Security(insecure=True))
     bus = await Bus.connect(settings, "netmon lab", lasting=True)

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
-from netmon.errors import NetmonError, UnsupportedError, UsageError, WireError
+from netmon.errors import NetmonError, UnsupportedError, WireError
 from netmon.wire.channel import MAX_MESSAGE_BYTES
 from netmon.wire.limits import MAX_COUNT, MAX_HOST, MAX_SESSION
 from netmon.wire.secure import in_words
@@ -88,20 +88,6 @@ class BusSettings:
         """For a line of the log: without a password."""
         parts = [urlsplit(server) for server in self.servers]
         return ",".join(part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in parts)
-
-
-def read_servers(text: str) -> tuple[str, ...]:
-    """nats://HOST:PORT,…; the scheme and the port may be left out. Raises UsageError."""
-    servers = tuple(
-        server if "://" in server else f"nats://{server}" for server in map(str.strip, text.split(",")) if server
-    )
-    for server in servers:
-        parts = urlsplit(server)
-        if parts.scheme not in ("nats", "tls") or not parts.hostname:
-            raise UsageError(f"--bus {server} is no server's address; give nats://HOST:PORT, or tls://HOST:PORT")
-    if not servers:
-        raise UsageError("--bus names no server; give nats://HOST:PORT")
-    return servers
 
 
 # Names

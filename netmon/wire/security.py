@@ -4,21 +4,32 @@
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from netmon.errors import UsageError
+from netmon.options import DIR, option
 
 _RESOLVERS = ("dns:///", "dns:", "ipv4:", "ipv6:")
 
 
 @dataclass(frozen=True)
 class Security:
-    """What the user has said. The default reaches this machine only."""
+    """What the user has said. The default reaches this machine only. The folder is read anew for each connection."""
 
-    tls: Path | None = None
-    """The folder of ca.crt, tls.crt and tls.key (or token), read anew for each connection."""
+    tls: Path | None = option(
+        None,
+        "folder with ca.crt, tls.crt and tls.key, to encrypt and to authenticate (see `netmon certificates`). Without "
+        "it, connections stay on this machine",
+        **DIR,
+    )
+    insecure: bool = option(
+        False, "allow plaintext to other machines: only in a network where nobody else can listen or send"
+    )
 
-    insecure: bool = False
-    """Plaintext to other machines is meant."""
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if self.tls and self.insecure:
+            raise UsageError("--tls and --insecure contradict each other: give one of them")
 
     def folder(self, address: str, action: str) -> Path | None:
         """The folder for a connection with this address; None: plaintext.
@@ -63,3 +74,17 @@ def is_local(address: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def read_servers(text: str) -> tuple[str, ...]:
+    """nats://HOST:PORT,…; the scheme and the port may be left out; of an empty text none. Raises UsageError."""
+    servers = tuple(
+        server if "://" in server else f"nats://{server}" for server in map(str.strip, text.split(",")) if server
+    )
+    for server in servers:
+        parts = urlsplit(server)
+        if parts.scheme not in ("nats", "tls") or not parts.hostname:
+            raise UsageError(f"--bus {server} is no server's address; give nats://HOST:PORT, or tls://HOST:PORT")
+    if text and not servers:
+        raise UsageError("--bus names no server; give nats://HOST:PORT")
+    return servers

@@ -164,7 +164,7 @@ from netmon.wire.bus import BusSettings
 data, listen, name, ttl_s, servers = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 worker = WorkerSettings(BusSettings(tuple(servers)), name, ttl_s=ttl_s)
-asyncio.run(serve(listen, Path(data), Settings(flush_ns=500_000_000), worker=worker))
+asyncio.run(serve(Settings(listen=listen, data=Path(data), flush_ns=500_000_000), worker=worker))
 """
 
 

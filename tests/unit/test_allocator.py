@@ -10,8 +10,8 @@ ARROW = """
 import sys
 from netmon.cli import make_parser
 make_parser(["collector"])[0].parse_args(sys.argv[1:])
-from netmon.commands import collector
-collector._set_libraries_up()
+from collector.allocator import set_libraries_up
+set_libraries_up()
 import pyarrow
 print(pyarrow.default_memory_pool().backend_name)
 """

@@ -309,7 +309,9 @@ def test_a_disk_that_hangs_does_not_keep_the_collector(tmp_path: Path, monkeypat
             abandoned.set()
             hangs.set()  # the program would end here
 
-        task = asyncio.create_task(server.serve(address, tmp_path / "data", registry.Settings(), stop, abandon))
+        task = asyncio.create_task(
+            server.serve(registry.Settings(listen=address, data=tmp_path / "data"), stop, abandon)
+        )
         async with grpc.aio.insecure_channel(address) as channel:
             call = CollectorStub(channel).Stream(wait_for_ready=True)
             await call.write(netmon_pb2.AgentMessage(hello=encode_hello(hello())))
@@ -356,8 +358,8 @@ def test_who_leaves_at_the_same_time_is_stored_together(tmp_path: Path, monkeypa
 
     async def scenario() -> list[int]:
         stop, address = asyncio.Event(), f"unix:{tmp_path}/socket"
-        settings = registry.Settings(flush_ns=60_000_000_000)
-        task = asyncio.create_task(server.serve(address, tmp_path / "data", settings, stop))
+        settings = registry.Settings(listen=address, data=tmp_path / "data", flush_ns=60_000_000_000)
+        task = asyncio.create_task(server.serve(settings, stop))
         async with grpc.aio.insecure_channel(address) as channel:
             stub = CollectorStub(channel)
             told = await asyncio.gather(*(leave(stub, number) for number in range(agents)))

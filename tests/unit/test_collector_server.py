@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,8 +14,8 @@ from collector_stream import CROSS_RX, DL_TX, MS, Host, flows, hello, rows
 
 from collector.admission import Admission
 from collector.server import serve
-from collector.service import CLOSED, listen_at
-from collector.settings import Settings
+from collector.service import listen_at
+from collector.settings import ListenConfig, Settings
 from netmon.errors import DataError, UnsupportedError
 from netmon.records import Batch, Class, Direction, Hello
 from netmon.views import LinkView, Snapshot
@@ -29,7 +30,9 @@ FAST = Settings(flush_ns=50 * MS)
 @contextlib.asynccontextmanager
 async def collector(directory: Path, settings: Settings = FAST, receiver: str = "auto") -> AsyncIterator[CollectorStub]:
     address, stop = f"unix:{directory}/socket", asyncio.Event()
-    task = asyncio.create_task(serve(address, directory / "data", settings, stop, receiver=receiver))
+    task = asyncio.create_task(
+        serve(replace(settings, listen=address, data=directory / "data", receiver=receiver), stop)
+    )
     async with grpc.aio.insecure_channel(address) as channel:
         await asyncio.wait_for(channel.channel_ready(), 60)
         try:
@@ -324,9 +327,11 @@ def test_a_second_collector_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with collector(tmp_path):
             with pytest.raises(DataError, match="another collector does"):
-                await serve(f"unix:{tmp_path}/other", tmp_path / "data", FAST, asyncio.Event())
+                await serve(replace(FAST, listen=f"unix:{tmp_path}/other", data=tmp_path / "data"), asyncio.Event())
             with pytest.raises(UnsupportedError, match="another process does"):
-                await serve(f"unix:{tmp_path}/socket", tmp_path / "elsewhere", FAST, asyncio.Event())
+                await serve(
+                    replace(FAST, listen=f"unix:{tmp_path}/socket", data=tmp_path / "elsewhere"), asyncio.Event()
+                )
 
     asyncio.run(scenario())
 
@@ -334,7 +339,9 @@ def test_a_second_collector_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="choose another --data"):
-        asyncio.run(serve(f"unix:{tmp_path}/socket", tmp_path / "file" / "data", FAST, asyncio.Event()))
+        asyncio.run(
+            serve(replace(FAST, listen=f"unix:{tmp_path}/socket", data=tmp_path / "file" / "data"), asyncio.Event())
+        )
 
 
 def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
@@ -358,9 +365,11 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(UnsupportedError, match="the address is in use"):
-            asyncio.run(serve(f"127.0.0.1:{other.getsockname()[1]}", tmp_path, FAST, asyncio.Event()))
+            asyncio.run(
+                serve(replace(FAST, listen=f"127.0.0.1:{other.getsockname()[1]}", data=tmp_path), asyncio.Event())
+            )
 
 
 def test_a_socket_whose_path_is_too_long_is_refused():
     with pytest.raises(UnsupportedError, match="at most 107 bytes"):
-        listen_at(None, f"unix:/tmp/{'x' * 103}", CLOSED, Admission())
+        listen_at(None, f"unix:/tmp/{'x' * 103}", ListenConfig(), Admission())

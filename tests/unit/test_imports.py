@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config"} | {
+TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "options"} | {
     "durability",
     "marks",
     "job_names",
@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "units": {"errors"},
     "job_names": set(),
     "config": {"errors"},
+    "options": {"errors", "units"},
     "durability": set(),
     "own_module": set(),
     "rate_limiter": set(),

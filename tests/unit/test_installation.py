@@ -16,7 +16,7 @@ from snapshot_example import example
 from test_tls import listening
 from waiting import free_port
 
-from collector.service import ListenConfig
+from collector.settings import ListenConfig
 from netmon import __version__
 from netmon.cli import main
 from netmon.commands.doctor_installation import check_installation, installation_checks, named

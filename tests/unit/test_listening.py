@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from collector.admission import Admission
-from collector.service import CLOSED, listen_at
+from collector.service import listen_at
+from collector.settings import ListenConfig
 
 LEAVES = """
 import random, sys, time
@@ -36,7 +37,7 @@ def test_a_peer_that_leaves_is_no_error_of_ours(tmp_path: Path, caplog: pytest.L
         server = grpc.aio.server()
         method: Any = grpc.unary_stream_rpc_method_handler(tell)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Tell": method}),))
-        listen_at(server, address, CLOSED, Admission())
+        listen_at(server, address, ListenConfig(), Admission())
         await server.start()
         peers = [await asyncio.create_subprocess_exec(sys.executable, "-c", LEAVES, address) for _ in range(2)]
         ended = [await peer.wait() for peer in peers]

@@ -276,9 +276,11 @@ def test_a_real_prometheus_scrapes_it(scraped: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["9464", "localhost:", "localhost:http", "localhost:70000", "10.0.0.1:9464"])
 def test_metrics_are_refused_where_they_cannot_be_or_should_not(tmp_path: Path, address: str) -> None:
     with pytest.raises(UsageError, match="serve metrics on"):
-        asyncio.run(serve(f"unix:{tmp_path}/socket", tmp_path / "data", Settings(), metrics=address))
+        asyncio.run(serve(Settings(listen=f"unix:{tmp_path}/socket", data=tmp_path / "data", metrics=address)))
 
 
 def test_a_port_in_use_is_one_line(scraped: int, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=f"cannot serve metrics on 127.0.0.1:{scraped}"):
-        asyncio.run(serve(f"unix:{tmp_path}/socket", tmp_path / "data", Settings(), metrics=f"127.0.0.1:{scraped}"))
+        asyncio.run(
+            serve(Settings(listen=f"unix:{tmp_path}/socket", data=tmp_path / "data", metrics=f"127.0.0.1:{scraped}"))
+        )

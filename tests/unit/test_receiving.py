@@ -38,7 +38,7 @@ _MODULE = "collector.receiving.receiver"
 @contextlib.asynccontextmanager
 async def collector(directory: Path, receiver: str = "apart") -> AsyncIterator[CollectorStub]:
     address, stop = f"unix:{directory}/socket", asyncio.Event()
-    task = asyncio.create_task(serve(address, directory / "data", FAST, stop, receiver=receiver))
+    task = asyncio.create_task(serve(replace(FAST, listen=address, data=directory / "data", receiver=receiver), stop))
     async with grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
         await asyncio.wait_for(channel.channel_ready(), 60)
         try:
@@ -112,7 +112,7 @@ def test_agents_and_viewers(tmp_path: Path) -> None:
             assert refused[2] == "1"
             assert (await told([netmon_pb2.AgentMessage(batch=bad)], stub))[0] == grpc.StatusCode.INVALID_ARGUMENT
             with pytest.raises(UnsupportedError, match="another process does"):
-                await serve(f"unix:{tmp_path}/socket", tmp_path / "other", FAST, receiver="apart")
+                await serve(replace(FAST, listen=f"unix:{tmp_path}/socket", data=tmp_path / "other", receiver="apart"))
             assert len(receiver_of(os.getpid())) == 1
 
     asyncio.run(scenario())

@@ -24,7 +24,7 @@ from test_tls import listening
 from waiting import free_port, wait_for
 
 from collector import admission
-from collector.service import ListenConfig
+from collector.settings import ListenConfig
 from netmon.certificates.authority import Authority
 from netmon.certificates.viewers import make_token
 from netmon.wire import netmon_pb2

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,7 +18,7 @@ from test_collector_server import FAST, message
 from waiting import free_port, wait_for
 
 from collector.server import serve
-from collector.service import ListenConfig
+from collector.settings import ListenConfig
 from netmon.certificates.authority import Authority
 from netmon.certificates.viewers import make_token
 from netmon.errors import CertificateError, UsageError
@@ -203,7 +204,7 @@ def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.0.0.1:9400", "head.example:9400"])
 def test_plaintext_does_not_leave_the_machine(tmp_path: Path, listen: str) -> None:
     with pytest.raises(UsageError, match="without encryption: give --tls DIR"):
-        asyncio.run(serve(listen, tmp_path / "data", FAST))
+        asyncio.run(serve(replace(FAST, listen=listen, data=tmp_path / "data")))
     with pytest.raises(UsageError, match="without encryption"):
         watch_once(listen, TEN)
 

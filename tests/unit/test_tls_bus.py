@@ -21,7 +21,7 @@ from sent_agent import Sent, check_whole, introduction
 from waiting import wait_for
 
 from collector.cluster.worker import WorkerSettings
-from collector.service import ListenConfig
+from collector.settings import ListenConfig
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.certificates.nats import configuration
 from netmon.errors import UsageError

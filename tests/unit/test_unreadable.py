@@ -3,6 +3,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,7 +13,7 @@ from test_collector_server import FAST
 from test_tls import COLLECTOR, listening
 
 from collector.server import serve
-from collector.service import ListenConfig
+from collector.settings import ListenConfig
 from netmon.wire.identity import Role
 from netmon.wire.secure import open_channel
 
@@ -36,7 +37,9 @@ def test_bytes_that_are_no_message_are_refused_in_one_line(
 ) -> None:
     async def scenario() -> None:
         address, stop = f"unix:{tmp_path}/socket", asyncio.Event()
-        task = asyncio.create_task(serve(address, tmp_path / "data", FAST, stop, receiver=receiver))
+        task = asyncio.create_task(
+            serve(replace(FAST, listen=address, data=tmp_path / "data", receiver=receiver), stop)
+        )
         async with grpc.aio.insecure_channel(address) as channel:
             await asyncio.wait_for(channel.channel_ready(), 60)
             for method in _METHODS:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from test_web_access import Asked, trusting
 from waiting import free_port, wait_for
 
 from collector.server import serve
-from collector.service import ListenConfig
+from collector.settings import ListenConfig
 from netmon.errors import UnsupportedError
 from netmon.wire.identity import Role
 
@@ -55,4 +56,4 @@ def test_an_address_that_is_taken_is_named_with_its_option(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as taken:
         at = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UnsupportedError, match=f"cannot listen on {at}: .*choose another --http"):
-            asyncio.run(serve(f"unix:{tmp_path}/s", tmp_path / "data", FAST, http=at))
+            asyncio.run(serve(replace(FAST, listen=f"unix:{tmp_path}/s", data=tmp_path / "data", http=at)))

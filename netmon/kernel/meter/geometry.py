@@ -41,10 +41,8 @@ def possible_cpus(text: str | None = None) -> int:
 def choose_geometry(bucket_ns: int, interfaces: int = 1, slots: int = 0, cpus: int = 0) -> Geometry:
     """interfaces: how many will be watched; slots: per CPU; cpus: CPU numbers. 0: as the machine has and suits it.
 
-    Raises UsageError for a bucket width that is out of range, or slots that memory cannot hold.
+    Raises UsageError for slots that memory cannot hold.
     """
-    if not MIN_BUCKET_NS <= bucket_ns <= MAX_BUCKET_NS:
-        raise UsageError(f"cannot count in buckets of {bucket_ns} ns: the width must be between 1 us and 1 s")
     cpus = cpus or possible_cpus()
     return Geometry(
         bucket_ns=bucket_ns,
