@@ -8,17 +8,13 @@ import base64
 import logging
 from typing import Any
 
-from netmon.agent.clock import Clock
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.nic import Links
-from netmon.agent.steps import StepMarks
-from netmon.agent.timeline import TimelineMarks
+from netmon.agent.training_marks import TrainingMarks
 from netmon.agent.transport import TransportLooks
 from netmon.kernel.changes import Changes
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More
-from netmon.kernel.training.timelines import Opened
-from netmon.records import Mark
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +31,12 @@ class HostScan:
         self,
         privileged: Privileged,
         owners: FlowOwners,
-        steps: StepMarks,
-        timelines: TimelineMarks,
+        marks: TrainingMarks,
         links: Links,
-        clock: Clock,
         transport: TransportLooks,
     ) -> None:
-        self._privileged, self._owners, self._steps = privileged, owners, steps
-        self._timelines, self._links, self._clock = timelines, links, clock
-        self._transport = transport
+        self._privileged, self._owners, self._marks = privileged, owners, marks
+        self._links, self._transport = links, transport
         self._changes = Changes()
         self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
         self._any_ranks = False
@@ -82,33 +75,32 @@ class HostScan:
             self._privileged.request(LookElsewhere(self._transport.elsewhere))
             self._transport.elsewhere = []
 
-    def receive(self, now_ns: int) -> list[Mark]:
-        """Takes in what has been answered, and returns the marks that follow from it. Raises KernelError."""
+    def receive(self, now_ns: int) -> None:
+        """Takes in what has been answered. Raises KernelError."""
         reply = self._privileged.poll() if self._privileged.busy else None
         if reply is None:
-            return []
+            return
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
-            return []
+            return
         if self._asking == "transport":
             self._transport.answer(base64.b64decode(reply["rows"]), reply["able"])
-            return []
+            return
         self._ranks_found += reply["ranks"]
         if self._asking == "look":
             self._look = reply
         if reply["more"]:
             self._asking = "more"
             self._privileged.request(More())
-            return []
-        return self._see(self._look, now_ns)
+            return
+        self._see(self._look, now_ns)
 
-    def _see(self, look: dict[str, Any], now_ns: int) -> list[Mark]:
+    def _see(self, look: dict[str, Any], now_ns: int) -> None:
         """A look is complete."""
         ranks, self._ranks_found = self._ranks_found, []
         self._any_ranks = bool(ranks)
-        marks = self._steps.ranks(ranks, now_ns)
         self._owners.ranks(rank["pid"] for rank in ranks)
-        marks += self._follow_timelines(look["timelines"], now_ns)
+        self._marks.look(ranks, look["timelines"], now_ns)
         self._links.follow(look["interfaces"])
         for path in look["probed"]:
             log.info("probing %s", path)
@@ -116,11 +108,3 @@ class HostScan:
             if warning not in self._warned and len(self._warned) < _MOST_WARNED:
                 self._warned.add(warning)
                 log.warning("%s", warning)
-        return marks
-
-    def _follow_timelines(self, timelines: list[Opened], now_ns: int) -> list[Mark]:
-        identities = self._steps.identities()
-        marks = self._timelines.retain(identities, now_ns)
-        for opened in timelines:
-            marks += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
-        return marks + self._timelines.read(now_ns, self._clock.sample().offset_ns)

@@ -13,6 +13,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from netmon.agent.batch_table import BatchTable
@@ -231,11 +232,11 @@ class SpoolDisk:
         self._found = table
 
 
-def open_folder(make: Callable[[], SpoolFolder], where: object) -> SpoolFolder:
+def open_folder(path: Path, durability: str) -> SpoolFolder:
     """A spool's folder. Raises DataError, also where the disk does not answer for ten seconds."""
     try:
-        return StallingCalls(_OPENS_S).call(None, make, lambda late: None)
+        return StallingCalls(_OPENS_S).call(None, lambda: SpoolFolder(path, durability), lambda late: None)
     except StalledError:
         raise DataError(
-            f"cannot use {where} as a spool: its disk has not answered for {_OPENS_S:.0f} s; give another --spool"
+            f"cannot use {path} as a spool: its disk has not answered for {_OPENS_S:.0f} s; give another --spool"
         ) from None

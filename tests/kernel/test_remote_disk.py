@@ -158,5 +158,5 @@ def test_an_agent_does_not_wait_for_ever_for_a_spool_that_does_not_answer(remote
     monkeypatch.setattr(spool_disk, "_OPENS_S", 0.3)
     remote.stop()
     with pytest.raises(DataError, match=r"its disk has not answered for .*; give another --spool"):
-        spool_disk.open_folder(lambda: SpoolFolder(remote.mount / "spool"), remote.mount / "spool")
+        spool_disk.open_folder(remote.mount / "spool", "process")
     remote.go_on()

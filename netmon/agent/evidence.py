@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What verdicts rest on beside bytes and steps, as often as each of it is worth reading; and what the agent costs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from netmon.agent.cost import CostMeter
+from netmon.agent.counting import Counting
+from netmon.agent.host_part import HostPart
+from netmon.agent.nic import NicSamples
+from netmon.agent.settings import Settings
+from netmon.agent.transport import TransportLooks
+from netmon.records import Flow, Mark, Table
+
+
+class Evidence:
+    """One per agent."""
+
+    def __init__(self, settings: Settings, counting: Counting, flows: Mapping[int, Flow], helper: int) -> None:
+        """flows: all that are known, by id; helper: the pid of the privileged part."""
+        wanted = settings.evidence == "all"
+        self._nic = NicSamples(counting.links, len(counting.interfaces), settings.nic_counters_ns)
+        self._host = HostPart(self._nic, counting.stops, wanted)
+        self.transport = TransportLooks(flows, wanted=wanted)
+        self.cost = CostMeter((os.getpid(), helper))
+
+    def watch(self, now_ns: int) -> None:
+        """Looks at the ranks, if it is time to."""
+        self._host.watch(now_ns)
+
+    def due(self, rows: Table, marks: Sequence[Mark], now_ns: int, idle: bool) -> dict[str, Any]:
+        """Fields of a batch that carries these rows (dtype BUCKET or COARSE) and marks. idle: there is no traffic."""
+        self.transport.count(rows)
+        self._host.add_marks(marks)
+        nic = self._nic.due(now_ns, idle)
+        host, host_jobs = self._host.due(now_ns, idle)
+        return {"nic": nic, "transport": self.transport.due(now_ns), "host": host, "host_jobs": host_jobs}
+
+    def adjust(self, options: Mapping[str, int]) -> list[str]:
+        """As Agent.adjust."""
+        if "nic_counters_ns" not in options:
+            return []
+        self._nic.interval_ns = options["nic_counters_ns"]
+        return ["nic_counters_ns"]
+
+    def close(self) -> None:
+        """Closes its files."""
+        self.transport.close()
+        self._host.close()
