@@ -158,10 +158,14 @@ def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, a
     assert who_waited(told, since, since + 200 * MS) == ({(2, 1)} if waits else set())
 
 
-@pytest.mark.parametrize(("resumed", "waits"), [(1, True), (0, False)], ids=["its receiver", "another rank"])
-def test_a_small_message_was_lost_and_its_receiver_went_on_first(resumed, waits):
+@pytest.mark.parametrize(
+    ("resumed", "again", "waits"),
+    [(1, 0, True), (0, 0, False), (1, 48, False)],
+    ids=["its receiver", "another rank", "messages are often sent again"],
+)
+def test_a_small_message_was_lost_and_its_receiver_went_on_first(resumed, again, waits):
     """Such a connection is idle now and busy then, so that the rest of a row tells nothing of the silence."""
-    rows = [(1_500, 0, busy, 0) for busy in (300, 700, 200)]
+    rows = [(1_500, again, busy, 0) for busy in (300, 700, 200)]
     table = said(*rows, (1_500, 96, 350, 0), *rows)
     told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.ones(len(table), bool))
     since = BEGIN + 3_300 * MS
@@ -343,7 +347,8 @@ def test_ranks_that_all_wait_for_what_was_lost_of_their_agreement(again, busy_ms
 
 
 @pytest.mark.parametrize(
-    ("share", "cause"), [("pause", Cause.PAUSE), ("late", Cause.STRAGGLER), ("loss", Cause.UNKNOWN)]
+    ("share", "cause"),
+    [("pause", Cause.PAUSE), ("late", Cause.STRAGGLER), ("loss", Cause.LOSS), ("cross", Cause.UNKNOWN)],
 )
 def test_who_accuses_nobodys_traffic_needs_less_beside_what_is_unknown(share, cause):
     shares = dict.fromkeys(SHARES, 0.0) | {share: 40.0, "unknown": 60.0}

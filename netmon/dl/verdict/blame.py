@@ -31,8 +31,8 @@ from netmon.records import Direction
 # bytes: a slow link takes as much longer for a packet as for all of them, so that what looks even depends on how slow
 # it is.
 
-_PIECES = 16  # of what a link carries in a transfer, or in what was left of the one before
-_LEAST_PIECE, _MOST_PIECE = 1 << 16, 1 << 18  # bytes: some of the largest packets
+_PIECES = 32  # of what a link carries in a transfer, or in what was left of the one before
+_LEAST_PIECE, _MOST_PIECE = 1 << 16, 1 << 17  # bytes: some of the largest packets
 _SLOWER = 0.8  # of the baseline pace
 _EVEN = 0.2  # paces that are so much off are still one
 _EVEN_LOSSY = 0.1  # the same where packets are lost: TCP is slow for a while after that, too, but not evenly

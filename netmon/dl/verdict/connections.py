@@ -38,9 +38,10 @@ COLUMNS = {
 _FEWEST = 3  # rows, that there is a baseline
 _WAITING = 0.5  # of a silence, in which something was unacknowledged
 _RESUMED_NS = 50_000_000  # after a silence: what ends it, or is reported with what follows
-_LOSSY, _LOSSY_BYTES = 0.0005, 4_500  # of what was sent, sent again
+_LOSSY, _LOSSY_BYTES = 0.001, 4_500  # of what was sent, sent again
 _CLEAR, _CLEAR_PART = 2.0, 1.0  # standard deviations; of a row of which the silence is a _PART
 _PART = 0.2
+_SELDOM = 0.1  # of the other rows
 _BEYOND = 5.0  # times the baseline
 _MOSTLY, _NOT_MERELY = 0.9, 2.0  # of the other rows; times what these show at the most
 
@@ -96,7 +97,7 @@ def who_waited(connections: Connections, begin_ns: float, end_ns: float, resumed
     A row may be longer: in the rest of it the connection had something to send for as long as it clearly has
     otherwise. Connections that carry no gradients count, too: of what they agree on, nothing may be sent before. Of
     one of these to the rank that `resumed` after the silence it is enough that it may have been busy for all of it: a
-    message was sent again, and that rank went on.
+    message was sent again, as seldom happens on it, and that rank went on.
     """
     said = connections.rows
     length = said["end_ns"] - said["start_ns"]
@@ -107,13 +108,17 @@ def who_waited(connections: Connections, begin_ns: float, end_ns: float, resumed
     found = set()
     for row in np.flatnonzero(known & (overlap >= _WAITING * (end_ns - begin_ns))).tolist():
         same = said["of"] == said["of"][row]
-        if not (again & same).any():
+        then = again & same
+        if not then.any():
             continue
+        otherwise = said["again_bytes"][same & ~then] > 0
+        seldom = otherwise.sum() <= _SELDOM * len(otherwise)
         shares = (idle / np.maximum(length, 1))[known & (overlap <= 0) & same]
         clear = _CLEAR_PART if overlap[row] >= _PART * length[row] else _CLEAR
         baseline = max(0.0, median(shares) - clear * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - baseline * (length[row] - overlap[row])
-        if connections.control[row] and connections.peer[row] == resumed and said["busy_ns"][row] >= overlap[row]:
+        to_resumed = connections.control[row] and connections.peer[row] == resumed
+        if to_resumed and seldom and said["busy_ns"][row] >= overlap[row]:
             idle_then = 0.0
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
             found.add((int(connections.rank[row]), int(connections.peer[row])))

@@ -32,7 +32,8 @@ from netmon.views import NETWORK, SHARES, Cause, Verdict
 
 _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
-_MEANT = 0.5  # of what is not known: what has to be reported who accuses nobody's traffic
+_KNOWN = 0.5  # of what is not known: as much has to be known of a cause, and of one that blames others all of it
+_OTHERS = ("cross", "other_job")
 _MAY_BE_HIS = ("unknown", "loss", "slow_link")
 _INTERVAL = 1.645  # standard deviations: 90 %
 
@@ -66,7 +67,7 @@ def conclude(
     whole: dict[str, Any] = {f"{name}_ns": round(shares[name]) for name in SHARES}
     whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
     verdict = replace(verdict, **whole, error_ns=round(noise_ns))
-    doubt = shares["unknown"] * (1.0 if _CAUSES[first] in NETWORK else _MEANT)
+    doubt = shares["unknown"] * (1.0 if first in _OTHERS else _KNOWN)
     if shares[first] < max(_LEAST_SHARE * excess, noise_ns, doubt):
         return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
     verdict = replace(verdict, cause=_CAUSES[first])
