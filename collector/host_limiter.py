@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collector.settings import DEFAULT_RATES, Rates
 from netmon.rate_limiter import RateLimiters
 from netmon.wire import netmon_pb2
+from netmon.wire.limits import MAX_ROWS
 
 SAVED_S = 60.0
 """What a host has not used is kept for it up to here."""
@@ -37,9 +38,9 @@ class HostLimiter:
         self._spend(host, SESSION_S + len(hello.flows) / rates.flows + len(hello.marks) / rates.marks)
 
     def add_batch(self, host: str, batch: netmon_pb2.Batch) -> None:
-        """A batch of a host is taken in."""
+        """A batch of a host has come, which may claim anything."""
         rates, others = self.rates(), len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
-        cost_s = 1 / rates.batches + batch.buckets.rows / rates.rows + others / rates.others
+        cost_s = 1 / rates.batches + min(batch.buckets.rows, MAX_ROWS) / rates.rows + others / rates.others
         self._spend(host, cost_s + len(batch.flows) / rates.flows + len(batch.marks) / rates.marks)
 
     def wait_s(self, host: str) -> float:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from collector.answers import Answers
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
-from collector.frontend import AutoReceiver, Frontend, GrpcFrontend
 from collector.jobs.process import JobStageProcess
 from collector.metrics.serving import serve_metrics, why_not_ready
 from collector.receiving.client import ReceiverClient
 from collector.receiving.frames import Listen
 from collector.registry import Registry
 from collector.service import admission_to
-from collector.settings import ListenConfig, Settings
+from collector.settings import Settings
 from collector.stored_past import Dataset
 from collector.web_process import WebProcess
 from netmon.dl.classify import NS_PER_S
@@ -73,7 +72,7 @@ async def serve(
     supervisor = Supervisor()
     if spans:
         registry.live.on_accounted, registry.live.jobs.counts.on_verdict = spans.add_iterations, spans.judged
-    listener: Frontend | None = None
+    listener: ReceiverClient | None = None
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None
     page: WebProcess | None = None
@@ -81,7 +80,7 @@ async def serve(
         exposed = listen_config.security.exposed(listen, *(worker.bus.servers if worker else ()))
         answers = Answers(registry, exposed, stored)
         registry.live.stored = stored
-        listener = _listener(registry, listen, listen_config, worker is None, answers, settings.receiver)
+        listener = ReceiverClient(registry, answers, Listen(listen, listen_config, streams=worker is None))
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
@@ -139,16 +138,6 @@ async def serve(
         sink.close()
         overdue.cancel()
         supervisor.close()
-
-
-def _listener(
-    registry: Registry, listen: str, listen_config: ListenConfig, streams: bool, answers: Answers, receiver: str
-) -> Frontend:
-    if receiver == "here" or not streams:
-        return GrpcFrontend(registry, listen, listen_config, streams, answers)
-    if receiver == "auto":
-        return AutoReceiver(registry, listen, listen_config, answers)
-    return ReceiverClient(registry, answers, Listen(listen, listen_config, streams))
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
@@ -233,7 +222,7 @@ def flush_pause_s(interval_s: float, took_s: float) -> float:
     return max(interval_s / 4, interval_s - 2 * took_s)
 
 
-async def _tick_for_ever(listener: Frontend, supervisor: Supervisor, registry: Registry) -> None:
+async def _tick_for_ever(listener: ReceiverClient, supervisor: Supervisor, registry: Registry) -> None:
     while True:
         registry.failures.check_clock()
         begun = time.monotonic()

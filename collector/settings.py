@@ -77,12 +77,6 @@ class Settings:
     listen: str = option("localhost:9400", "HOST:PORT or unix:PATH (%(default)s)", metavar="ADDR")
     data: Path = option(None, "the dataset's directory", required=True, **DIR)
     listen_config: ListenConfig = ListenConfig()
-    receiver: str = option(
-        "auto",
-        "where gRPC is served: in the collector's process or in one of its own, auto: that from 128 agents on "
-        "(%(default)s)",
-        choices=("auto", "here", "apart"),
-    )
     bus: tuple[str, ...] = option(
         "",
         "work as one of several workers on NATS JetStream: nats://[USER:PASSWORD@]HOST:4222 of each server",

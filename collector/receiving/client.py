@@ -334,17 +334,23 @@ class ReceiverClient:
         """Of the process; 0: none runs."""
         return self._process.pid if self._process else 0
 
+    @property
+    def _takes(self) -> bool:
+        """Whether what agents send comes here, and is taken in."""
+        return self._listen.streams and self._registry.flushing.open
+
     async def start(self) -> None:
         """Listen. Raises as ReceivingProcess.start."""
         self._process = await ReceivingProcess.start(self._listen)
         self._for_ever = [self._begin(self._receive_all()), self._begin(self._send_states())]
 
     async def tick(self) -> float:
+        """Take in what has come, and settle what is due; returns for how long (s) it has waited for the process."""
         for task in self._for_ever:
             if task.done() and not self._closing:
                 task.result()
         begun = time.monotonic()
-        received = await self._give() if self._registry.flushing.open else None
+        received = await self._give() if self._takes else None
         waited_s = time.monotonic() - begun
         if received is None:
             self._registry.tick()
@@ -358,19 +364,21 @@ class ReceiverClient:
         return waited_s
 
     async def rest(self, pause_s: float) -> None:
-        """See Frontend; towards its end what has come is requested, so that the tick need not wait for it."""
+        """Between two ticks; towards its end what has come is requested, so that the tick need not wait for it."""
         self._pause_s, lead_s = pause_s, min(self._lead_s, pause_s)
         await asyncio.sleep(pause_s - lead_s)
-        if self._registry.flushing.open:
+        if self._takes:
             self._request()
         await asyncio.sleep(lead_s)
 
     async def follow(self, why_not: Callable[[], str]) -> None:
+        """As Health.follow."""
         while True:
             self._send(frames.Serves(why_not()))
             await asyncio.sleep(ALIVE_EVERY_S)
 
     async def leave(self) -> None:
+        """As Health.leave."""
         self._send(frames.Serves("", leaving=True))
 
     async def close(self, grace_s: float) -> None:

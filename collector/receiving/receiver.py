@@ -34,6 +34,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
 from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity
+from netmon.wire.limits import MAX_ROWS
 
 # --- One agent's stream in the receiving process: read here, judged by the collector.
 
@@ -209,7 +210,7 @@ class ReceivedStream:
         self.waiting_rows += rows
         self.waiting_batches += 1
         if self._rows_per_s:
-            cost_s = message.batch.buckets.rows / self._rows_per_s
+            cost_s = min(message.batch.buckets.rows, MAX_ROWS) / self._rows_per_s
             self._free_s = max(self._free_s, time.monotonic() - _BURST_S) + cost_s
         self._to.add(self, message, data, rows)
 

@@ -12,11 +12,13 @@ import pytest
 from collector_stream import Host, hello
 from collector_thread import collecting
 from in_process import JobsHere
+from receiver_here import receive_here
 from waiting import wait_for
 
-from collector import backpressure, frontend, registry, server
+from collector import backpressure, registry, server
 from collector.backpressure import STEPS, BackpressurePolicy, BackpressureRequest, Behind, Intake, Sending, Storing
 from collector.dataset.sink import ParquetSink
+from collector.receiving import client, receiver
 from netmon.agent.connection import Outgoing
 from netmon.agent.grpc_connection import GrpcConnection
 from netmon.agent.pressure import Backpressure
@@ -270,9 +272,10 @@ def test_an_agent_hears_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest
 
 def test_agents_that_ask_whether_it_lives_are_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that is late says nothing meanwhile, and reads several pings as if they had been sent at once."""
-    late = dict(frontend.COLLECTOR_OPTIONS) | {"grpc.http2.min_recv_ping_interval_without_data_ms": 60_000}
-    monkeypatch.setattr(frontend, "COLLECTOR_OPTIONS", tuple(late.items()))
-    monkeypatch.setattr(frontend, "ALIVE_EVERY_S", 6)
+    receive_here(monkeypatch)
+    late = dict(receiver.COLLECTOR_OPTIONS) | {"grpc.http2.min_recv_ping_interval_without_data_ms": 60_000}
+    monkeypatch.setattr(receiver, "COLLECTOR_OPTIONS", tuple(late.items()))
+    monkeypatch.setattr(client, "ALIVE_EVERY_S", 6)
     eager = dict(AGENT_OPTIONS) | {"grpc.keepalive_time_ms": 20}  # gRPC makes it one a second
     address = f"unix:{tmp_path}/socket"
     with collecting(address, tmp_path / "data"), grpc.insecure_channel(address, options=[*eager.items()]) as channel:
@@ -329,7 +332,7 @@ import sys, time
 from collector import registry, server
 from netmon.cli import main
 server._OVER_WITHIN_S = 0.5
-registry.Registry.tick = lambda self: (print("busy", flush=True), time.sleep(600))
+registry.Registry.receive = lambda *args: (print("busy", flush=True), time.sleep(600))
 sys.exit(main(sys.argv[1:]))
 """
 

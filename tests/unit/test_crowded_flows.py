@@ -35,8 +35,7 @@ def crowd(batch: Batch, first: int, count: int) -> Batch:
     return replace(batch, flows=(*batch.flows, *new), buckets=np.concatenate([batch.buckets, rows]))
 
 
-@pytest.mark.parametrize("receiver", ["here", "apart"])
-def test_flows_beyond_the_bound_lose_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receiver: str) -> None:
+def test_flows_beyond_the_bound_lose_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_table, "MOST_FLOWS", _MOST)
     source = Host()
     batches = [crowd(source.batch(), 1_000 * number, 300) for number in range(1, 11)]
@@ -46,7 +45,7 @@ def test_flows_beyond_the_bound_lose_no_byte(tmp_path: Path, monkeypatch: pytest
     batches.append(replace(again, buckets=np.concatenate([again.buckets, rows])))
 
     async def scenario() -> None:
-        async with collector(tmp_path, receiver=receiver) as stub:
+        async with collector(tmp_path) as stub:
             assert (await send(stub, [hello(), *batches]))[-1] == 11
 
     asyncio.run(scenario())

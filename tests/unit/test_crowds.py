@@ -34,7 +34,7 @@ def test_streams_that_only_say_hello_cost_others_nothing(tmp_path: Path, monkeyp
     monkeypatch.setattr(job_exchange, "build_news", counting)
 
     async def scenario() -> None:
-        async with collector(tmp_path, receiver="here") as stub:  # by itself it would cut so many off once
+        async with collector(tmp_path) as stub:
             over = asyncio.Event()
 
             async def only_hello(number: int) -> AsyncIterator[Any]:

@@ -13,6 +13,7 @@ import grpc
 import pandas as pd
 import pytest
 from collector_stream import Host, hello, mark
+from receiver_here import receive_here
 from test_collector_server import collector, first_stored, message, send, session
 
 from collector import agent_checks
@@ -189,6 +190,7 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
 def test_a_stream_that_says_nothing_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: list[Hello]
 ) -> None:
+    receive_here(monkeypatch)
     monkeypatch.setattr(agent_checks, "HELLO_WITHIN_S", 0.2)
     monkeypatch.setattr(agent_checks, "SILENT_S", 0.2)
 

@@ -43,6 +43,7 @@ def test_an_hour_of_batches_at_once_is_taken_in_as_it_comes(now: list[float]) ->
         netmon_pb2.Batch(flows=[netmon_pb2.Flow()] * 50_000),
         netmon_pb2.Batch(marks=[netmon_pb2.Mark()] * 50_000),
         netmon_pb2.Batch(buckets=netmon_pb2.Buckets(rows=1 << 18)),
+        netmon_pb2.Batch(buckets=netmon_pb2.Buckets(rows=(1 << 32) - 1)),  # which it claims
         netmon_pb2.Batch(ledger=[netmon_pb2.LedgerSample()] * 4096),
         netmon_pb2.Batch(),
     ],

@@ -134,7 +134,7 @@ def test_a_collector_that_does_not_tell_says_so(tmp_path: Path) -> None:
 
 def test_it_is_told_through_a_receiving_process_too(tmp_path: Path) -> None:
     at, wanted = f"unix:{tmp_path}/s", RowQuery("iterations", ["job", "rank", "iteration"])
-    with collecting(at, tmp_path / "data", stored=StoredRows(RECORDED), receiver="apart"):
+    with collecting(at, tmp_path / "data", stored=StoredRows(RECORDED)):
         wait_for(lambda: answers(at))
         assert rows(CollectorRows(at), wanted) == rows(StoredRows(RECORDED), wanted)
         with pytest.raises(UnreachableError, match="not one of iterations"):

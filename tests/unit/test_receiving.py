@@ -19,7 +19,6 @@ from collector_stream import MS, Host, hello
 from test_collector_server import FAST, first_stored, message, send, session
 from waiting import DIES_WITH_US, wait_for
 
-from collector import frontend
 from collector.receiving.client import RemoteStream
 from collector.server import serve
 from netmon.bench.usage import children, command_line
@@ -36,9 +35,9 @@ _MODULE = "collector.receiving.receiver"
 
 
 @contextlib.asynccontextmanager
-async def collector(directory: Path, receiver: str = "apart") -> AsyncIterator[CollectorStub]:
+async def collector(directory: Path) -> AsyncIterator[CollectorStub]:
     address, stop = f"unix:{directory}/socket", asyncio.Event()
-    task = asyncio.create_task(serve(replace(FAST, listen=address, data=directory / "data", receiver=receiver), stop))
+    task = asyncio.create_task(serve(replace(FAST, listen=address, data=directory / "data"), stop))
     async with grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
         await asyncio.wait_for(channel.channel_ready(), 60)
         try:
@@ -46,31 +45,6 @@ async def collector(directory: Path, receiver: str = "apart") -> AsyncIterator[C
         finally:
             stop.set()
             await task
-
-
-def test_many_agents_get_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend, "OWN_PROCESS_FROM", 2)
-
-    async def scenario() -> None:
-        async with collector(tmp_path, "auto") as stub:
-            assert (await send(stub, session(10)))[-1] == 10
-            assert not receiver_of(os.getpid())
-            open_ended = [stub.Stream() for _ in range(2)]
-            for number, call in enumerate(open_ended):
-                await call.write(message(hello(host=f"h{number + 1}", session=f"t{number + 1}")))
-            for call in open_ended:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    while await call.read() is not grpc.aio.EOF:
-                        pass
-                assert await call.code() != grpc.StatusCode.OK  # cut off
-            other = [message(hello(host="h3", session="t3")), *(message(b) for b in session(20)[1:])]
-            call = stub.Stream(iter(other), wait_for_ready=True)
-            assert [answer.sequence async for answer in call][-1] == 20
-            assert len(receiver_of(os.getpid())) == 1
-
-    asyncio.run(scenario())
-    rows = pd.read_parquet(tmp_path / "data/buckets")["host"].astype(str).value_counts()
-    assert rows["h3"] == 2 * rows["h0"] > 0
 
 
 def receiver_of(pid: int) -> list[int]:
@@ -112,7 +86,7 @@ def test_agents_and_viewers(tmp_path: Path) -> None:
             assert refused[2] == "1"
             assert (await told([netmon_pb2.AgentMessage(batch=bad)], stub))[0] == grpc.StatusCode.INVALID_ARGUMENT
             with pytest.raises(UnsupportedError, match="another process does"):
-                await serve(replace(FAST, listen=f"unix:{tmp_path}/socket", data=tmp_path / "other", receiver="apart"))
+                await serve(replace(FAST, listen=f"unix:{tmp_path}/socket", data=tmp_path / "other"))
             assert len(receiver_of(os.getpid())) == 1
 
     asyncio.run(scenario())
@@ -151,7 +125,7 @@ def test_its_death_loses_nothing(tmp_path: Path) -> None:
 def test_it_ends_with_the_collector(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/socket"
     command = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(tmp_path / "data")]
-    process = subprocess.Popen([*DIES_WITH_US, *command, "--receiver", "apart"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*DIES_WITH_US, *command], stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: bool(receiver_of(process.pid)))
         (receiver,) = receiver_of(process.pid)
@@ -209,11 +183,10 @@ def test_what_fails_for_one_stream_is_said_and_costs_no_other(tmp_path: Path, mo
     assert any("ZeroDivisionError: of a mistake of ours" in line for line in asyncio.run(scenario()))
 
 
-@pytest.mark.parametrize("receiver", ["here", "apart"])
-def test_calls_that_the_end_finds_leave_no_traceback(tmp_path: Path, receiver: str) -> None:
+def test_calls_that_the_end_finds_leave_no_traceback(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/socket"
     command = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(tmp_path / "data")]
-    process = subprocess.Popen([*DIES_WITH_US, *command, "--receiver", receiver], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*DIES_WITH_US, *command], stderr=subprocess.PIPE, text=True)
 
     async def scenario() -> str:
         async with grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:

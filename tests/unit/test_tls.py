@@ -37,11 +37,9 @@ TEN = Selection(flows=10)
 
 
 @contextlib.contextmanager
-def listening(
-    directory: Path, listen_config: ListenConfig, host: str = "127.0.0.1", receiver: str = "auto"
-) -> Iterator[str]:
+def listening(directory: Path, listen_config: ListenConfig, host: str = "127.0.0.1") -> Iterator[str]:
     port = free_port()
-    with collecting(f"{host}:{port}", directory / "data", listen_config=listen_config, receiver=receiver):
+    with collecting(f"{host}:{port}", directory / "data", listen_config=listen_config):
         wait_for(lambda: answers(port))
         yield f"127.0.0.1:{port}"
 

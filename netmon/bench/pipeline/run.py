@@ -187,8 +187,6 @@ _MEMORY_EVERY_S = 1.0
 _MOST_NAMED = 5  # streams that failed
 _CHILDREN = {"collector.jobs.worker": "job process", "collector.receiving.receiver": "receiver"}  # of the collector
 _TAKE_IN = ("collector", "receiver")
-_OWN_PROCESS_FROM = 128
-"""Hosts from which on the collector receives in a process of its own, as its manual says."""
 
 
 @dataclass(frozen=True)
@@ -372,7 +370,6 @@ def _measure(
     load = spec.load
     address, report = f"unix:{folder / 'collector.sock'}", folder / "report.json"
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
-    collect += ["--receiver", "apart"] if load.hosts >= _OWN_PROCESS_FROM and not bus else []
     collect += ["--bus", bus, "--worker", "w1"] if bus else []
     to = bus or address
     threads = f"GRPC_EXPERIMENTS=-event_engine_client,{FEW_THREADS}"

@@ -113,8 +113,10 @@ def _longest_break(wire_bytes: _Floats, edges: _Floats) -> _Floats:
 def _even(took: _Floats, off: float) -> bool:
     """Whether the link kept one pace for most pieces, alongside breaks, or most of the time: TCP takes a while to be
     fast again."""
-    near = np.abs(took / took[:, None] - 1) <= off
-    pieces, time = near.sum(axis=1), near @ took
+    ordered = np.sort(took)
+    first, last = np.searchsorted(ordered, ordered * (1 - off)), np.searchsorted(ordered, ordered * (1 + off), "right")
+    total = np.concatenate([[0.0], np.cumsum(ordered)])
+    pieces, time = last - first, total[last] - total[first]
     return bool(((pieces >= _FEWEST) & ((pieces >= _MOSTLY * len(took)) | (time >= _MOSTLY * took.sum()))).any())
 
 
