@@ -252,7 +252,7 @@ class Recording:
         return figure(self._study(job), name)
 
     def _study(self, job: str | None) -> Any:
-        from netmon.report.reading import read_study
+        from netmon.report.study import read_study
 
         requested = self._requested(job)
         if requested not in self._studies:

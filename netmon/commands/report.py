@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
     require(_NEEDS, "make a report", "report")
     from netmon.history.job_names import job_names, requested_job
-    from netmon.report.reading import read_study
     from netmon.report.report import chapters, write_report
+    from netmon.report.study import read_study
 
     console = Console(stderr=True)
     columns = (BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening the dataset that a collector has written."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import reduce
 from operator import and_
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -138,6 +140,37 @@ def read_rows(
     except NoRowsError:
         return pd.DataFrame(columns=list(columns))
     return frame_of(stream(found, [name for name in columns if name in found.schema.names], condition), columns, whole)
+
+
+_Value = TypeVar("_Value", bound=Hashable)
+
+
+class Numbered(Generic[_Value]):
+    """Numbers for values, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self.values: list[_Value] = []
+        self._numbers: dict[_Value, int] = {}
+
+    def number(self, value: _Value) -> int:
+        """Its number, a new one for a new value."""
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
+class Words(Numbered[str]):
+    """Of the words of columns, the same in all files."""
+
+    def encode(self, column: pa.Array) -> npt.NDArray[np.int64]:
+        """The number of each row's word; a null is the empty word."""
+        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        own = np.array([self.number(word or "") for word in coded.dictionary.to_pylist()] + [-1], np.int64)
+        if coded.null_count:
+            own[-1] = self.number("")
+        numbers: npt.NDArray[np.int64] = np.take(own, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False))
+        return numbers
 
 
 def leave_out(path: Path, error: Exception) -> None:

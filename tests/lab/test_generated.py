@@ -10,7 +10,7 @@ import pytest
 from netmon.history.selection import Window
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.report.bursts import peak_bytes
+from netmon.report.scan import peak_bytes
 from netmon.simulation.formats import write
 from netmon.simulation.generator import fit
 

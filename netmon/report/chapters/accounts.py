@@ -3,8 +3,7 @@
 
 import pandas as pd
 
-from netmon.report.exhibit import Chapter, Exhibit, Frames, need
-from netmon.report.study import Study
+from netmon.report.study import Chapter, Exhibit, Frames, Study, need
 
 
 def _run_frames(study: Study) -> Frames:

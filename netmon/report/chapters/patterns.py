@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 
 from netmon.history.frames import groups, records
 from netmon.records import CLASS_NAMES
-from netmon.report.chapters.volumes import DL, traffic_of, training_pairs
-from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
-from netmon.report.figures.style import COLOUR_OF_CLASS, INK, cumulative, legend_outside, log_if_wide, panels
+from netmon.report.chapters.traffic import DL, training_pairs
 from netmon.report.flows import ring_order
 from netmon.report.scan import PHASES
-from netmon.report.study import Study
+from netmon.report.study import NO_TIMES, Chapter, Exhibit, Frames, GapError, Study, need, traffic_of
+from netmon.report.style import COLOUR_OF_CLASS, INK, cumulative, legend_outside, log_if_wide, panels
 
 # --- Figures of the communication-patterns study.
 
@@ -113,7 +112,7 @@ def _phase_frames(study: Study) -> Frames:
 
 def _duration_frames(study: Study) -> Frames:
     """Long form: part (iteration, communication, exposed, compute) and its seconds, by iteration."""
-    times = need(study.times, "there is no iteration after the first one")
+    times = need(study.times, NO_TIMES)
     columns = {"iteration": times["time_s"], "communication": times["communication_s"], "exposed": times["exposed_s"]}
     parts = [
         times[["run", "job", "model", "iteration", "node_shared"]].assign(part=part, seconds=seconds)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, PercentFormatter
 
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
-from netmon.report.exhibit import GapError
+from netmon.report.study import GapError
 
 COLOUR_OF_CLASS = {**dict(zip(CLASS_NAMES, CLASS_COLOURS, strict=True)), "all": "#000000"}
 INK, THEORY = "#000000", "#000000"
