@@ -110,8 +110,8 @@ def _write_live(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     from netmon.commands.export import iterations
+    from netmon.history.dataset import Window
     from netmon.history.job_names import job_names, requested_job
-    from netmon.history.selection import Window
     from netmon.terminal import say
     from netmon.trace.dataset import clocks, look, write
     from netmon.trace.merge import place

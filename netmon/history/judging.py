@@ -379,12 +379,14 @@ def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFra
     missing, (job, size) = set(wanted), _job_of(iterations)
     of_job: dict[tuple[str, int], JobFlow] = {}
     try:
-        table = open_table(data, "flows")
+        batches = stream(
+            open_table(data, "flows"),
+            _FLOW,
+            ds.field("session").isin(sorted({session for session, _ in wanted} | set(iterations["session"]))),
+        )
     except NoRowsError:
-        table = None
-    known = [name for name in _FLOW if name in table.schema.names] if table is not None else []
-    condition = ds.field("session").isin(sorted({session for session, _ in wanted} | set(iterations["session"])))
-    for batch in stream(table, known, condition) if table is not None else ():
+        batches = iter(())
+    for batch in batches:
         for row in batch.to_pylist():
             key = row["session"], row["flow_id"]
             if key in missing:

@@ -61,8 +61,7 @@ class StoredRows:
             conditions.append(ds.field(begin) < wanted.until_ns)
             over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
             conditions.append(over)
-        there = [name for name in wanted.columns if name in found.schema.names] or None
-        yield from stream(found, there, all_of(conditions), leave_out)
+        yield from stream(found, wanted.columns or None, all_of(conditions), leave_out)
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         from netmon.history.judging import explained  # much, for those who only read rows

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from netmon.errors import DataError
-from netmon.history.dataset import frame_of, stream
-from netmon.history.selection import Window, open_rows
+from netmon.history.dataset import Window, frame_of, open_rows
 from netmon.units import format_bytes
 
 _VERSION = "0.0.4"
@@ -41,8 +40,7 @@ def write_chakra(data: Path, window: Window, out: Path) -> str:
 def _rows(data: Path, window: Window) -> tuple[pd.DataFrame, int]:
     """Iterations of one job that all of its ranks report, and how many others there are. Raises DataError."""
     files, condition = open_rows(data, "iterations", window)
-    there = [name for name in _COLUMNS if name in files.schema.names]
-    rows = frame_of(stream(files, there, condition), _COLUMNS, whole=True)
+    rows = frame_of(files, _COLUMNS, condition, whole=True)
     if rows.empty:
         raise DataError(f"cannot write execution traces of {data}: it holds no such iteration")
     if len(jobs := sorted(set(rows["job"]))) > 1:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from netmon.errors import DataError
-from netmon.history.selection import Window
-from netmon.simulation.recorded import TUPLE, buckets_of, flows_of
+from netmon.history.dataset import Window
+from netmon.simulation.traffic import TUPLE, buckets_of, flows_of
 from netmon.units import format_bytes, format_count
 
 MOST_PACKETS = 20_000_000
