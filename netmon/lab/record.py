@@ -11,7 +11,7 @@ run.json      spec (what was asked: ring, pattern, model, size_scale, cross_load
 injections.json  where something was injected: a list of what was done when (netmon.lab.injections.injector)
 cross.json    a list: each sender's profile, ports, what it sent and when
 layers.json   parameters of each tensor, as the trainers read them
-rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/iteration_log.py)
+rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/script.py)
 log/          what the processes printed
 ```
 In a sweep every run's job has a name of its own, its run.json says which (`iterations.job` tells the run).

@@ -12,7 +12,7 @@ from netmon.lab.injections.spec import BY_TRAINER, TRANSFERS, Injection, pauses_
 from netmon.lab.traffic.loads import PUBLISHED_RATE_BPS
 from netmon.lab.traffic.profiles import PROFILES
 from netmon.lab.trainers.collectives import PATTERNS
-from netmon.lab.trainers.layers import layer_sizes
+from netmon.lab.trainers.script import layer_sizes
 
 # --- The models of the papers: the tensors that each hands to Horovod, and how long an accelerator computes a step.
 #

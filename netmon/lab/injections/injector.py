@@ -27,6 +27,7 @@ from typing import Any
 
 from netmon.errors import LabError
 from netmon.lab import iproute
+from netmon.lab.injections import programs
 from netmon.lab.injections.quota import Quota, own_group, throttle
 from netmon.lab.injections.spec import BY_TRAINER, FILE_PORT, TRANSFERS, Injection
 from netmon.lab.network import INTERFACE, Host, Network, shaping
@@ -100,7 +101,6 @@ def _on_switch(network: Network, *lines: str) -> None:
 
 # --- How each kind is begun and ended. What takes CPU time to start is started before the training.
 
-_HERE = Path(__file__).parent
 _CROSS_PORT = 5301
 _JOB_PORT = 30_500
 _JOB_PORTS = 200  # of one job
@@ -186,7 +186,7 @@ class _Cross(Action):
         return began
 
     def end(self) -> int:
-        self._programs = sorted({_program(process.pid) for process in self._cross.processes})
+        self._programs = sorted({_name_of(process.pid) for process in self._cross.processes})
         self._cross.stop()
         ended: int = self._cross.truth["ended"]["mono_ns"]
         return ended
@@ -251,7 +251,7 @@ class _Job(Action):
 
     def _hold(self) -> None:
         ranks = [str(rank.pid) for rank in self._training.ranks]
-        command = [*PRIORITY, *_script("stopping.py"), str(_STANDING_BY), *ranks]
+        command = [*PRIORITY, *_program("stop"), str(_STANDING_BY), *ranks]
         self._guard = Process(f"{self.job}-held", command, self._logs)
         self._guard.wait_output(r"begun (\d+)", _READY_SECONDS)
 
@@ -277,10 +277,10 @@ class _Script(Action):
         if injection.kind == "hog":  # who is hurt, then who is on other hosts
             ranks = sorted(range(len(training.ranks)), key=lambda rank: rank != injection.rank)
         pids = [str(training.ranks[rank].pid) for rank in ranks]
-        what = ["stopping.py", seconds] if injection.kind != "hog" else ["busy.py", loops, seconds]
+        what = ["stop", seconds] if injection.kind != "hog" else ["busy", loops, seconds]
         # Hogs are of the rank's host, as other services there are; who stops ranks is nobody's.
         host = self._where.host_of(injection.rank) if injection.kind == "hog" else None
-        command = [*PRIORITY, *_script(what[0]), *what[1:], *pids]
+        command = [*PRIORITY, *_program(*what), *pids]
         self._process = Process(f"injected-{self._number}", command, self._where.logs, host=host)
         return int(self._process.wait_output(r"begun (\d+)", _READY_SECONDS)[1])
 
@@ -391,7 +391,7 @@ class _Transferred(Action):
         self._injection = injection
         rank, server = where.host_of(injection.rank), where.network.hosts[injection.target]
         self.hosts, self._far = [rank.name, server.name], f"{server.address}:{FILE_PORT + number}"
-        command = [*PRIORITY, *_script("file_server.py"), *self._far.split(":")]
+        command = [*PRIORITY, *_program("serve", *self._far.split(":"))]
         self._server = Process(f"injected-{number}", command, where.logs, host=server)
         self._server.wait_output("ready", _READY_SECONDS)
         self._rank: Process | None = None
@@ -399,7 +399,7 @@ class _Transferred(Action):
 
     def begin(self, training: Training) -> int:
         self._rank = training.ranks[self._injection.rank]
-        self._programs = [_program(self._rank.pid)]
+        self._programs = [_name_of(self._rank.pid)]
         return self._moment("begun")
 
     def end(self) -> int:
@@ -417,11 +417,11 @@ class _Transferred(Action):
         return int(self._rank.wait_output(pattern, _READY_SECONDS)[1])
 
 
-def _script(name: str) -> Sequence[str]:
-    return (sys.executable, "-I", "-S", str(_HERE / name))
+def _program(*words: str) -> list[str]:
+    return [sys.executable, "-I", "-S", programs.__file__, *words]
 
 
-def _program(process: int) -> str:
+def _name_of(process: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/comm").read_text().strip()
     return ""

@@ -12,14 +12,18 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from iteration_log import IterationLog, wait_until  # type: ignore[import-not-found]
-from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
-from options import options  # type: ignore[import-not-found]
 from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
-from pauses import Pauses  # type: ignore[import-not-found]
+from script import (  # type: ignore[import-not-found]
+    IterationLog,
+    Pauses,
+    Transfers,
+    gradient_times_ns,
+    options,
+    read_layers,
+    wait_until,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from transfers import Transfers  # type: ignore[import-not-found]
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from netmon.dl.generated import Generator, read_generator
 from netmon.horovod import Steps
 from netmon.lab.trainers.collectives import PORT, Mesh
-from netmon.lab.trainers.iteration_log import IterationLog, wait_until
+from netmon.lab.trainers.script import IterationLog, wait_until
 
 
 class Player:

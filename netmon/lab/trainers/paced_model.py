@@ -4,7 +4,7 @@
 import resource
 
 import torch
-from iteration_log import wait_until  # type: ignore[import-not-found]
+from script import wait_until  # type: ignore[import-not-found]
 
 
 def interruptions() -> int:

@@ -21,10 +21,7 @@ import numpy as np
 from netmon.errors import LabError
 from netmon.horovod import Steps
 from netmon.lab.trainers.collectives import PATTERNS, PORT, Collective, Floats, fused_ends
-from netmon.lab.trainers.iteration_log import IterationLog, wait_until
-from netmon.lab.trainers.layers import gradient_times_ns, read_layers
-from netmon.lab.trainers.pauses import Pauses
-from netmon.lab.trainers.transfers import Transfers
+from netmon.lab.trainers.script import IterationLog, Pauses, Transfers, gradient_times_ns, read_layers, wait_until
 
 # --- When a rank may begin its next iteration: so that jobs which share a link keep out of each other's way.
 #
@@ -193,7 +190,7 @@ def main() -> None:
     parser.add_argument("--compute-ns", type=int, required=True)
     parser.add_argument("--backward-share", type=float, default=0.0)
     parser.add_argument("--iterations", type=int, required=True)
-    parser.add_argument("--pauses", default="", help="as in pauses.py")
+    parser.add_argument("--pauses", default="", help="as Pauses has them")
     parser.add_argument("--transfers", default="", help="AFTER:upload or download:BYTES:ADDRESS:PORT, comma-separated")
     parser.add_argument("--pace", default="", help="file that says when iterations may begin: BEGIN PERIOD, in ns")
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
