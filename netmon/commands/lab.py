@@ -102,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
 def _run_two_jobs(args: argparse.Namespace) -> int:
     """Another job like it on other hosts, at the same time."""
     from netmon.lab.record import prepare
-    from netmon.lab.together import train_two_jobs
+    from netmon.lab.run import train_two_jobs
 
     spec = run_spec(args, args.overwrite)
     (prepare(spec.data, args.overwrite) / "log").rmdir()

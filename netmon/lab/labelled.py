@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 
 from netmon.dl.inference import TRAFFIC, LinkFlow
 from netmon.errors import DataError
-from netmon.lab.record import FOLDER
-from netmon.lab.truth import Run, sends_upwards
+from netmon.lab.record import FOLDER, Run, sends_upwards
 from netmon.records import Direction, Table
 
 _KEY = b"netmon.labelled"

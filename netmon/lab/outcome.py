@@ -12,9 +12,8 @@ import pyarrow.dataset as ds
 
 from netmon.dl.theory import ring_bytes
 from netmon.history.dataset import Tables, all_of
-from netmon.lab.record import FOLDER, RUNS
+from netmon.lab.record import FOLDER, RUNS, Run
 from netmon.lab.sweep import read_sweep
-from netmon.lab.truth import Run
 from netmon.records import CLASS_NAMES, Class
 
 # --- The iterations that netmon found, compared with the trainers' own log of the same run, source by source.

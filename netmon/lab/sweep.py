@@ -16,11 +16,10 @@ from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError, UsageError
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
-from netmon.lab.record import FOLDER, RUNS, SWEEP, Record, prepare
+from netmon.lab.record import FOLDER, RUNS, SWEEP, Record, Run, prepare
 from netmon.lab.run import LiveScores, train
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import trainer_python
-from netmon.lab.truth import Run
 
 # --- How long the rest of a sweep will take: as theory has it, corrected by how long the runs so far took.
 

@@ -19,9 +19,9 @@ from netmon.errors import LabError
 from netmon.lab import iproute, lease
 from netmon.lab.network import network
 from netmon.lab.process import Process
+from netmon.lab.record import Run
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 

@@ -15,9 +15,9 @@ from waiting import wait_for
 from netmon.lab import iproute, lease
 from netmon.lab.injections.spec import injection
 from netmon.lab.record import INJECTIONS as FILE
+from netmon.lab.record import Run
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 

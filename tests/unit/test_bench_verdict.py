@@ -21,7 +21,7 @@ from netmon.cli import main
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import judge
 from netmon.errors import DataError
-from netmon.lab.truth import Truth
+from netmon.lab.record import Truth
 
 MS = 1_000_000
 USUAL = 100 * MS

@@ -14,8 +14,8 @@ from waiting import wait_for
 
 from netmon.errors import DataError, LabError
 from netmon.lab.process import Process
+from netmon.lab.record import Run
 from netmon.lab.trainers.script import IterationLog
-from netmon.lab.truth import Run
 
 READY = "import sdnotify, time; sdnotify.SystemdNotifier().notify('READY=1'); time.sleep(60)"
 

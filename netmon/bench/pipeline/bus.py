@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from nats.aio.msg import Msg
 
-from netmon.lab.bus import program
+from netmon.lab.monitor import nats_server
 from netmon.lab.process import Process
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, Label, batch_subject, down_subject, hello_subject
@@ -101,6 +101,6 @@ def serving(folder: Path) -> Iterator[tuple[Process, BusSettings]]:
     config.write_text(
         f"listen: 127.0.0.1:{port}\nmax_payload: 20MB\njetstream {{ store_dir: {storage}, sync_interval: always }}\n"
     )
-    with Process("nats", [program(), "-c", str(config)], folder) as process:
+    with Process("nats", [nats_server(), "-c", str(config)], folder) as process:
         process.wait_output("Server is ready", _ANSWER_S)
         yield process, BusSettings((f"nats://127.0.0.1:{port}",))

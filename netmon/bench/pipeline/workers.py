@@ -30,6 +30,7 @@ from netmon.bench.result import table
 from netmon.bench.specs import WIDTH_MS, Load, PipelineSpec, Progress, silent
 from netmon.bench.usage import process_seconds
 from netmon.errors import LabError, UnsupportedError, UsageError
+from netmon.lab.injections.quota import cpu_root, limit
 from netmon.lab.process import Process
 from netmon.records import Hello
 from netmon.terminal import Column, FittingTable, labels
@@ -183,8 +184,6 @@ async def playing(settings: BusSettings, recorded: Recorded) -> AsyncIterator[Pl
 
 # --- A share of the machine's CPU for a process and all that it starts: CPU bandwidth, in a cgroup of its own.
 
-_MOUNTS = Path("/proc/mounts")
-_PERIOD_US = 20_000  # short: what waits for the next one waits in every period
 _GONE_S = 5.0
 
 
@@ -198,17 +197,11 @@ class CpuShare:
 
     def __enter__(self) -> "CpuShare":
         """Raises UnsupportedError where the kernel, or whoever runs us, does not allow it."""
-        quota = round(self._cores * _PERIOD_US)
         try:
-            root, v2 = _controller(_MOUNTS.read_text())
-            self._folder = root / f"netmon-bench-{os.getpid()}-{self._name}"
+            self._folder = cpu_root() / f"netmon-bench-{os.getpid()}-{self._name}"
             self._folder.mkdir()
             try:
-                if v2:
-                    (self._folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
-                else:
-                    (self._folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-                    (self._folder / "cpu.cfs_quota_us").write_text(str(quota))
+                limit(self._folder, self._cores)
             except OSError:
                 self._folder.rmdir()
                 raise
@@ -235,20 +228,6 @@ class CpuShare:
                 self._folder.rmdir()
                 return
             time.sleep(0.02)
-
-
-def _controller(mounts: str) -> tuple[Path, bool]:
-    """Where to make a group with a share, and whether it is cgroup v2's. Raises LookupError, OSError."""
-    lines = [line.split() for line in mounts.splitlines()]
-    for _, index, kind, options, *_ in lines:
-        if kind == "cgroup" and "cpu" in options.split(","):
-            return Path(index), False
-    for _, index, kind, *_ in lines:
-        root = Path(index)
-        if kind == "cgroup2" and "cpu" in (root / "cgroup.controllers").read_text().split():
-            (root / "cgroup.subtree_control").write_text("+cpu")
-            return root, True
-    raise LookupError("no cgroup has the controller cpu")
 
 
 # --- workers

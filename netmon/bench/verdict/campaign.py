@@ -41,8 +41,8 @@ from netmon.bench.verdict.shifting import ShiftResult, plan_shifts, shift
 from netmon.bench.verdict.simulated import SIMULATED, judge_one, scenario
 from netmon.errors import UsageError
 from netmon.lab.injections.spec import CAUSES, NETWORK
+from netmon.lab.record import Truth, read_truth
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Truth, read_truth
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
 

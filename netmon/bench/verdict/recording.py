@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from netmon.bench.verdict.scoring import Outcome
 from netmon.errors import DataError
-from netmon.lab.truth import read_truth
+from netmon.lab.record import read_truth
 
 TRUTH = "truth.json"
 _TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", "transport": "start_ns", "host": "start_ns"}

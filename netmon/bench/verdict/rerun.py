@@ -21,8 +21,8 @@ from netmon.bench.verdict.plan import RINGS, draw_run, ensure_run, in_turn, typi
 from netmon.bench.verdict.scoring import percent, percentile, why
 from netmon.errors import DataError
 from netmon.lab.injections.spec import Injection
+from netmon.lab.record import Truth, read_truth
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Truth, read_truth
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
 

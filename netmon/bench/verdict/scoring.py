@@ -26,7 +26,7 @@ import pyarrow.dataset as ds
 
 from netmon.errors import DataError
 from netmon.lab.injections.spec import CAUSES, NETWORK
-from netmon.lab.truth import Truth
+from netmon.lab.record import Truth
 
 SCORED_FROM = 1.3
 """Of an iteration that takes so many times the baseline there has to be a verdict; there may be one from 1.2 on."""

@@ -24,10 +24,9 @@ from netmon.bench.verdict.plan import in_turn
 from netmon.bench.verdict.scoring import percent, percentile
 from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
-from netmon.lab.record import FOLDER
+from netmon.lab.record import FOLDER, Run
+from netmon.lab.run import MOST_ITERATIONS, Jobs, together
 from netmon.lab.spec import RunSpec
-from netmon.lab.together import MOST_ITERATIONS, Jobs, together
-from netmon.lab.truth import Run
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
 from netmon.wire.advice import get_advice
