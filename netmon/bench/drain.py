@@ -12,8 +12,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from netmon.bench.kernel import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
 from netmon.bench.result import figures_table
-from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
 from netmon.bench.specs import DrainSpec, Progress, silent
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
 from netmon.kernel.meter.geometry import Geometry, choose_geometry

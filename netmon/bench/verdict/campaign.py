@@ -18,7 +18,7 @@ import numpy as np
 from netmon.bench.result import document, figure, figures_table, save, table
 from netmon.bench.specs import Progress, VerdictSpec, silent
 from netmon.bench.verdict.plan import KINDS, ensure_run, in_turn, plan
-from netmon.bench.verdict.rerun import RerunResult, plan_reruns, rerun
+from netmon.bench.verdict.predictions import RerunResult, ShiftResult, plan_reruns, plan_shifts, rerun, shift
 from netmon.bench.verdict.scoring import (
     MISSED,
     NO_EFFECT,
@@ -37,7 +37,6 @@ from netmon.bench.verdict.scoring import (
     stored,
     why,
 )
-from netmon.bench.verdict.shifting import ShiftResult, plan_shifts, shift
 from netmon.bench.verdict.simulated import SIMULATED, judge_one, scenario
 from netmon.errors import UsageError
 from netmon.lab.injections.spec import CAUSES, NETWORK

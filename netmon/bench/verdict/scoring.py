@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.dataset as ds
 
-from netmon.errors import DataError
+from netmon.errors import DataError, NoRowsError
+from netmon.history.dataset import open_table, stream
 from netmon.lab.injections.spec import CAUSES, NETWORK
 from netmon.lab.record import Truth
 
@@ -98,9 +98,12 @@ def why(data: Path, job: str) -> list[dict[str, Any]]:
 
 def stored(data: Path) -> list[dict[str, Any]]:
     """The verdicts that the collector stored during the training."""
-    files = [str(path) for path in (data / "verdicts").rglob("*.parquet")]
-    rows: list[dict[str, Any]] = ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
-    return rows
+    try:
+        table = open_table(data, "verdicts")
+    except NoRowsError:
+        return []
+    columns = [name for name in table.schema.names if name != "date"]
+    return [row for batch in stream(table, columns) for row in batch.to_pylist()]
 
 
 def score(run: str, truth: Truth, verdicts: Sequence[VerdictRow]) -> tuple[list[Outcome], list[Accusation]]:
