@@ -117,7 +117,6 @@ class Relay:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends it and all its connections."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
         self._loop.close()
@@ -223,15 +222,12 @@ class Recovery:
 
 @dataclass(frozen=True)
 class ClockResult:
-    """All runs."""
-
     seconds: float
     bucket_ns: int
     rate_bps: int
     runs: tuple[Recovery, ...]
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per injection; the caption says what was measured."""
         injected = (f"offset{BREAK}s", f"skew{BREAK}ppm")
         errors = (
             *(f"host{BREAK}median", f"host{BREAK}largest", f"hosts{BREAK}median", f"hosts{BREAK}largest"),
@@ -276,7 +272,6 @@ def measure(spec: ClockSpec, progress: Progress = silent) -> ClockResult:
 
 
 def recover(injection: Injection, seconds: float, folder: Path) -> Recovery:
-    """One run, with its files in `folder`; blocks. Raises LabError."""
     shifts = (Shift(time.monotonic_ns(), injection.offset_ns, injection.skew_ppm / 1e6), Shift(0))
     collector, tells_time = f"unix:{folder}/collector.sock", injection.source == "exchange"
     with network(2, RATE_BPS) as testbed, contextlib.ExitStack() as processes:

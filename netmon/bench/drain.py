@@ -184,7 +184,6 @@ class DrainResult:
     many_cpus: CpusResult
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per figure."""
         many = self.many_cpus
         yield figures_table(
             "the agent's drain, medians",

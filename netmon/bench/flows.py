@@ -59,7 +59,6 @@ class FlowsResult:
     coverage: float
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per figure."""
         memory = f"{format_bytes(self.agent_bytes)}; {format_bytes(self.agent_resident_bytes)}"
         yield figures_table(
             f"{self.flows_per_s:,.0f} new flows a second for {self.seconds:.0f} s, one frame each",

@@ -55,7 +55,6 @@ class HookResult:
     rounds: int
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row with an agent and one without."""
         costs = (
             ("listens", "8 KiB of memory", self.with_agent),
             ("listens", "4 MiB of memory", self.with_agent_cold),

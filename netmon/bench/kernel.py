@@ -143,15 +143,12 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class KernelResult:
-    """A whole run."""
-
     cases: tuple[CaseResult, ...]
     empty_ns: dict[str, float]
     floor_net_ns: dict[str, float]
     rounds: int
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per case and program."""
         floors = ", ".join(f"{program} {ns:.0f} ns" for program, ns in self.floor_net_ns.items())
         columns = [*labels("case", prose=True), *labels("program"), *figures("ns", "net", "spread", "× floor")]
         rows = (

@@ -60,8 +60,6 @@ class Received:
 
 
 class Sink(netmon_pb2_grpc.CollectorServicer):
-    """The service."""
-
     def __init__(self) -> None:
         self.received = Received()
         self._lock = threading.Lock()
@@ -103,14 +101,12 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
     def Clock(  # noqa: N802
         self, probes: Iterator[netmon_pb2.ClockProbe], context: grpc.ServicerContext
     ) -> Iterator[netmon_pb2.ClockEcho]:
-        """The time."""
         for probe in probes:
             now = time.time_ns()
             yield netmon_pb2.ClockEcho(number=probe.number, received_ns=now, sent_ns=time.time_ns())
 
 
 def read_report(path: Path) -> Received:
-    """What a sink that has ended received."""
     return Received(**json.loads(path.read_text()))
 
 
@@ -142,8 +138,6 @@ _CONGESTION = "ipv4/tcp_congestion_control"
 
 @dataclass(frozen=True)
 class Pair:
-    """Who sends and who receives, each on INTERFACE."""
-
     sender: Host
     receiver: Host
     congestion: str  # TCP's congestion control

@@ -147,11 +147,9 @@ class OverheadResult:
 
     @property
     def kinds(self) -> tuple[KindResult, ...]:
-        """A result per observer."""
         return tuple(_result(kind, runs, self.runs["nothing"]) for kind, runs in self.runs.items())
 
     def shown(self) -> Iterator[FittingTable | str]:
-        """A row per observer in two tables; the caption says what was measured."""
         idle = self.idle
         caption = (
             f"Medians of {self.rounds} rounds of {self.seconds:g} s. One TCP stream (iperf3, {self.congestion}) runs "

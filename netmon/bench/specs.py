@@ -51,11 +51,9 @@ class Spec:
 
     @property
     def root(self) -> bool:
-        """Whether it takes root."""
         return True
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         for wrong, reason in self.objections():
             if wrong:
                 raise UsageError(reason)
@@ -68,8 +66,6 @@ class Spec:
 
 @dataclass(frozen=True)
 class KernelSpec(Spec):
-    """`netmon bench kernel`."""
-
     name, text = "kernel", "ns per packet of the BPF programs, by test runs in the kernel"
     rounds: int = _rounds(15)
 
@@ -79,22 +75,17 @@ _MOST_CPUS = 1024
 
 @dataclass(frozen=True)
 class DrainSpec(Spec):
-    """`netmon bench drain`."""
-
     name, text = "drain", "records per second of the agent's drain"
     rounds: int = _rounds(15)
     cpus: int = option(128, "CPUs of a simulated host (default: %(default)s)", type=int, metavar="N")
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         wrong = not 1 <= self.cpus <= _MOST_CPUS
         return [*super().objections(), (wrong, f"cannot simulate {self.cpus} CPUs: give --cpus from 1 to {_MOST_CPUS}")]
 
 
 @dataclass(frozen=True)
 class OverheadSpec(Spec):
-    """`netmon bench overhead`."""
-
     name, text = "overhead", "throughput and CPU time of iperf3 when it is watched by nobody, netmon and tcpdump"
     rounds: int = _rounds(7)
     seconds: float = _seconds(3, "seconds of each run")
@@ -104,11 +95,9 @@ class OverheadSpec(Spec):
 
     @property
     def module(self) -> str:
-        """See Spec."""
         return "evidence" if self.evidence else "overhead"
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         wanted = "--plot is of what being watched costs the traffic: leave --evidence out"
         return [
             *super().objections(),
@@ -119,29 +108,23 @@ class OverheadSpec(Spec):
 
 @dataclass(frozen=True)
 class FlowsSpec(Spec):
-    """`netmon bench flows`."""
-
     name, text = "flows", "CPU and memory of the agent and the collector under a flood of new flows"
     rate: int = option(20_000, "new flows a second (20000)", type=parse_count, metavar="N")
     seconds: float = _seconds(60, "seconds to send")
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         wrong = self.seconds <= 0 or self.rate < 1
         return [(wrong, f"cannot send {self.rate} flows/s for {self.seconds:g} s: give more than 0 of both")]
 
 
 @dataclass(frozen=True)
 class HookSpec(Spec):
-    """`netmon bench hook`."""
-
     name = "hook"
     text = "time that marking a step by netmon.horovod costs the training, with and without an agent (needs no root)"
     rounds: int = _rounds(5)
 
     @property
     def root(self) -> bool:
-        """See Spec."""
         return False
 
 
@@ -150,22 +133,17 @@ _SHORTEST_S = 10.0
 
 @dataclass(frozen=True)
 class ClockSpec(Spec):
-    """`netmon bench clock`."""
-
     name = "clock"
     text = "how well injected clock offsets and skews are recovered, by exchange and by traffic (two minutes)"
     seconds: float = _seconds(12, "seconds of each of six runs")
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         wrong = self.seconds < _SHORTEST_S
         return [(wrong, f"cannot recover a clock in {self.seconds:g} s: give --seconds {_SHORTEST_S:g} or more")]
 
 
 @dataclass(frozen=True)
 class InferenceSpec(Spec):
-    """`netmon bench inference`."""
-
     name = "inference"
     text = "jobs and iterations found in traffic alone, compared with the trainers' log (needs no root)"
     path: Path | None = option(
@@ -179,7 +157,6 @@ class InferenceSpec(Spec):
 
     @property
     def root(self) -> bool:
-        """See Spec."""
         return False
 
 
@@ -219,7 +196,6 @@ class Load:
     cut: bool = option(False, "end the collector while the agents still send")
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         rows = self.rows * self.greedy
         need = -(-2 * rows * WIDTH_MS // _SECOND_MS)
         if not self.flows:
@@ -280,8 +256,6 @@ class Load:
 
 @dataclass(frozen=True)
 class PipelineSpec(Spec, Load):
-    """`netmon bench pipeline`."""
-
     name = "pipeline"
     text = "the collector under simulated agents: cost, delay, and whether its dataset is right (needs no root)"
     collectors: int = _count(1, "workers, compared with one; more than 1 need --bus nats and root")
@@ -298,27 +272,22 @@ class PipelineSpec(Spec, Load):
     plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", type=Path, metavar="FILE")
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         Spec.__post_init__(self)
         Load.__post_init__(self)
 
     @property
     def module(self) -> str:
-        """See Spec."""
         return f"pipeline.{'sweep' if self.plot else 'run' if self.collectors == 1 else 'workers'}"
 
     @property
     def root(self) -> bool:
-        """See Spec."""
         return False
 
     @property
     def load(self) -> Load:
-        """What is sent, and nothing else."""
         return Load(**{each.name: getattr(self, each.name) for each in fields(Load)})
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         alone = self.collectors == 1
         return [
             (
@@ -342,8 +311,6 @@ _TRAINERS = ("ring", "horovod", "ddp")
 
 @dataclass(frozen=True)
 class VerdictSpec(Spec):
-    """`netmon bench verdict`."""
-
     name = "verdict"
     text = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
     lab: int = option(20, "causes to inject in the lab (%(default)s)", type=parse_count, metavar="N")
@@ -365,7 +332,6 @@ class VerdictSpec(Spec):
 
     @property
     def module(self) -> str:
-        """See Spec."""
         return "verdict.campaign"
 
     @property
@@ -375,11 +341,9 @@ class VerdictSpec(Spec):
 
     @property
     def trainers(self) -> tuple[str, ...]:
-        """Which take turns."""
         return tuple(self.trainer or _TRAINERS)
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         counts = self.lab, self.simulated, self.rerun, self.shift
         wrong = min(counts) < 0 or not any(counts)
         return [(wrong, "cannot judge nothing: give --lab, --simulated, --rerun or --shift 1 or more")]

@@ -100,4 +100,8 @@ def flood(interface: str, source: str, destination: str, address: str, count: st
 
 
 if __name__ == "__main__":
-    {"listen": listen, "connect": connect, "flood": flood}[sys.argv[1]](*sys.argv[2:])
+    what, *words = sys.argv[1:]
+    if what == "flood":
+        flood(*words)
+    else:
+        {"listen": listen, "connect": connect}[what](*words)

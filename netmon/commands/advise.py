@@ -26,7 +26,6 @@ _SECONDS, _MOST_SECONDS = 30.0, 600.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job and those that share its links (all)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument(
@@ -46,7 +45,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the advice and its arithmetic."""
     if (args.data is None) == (args.collector is None):
         raise UsageError("cannot advise: give either the dataset's --data or a --collector")
     from netmon.dl.sharing.advice_text import called

@@ -35,7 +35,6 @@ _PROGRESS_EVERY_S = 10.0  # of progress lines
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands and their options: the fields of their specs."""
     whats = parser.add_subparsers(required=True, metavar="WHAT")
     for spec in SPECS:
         what = whats.add_parser(spec.name, help=spec.text, description=spec.text)

@@ -36,7 +36,6 @@ _LONGEST_DAYS = 3650
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="the authority's directory")
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     parser.add_argument(

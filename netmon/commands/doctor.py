@@ -28,7 +28,6 @@ _COLOURS = {"ok": "green", "note": "default", "limited": "yellow", "unknown": "y
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     parser.add_argument(
         "--collector",
@@ -101,7 +100,6 @@ def what_is_missing(checks: "Sequence[Check]") -> str:
 
 
 def document(checks: "Sequence[Check]", interfaces: "Interfaces") -> dict[str, Any]:
-    """What --json prints."""
     from netmon.kernel.probe import remarks
 
     return {

@@ -44,7 +44,6 @@ _SUFFIXES = (".parquet", ".csv", ".feather")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument(
         "--out",

@@ -61,7 +61,6 @@ _DEMO_DATA = Path("out/demo")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands."""
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     raw = argparse.RawDescriptionHelpFormatter
     run_parser = commands.add_parser(
@@ -90,7 +89,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the subcommand."""
     status: int = args.lab(args)
     return status
 
@@ -214,7 +212,6 @@ def _clean(args: argparse.Namespace) -> int:
 
 
 def add_load_commands(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands write, show, receive and replay."""
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     write = commands.add_parser("write", help="write a load file: a table of flows with start_ns and size_bytes")
     write.add_argument(

@@ -71,7 +71,6 @@ def levels(text: str) -> tuple[float, ...]:
 
 
 def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
-    """Declare the options of a single run."""
     job = parser.add_argument_group("the training job")
     _add_job_options(job, iterations)
     job.add_argument("--marks", action="store_true", help="the script tells its steps by netmon.horovod")
@@ -130,7 +129,6 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
 
 
 def add_second_job_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of a second job."""
     beside = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
     beside.add_argument(
         "--beside", type=hosts, metavar="HOSTS", help="hosts of its rank 0, 1, …, such as 0,2; leaves cross traffic out"
@@ -146,7 +144,6 @@ def add_second_job_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of a sweep."""
     varied = parser.add_argument_group("what is varied: every combination is a run")
     varied.add_argument(
         "--models", type=words, default="resnet50,inceptionv3", metavar="M,…", help="published models (%(default)s)"

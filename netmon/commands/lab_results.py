@@ -25,7 +25,6 @@ _LINES = 10
 
 @contextlib.contextmanager
 def shown(spec: RunSpec) -> Iterator[Callable[[Progress], None]]:
-    """A function that shows the progress it is given."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(spec, console)

@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument(
         "captures", nargs="+", type=Path, metavar="CAPTURE", help="captures of one host; they are merged by time"
     )

@@ -22,7 +22,6 @@ _NEEDS = ("jinja2", "matplotlib", "scipy")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("data", type=Path, metavar="DATA", help="the dataset's directory, of a collector or a lab")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
     parser.add_argument("--job", metavar="J", help="only this job and its hosts")

@@ -28,7 +28,6 @@ _MOST_KEPT = 64
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("job", metavar="JOB", help="by either of its names")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="whose steps (%(default)s)")
     parser.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")

@@ -43,7 +43,6 @@ _END_S = 5.0  # for putting the terminal back
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument(
         "--collector",
         metavar="ADDR",

@@ -35,7 +35,6 @@ _PERFETTO, _CHROME = (".pftrace", ".perfetto-trace"), (".json", ".json.gz")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument(
         "data", metavar="DATA|ADDR", help="the dataset's directory; or a live collector's HOST:PORT or unix:PATH"
     )

@@ -24,7 +24,6 @@ _NEEDS = ("aiohttp",)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument(
         "collector",
         nargs="?",

@@ -30,7 +30,6 @@ _WORST = 5  # iterations that are told of where there are more
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job, by either of its names (all)")
     which = "this iteration, with the time of each rank; in a dataset even if it does not stand out"
     parser.add_argument("--iteration", type=int, metavar="K", help=which)
@@ -46,7 +45,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdicts."""
     if args.data and args.collector:
         raise UsageError("cannot tell why: give either the dataset's --data or a --collector")
     if not args.data:
@@ -67,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    """One iteration of a dataset."""
     from netmon.history.judging import explained
 
     return _show(list(explained(args.data, args.job, args.iteration)), args.json)

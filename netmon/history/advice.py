@@ -92,7 +92,6 @@ class _Names:
         self.words.number("")
 
     def names(self, capacity: dict[tuple[str, str], float], pairs: list[tuple[int, str, str]]) -> Names:
-        """What the numbers mean."""
         words, low = self.words.values, (1 << _BITS // 2) - 1
         links = [(words[key >> _BITS], words[key >> _BITS // 2 & low], words[key & low]) for key in self.links.values]
         known = {number: bps for number, link in enumerate(links) if (bps := capacity.get(link[:2]))}

@@ -30,8 +30,6 @@ _TIMES = {
 
 
 class StoredRows:
-    """See netmon.past.Rows."""
-
     def __init__(self, data: Path) -> None:
         self.name = str(data)
         self._data = data

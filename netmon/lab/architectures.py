@@ -34,12 +34,10 @@ def _resnet(blocks: Sequence[int]) -> Tensors:
 
 
 def resnet50() -> Tensors:
-    """He et al., 2016."""
     return _resnet((3, 4, 6, 3))
 
 
 def resnet101() -> Tensors:
-    """He et al., 2016."""
     return _resnet((3, 4, 23, 3))
 
 

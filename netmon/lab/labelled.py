@@ -116,7 +116,6 @@ def _document(job: TrueJob) -> dict[str, Any]:
 
 
 def read(path: Path) -> Labelled:
-    """Read one file. Flows without payload are not in it. Raises DataError."""
     try:
         table = pq.read_table(path)
         document = json.loads((table.schema.metadata or {})[_KEY])

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from netmon.errors import UnsupportedError
@@ -29,7 +30,6 @@ _WITHIN_S = 60.0
 
 
 def nats_server() -> str:
-    """The server. Raises UnsupportedError where there is none."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if not found:
@@ -131,7 +131,7 @@ def connect_management(lease: Lease, hosts: Sequence[Host]) -> Host:
 _READY_SECONDS = 120.0
 
 
-class Monitor:
+class Monitor(AbstractContextManager["Monitor"]):
     """The collector and the agents; leaving the context ends them."""
 
     def __init__(
@@ -204,12 +204,7 @@ class Monitor:
         for collector in self.collectors:
             collector.check_running()
 
-    def __enter__(self) -> "Monitor":
-        """Nothing: all are ready."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        """End them."""
         self._stack.close()
 
     def _start_bus(self) -> Host:

@@ -51,8 +51,6 @@ cat ipv4/tcp_congestion_control
 
 @dataclass(frozen=True)
 class Host:
-    """One server of the testbed."""
-
     name: str
     namespace: str
     address: str
@@ -118,8 +116,6 @@ def _connect(hosts: tuple[Host, ...], switch: str, super_packet: int) -> None:
 
 @dataclass(frozen=True)
 class Shaping:
-    """How ports of a rate are shaped, in bytes."""
-
     super_packet: int
     burst_bytes: int
     port_limit: int  # of the queue of a switch's port

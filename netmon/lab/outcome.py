@@ -47,8 +47,6 @@ class MomentErrors:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What one source reported of one run."""
-
     source: str
     logged: int  # iterations, over all ranks
     found: int  # of them, in the dataset

@@ -100,7 +100,6 @@ class Record:
         }
 
     def network(self, network: Network, ring: tuple[int, ...]) -> None:
-        """Which host has which address and rank."""
         rank_of = {network.hosts[host].name: rank for rank, host in enumerate(ring)}
         self._run["hosts"] = [{**asdict(host), "rank": rank_of.get(host.name)} for host in network.hosts]
         self._run["congestion_control"] = network.congestion_control
@@ -110,7 +109,6 @@ class Record:
         self._run["job"] = job
 
     def other_job(self, job: str, hosts: Sequence[str]) -> None:
-        """Another job that trains meanwhile, and where."""
         self._run.setdefault("other_jobs", []).append({"job": job, "hosts": list(hosts)})
 
     def scores(self, scores: list[dict[str, Any]]) -> None:
@@ -130,12 +128,10 @@ class Record:
         self._cross.append(truth)
 
     def __enter__(self) -> "Record":
-        """The run starts."""
         self.event("start")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Write both files."""
         self.event("end")
         outcome = "complete" if error is None else "interrupted" if kind is KeyboardInterrupt else "failed"
         self._run |= {"outcome": outcome, "error": str(error) if outcome == "failed" else None}
@@ -160,13 +156,11 @@ class Run:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """run.json."""
         document: dict[str, Any] = self._json("run.json")
         return document
 
     @property
     def complete(self) -> bool:
-        """Whether it came to its end."""
         try:
             return bool(self.document["outcome"] == "complete")
         except (DataError, KeyError):
@@ -174,12 +168,10 @@ class Run:
 
     @property
     def job(self) -> str:
-        """As the dataset names it."""
         return str(self.document["job"])
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Of RunSpec."""
         spec: dict[str, Any] = self.document["spec"]
         return spec
 
@@ -198,7 +190,6 @@ class Run:
 
     @property
     def address_of(self) -> dict[str, str]:
-        """By the host's name."""
         return {host["name"]: host["address"] for host in self.document["hosts"]}
 
     @property
@@ -217,12 +208,10 @@ class Run:
         return table
 
     def cross(self) -> list[dict[str, Any]]:
-        """What each sender of cross traffic sent, and when."""
         senders: list[dict[str, Any]] = self._json("cross.json")
         return senders
 
     def injections(self) -> list[dict[str, Any]]:
-        """What was injected, and when (netmon.lab.injections.injector)."""
         injections: list[dict[str, Any]] = self._json(INJECTIONS)
         return injections
 

@@ -35,8 +35,6 @@ View = Callable[[str], contextlib.AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
-
     iterations_done: int
     iterations: int
     cross: bool  # cross traffic is being sent
@@ -44,8 +42,6 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run left behind."""
-
     data: Path
     job: str
     cross: tuple[dict[str, Any], ...]  # as in cross.json
@@ -200,7 +196,6 @@ class LiveScores:
         return [_document(score) for score in self._scores.get(job, ())]
 
     def __enter__(self) -> "LiveScores":
-        """Begin."""
         self._thread.start()
         return self
 
@@ -246,8 +241,6 @@ MOST_ITERATIONS = 1_000_000
 
 @dataclass(frozen=True)
 class Jobs:
-    """What trains now."""
-
     address: str  # of the collector
     monitor: Monitor
     trainings: Mapping[str, Training]  # by job

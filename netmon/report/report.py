@@ -80,8 +80,6 @@ code { background: #f3f3f3; padding: 0 .25rem; overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class Item:
-    """One exhibit as the page shows it."""
-
     name: str
     title: str
     follows: str
@@ -95,19 +93,15 @@ class Item:
 
 @dataclass(frozen=True)
 class ShownChapter:
-    """A heading and its items."""
-
     title: str
     items: Sequence[Item]
 
     @property
     def anchor(self) -> str:
-        """What a link to it names."""
         return re.sub(r"\W+", "-", self.title.lower())
 
 
 def _encoded(png: bytes) -> str:
-    """An image as it stands in the page."""
     return base64.b64encode(png).decode()
 
 
@@ -157,7 +151,6 @@ def render(
     missing: Sequence[str],
     title: str,
 ) -> str:
-    """The page's text."""
     from jinja2 import Environment, StrictUndefined
 
     page = Environment(autoescape=True, undefined=StrictUndefined).from_string(_TEMPLATE)
@@ -182,8 +175,6 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Written:
-    """What a report consists of."""
-
     page: Path
     tables: int
     figures: int
@@ -192,7 +183,6 @@ class Written:
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """The table of contents."""
     from netmon.report.chapters import accounts, bandwidth, burstiness, patterns, sharing, slowdown, traces, traffic
 
     return (

@@ -93,7 +93,6 @@ class Cells:
         self._rows = 0
 
     def add(self, key: Ints, *amounts: Ints) -> None:
-        """Add rows; arrays of one length."""
         self._waiting.append(sum_by(key, *amounts))
         self._rows += len(self._waiting[-1][0])
         if self._rows > max(_PENDING, len(self._merged[0])):
@@ -151,7 +150,6 @@ def unpacked(value: int, words: dict[str, Words]) -> dict[str, str]:
 
 
 def job_of(value: int, words: dict[str, Words]) -> str:
-    """The job of a packed number."""
     return words["job"].values[value & (1 << _JOB_BITS) - 1]
 
 
@@ -260,7 +258,6 @@ class TrainingTimes:
     ends: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def add(self, iterations: pd.DataFrame) -> None:
-        """Take in rows with host, job, start_ns and end_ns."""
         for (host, job), rows in groups(iterations, "host", "job"):
             span = int(rows["start_ns"].min()), int(rows["end_ns"].max())
             of_host = self.hosts.setdefault(str(host), {})
@@ -276,7 +273,6 @@ class TrainingTimes:
 
 
 def training_times(frames: Iterable[pd.DataFrame]) -> TrainingTimes:
-    """Of all rows of the table `iterations`."""
     found = TrainingTimes()
     for frame in frames:
         found.add(frame)
@@ -421,7 +417,6 @@ class Scan:
             self._flow_series.setdefault(number, int(series[index]))
 
     def _add_cells(self, key: Ints, sums: list[Ints]) -> None:
-        """Cells of the finest bucket: into milliseconds, and into the bursts."""
         series, bins = key >> _BINS, key & ((1 << _BINS) - 1)
         milliseconds = bins * self._bucket_ns // MS
         if self._detail is None:

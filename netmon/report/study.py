@@ -55,8 +55,6 @@ class Exhibit:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A heading and what stands under it."""
-
     title: str
     exhibits: tuple[Exhibit, ...]
 
@@ -100,7 +98,6 @@ class Study:
 
     @cached_property
     def accounts(self) -> pd.DataFrame:
-        """link_accounts of the table ledger."""
         return link_accounts(self.tables.sums("ledger", LINK, ACCOUNT_COLUMNS))
 
     @cached_property
@@ -115,7 +112,6 @@ class Study:
 
     @cached_property
     def levels(self) -> pd.DataFrame:
-        """level_statistics of the runs."""
         return level_statistics(self.times)
 
     @cached_property
@@ -170,7 +166,6 @@ class Study:
 
 
 def by_profile(table: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
-    """The rows of each model and profile."""
     return [((str(model), str(profile)), rows) for (model, profile), rows in groups(table, "model", "profile")]
 
 

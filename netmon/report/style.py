@@ -49,7 +49,6 @@ SETTINGS: Any = {
 
 
 def profile_style(profile: str) -> dict[str, Any]:
-    """Colour and marker of a traffic profile."""
     colour, marker = _PROFILES.get(profile, _OTHER_PROFILES[sum(map(ord, profile)) % len(_OTHER_PROFILES)])
     return {"color": colour, "marker": marker}
 

@@ -40,7 +40,6 @@ class Summary:
     verdicts: tuple[str, ...] = ()  # sentences
 
     def print(self, console: Console) -> None:
-        """Draw it on the console."""
         console.print(render(self))
 
 

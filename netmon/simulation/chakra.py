@@ -105,8 +105,6 @@ def _write_rank(path: Path, rows: pd.DataFrame, reduced: int) -> None:
 
 
 class _Nodes:
-    """Numbered from 1."""
-
     def __init__(self) -> None:
         self._count = 0
         self._new: list[Any] = []

@@ -56,13 +56,11 @@ class Difference:
     wrong: int = 0
 
     def add(self, other: "Difference") -> None:
-        """Of another host."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
     def none(self) -> bool:
-        """Whether the dataset is the truth."""
         return not (self.missing or self.wrong)
 
 
@@ -89,15 +87,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Stored:
-    """A table on disk."""
-
     rows: int
     bytes: int
     files: int
 
 
 def stored(data: Path, table: str) -> Stored:
-    """What there is of it."""
     files = table_files(data, table)
     rows = sum(read_footer(path).num_rows for path in files)
     return Stored(rows, sum(path.stat().st_size for path in files), len(files))
@@ -328,7 +323,6 @@ class TableDifference:
 
     @property
     def none(self) -> bool:
-        """Whether they are the same."""
         return not (self.missing or self.extra)
 
 

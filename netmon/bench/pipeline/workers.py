@@ -59,8 +59,6 @@ _OWNERS = "netmon-owners"  # bucket: host → worker
 
 @dataclass(frozen=True)
 class Recorded:
-    """hellos, batches: of each host."""
-
     load: Load
     utc_ns: int  # when the simulation began
     hellos: Sequence[Hello]
@@ -75,16 +73,13 @@ class Recorded:
 
     @property
     def spans(self) -> int:
-        """Batches of each host."""
         return self.load.seconds * self.load.batches
 
     @property
     def jobs(self) -> list[list[str]]:
-        """Hosts of each job."""
         return [[host_name(host) for host in self.load.members(job)] for job in range(self.load.jobs)]
 
     def verdict(self, data: Path) -> Verdict:
-        """A dataset of all of them, compared with the truth."""
         hosts = [HostReport(self.spans, self.spans, self.spans, [(0, WIDTH_MS)]) for _ in self.hellos]
         nothing = float("nan")
         return judge(data, self.load, Report(0, self.utc_ns, hosts, nothing, nothing, nothing, nothing, nothing))
@@ -94,13 +89,11 @@ class Player:
     """Publishes recorded batches, as their agents would have."""
 
     def __init__(self, bus: Bus, recorded: Recorded) -> None:
-        """`playing` makes one."""
         self.bus, self._recorded = bus, recorded
         self._owners: dict[str, str] = {}
         self._owners_at = 0  # the bucket's last change when it was read
 
     async def introduce(self) -> None:
-        """All hosts."""
         for hello in self._recorded.hellos:
             data = netmon_pb2.AgentMessage(hello=encode_hello(hello)).SerializeToString()
             await self.bus.jetstream.publish(hello_subject(hello.host, hello.session), data, timeout=_ANSWER_S)
@@ -114,7 +107,6 @@ class Player:
         )
 
     async def end(self) -> None:
-        """Every agent's last word."""
         spans = self._recorded.spans
         await self._put((hello, b"", Label(hello.session, 0, spans, spans)) for hello in self._recorded.hellos)
 
@@ -270,8 +262,6 @@ class Played:
 
 @dataclass(frozen=True)
 class WorkersResult:
-    """One worker, several, and what their datasets have in common."""
-
     ALSO = ("simulated", "ratio", "ratio_by_cpu", "same", "true")
     simulated = PLAYED
     load: Load
@@ -292,16 +282,13 @@ class WorkersResult:
 
     @property
     def same(self) -> bool:
-        """Whether the rows are the same, table by table."""
         return all(difference.none for difference in self.differences.values())
 
     @property
     def true(self) -> bool:
-        """Whether both datasets are what was sent."""
         return self.one.verdict.true and self.several.verdict.true
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per figure, a column for each of the two runs."""
         load, count = self.load, len(self.several.workers)
         what = f"{load.hosts} hosts × {load.rows:,} rows/s in {load.batches} batches/s, {load.jobs} jobs"
         title = f"workers on {self.cores_each:g} cores each, {what}, {load.seconds} s"

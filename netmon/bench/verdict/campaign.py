@@ -58,7 +58,6 @@ class Undisturbed:
     )  # verdicts on them: they took NOTABLE × the usual by themselves
 
     def add(self, truth: Truth, verdicts: Sequence[VerdictRow]) -> None:
-        """One more run. verdicts: verdicts on its job."""
         self.iterations += len(truth.undisturbed)
         self.told += [each for each in verdicts if not _met(truth, each)]
 
@@ -73,7 +72,6 @@ class Undisturbed:
         }
 
     def words(self) -> str:
-        """The same in a line."""
         verdicts = self.document()["told"]
         parts = [f"{each['count']} {cause.replace('_', ' ')}" for cause, each in verdicts.items()]
         return f"{len(self.told)} of {self.iterations}{': ' if parts else ''}{', '.join(parts)}"
@@ -124,8 +122,6 @@ class LeftOut:
 
 @dataclass
 class VerdictResult:
-    """What came of it; may still grow while the campaign goes on."""
-
     planned: int  # runs
     outcomes: list[Outcome] = field(default_factory=list)
     accusations: list[Accusation] = field(default_factory=list)
@@ -137,7 +133,6 @@ class VerdictResult:
     shift: ShiftResult = field(default_factory=lambda: ShiftResult(0))
 
     def add(self, outcomes: Sequence[Outcome], accusations: Sequence[Accusation], verdicts: int) -> None:
-        """One more run."""
         self.outcomes += outcomes
         self.accusations += accusations
         self.verdicts += verdicts
@@ -198,7 +193,6 @@ class VerdictResult:
         return sum(each["live_cause"] != each["cause"] for each in both), len(both)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "runs": self.planned,
             "injections": len(self.outcomes),

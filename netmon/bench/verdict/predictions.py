@@ -72,8 +72,6 @@ class Rerun:
 
 @dataclass
 class RerunResult:
-    """All of them; may still grow."""
-
     planned: int
     reruns: list[Rerun] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -81,7 +79,6 @@ class RerunResult:
 
     @property
     def predicted(self) -> list[Rerun]:
-        """Those with a prediction."""
         return [each for each in self.reruns if each.predicted_ns is not None]
 
     @property
@@ -94,7 +91,6 @@ class RerunResult:
         return percentile([each.error for each in self.predicted if each.error is not None], share)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "configurations": self.planned,
             "predicted": len(self.predicted),
@@ -109,7 +105,6 @@ class RerunResult:
         }
 
     def shown(self) -> Iterator[FittingTable | str]:
-        """A row per configuration: what was predicted, and what it was when it was done."""
         medians = ("before", "with culprit", "predicted", "measured")
         columns = [*labels("run", "trainer", "culprit"), *figures(*medians, "error", "two runs differ by")]
         yield table(
@@ -269,15 +264,12 @@ class Shifted:
 
 @dataclass
 class ShiftResult:
-    """All of them; may still grow."""
-
     planned: int
     done: list[Shifted] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     interrupted: bool = False
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
         names = ("gain", "predicted_gain", "error", "cost_before", "cost_after")
         return {
             "configurations": self.planned,
@@ -293,7 +285,6 @@ class ShiftResult:
         }
 
     def shown(self) -> Iterator[FittingTable | str]:
-        """A row per pair of jobs: what a shift was said to save, and what it saved."""
         times = ("shift", "alone", "unshifted", "shifted")
         ratios = ("unshifted / alone", "shifted / alone", "predicted gain", "measured gain", "error")
         columns = [*labels("run"), *figures(*times, *ratios)]

@@ -107,7 +107,6 @@ def stored(data: Path) -> list[dict[str, Any]]:
 
 
 def score(run: str, truth: Truth, verdicts: Sequence[VerdictRow]) -> tuple[list[Outcome], list[Accusation]]:
-    """One run's. verdicts: verdicts on its job."""
     of_job = [each for each in verdicts if each["job"] == truth.job]
     outcomes = [_outcome(run, truth, each, hit, of_job) for each in truth.injections for hit in _counted(truth, each)]
     return outcomes, accused(run, truth, of_job)
@@ -225,5 +224,4 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def percent(value: float | None) -> str:
-    """For a table."""
     return "unknown" if value is None else f"{value:.1%}"

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,6 @@ def lose(network: Network, host: int, direction: int, share: float) -> None:
 
 
 def keep(network: Network, host: int) -> None:
-    """Undo lose()."""
     _on_switch(network, f"qdisc del dev port{host} clsact")
 
 
@@ -128,25 +128,20 @@ class Action:
         """Undo what is left, after the training or instead of end()."""
 
     def truth(self) -> dict[str, Any]:
-        """What else is to be written down."""
         return {"hosts": list(self.hosts)}
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What injections are made in."""
-
     spec: RunSpec
     network: Network
     record: Record
 
     @property
     def logs(self) -> Path:
-        """Where processes print to."""
         return self.record.folder / "log"
 
     def host_of(self, rank: int) -> Host:
-        """Where a rank runs."""
         return self.network.hosts[self.spec.ring[rank]]
 
 
@@ -443,7 +438,7 @@ class _Injected:
     ended_ns: int = 0
 
 
-class Injector:
+class Injector(AbstractContextManager["Injector"]):
     """The injections of one run; leaving the context undoes what is not undone, and writes the truth."""
 
     def __init__(self, spec: RunSpec, network: Network, record: Record) -> None:
@@ -485,12 +480,7 @@ class Injector:
         if self._failure:
             raise self._failure
 
-    def __enter__(self) -> "Injector":
-        """Nothing: all are ready."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        """Undo, end and write."""
         self._close()
         if self._all:
             (self._where.record.folder / INJECTIONS).write_text(json.dumps(self._truth(), indent=2) + "\n")

@@ -105,7 +105,6 @@ class Moments:
         hvd._make_subgraph = lambda reduce: subgraph(self._noted(reduce))
 
     def begin(self) -> None:
-        """A step begins."""
         self._first_ns = self._came_ns = 0
         self._first_by = self._waited = 0  # who noted the first enqueue, and how long it had waited then
         self._late = False
@@ -194,25 +193,19 @@ RATE = 1e-3
 
 
 class Logged(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes the batches of model.fit."""
-
     def __init__(self, moments: Moments, log: IterationLog) -> None:
-        """moments: of the model that is fitted."""
         super().__init__()
         self._moments, self._log, self._iteration = moments, log, 0
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        """A step begins."""
         self._moments.begin()
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """The step is over, the update included."""
         self._log.add(self._iteration, *self._moments.of_step())
         self._iteration += 1
 
 
 def fit(model: PacedModel, moments: Moments, log: IterationLog, iterations: int, marks: bool) -> None:
-    """Keras' own loop."""
     optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(RATE))
     model.compile(optimizer, "mse")
     callbacks = [hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), Logged(moments, log)]
@@ -245,15 +238,11 @@ def loop(model: PacedModel, moments: Moments, log: IterationLog, iterations: int
 
 
 class Step:
-    """A training step, eager or in a graph."""
-
     def __init__(self, model: PacedModel, optimizer: tf.keras.optimizers.Optimizer) -> None:
-        """What is trained, and how."""
         self._model, self._optimizer = model, optimizer
         optimizer.build(model.trainable_variables)
 
     def train(self, batch: tf.Tensor) -> None:
-        """Forward and backward pass, and the update."""
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self._model(batch) - 2 * batch))
         tape = hvd.DistributedGradientTape(tape)
@@ -269,7 +258,6 @@ LOOPS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Train on ones."""
     parser = options("one rank of a Horovod training job on TensorFlow")
     parser.add_argument("--loop", choices=LOOPS, default="graph", help="whose the training loop is")
     parser.add_argument("--marks", action="store_true", help="tell netmon's agent of every step")

@@ -35,7 +35,6 @@ class Moments:
         hvd_optimizer.synchronize = self._note_synchronize
 
     def begin(self) -> None:
-        """A step begins."""
         self.first_enqueue = self.last_wait = 0
         self.interrupted = interruptions() - self._interruptions
 
@@ -73,7 +72,6 @@ class Moments:
 
 
 def main() -> None:
-    """Train on random numbers."""
     parser = options("one rank of a Horovod training job")
     parser.add_argument("--marks", action="store_true", help="tell netmon's agent of every step")
     args = parser.parse_args()

@@ -23,7 +23,6 @@ class Pace(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        """Wait for it."""
         wait_until(ctx.deadline_ns)
         return gradient, None
 

@@ -94,7 +94,6 @@ def experts(parameters: int, compute_s: float) -> Step:
 
 
 def main() -> None:
-    """Train on random numbers."""
     parser = options("one rank of a training job that exchanges more than gradients")
     parser.add_argument("--kind", choices=("fsdp", "pipeline", "experts"), required=True)
     args = parser.parse_args()

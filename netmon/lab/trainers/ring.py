@@ -35,8 +35,6 @@ _LOOK_NS = 20_000_000  # at the file, while waiting
 
 
 class Pace:
-    """Of one rank."""
-
     def __init__(self, path: str) -> None:
         """path: of the file; empty: there is none."""
         self._path = Path(path) if path else None
@@ -130,7 +128,6 @@ class Trainer:
         threading.Thread(target=self._communicate, name="communication", daemon=True).start()
 
     def train(self, iterations: int, steps: Steps, log: IterationLog, pauses: Pauses, pace: Pace) -> None:
-        """Train; blocks."""
         metric = np.zeros(self._gradients.size, np.float32)
         for iteration in range(iterations):
             pace.wait()
@@ -180,7 +177,6 @@ class Trainer:
 
 
 def main() -> None:
-    """Run the rank that the environment names."""
     parser = argparse.ArgumentParser(description="one rank of the lab's own trainer")
     parser.add_argument("--addresses", required=True, help="of all ranks, comma-separated")
     parser.add_argument("--port", type=int, default=PORT, help="on which ranks listen, of each job its own")

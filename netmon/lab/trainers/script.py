@@ -95,12 +95,10 @@ class IterationLog:
         self._after(iteration + 1)
 
     def __enter__(self) -> "IterationLog":
-        """Begin to listen for SIGTERM."""
         signal.signal(signal.SIGTERM, _leave)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Write the file."""
         self._path.write_text("\n".join(self._lines) + "\n")
 
 

@@ -56,7 +56,6 @@ def drift(figure: Figure, drift: pd.DataFrame) -> None:
 
 
 def scores(figure: Figure, scores: pd.DataFrame) -> None:
-    """A panel per share."""
     names = list(dict.fromkeys(scores["share"]))
     for ax, name in zip(panels(figure, names, height=2.6), names, strict=False):
         own = scores[scores["share"] == name]
