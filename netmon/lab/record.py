@@ -215,9 +215,9 @@ class Run:
         injections: list[dict[str, Any]] = self._json(INJECTIONS)
         return injections
 
-    def quiet_and_disturbed(self, rank: int = 0) -> tuple[_Numbers, _Numbers]:
-        """Durations in ns of a rank's steps that ended before any cross traffic, and of those wholly within it."""
-        steps = self.rank(rank)
+    def quiet_and_disturbed(self) -> tuple[_Numbers, _Numbers]:
+        """Durations in ns of rank 0's steps that ended before any cross traffic, and of those wholly within it."""
+        steps = self.rank(0)
         durations = steps["step_end_ns"] - steps["step_start_ns"]
         senders = [sender for sender in self.cross() if "ended" in sender]
         if not senders:

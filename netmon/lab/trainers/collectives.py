@@ -185,7 +185,7 @@ class Star(MeshCollective):
         super().__init__(rank, addresses, self._workers or [0], port)
 
     def all_reduce(self, block: Floats) -> None:
-        """As in MeshCollective. A worker sends n·4 payload bytes, the server (N−1)·n·4."""
+        """A worker sends n·4 payload bytes, the server (N−1)·n·4."""
         _reduce(self._mesh, block, self._workers, None if self.rank == 0 else 0)
 
 
@@ -198,7 +198,7 @@ class Tree(MeshCollective):
         super().__init__(rank, addresses, [*self._children, *([] if self._parent is None else [self._parent])], port)
 
     def all_reduce(self, block: Floats) -> None:
-        """As in MeshCollective. A rank sends n·4 payload bytes per edge that it has."""
+        """A rank sends n·4 payload bytes per edge that it has."""
         _reduce(self._mesh, block, self._children, self._parent)
 
 
@@ -210,7 +210,7 @@ class Clique(MeshCollective):
         super().__init__(rank, addresses, self._peers, port)
 
     def all_reduce(self, block: Floats) -> None:
-        """As in MeshCollective. A rank sends 2·(N−1)/N·n·4 payload bytes, as in a ring, but to all at once."""
+        """A rank sends 2·(N−1)/N·n·4 payload bytes, as in a ring, but to all at once."""
         shards = block.reshape(self.size, -1)
         received = {peer: np.empty_like(shards[0]) for peer in self._peers}
         self._mesh.exchange({peer: shards[peer] for peer in self._peers}, received)
@@ -233,7 +233,7 @@ class Hierarchical(MeshCollective):
         self._ring = Ring(rank // GROUP, leaders, ports) if rank == leader and len(leaders) > 1 else None
 
     def all_reduce(self, block: Floats) -> None:
-        """As in MeshCollective. A member sends n·4 payload bytes, a leader that much and its part in the leaders' ring."""
+        """A member sends n·4 payload bytes, a leader that much and its part in the leaders' ring."""
         if self._leader is not None:
             self._mesh.exchange({self._leader: block}, {})
             self._mesh.exchange({}, {self._leader: block})

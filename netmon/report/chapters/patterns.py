@@ -48,7 +48,7 @@ def durations(figure: Figure, durations: pd.DataFrame) -> None:
             rows = own[own["part"] == part]
             if len(rows):
                 cumulative(ax, rows["seconds"], color=colour, linestyle=line, label=f"{part} ({len(rows)})")
-        log_if_wide(ax.xaxis, own["seconds"])
+        log_if_wide(ax, own["seconds"])
         ax.set_xlabel("duration (s)")
         ax.set_ylabel("share of iterations")
         ax.legend(loc="lower right")
@@ -64,7 +64,7 @@ def bytes_per_flow(figure: Figure, steps: pd.DataFrame) -> None:
         flows = len(rows[["session", "flow_id"]].drop_duplicates())
         style: dict[str, Any] = {"linestyle": lines[place // 4 % 4], "color": colours[place % 4]}
         cumulative(ax, rows["payload_bytes"] / 1e6, label=f"{model} ({flows} flows)", **style)
-    log_if_wide(ax.xaxis, steps["payload_bytes"] / 1e6)
+    log_if_wide(ax, steps["payload_bytes"] / 1e6)
     ax.set_xlabel("payload per flow and iteration (MB)")
     ax.set_ylabel("share of flows' iterations")
     ax.legend(loc="upper left")

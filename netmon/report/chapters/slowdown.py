@@ -148,7 +148,7 @@ def time_cdf(figure: Figure, times: pd.DataFrame) -> None:
                 color=colours[level],
                 label=f"{level:.0%} cross traffic" if level == 0 else f"{level:.0%}",
             )
-        log_if_wide(ax.xaxis, times["time_s"])
+        log_if_wide(ax, times["time_s"])
         ax.set_xlabel("iteration time (s)")
         ax.set_ylabel("share of iterations")
     legend_outside(figure, max(axes, key=lambda ax: len(ax.get_legend_handles_labels()[1])), columns=10)
