@@ -90,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
         )
     try:
         if args.json:
-            print(_document(args))
+            from netmon.top.document import document
+
+            print(document(_snapshot(args)))
             return 0
         from netmon import terminal
 
@@ -116,12 +118,6 @@ def _selection(args: argparse.Namespace, flows: int) -> "Selection":
         "jobs_from": (args.page - 1) * selection.most_jobs,
     }
     return replace(selection, hosts=hosts, jobs=tuple(args.job), flows=flows, **left_out)
-
-
-def _document(args: argparse.Namespace) -> str:
-    from netmon.top.document import document
-
-    return document(_snapshot(args))
 
 
 def _print_frame(args: argparse.Namespace, console: "Console") -> None:

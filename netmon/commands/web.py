@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     access = Access(args.listen, own, args.tokens)
     source = _source(args)
     try:
-        asyncio.run(serve(source, access, args.listen, _announce))
+        asyncio.run(serve(source, access, args.listen, lambda address: print(f"netmon web: {address}", flush=True)))
     finally:
         source.close()
     return 0
@@ -75,7 +75,3 @@ def _source(args: argparse.Namespace) -> "Source":
     from netmon.web.live import Live
 
     return Live(args.collector or "localhost:9400", read_options(Security, args))
-
-
-def _announce(address: str) -> None:
-    print(f"netmon web: {address}", flush=True)

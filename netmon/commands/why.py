@@ -50,24 +50,22 @@ def run(args: argparse.Namespace) -> int:
     if not args.data:
         args.collector = args.collector or "localhost:9400"
     if args.data and args.iteration is not None:
-        return _explain(args)
+        from netmon.history.judging import explained
+
+        return _show(list(explained(args.data, args.job, args.iteration)), args.json)
     if args.collector and args.iteration is not None:
         return _show([(one, one.ranks) for one in _lately(args)[0]], args.json)
     found, unclear = _lately(args) if args.collector else _stored(args)
     if args.json:
+        from netmon.dl.verdict.verdict_text import columns
+
         extra = {"not_understood": unclear} if unclear else {}
-        print(json.dumps({"verdicts": [document(one) for one in found], **extra}, indent=1))
+        print(json.dumps({"verdicts": [columns(one) for one in found], **extra}, indent=1))
     elif args.all:
         _print(found, unclear)
     else:
         _print_summary(found, unclear)
     return 0
-
-
-def _explain(args: argparse.Namespace) -> int:
-    from netmon.history.judging import explained
-
-    return _show(list(explained(args.data, args.job, args.iteration)), args.json)
 
 
 def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
@@ -76,7 +74,9 @@ def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool)
     from netmon.terminal import console, say
 
     if as_json:
-        rows = [{**document(one), "ranks": [asdict(each) for each in times]} for one, times in found]
+        from netmon.dl.verdict.verdict_text import columns
+
+        rows = [{**columns(one), "ranks": [asdict(each) for each in times]} for one, times in found]
         print(json.dumps({"verdicts": rows}, indent=1))
         return 0
     for one, times in found:
@@ -134,13 +134,6 @@ def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
             f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"
         )
     return found, []
-
-
-def document(verdict: "Verdict") -> dict[str, object]:
-    """The verdict as JSON has it: the columns of the table `verdicts`."""
-    from netmon.dl.verdict.verdict_text import columns
-
-    return columns(verdict)
 
 
 def _print_summary(found: "Iterable[Verdict]", unclear: Sequence[str]) -> None:

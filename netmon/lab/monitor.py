@@ -85,7 +85,11 @@ _TOP = "/sys/fs/cgroup"
 
 def with_control_groups() -> list[str]:
     """What goes before a command that runs as root in a host's namespace; nothing where the machine has none."""
-    mounts = [m for m in _MOUNT.findall(Path("/proc/self/mountinfo").read_text()) if _has_quotas(*m[1:])]
+    mounts = [
+        (path, kind, options)
+        for path, kind, options in _MOUNT.findall(Path("/proc/self/mountinfo").read_text())
+        if kind == "cgroup2" or "cpu" in options.split(",")
+    ]
     if not mounts:
         return []
     lines = [] if mounts[0][0] == _TOP else [f"mount -t tmpfs netmon {_TOP}"]
@@ -93,10 +97,6 @@ def with_control_groups() -> list[str]:
         lines.append(f"mkdir -p {shlex.quote(path)}")
         lines.append(f"mount -t {kind} {_controllers(kind, options)} netmon {shlex.quote(path)}")
     return ["sh", "-c", f'{{ {"; ".join(lines)}; }} 2>/dev/null; exec "$@"', "sh"]
-
-
-def _has_quotas(kind: str, options: str) -> bool:
-    return kind == "cgroup2" or "cpu" in options.split(",")
 
 
 def _controllers(kind: str, options: str) -> str:
@@ -195,14 +195,11 @@ class Monitor(AbstractContextManager["Monitor"]):
             command = [sys.executable, "-m", "netmon.lab.monitor", self._bus]
             with Process("stored", command, self._logs, host=self._middle) as stored:
                 while stored.status() is None:
-                    self._check_collectors()
+                    for collector in self.collectors:
+                        collector.check_running()
                     time.sleep(0.05)
                 stored.check()
         self._agents_ended = True
-
-    def _check_collectors(self) -> None:
-        for collector in self.collectors:
-            collector.check_running()
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()

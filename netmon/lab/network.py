@@ -74,16 +74,13 @@ def network(hosts: int, rate_bps: int, fair: bool = False) -> Iterator[Network]:
     else it has one queue for all, in which TCP gives more to whoever was there first.
     """
     with leased() as lease:
-        built = tuple(_host(lease, number) for number in range(hosts))
+        names = (f"h{number}" for number in range(hosts))
+        built = tuple(Host(name, lease.namespace(name), f"{SUBNET}.{n}") for n, name in enumerate(names, 1))
         congestion_control = _make_namespaces([*(host.namespace for host in built), lease.namespace("switch")])
         _write_names(built)
         _connect(built, lease.namespace("switch"), shaping(rate_bps).super_packet)
         _shape(built, lease.namespace("switch"), rate_bps, fair)
         yield Network(lease, built, rate_bps, congestion_control)
-
-
-def _host(lease: Lease, number: int) -> Host:
-    return Host(f"h{number}", lease.namespace(f"h{number}"), f"{SUBNET}.{number + 1}")
 
 
 def _make_namespaces(names: list[str]) -> str:
@@ -131,7 +128,9 @@ def shaping(rate_bps: int) -> Shaping:
     before that queue and the interface after it, so a drop between the two would stand in the ledger as bytes
     that never were.
     """
-    super_packet, bytes_per_ms = _super_packet(rate_bps), rate_bps // 8000
+    # netmon sees a super-packet at one moment; the kernel's own limit, 64 KB, takes half a millisecond at 1 Gbit/s.
+    # Here it is 128 µs of the link, as far as the kernel and this machine's cores allow.
+    super_packet, bytes_per_ms = min(65536, max(8192, rate_bps // 8 * 128 // 1_000_000)), rate_bps // 8000
     burst = max(2 * super_packet, bytes_per_ms // 2)
     queue = max(_FEWEST_SUPER_PACKETS * super_packet, bytes_per_ms * BUFFER_US // 1000 - burst)
     return Shaping(super_packet, burst, queue)
@@ -165,11 +164,3 @@ def _in_turn(port: str, hosts: int, rate_bps: int) -> list[str]:
         *classes,
         f'filter add dev {port} parent 1: protocol ip bpf bytecode "3,48 0 0 {_SENDER},4 0 0 {1 << 16},22 0 0 0"',
     ]
-
-
-def _super_packet(rate_bps: int) -> int:
-    """Bytes of the largest super-packet: 128 µs of the link, as far as the kernel and this machine's cores allow.
-
-    netmon sees a super-packet at one moment; the kernel's own limit, 64 KB, takes half a millisecond at 1 Gbit/s.
-    """
-    return min(65536, max(8192, rate_bps // 8 * 128 // 1_000_000))

@@ -298,12 +298,6 @@ def together(data: Path, specs: Sequence[RunSpec]) -> Iterator[Jobs]:
         monitor.end_in_order()
 
 
-def train_together(data: Path, specs: Sequence[RunSpec], seconds: float) -> None:
-    """Train all jobs for so long; blocks. As together."""
-    with together(data, [replace(spec, iterations=MOST_ITERATIONS) for spec in specs]):
-        time.sleep(seconds)
-
-
 def train_two_jobs(
     spec: RunSpec,
     hosts: Sequence[int],

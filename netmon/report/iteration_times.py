@@ -34,11 +34,12 @@ def iteration_times(ranks: pd.DataFrame) -> pd.DataFrame:
     """
     if ranks.empty:
         return pd.DataFrame(columns=list(TIME_COLUMNS), dtype=float)
+    exposed_ns = ranks["exposed_ns"].astype(float)
     rows = ranks.assign(
         node_shared=ranks["node_shared"].eq(True),
         time_s=(ranks["end_ns"] - ranks["start_ns"]) / NS_PER_S,
-        communication_s=_seconds(ranks, "comm_start_ns", "comm_end_ns"),
-        exposed_s=_known_seconds(ranks["exposed_ns"]),
+        communication_s=(ranks["comm_end_ns"].astype(float) - ranks["comm_start_ns"].astype(float)) / NS_PER_S,
+        exposed_s=exposed_ns.where(exposed_ns >= 0) / NS_PER_S,
         cross_bytes=ranks[["cross_tx_bytes", "cross_rx_bytes"]].max(axis=1),
         busiest_bytes=np.maximum(
             ranks["cross_tx_bytes"] + ranks["dl_tx_bytes"], ranks["cross_rx_bytes"] + ranks["dl_rx_bytes"]
@@ -62,15 +63,6 @@ def iteration_times(ranks: pd.DataFrame) -> pd.DataFrame:
         .reset_index()
         .sort_values("start_ns", ignore_index=True)
     )
-
-
-def _seconds(rows: pd.DataFrame, begin: str, end: str) -> pd.Series:
-    return (rows[end].astype(float) - rows[begin].astype(float)) / NS_PER_S
-
-
-def _known_seconds(nanoseconds: pd.Series) -> pd.Series:
-    known = nanoseconds.astype(float)
-    return known.where(known >= 0) / NS_PER_S
 
 
 def without_warm_up(times: pd.DataFrame) -> pd.DataFrame:
@@ -234,7 +226,7 @@ def congestion_point(level: npt.ArrayLike, time_s: npt.ArrayLike, tolerance: flo
     u = rescaled(x)
     corners = np.concatenate([np.linspace(a, b, _GRID, endpoint=False) for a, b in itertools.pairwise(u)])
     best = min((_two_lines(u, y, corner) for corner in corners), key=lambda point: point.error)
-    straight = _straight(u, y)
+    straight = _distance(y, np.polyval(np.polyfit(u, y, 1, w=1 / y), u).astype(float))
     if best.level <= x[0] or (straight <= best.error * 1.05 and best.level < x[1]):
         return CongestionPoint(math.nan, flat_all, math.nan, straight, "nothing is flat: it rises from the start")
     return best
@@ -247,11 +239,6 @@ def _two_lines(u: Floats, y: Floats, corner: float) -> CongestionPoint:
     slope = max(0.0, float((weight * rise) @ (y[~below] - flat) / ((weight * rise) @ rise)))
     fitted = np.where(below, flat, flat + slope * (u - corner))
     return CongestionPoint(1 - 1 / corner, flat, slope, _distance(y, fitted))
-
-
-def _straight(u: Floats, y: Floats) -> float:
-    line: Floats = np.polyval(np.polyfit(u, y, 1, w=1 / y), u).astype(float)
-    return _distance(y, line)
 
 
 def _distance(y: Floats, fitted: Floats) -> float:

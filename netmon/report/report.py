@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -50,7 +50,7 @@ code { background: #f3f3f3; padding: 0 .25rem; overflow-wrap: anywhere; }
 <nav><ol>
 <li><a href="#findings">Findings</a></li>
 {% for chapter in chapters %}<li><a href="#{{ chapter.anchor }}">{{ chapter.title }}</a><ul>
-{% for item in chapter.items %}<li><a href="#{{ item.name }}">{{ item.title }}</a>
+{% for item in chapter.items %}<li><a href="#{{ item.exhibit.name }}">{{ item.exhibit.title }}</a>
 {%- if item.gap %} (not shown){% endif %}</li>
 {% endfor %}</ul></li>
 {% endfor %}<li><a href="#missing">What is missing and why</a></li>
@@ -59,11 +59,12 @@ code { background: #f3f3f3; padding: 0 .25rem; overflow-wrap: anywhere; }
 <ul>{% for sentence in findings %}<li>{{ sentence }}</li>
 {% endfor %}</ul>
 {% for chapter in chapters %}<h2 id="{{ chapter.anchor }}">{{ chapter.title }}</h2>
-{% for item in chapter.items %}<section id="{{ item.name }}">
-<h3>{{ item.title }}</h3>
-<p>{{ item.text }}{% if item.follows %} <span class="basis">After: {{ item.follows }}.</span>{% endif %}</p>
+{% for item in chapter.items %}<section id="{{ item.exhibit.name }}">
+<h3>{{ item.exhibit.title }}</h3>
+<p>{{ item.exhibit.text }}
+{%- if item.exhibit.follows %} <span class="basis">After: {{ item.exhibit.follows }}.</span>{% endif %}</p>
 {% if item.gap %}<p class="gap">Not shown: {{ item.gap }}.</p>{% endif %}
-{% if item.image %}<figure><img src="data:image/png;base64,{{ item.image }}" alt="{{ item.title }}">
+{% if item.image %}<figure><img src="data:image/png;base64,{{ item.image }}" alt="{{ item.exhibit.title }}">
 <figcaption>{{ item.basis }}</figcaption></figure>{% endif %}
 {% if item.html %}<div class="table">{{ item.html | safe }}</div>{% endif %}
 {% if item.files %}<p class="basis">Tables:
@@ -80,10 +81,7 @@ code { background: #f3f3f3; padding: 0 .25rem; overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class Item:
-    name: str
-    title: str
-    follows: str
-    text: str
+    exhibit: Exhibit
     basis: str = ""
     image: str = ""  # PNG, base64
     html: str = ""  # a table
@@ -101,10 +99,6 @@ class ShownChapter:
         return re.sub(r"\W+", "-", self.title.lower())
 
 
-def _encoded(png: bytes) -> str:
-    return base64.b64encode(png).decode()
-
-
 def _as_html(table: pd.DataFrame, rows: int) -> str:
     """The first rows of a table, escaped."""
     shown: str = table.head(rows).to_html(
@@ -118,22 +112,17 @@ def _basis_of(study: Study, command: str, runs: Sequence[str] = (), iterations: 
     """What a figure rests on: runs, models, link rate, bucket, byte basis, iterations and the command."""
     known = study.runs[study.runs["run"].isin(runs)] if runs else study.runs
     count = len(study.times) if iterations is None else iterations
+    counted = {str(text) for text in study.tables.sessions["byte_basis"] if text}  # by the files' own words
+    wire = "; ".join(sorted(counted)) or "not told by the files"
     parts = [
         f"{'run' if len(known) == 1 else 'runs'}: {_listed(list(known['run']))}",
         f"model: {_listed(sorted(known['model'].unique()))}",
         f"link rate: {format_rate(study.rate_bps) if study.rate_bps else 'not known'}",
         f"bucket: {format_duration(study.bucket_ns)}",
-        f"bytes: {_byte_basis(study)}",
+        f"bytes: wire bytes are {wire}; payload is the transport's",
         f"iterations: {count}",
     ]
     return " · ".join(parts) + (f" · {command}" if command else "")
-
-
-def _byte_basis(study: Study) -> str:
-    """Which bytes are counted, by the files' own words."""
-    bases = {str(text) for text in study.tables.sessions["byte_basis"] if text}
-    wire = "; ".join(sorted(bases)) or "not told by the files"
-    return f"wire bytes are {wire}; payload is the transport's"
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
@@ -141,30 +130,6 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
         return "none"
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def render(
-    study: Study,
-    command: str,
-    chapters: Sequence[ShownChapter],
-    findings: Sequence[str],
-    missing: Sequence[str],
-    title: str,
-) -> str:
-    from jinja2 import Environment, StrictUndefined
-
-    page = Environment(autoescape=True, undefined=StrictUndefined).from_string(_TEMPLATE)
-    made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return page.render(
-        title=title,
-        basis=_basis_of(study, ""),
-        command=command,
-        version=__version__,
-        made=made,
-        chapters=chapters,
-        findings=findings,
-        missing=missing,
-    )
 
 
 # --- The report.
@@ -199,54 +164,66 @@ def write_report(
     progress is called with each exhibit before it is made. Raises DataError where nothing can be shown, or not be
     written.
     """
+    from jinja2 import Environment, StrictUndefined
+
     from netmon.report.findings import findings
 
-    nothing = not len(study.ranks) and study.traffic is None and not study.tables.rows("ledger")
-    if nothing:
+    if not len(study.ranks) and study.traffic is None and not study.tables.rows("ledger"):
         reasons = "; ".join(study.tables.missing) or "no table has a row"
         raise DataError(f"cannot make a report: nothing in the dataset can be shown: {reasons}")
     try:
         for folder in (out / TABLES, out / FIGURES):
             folder.mkdir(parents=True, exist_ok=True)
-        shown = [_chapter(study, chapter, out, command, progress) for chapter in chapters()]
+        shown = []
+        for chapter in chapters():
+            parts = []
+            for exhibit in chapter.exhibits:
+                progress(exhibit.title)
+                parts.append(_item(study, exhibit, out, command))
+            shown.append(ShownChapter(chapter.title, parts))
         items = [item for chapter in shown for item in chapter.items]
-        missing = [*study.tables.missing, *(f"{item.title}: {item.gap}" for item in items if item.gap)]
+        missing = [*study.tables.missing, *(f"{item.exhibit.title}: {item.gap}" for item in items if item.gap)]
         sentences = findings(study)
-        (out / PAGE).write_text(render(study, command, shown, sentences, missing, title), encoding="utf-8")
+        page = (
+            Environment(autoescape=True, undefined=StrictUndefined)
+            .from_string(_TEMPLATE)
+            .render(
+                title=title,
+                basis=_basis_of(study, ""),
+                command=command,
+                version=__version__,
+                made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+                chapters=shown,
+                findings=sentences,
+                missing=missing,
+            )
+        )
+        (out / PAGE).write_text(page, encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write the report to {out}: {error.strerror}; choose another --out") from None
     tables, figures = sum(len(item.files) for item in items), sum(bool(item.image) for item in items)
     return Written(out / PAGE, tables, figures, sentences, missing)
 
 
-def _chapter(study: Study, chapter: Chapter, out: Path, command: str, progress: Callable[[str], None]) -> ShownChapter:
-    items = []
-    for exhibit in chapter.exhibits:
-        progress(exhibit.title)
-        items.append(_item(study, exhibit, out, command))
-    return ShownChapter(chapter.title, items)
-
-
 def _item(study: Study, exhibit: Exhibit, out: Path, command: str) -> Item:
     """The exhibit with what can be shown of it: data that one cannot make sense of do not take the others along."""
-    same: Any = {"name": exhibit.name, "title": exhibit.title, "follows": exhibit.follows, "text": exhibit.text}
     for earlier in [*(out / TABLES).glob(f"{exhibit.name}.csv"), out / FIGURES / f"{exhibit.name}.png"]:
         earlier.unlink(missing_ok=True)
     try:
         frames = {name: _with_names(frame, study.job_names) for name, frame in exhibit.tables(study).items()}
     except Exception as error:
-        return Item(**same, gap=_reason(exhibit, error))
+        return Item(exhibit, gap=_reason(exhibit, error))
     files = _write_tables(exhibit.name, frames, out)
     about = _basis(study, frames, command)
     first = next(iter(frames.values()))
     if exhibit.draw is None:
-        return Item(**same, basis=about, html=_as_html(first, exhibit.rows), files=files)
+        return Item(exhibit, basis=about, html=_as_html(first, exhibit.rows), files=files)
     try:
         plain, with_basis, about = _draw(exhibit.draw, frames, about)
     except Exception as error:
-        return Item(**same, files=files, gap=_reason(exhibit, error))
+        return Item(exhibit, files=files, gap=_reason(exhibit, error))
     (out / FIGURES / f"{exhibit.name}.png").write_bytes(with_basis)
-    return Item(**same, basis=about, image=_encoded(plain), files=files)
+    return Item(exhibit, basis=about, image=base64.b64encode(plain).decode(), files=files)
 
 
 def _with_names(frame: "pd.DataFrame", names: Mapping[str, str]) -> "pd.DataFrame":

@@ -158,7 +158,7 @@ def job_of(value: int, words: dict[str, Words]) -> str:
 ALL = "all"
 """The class of a link's whole traffic."""
 _UNTIL_NS = 1_000_000  # from here on, the milliseconds tell
-_FACTORS = (1, 2, 5)
+_LENGTHS = [factor * 10**power for power in range(7) for factor in (1, 2, 5)]
 
 
 class BurstScan:
@@ -167,7 +167,7 @@ class BurstScan:
     def __init__(self, bucket_ns: int, interval_ns: int, rate_bps: float) -> None:
         """interval_ns: the least interval in which a rate is true (rounded up to buckets). rate_bps 0: not known."""
         self._bucket_ns, self._rate = bucket_ns, rate_bps
-        self.lengths = [n for n in _lengths() if n * bucket_ns < _UNTIL_NS] or [1]
+        self.lengths = [n for n in _LENGTHS if n * bucket_ns < _UNTIL_NS] or [1]
         true = max(1, -(-interval_ns // bucket_ns))
         self._grains = (1, true) if true > 1 else (1,)
         self._peaks: dict[tuple[int, int], int] = {}
@@ -221,10 +221,6 @@ class BurstScan:
             for n, count in sorted(counts.items())
         ]
         return pd.DataFrame(rows, columns=columns)
-
-
-def _lengths() -> list[int]:
-    return [factor * 10**power for power in range(7) for factor in _FACTORS]
 
 
 def _summed(bins: Ints, amount: Ints) -> tuple[Ints, Ints]:

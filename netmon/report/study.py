@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError
 from netmon.history.dataset import EXPECTED, Tables
-from netmon.history.frames import groups, records
+from netmon.history.frames import groups, plain_words, records
 from netmon.history.job_names import names_of
 from netmon.history.judging import stored_verdicts
 from netmon.report.iteration_times import (
@@ -212,7 +212,7 @@ def read_study(
     bucket_ns = max(int(value) for value in buckets)
     if len(buckets) > 1:
         tables.missing.append(f"buckets of {len(buckets)} widths: bursts and peaks are told at {bucket_ns} ns")
-    interval_ns = max([bucket_ns, *_super_packets(tables)])
+    interval_ns = max([bucket_ns, *(int(ns) for ns in tables.sessions["super_packet_ns"] if ns)])
     total = tables.rows("buckets")
     into = Scan(bucket_ns, rate, interval_ns, times or training_times([ranks]), _detail(tables, total, bucket_ns))
     try:
@@ -241,8 +241,7 @@ def _iterations(tables: Tables, job: str | None) -> tuple[pd.DataFrame, Training
     if every <= 1:
         return _of_job(_plausible(tables.read("iterations"), tables.missing), job), None
     times, kept = TrainingTimes(), []
-    known = [name for name in EXPECTED["iterations"] if name in tables.columns("iterations")]
-    for batch in tables.batches("iterations", known):
+    for batch in tables.batches("iterations", EXPECTED["iterations"]):
         rows = pa.Table.from_batches([batch]).to_pandas()
         rows = rows[rows["end_ns"] > rows["start_ns"]]
         times.add(rows if job is None else rows[rows["job"] == job])
@@ -251,8 +250,7 @@ def _iterations(tables: Tables, job: str | None) -> tuple[pd.DataFrame, Training
         f"{tables.rows('iterations')} rows of iterations: durations are those of every {every}th iteration"
     )
     ranks = pd.concat(kept, ignore_index=True).reindex(columns=list(EXPECTED["iterations"]))
-    words = [name for name in ranks if isinstance(ranks[name].dtype, pd.CategoricalDtype)]
-    return _of_job(ranks.astype(dict.fromkeys(words, object)), job), times
+    return _of_job(plain_words(ranks), job), times
 
 
 def _detail(tables: Tables, rows: int, bucket_ns: int) -> tuple[int, int] | None:
@@ -293,10 +291,6 @@ def _rate(runs: pd.DataFrame, tables: Tables) -> float:
     if len(set(known)) > 1:
         tables.missing.append(f"links of {len(set(known))} capacities: per-link figures use the most common one")
     return max(set(known), key=known.count) if known else 0.0
-
-
-def _super_packets(tables: Tables) -> list[int]:
-    return [int(ns) for ns in tables.sessions["super_packet_ns"] if ns]
 
 
 def _with_runs(

@@ -37,10 +37,6 @@ class Profile:
     sending: str = ""  # what the sender prints before its first flow, with the moment (CLOCK_MONOTONIC); "": nothing
 
 
-def _iperf_receiver(offer: Offer) -> list[str]:
-    return ["iperf3", "--server", "--bind", offer.address, "--port", str(offer.port), "--forceflush"]
-
-
 def _iperf_sender(offer: Offer) -> list[str]:
     target = ["--client", offer.address, "--port", str(offer.port)]
     return ["iperf3", *target, "--bitrate", str(round(offer.load_bps)), "--time", "86400", "--json"]
@@ -52,44 +48,39 @@ def _iperf_account(output: str) -> dict[str, Any]:
     return {"bytes_sent": sent["bytes"], "seconds": sent["seconds"], "retransmits": sent["retransmits"]}
 
 
-def _flows_receiver(offer: Offer) -> list[str]:
-    return [*_RECEIVE, f"{offer.address}:{offer.port}"]
-
-
-def _flows_sender(profile: str) -> Callable[[Offer], list[str]]:
-    def command(offer: Offer) -> list[str]:
+def _made(profile: str) -> Callable[[Offer], list[str]]:
+    def options(offer: Offer) -> list[str]:
         load = ["--load-bps", str(offer.load_bps), "--rate-bps", str(offer.rate_bps), "--seed", str(offer.seed)]
-        return [*_SEND, f"{offer.address}:{offer.port}", "--profile", profile, *load]
+        return ["--profile", profile, *load]
 
-    return command
-
-
-def _file_sender(offer: Offer) -> list[str]:
-    return [*_SEND, f"{offer.address}:{offer.port}", "--file", str(offer.file), "--repeat"]
+    return options
 
 
-def _flows_account(output: str) -> dict[str, Any]:
-    account: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    return account
-
-
-def _flows(description: str, sender: Callable[[Offer], list[str]]) -> Profile:
-    sending = r"sending since (\d+)"
-    return Profile(description, _flows_receiver, sender, "listening", _flows_account, ("--hold",), sending)
+def _flows(description: str, load: Callable[[Offer], list[str]]) -> Profile:
+    """load: the sender's options that say what it sends."""
+    return Profile(
+        description,
+        lambda offer: [*_RECEIVE, f"{offer.address}:{offer.port}"],
+        lambda offer: [*_SEND, f"{offer.address}:{offer.port}", *load(offer)],
+        "listening",
+        lambda output: dict(json.loads(output.strip().splitlines()[-1])),
+        ("--hold",),
+        r"sending since (\d+)",
+    )
 
 
 PROFILES = {
     "iperf": Profile(
         "one long TCP flow at a steady rate (iperf3)",
-        _iperf_receiver,
+        lambda offer: ["iperf3", "--server", "--bind", offer.address, "--port", str(offer.port), "--forceflush"],
         _iperf_sender,
         "Server listening",
         _iperf_account,
     ),
-    "websearch": _flows("flows of web-search sizes, at a consistent rate (Algorithm 1)", _flows_sender("websearch")),
-    "datamining": _flows("flows of data-mining sizes, at a consistent rate (Algorithm 1)", _flows_sender("datamining")),
-    "poisson": _flows("flows of web-search sizes, a Poisson process", _flows_sender("poisson")),
-    "burst": _flows("web-search flows, 1 ms at 300 % every 10 ms (Algorithm 2)", _flows_sender("burst")),
-    "file": _flows("the flows of a load file", _file_sender),
+    "websearch": _flows("flows of web-search sizes, at a consistent rate (Algorithm 1)", _made("websearch")),
+    "datamining": _flows("flows of data-mining sizes, at a consistent rate (Algorithm 1)", _made("datamining")),
+    "poisson": _flows("flows of web-search sizes, a Poisson process", _made("poisson")),
+    "burst": _flows("web-search flows, 1 ms at 300 % every 10 ms (Algorithm 2)", _made("burst")),
+    "file": _flows("the flows of a load file", lambda offer: ["--file", str(offer.file), "--repeat"]),
 }
 """The algorithms are those of the thesis' appendix A.1."""
