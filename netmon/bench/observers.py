@@ -28,8 +28,7 @@ from netmon.bench.kernel import ATTACHED
 from netmon.errors import LabError
 from netmon.history.dataset import Tables
 from netmon.lab import iproute
-from netmon.lab.lease import leased
-from netmon.lab.network import INTERFACE, SUBNET, Host
+from netmon.lab.network import INTERFACE, SUBNET, Host, leased
 from netmon.lab.process import Process
 from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2, netmon_pb2_grpc

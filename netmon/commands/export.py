@@ -35,7 +35,7 @@ EXAMPLES = """\
   netmon export --data out --format pcap --host node17 --iterations 10:12 --out headers.pcap
   netmon export --data out --format generator --job training --out job.json     netmon lab run --replay job.json
 """
-_SIMULATION = {"chakra": "chakra", "ns3": "traffic", "htsim": "traffic", "pcap": "headers", "generator": "generator"}
+_SIMULATION = {"chakra": "chakra", "ns3": "traffic", "htsim": "traffic", "pcap": "traffic", "generator": "generator"}
 """Which file of netmon.simulation writes a format."""
 
 _TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "full")

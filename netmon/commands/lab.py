@@ -197,9 +197,9 @@ def _last_frame(addresses: str, console: Console) -> Iterator[None]:
 
 
 def _clean(args: argparse.Namespace) -> int:
-    from netmon.lab.lease import abandoned, remove, runs
+    from netmon.lab.network import abandoned, all_runs, remove
 
-    found = runs() if args.all else abandoned()
+    found = all_runs() if args.all else abandoned()
     for name in found:
         remove(name)
         print(f"removed run {name}")

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from netmon.errors import UnsupportedError
 from netmon.lab import iproute
-from netmon.lab.lease import Lease
-from netmon.lab.network import INTERFACE, Host, Network
+from netmon.lab.network import INTERFACE, Host, Lease, Network
 from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
 

@@ -19,7 +19,8 @@ import pytest
 from pair import Watched
 from waiting import DIES_WITH_US
 
-from netmon.lab import iproute, lease
+from netmon.lab import iproute
+from netmon.lab.network import PREFIX, RUNS, all_runs
 
 pytestmark = pytest.mark.kernel
 
@@ -63,7 +64,7 @@ class Command:
 
     def runs(self) -> list[str]:
         """Names under which it has namespaces, sockets and files."""
-        return [run for run in lease.runs() if holder(run) == self.process.pid]
+        return [run for run in all_runs() if holder(run) == self.process.pid]
 
     def processes(self) -> list[str]:
         """What runs of all that it has started, and itself."""
@@ -96,7 +97,7 @@ class Command:
 def holder(run: str) -> int | None:
     """The process that holds the lock of a testbed."""
     try:
-        inode = (lease.RUNS / run / "lock").stat().st_ino
+        inode = (RUNS / run / "lock").stat().st_ino
     except OSError:
         return None
     for line in Path("/proc/locks").read_text().splitlines():
@@ -124,18 +125,18 @@ def number(request: pytest.FixtureRequest) -> signal.Signals:
 
 
 def ends(command: Command, number: signal.Signals, status: int = 130) -> None:
-    runs = command.runs()
+    runs = command.all_runs()
     assert command.interrupt(number) == status, command.output()
     command.wait_for_end()
-    assert [name for run in runs for name in iproute.namespaces(f"{lease.PREFIX}{run}-")] == []
-    assert [run for run in runs if run in lease.runs()] == []
+    assert [name for run in runs for name in iproute.namespaces(f"{PREFIX}{run}-")] == []
+    assert [run for run in runs if run in all_runs()] == []
 
 
 def test_a_measurement(start: Callable[..., Command], number: signal.Signals) -> None:
     before = set(MEMORY.glob("netmon-bench-*"))
     command = start("bench", "overhead", "--seconds", "60", "--rounds", "1")
     command.wait_for(lambda: any("iperf3" in line for line in command.processes()))
-    assert command.runs()
+    assert command.all_runs()
     ends(command, number)
     assert set(MEMORY.glob("netmon-bench-*")) <= before
 
@@ -150,7 +151,7 @@ def test_a_training_in_the_lab(start: Callable[..., Command], number: signal.Sig
     few = ("--hosts", "2", "--ring", "0,1", "--cross", "1:0")
     command = start("lab", "run", "--data", tmp_path / "data", "--iterations", "10000", *few)
     command.wait_for(lambda: "iteration 1 " in ranks_say(tmp_path / "data"))
-    assert command.runs()
+    assert command.all_runs()
     ends(command, number)
 
 

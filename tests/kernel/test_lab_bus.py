@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from netmon.errors import UnsupportedError
-from netmon.lab.lease import abandoned
 from netmon.lab.monitor import nats_server
+from netmon.lab.network import abandoned
 
 pytestmark = pytest.mark.kernel
 
