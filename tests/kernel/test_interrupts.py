@@ -125,7 +125,7 @@ def number(request: pytest.FixtureRequest) -> signal.Signals:
 
 
 def ends(command: Command, number: signal.Signals, status: int = 130) -> None:
-    runs = command.all_runs()
+    runs = command.runs()
     assert command.interrupt(number) == status, command.output()
     command.wait_for_end()
     assert [name for run in runs for name in iproute.namespaces(f"{PREFIX}{run}-")] == []
@@ -136,7 +136,7 @@ def test_a_measurement(start: Callable[..., Command], number: signal.Signals) ->
     before = set(MEMORY.glob("netmon-bench-*"))
     command = start("bench", "overhead", "--seconds", "60", "--rounds", "1")
     command.wait_for(lambda: any("iperf3" in line for line in command.processes()))
-    assert command.all_runs()
+    assert command.runs()
     ends(command, number)
     assert set(MEMORY.glob("netmon-bench-*")) <= before
 
@@ -151,7 +151,7 @@ def test_a_training_in_the_lab(start: Callable[..., Command], number: signal.Sig
     few = ("--hosts", "2", "--ring", "0,1", "--cross", "1:0")
     command = start("lab", "run", "--data", tmp_path / "data", "--iterations", "10000", *few)
     command.wait_for(lambda: "iteration 1 " in ranks_say(tmp_path / "data"))
-    assert command.all_runs()
+    assert command.runs()
     ends(command, number)
 
 
