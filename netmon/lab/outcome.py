@@ -137,7 +137,9 @@ def classification(tables: Tables, run: Run) -> Classification:
     volumes = volumes.merge(flows.astype({"src_port": int, "dst_port": int}), on=_FLOW, how="left")
     is_cross = _is_cross(run, volumes)
     training = pd.Series(False, index=volumes.index)
-    for ranks in _addresses_of_jobs(run):
+    injected = (other["hosts"] for other in run.document.get("other_jobs", []))
+    for hosts in (list(run.host_of.values()), *injected):
+        ranks = [run.address_of[host] for host in hosts]
         training |= volumes["src"].isin(ranks) & volumes["dst"].isin(ranks) & ~is_cross
     trained = volumes["class"].isin(_DL)
     unclassified = volumes["class"] == _UNCLASSIFIED
@@ -146,12 +148,6 @@ def classification(tables: Tables, run: Run) -> Classification:
     return Classification(
         int(count[right].sum()), int(count[~right & ~unclassified].sum()), int(count[unclassified].sum())
     )
-
-
-def _addresses_of_jobs(run: Run) -> list[list[str]]:
-    """Of the job that was run, and of those that were injected."""
-    jobs = [list(run.host_of.values()), *(other["hosts"] for other in run.document.get("other_jobs", []))]
-    return [[run.address_of[host] for host in hosts] for hosts in jobs]
 
 
 def _is_cross(run: Run, flows: pd.DataFrame) -> "pd.Series[bool]":
@@ -229,26 +225,18 @@ def _model(name: str, runs: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _durations(durations: npt.NDArray[np.int64]) -> dict[str, Any]:
-    known = (
-        {f"{name}_ns": float(np.percentile(durations, share)) for name, share in _PERCENTILES.items()}
-        if len(durations)
-        else {}
-    )
+    percentiles = _PERCENTILES if len(durations) else {}
+    known = {f"{name}_ns": float(np.percentile(durations, share)) for name, share in percentiles.items()}
     return {"iterations": len(durations), **known}
 
 
 def _accuracy(known: Accuracy) -> dict[str, Any]:
-    moments = {
+    errors = {
         each.moment: {
             **{f"{name}_ns": each.percentile(share) for name, share in _PERCENTILES.items()},
             "left_out": each.left_out,
         }
         for each in known.moments
     }
-    return {
-        "source": known.source,
-        "logged": known.logged,
-        "found": known.found,
-        "invented": known.invented,
-        "errors": moments,
-    }
+    counts = {name: getattr(known, name) for name in ("source", "logged", "found", "invented")}
+    return {**counts, "errors": errors}

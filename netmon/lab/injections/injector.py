@@ -48,35 +48,27 @@ _PASS, _DROP = 0xFFFFFFFF, 2  # TC_ACT_UNSPEC, TC_ACT_SHOT
 
 def slow(network: Network, host: int, direction: int, share: float) -> None:
     """Leave a link this share of its rate, from now on; 1 undoes it. Raises LabError."""
+    if direction == Direction.RX:
+        _shape_port(network, host, share)
+        return
     shape = shaping(network.rate_bps)
-    rate = max(8000, round(network.rate_bps * share))
-    if direction == Direction.TX:
-        limits = f"rate {rate}bit burst {shape.burst_bytes} limit {shape.host_limit}"
-        iproute.batch("tc", network.hosts[host].namespace, [f"qdisc change dev {INTERFACE} root tbf {limits}"])
-    else:
-        limits = f"rate {rate}bit burst {shape.burst_bytes} limit {shape.port_limit}"
-        _on_switch(network, f"qdisc change dev port{host} root tbf {limits}")
+    limits = f"rate {_rate(network, share)} burst {shape.burst_bytes} limit {shape.host_limit}"
+    iproute.batch("tc", network.hosts[host].namespace, [f"qdisc change dev {INTERFACE} root tbf {limits}"])
 
 
-def shorten(network: Network, host: int, share: float) -> None:
-    """Leave the queue of the switch's port to a host this share of its bytes; 1 undoes it. Raises LabError."""
+def _shape_port(network: Network, host: int, share: float = 1.0, queue: float = 1.0) -> None:
+    """Leave the switch's port to a host these shares of its rate and of its queue. Raises LabError.
+
+    A queue holds a super-packet at least: then what is more than the rate is dropped, as a policer does.
+    """
     shape = shaping(network.rate_bps)
-    limit = max(shape.super_packet, round(shape.port_limit * share))
-    limits = f"rate {network.rate_bps}bit burst {shape.burst_bytes} limit {limit}"
+    limit = max(shape.super_packet, round(shape.port_limit * queue))
+    limits = f"rate {_rate(network, share)} burst {shape.burst_bytes} limit {limit}"
     _on_switch(network, f"qdisc change dev port{host} root tbf {limits}")
 
 
-def police(network: Network, host: int, share: float) -> None:
-    """Let this share of the rate pass to a host, and queue one super-packet: the rest is dropped, as a policer does.
-
-    shorten(…, 1) undoes it. Raises LabError.
-    """
-    shape = shaping(network.rate_bps)
-    rate = max(8000, round(network.rate_bps * share))
-    _on_switch(
-        network,
-        f"qdisc change dev port{host} root tbf rate {rate}bit burst {shape.burst_bytes} limit {shape.super_packet}",
-    )
+def _rate(network: Network, share: float) -> str:
+    return f"{max(8000, round(network.rate_bps * share))}bit"
 
 
 def lose(network: Network, host: int, direction: int, share: float) -> None:
@@ -89,10 +81,6 @@ def lose(network: Network, host: int, direction: int, share: float) -> None:
         f"qdisc add dev port{host} clsact",
         f'filter add dev port{host} {where} bpf direct-action bytecode "{program}"',
     )
-
-
-def keep(network: Network, host: int) -> None:
-    _on_switch(network, f"qdisc del dev port{host} clsact")
 
 
 def _on_switch(network: Network, *lines: str) -> None:
@@ -310,10 +298,6 @@ class _Throttled(Action):
             self._quota = None
 
 
-def _nothing(network: Network, injection: Injection) -> None:
-    pass
-
-
 _Change = Callable[[Network, Injection], None]
 _CHANGES: dict[str, tuple[_Change, _Change]] = {
     "slow-link": (
@@ -321,17 +305,18 @@ _CHANGES: dict[str, tuple[_Change, _Change]] = {
         lambda network, its: slow(network, its.host, its.direction, 1.0),
     ),
     "small-queue": (
-        lambda network, its: shorten(network, its.host, its.effective_strength),
-        lambda network, its: shorten(network, its.host, 1.0),
+        lambda network, its: _shape_port(network, its.host, queue=its.effective_strength),
+        lambda network, its: _shape_port(network, its.host),
     ),
     "policer": (
-        lambda network, its: police(network, its.host, its.effective_strength),
-        lambda network, its: shorten(network, its.host, 1.0),
+        lambda network, its: _shape_port(network, its.host, its.effective_strength, queue=0.0),
+        lambda network, its: _shape_port(network, its.host),
     ),
     "loss": (
         lambda network, its: lose(network, its.host, its.direction, its.effective_strength),
-        lambda network, its: keep(network, its.host),
+        lambda network, its: _on_switch(network, f"qdisc del dev port{its.host} clsact"),
     ),
+    "nothing": (lambda network, its: None, lambda network, its: None),
 }
 
 
@@ -340,7 +325,7 @@ class _Changed(Action):
 
     def __init__(self, injection: Injection, network: Network) -> None:
         host = injection.host
-        self._do, self._undo = _CHANGES.get(injection.kind, (_nothing, _nothing))
+        self._do, self._undo = _CHANGES[injection.kind]
         self._injection, self._network = injection, network
         self.hosts = [network.hosts[host].name] if host >= 0 else []
         self._begun = False
