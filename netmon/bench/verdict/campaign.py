@@ -68,7 +68,10 @@ class Undisturbed:
         return {
             "iterations": self.iterations,
             "stood_out": len(self.told),
-            "told": {cause: {"count": len(own), "surest": _surest(own)} for cause, own in of.items()},
+            "told": {
+                cause: {"count": len(own), "surest": max(float(each["confidence"]) for each in own)}
+                for cause, own in of.items()
+            },
         }
 
     def words(self) -> str:
@@ -85,10 +88,6 @@ def _met(truth: Truth, verdict: VerdictRow) -> bool:
         each["start_ns"] < verdict["end_ns"] and (each["end_ns"] or np.iinfo(np.int64).max) > since
         for each in truth.injections
     )
-
-
-def _surest(verdicts: Sequence[VerdictRow]) -> float:
-    return max(float(each["confidence"]) for each in verdicts)
 
 
 # --- campaign

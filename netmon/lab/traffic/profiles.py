@@ -28,7 +28,6 @@ class Offer:
 class Profile:
     """One kind of cross traffic. The sender stops at SIGTERM and prints its account."""
 
-    description: str
     receiver: Callable[[Offer], list[str]]
     sender: Callable[[Offer], list[str]]
     listening: str  # what the receiver prints when it is ready, a regular expression
@@ -56,10 +55,9 @@ def _made(profile: str) -> Callable[[Offer], list[str]]:
     return options
 
 
-def _flows(description: str, load: Callable[[Offer], list[str]]) -> Profile:
+def _flows(load: Callable[[Offer], list[str]]) -> Profile:
     """load: the sender's options that say what it sends."""
     return Profile(
-        description,
         lambda offer: [*_RECEIVE, f"{offer.address}:{offer.port}"],
         lambda offer: [*_SEND, f"{offer.address}:{offer.port}", *load(offer)],
         "listening",
@@ -70,17 +68,16 @@ def _flows(description: str, load: Callable[[Offer], list[str]]) -> Profile:
 
 
 PROFILES = {
-    "iperf": Profile(
-        "one long TCP flow at a steady rate (iperf3)",
+    "iperf": Profile(  # one long TCP flow at a steady rate
         lambda offer: ["iperf3", "--server", "--bind", offer.address, "--port", str(offer.port), "--forceflush"],
         _iperf_sender,
         "Server listening",
         _iperf_account,
     ),
-    "websearch": _flows("flows of web-search sizes, at a consistent rate (Algorithm 1)", _made("websearch")),
-    "datamining": _flows("flows of data-mining sizes, at a consistent rate (Algorithm 1)", _made("datamining")),
-    "poisson": _flows("flows of web-search sizes, a Poisson process", _made("poisson")),
-    "burst": _flows("web-search flows, 1 ms at 300 % every 10 ms (Algorithm 2)", _made("burst")),
-    "file": _flows("the flows of a load file", lambda offer: ["--file", str(offer.file), "--repeat"]),
+    "websearch": _flows(_made("websearch")),  # flows of web-search sizes, at a consistent rate (Algorithm 1)
+    "datamining": _flows(_made("datamining")),  # flows of data-mining sizes, at a consistent rate (Algorithm 1)
+    "poisson": _flows(_made("poisson")),  # flows of web-search sizes, a Poisson process
+    "burst": _flows(_made("burst")),  # web-search flows, 1 ms at 300 % every 10 ms (Algorithm 2)
+    "file": _flows(lambda offer: ["--file", str(offer.file), "--repeat"]),
 }
 """The algorithms are those of the thesis' appendix A.1."""
