@@ -270,16 +270,13 @@ def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:
         return Run(truth["bytes_sent"], truth["seconds"], machine, observer, finish())
 
 
-def _ratios(runs: tuple[Run, ...], bare: tuple[Run, ...]) -> list[float]:
-    return [run.gbit_per_s / of_round.gbit_per_s for run, of_round in zip(runs, bare, strict=True)]
-
-
 def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResult:
     accounts = [run.account for run in runs if run.account]
     lost = sum(account.lost for account in accounts)
     total = sum(account.carried for account in accounts)
     units = {account.unit for account in accounts}
-    low, middle, high = np.percentile(_ratios(runs, bare), (25, 50, 75)).tolist()
+    ratios = [run.gbit_per_s / of_round.gbit_per_s for run, of_round in zip(runs, bare, strict=True)]
+    low, middle, high = np.percentile(ratios, (25, 50, 75)).tolist()
     return KindResult(
         kind=kind,
         gbit_per_s=_median([run.gbit_per_s for run in runs]),

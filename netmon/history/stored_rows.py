@@ -50,11 +50,12 @@ class StoredRows:
         if self._data.is_dir() and not table_files(self._data, wanted.table):
             return
         found = open_table(self._data, wanted.table, span)
-        conditions = [
-            ds.field(column).isin(_values(values, found.schema.field(column).type))
-            for column, values in wanted.among.items()
-            if column in found.schema.names
-        ]
+        conditions = []
+        for column, values in wanted.among.items():
+            if column in found.schema.names:
+                kind = found.schema.field(column).type
+                plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+                conditions.append(ds.field(column).isin(pa.array(values, plain)))
         if begin:
             conditions.append(ds.field(begin) < wanted.until_ns)
             over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
@@ -74,7 +75,3 @@ def _newest(path: Path) -> int | None:
     with suppress(OSError, pa.ArrowException), open_file(path) as file:  # or it is damaged
         return pc.max(pq.ParquetFile(file).read(["end_ns"])["end_ns"]).as_py()  # type: ignore[no-any-return]
     return None
-
-
-def _values(values: Sequence[str | int], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind.value_type if pa.types.is_dictionary(kind) else kind)

@@ -93,7 +93,11 @@ def write(labelled: Labelled, path: Path) -> None:
     document = {name: getattr(labelled, name) for name in _OF_RUN} | {
         "version": _VERSIONS[-1],
         "start_ns": start,
-        "jobs": [_document(job) for job in labelled.jobs],
+        "jobs": [
+            {name: getattr(job, name) for name in ("job", *_OF_JOB)}
+            | {"iterations": {name: job.iterations[name].tolist() for name in MOMENTS}}
+            for job in labelled.jobs
+        ],
     }
     table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(document).encode()})
     deltas = {"bucket": "DELTA_BINARY_PACKED"}
@@ -108,11 +112,6 @@ def write(labelled: Labelled, path: Path) -> None:
         )
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _document(job: TrueJob) -> dict[str, Any]:
-    moments = {name: job.iterations[name].tolist() for name in MOMENTS}
-    return {"job": job.job, **{name: getattr(job, name) for name in _OF_JOB}, "iterations": moments}
 
 
 def read(path: Path) -> Labelled:
@@ -192,7 +191,9 @@ def from_run(data: Path, resolution_ns: int = RESOLUTION_NS) -> Labelled:
 
 def _job(run: Run) -> TrueJob:
     trainer, members = run.spec["trainer"], [run.address_of[host] for host in run.host_of.values()]
-    moments = np.concatenate([_moments(run.rank(rank), run.to_utc_ns) for rank in run.host_of])
+    rows = np.concatenate([run.rank(rank) for rank in run.host_of])
+    shift = {name: run.to_utc_ns if name.endswith("_ns") else 0 for name in MOMENTS}
+    moments = structured({name: rows[name] + shift[name] for name in MOMENTS}, TRUTH)
     pattern = run.spec.get("pattern", "ring")
     return TrueJob(run.job, trainer, pattern, tuple(members if sends_upwards(trainer) else members[::-1]), moments)
 
@@ -227,11 +228,6 @@ def _traffic(buckets: pd.DataFrame, number: pd.Series, resolution_ns: int) -> Ta
     sums = buckets.groupby([*_FLOW_KEY, "time_ns"], as_index=False)["payload_bytes"].sum()
     sums = sums.join(number, on=_FLOW_KEY, how="inner").sort_values(["time_ns", "flow"])
     return structured({name: sums[name].to_numpy() for name in TRAFFIC.names or ()}, TRAFFIC)
-
-
-def _moments(rank: Table, to_utc: int) -> Table:
-    shift = {name: to_utc if name.endswith("_ns") else 0 for name in MOMENTS}
-    return structured({name: rank[name] + shift[name] for name in MOMENTS}, TRUTH)
 
 
 def find(path: Path) -> Iterable[Labelled]:

@@ -295,13 +295,11 @@ def read_truth(data: Path) -> Truth:
         begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
     start, end = np.min(begins, axis=0), np.max(ends, axis=0)
     lasted = np.max(np.subtract(ends, begins), axis=0)
-    described = tuple({**each, **_lasting(each), "other_ends": _other_ends(each, run)} for each in injections)
+    described = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
+    for each in described:
+        if each["cause"] == Cause.CHANGE.name.lower():  # it is not undone: its iterations are those from there on
+            each["end_ns"] = None
     return Truth(run.job, spec["trainer"], start + run.to_utc_ns, end + run.to_utc_ns, lasted, described)
-
-
-def _lasting(injection: dict[str, Any]) -> dict[str, Any]:
-    """A change of the job is not undone: its iterations are those from there on."""
-    return {"end_ns": None} if injection["cause"] == Cause.CHANGE.name.lower() else {}
 
 
 def _other_ends(injection: dict[str, Any], run: Run) -> list[str]:

@@ -193,7 +193,10 @@ class LiveScores:
 
     def of(self, job: str) -> list[dict[str, Any]]:
         """One document for each source of the job that did not decide; times in ns."""
-        return [_document(score) for score in self._scores.get(job, ())]
+        return [
+            {**asdict(one), "source": one.source.name.lower(), "reference": one.reference.name.lower(), "f1": one.f1}
+            for one in self._scores.get(job, ())
+        ]
 
     def __enter__(self) -> "LiveScores":
         self._thread.start()
@@ -223,11 +226,6 @@ class LiveScores:
             if job.scores and job.scores[0].reference <= known[0].reference:
                 before = [score for score in known if score.reference == job.scores[0].reference]
                 self._scores[job.job] = tuple({one.source: one for one in (*before, *job.scores)}.values())
-
-
-def _document(score: SourceScore) -> dict[str, Any]:
-    names = {"source": score.source.name.lower(), "reference": score.reference.name.lower()}
-    return {**asdict(score), **names, "f1": score.f1}
 
 
 # --- Several jobs in one network, at the same time, watched: what an inference has to distinguish, and advice is for.

@@ -7,7 +7,7 @@ What is acknowledged has to be there, and nothing twice; what was sent and not a
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -347,12 +347,8 @@ def _table_difference(one: "pd.DataFrame", other: "pd.DataFrame") -> TableDiffer
     kinds = int(kind.max(initial=-1)) + 1
     more = np.bincount(kind[: len(one)], minlength=kinds) - np.bincount(kind[len(one) :], minlength=kinds)
     shown = [
-        f"{sign} {_text(both.iloc[row])}"
+        f"{sign} {', '.join(f'{name}={value}' for name, value in both.iloc[row].items())}"
         for sign, odd in (("-", more > 0), ("+", more < 0))
         for row in np.flatnonzero(odd[kind])[:_MOST_SHOWN]
     ]
     return TableDifference(len(one), int(more[more > 0].sum()), int(-more[more < 0].sum()), shown)
-
-
-def _text(row: "pd.Series[Any]") -> str:
-    return ", ".join(f"{name}={value}" for name, value in row.items())

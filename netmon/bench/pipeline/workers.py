@@ -179,47 +179,42 @@ async def playing(settings: BusSettings, recorded: Recorded) -> AsyncIterator[Pl
 _GONE_S = 5.0
 
 
-class CpuShare:
-    """Between entering and leaving its context. Works with cgroup v2 and v1; needs root."""
+@contextmanager
+def cpu_share(name: str, cores: float) -> Iterator[Path]:
+    """A cgroup whose processes may use so many cores; they have to end before the context does. Needs root.
 
-    def __init__(self, name: str, cores: float) -> None:
-        """name: one of a kind on this machine. cores: that may be used at most."""
-        self._name, self._cores = name, cores
-        self._folder = Path()
-
-    def __enter__(self) -> "CpuShare":
-        """Raises UnsupportedError where the kernel, or whoever runs us, does not allow it."""
+    name: one of a kind on this machine. Raises UnsupportedError where the kernel, or who runs us, does not allow it.
+    """
+    try:
+        group = cpu_root() / f"netmon-bench-{os.getpid()}-{name}"
+        group.mkdir()
         try:
-            self._folder = cpu_root() / f"netmon-bench-{os.getpid()}-{self._name}"
-            self._folder.mkdir()
-            try:
-                limit(self._folder, self._cores)
-            except OSError:
-                self._folder.rmdir()
-                raise
-        except (OSError, LookupError) as error:
-            raise UnsupportedError(
-                f"cannot give a worker {self._cores:g} cores: {error}; it takes root and the cgroup controller cpu"
-            ) from None
-        return self
-
-    def inside(self, command: Sequence[str]) -> list[str]:
-        """The command, so that it and what it starts have the share."""
-        script = 'echo $$ > "$0" && exec "$@"'
-        return ["sh", "-c", script, str(self._folder / "cgroup.procs"), *command]
-
-    def seconds(self) -> float:
-        """CPU time of the processes that are in it now."""
-        return process_seconds(map(int, (self._folder / "cgroup.procs").read_text().split()))
-
-    def __exit__(self, *_: object) -> None:
-        """After the processes have ended."""
+            limit(group, cores)
+        except OSError:
+            group.rmdir()
+            raise
+    except (OSError, LookupError) as error:
+        raise UnsupportedError(
+            f"cannot give a worker {cores:g} cores: {error}; it takes root and the cgroup controller cpu"
+        ) from None
+    try:
+        yield group
+    finally:
         deadline = time.monotonic() + _GONE_S
-        while time.monotonic() < deadline:  # the kernel lets go of a process a moment after it is waited for
+        while group.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)  # the kernel lets go of a process a moment after it is waited for
             with contextlib.suppress(OSError):
-                self._folder.rmdir()
-                return
-            time.sleep(0.02)
+                group.rmdir()
+
+
+def _inside(group: Path, command: Sequence[str]) -> list[str]:
+    """The command, so that it and what it starts are in the group."""
+    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+
+
+def _seconds_of(group: Path) -> float:
+    """CPU time of the processes that are in it now."""
+    return process_seconds(map(int, (group / "cgroup.procs").read_text().split()))
 
 
 # --- workers
@@ -364,7 +359,7 @@ async def _play(recorded: Recorded, workers: int, cores_each: float, folder: Pat
         async with playing(settings, recorded) as player:
             first = _FIRST_S * recorded.load.batches
             await player.publish(0, first)
-            shares = [stack.enter_context(CpuShare(f"w{number}", cores_each)) for number in range(workers)]
+            shares = [stack.enter_context(cpu_share(f"w{number}", cores_each)) for number in range(workers)]
             processes = [
                 stack.enter_context(_worker(number, share, settings, folder)) for number, share in enumerate(shares)
             ]
@@ -377,10 +372,14 @@ async def _play(recorded: Recorded, workers: int, cores_each: float, folder: Pat
             await player.end()
             await player.hold_back(_BEGIN_S)
             await asyncio.sleep(_BEGIN_S)
-            used, of_bus, begin = [share.seconds() for share in shares], process_seconds([server.pid]), time.monotonic()
+            used, of_bus, begin = (
+                [_seconds_of(share) for share in shares],
+                process_seconds([server.pid]),
+                time.monotonic(),
+            )
             await watched.until_stored(progress)
             seconds = time.monotonic() - begin
-            spent = [share.seconds() - before for share, before in zip(shares, used, strict=True)]
+            spent = [_seconds_of(share) - before for share, before in zip(shares, used, strict=True)]
             of_bus = process_seconds([server.pid]) - of_bus
         for process in processes:
             process.end_in_order(seconds=_END_S)
@@ -401,8 +400,8 @@ def _burning(loops: int, cores_each: float, folder: Path) -> Iterator[None]:
     """So many shares of the CPU are used up meanwhile."""
     with ExitStack() as stack:
         for number in range(loops):
-            share = stack.enter_context(CpuShare(f"loop{number}", cores_each))
-            stack.enter_context(Process(f"loop{number}", share.inside([sys.executable, "-c", _BURNS]), folder))
+            share = stack.enter_context(cpu_share(f"loop{number}", cores_each))
+            stack.enter_context(Process(f"loop{number}", _inside(share, [sys.executable, "-c", _BURNS]), folder))
         yield
 
 
@@ -410,11 +409,11 @@ def _name(number: int) -> str:
     return f"w{number + 1}"
 
 
-def _worker(number: int, share: CpuShare, settings: BusSettings, folder: Path) -> Process:
+def _worker(number: int, share: Path, settings: BusSettings, folder: Path) -> Process:
     name = _name(number)
     command = [sys.executable, "-m", "netmon", "collector", "--listen", f"unix:{folder / name}.sock"]
     command += ["--data", str(folder / "data"), "--bus", settings.servers[0], "--worker", name]
-    return Process(name, share.inside(command), folder, notify=folder / f"{name}.ready")
+    return Process(name, _inside(share, command), folder, notify=folder / f"{name}.ready")
 
 
 class _Watched:

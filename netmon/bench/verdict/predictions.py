@@ -17,7 +17,7 @@ from netmon.bench.verdict.scoring import percent, percentile, why
 from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
 from netmon.lab.injections.spec import Injection
-from netmon.lab.record import FOLDER, Run, Truth, read_truth
+from netmon.lab.record import FOLDER, Run, read_truth
 from netmon.lab.run import MOST_ITERATIONS, Jobs, together
 from netmon.lab.spec import RunSpec
 from netmon.terminal import FittingTable, figures, labels
@@ -170,11 +170,12 @@ def _rerun(spec: RunSpec) -> Rerun:
     if not disturbed.injections:
         raise DataError(f"cannot predict by {with_it}: the training ended before anything was injected")
     (injection,) = disturbed.injections
-    hit = disturbed.hit(injection)
+    hit, until = disturbed.hit(injection), injection["end_ns"] or int(disturbed.end_ns[-1])
     verdicts = [
         each["counterfactual_ns"]
         for each in why(with_it, disturbed.job)
-        if each["cause"] in _BLAMES and each["counterfactual_ns"] and _within(each, disturbed, injection)
+        if each["cause"] in _BLAMES and each["counterfactual_ns"]
+        if injection["start_ns"] < each["end_ns"] and each["start_ns"] < until
     ]
     return Rerun(
         spec.data.name,
@@ -187,11 +188,6 @@ def _rerun(spec: RunSpec) -> Rerun:
         float(np.median(verdicts)) if len(verdicts) >= _FEWEST else None,
         len(verdicts),
     )
-
-
-def _within(verdict: dict[str, Any], truth: Truth, injection: dict[str, Any]) -> bool:
-    until = injection["end_ns"] or int(truth.end_ns[-1])
-    return bool(injection["start_ns"] < verdict["end_ns"] and verdict["start_ns"] < until)
 
 
 # --- The advised shift compared with doing it: two jobs on one link, first as they come, then one of them shifted.

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 
 
 def options(description: str) -> argparse.ArgumentParser:
@@ -95,7 +94,7 @@ class IterationLog:
         self._after(iteration + 1)
 
     def __enter__(self) -> "IterationLog":
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -106,10 +105,6 @@ def wait_until(deadline_ns: int) -> None:
     """Sleep until a moment of CLOCK_MONOTONIC: what an accelerator's work looks like to the host."""
     while (left := deadline_ns - time.monotonic_ns()) > 0:
         time.sleep(left / 1e9)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 # --- What a script does now and then besides training.

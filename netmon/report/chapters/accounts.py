@@ -14,10 +14,6 @@ def _run_frames(study: Study) -> Frames:
     return {"runs": runs.join(seen, on="run")}
 
 
-def _account_frames(study: Study) -> Frames:
-    return {"accounts": need(study.accounts, "the table ledger is missing")}
-
-
 def _owner_frames(study: Study) -> Frames:
     """Whose the bytes are: by class, process, container and how it is known."""
     flows = need(study.flows, "the table flows is missing, or none of its flows has a bucket")
@@ -50,7 +46,7 @@ CHAPTER = Chapter(
             "",
             "NIC counter = attributed + overflow + lost in the kernel + lost in the agent + not visible; "
             "coverage: attributed over the NIC's counter.",
-            _account_frames,
+            lambda study: {"accounts": need(study.accounts, "the table ledger is missing")},
             rows=60,
         ),
         Exhibit(

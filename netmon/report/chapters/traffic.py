@@ -101,10 +101,6 @@ def training_pairs(study: Study) -> pd.DataFrame:
     return need(pairs[pairs["payload_bytes"] > 0], "no training flow carried payload")
 
 
-def _heat_frames(study: Study) -> Frames:
-    return {"pairs": training_pairs(study)}
-
-
 def _size_frames(study: Study) -> Frames:
     """Flows and payload by class and size class; a flow with two classes counts with that of most of its bytes."""
     flows = once_per_flow(need(study.flows, NO_FLOWS))
@@ -134,7 +130,7 @@ VOLUMES = Chapter(
             "Who sends to whom",
             "traffic characteristics, heat map",
             "Training payload by sender and receiver, counted at the sender.",
-            _heat_frames,
+            lambda study: {"pairs": training_pairs(study)},
             heat_map,
         ),
         Exhibit(
