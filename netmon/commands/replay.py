@@ -132,13 +132,16 @@ def _store(replay: "Replay", directory: Path) -> None:
                 raise DataError(f"{reason}; nothing has been added to the dataset, make room and try again") from None
             flush.done()
 
-    progress = _Progress(replay)
+    said = time.monotonic()
     with closing(sink):
         for batch in replay.batches():
             stage.take([index], gather([batch]))
             if unstored.nbytes > _PENDING_BYTES:
                 flush()
-            progress.step()
+            if time.monotonic() - said >= _SAY_S:
+                said = time.monotonic()
+                done = replay.position / max(1, replay.bytes)
+                log.info("%d frames, %.0f %% of the captures", replay.frames, 100 * done)
         stage.settle_all([index], leaving=True)
         flush()
         while sink.merge_some(lambda: True, at_once=True):
@@ -154,16 +157,3 @@ def _publish(staging: Path, data: Path, session: str) -> None:
             part.replace(final)
         except OSError as error:
             raise DataError(f"cannot write to {data}: {error.strerror}; choose another --data") from None
-
-
-class _Progress:
-    """Says now and then how far a long replay is."""
-
-    def __init__(self, replay: "Replay") -> None:
-        self._replay, self._said = replay, time.monotonic()
-
-    def step(self) -> None:
-        if time.monotonic() - self._said >= _SAY_S:
-            self._said = time.monotonic()
-            done = self._replay.position / max(1, self._replay.bytes)
-            log.info("%d frames, %.0f %% of the captures", self._replay.frames, 100 * done)

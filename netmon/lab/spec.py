@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from netmon.errors import UsageError
@@ -213,38 +213,7 @@ BERT-large's as Hugging Face does; its samples are sequences of 128 tokens throu
 """
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A model as the lab trains it. layers: parameters of each tensor, first to last."""
-
-    model: str
-    layers: tuple[int, ...]
-    compute_ns: int
-    backward_share: float
-    batch: int
-    scale: float
-
-    @property
-    def parameters(self) -> int:
-        """After scaling."""
-        return sum(self.layers)
-
-
-@cache
-def workload(name: str, rate_bps: int, batch: int = 0) -> Workload:
-    """A model scaled to links of rate_bps. batch 0: the model's own. Raises UsageError for an unknown model."""
-    if name not in MODELS:
-        raise UsageError(f"no model {name!r}; choose {', '.join(MODELS)}")
-    model = MODELS[name]
-    scale = rate_bps / PUBLISHED_RATE_BPS
-    layers = tuple(max(1, round(size * scale)) for size in model.architecture())
-    batch = batch or model.batch
-    compute_ns = round(batch * model.giga_multiply_adds * model.speed.ms * 1e6)
-    return Workload(name, layers, compute_ns, round(model.speed.backward_share, 3), batch, scale)
-
-
-# --- spec
-
+# --- A run.
 
 HOROVOD_TRAINERS = ("horovod", "horovod-tensorflow", "horovod-eager", "horovod-keras")
 """Real Horovod: with PyTorch; with TensorFlow, the step a tf.function, eager, or in Keras' own loop."""
@@ -299,17 +268,21 @@ class RunSpec:
     overwrite: bool = False
 
     def of(self, model: str, batch: int = 0) -> "RunSpec":
-        """The same run with a published model, scaled to this run's rate. Raises UsageError for an unknown model."""
-        work = workload(model, self.rate_bps, batch)
+        """The same run with a published model, scaled to its rate. batch 0: the model's own. Raises UsageError."""
+        if model not in MODELS:
+            raise UsageError(f"no model {model!r}; choose {', '.join(MODELS)}")
+        published, scale = MODELS[model], self.rate_bps / PUBLISHED_RATE_BPS
+        layers = tuple(max(1, round(size * scale)) for size in published.architecture())
+        batch = batch or published.batch
         return replace(
             self,
             model=model,
-            batch=work.batch,
-            size_scale=work.scale,
-            layers=work.layers,
-            parameters=work.parameters,
-            compute_ns=work.compute_ns,
-            backward_share=work.backward_share,
+            batch=batch,
+            size_scale=scale,
+            layers=layers,
+            parameters=sum(layers),
+            compute_ns=round(batch * published.giga_multiply_adds * published.speed.ms * 1e6),
+            backward_share=round(published.speed.backward_share, 3),
         )
 
     def check(self) -> None:
