@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each benchmark measures: the fields of its spec are its options. Light: the command line reads nothing else."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from netmon.errors import UsageError
+from netmon.options import DIR, FILE, option
 from netmon.units import parse_count
 from netmon.wire.limits import MAX_ROWS
-
-_T = TypeVar("_T")
 
 
 class Progress(Protocol):
@@ -23,17 +22,11 @@ def silent(done: float, of: float, text: str = "") -> None:
     """Shows no progress."""
 
 
-def option(default: _T, text: str, **how: Any) -> _T:
-    """A field that is an option. text: its help; how: as argparse's add_argument has it."""
-    made: _T = field(default=default, metadata={"help": text, **how})
-    return made
-
-
-def _rounds(default: int) -> int:
+def _rounds(default: int) -> Any:
     return option(default, "repetitions (default: %(default)s)", type=int, metavar="N")
 
 
-def _seconds(default: float, text: str) -> float:
+def _seconds(default: float, text: str) -> Any:
     return option(default, f"{text} (default: %(default)s)", type=float, metavar="S")
 
 
@@ -90,7 +83,7 @@ class OverheadSpec(Spec):
     rounds: int = _rounds(7)
     seconds: float = _seconds(3, "seconds of each run")
     congestion: str = option("", "TCP congestion control, such as cubic (the machine's)", metavar="NAME")
-    plot: Path | None = option(None, "also draw it, as FILE.png, .svg or .pdf", type=Path, metavar="FILE")
+    plot: Path | None = option(None, "also draw it, as FILE.png, .svg or .pdf", **FILE)
     evidence: bool = option(False, "instead: what verdicts and their evidence cost agents and collector")
 
     @property
@@ -149,7 +142,7 @@ class InferenceSpec(Spec):
     path: Path | None = option(
         None,
         "a labelled table, the DATA of a `netmon lab run`, or a directory of either (the checkout's recorded runs)",
-        flag="path",
+        positional=True,
         type=Path,
         nargs="?",
         metavar="PATH",
@@ -172,7 +165,7 @@ _MOST_HOSTS = 4096
 _LEAST_FLOWS = 4  # two of the job, two others
 
 
-def _count(default: int, text: str) -> int:
+def _count(default: int, text: str) -> Any:
     return option(default, text if not default else f"{text} (%(default)s)", type=parse_count, metavar="N")
 
 
@@ -268,8 +261,8 @@ class PipelineSpec(Spec, Load):
         "what a viewer asks for twice a second: as netmon top does, or everything (%(default)s)",
         choices=("top", "all"),
     )
-    data: Path | None = option(None, "keep the dataset here (it is removed)", type=Path, metavar="DIR")
-    plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", type=Path, metavar="FILE")
+    data: Path | None = option(None, "keep the dataset here (it is removed)", **DIR)
+    plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", **FILE)
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
@@ -318,17 +311,16 @@ class VerdictSpec(Spec):
     rerun: int = option(0, "configurations to run with and without the culprit (0)", type=parse_count, metavar="N")
     shift: int = option(0, "pairs of jobs to run unshifted and shifted as advised (0)", type=parse_count, metavar="N")
     seed: int = option(1, "seed of what is random (%(default)s)", type=int)
-    trainer: list[str] | None = option(
+    trainer: tuple[str, ...] | None = option(
         None, "trainer; repeatable, runs take turns (ring, horovod, ddp)", action="append", choices=_TRAINERS
     )
     kinds: str = option("", "kinds to inject, as in --inject of `netmon lab run` (all)", metavar="K,…")
     data: Path | None = option(
         None,
         "keep the runs' datasets here; complete ones that are there already are judged again (they are removed)",
-        type=Path,
-        metavar="DIR",
+        **DIR,
     )
-    plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", type=Path, metavar="FILE")
+    plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", **FILE)
 
     @property
     def module(self) -> str:
@@ -341,7 +333,7 @@ class VerdictSpec(Spec):
 
     @property
     def trainers(self) -> tuple[str, ...]:
-        return tuple(self.trainer or _TRAINERS)
+        return self.trainer or _TRAINERS
 
     def objections(self) -> list[tuple[bool, str]]:
         counts = self.lab, self.simulated, self.rerun, self.shift
