@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from netmon.analysis.explanation import Explanation, verdict_rows
 from netmon.analysis.moments import Iterations, Moment, frame, window
 from netmon.errors import DataError, UsageError
-from netmon.history.dataset import TIMED_TABLES, Window, open_rows, open_table, stream
+from netmon.history.dataset import TIMED_TABLES, Window, known_columns, open_rows, open_table, stream
 from netmon.history.job_names import job_names, requested_job
 from netmon.history.judging import ALWAYS, explained, stored_verdicts
 from netmon.units import format_count, format_duration, parse_duration
@@ -164,9 +164,11 @@ class Recording:
         if width is None:
             return self._read("buckets", window, None)
         files, condition = open_rows(self.path, "buckets", window)
-        known = [name for name in by if name in files.schema.names]
+        known = known_columns(files, by)
         names = [*dict.fromkeys([*known, "bucket_start_ns", "bucket_ns", *SUMS])]
-        table = added_up(stream(files, names, condition), known, parse_duration(width), self.MOST_ROWS)
+        table = added_up(
+            stream(files, known_columns(files, names), condition), known, parse_duration(width), self.MOST_ROWS
+        )
         return frame(table)
 
     def table(

@@ -97,12 +97,10 @@ def stream(
 ) -> Iterator[pa.RecordBatch]:
     """The rows, file by file, in batches of at most half a million: what is held does not grow with the files.
 
-    Every row of the files that the dataset lists is read once, also where they are merged meanwhile. columns: those
-    that the dataset lacks are left out; None: all. damaged: called with a file that cannot be read (on), and the next
-    one is taken; without it DataError is raised.
+    Every row of the files that the dataset lists is read once, also where they are merged meanwhile. damaged: called
+    with a file that cannot be read (on), and the next one is taken; without it DataError is raised, also where a column
+    is missing.
     """
-    if columns is not None:
-        columns = [name for name in columns if name in dataset.schema.names]
     for known in dataset.get_fragments(condition):
         path = Path(known.path)
         try:
@@ -121,11 +119,16 @@ def stream(
             damaged(path, error)
 
 
+def known_columns(dataset: ds.Dataset, columns: Iterable[str]) -> list[str]:
+    """Those that the dataset has."""
+    return [name for name in columns if name in dataset.schema.names]
+
+
 def frame_of(
     dataset: ds.Dataset, columns: Sequence[str], condition: ds.Expression | None = None, whole: bool = False
 ) -> pd.DataFrame:
     """Rows with these columns, null where the dataset lacks them. whole: numbers stay whole where some are null."""
-    found = list(stream(dataset, columns, condition))
+    found = list(stream(dataset, known_columns(dataset, columns), condition))
     rows = pa.Table.from_batches(found).to_pandas(integer_object_nulls=whole) if found else pd.DataFrame()
     return plain_words(rows).reindex(columns=list(columns))
 
@@ -271,7 +274,8 @@ class Tables:
         """
         dataset = self._datasets[table]
         if dataset is not None:
-            yield from stream(dataset, columns, condition, lambda path, error: self._miss(table, path, error))
+            known = known_columns(dataset, columns)
+            yield from stream(dataset, known, condition, lambda path, error: self._miss(table, path, error))
 
     def _open(self, data: Path, table: str) -> ds.Dataset | None:
         schemas: dict[Path, pa.Schema] = {}

@@ -34,7 +34,7 @@ from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import Numbered, open_table, read_rows, stream
+from netmon.history.dataset import Numbered, known_columns, open_table, read_rows, stream
 from netmon.history.files import table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
@@ -374,14 +374,11 @@ def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFra
     missing, (job, size) = set(wanted), _job_of(iterations)
     of_job: dict[tuple[str, int], JobFlow] = {}
     try:
-        batches = stream(
-            open_table(data, "flows"),
-            _FLOW,
-            ds.field("session").isin(sorted({session for session, _ in wanted} | set(iterations["session"]))),
-        )
+        table = open_table(data, "flows")
     except NoRowsError:
-        batches = iter(())
-    for batch in batches:
+        table = None
+    condition = ds.field("session").isin(sorted({session for session, _ in wanted} | set(iterations["session"])))
+    for batch in stream(table, known_columns(table, _FLOW), condition) if table is not None else ():
         for row in batch.to_pylist():
             key = row["session"], row["flow_id"]
             if key in missing:

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
-from netmon.history.dataset import all_of, leave_out, open_table, stream
+from netmon.history.dataset import all_of, known_columns, leave_out, open_table, stream
 from netmon.history.files import hour_of, open_file, table_files
 from netmon.past import HOUR_NS, RowQuery
 from netmon.views import RankTimes, Verdict
@@ -60,7 +60,7 @@ class StoredRows:
             conditions.append(ds.field(begin) < wanted.until_ns)
             over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
             conditions.append(over)
-        yield from stream(found, wanted.columns or None, all_of(conditions), leave_out)
+        yield from stream(found, known_columns(found, wanted.columns) or None, all_of(conditions), leave_out)
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         from netmon.history.judging import explained  # much, for those who only read rows
