@@ -100,6 +100,7 @@ def what_is_missing(checks: "Sequence[Check]") -> str:
 
 
 def document(checks: "Sequence[Check]", interfaces: "Interfaces") -> dict[str, Any]:
+    """What --json prints."""
     from netmon.kernel.probe import remarks
 
     return {
