@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 from netmon.errors import UsageError
 from netmon.units import parse_duration, parse_rate, parse_size
 
-TIME = {"type": parse_duration, "metavar": "TIME"}
-RATE = {"type": parse_rate, "metavar": "RATE"}
-SIZE = {"type": parse_size, "metavar": "SIZE"}
-DIR = {"type": Path, "metavar": "DIR"}
-FILE = {"type": Path, "metavar": "FILE"}
+TIME: dict[str, Any] = {"type": parse_duration, "metavar": "TIME"}
+RATE: dict[str, Any] = {"type": parse_rate, "metavar": "RATE"}
+SIZE: dict[str, Any] = {"type": parse_size, "metavar": "SIZE"}
+DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 
 _UNITS = ("_ns", "_bps")
 _Options = TypeVar("_Options")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from netmon.errors import DataError, UnsupportedError, UsageError
 from netmon.marks import harmless
-from netmon.options import declare, read_options
+from netmon.options import DIR, declare, read_options
 from netmon.units import parse_time
 from netmon.wire.security import Security
 
@@ -44,7 +44,7 @@ _SUFFIXES = (".parquet", ".csv", ".feather")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--data", **DIR, help="the dataset's directory")
     parser.add_argument(
         "--out",
         type=Path,

@@ -24,6 +24,7 @@ from netmon.commands.lab_options import (
     sweep_spec,
 )
 from netmon.errors import UsageError
+from netmon.options import DIR, FILE
 from netmon.own_module import typed
 from netmon.units import format_bytes, format_duration, format_rate, parse_rate
 
@@ -66,20 +67,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     run_parser = commands.add_parser(
         "run", help="one run of a training job, watched", epilog=INJECTIONS, formatter_class=raw
     )
-    run_parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the dataset")
+    run_parser.add_argument("--data", required=True, **DIR, help="folder for the dataset")
     add_run_options(run_parser, iterations=50)
     add_second_job_options(run_parser)
     run_parser.set_defaults(lab=_run)
     demo = commands.add_parser("demo", help="a run with defaults that show something worth seeing")
-    demo.add_argument(
-        "--data", type=Path, default=_DEMO_DATA, metavar="DIR", help="folder for the dataset (%(default)s)"
-    )
+    demo.add_argument("--data", default=_DEMO_DATA, **DIR, help="folder for the dataset (%(default)s)")
     add_run_options(demo, iterations=_DEMO_ITERATIONS)
     demo.set_defaults(lab=_demo)
     sweep = commands.add_parser(
         "sweep", help="many runs, one dataset; goes on where it was interrupted", description=_STUDY
     )
-    sweep.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the dataset")
+    sweep.add_argument("--data", required=True, **DIR, help="folder for the dataset")
     add_sweep_options(sweep)
     sweep.set_defaults(lab=_sweep)
     add_load_commands(commands.add_parser("load", help="write, look at and replay the flows of cross traffic"))
@@ -214,9 +213,7 @@ def _clean(args: argparse.Namespace) -> int:
 def add_load_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     write = commands.add_parser("write", help="write a load file: a table of flows with start_ns and size_bytes")
-    write.add_argument(
-        "file", type=Path, metavar="FILE", help="file to write; Parquet if it ends in .parquet, else CSV"
-    )
+    write.add_argument("file", **FILE, help="file to write; Parquet if it ends in .parquet, else CSV")
     write.add_argument("--profile", default="websearch", help="websearch, datamining, poisson or burst (%(default)s)")
     write.add_argument(
         "--load", type=float, default=0.8, metavar="SHARE", help="payload as a share of the rate (%(default)s)"
@@ -228,7 +225,7 @@ def add_load_commands(parser: argparse.ArgumentParser) -> None:
     write.add_argument("--seed", type=int, default=1, metavar="N", help="seed of what is random (%(default)s)")
     write.set_defaults(lab=_write)
     show = commands.add_parser("show", help="what is in a load file")
-    show.add_argument("file", type=Path, metavar="FILE", help="a load file")
+    show.add_argument("file", **FILE, help="a load file")
     show.add_argument("--plot", type=Path, metavar="PNG", help="also draw its rate and its flow sizes")
     show.add_argument("--json", action="store_true", help="print one JSON document")
     show.set_defaults(lab=_show)
@@ -236,7 +233,7 @@ def add_load_commands(parser: argparse.ArgumentParser) -> None:
     receive.add_argument("address", metavar="ADDRESS:PORT", help="address to listen on")
     receive.set_defaults(lab=_receive)
     replay = commands.add_parser("replay", help="send a load file's flows, each when it is due; needs no root")
-    replay.add_argument("file", type=Path, metavar="FILE", help="a load file")
+    replay.add_argument("file", **FILE, help="a load file")
     replay.add_argument("address", type=_address, metavar="ADDRESS:PORT", help="address of a `netmon lab load receive`")
     replay.set_defaults(lab=_replay)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import DataError, UsageError
-from netmon.units import parse_duration, parse_rate
+from netmon.options import DIR, RATE, TIME
 
 if TYPE_CHECKING:
     from netmon.replay.replay import Replay
@@ -34,12 +34,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "captures", nargs="+", type=Path, metavar="CAPTURE", help="captures of one host; they are merged by time"
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--data", required=True, **DIR, help="the dataset's directory")
     parser.add_argument("--host", default=socket.gethostname(), metavar="NAME", help="name of the captured host")
-    parser.add_argument(
-        "--bucket", type=parse_duration, default="10us", metavar="TIME", help="bucket width, 1us to 1s (10us)"
-    )
-    parser.add_argument("--capacity", type=parse_rate, default=0, metavar="RATE", help="capacity of the captured link")
+    parser.add_argument("--bucket", default="10us", **TIME, help="bucket width, 1us to 1s (10us)")
+    parser.add_argument("--capacity", default=0, **RATE, help="capacity of the captured link")
     parser.add_argument(
         "--address", nargs="+", type=_address, default=[], metavar="ADDR", help="the host's own addresses (guessed)"
     )

@@ -6,11 +6,10 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.needs import require
-from netmon.options import declare, read_options
+from netmon.options import DIR, declare, read_options
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
@@ -50,10 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="HOST:PORT or unix:PATH; several workers, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="show the last hour of a dataset instead, iteration by iteration, such as --data out/demo",
+        "--data", **DIR, help="show the last hour of a dataset instead, iteration by iteration, such as --data out/demo"
     )
     declare(parser, Security)
     parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")

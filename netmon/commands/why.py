@@ -6,11 +6,10 @@ import heapq
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import DataError, UsageError
-from netmon.options import declare, read_options
+from netmon.options import DIR, declare, read_options
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job, by either of its names (all)")
     which = "this iteration, with the time of each rank; in a dataset even if it does not stand out"
     parser.add_argument("--iteration", type=int, metavar="K", help=which)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--data", **DIR, help="the dataset's directory")
     parser.add_argument(
         "--collector",
         metavar="ADDR",
