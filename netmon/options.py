@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 from netmon.errors import UsageError
 from netmon.units import parse_duration, parse_rate, parse_size
 
-TIME = {"type": parse_duration, "metavar": "TIME"}
-RATE = {"type": parse_rate, "metavar": "RATE"}
-SIZE = {"type": parse_size, "metavar": "SIZE"}
-DIR = {"type": Path, "metavar": "DIR"}
-FILE = {"type": Path, "metavar": "FILE"}
+TIME: dict[str, Any] = {"type": parse_duration, "metavar": "TIME"}
+RATE: dict[str, Any] = {"type": parse_rate, "metavar": "RATE"}
+SIZE: dict[str, Any] = {"type": parse_size, "metavar": "SIZE"}
+DIR: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 
 _UNITS = ("_ns", "_bps")
 _Options = TypeVar("_Options")
@@ -34,7 +34,7 @@ def option(default: Any, help: str, **keywords: Any) -> Any:
     """A field that is an option; False makes it a flag.
 
     default: as on the command line, if it is a text. keywords: of `add_argument`; `above="0s"` and
-    `within=("1us", "1s")` bound the value.
+    `within=("1us", "1s")` bound the value; `positional=True` has no dashes.
     """
     if default is False:
         return field(default=False, metadata={"action": "store_true", "help": help})
@@ -54,7 +54,10 @@ def declare(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *options:
             above, within = keywords.pop("above", None), keywords.pop("within", None)
             if above or within:
                 keywords["type"] = _bounded(name, keywords["type"], above, within)
-            parser.add_argument(name, dest=each.name, **keywords)
+            if keywords.pop("positional", False):
+                parser.add_argument(each.name, **keywords)
+            else:
+                parser.add_argument(name, dest=each.name, **keywords)
 
 
 def read_options(options: type[_Options], args: argparse.Namespace) -> _Options:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from netmon.analysis.plots import plot_style
 from netmon.errors import DataError, UnsupportedError
-from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError
+from netmon.report.study import Chapter, Exhibit, Frames, GapError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def figure(study: "Study", name: str) -> "Figure":
     with plot_style():
         from matplotlib.figure import Figure
 
-        from netmon.report.figures.style import without_mathematics
+        from netmon.report.style import without_mathematics
 
         drawn = Figure(figsize=(8.6, 3.6), layout="constrained")
         frames = {part: without_mathematics(frame) for part, frame in _frames(study, exhibit).items()}

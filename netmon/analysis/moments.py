@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from netmon.errors import UsageError
+from netmon.history.dataset import Window
 from netmon.history.frames import plain_words
-from netmon.history.selection import Window
 from netmon.units import parse_time
 
 MOMENTS = (

@@ -26,7 +26,7 @@ def plot_style() -> Iterator[None]:
     try:
         from matplotlib import rc_context
 
-        from netmon.report.figures.style import SETTINGS
+        from netmon.report.style import SETTINGS
     except ImportError:
         raise UnsupportedError("cannot draw: matplotlib is not installed; pip install 'netmon[report]'") from None
     with rc_context({name: value for name, value in SETTINGS.items() if name != "savefig.dpi"}):
@@ -100,7 +100,7 @@ def _phases(ax: "Axes", ranks: pd.DataFrame, begin: pd.Timestamp) -> None:
 
 def _draw_stacked(ax: "Axes", rows: pd.DataFrame, place: Any) -> None:
     """Mbit/s by class, one upon the other; nothing where there is no row."""
-    from netmon.report.figures.style import COLOUR_OF_CLASS
+    from netmon.report.style import COLOUR_OF_CLASS
 
     if rows.empty:
         return

@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 from netmon.analysis.explanation import Explanation, verdict_rows
 from netmon.analysis.moments import Iterations, Moment, frame, window
 from netmon.errors import DataError, UsageError
-from netmon.history.dataset import open_table, stream
+from netmon.history.dataset import TIMED_TABLES, Window, known_columns, open_rows, open_table, stream
 from netmon.history.job_names import job_names, requested_job
 from netmon.history.judging import ALWAYS, explained, stored_verdicts
-from netmon.history.selection import TABLES, Window, open_rows
 from netmon.units import format_count, format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -165,10 +164,11 @@ class Recording:
         if width is None:
             return self._read("buckets", window, None)
         files, condition = open_rows(self.path, "buckets", window)
-        known = [name for name in by if name in files.schema.names]
+        known = known_columns(files, by)
         names = [*dict.fromkeys([*known, "bucket_start_ns", "bucket_ns", *SUMS])]
-        batches = stream(files, [name for name in names if name in files.schema.names], condition)
-        table = added_up(batches, known, parse_duration(width), self.MOST_ROWS)
+        table = added_up(
+            stream(files, known_columns(files, names), condition), known, parse_duration(width), self.MOST_ROWS
+        )
         return frame(table)
 
     def table(
@@ -186,8 +186,8 @@ class Recording:
 
         Raises DataError where there is none, or more than MOST_ROWS; UsageError for a column that it lacks.
         """
-        if name not in TABLES:
-            raise DataError(f"cannot read table {name}: there are {', '.join(TABLES)}")
+        if name not in TIMED_TABLES:
+            raise DataError(f"cannot read table {name}: there are {', '.join(TIMED_TABLES)}")
         return self._read(name, self._window(job, host, since, until, iterations), columns)
 
     def explain(self, iteration: int, job: str | None = None) -> Explanation:
@@ -252,7 +252,7 @@ class Recording:
         return figure(self._study(job), name)
 
     def _study(self, job: str | None) -> Any:
-        from netmon.report.reading import read_study
+        from netmon.report.study import read_study
 
         requested = self._requested(job)
         if requested not in self._studies:

@@ -20,11 +20,13 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 import pandas as pd
+import pyarrow.dataset as ds
 
-from netmon.bench import bursts
+from netmon.bench import traffic
 from netmon.bench.result import or_dash, table
 from netmon.bench.specs import ClockSpec, Progress, silent
 from netmon.errors import LabError
+from netmon.history.dataset import read_rows
 from netmon.lab.network import INTERFACE, Host, network
 from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns
@@ -115,7 +117,6 @@ class Relay:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends it and all its connections."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
         self._loop.close()
@@ -221,15 +222,12 @@ class Recovery:
 
 @dataclass(frozen=True)
 class ClockResult:
-    """All runs."""
-
     seconds: float
     bucket_ns: int
     rate_bps: int
     runs: tuple[Recovery, ...]
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per injection; the caption says what was measured."""
         injected = (f"offset{BREAK}s", f"skew{BREAK}ppm")
         errors = (
             *(f"host{BREAK}median", f"host{BREAK}largest", f"hosts{BREAK}median", f"hosts{BREAK}largest"),
@@ -274,7 +272,6 @@ def measure(spec: ClockSpec, progress: Progress = silent) -> ClockResult:
 
 
 def recover(injection: Injection, seconds: float, folder: Path) -> Recovery:
-    """One run, with its files in `folder`; blocks. Raises LabError."""
     shifts = (Shift(time.monotonic_ns(), injection.offset_ns, injection.skew_ppm / 1e6), Shift(0))
     collector, tells_time = f"unix:{folder}/collector.sock", injection.source == "exchange"
     with network(2, RATE_BPS) as testbed, contextlib.ExitStack() as processes:
@@ -315,13 +312,13 @@ def _agent(host: Host, collector: str, folder: Path) -> Process:
 @contextlib.contextmanager
 def _traffic(hosts: Sequence[Host], folder: Path) -> Iterator[list[Process]]:
     """Bursts that each host begins and the other answers, for as long as the context is open."""
-    program = [sys.executable, "-m", bursts.__name__]
+    program = [sys.executable, "-m", traffic.__name__]
     with contextlib.ExitStack() as stack:
         processes = []
         for here, there in (hosts, hosts[::-1]):
             listen, connect = [*program, "listen", there.address], [*program, "connect", there.address]
             listener = stack.enter_context(Process(f"listen-{there.name}", listen, folder, host=there))
-            listener.wait_output(bursts.LISTENING, 10)
+            listener.wait_output(traffic.LISTENING, 10)
             connector = stack.enter_context(Process(f"connect-{here.name}", connect, folder, host=here))
             processes += [listener, connector]
         yield processes
@@ -331,8 +328,7 @@ def _errors(data: Path, host: str, samples: Sequence[tuple[int, int]]) -> pd.Ser
     """How far the dataset's times of the ledger's samples are from the truth, in ns, by the true UTC."""
     utc = utc_minus_mono_ns()
     true = np.unique([mono for mono, _ in samples])[1:] + utc  # the first is not the end of an interval
-    table = pd.read_parquet(data / "ledger")
-    ends = np.unique(table.loc[table["host"] == host, "end_ns"])
+    ends = np.unique(read_rows(data, "ledger", ["end_ns"], ds.field("host") == host)["end_ns"])
     if len(true) != len(ends):
         raise LabError(f"cannot compare {host}'s clock: {len(ends)} intervals in the ledger of {len(true)} sent")
     return pd.Series(ends - true, index=true)

@@ -12,8 +12,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from netmon.bench.kernel import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
 from netmon.bench.result import figures_table
-from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
 from netmon.bench.specs import DrainSpec, Progress, silent
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
 from netmon.kernel.meter.geometry import Geometry, choose_geometry
@@ -184,7 +184,6 @@ class DrainResult:
     many_cpus: CpusResult
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per figure."""
         many = self.many_cpus
         yield figures_table(
             "the agent's drain, medians",

@@ -84,7 +84,6 @@ class EvidenceResult:
         return More(float(np.median(found)), min(found), max(found))
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per process, medians over the rounds."""
         yield table(
             "what verdicts and their evidence cost",
             [*labels("of a core"), *figures("with", "without", "more", "least", "most")],

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.bench.flood import SIZE
 from netmon.bench.observers import Pair, agent_command, fresh_folder, pair
 from netmon.bench.result import figures_table
 from netmon.bench.specs import FlowsSpec, Progress, silent
+from netmon.bench.traffic import FRAME_BYTES
 from netmon.bench.usage import memory_bytes, process_seconds
+from netmon.history.dataset import Tables, read_rows
 from netmon.lab import iproute
 from netmon.lab.network import INTERFACE
 from netmon.lab.process import Process
@@ -59,7 +59,6 @@ class FlowsResult:
     coverage: float
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per figure."""
         memory = f"{format_bytes(self.agent_bytes)}; {format_bytes(self.agent_resident_bytes)}"
         yield figures_table(
             f"{self.flows_per_s:,.0f} new flows a second for {self.seconds:.0f} s, one frame each",
@@ -92,7 +91,8 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Pr
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
     watch = agent_command(hosts.receiver, "tc", address, folder)
     flows = min(round(per_s * seconds), _MOST_FLOWS)
-    send = [sys.executable, "-m", "netmon.bench.flood", INTERFACE, *_addresses(hosts), str(flows), str(per_s)]
+    what = [INTERFACE, *_addresses(hosts), str(flows), str(per_s)]
+    send = [sys.executable, "-m", "netmon.bench.traffic", "flood", *what]
     with (
         Process("collector", collect, folder, notify=folder / "notify-collector") as collector,
         Process("agent", watch, folder, host=hosts.receiver, notify=folder / "notify-agent") as agent,
@@ -162,26 +162,25 @@ def _send_the_rest(spool: Path, successor: Process) -> None:
 
 def _of_dataset(data: Path, delivered: int) -> dict[str, Any]:
     """delivered: packets of the flood, which are all that comes in but for a few."""
-    flows, buckets, ledger = (
-        ds.dataset(data / name, format="parquet", partitioning="hive").to_table()
-        for name in ("flows", "buckets", "ledger")
-    )
-    udp = flows.filter(pc.equal(flows["protocol"], 17))
-    aggregates = udp.filter(pc.greater(udp["members"], 0))
-    session = udp["session"][0].as_py()  # another agent may have sent what the first one could not
-    of_session = buckets.filter(pc.equal(pc.cast(buckets["session"], "string"), session))
-    packets = pc.sum(of_session.filter(pc.is_in(of_session["flow_id"], udp["flow_id"]))["packets"]).as_py()
-    received = ledger.filter(pc.equal(pc.cast(ledger["direction"], "string"), "rx"))
+    tables = Tables(data)
+    flows = tables.read("flows")
+    udp = flows[flows["protocol"] == 17]
+    members = udp["members"].fillna(0)
+    session = udp["session"].iloc[0]  # another agent may have sent what the first one could not
+    of_flood = (ds.field("session") == session) & ds.field("flow_id").isin(udp["flow_id"].tolist())
+    packets = read_rows(data, "buckets", ["packets"], of_flood)["packets"].sum()
+    ledger = tables.read("ledger")
+    received = ledger[ledger["direction"] == "rx"]
     overflow, lost = (
-        round(sum(pc.sum(received[f"{name}_bytes"]).as_py() for name in names) / SIZE)
+        round(sum(int(received[f"{name}_bytes"].sum()) for name in names) / FRAME_BYTES)
         for names in (("overflow",), ("lost_kernel", "lost_agent"))
     )
     return {
-        "described": len(udp) - len(aggregates),
-        "aggregates": len(aggregates),
-        "members": pc.sum(aggregates["members"]).as_py() or 0,
+        "described": int((members == 0).sum()),
+        "aggregates": int((members > 0).sum()),
+        "members": int(members.sum()),
         "overflow_packets": overflow,
         "lost_packets": lost,
-        "missing_packets": delivered - packets - overflow - lost,
-        "coverage": pc.sum(ledger["attributed_bytes"]).as_py() / pc.sum(ledger["nic_bytes"]).as_py(),
+        "missing_packets": delivered - int(packets) - overflow - lost,
+        "coverage": float(ledger["attributed_bytes"].sum() / ledger["nic_bytes"].sum()),
     }

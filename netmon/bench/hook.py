@@ -55,7 +55,6 @@ class HookResult:
     rounds: int
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row with an agent and one without."""
         costs = (
             ("listens", "8 KiB of memory", self.with_agent),
             ("listens", "4 MiB of memory", self.with_agent_cold),
@@ -82,7 +81,8 @@ def measure(spec: HookSpec, progress: Progress = silent) -> HookResult:
                     with _environment(str(path) if listening else f"{folder}/nobody.sock"):
                         costs[listening, numbers].append(_round(numbers))
                 progress(done + 1, spec.rounds)
-    warm, warm_alone, cold, cold_alone = (_cost(costs[kind]) for kind in kinds)
+    percentiles = (np.percentile(np.concatenate(costs[kind]), (50, 99)).tolist() for kind in kinds)
+    warm, warm_alone, cold, cold_alone = (StepCost(*of_kind) for of_kind in percentiles)
     return HookResult(warm, warm_alone, cold, cold_alone, spec.rounds * _STEPS, spec.rounds)
 
 
@@ -100,11 +100,6 @@ def _round(numbers: int) -> npt.NDArray[np.int64]:
         times[number] = time.perf_counter_ns() - begin
     steps.close()
     return times
-
-
-def _cost(rounds: list[npt.NDArray[np.int64]]) -> StepCost:
-    median, p99 = np.percentile(np.concatenate(rounds), (50, 99))
-    return StepCost(float(median), float(p99))
 
 
 @contextlib.contextmanager

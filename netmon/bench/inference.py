@@ -73,8 +73,6 @@ class RunScore:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What the inference said of a run."""
-
     jobs: dict[str, InferredJob]
     iterations: list[InferredIteration]
     told_ns: list[int]  # of each iteration, until when rows had been given when it was found
@@ -84,12 +82,9 @@ class Replayed:
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """All runs."""
-
     runs: tuple[RunScore, ...]
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per run; the caption says what was scored."""
         names = figures("found", "F1", "boundary", "begin", "after", "bytes", "CPU")
         yield table(
             "iterations found in the traffic alone",
@@ -137,7 +132,6 @@ def measure(spec: InferenceSpec, progress: Progress = silent) -> InferenceResult
 
 
 def replay(run: Labelled) -> Replayed:
-    """Give the run to the inference as a collector would."""
     inference = Inference(run.resolution_ns)
     for number, flow in enumerate(run.flows):
         inference.describe(number, flow)

@@ -1,25 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two hosts joined by one veth pair whose speed nothing limits but this machine, and who may watch them: nobody, netmon
-by one of its hooks, or tcpdump."""
+by one of its hooks, or tcpdump.
+
+As a program: ADDRESS REPORT. It is the sink of an agent that is watched alone: it prints that it listens; on SIGTERM it
+writes its counts to the file REPORT.
+"""
 
 import contextlib
+import json
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from netmon.bench.attached import ATTACHED
-from netmon.bench.sink import LISTENS, read_report
+import grpc
+import numpy as np
+
+from netmon.bench.kernel import ATTACHED
 from netmon.errors import LabError
 from netmon.history.dataset import Tables
 from netmon.lab import iproute
-from netmon.lab.lease import leased
-from netmon.lab.network import INTERFACE, SUBNET, Host
+from netmon.lab.network import INTERFACE, SUBNET, Host, leased
 from netmon.lab.process import Process
+from netmon.service_user import give_socket
+from netmon.wire import netmon_pb2, netmon_pb2_grpc
+from netmon.wire.buckets import decode_buckets
+from netmon.wire.channel import ALIVE_EVERY_S, COLLECTOR_OPTIONS
+
+# --- What an agent needs of a collector, and nothing else: every batch is acknowledged, counted and forgotten.
+
+LISTENS = "listens"
+_THREADS = 16  # each holds one stream
+
+
+@dataclass
+class Received:
+    """What agents have sent. bytes: of batches, as encoded; lost_bytes, wire_bytes: of the ledgers, all links."""
+
+    batches: int = 0
+    bytes: int = 0
+    records: int = 0
+    record_bytes: int = 0  # wire bytes of the records
+    flows: int = 0  # described
+    links: dict[str, dict[str, int]] = field(default_factory=dict)  # the newest ledger of each
+    begun: dict[str, dict[str, int]] = field(default_factory=dict)  # the first
+
+    def total(self, counter: str) -> int:
+        """Of a counter of the ledgers, over all links, since the first sample of each."""
+        return sum(link[counter] - self.begun[name][counter] for name, link in self.links.items())
+
+
+class Sink(netmon_pb2_grpc.CollectorServicer):
+    def __init__(self) -> None:
+        self.received = Received()
+        self._lock = threading.Lock()
+
+    def Stream(  # noqa: N802 (gRPC's name)
+        self, messages: Iterator[netmon_pb2.AgentMessage], context: grpc.ServicerContext
+    ) -> Iterator[netmon_pb2.Acknowledgement]:
+        """Acknowledges as often as a collector says that it is alive; at the end, everything."""
+        session, acknowledged, pending, due = "", 0, 0, time.monotonic()
+        for message in messages:
+            if message.HasField("batch"):
+                with self._lock:
+                    self._count(session, message.batch)
+                pending = message.batch.sequence
+            else:
+                session = message.hello.session
+            if pending > acknowledged and time.monotonic() >= due:
+                acknowledged, due = (
+                    pending,
+                    time.monotonic() + ALIVE_EVERY_S * 0.9,
+                )  # a batch a second is acknowledged each time
+                yield netmon_pb2.Acknowledgement(sequence=acknowledged)
+        if pending > acknowledged:
+            yield netmon_pb2.Acknowledgement(sequence=pending)
+
+    def _count(self, session: str, batch: netmon_pb2.Batch) -> None:
+        received = self.received
+        received.batches += 1
+        received.bytes += batch.ByteSize()
+        received.flows += len(batch.flows)
+        received.records += batch.buckets.rows
+        received.record_bytes += int(decode_buckets(batch.buckets)["wire_bytes"].sum(dtype=np.int64))
+        for sample in batch.ledger:
+            name = f"{session}/{sample.interface}/{sample.direction}"
+            counters = {f.name: int(getattr(sample, f.name)) for f in sample.DESCRIPTOR.fields}
+            received.begun.setdefault(name, counters)
+            received.links[name] = counters
+
+    def Clock(  # noqa: N802
+        self, probes: Iterator[netmon_pb2.ClockProbe], context: grpc.ServicerContext
+    ) -> Iterator[netmon_pb2.ClockEcho]:
+        for probe in probes:
+            now = time.time_ns()
+            yield netmon_pb2.ClockEcho(number=probe.number, received_ns=now, sent_ns=time.time_ns())
+
+
+def read_report(path: Path) -> Received:
+    return Received(**json.loads(path.read_text()))
+
+
+def serve_sink(address: str, report: str) -> None:
+    """Blocks until SIGTERM or SIGINT comes."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    sink = Sink()
+    server = grpc.server(ThreadPoolExecutor(_THREADS), options=COLLECTOR_OPTIONS)
+    netmon_pb2_grpc.add_CollectorServicer_to_server(sink, server)  # type: ignore[no-untyped-call]
+    server.add_insecure_port(address)
+    server.start()
+    give_socket(Path(address.removeprefix("unix:")))
+    print(LISTENS, flush=True)
+    ended.wait()
+    server.stop(1).wait()
+    Path(report).write_text(json.dumps(asdict(sink.received)))
+
+
+# --- The pair.
 
 _SETTINGS = """
 cd /proc/sys/net
@@ -30,8 +137,6 @@ _CONGESTION = "ipv4/tcp_congestion_control"
 
 @dataclass(frozen=True)
 class Pair:
-    """Who sends and who receives, each on INTERFACE."""
-
     sender: Host
     receiver: Host
     congestion: str  # TCP's congestion control
@@ -101,7 +206,7 @@ def _nobody(_pair: Pair, _folder: Path) -> Iterator[Callable[[], None]]:
 @contextlib.contextmanager
 def _programs(watched: Pair, folder: Path) -> Iterator[Callable[[], None]]:
     """The meter's programs on the receiver, and no agent: the kernel path alone. What they count is not drained."""
-    command = [sys.executable, "-m", "netmon.bench.attached", INTERFACE]
+    command = [sys.executable, "-m", "netmon.bench.kernel", INTERFACE]
     with Process("programs", command, folder, host=watched.receiver) as process:
         process.wait_output(ATTACHED, _READY_SECONDS)
         yield process.check_running
@@ -118,7 +223,7 @@ def agent_command(host: Host, hook: str, address: str, folder: Path) -> list[str
 def agent_alone(watched: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
     """An agent on the receiver, and a sink outside that only acknowledges: the agent without its collector."""
     address, report = f"unix:{folder / 'sink.sock'}", folder / "sink.json"
-    listen = ["nice", "-n", "19", sys.executable, "-m", "netmon.bench.sink", address, str(report)]
+    listen = ["nice", "-n", "19", sys.executable, "-m", "netmon.bench.observers", address, str(report)]
     notify = folder / "notify-agent.sock"
     watch = agent_command(watched.receiver, "tc", address, folder)
     with (
@@ -217,3 +322,7 @@ OBSERVERS: dict[str, Observer] = {
     "tcpdump": _tcpdump,
 }
 """By kind, the undisturbed one first."""
+
+
+if __name__ == "__main__":
+    serve_sink(*sys.argv[1:])

@@ -147,11 +147,9 @@ class OverheadResult:
 
     @property
     def kinds(self) -> tuple[KindResult, ...]:
-        """A result per observer."""
         return tuple(_result(kind, runs, self.runs["nothing"]) for kind, runs in self.runs.items())
 
     def shown(self) -> Iterator[FittingTable | str]:
-        """A row per observer in two tables; the caption says what was measured."""
         idle = self.idle
         caption = (
             f"Medians of {self.rounds} rounds of {self.seconds:g} s. One TCP stream (iperf3, {self.congestion}) runs "
@@ -272,16 +270,13 @@ def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:
         return Run(truth["bytes_sent"], truth["seconds"], machine, observer, finish())
 
 
-def _ratios(runs: tuple[Run, ...], bare: tuple[Run, ...]) -> list[float]:
-    return [run.gbit_per_s / of_round.gbit_per_s for run, of_round in zip(runs, bare, strict=True)]
-
-
 def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResult:
     accounts = [run.account for run in runs if run.account]
     lost = sum(account.lost for account in accounts)
     total = sum(account.carried for account in accounts)
     units = {account.unit for account in accounts}
-    low, middle, high = np.percentile(_ratios(runs, bare), (25, 50, 75)).tolist()
+    ratios = [run.gbit_per_s / of_round.gbit_per_s for run, of_round in zip(runs, bare, strict=True)]
+    low, middle, high = np.percentile(ratios, (25, 50, 75)).tolist()
     return KindResult(
         kind=kind,
         gbit_per_s=_median([run.gbit_per_s for run in runs]),

@@ -44,7 +44,6 @@ def document(value: Any) -> Any:
 
 
 def print_result(result: Result, as_json: bool) -> None:
-    """On standard output."""
     if as_json:
         print(json.dumps(document(result)))
         return
@@ -92,7 +91,6 @@ def check_plottable(path: Path) -> None:
 
 
 def figure(width: float, height: float) -> "Figure":
-    """An empty picture, in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

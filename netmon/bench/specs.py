@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each benchmark measures: the fields of its spec are its options. Light: the command line reads nothing else."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from netmon.errors import UsageError
+from netmon.options import DIR, FILE, option
 from netmon.units import parse_count
 from netmon.wire.limits import MAX_ROWS
-
-_T = TypeVar("_T")
 
 
 class Progress(Protocol):
@@ -23,17 +22,11 @@ def silent(done: float, of: float, text: str = "") -> None:
     """Shows no progress."""
 
 
-def option(default: _T, text: str, **how: Any) -> _T:
-    """A field that is an option. text: its help; how: as argparse's add_argument has it."""
-    made: _T = field(default=default, metadata={"help": text, **how})
-    return made
-
-
-def _rounds(default: int) -> int:
+def _rounds(default: int) -> Any:
     return option(default, "repetitions (default: %(default)s)", type=int, metavar="N")
 
 
-def _seconds(default: float, text: str) -> float:
+def _seconds(default: float, text: str) -> Any:
     return option(default, f"{text} (default: %(default)s)", type=float, metavar="S")
 
 
@@ -51,11 +44,9 @@ class Spec:
 
     @property
     def root(self) -> bool:
-        """Whether it takes root."""
         return True
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         for wrong, reason in self.objections():
             if wrong:
                 raise UsageError(reason)
@@ -68,8 +59,6 @@ class Spec:
 
 @dataclass(frozen=True)
 class KernelSpec(Spec):
-    """`netmon bench kernel`."""
-
     name, text = "kernel", "ns per packet of the BPF programs, by test runs in the kernel"
     rounds: int = _rounds(15)
 
@@ -79,36 +68,29 @@ _MOST_CPUS = 1024
 
 @dataclass(frozen=True)
 class DrainSpec(Spec):
-    """`netmon bench drain`."""
-
     name, text = "drain", "records per second of the agent's drain"
     rounds: int = _rounds(15)
     cpus: int = option(128, "CPUs of a simulated host (default: %(default)s)", type=int, metavar="N")
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         wrong = not 1 <= self.cpus <= _MOST_CPUS
         return [*super().objections(), (wrong, f"cannot simulate {self.cpus} CPUs: give --cpus from 1 to {_MOST_CPUS}")]
 
 
 @dataclass(frozen=True)
 class OverheadSpec(Spec):
-    """`netmon bench overhead`."""
-
     name, text = "overhead", "throughput and CPU time of iperf3 when it is watched by nobody, netmon and tcpdump"
     rounds: int = _rounds(7)
     seconds: float = _seconds(3, "seconds of each run")
     congestion: str = option("", "TCP congestion control, such as cubic (the machine's)", metavar="NAME")
-    plot: Path | None = option(None, "also draw it, as FILE.png, .svg or .pdf", type=Path, metavar="FILE")
+    plot: Path | None = option(None, "also draw it, as FILE.png, .svg or .pdf", **FILE)
     evidence: bool = option(False, "instead: what verdicts and their evidence cost agents and collector")
 
     @property
     def module(self) -> str:
-        """See Spec."""
         return "evidence" if self.evidence else "overhead"
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         wanted = "--plot is of what being watched costs the traffic: leave --evidence out"
         return [
             *super().objections(),
@@ -119,29 +101,23 @@ class OverheadSpec(Spec):
 
 @dataclass(frozen=True)
 class FlowsSpec(Spec):
-    """`netmon bench flows`."""
-
     name, text = "flows", "CPU and memory of the agent and the collector under a flood of new flows"
     rate: int = option(20_000, "new flows a second (20000)", type=parse_count, metavar="N")
     seconds: float = _seconds(60, "seconds to send")
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         wrong = self.seconds <= 0 or self.rate < 1
         return [(wrong, f"cannot send {self.rate} flows/s for {self.seconds:g} s: give more than 0 of both")]
 
 
 @dataclass(frozen=True)
 class HookSpec(Spec):
-    """`netmon bench hook`."""
-
     name = "hook"
     text = "time that marking a step by netmon.horovod costs the training, with and without an agent (needs no root)"
     rounds: int = _rounds(5)
 
     @property
     def root(self) -> bool:
-        """See Spec."""
         return False
 
 
@@ -150,28 +126,23 @@ _SHORTEST_S = 10.0
 
 @dataclass(frozen=True)
 class ClockSpec(Spec):
-    """`netmon bench clock`."""
-
     name = "clock"
     text = "how well injected clock offsets and skews are recovered, by exchange and by traffic (two minutes)"
     seconds: float = _seconds(12, "seconds of each of six runs")
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         wrong = self.seconds < _SHORTEST_S
         return [(wrong, f"cannot recover a clock in {self.seconds:g} s: give --seconds {_SHORTEST_S:g} or more")]
 
 
 @dataclass(frozen=True)
 class InferenceSpec(Spec):
-    """`netmon bench inference`."""
-
     name = "inference"
     text = "jobs and iterations found in traffic alone, compared with the trainers' log (needs no root)"
     path: Path | None = option(
         None,
         "a labelled table, the DATA of a `netmon lab run`, or a directory of either (the checkout's recorded runs)",
-        flag="path",
+        positional=True,
         type=Path,
         nargs="?",
         metavar="PATH",
@@ -179,7 +150,6 @@ class InferenceSpec(Spec):
 
     @property
     def root(self) -> bool:
-        """See Spec."""
         return False
 
 
@@ -195,7 +165,7 @@ _MOST_HOSTS = 4096
 _LEAST_FLOWS = 4  # two of the job, two others
 
 
-def _count(default: int, text: str) -> int:
+def _count(default: int, text: str) -> Any:
     return option(default, text if not default else f"{text} (%(default)s)", type=parse_count, metavar="N")
 
 
@@ -219,7 +189,6 @@ class Load:
     cut: bool = option(False, "end the collector while the agents still send")
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         rows = self.rows * self.greedy
         need = -(-2 * rows * WIDTH_MS // _SECOND_MS)
         if not self.flows:
@@ -280,8 +249,6 @@ class Load:
 
 @dataclass(frozen=True)
 class PipelineSpec(Spec, Load):
-    """`netmon bench pipeline`."""
-
     name = "pipeline"
     text = "the collector under simulated agents: cost, delay, and whether its dataset is right (needs no root)"
     collectors: int = _count(1, "workers, compared with one; more than 1 need --bus nats and root")
@@ -294,31 +261,26 @@ class PipelineSpec(Spec, Load):
         "what a viewer asks for twice a second: as netmon top does, or everything (%(default)s)",
         choices=("top", "all"),
     )
-    data: Path | None = option(None, "keep the dataset here (it is removed)", type=Path, metavar="DIR")
-    plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", type=Path, metavar="FILE")
+    data: Path | None = option(None, "keep the dataset here (it is removed)", **DIR)
+    plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", **FILE)
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         Spec.__post_init__(self)
         Load.__post_init__(self)
 
     @property
     def module(self) -> str:
-        """See Spec."""
         return f"pipeline.{'sweep' if self.plot else 'run' if self.collectors == 1 else 'workers'}"
 
     @property
     def root(self) -> bool:
-        """See Spec."""
         return False
 
     @property
     def load(self) -> Load:
-        """What is sent, and nothing else."""
         return Load(**{each.name: getattr(self, each.name) for each in fields(Load)})
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         alone = self.collectors == 1
         return [
             (
@@ -342,8 +304,6 @@ _TRAINERS = ("ring", "horovod", "ddp")
 
 @dataclass(frozen=True)
 class VerdictSpec(Spec):
-    """`netmon bench verdict`."""
-
     name = "verdict"
     text = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
     lab: int = option(20, "causes to inject in the lab (%(default)s)", type=parse_count, metavar="N")
@@ -351,21 +311,19 @@ class VerdictSpec(Spec):
     rerun: int = option(0, "configurations to run with and without the culprit (0)", type=parse_count, metavar="N")
     shift: int = option(0, "pairs of jobs to run unshifted and shifted as advised (0)", type=parse_count, metavar="N")
     seed: int = option(1, "seed of what is random (%(default)s)", type=int)
-    trainer: list[str] | None = option(
+    trainer: tuple[str, ...] | None = option(
         None, "trainer; repeatable, runs take turns (ring, horovod, ddp)", action="append", choices=_TRAINERS
     )
     kinds: str = option("", "kinds to inject, as in --inject of `netmon lab run` (all)", metavar="K,…")
     data: Path | None = option(
         None,
         "keep the runs' datasets here; complete ones that are there already are judged again (they are removed)",
-        type=Path,
-        metavar="DIR",
+        **DIR,
     )
-    plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", type=Path, metavar="FILE")
+    plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", **FILE)
 
     @property
     def module(self) -> str:
-        """See Spec."""
         return "verdict.campaign"
 
     @property
@@ -375,11 +333,9 @@ class VerdictSpec(Spec):
 
     @property
     def trainers(self) -> tuple[str, ...]:
-        """Which take turns."""
-        return tuple(self.trainer or _TRAINERS)
+        return self.trainer or _TRAINERS
 
     def objections(self) -> list[tuple[bool, str]]:
-        """See Spec."""
         counts = self.lab, self.simulated, self.rerun, self.shift
         wrong = min(counts) < 0 or not any(counts)
         return [(wrong, "cannot judge nothing: give --lab, --simulated, --rerun or --shift 1 or more")]

@@ -4,11 +4,10 @@
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netmon.errors import UsageError
-from netmon.options import declare, read_options
+from netmon.options import DIR, declare, read_options
 from netmon.units import parse_time
 from netmon.wire.security import Security
 
@@ -26,9 +25,8 @@ _SECONDS, _MOST_SECONDS = 30.0, 600.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job and those that share its links (all)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--data", **DIR, help="the dataset's directory")
     parser.add_argument(
         "--collector", metavar="ADDR", help="instead of --data: the last seconds of a collector; HOST:PORT or unix:PATH"
     )
@@ -46,7 +44,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the advice and its arithmetic."""
     if (args.data is None) == (args.collector is None):
         raise UsageError("cannot advise: give either the dataset's --data or a --collector")
     from netmon.dl.sharing.advice_text import called

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib import import_module
 
 from netmon.bench.specs import SPECS, Progress, Spec
+from netmon.options import declare, read_options
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +35,10 @@ _PROGRESS_EVERY_S = 10.0  # of progress lines
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands and their options: the fields of their specs."""
     whats = parser.add_subparsers(required=True, metavar="WHAT")
     for spec in SPECS:
         what = whats.add_parser(spec.name, help=spec.text, description=spec.text)
-        for each in fields(spec):
-            how = dict(each.metadata)
-            if each.default is False:
-                how["action"] = "store_true"
-            what.add_argument(how.pop("flag", f"--{each.name.replace('_', '-')}"), default=each.default, **how)
+        declare(what, spec)
         what.add_argument("--json", action="store_true", help="one JSON document on standard output")
         what.set_defaults(spec=spec)
 
@@ -53,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from netmon.bench.result import check_plottable, print_result
     from netmon.kernel.privilege import require_capabilities
 
-    spec: Spec = args.spec(**{each.name: getattr(args, each.name) for each in fields(args.spec)})
+    spec: Spec = read_options(args.spec, args)
     if spec.root:
         require_capabilities()
     plot = getattr(spec, "plot", None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import UsageError
+from netmon.options import DIR
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -36,8 +37,7 @@ _LONGEST_DAYS = 3650
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the authority's directory")
+    parser.add_argument("directory", **DIR, help="the authority's directory")
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="of an agent its host's name (as its --host says), of others any name"
@@ -54,9 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--role", choices=("full", "jobs"), default="full", help="viewer, token: what it may see (%(default)s)"
     )
     parser.add_argument("--days", type=float, default=365, metavar="N", help="days until it expires (%(default)s)")
-    parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="nats: the servers' folder with their certificate (/etc/nats/tls)"
-    )
+    parser.add_argument("--folder", **DIR, help="nats: the servers' folder with their certificate (/etc/nats/tls)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,7 +28,6 @@ _COLOURS = {"ok": "green", "note": "default", "limited": "yellow", "unknown": "y
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     parser.add_argument(
         "--collector",

@@ -7,20 +7,21 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netmon.errors import DataError, UnsupportedError, UsageError
 from netmon.marks import harmless
-from netmon.options import declare, read_options
+from netmon.options import DIR, declare, read_options
 from netmon.units import parse_time
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from netmon.history.selection import Window
+    from netmon.history.dataset import Window
 
 HELP = "write a part of the dataset as one Parquet, CSV or Feather file, or as input of a simulator"
 EXAMPLES = """\
@@ -34,15 +35,16 @@ EXAMPLES = """\
   netmon export --data out --format pcap --host node17 --iterations 10:12 --out headers.pcap
   netmon export --data out --format generator --job training --out job.json     netmon lab run --replay job.json
 """
-_FORMATS = ("table", "chakra", "ns3", "htsim", "pcap", "generator")
+_SIMULATION = {"chakra": "chakra", "ns3": "traffic", "htsim": "traffic", "pcap": "traffic", "generator": "generator"}
+"""Which file of netmon.simulation writes a format."""
+
 _TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "full")
 _ROWS_AT_ONCE = 1 << 19
 _SUFFIXES = (".parquet", ".csv", ".feather")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--data", **DIR, help="the dataset's directory")
     parser.add_argument(
         "--out",
         type=Path,
@@ -50,7 +52,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a file ending in .parquet, .csv or .feather; with --format chakra a folder, else any file",
     )
-    parser.add_argument("--format", choices=_FORMATS, default="table", help="what it is for (%(default)s); see below")
+    parser.add_argument(
+        "--format", choices=("table", *_SIMULATION), default="table", help="what it is for (%(default)s); see below"
+    )
     parser.add_argument("--table", choices=_TABLES, default="iterations", help="what to export (%(default)s)")
     parser.add_argument("--job", metavar="J", help="only rows of this job")
     parser.add_argument(
@@ -85,7 +89,7 @@ def iterations(text: str) -> tuple[int | None, int | None]:
 
 def run(args: argparse.Namespace) -> int:
     """Export; says on standard output how many rows it wrote."""
-    from netmon.history.selection import open_rows
+    from netmon.history.dataset import open_rows
 
     if args.format != "table":
         return _export_for_simulation(args)
@@ -103,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _window(args: argparse.Namespace) -> "Window":
-    from netmon.history.selection import Window
+    from netmon.history.dataset import Window
 
     return Window(args.since, args.until, args.job, tuple(args.host), args.iterations or (None, None))
 
@@ -111,7 +115,6 @@ def _window(args: argparse.Namespace) -> "Window":
 def _export_for_simulation(args: argparse.Namespace) -> int:
     """What a simulator or the lab can play again; says on standard output what it wrote."""
     from netmon.history.job_names import job_names, requested_job
-    from netmon.simulation import formats
 
     if args.full or args.data is None:
         raise UsageError(f"cannot export as {args.format}: give the dataset's --data")
@@ -121,7 +124,11 @@ def _export_for_simulation(args: argparse.Namespace) -> int:
         )
     names = job_names(args.data)
     window = replace(_window(args), job=requested_job(args.job, names))
-    print(formats.write(args.format, args.data, window, args.out))
+    write = getattr(import_module(f"netmon.simulation.{_SIMULATION[args.format]}"), f"write_{args.format}")
+    try:
+        print(write(args.data, window, args.out))
+    except OSError as error:
+        raise DataError(f"cannot write {args.out}: {error.strerror or error}") from None
     return 0
 
 

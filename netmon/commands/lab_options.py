@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import UsageError
-from netmon.units import parse_count, parse_duration, parse_rate
+from netmon.options import FILE, RATE, TIME
+from netmon.units import parse_count
 
 if TYPE_CHECKING:
     from netmon.lab.spec import RunSpec
@@ -71,7 +72,6 @@ def levels(text: str) -> tuple[float, ...]:
 
 
 def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
-    """Declare the options of a single run."""
     job = parser.add_argument_group("the training job")
     _add_job_options(job, iterations)
     job.add_argument("--marks", action="store_true", help="the script tells its steps by netmon.horovod")
@@ -89,11 +89,7 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
         "--params", dest="parameters", type=parse_count, metavar="N", help="number of float32 parameters (4e6)"
     )
     job.add_argument(
-        "--compute",
-        dest="compute_ns",
-        type=parse_duration,
-        metavar="TIME",
-        help="computing time per iteration (100ms, or the model's)",
+        "--compute", dest="compute_ns", **TIME, help="computing time per iteration (100ms, or the model's)"
     )
     job.add_argument(
         "--backward",
@@ -102,16 +98,14 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
         metavar="SHARE",
         help="share of the computing time in which gradients are already sent (0)",
     )
-    job.add_argument(
-        "--replay", type=Path, metavar="FILE", help="a recorded job instead, from netmon export --format generator"
-    )
+    job.add_argument("--replay", **FILE, help="a recorded job instead, from netmon export --format generator")
     _add_network_options(parser)
     cross = parser.add_argument_group("cross traffic")
     cross.add_argument("--cross-load", type=float, default=0.8, metavar="SHARE", help=f"{_SHARE}; 0: none (0.8)")
     cross.add_argument(
         "--cross-profile", default="iperf", help="iperf, websearch, datamining, poisson, burst (%(default)s)"
     )
-    cross.add_argument("--cross-file", type=Path, metavar="FILE", help="send the flows of a load file instead")
+    cross.add_argument("--cross-file", **FILE, help="send the flows of a load file instead")
     cross.add_argument(
         "--cross-after", type=float, default=0.5, metavar="SHARE", help="share of the iterations before it begins (0.5)"
     )
@@ -130,23 +124,17 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
 
 
 def add_second_job_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of a second job."""
     beside = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
     beside.add_argument(
         "--beside", type=hosts, metavar="HOSTS", help="hosts of its rank 0, 1, …, such as 0,2; leaves cross traffic out"
     )
-    beside.add_argument("--shift", type=parse_duration, default=0, metavar="TIME", help="how much later it begins (0s)")
+    beside.add_argument("--shift", default=0, **TIME, help="how much later it begins (0s)")
     beside.add_argument(
-        "--period",
-        type=parse_duration,
-        default=0,
-        metavar="TIME",
-        help="both jobs begin an iteration every TIME (as soon as they can)",
+        "--period", default=0, **TIME, help="both jobs begin an iteration every TIME (as soon as they can)"
     )
 
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of a sweep."""
     varied = parser.add_argument_group("what is varied: every combination is a run")
     varied.add_argument(
         "--models", type=words, default="resnet50,inceptionv3", metavar="M,…", help="published models (%(default)s)"
@@ -257,12 +245,7 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("the network")
     network.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts around the switch (%(default)s)")
     network.add_argument(
-        "--rate",
-        dest="rate_bps",
-        metavar="RATE",
-        type=parse_rate,
-        default="1gbit",
-        help="rate of every port in each direction (1gbit)",
+        "--rate", dest="rate_bps", **RATE, default="1gbit", help="rate of every port in each direction (1gbit)"
     )
     network.add_argument(
         "--configuration",
@@ -284,15 +267,12 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_watch_options(parser: argparse.ArgumentParser) -> None:
     watch = parser.add_argument_group("how it is watched")
-    watch.add_argument(
-        "--bucket", dest="bucket_ns", type=parse_duration, default="10us", metavar="TIME", help="bucket width (10us)"
-    )
+    watch.add_argument("--bucket", dest="bucket_ns", default="10us", **TIME, help="bucket width (10us)")
     watch.add_argument(
         "--stream-bucket",
         dest="stream_ns",
-        type=parse_duration,
         default="0s",
-        metavar="TIME",
+        **TIME,
         help="width of the rows that agents stream (full resolution)",
     )
     watch.add_argument(

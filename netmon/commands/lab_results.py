@@ -25,10 +25,19 @@ _LINES = 10
 
 @contextlib.contextmanager
 def shown(spec: RunSpec) -> Iterator[Callable[[Progress], None]]:
-    """A function that shows the progress it is given."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines(spec, console)
+        every, stage = max(1, spec.iterations // _LINES), (-1, False)
+
+        def line(progress: Progress) -> None:
+            """About ten in all, and one when the cross traffic begins."""
+            nonlocal stage
+            if (now := (progress.iterations_done // every, progress.cross)) != stage:
+                stage = now
+                cross = ", with cross traffic" if progress.cross else ""
+                console.print(f"iteration {progress.iterations_done} of {progress.iterations}{cross}")
+
+        yield line
         return
     columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
@@ -45,7 +54,16 @@ def sweep_shown() -> Iterator[Callable[[SweepProgress], None]]:
     """A function that shows the progress of a sweep: a bar with the time left, or a line for every run."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield _SweepLines(console)
+        begun = 0
+
+        def line(progress: SweepProgress) -> None:
+            nonlocal begun
+            if progress.number != begun:
+                begun = progress.number
+                left = f"about {_minutes(progress.seconds_left)} left"
+                console.print(f"{_name(progress)}, {left}", soft_wrap=True)
+
+        yield line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
     with Bar(*columns, console=console, transient=True) as bar:
@@ -59,41 +77,12 @@ def sweep_shown() -> Iterator[Callable[[SweepProgress], None]]:
         yield show
 
 
-class _SweepLines:
-    """Prints a line when a run begins."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._shown = 0
-
-    def __call__(self, progress: SweepProgress) -> None:
-        if progress.number != self._shown:
-            self._shown = progress.number
-            self._console.print(f"{_name(progress)}, about {_minutes(progress.seconds_left)} left", soft_wrap=True)
-
-
 def _name(progress: SweepProgress) -> str:
     return f"run {progress.number} of {progress.runs}: {progress.run.id}"
 
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-class _Lines:
-    """Prints about ten lines in all, and one when the cross traffic begins."""
-
-    def __init__(self, spec: RunSpec, console: Console) -> None:
-        self._every = max(1, spec.iterations // _LINES)
-        self._console = console
-        self._shown: tuple[int, bool] = (-1, False)
-
-    def __call__(self, progress: Progress) -> None:
-        stage = (progress.iterations_done // self._every, progress.cross)
-        if stage != self._shown:
-            self._shown = stage
-            cross = ", with cross traffic" if progress.cross else ""
-            self._console.print(f"iteration {progress.iterations_done} of {progress.iterations}{cross}")
 
 
 # --- What `netmon lab` prints when a sweep is over.
@@ -110,8 +99,7 @@ def print_sweep(document: Mapping[str, Any], console: Console) -> None:
         console.print()
     for line in (*_models(document["models"]), *_overall(watched)):
         console.print(line, soft_wrap=True)
-    data = Path(document["data"])
-    data = data.relative_to(Path.cwd()) if data.is_relative_to(Path.cwd()) else data
+    data = _short(Path(document["data"]))
     console.print(f"dataset: {data}; next: {typed('netmon')} report {data} --out {data}/report", soft_wrap=True)
 
 
@@ -203,7 +191,8 @@ def print_run(data: Path, document: Mapping[str, Any], console: Console) -> None
     monitored = document["spec"]["monitor"]
     if monitored:
         summarise(data).print(console)
-    for line in (*_model(document["spec"]), *_cross(document["cross"]), _log(document["log"])):
+    senders = [sender for sender in document["cross"] if "bytes_sent" in sender]
+    for line in (*_model(document["spec"]), *map(_sender, senders), _log(document["log"])):
         console.print(line, soft_wrap=True)
     if monitored:
         if not document["sources"]:
@@ -223,10 +212,6 @@ def _model(spec: Mapping[str, Any]) -> list[str]:
         f"model: {spec['model']}, its tensors × {spec['size_scale']:g} (the link's rate / 10 Gbit/s), computing "
         f"{format_duration(spec['compute_ns'])} for {spec['batch']} samples, derived from published times of a V100"
     ]
-
-
-def _cross(senders: list[dict[str, Any]]) -> list[str]:
-    return [_sender(sender) for sender in senders if "bytes_sent" in sender]
 
 
 def _sender(sender: Mapping[str, Any]) -> str:
@@ -291,6 +276,4 @@ def _print_next(data: Path, console: Console) -> None:
 
 
 def _short(data: Path) -> Path:
-    with contextlib.suppress(ValueError):
-        return data.relative_to(Path.cwd())
-    return data
+    return data.relative_to(Path.cwd()) if data.is_relative_to(Path.cwd()) else data

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import DataError, UsageError
-from netmon.units import parse_duration, parse_rate
+from netmon.options import DIR, RATE, TIME
 
 if TYPE_CHECKING:
     from netmon.replay.replay import Replay
@@ -31,16 +31,13 @@ log = logging.getLogger(__name__)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument(
         "captures", nargs="+", type=Path, metavar="CAPTURE", help="captures of one host; they are merged by time"
     )
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--data", required=True, **DIR, help="the dataset's directory")
     parser.add_argument("--host", default=socket.gethostname(), metavar="NAME", help="name of the captured host")
-    parser.add_argument(
-        "--bucket", type=parse_duration, default="10us", metavar="TIME", help="bucket width, 1us to 1s (10us)"
-    )
-    parser.add_argument("--capacity", type=parse_rate, default=0, metavar="RATE", help="capacity of the captured link")
+    parser.add_argument("--bucket", default="10us", **TIME, help="bucket width, 1us to 1s (10us)")
+    parser.add_argument("--capacity", default=0, **RATE, help="capacity of the captured link")
     parser.add_argument(
         "--address", nargs="+", type=_address, default=[], metavar="ADDR", help="the host's own addresses (guessed)"
     )
@@ -133,13 +130,16 @@ def _store(replay: "Replay", directory: Path) -> None:
                 raise DataError(f"{reason}; nothing has been added to the dataset, make room and try again") from None
             flush.done()
 
-    progress = _Progress(replay)
+    said = time.monotonic()
     with closing(sink):
         for batch in replay.batches():
             stage.take([index], gather([batch]))
             if unstored.nbytes > _PENDING_BYTES:
                 flush()
-            progress.step()
+            if time.monotonic() - said >= _SAY_S:
+                said = time.monotonic()
+                done = replay.position / max(1, replay.bytes)
+                log.info("%d frames, %.0f %% of the captures", replay.frames, 100 * done)
         stage.settle_all([index], leaving=True)
         flush()
         while sink.merge_some(lambda: True, at_once=True):
@@ -155,16 +155,3 @@ def _publish(staging: Path, data: Path, session: str) -> None:
             part.replace(final)
         except OSError as error:
             raise DataError(f"cannot write to {data}: {error.strerror}; choose another --data") from None
-
-
-class _Progress:
-    """Says now and then how far a long replay is."""
-
-    def __init__(self, replay: "Replay") -> None:
-        self._replay, self._said = replay, time.monotonic()
-
-    def step(self) -> None:
-        if time.monotonic() - self._said >= _SAY_S:
-            self._said = time.monotonic()
-            done = self._replay.position / max(1, self._replay.bytes)
-            log.info("%d frames, %.0f %% of the captures", self._replay.frames, 100 * done)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.needs import require
-from netmon.units import parse_rate
+from netmon.options import DIR, RATE
 
 if TYPE_CHECKING:
     from netmon.report.report import Written
@@ -22,17 +22,10 @@ _NEEDS = ("jinja2", "matplotlib", "scipy")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("data", type=Path, metavar="DATA", help="the dataset's directory, of a collector or a lab")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
+    parser.add_argument("--out", required=True, **DIR, help="folder for the report")
     parser.add_argument("--job", metavar="J", help="only this job and its hosts")
-    parser.add_argument(
-        "--rate",
-        type=parse_rate,
-        default=0,
-        metavar="RATE",
-        help="capacity of a link, such as 25gbit (as the dataset says)",
-    )
+    parser.add_argument("--rate", default=0, **RATE, help="capacity of a link, such as 25gbit (as the dataset says)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
     require(_NEEDS, "make a report", "report")
     from netmon.history.job_names import job_names, requested_job
-    from netmon.report.reading import read_study
     from netmon.report.report import chapters, write_report
+    from netmon.report.study import read_study
 
     console = Console(stderr=True)
     columns = (BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())

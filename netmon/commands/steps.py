@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from netmon.errors import UsageError
-from netmon.options import declare, read_options
-from netmon.units import format_bytes, format_duration, parse_duration
+from netmon.options import TIME, declare, read_options
+from netmon.units import format_bytes, format_duration
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
@@ -28,17 +28,12 @@ _MOST_KEPT = 64
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("job", metavar="JOB", help="by either of its names")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="whose steps (%(default)s)")
     parser.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")
     declare(parser, Security)
     parser.add_argument(
-        "--interval",
-        type=parse_duration,
-        default="500ms",
-        metavar="TIME",
-        help="how often to look: of shorter steps some are missed (%(default)s)",
+        "--interval", default="500ms", **TIME, help="how often to look: of shorter steps some are missed (%(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="a JSON document per line, times in ns")
 

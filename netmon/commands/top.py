@@ -6,11 +6,10 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.needs import require
-from netmon.options import declare, read_options
+from netmon.options import DIR, declare, read_options
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ _END_S = 5.0  # for putting the terminal back
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument(
         "--collector",
         metavar="ADDR",
@@ -51,10 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="HOST:PORT or unix:PATH; several workers, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="show the last hour of a dataset instead, iteration by iteration, such as --data out/demo",
+        "--data", **DIR, help="show the last hour of a dataset instead, iteration by iteration, such as --data out/demo"
     )
     declare(parser, Security)
     parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")
@@ -91,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
         )
     try:
         if args.json:
-            print(_document(args))
+            from netmon.top.document import document
+
+            print(document(_snapshot(args)))
             return 0
         from netmon import terminal
 
@@ -117,12 +114,6 @@ def _selection(args: argparse.Namespace, flows: int) -> "Selection":
         "jobs_from": (args.page - 1) * selection.most_jobs,
     }
     return replace(selection, hosts=hosts, jobs=tuple(args.job), flows=flows, **left_out)
-
-
-def _document(args: argparse.Namespace) -> str:
-    from netmon.top.document import document
-
-    return document(_snapshot(args))
 
 
 def _print_frame(args: argparse.Namespace, console: "Console") -> None:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from netmon.commands.needs import require
 from netmon.errors import DataError, UsageError
-from netmon.options import declare, read_options
+from netmon.options import FILE, TIME, declare, read_options
 from netmon.units import format_bytes, format_duration, parse_duration, parse_time
 from netmon.wire.security import Security
 
@@ -35,17 +35,10 @@ _PERFETTO, _CHROME = (".pftrace", ".perfetto-trace"), (".json", ".json.gz")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument(
         "data", metavar="DATA|ADDR", help="the dataset's directory; or a live collector's HOST:PORT or unix:PATH"
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="ends in .pftrace (Perfetto), .json or .json.gz (Chrome)",
-    )
+    parser.add_argument("--out", required=True, **FILE, help="ends in .pftrace (Perfetto), .json or .json.gz (Chrome)")
     parser.add_argument(
         "--merge",
         type=Path,
@@ -66,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     live = parser.add_argument_group(
         "a live collector: iterations and the newest verdicts, and full resolution from the agents' recorders"
     )
-    live.add_argument("--last", type=parse_duration, default="5s", metavar="TIME", help="how much (%(default)s)")
+    live.add_argument("--last", default="5s", **TIME, help="how much (%(default)s)")
     declare(live, Security)
     parser.add_argument(
         "--width",
@@ -110,8 +103,8 @@ def _write_live(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     from netmon.commands.export import iterations
+    from netmon.history.dataset import Window
     from netmon.history.job_names import job_names, requested_job
-    from netmon.history.selection import Window
     from netmon.terminal import say
     from netmon.trace.dataset import clocks, look, write
     from netmon.trace.merge import place

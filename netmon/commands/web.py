@@ -2,12 +2,11 @@
 """`netmon web`: a live timeline in a browser."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.needs import require
 from netmon.errors import UsageError
-from netmon.options import declare, read_options
+from netmon.options import DIR, FILE, declare, read_options
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
@@ -24,28 +23,24 @@ _NEEDS = ("aiohttp",)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument(
         "collector",
         nargs="?",
         metavar="ADDR",
         help="a collector: HOST:PORT or unix:PATH; several workers, separated by commas (localhost:9400)",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="show a dataset instead of a collector")
+    parser.add_argument("--data", **DIR, help="show a dataset instead of a collector")
     declare(parser, Security)
     parser.add_argument(
         "--listen", default="localhost:9480", metavar="HOST:PORT", help="where browsers connect (%(default)s)"
     )
     parser.add_argument(
         "--listen-tls",
-        type=Path,
-        metavar="DIR",
+        **DIR,
         help="serve https with this certificate (of `netmon certificates DIR collector NAME`); browsers then need a "
         "viewer's certificate or token. Without it only browsers on this machine can connect",
     )
-    parser.add_argument(
-        "--tokens", type=Path, metavar="FILE", help="tokens of viewers (`netmon certificates DIR token`)"
-    )
+    parser.add_argument("--tokens", **FILE, help="tokens of viewers (`netmon certificates DIR token`)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     access = Access(args.listen, own, args.tokens)
     source = _source(args)
     try:
-        asyncio.run(serve(source, access, args.listen, _announce))
+        asyncio.run(serve(source, access, args.listen, lambda address: print(f"netmon web: {address}", flush=True)))
     finally:
         source.close()
     return 0
@@ -76,7 +71,3 @@ def _source(args: argparse.Namespace) -> "Source":
     from netmon.web.live import Live
 
     return Live(args.collector or "localhost:9400", read_options(Security, args))
-
-
-def _announce(address: str) -> None:
-    print(f"netmon web: {address}", flush=True)

@@ -6,11 +6,10 @@ import heapq
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import DataError, UsageError
-from netmon.options import declare, read_options
+from netmon.options import DIR, declare, read_options
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
@@ -30,11 +29,10 @@ _WORST = 5  # iterations that are told of where there are more
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job, by either of its names (all)")
     which = "this iteration, with the time of each rank; in a dataset even if it does not stand out"
     parser.add_argument("--iteration", type=int, metavar="K", help=which)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--data", **DIR, help="the dataset's directory")
     parser.add_argument(
         "--collector",
         metavar="ADDR",
@@ -46,31 +44,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdicts."""
     if args.data and args.collector:
         raise UsageError("cannot tell why: give either the dataset's --data or a --collector")
     if not args.data:
         args.collector = args.collector or "localhost:9400"
     if args.data and args.iteration is not None:
-        return _explain(args)
+        from netmon.history.judging import explained
+
+        return _show(list(explained(args.data, args.job, args.iteration)), args.json)
     if args.collector and args.iteration is not None:
         return _show([(one, one.ranks) for one in _lately(args)[0]], args.json)
     found, unclear = _lately(args) if args.collector else _stored(args)
     if args.json:
+        from netmon.dl.verdict.verdict_text import columns
+
         extra = {"not_understood": unclear} if unclear else {}
-        print(json.dumps({"verdicts": [document(one) for one in found], **extra}, indent=1))
+        print(json.dumps({"verdicts": [columns(one) for one in found], **extra}, indent=1))
     elif args.all:
         _print(found, unclear)
     else:
         _print_summary(found, unclear)
     return 0
-
-
-def _explain(args: argparse.Namespace) -> int:
-    """One iteration of a dataset."""
-    from netmon.history.judging import explained
-
-    return _show(list(explained(args.data, args.job, args.iteration)), args.json)
 
 
 def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
@@ -79,7 +73,9 @@ def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool)
     from netmon.terminal import console, say
 
     if as_json:
-        rows = [{**document(one), "ranks": [asdict(each) for each in times]} for one, times in found]
+        from netmon.dl.verdict.verdict_text import columns
+
+        rows = [{**columns(one), "ranks": [asdict(each) for each in times]} for one, times in found]
         print(json.dumps({"verdicts": rows}, indent=1))
         return 0
     for one, times in found:
@@ -137,13 +133,6 @@ def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
             f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"
         )
     return found, []
-
-
-def document(verdict: "Verdict") -> dict[str, object]:
-    """The verdict as JSON has it: the columns of the table `verdicts`."""
-    from netmon.dl.verdict.verdict_text import columns
-
-    return columns(verdict)
 
 
 def _print_summary(found: "Iterable[Verdict]", unclear: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import all_of, open_table, read_rows, stream
+from netmon.history.dataset import Numbered, Words, all_of, open_table, read_rows, stream
 from netmon.history.stored_rows import WIDEST_NS, StoredRows
 
 _LINK = ("host", "interface", "direction")
@@ -48,17 +48,17 @@ def advice(
         raise DataError(f"cannot advise: no iteration has ended in the {seconds:g} s before {pd.Timestamp(end)} UTC")
     when = ds.field("bucket_start_ns")
     conditions = [when >= begin, when < end, *([ds.field("host").isin(hosts)] if hosts else [])]
-    passed, words = Passed(begin, end), _Words()
+    passed, names = Passed(begin, end), _Names()
     flows = read_rows(data, "flows", _FLOW, ds.field("session").isin(sorted(set(steps["session"]))))
-    pairs = _Pairs(flows, words)
+    pairs = _Pairs(flows, names.words)
     for batch in stream(open_table(data, "buckets", (begin - WIDEST_NS, end)), _ROW, all_of(conditions)):
-        passed.add(_numbered(batch, words, pairs))
+        passed.add(_numbered(batch, names, pairs))
     if passed.empty:
         raise DataError("cannot advise: there is no row in that time")
     sessions = read_rows(data, "sessions", ["host", "interface", "session", "capacity_bps", "clock_error_ns"])
     clocks = sessions.groupby("session")["clock_error_ns"].max()
     by_job = {str(job): _iterations(own, clocks) for job, own in steps.groupby("job")}
-    return passed.advice(by_job, words.names(_capacities(sessions), pairs.names), frozenset(jobs), most)
+    return passed.advice(by_job, names.names(_capacities(sessions), pairs.names), frozenset(jobs), most)
 
 
 def _hosts(steps: pd.DataFrame, jobs: Collection[str]) -> list[str]:
@@ -84,28 +84,16 @@ def _capacities(sessions: pd.DataFrame) -> dict[tuple[str, str], float]:
     return dict(zip(names, sessions["capacity_bps"].fillna(0), strict=True))
 
 
-class _Words:
-    """Numbers for words, the same in all files. 0: the empty one."""
+class _Names:
+    """Numbers for words and for links. The empty word has 0."""
 
     def __init__(self) -> None:
-        self.numbers = {"": 0}
-        self.links: dict[int, int] = {}  # by the words' numbers
-
-    def number(self, word: str) -> int:
-        """A new one for a word that is new."""
-        return self.numbers.setdefault(word, len(self.numbers))
-
-    def of(self, column: pa.Array) -> _Numbers:
-        """Of each row."""
-        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-        own = [self.number(word) for word in coded.dictionary.to_pylist()]
-        numbers: _Numbers = np.array(own, np.int64)[coded.indices.to_numpy()]
-        return numbers
+        self.words, self.links = Words(), Numbered[int]()  # a link by its words' numbers
+        self.words.number("")
 
     def names(self, capacity: dict[tuple[str, str], float], pairs: list[tuple[int, str, str]]) -> Names:
-        """What the numbers mean."""
-        words, low = list(self.numbers), (1 << _BITS // 2) - 1
-        links = [(words[key >> _BITS], words[key >> _BITS // 2 & low], words[key & low]) for key in self.links]
+        words, low = self.words.values, (1 << _BITS // 2) - 1
+        links = [(words[key >> _BITS], words[key >> _BITS // 2 & low], words[key & low]) for key in self.links.values]
         known = {number: bps for number, link in enumerate(links) if (bps := capacity.get(link[:2]))}
         return Names([" ".join(link) for link in links], words, pairs, known)
 
@@ -113,7 +101,7 @@ class _Words:
 class _Pairs:
     """The pair of ranks that a flow leads from one to the other, as Names and ROW of netmon.dl.sharing.passed."""
 
-    def __init__(self, flows: pd.DataFrame, words: _Words) -> None:
+    def __init__(self, flows: pd.DataFrame, words: Words) -> None:
         ranked = flows[(flows["job"] != "") & (flows["rank"] >= 0)].sort_values(["session", "flow_id"])
         host = dict(zip(zip(ranked["job"], ranked["rank"], strict=True), ranked["host"], strict=True))
         found: dict[tuple[int, str, str], int] = {}
@@ -138,11 +126,13 @@ class _Pairs:
         return np.where(self._keys[index] == flow, self._pairs[index], -1)
 
 
-def _numbered(batch: pa.RecordBatch, words: _Words, pairs: _Pairs) -> Columns:
+def _numbered(batch: pa.RecordBatch, names: _Names, pairs: _Pairs) -> Columns:
     """With the columns of netmon.dl.sharing.passed.ROW."""
-    host, interface, direction, session, job = (words.of(batch.column(name)) for name in (*_LINK, "session", "job"))
+    host, interface, direction, session, job = (
+        names.words.encode(batch.column(name)) for name in (*_LINK, "session", "job")
+    )
     keys, of = np.unique(host << _BITS | interface << _BITS // 2 | direction, return_inverse=True)
-    links = np.array([words.links.setdefault(key, len(words.links)) for key in keys.tolist()], np.int64)
+    links = np.array([names.links.number(key) for key in keys.tolist()], np.int64)
     flow = session << _BITS | batch.column("flow_id").to_numpy().astype(np.int64)
     iteration = batch.column("iteration").fill_null(-1).to_numpy().astype(np.int64)
     plain = zip(("start_ns", "width_ns", "wire_bytes"), ("bucket_start_ns", "bucket_ns", "wire_bytes"), strict=True)

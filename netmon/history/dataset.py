@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening the dataset that a collector has written."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from netmon.errors import DataError, NoRowsError
+from netmon.errors import DataError, NoRowsError, UsageError
 from netmon.history.files import (
     check_rows,
     check_schema,
@@ -94,7 +98,8 @@ def stream(
     """The rows, file by file, in batches of at most half a million: what is held does not grow with the files.
 
     Every row of the files that the dataset lists is read once, also where they are merged meanwhile. damaged: called
-    with a file that cannot be read (on), and the next one is taken; without it DataError is raised.
+    with a file that cannot be read (on), and the next one is taken; without it DataError is raised, also where a column
+    is missing.
     """
     for known in dataset.get_fragments(condition):
         path = Path(known.path)
@@ -114,9 +119,16 @@ def stream(
             damaged(path, error)
 
 
-def frame_of(batches: Iterable[pa.RecordBatch], columns: Sequence[str], whole: bool = False) -> pd.DataFrame:
-    """Rows with these columns, null where the batches lack them. whole: numbers stay whole where some are null."""
-    found = list(batches)
+def known_columns(dataset: ds.Dataset, columns: Iterable[str]) -> list[str]:
+    """Those that the dataset has."""
+    return [name for name in columns if name in dataset.schema.names]
+
+
+def frame_of(
+    dataset: ds.Dataset, columns: Sequence[str], condition: ds.Expression | None = None, whole: bool = False
+) -> pd.DataFrame:
+    """Rows with these columns, null where the dataset lacks them. whole: numbers stay whole where some are null."""
+    found = list(stream(dataset, known_columns(dataset, columns), condition))
     rows = pa.Table.from_batches(found).to_pandas(integer_object_nulls=whole) if found else pd.DataFrame()
     return plain_words(rows).reindex(columns=list(columns))
 
@@ -134,10 +146,40 @@ def read_rows(
     Raises DataError where there is no dataset, or a file is damaged.
     """
     try:
-        found = open_table(data, table, begins_ns)
+        return frame_of(open_table(data, table, begins_ns), columns, condition, whole)
     except NoRowsError:
         return pd.DataFrame(columns=list(columns))
-    return frame_of(stream(found, [name for name in columns if name in found.schema.names], condition), columns, whole)
+
+
+_Value = TypeVar("_Value", bound=Hashable)
+
+
+class Numbered(Generic[_Value]):
+    """Numbers for values, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self.values: list[_Value] = []
+        self._numbers: dict[_Value, int] = {}
+
+    def number(self, value: _Value) -> int:
+        """Its number, a new one for a new value."""
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
+class Words(Numbered[str]):
+    """Of the words of columns, the same in all files."""
+
+    def encode(self, column: pa.Array) -> npt.NDArray[np.int64]:
+        """The number of each row's word; a null is the empty word."""
+        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        own = np.array([self.number(word or "") for word in coded.dictionary.to_pylist()] + [-1], np.int64)
+        if coded.null_count:
+            own[-1] = self.number("")
+        numbers: npt.NDArray[np.int64] = np.take(own, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False))
+        return numbers
 
 
 def leave_out(path: Path, error: Exception) -> None:
@@ -231,10 +273,9 @@ class Tables:
         A file that turns out to be damaged is noted in `missing`, and the next one is read.
         """
         dataset = self._datasets[table]
-        if dataset is None:
-            return
-        known = [name for name in columns if name in dataset.schema.names]
-        yield from stream(dataset, known, condition, lambda path, error: self._miss(table, path, error))
+        if dataset is not None:
+            known = known_columns(dataset, columns)
+            yield from stream(dataset, known, condition, lambda path, error: self._miss(table, path, error))
 
     def _open(self, data: Path, table: str) -> ds.Dataset | None:
         schemas: dict[Path, pa.Schema] = {}
@@ -289,3 +330,86 @@ def _common(schemas: dict[Path, pa.Schema]) -> pa.Schema:
 def _plain(kind: pa.DataType) -> pa.DataType:
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.string() if pa.types.is_large_string(plain) else plain
+
+
+# --- Which rows of a table are wanted: by time, job, hosts and iterations, so that few files are read.
+
+FOR_EVER = 1 << 62
+_AROUND_NS = 60_000_000_000  # clocks are compared again and again: a row is not far from where it was
+# A row lies in a time span if it begins before the span's end and ends after its start.
+_SPANS = {
+    "buckets": ("bucket_start_ns", "bucket_start_ns"),
+    "full": ("bucket_start_ns", "bucket_start_ns"),
+    "flows": ("first_ns", "last_ns"),
+    "iterations": ("start_ns", "end_ns"),
+    "ledger": ("start_ns", "end_ns"),
+    "nic": ("time_ns", "time_ns"),
+    "transport": ("start_ns", "end_ns"),
+    "host": ("start_ns", "end_ns"),
+    "verdicts": ("start_ns", "end_ns"),
+}
+TIMED_TABLES = tuple(_SPANS)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is wanted of a dataset. Empty: all."""
+
+    since_ns: int | None = None  # UTC epoch
+    until_ns: int | None = None
+    job: str | None = None  # by what its ranks have in common
+    hosts: tuple[str, ...] = ()
+    iterations: tuple[int | None, int | None] = (None, None)  # the first, and the one after the last
+
+
+def rows_within(window: Window, table: str, columns: Sequence[str]) -> ds.Expression | None:
+    """The window as a condition on the rows of a table; None: every row.
+
+    columns: that the table has. Raises UsageError where it has none to ask.
+    """
+    restricted = {
+        "job": window.job is not None,
+        "iteration": window.iterations != (None, None),
+        "host": bool(window.hosts),
+    }
+    for column, wanted in restricted.items():
+        if wanted and column not in columns:
+            raise UsageError(f"cannot select rows of {table} by {column}: the table has no such column")
+    begins, ends = (ds.field(column) for column in _SPANS[table])
+    first, last = window.iterations
+    return all_of(
+        [
+            *([ds.field("job") == window.job] if window.job is not None else []),
+            *([ds.field("host").isin(window.hosts)] if window.hosts else []),
+            *([ds.field("iteration") >= (first or 0)] if restricted["iteration"] else []),
+            *([ds.field("iteration") < last] if last is not None else []),
+            *([ends >= window.since_ns] if window.since_ns is not None else []),
+            *([begins < window.until_ns] if window.until_ns is not None else []),
+        ]
+    )
+
+
+def open_rows(data: Path, table: str, window: Window) -> tuple[ds.Dataset, ds.Expression | None]:
+    """The files of a table that may hold rows of the window, and the condition on these. Raises DataError, UsageError.
+
+    A job's buckets lie within its iterations, whose table is small.
+    """
+    since = window.since_ns if window.since_ns is not None and table != "flows" else 0
+    until = window.until_ns if window.until_ns is not None else FOR_EVER
+    if table == "buckets" and (window.job is not None or window.iterations != (None, None)):
+        since, until = _of_iterations(data, window, since, until)
+    files = open_table(data, table, (max(0, since - _AROUND_NS), until + _AROUND_NS))
+    return files, rows_within(window, table, files.schema.names)
+
+
+def _of_iterations(data: Path, window: Window, since: int, until: int) -> tuple[int, int]:
+    try:
+        iterations = open_table(data, "iterations")
+    except NoRowsError:
+        return since, until
+    condition = rows_within(replace(window, hosts=()), "iterations", iterations.schema.names)
+    batches = list(stream(iterations, ["start_ns", "end_ns"], condition))
+    if not batches:
+        return since, until
+    rows = pa.Table.from_batches(batches)
+    return max(since, pc.min(rows["start_ns"]).as_py()), min(until, pc.max(rows["end_ns"]).as_py())

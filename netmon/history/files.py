@@ -124,7 +124,6 @@ def unreadable(path: Path, error: Exception) -> DataError:
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, on one line."""
     return (str(error).splitlines() or [type(error).__name__])[0][:160].rstrip(".")
 
 

@@ -27,7 +27,6 @@ def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(table: pd.DataFrame) -> list[Any]:
-    """The rows as named tuples."""
     return list(table.itertuples(index=False))
 
 

@@ -56,5 +56,4 @@ def requested_job(requested: str | None, names: Mapping[str, str]) -> str | None
 
 
 def with_names(verdicts: Iterable[Verdict], names: Mapping[str, str]) -> Iterator[Verdict]:
-    """For reading."""
     return (renamed(verdict, names) for verdict in verdicts)

@@ -34,7 +34,7 @@ from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import open_table, read_rows, stream
+from netmon.history.dataset import Numbered, known_columns, open_table, read_rows, stream
 from netmon.history.files import table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
@@ -52,11 +52,8 @@ def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray
     if not len(table):
         return None
     waited = np.empty(len(table), WAITED)
-    for name in ("rank", "start_ns", "end_ns"):
-        waited[name] = table[name]
-    waited["waited_ns"] = table["run_delay_ns"].fillna(0)
-    for name in ("throttled_ns", "stopped_ns", "cpu_ns"):
-        waited[name] = table[name].fillna(0)
+    for name, column in zip(("rank", "start_ns", "end_ns", "waited_ns", *names[4:]), names, strict=True):
+        waited[name] = table[column].fillna(0)
     return waited
 
 
@@ -73,14 +70,12 @@ def read_tcp_rows(
     if not len(table):
         return no_tcp_rows(), []
     said = np.empty(len(table), SAID)
-    keys = list(zip(table["session"].astype(str), table["flow_id"].astype(int), strict=True))
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    said["of"] = [numbers[key] for key in keys]
+    keys, said["of"] = _numbered(list(zip(table["session"].astype(str), table["flow_id"].astype(int), strict=True)))
     for name in ("start_ns", "end_ns"):
         said[name] = table[name]
     for name, column in COLUMNS.items():
         said[name] = table[column].fillna(_UNKNOWN)
-    return said, list(numbers)
+    return said, keys
 
 
 def _begun(data: Path, table: str, names: list[str], span: tuple[int, int], condition: ds.Expression) -> pd.DataFrame:
@@ -104,7 +99,7 @@ _FLOW = [
     *("direction", "src", "dst", "src_port", "dst_port", "protocol", "members"),
 ]
 ALWAYS = (0, 1 << 62)  # ns of the UTC epoch
-_T = TypeVar("_T", Link, Whose)
+_T = TypeVar("_T", Link, Whose, tuple[str, int])
 _PIECE, _OVERLAP = 1_000, 200  # iterations that are looked at together
 _ROWS = 500_000  # of a job that are read together
 _LONG_NS = 3_600_000_000_000  # no iteration lasts longer
@@ -331,15 +326,15 @@ def _link_totals(data: Path, rows: pd.DataFrame, iterations: pd.DataFrame) -> Li
     if not len(rows):
         return no_link_totals()
     capacity, clock_error = _sessions(data, set(rows["session"]))
-    stored_verdicts, link_of_row = _distinct(rows, ["session", "host", "interface", "direction"])
+    combinations, link_of_row = _distinct(rows, ["session", "host", "interface", "direction"])
     links = [
         Link(h, name, Direction[way.upper()], capacity.get((session, name), 0))
-        for session, h, name, way in stored_verdicts
+        for session, h, name, way in combinations
     ]
     # A host that was restarted has the same links in two sessions.
     names, same = _numbered(links)
-    stored_verdicts, flow_of_row = _distinct(rows, ["session", "flow_id"])
-    whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in stored_verdicts], iterations))
+    combinations, flow_of_row = _distinct(rows, ["session", "flow_id"])
+    whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in combinations], iterations))
     plain = ("bucket_start_ns", "bucket_ns", "wire_bytes", "payload_bytes")
     cells = in_cells(same[link_of_row], one[flow_of_row], *(rows[name].to_numpy(np.int64) for name in plain))
     return LinkTotals(names, whose, cells, clock_error, width_ns=int(rows["bucket_ns"].max()))
@@ -356,9 +351,9 @@ def _distinct(rows: pd.DataFrame, columns: list[str]) -> tuple[list[tuple[str, .
 
 def _numbered(values: Sequence[_T]) -> tuple[list[_T], npt.NDArray[np.int64]]:
     """Each value once, and the place of each of them there."""
-    index: dict[_T, int] = {}
-    numbers = np.array([index.setdefault(value, len(index)) for value in values], np.int64)
-    return list(index), numbers
+    found = Numbered[_T]()
+    numbers = np.array([found.number(value) for value in values], np.int64)
+    return found.values, numbers
 
 
 def _sessions(data: Path, sessions: set[str]) -> tuple[dict[tuple[str, str], int], int]:
@@ -375,26 +370,25 @@ def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFra
     """Whose each flow (session, number) is, as it was known at last. iterations: of the job that is judged."""
     if not wanted:
         return []
-    stored_verdicts: dict[tuple[str, int], Whose] = {}
+    whose: dict[tuple[str, int], Whose] = {}
     missing, (job, size) = set(wanted), _job_of(iterations)
     of_job: dict[tuple[str, int], JobFlow] = {}
     try:
         table = open_table(data, "flows")
     except NoRowsError:
         table = None
-    known = [name for name in _FLOW if name in table.schema.names] if table is not None else []
     condition = ds.field("session").isin(sorted({session for session, _ in wanted} | set(iterations["session"])))
-    for batch in stream(table, known, condition) if table is not None else ():
+    for batch in stream(table, known_columns(table, _FLOW), condition) if table is not None else ():
         for row in batch.to_pylist():
             key = row["session"], row["flow_id"]
             if key in missing:
-                stored_verdicts[key] = _whose(row)
+                whose[key] = _whose(row)
             if row["job"] == job:
                 of_job[key] = _job_flow(row)
     for key, transfer in zip(of_job, own_transfers([*of_job.values()], size), strict=True):
-        if transfer and key in stored_verdicts:
-            stored_verdicts[key] = stored_verdicts[key]._replace(name=transfer.name, far=transfer.far)
-    return [stored_verdicts.get(key, Whose("", -1, -1, False, "")) for key in wanted]
+        if transfer and key in whose:
+            whose[key] = whose[key]._replace(name=transfer.name, far=transfer.far)
+    return [whose.get(key, Whose("", -1, -1, False, "")) for key in wanted]
 
 
 def _job_flow(row: dict[str, Any]) -> JobFlow:

@@ -31,7 +31,15 @@ _ITERATION = [
     *("dl_tx_bytes", "cross_tx_bytes", "cross_rx_bytes"),
 ]
 _BUCKET = [
-    *("host", "session", "interface", "direction", "flow_id", "bucket_start_ns", "bucket_ns", "wire_bytes", "class"),
+    "host",
+    "session",
+    "interface",
+    "direction",
+    "flow_id",
+    "bucket_start_ns",
+    "bucket_ns",
+    "wire_bytes",
+    "class",
 ]
 _FLOW = [
     *(
@@ -166,11 +174,12 @@ class DatasetPast:
         durations = lately["longest_ns"].astype(np.int64)
         last = lately["longest_ns"][lately["number"] == at]
         newest = (ranks if len(ranks) else own).iloc[-1]
+        size, parameters = _whole(newest["size"]), _whole(newest["parameters"])
         verdicts = [one for one in self._past.verdicts if one.job == name and one.start_ns < until]
         verdicts.sort(key=lambda one: (one.iteration != at, -one.end_ns))
         return JobView(
             job=name,
-            size=_whole(newest["size"]),
+            size=size,
             iteration=at,
             last_ns=int(last[-1]) if len(last) else 0,
             median_ns=int(np.median(durations)) if len(durations) else 0,
@@ -178,9 +187,9 @@ class DatasetPast:
             source=Source[str(newest["source"]).upper()],
             error_ns=_whole(newest["error_ns"]),
             relative=bool(newest["relative"]),
-            parameters=_whole(newest["parameters"]),
+            parameters=parameters,
             measured_bytes=float(ranks["dl_tx_bytes"].median()) if len(ranks) else float("nan"),
-            theory_bytes=_theory(newest),
+            theory_bytes=ring_bytes(size, parameters) if size and parameters else float("nan"),
             durations_ns=durations[-500:],
             ranks=tuple(_rank(row) for row in ranks.sort_values("rank").to_dict("records")),
             verdicts=tuple(verdicts[:5]),
@@ -298,15 +307,10 @@ def _rank(row: dict[object, object]) -> RankView:
     )
 
 
-def _theory(row: "pd.Series[Any]") -> float:
-    size, parameters = _whole(row["size"]), _whole(row["parameters"])
-    return ring_bytes(size, parameters) if size and parameters else float("nan")
-
-
 def _flow(row: dict[object, object]) -> Flow:
     who = Owner(
         *(_whole(row["pid"]), str(row["process"] or ""), str(row["container"] or ""), str(row["job"] or "")),
-        *(_whole(row["rank"]), str(row["class_source"] or ""), _word(row["user"])),
+        *(_whole(row["rank"]), str(row["class_source"] or ""), user if isinstance(user := row["user"], str) else ""),
     )
     return Flow(
         flow_id=_whole(row["flow_id"]),
@@ -322,11 +326,6 @@ def _flow(row: dict[object, object]) -> Flow:
         members=_whole(row["members"]),
         prefix_bits=_whole(row["prefix_bits"]),
     )
-
-
-def _word(value: object) -> str:
-    """Of a column that older datasets lack."""
-    return value if isinstance(value, str) else ""
 
 
 def _whole(value: object) -> int:

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
-from netmon.history.dataset import all_of, leave_out, open_table, stream
+from netmon.history.dataset import all_of, known_columns, leave_out, open_table, stream
 from netmon.history.files import hour_of, open_file, table_files
 from netmon.past import HOUR_NS, RowQuery
 from netmon.views import RankTimes, Verdict
@@ -30,8 +30,6 @@ _TIMES = {
 
 
 class StoredRows:
-    """See netmon.past.Rows."""
-
     def __init__(self, data: Path) -> None:
         self.name = str(data)
         self._data = data
@@ -52,17 +50,17 @@ class StoredRows:
         if self._data.is_dir() and not table_files(self._data, wanted.table):
             return
         found = open_table(self._data, wanted.table, span)
-        conditions = [
-            ds.field(column).isin(_values(values, found.schema.field(column).type))
-            for column, values in wanted.among.items()
-            if column in found.schema.names
-        ]
+        conditions = []
+        for column, values in wanted.among.items():
+            if column in found.schema.names:
+                kind = found.schema.field(column).type
+                plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+                conditions.append(ds.field(column).isin(pa.array(values, plain)))
         if begin:
             conditions.append(ds.field(begin) < wanted.until_ns)
             over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
             conditions.append(over)
-        there = [name for name in wanted.columns if name in found.schema.names] or None
-        yield from stream(found, there, all_of(conditions), leave_out)
+        yield from stream(found, known_columns(found, wanted.columns) or None, all_of(conditions), leave_out)
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         from netmon.history.judging import explained  # much, for those who only read rows
@@ -77,7 +75,3 @@ def _newest(path: Path) -> int | None:
     with suppress(OSError, pa.ArrowException), open_file(path) as file:  # or it is damaged
         return pc.max(pq.ParquetFile(file).read(["end_ns"])["end_ns"]).as_py()  # type: ignore[no-any-return]
     return None
-
-
-def _values(values: Sequence[str | int], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind.value_type if pa.types.is_dictionary(kind) else kind)

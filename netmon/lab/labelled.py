@@ -16,12 +16,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from netmon.dl.inference import TRAFFIC, LinkFlow
 from netmon.errors import DataError
-from netmon.lab.record import FOLDER
-from netmon.lab.truth import Run, sends_upwards
+from netmon.history.dataset import frame_of, open_table
+from netmon.lab.record import FOLDER, Run, sends_upwards
 from netmon.records import Direction, Table
 
 _KEY = b"netmon.labelled"
@@ -92,7 +93,11 @@ def write(labelled: Labelled, path: Path) -> None:
     document = {name: getattr(labelled, name) for name in _OF_RUN} | {
         "version": _VERSIONS[-1],
         "start_ns": start,
-        "jobs": [_document(job) for job in labelled.jobs],
+        "jobs": [
+            {name: getattr(job, name) for name in ("job", *_OF_JOB)}
+            | {"iterations": {name: job.iterations[name].tolist() for name in MOMENTS}}
+            for job in labelled.jobs
+        ],
     }
     table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(document).encode()})
     deltas = {"bucket": "DELTA_BINARY_PACKED"}
@@ -109,13 +114,7 @@ def write(labelled: Labelled, path: Path) -> None:
         raise DataError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _document(job: TrueJob) -> dict[str, Any]:
-    moments = {name: job.iterations[name].tolist() for name in MOMENTS}
-    return {"job": job.job, **{name: getattr(job, name) for name in _OF_JOB}, "iterations": moments}
-
-
 def read(path: Path) -> Labelled:
-    """Read one file. Flows without payload are not in it. Raises DataError."""
     try:
         table = pq.read_table(path)
         document = json.loads((table.schema.metadata or {})[_KEY])
@@ -151,6 +150,7 @@ def _read_job(document: Mapping[str, Any]) -> TrueJob:
 
 RESOLUTION_NS = 1_000_000
 _FLOW_KEY = ["host", "session", "interface", "direction", "flow_id"]
+_ENDS = ("src", "dst", "src_port", "dst_port", "protocol")
 
 
 def job_folders(data: Path) -> list[Path]:
@@ -168,8 +168,9 @@ def from_run(data: Path, resolution_ns: int = RESOLUTION_NS) -> Labelled:
     runs = [Run(folder) for folder in job_folders(data) or [data / FOLDER]]
     try:
         first = runs[0].spec
-        flows = pd.read_parquet(data / "flows")
-        buckets = pd.read_parquet(data / "buckets", columns=[*_FLOW_KEY, "bucket_start_ns", "payload_bytes"])
+        flows = frame_of(open_table(data, "flows"), [*_FLOW_KEY, *_ENDS, "job"])
+        amounts = [*_FLOW_KEY, "bucket_start_ns", "payload_bytes"]
+        buckets = frame_of(open_table(data, "buckets"), amounts, ds.field("payload_bytes") > 0)
     except (OSError, ValueError, KeyError, pa.ArrowException, DataError) as error:
         raise DataError(f"cannot label {data}: {error}; it takes the --data of a watched `netmon lab run`") from None
     jobs = tuple(map(_job, runs))
@@ -190,7 +191,9 @@ def from_run(data: Path, resolution_ns: int = RESOLUTION_NS) -> Labelled:
 
 def _job(run: Run) -> TrueJob:
     trainer, members = run.spec["trainer"], [run.address_of[host] for host in run.host_of.values()]
-    moments = np.concatenate([_moments(run.rank(rank), run.to_utc_ns) for rank in run.host_of])
+    rows = np.concatenate([run.rank(rank) for rank in run.host_of])
+    shift = {name: run.to_utc_ns if name.endswith("_ns") else 0 for name in MOMENTS}
+    moments = structured({name: rows[name] + shift[name] for name in MOMENTS}, TRUTH)
     pattern = run.spec.get("pattern", "ring")
     return TrueJob(run.job, trainer, pattern, tuple(members if sends_upwards(trainer) else members[::-1]), moments)
 
@@ -203,15 +206,14 @@ def _flows(
     described, kinds, whose = [], [], []
     for row in flows.to_dict("records"):
         direction = Direction[str(row["direction"]).upper()]
-        ends = (row["src"], row["dst"], row["src_port"], row["dst_port"], row["protocol"])
+        ends = (row[name] for name in _ENDS)
         flow = LinkFlow(str(row["host"]), str(row["interface"]), int(direction), *ends)
         of_cross = {(flow.src, flow.src_port), (flow.dst, flow.dst_port)} & disturbing
         job = -1 if of_cross else _whose(flow, str(row["job"]), jobs)
         described.append(flow)
         whose.append(job)
         kinds.append(CROSS if of_cross else DL if job >= 0 else OTHER)
-    keys = pd.MultiIndex.from_frame(flows[_FLOW_KEY].astype(dict.fromkeys(_FLOW_KEY[:-1], str)))
-    number = pd.Series(np.arange(len(flows)), index=keys, name="flow")
+    number = pd.Series(np.arange(len(flows)), index=pd.MultiIndex.from_frame(flows[_FLOW_KEY]), name="flow")
     return tuple(described), tuple(kinds), tuple(whose), number
 
 
@@ -222,16 +224,10 @@ def _whose(flow: LinkFlow, named: str, jobs: Sequence[TrueJob]) -> int:
 
 
 def _traffic(buckets: pd.DataFrame, number: pd.Series, resolution_ns: int) -> Table:
-    buckets = buckets[buckets["payload_bytes"] > 0].astype(dict.fromkeys(_FLOW_KEY[:-1], str))
-    buckets["time_ns"] = buckets["bucket_start_ns"] // resolution_ns * resolution_ns
-    sums = buckets.groupby([*_FLOW_KEY, "time_ns"], as_index=False, observed=True)["payload_bytes"].sum()
+    buckets = buckets.assign(time_ns=buckets["bucket_start_ns"] // resolution_ns * resolution_ns)
+    sums = buckets.groupby([*_FLOW_KEY, "time_ns"], as_index=False)["payload_bytes"].sum()
     sums = sums.join(number, on=_FLOW_KEY, how="inner").sort_values(["time_ns", "flow"])
     return structured({name: sums[name].to_numpy() for name in TRAFFIC.names or ()}, TRAFFIC)
-
-
-def _moments(rank: Table, to_utc: int) -> Table:
-    shift = {name: to_utc if name.endswith("_ns") else 0 for name in MOMENTS}
-    return structured({name: rank[name] + shift[name] for name in MOMENTS}, TRUTH)
 
 
 def find(path: Path) -> Iterable[Labelled]:

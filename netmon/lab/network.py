@@ -10,12 +10,123 @@ Nothing is made in the machine's own network namespace, and no packet leaves the
 """
 
 import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from netmon.errors import UnsupportedError
 from netmon.lab import iproute
-from netmon.lab.lease import ETC_NETNS, Lease, leased
+from netmon.lab.injections.quota import remove_groups
+
+# --- Who owns which testbed, so that what a killed lab left behind can be distinguished from what a living one uses.
+#
+# A run has a random id. Its namespaces carry the id in their names; its sockets, spools and a lock file lie in
+# /run/netmon-lab/<id>. The kernel drops the lock with its owner, however that ended.
+
+PREFIX = "netmon-"
+RUNS = Path("/run/netmon-lab")
+ETC_NETNS = Path("/etc/netns")
+_NAMESPACE = re.compile(PREFIX + r"([0-9a-f]{6})-")
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One testbed's name and its folder for things that live as long as the run."""
+
+    run: str
+    folder: Path
+
+    def namespace(self, name: str) -> str:
+        """The network namespace of a host or of the switch."""
+        return f"{PREFIX}{self.run}-{name}"
+
+
+@contextlib.contextmanager
+def leased() -> Iterator[Lease]:
+    """A fresh testbed name; whatever carries it is removed at the end, also on failure. Needs root."""
+    if os.geteuid() != 0:
+        raise UnsupportedError("cannot build the testbed: network namespaces need root; run it with sudo")
+    with contextlib.ExitStack() as stack:
+        with _registry():
+            lease = Lease(run := secrets.token_hex(3), RUNS / run)
+            lease.folder.mkdir(mode=0o711)  # agents, which are not root, have their sockets and spools there
+            lock = stack.enter_context((lease.folder / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        stack.callback(remove, run)
+        yield lease
+
+
+def abandoned() -> list[str]:
+    """Ids of the runs that left something behind and whose owner is gone."""
+    with _registry():
+        return [run for run in all_runs() if not _alive(run)]
+
+
+def all_runs() -> list[str]:
+    """Ids of all runs that have anything on this machine."""
+    folders = {path.name for path in RUNS.glob("*") if path.is_dir()}
+    names = [*iproute.namespaces(PREFIX), *(path.name for path in ETC_NETNS.glob(f"{PREFIX}*"))]
+    return sorted(folders | {match[1] for name in names if (match := _NAMESPACE.match(name))})
+
+
+def remove(run: str) -> None:
+    """End what still runs in a run's namespaces, and remove them and its files. Blocks up to 4 s."""
+    names = iproute.namespaces(f"{PREFIX}{run}-")
+    _end_processes(names)
+    for name in names:
+        iproute.call(["ip", "netns", "delete", name])
+    remove_groups(run)
+    for folder in ETC_NETNS.glob(f"{PREFIX}{run}-*"):
+        shutil.rmtree(folder)
+    with contextlib.suppress(OSError):  # somebody else's namespaces may have their files there
+        ETC_NETNS.rmdir()
+    shutil.rmtree(RUNS / run, ignore_errors=True)
+
+
+def _end_processes(names: list[str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + 2
+        pids = [pid for name in names for pid in iproute.processes(name)]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while pids and time.monotonic() < deadline:
+            time.sleep(0.05)
+            pids = [pid for name in names for pid in iproute.processes(name)]
+        if not pids:
+            return
+
+
+def _alive(run: str) -> bool:
+    try:
+        with (RUNS / run / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _registry() -> Iterator[None]:
+    """Nobody looks for the dead while somebody is being born: a run's lock file exists a moment before its lock."""
+    RUNS.mkdir(exist_ok=True)
+    RUNS.chmod(0o711)  # nobody else sees which runs there are
+    with (RUNS / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# --- The network.
 
 SUBNET = "198.18.0"  # of 198.18.0.0/15, which RFC 2544 sets aside for tests of network devices
 INTERFACE = "eth0"
@@ -51,8 +162,6 @@ cat ipv4/tcp_congestion_control
 
 @dataclass(frozen=True)
 class Host:
-    """One server of the testbed."""
-
     name: str
     namespace: str
     address: str
@@ -76,16 +185,13 @@ def network(hosts: int, rate_bps: int, fair: bool = False) -> Iterator[Network]:
     else it has one queue for all, in which TCP gives more to whoever was there first.
     """
     with leased() as lease:
-        built = tuple(_host(lease, number) for number in range(hosts))
+        names = (f"h{number}" for number in range(hosts))
+        built = tuple(Host(name, lease.namespace(name), f"{SUBNET}.{n}") for n, name in enumerate(names, 1))
         congestion_control = _make_namespaces([*(host.namespace for host in built), lease.namespace("switch")])
         _write_names(built)
         _connect(built, lease.namespace("switch"), shaping(rate_bps).super_packet)
         _shape(built, lease.namespace("switch"), rate_bps, fair)
         yield Network(lease, built, rate_bps, congestion_control)
-
-
-def _host(lease: Lease, number: int) -> Host:
-    return Host(f"h{number}", lease.namespace(f"h{number}"), f"{SUBNET}.{number + 1}")
 
 
 def _make_namespaces(names: list[str]) -> str:
@@ -118,8 +224,6 @@ def _connect(hosts: tuple[Host, ...], switch: str, super_packet: int) -> None:
 
 @dataclass(frozen=True)
 class Shaping:
-    """How ports of a rate are shaped, in bytes."""
-
     super_packet: int
     burst_bytes: int
     port_limit: int  # of the queue of a switch's port
@@ -135,7 +239,9 @@ def shaping(rate_bps: int) -> Shaping:
     before that queue and the interface after it, so a drop between the two would stand in the ledger as bytes
     that never were.
     """
-    super_packet, bytes_per_ms = _super_packet(rate_bps), rate_bps // 8000
+    # netmon sees a super-packet at one moment; the kernel's own limit, 64 KB, takes half a millisecond at 1 Gbit/s.
+    # Here it is 128 µs of the link, as far as the kernel and this machine's cores allow.
+    super_packet, bytes_per_ms = min(65536, max(8192, rate_bps // 8 * 128 // 1_000_000)), rate_bps // 8000
     burst = max(2 * super_packet, bytes_per_ms // 2)
     queue = max(_FEWEST_SUPER_PACKETS * super_packet, bytes_per_ms * BUFFER_US // 1000 - burst)
     return Shaping(super_packet, burst, queue)
@@ -169,11 +275,3 @@ def _in_turn(port: str, hosts: int, rate_bps: int) -> list[str]:
         *classes,
         f'filter add dev {port} parent 1: protocol ip bpf bytecode "3,48 0 0 {_SENDER},4 0 0 {1 << 16},22 0 0 0"',
     ]
-
-
-def _super_packet(rate_bps: int) -> int:
-    """Bytes of the largest super-packet: 128 µs of the link, as far as the kernel and this machine's cores allow.
-
-    netmon sees a super-packet at one moment; the kernel's own limit, 64 KB, takes half a millisecond at 1 Gbit/s.
-    """
-    return min(65536, max(8192, rate_bps // 8 * 128 // 1_000_000))

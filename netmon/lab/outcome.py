@@ -12,9 +12,8 @@ import pyarrow.dataset as ds
 
 from netmon.dl.theory import ring_bytes
 from netmon.history.dataset import Tables, all_of
-from netmon.lab.record import FOLDER, RUNS
+from netmon.lab.record import FOLDER, RUNS, Run
 from netmon.lab.sweep import read_sweep
-from netmon.lab.truth import Run
 from netmon.records import CLASS_NAMES, Class
 
 # --- The iterations that netmon found, compared with the trainers' own log of the same run, source by source.
@@ -48,8 +47,6 @@ class MomentErrors:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What one source reported of one run."""
-
     source: str
     logged: int  # iterations, over all ranks
     found: int  # of them, in the dataset
@@ -140,7 +137,9 @@ def classification(tables: Tables, run: Run) -> Classification:
     volumes = volumes.merge(flows.astype({"src_port": int, "dst_port": int}), on=_FLOW, how="left")
     is_cross = _is_cross(run, volumes)
     training = pd.Series(False, index=volumes.index)
-    for ranks in _addresses_of_jobs(run):
+    injected = (other["hosts"] for other in run.document.get("other_jobs", []))
+    for hosts in (list(run.host_of.values()), *injected):
+        ranks = [run.address_of[host] for host in hosts]
         training |= volumes["src"].isin(ranks) & volumes["dst"].isin(ranks) & ~is_cross
     trained = volumes["class"].isin(_DL)
     unclassified = volumes["class"] == _UNCLASSIFIED
@@ -149,12 +148,6 @@ def classification(tables: Tables, run: Run) -> Classification:
     return Classification(
         int(count[right].sum()), int(count[~right & ~unclassified].sum()), int(count[unclassified].sum())
     )
-
-
-def _addresses_of_jobs(run: Run) -> list[list[str]]:
-    """Of the job that was run, and of those that were injected."""
-    jobs = [list(run.host_of.values()), *(other["hosts"] for other in run.document.get("other_jobs", []))]
-    return [[run.address_of[host] for host in hosts] for hosts in jobs]
 
 
 def _is_cross(run: Run, flows: pd.DataFrame) -> "pd.Series[bool]":
@@ -232,26 +225,18 @@ def _model(name: str, runs: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _durations(durations: npt.NDArray[np.int64]) -> dict[str, Any]:
-    known = (
-        {f"{name}_ns": float(np.percentile(durations, share)) for name, share in _PERCENTILES.items()}
-        if len(durations)
-        else {}
-    )
+    percentiles = _PERCENTILES if len(durations) else {}
+    known = {f"{name}_ns": float(np.percentile(durations, share)) for name, share in percentiles.items()}
     return {"iterations": len(durations), **known}
 
 
 def _accuracy(known: Accuracy) -> dict[str, Any]:
-    moments = {
+    errors = {
         each.moment: {
             **{f"{name}_ns": each.percentile(share) for name, share in _PERCENTILES.items()},
             "left_out": each.left_out,
         }
         for each in known.moments
     }
-    return {
-        "source": known.source,
-        "logged": known.logged,
-        "found": known.found,
-        "invented": known.invented,
-        "errors": moments,
-    }
+    counts = {name: getattr(known, name) for name in ("source", "logged", "found", "invented")}
+    return {**counts, "errors": errors}

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from netmon.errors import LabError
@@ -18,7 +19,7 @@ PRIORITY = ("nice", "-n", "-15")
 _POLL_SECONDS = 0.02
 
 
-class Process:
+class Process(AbstractContextManager["Process"]):
     """A running process; leaving its context ends it. It gets SIGTERM when the lab dies, however the lab dies."""
 
     def __init__(
@@ -93,7 +94,6 @@ class Process:
         return match
 
     def output(self) -> str:
-        """What it has printed so far."""
         return self.log.read_text(errors="replace")
 
     def request_stop(self) -> None:
@@ -118,12 +118,7 @@ class Process:
         if self.end(seconds=seconds):
             self.check()
 
-    def __enter__(self) -> "Process":
-        """Nothing: it runs already."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        """End it."""
         self.end()
 
     def _expect_alive(self, deadline: float, seconds: float, what: str) -> None:

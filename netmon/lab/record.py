@@ -11,7 +11,7 @@ run.json      spec (what was asked: ring, pattern, model, size_scale, cross_load
 injections.json  where something was injected: a list of what was done when (netmon.lab.injections.injector)
 cross.json    a list: each sender's profile, ports, what it sent and when
 layers.json   parameters of each tensor, as the trainers read them
-rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/iteration_log.py)
+rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/script.py)
 log/          what the processes printed
 ```
 In a sweep every run's job has a name of its own, its run.json says which (`iterations.job` tells the run).
@@ -25,16 +25,22 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from netmon.errors import DataError
 from netmon.lab.network import Network
 from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
+from netmon.records import Table
 from netmon.version import __version__
+from netmon.views import Cause
 
 FOLDER = "lab"
 RUNS = "runs"
@@ -94,7 +100,6 @@ class Record:
         }
 
     def network(self, network: Network, ring: tuple[int, ...]) -> None:
-        """Which host has which address and rank."""
         rank_of = {network.hosts[host].name: rank for rank, host in enumerate(ring)}
         self._run["hosts"] = [{**asdict(host), "rank": rank_of.get(host.name)} for host in network.hosts]
         self._run["congestion_control"] = network.congestion_control
@@ -104,7 +109,6 @@ class Record:
         self._run["job"] = job
 
     def other_job(self, job: str, hosts: Sequence[str]) -> None:
-        """Another job that trains meanwhile, and where."""
         self._run.setdefault("other_jobs", []).append({"job": job, "hosts": list(hosts)})
 
     def scores(self, scores: list[dict[str, Any]]) -> None:
@@ -124,14 +128,187 @@ class Record:
         self._cross.append(truth)
 
     def __enter__(self) -> "Record":
-        """The run starts."""
         self.event("start")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Write both files."""
         self.event("end")
         outcome = "complete" if error is None else "interrupted" if kind is KeyboardInterrupt else "failed"
         self._run |= {"outcome": outcome, "error": str(error) if outcome == "failed" else None}
         for name, content in (("run.json", self._run), ("cross.json", self._cross)):
             (self.folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+# --- What a run of the lab wrote down itself, read back.
+
+_Numbers = npt.NDArray[np.int64]
+_MOMENTS = ("rank", "iteration", "step_start_ns", "first_enqueue_ns", "last_wait_ns", "step_end_ns", "interrupted")
+MOMENTS = np.dtype([(name, "<i8") for name in _MOMENTS])
+"""One iteration of one rank, in the machine's CLOCK_MONOTONIC. interrupted: the note may be later than the moment."""
+
+
+class Run:
+    """One run, or one of several jobs. Whatever is not there or cannot be read raises DataError when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: DATA/lab, a run's of a sweep, or a job's of several."""
+        self.folder = folder
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = self._json("run.json")
+        return document
+
+    @property
+    def complete(self) -> bool:
+        try:
+            return bool(self.document["outcome"] == "complete")
+        except (DataError, KeyError):
+            return False
+
+    @property
+    def job(self) -> str:
+        return str(self.document["job"])
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.document["spec"]
+        return spec
+
+    @property
+    def to_utc_ns(self) -> int:
+        """What to add to a time of CLOCK_MONOTONIC."""
+        first = self.document["events"][0]
+        return int(first["utc_ns"] - first["mono_ns"])
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        """When it began and ended, UTC; one that is not over ends never."""
+        events = self.document["events"]
+        ended = events[-1]["utc_ns"] if events[-1]["event"] == "end" else np.iinfo(np.int64).max
+        return events[0]["utc_ns"], ended
+
+    @property
+    def address_of(self) -> dict[str, str]:
+        return {host["name"]: host["address"] for host in self.document["hosts"]}
+
+    @property
+    def host_of(self) -> dict[int, str]:
+        """Name of the host of each rank, by rank."""
+        ranks = {host["rank"]: host["name"] for host in self.document["hosts"] if host["rank"] is not None}
+        return dict(sorted(ranks.items()))
+
+    def rank(self, rank: int) -> Table:
+        """Iterations of one rank, dtype MOMENTS, shape (iterations,)."""
+        try:
+            path = self.folder / f"rank-{rank}.csv"
+            table: Table = np.loadtxt(path, dtype=MOMENTS, delimiter=",", skiprows=1, ndmin=1)
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read the truth of rank {rank}: {error}") from None
+        return table
+
+    def cross(self) -> list[dict[str, Any]]:
+        senders: list[dict[str, Any]] = self._json("cross.json")
+        return senders
+
+    def injections(self) -> list[dict[str, Any]]:
+        injections: list[dict[str, Any]] = self._json(INJECTIONS)
+        return injections
+
+    def quiet_and_disturbed(self) -> tuple[_Numbers, _Numbers]:
+        """Durations in ns of rank 0's steps that ended before any cross traffic, and of those wholly within it."""
+        steps = self.rank(0)
+        durations = steps["step_end_ns"] - steps["step_start_ns"]
+        senders = [sender for sender in self.cross() if "ended" in sender]
+        if not senders:
+            return durations, durations[:0]
+        begin = min(sender["started"]["mono_ns"] for sender in senders)
+        end = max(sender["ended"]["mono_ns"] for sender in senders)
+        within = (steps["step_start_ns"] >= begin) & (steps["step_end_ns"] <= end)
+        return durations[steps["step_end_ns"] <= begin], durations[within]
+
+    def _json(self, name: str) -> Any:
+        try:
+            return json.loads((self.folder / name).read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read what the lab wrote down: {error}") from None
+
+
+def sends_upwards(trainer: str) -> bool:
+    """Our ring trainer sends to rank+1, gloo's ring (Horovod's and DDP's) to rank−1."""
+    return trainer == "ring"
+
+
+# --- Which iterations an injection hit, and by how much they took longer.
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One run. Arrays (iterations,): of the whole job, ns of UTC.
+
+    An iteration begins with its first rank and ends with its last, and lasts as long as the slowest rank's. Of trainers
+    that do not report their steps, it is from when the last gradient has come to the same of the next step: that is
+    what can be seen of them.
+    """
+
+    job: str
+    trainer: str
+    start_ns: _Numbers
+    end_ns: _Numbers
+    lasted_ns: _Numbers
+    injections: tuple[dict[str, Any], ...]
+
+    @property
+    def median_ns(self) -> float:
+        """Median of the iterations that nothing was done to."""
+        return float(np.median(self.undisturbed))
+
+    @cached_property
+    def undisturbed(self) -> _Numbers:
+        """How long the iterations took that nothing was done to, after the first; all where there is none."""
+        quiet = np.ones(len(self.start_ns), np.bool_)
+        for each in self.injections:
+            quiet[self.hit(each)] = False
+        quiet[0] = False
+        found: _Numbers = self.lasted_ns[quiet if quiet.any() else slice(None)]
+        return found
+
+    def hit(self, injection: dict[str, Any]) -> npt.NDArray[np.intp]:
+        """Iterations that were under way while it lasted."""
+        until = injection["end_ns"] or np.iinfo(np.int64).max
+        return np.flatnonzero((self.end_ns > injection["start_ns"]) & (self.start_ns < until))
+
+
+def read_truth(data: Path) -> Truth:
+    """Of a run's --data. Raises DataError where it is none, or nothing was injected."""
+    run = Run(data / FOLDER)
+    try:
+        spec, injections = run.spec, run.injections()
+    except DataError as error:
+        raise DataError(f"cannot judge {data}: {error}; it takes the --data of `netmon lab run --inject …`") from None
+    ranks = [run.rank(rank) for rank in range(len(spec["ring"]))]
+    whole = min(len(rank) for rank in ranks)
+    numbered = spec["trainer"] == "ring" or spec["marks"]
+    begin, until = ("step_start_ns", "step_end_ns") if numbered else ("last_wait_ns", "last_wait_ns")
+    begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
+    if not numbered:
+        begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
+    start, end = np.min(begins, axis=0), np.max(ends, axis=0)
+    lasted = np.max(np.subtract(ends, begins), axis=0)
+    described = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
+    for each in described:
+        if each["cause"] == Cause.CHANGE.name.lower():  # it is not undone: its iterations are those from there on
+            each["end_ns"] = None
+    return Truth(run.job, spec["trainer"], start + run.to_utc_ns, end + run.to_utc_ns, lasted, described)
+
+
+def _other_ends(injection: dict[str, Any], run: Run) -> list[str]:
+    """Whom the link of an injection connects to whom, besides its own host: of a ring, one neighbour."""
+    spec, host_of = run.spec, run.host_of
+    own = next((rank for rank, name in host_of.items() if name == injection["host"]), None)
+    if own is None or not injection["direction"]:
+        return []
+    if spec["pattern"] != "ring":
+        return [name for rank, name in host_of.items() if rank != own]
+    forwards = sends_upwards(spec["trainer"]) == (injection["direction"] == "tx")
+    return [host_of[(own + (1 if forwards else -1)) % len(host_of)]]

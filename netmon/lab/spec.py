@@ -1,23 +1,149 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run of the lab is: the same spec and seed make the same run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 from netmon.errors import UsageError
-from netmon.lab import architectures
 from netmon.lab.injections.spec import BY_TRAINER, TRANSFERS, Injection, pauses_of
 from netmon.lab.traffic.loads import PUBLISHED_RATE_BPS
 from netmon.lab.traffic.profiles import PROFILES
 from netmon.lab.trainers.collectives import PATTERNS
-from netmon.lab.trainers.layers import layer_sizes
+from netmon.lab.trainers.script import layer_sizes
+
+# --- The parameter tensors of published architectures, first to last layer, by their number of parameters.
+#
+# Each function follows the paper that it names, as the model zoos train them (1000 classes, batch normalisation
+# with scale and shift except where said). Weights and biases are tensors of their own, as frameworks have them.
+
+Tensors = list[int]
+CLASSES = 1000
+
+
+def _conv(inputs: int, outputs: int, kernel: int | tuple[int, int]) -> Tensors:
+    """A convolution without bias and its batch normalisation."""
+    height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+    return [inputs * outputs * height * width, outputs, outputs]
+
+
+def _dense(inputs: int, outputs: int) -> Tensors:
+    return [inputs * outputs, outputs]
+
+
+def _resnet(blocks: Sequence[int]) -> Tensors:
+    """He et al., Deep Residual Learning, CVPR 2016, table 1: bottleneck blocks."""
+    tensors, inputs = _conv(3, 64, 7), 64
+    for width, count in zip((64, 128, 256, 512), blocks, strict=True):
+        for block in range(count):
+            tensors += _conv(inputs, width, 1) + _conv(width, width, 3) + _conv(width, 4 * width, 1)
+            if block == 0:
+                tensors += _conv(inputs, 4 * width, 1)
+            inputs = 4 * width
+    return tensors + _dense(inputs, CLASSES)
+
+
+def _densenet(growth: int, blocks: Sequence[int], features: int) -> Tensors:
+    """Huang et al., Densely Connected Convolutional Networks, CVPR 2017, table 1: normalisation comes first."""
+    tensors = _conv(3, features, 7)
+    for number, layers in enumerate(blocks):
+        for _ in range(layers):
+            tensors += [features, features, features * 4 * growth]
+            tensors += [4 * growth, 4 * growth, 4 * growth * growth * 9]
+            features += growth
+        if number < len(blocks) - 1:
+            tensors += [features, features, features * (features // 2)]
+            features //= 2
+    return [*tensors, features, features, *_dense(features, CLASSES)]
+
+
+def _vgg(blocks: Sequence[int]) -> Tensors:
+    """Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015, table 1: biases, no normalisation."""
+    tensors: Tensors = []
+    inputs = 3
+    for outputs, count in zip((64, 128, 256, 512, 512), blocks, strict=True):
+        for _ in range(count):
+            tensors += _dense(inputs * 9, outputs)
+            inputs = outputs
+    return tensors + _dense(inputs * 7 * 7, 4096) + _dense(4096, 4096) + _dense(4096, CLASSES)
+
+
+def _mobilenet() -> Tensors:
+    """Howard et al., MobileNets, 2017, table 1: depthwise and pointwise convolutions in turn."""
+    tensors, inputs = _conv(3, 32, 3), 32
+    for outputs in (64, 128, 128, 256, 256, *[512] * 6, 1024, 1024):
+        tensors += _conv(1, inputs, 3) + _conv(inputs, outputs, 1)
+        inputs = outputs
+    return tensors + _dense(inputs, CLASSES)
+
+
+def _mobilenetv2() -> Tensors:
+    """Sandler et al., MobileNetV2, CVPR 2018, table 2: expansion, channels, repetitions."""
+    tensors, inputs = _conv(3, 32, 3), 32
+    for expansion, outputs, count in (
+        *((1, 16, 1), (6, 24, 2), (6, 32, 3), (6, 64, 4)),
+        *((6, 96, 3), (6, 160, 3), (6, 320, 1)),
+    ):
+        for _ in range(count):
+            hidden = expansion * inputs
+            tensors += _conv(inputs, hidden, 1) if expansion > 1 else []
+            tensors += _conv(1, hidden, 3) + _conv(hidden, outputs, 1)
+            inputs = outputs
+    return tensors + _conv(inputs, 1280, 1) + _dense(1280, CLASSES)
+
+
+def _inceptionv3() -> Tensors:
+    """Szegedy et al., Rethinking the Inception Architecture, CVPR 2016, with its auxiliary classifier.
+
+    Each row of a block is one of its branches: channels and kernels of its convolutions, one after the other.
+    """
+    return [size for part in _inception_parts() for size in part]
+
+
+_Branch = Sequence[tuple[int, int | tuple[int, int]]]
+
+
+def _branches(inputs: int, *branches: _Branch) -> Iterator[Tensors]:
+    for branch in branches:
+        channels = inputs
+        for outputs, kernel in branch:
+            yield _conv(channels, outputs, kernel)
+            channels = outputs
+
+
+def _inception_parts() -> Iterator[Tensors]:
+    row, column = (1, 7), (7, 1)
+    yield from _branches(3, [(32, 3), (32, 3), (64, 3), (80, 1), (192, 3)])
+    for inputs, pooled in ((192, 32), (256, 64), (288, 64)):
+        yield from _branches(inputs, [(64, 1)], [(48, 1), (64, 5)], [(64, 1), (96, 3), (96, 3)], [(pooled, 1)])
+    yield from _branches(288, [(384, 3)], [(64, 1), (96, 3), (96, 3)])
+    for c in (128, 160, 160, 192):
+        yield from _branches(768, [(192, 1)], [(c, 1), (c, row), (192, column)])
+        yield from _branches(768, [(c, 1), (c, column), (c, row), (c, column), (192, row)], [(192, 1)])
+    yield from _branches(768, [(128, 1), (768, 5)])  # the auxiliary classifier
+    yield _dense(768, CLASSES)
+    yield from _branches(768, [(192, 1), (320, 3)], [(192, 1), (192, row), (192, column), (192, 3)])
+    for inputs in (1280, 2048):
+        yield from _branches(inputs, [(320, 1)], [(384, 1)])
+        yield from _branches(384, [(384, (1, 3))], [(384, (3, 1))])
+        yield from _branches(inputs, [(448, 1), (384, 3)])
+        yield from _branches(384, [(384, (1, 3))], [(384, (3, 1))])
+        yield from _branches(inputs, [(192, 1)])
+    yield _dense(2048, CLASSES)
+
+
+def _bertlarge() -> Tensors:
+    """Devlin et al., BERT, NAACL 2019: 24 layers of 1024, uncased vocabulary, with the pooler."""
+    hidden, inner = 1024, 4096
+    norm = [hidden, hidden]
+    layer = [*_dense(hidden, hidden) * 4, *norm, *_dense(hidden, inner), *_dense(inner, hidden), *norm]
+    return [30522 * hidden, 512 * hidden, 2 * hidden, *norm, *layer * 24, *_dense(hidden, hidden)]
+
 
 # --- The models of the papers: the tensors that each hands to Horovod, and how long an accelerator computes a step.
 #
-# **Sizes** follow from the architectures (netmon/lab/architectures.py); their sums are the published parameter
-# counts.
+# **Sizes** follow from the architectures; their sums are the published parameter counts.
 #
 # **Compute times** are derived, because the thesis' table 3.1 is not at hand: multiply-adds per sample (published) ×
 # time per multiply-add that one published benchmark measured with a model of the same family, forward and backward,
@@ -69,17 +195,17 @@ class Model:
 
 
 MODELS = {
-    "resnet50": Model(25_557_032, 4.09, _RESNET, architectures.resnet50),
-    "resnet101": Model(44_549_160, 7.80, _RESNET, architectures.resnet101),
-    "densenet121": Model(7_978_856, 2.83, _DENSENET, architectures.densenet121),
-    "densenet161": Model(28_681_000, 7.73, _DENSENET, architectures.densenet161),
-    "densenet201": Model(20_013_928, 4.29, _DENSENET, architectures.densenet201),
-    "vgg16": Model(138_357_544, 15.47, _VGG, architectures.vgg16),
-    "vgg19": Model(143_667_240, 19.63, _VGG, architectures.vgg19),
-    "inceptionv3": Model(27_161_264, 5.71, _RESNET, architectures.inceptionv3),
-    "mobilenet": Model(4_231_976, 0.57, _DENSENET, architectures.mobilenet),
-    "mobilenetv2": Model(3_504_872, 0.30, _DENSENET, architectures.mobilenetv2),
-    "bertlarge": Model(335_141_888, 38.7, _RESNET, architectures.bertlarge, SEQUENCES),
+    "resnet50": Model(25_557_032, 4.09, _RESNET, partial(_resnet, (3, 4, 6, 3))),
+    "resnet101": Model(44_549_160, 7.80, _RESNET, partial(_resnet, (3, 4, 23, 3))),
+    "densenet121": Model(7_978_856, 2.83, _DENSENET, partial(_densenet, 32, (6, 12, 24, 16), 64)),
+    "densenet161": Model(28_681_000, 7.73, _DENSENET, partial(_densenet, 48, (6, 12, 36, 24), 96)),
+    "densenet201": Model(20_013_928, 4.29, _DENSENET, partial(_densenet, 32, (6, 12, 48, 32), 64)),
+    "vgg16": Model(138_357_544, 15.47, _VGG, partial(_vgg, (2, 2, 3, 3, 3))),
+    "vgg19": Model(143_667_240, 19.63, _VGG, partial(_vgg, (2, 2, 4, 4, 4))),
+    "inceptionv3": Model(27_161_264, 5.71, _RESNET, _inceptionv3),
+    "mobilenet": Model(4_231_976, 0.57, _DENSENET, _mobilenet),
+    "mobilenetv2": Model(3_504_872, 0.30, _DENSENET, _mobilenetv2),
+    "bertlarge": Model(335_141_888, 38.7, _RESNET, _bertlarge, SEQUENCES),
 }
 """Parameters as torchvision states them (Inception with its auxiliary classifier), MobileNet's as Keras does and
 
@@ -87,38 +213,7 @@ BERT-large's as Hugging Face does; its samples are sequences of 128 tokens throu
 """
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A model as the lab trains it. layers: parameters of each tensor, first to last."""
-
-    model: str
-    layers: tuple[int, ...]
-    compute_ns: int
-    backward_share: float
-    batch: int
-    scale: float
-
-    @property
-    def parameters(self) -> int:
-        """After scaling."""
-        return sum(self.layers)
-
-
-@cache
-def workload(name: str, rate_bps: int, batch: int = 0) -> Workload:
-    """A model scaled to links of rate_bps. batch 0: the model's own. Raises UsageError for an unknown model."""
-    if name not in MODELS:
-        raise UsageError(f"no model {name!r}; choose {', '.join(MODELS)}")
-    model = MODELS[name]
-    scale = rate_bps / PUBLISHED_RATE_BPS
-    layers = tuple(max(1, round(size * scale)) for size in model.architecture())
-    batch = batch or model.batch
-    compute_ns = round(batch * model.giga_multiply_adds * model.speed.ms * 1e6)
-    return Workload(name, layers, compute_ns, round(model.speed.backward_share, 3), batch, scale)
-
-
-# --- spec
-
+# --- A run.
 
 HOROVOD_TRAINERS = ("horovod", "horovod-tensorflow", "horovod-eager", "horovod-keras")
 """Real Horovod: with PyTorch; with TensorFlow, the step a tf.function, eager, or in Keras' own loop."""
@@ -173,17 +268,21 @@ class RunSpec:
     overwrite: bool = False
 
     def of(self, model: str, batch: int = 0) -> "RunSpec":
-        """The same run with a published model, scaled to this run's rate. Raises UsageError for an unknown model."""
-        work = workload(model, self.rate_bps, batch)
+        """The same run with a published model, scaled to its rate. batch 0: the model's own. Raises UsageError."""
+        if model not in MODELS:
+            raise UsageError(f"no model {model!r}; choose {', '.join(MODELS)}")
+        published, scale = MODELS[model], self.rate_bps / PUBLISHED_RATE_BPS
+        layers = tuple(max(1, round(size * scale)) for size in published.architecture())
+        batch = batch or published.batch
         return replace(
             self,
             model=model,
-            batch=work.batch,
-            size_scale=work.scale,
-            layers=work.layers,
-            parameters=work.parameters,
-            compute_ns=work.compute_ns,
-            backward_share=work.backward_share,
+            batch=batch,
+            size_scale=scale,
+            layers=layers,
+            parameters=sum(layers),
+            compute_ns=round(batch * published.giga_multiply_adds * published.speed.ms * 1e6),
+            backward_share=round(published.speed.backward_share, 3),
         )
 
     def check(self) -> None:

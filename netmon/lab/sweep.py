@@ -16,11 +16,10 @@ from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError, UsageError
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
-from netmon.lab.record import FOLDER, RUNS, SWEEP, Record, prepare
+from netmon.lab.record import FOLDER, RUNS, SWEEP, Record, Run, prepare
 from netmon.lab.run import LiveScores, train
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import trainer_python
-from netmon.lab.truth import Run
 
 # --- How long the rest of a sweep will take: as theory has it, corrected by how long the runs so far took.
 
@@ -29,8 +28,6 @@ _PAYLOAD = 1448 / 1514  # of a frame, and so of a link's rate
 
 
 class TimeLeft:
-    """Counts from when it is made."""
-
     def __init__(self, specs: Mapping[str, RunSpec]) -> None:
         """specs: of the runs that are to be done, by their ids."""
         self._iterations = {run: spec.iterations for run, spec in specs.items()}
@@ -40,7 +37,6 @@ class TimeLeft:
         self._done = 0.0  # seconds, expected ones
 
     def finished(self, run: str) -> None:
-        """A run is over."""
         self._waiting.remove(run)
         self._done += self._expected[run]
 
@@ -81,8 +77,6 @@ class SweepSpec:
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a sweep."""
-
     id: str
     model: str
     profile: str
@@ -93,8 +87,6 @@ class Planned:
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """How far a sweep is."""
-
     run: Planned
     number: int  # of this run, from 1
     runs: int
@@ -115,7 +107,6 @@ def plan(spec: SweepSpec) -> list[Planned]:
 
 
 def run_spec(spec: SweepSpec, planned: Planned) -> RunSpec:
-    """What one run is."""
     base = replace(spec.base, cross_profile=planned.profile, cross_load=planned.level, cross_after=0.0)
     return replace(base.of(planned.model, spec.batch), seed=planned.seed, job=planned.id)
 

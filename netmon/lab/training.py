@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from netmon.errors import LabError
@@ -63,7 +64,7 @@ def horovod_python(framework: str = "torch") -> str:
     return output.strip().splitlines()[-1]
 
 
-class Training:
+class Training(AbstractContextManager["Training"]):
     """All ranks of a job; leaving the context ends them."""
 
     def __init__(
@@ -103,12 +104,7 @@ class Training:
             rank.check()
         return all(rank.status() is not None for rank in self.ranks)
 
-    def __enter__(self) -> "Training":
-        """Nothing: the ranks run already."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        """End all ranks."""
         self._stack.close()
 
     def _start_ring(self, python: str) -> str:

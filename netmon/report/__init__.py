@@ -2,15 +2,6 @@
 """The dataset as tables, figures and a page: pure functions for notebooks, and the report that is made with them."""
 
 from netmon.history.dataset import Tables, open_table
-from netmon.report.bursts import burst_spans, peak_bytes, peak_to_mean
-from netmon.report.congestion import (
-    CongestionPoint,
-    congestion_point,
-    congestion_theory,
-    rescaled,
-    spare_capacity,
-    training_share,
-)
 from netmon.report.estimates import (
     autocorrelation,
     cumulative_distribution,
@@ -19,12 +10,25 @@ from netmon.report.estimates import (
     period,
     r_squared,
 )
-from netmon.report.fits import Fit, fit_exponential, fit_families
 from netmon.report.flows import once_per_flow, ring_order, size_class, who_sends_to_whom
-from netmon.report.iteration_times import add_levels, iteration_times, level_statistics, without_warm_up
-from netmon.report.reading import read_study
+from netmon.report.iteration_times import (
+    CongestionPoint,
+    Fit,
+    add_levels,
+    congestion_point,
+    congestion_theory,
+    fit_exponential,
+    fit_families,
+    iteration_times,
+    level_statistics,
+    rescaled,
+    spare_capacity,
+    training_share,
+    without_warm_up,
+)
 from netmon.report.runs import read_runs
-from netmon.report.study import Study
+from netmon.report.scan import burst_spans, peak_bytes, peak_to_mean
+from netmon.report.study import Study, read_study
 
 __all__ = [
     "CongestionPoint",

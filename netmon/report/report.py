@@ -1,22 +1,138 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making the report: every exhibit's tables and figure, and the page."""
+"""Making the report: every exhibit's tables and figure, and one page that stands alone: the images are in it."""
 
+import base64
 import io
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from netmon.errors import DataError
 from netmon.history.frames import without_formulas
-from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError
-from netmon.report.page import Item, ShownChapter, as_html, basis, encoded, render
-from netmon.report.study import Study
+from netmon.report.study import Chapter, Exhibit, Frames, GapError, Study
+from netmon.units import format_duration, format_rate
+from netmon.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+# --- The page.
+
+_TEMPLATE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { margin-top: 3rem; border-bottom: 1px solid #ccc; } h3 { margin: 2rem 0 .2rem; }
+nav ol { columns: 2; } nav li { break-inside: avoid; } a { color: #0072B2; }
+img { max-width: 100%; height: auto; }
+figure { margin: .5rem 0 0; } figcaption, .basis { color: #555; font-size: .82rem; }
+.gap { border-left: 4px solid #E69F00; padding: .3rem .8rem; background: #fdf6e7; }
+.table { overflow-x: auto; } table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #e5e5e5; white-space: nowrap; }
+code { background: #f3f3f3; padding: 0 .25rem; overflow-wrap: anywhere; }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+<p class="basis">{{ basis }}<br>made by <code>{{ command }}</code>, netmon {{ version }}, {{ made }}</p>
+<nav><ol>
+<li><a href="#findings">Findings</a></li>
+{% for chapter in chapters %}<li><a href="#{{ chapter.anchor }}">{{ chapter.title }}</a><ul>
+{% for item in chapter.items %}<li><a href="#{{ item.exhibit.name }}">{{ item.exhibit.title }}</a>
+{%- if item.gap %} (not shown){% endif %}</li>
+{% endfor %}</ul></li>
+{% endfor %}<li><a href="#missing">What is missing and why</a></li>
+</ol></nav>
+<h2 id="findings">Findings</h2>
+<ul>{% for sentence in findings %}<li>{{ sentence }}</li>
+{% endfor %}</ul>
+{% for chapter in chapters %}<h2 id="{{ chapter.anchor }}">{{ chapter.title }}</h2>
+{% for item in chapter.items %}<section id="{{ item.exhibit.name }}">
+<h3>{{ item.exhibit.title }}</h3>
+<p>{{ item.exhibit.text }}
+{%- if item.exhibit.follows %} <span class="basis">After: {{ item.exhibit.follows }}.</span>{% endif %}</p>
+{% if item.gap %}<p class="gap">Not shown: {{ item.gap }}.</p>{% endif %}
+{% if item.image %}<figure><img src="data:image/png;base64,{{ item.image }}" alt="{{ item.exhibit.title }}">
+<figcaption>{{ item.basis }}</figcaption></figure>{% endif %}
+{% if item.html %}<div class="table">{{ item.html | safe }}</div>{% endif %}
+{% if item.files %}<p class="basis">Tables:
+{%- for file in item.files %} <a href="{{ file }}">{{ file }}</a>{{ "," if not loop.last }}{% endfor %}</p>{% endif %}
+</section>
+{% endfor %}{% endfor %}
+<h2 id="missing">What is missing and why</h2>
+{% if missing %}<ul>{% for sentence in missing %}<li>{{ sentence }}</li>
+{% endfor %}</ul>{% else %}<p>Nothing: every table could be read, and every exhibit is shown.</p>{% endif %}
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class Item:
+    exhibit: Exhibit
+    basis: str = ""
+    image: str = ""  # PNG, base64
+    html: str = ""  # a table
+    files: tuple[str, ...] = ()  # relative to the page
+    gap: str = ""  # why it is not shown
+
+
+@dataclass(frozen=True)
+class ShownChapter:
+    title: str
+    items: Sequence[Item]
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"\W+", "-", self.title.lower())
+
+
+def _as_html(table: pd.DataFrame, rows: int) -> str:
+    """The first rows of a table, escaped."""
+    shown: str = table.head(rows).to_html(
+        index=False, border=0, na_rep="", float_format=lambda x: f"{x:.4g}", justify="right"
+    )
+    more = f"<p class='basis'>{rows} of {len(table)} rows; the file has all.</p>" if len(table) > rows else ""
+    return shown + more
+
+
+def _basis_of(study: Study, command: str, runs: Sequence[str] = (), iterations: int | None = None) -> str:
+    """What a figure rests on: runs, models, link rate, bucket, byte basis, iterations and the command."""
+    known = study.runs[study.runs["run"].isin(runs)] if runs else study.runs
+    count = len(study.times) if iterations is None else iterations
+    counted = {str(text) for text in study.tables.sessions["byte_basis"] if text}  # by the files' own words
+    wire = "; ".join(sorted(counted)) or "not told by the files"
+    parts = [
+        f"{'run' if len(known) == 1 else 'runs'}: {_listed(list(known['run']))}",
+        f"model: {_listed(sorted(known['model'].unique()))}",
+        f"link rate: {format_rate(study.rate_bps) if study.rate_bps else 'not known'}",
+        f"bucket: {format_duration(study.bucket_ns)}",
+        f"bytes: wire bytes are {wire}; payload is the transport's",
+        f"iterations: {count}",
+    ]
+    return " · ".join(parts) + (f" · {command}" if command else "")
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# --- The report.
 
 PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
 _LOG = logging.getLogger(__name__)
@@ -24,8 +140,6 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Written:
-    """What a report consists of."""
-
     page: Path
     tables: int
     figures: int
@@ -34,21 +148,12 @@ class Written:
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """The table of contents."""
-    from netmon.report.chapters import (
-        accounts,
-        bandwidth,
-        burstiness,
-        patterns,
-        sharing,
-        slowdown,
-        throughput,
-        traces,
-        volumes,
-    )
+    from netmon.report.chapters import accounts, bandwidth, burstiness, patterns, sharing, slowdown, traces, traffic
 
-    modules = (slowdown, bandwidth, traces, volumes, throughput, patterns, sharing, burstiness, accounts)
-    return tuple(module.CHAPTER for module in modules)
+    return (
+        *(slowdown.CHAPTER, bandwidth.CHAPTER, traces.CHAPTER, traffic.VOLUMES, traffic.RATES, patterns.CHAPTER),
+        *(sharing.CHAPTER, burstiness.CHAPTER, accounts.CHAPTER),
+    )
 
 
 def write_report(
@@ -59,54 +164,66 @@ def write_report(
     progress is called with each exhibit before it is made. Raises DataError where nothing can be shown, or not be
     written.
     """
+    from jinja2 import Environment, StrictUndefined
+
     from netmon.report.findings import findings
 
-    nothing = not len(study.ranks) and study.traffic is None and not study.tables.rows("ledger")
-    if nothing:
+    if not len(study.ranks) and study.traffic is None and not study.tables.rows("ledger"):
         reasons = "; ".join(study.tables.missing) or "no table has a row"
         raise DataError(f"cannot make a report: nothing in the dataset can be shown: {reasons}")
     try:
         for folder in (out / TABLES, out / FIGURES):
             folder.mkdir(parents=True, exist_ok=True)
-        shown = [_chapter(study, chapter, out, command, progress) for chapter in chapters()]
+        shown = []
+        for chapter in chapters():
+            parts = []
+            for exhibit in chapter.exhibits:
+                progress(exhibit.title)
+                parts.append(_item(study, exhibit, out, command))
+            shown.append(ShownChapter(chapter.title, parts))
         items = [item for chapter in shown for item in chapter.items]
-        missing = [*study.tables.missing, *(f"{item.title}: {item.gap}" for item in items if item.gap)]
+        missing = [*study.tables.missing, *(f"{item.exhibit.title}: {item.gap}" for item in items if item.gap)]
         sentences = findings(study)
-        (out / PAGE).write_text(render(study, command, shown, sentences, missing, title), encoding="utf-8")
+        page = (
+            Environment(autoescape=True, undefined=StrictUndefined)
+            .from_string(_TEMPLATE)
+            .render(
+                title=title,
+                basis=_basis_of(study, ""),
+                command=command,
+                version=__version__,
+                made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+                chapters=shown,
+                findings=sentences,
+                missing=missing,
+            )
+        )
+        (out / PAGE).write_text(page, encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write the report to {out}: {error.strerror}; choose another --out") from None
     tables, figures = sum(len(item.files) for item in items), sum(bool(item.image) for item in items)
     return Written(out / PAGE, tables, figures, sentences, missing)
 
 
-def _chapter(study: Study, chapter: Chapter, out: Path, command: str, progress: Callable[[str], None]) -> ShownChapter:
-    items = []
-    for exhibit in chapter.exhibits:
-        progress(exhibit.title)
-        items.append(_item(study, exhibit, out, command))
-    return ShownChapter(chapter.title, items)
-
-
 def _item(study: Study, exhibit: Exhibit, out: Path, command: str) -> Item:
     """The exhibit with what can be shown of it: data that one cannot make sense of do not take the others along."""
-    same: Any = {"name": exhibit.name, "title": exhibit.title, "follows": exhibit.follows, "text": exhibit.text}
     for earlier in [*(out / TABLES).glob(f"{exhibit.name}.csv"), out / FIGURES / f"{exhibit.name}.png"]:
         earlier.unlink(missing_ok=True)
     try:
         frames = {name: _with_names(frame, study.job_names) for name, frame in exhibit.tables(study).items()}
     except Exception as error:
-        return Item(**same, gap=_reason(exhibit, error))
+        return Item(exhibit, gap=_reason(exhibit, error))
     files = _write_tables(exhibit.name, frames, out)
     about = _basis(study, frames, command)
     first = next(iter(frames.values()))
     if exhibit.draw is None:
-        return Item(**same, basis=about, html=as_html(first, exhibit.rows), files=files)
+        return Item(exhibit, basis=about, html=_as_html(first, exhibit.rows), files=files)
     try:
         plain, with_basis, about = _draw(exhibit.draw, frames, about)
     except Exception as error:
-        return Item(**same, files=files, gap=_reason(exhibit, error))
+        return Item(exhibit, files=files, gap=_reason(exhibit, error))
     (out / FIGURES / f"{exhibit.name}.png").write_bytes(with_basis)
-    return Item(**same, basis=about, image=encoded(plain), files=files)
+    return Item(exhibit, basis=about, image=base64.b64encode(plain).decode(), files=files)
 
 
 def _with_names(frame: "pd.DataFrame", names: Mapping[str, str]) -> "pd.DataFrame":
@@ -139,7 +256,7 @@ def _basis(study: Study, frames: Frames, command: str) -> str:
     runs = sorted(set(first["run"].dropna().astype(str)) - {""}) if "run" in first else []
     known = [run for run in runs if run in set(study.runs["run"])]
     iterations = int(study.times["run"].isin(known).sum()) if known else len(study.times)
-    return basis(study, command, known, iterations)
+    return _basis_of(study, command, known, iterations)
 
 
 def _draw(draw: Callable[..., None], frames: Frames, about: str) -> tuple[bytes, bytes, str]:
@@ -148,7 +265,7 @@ def _draw(draw: Callable[..., None], frames: Frames, about: str) -> tuple[bytes,
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from netmon.report.figures.style import SETTINGS, add_foot, without_mathematics
+    from netmon.report.style import SETTINGS, add_foot, without_mathematics
 
     with rc_context(SETTINGS):
         figure = Figure(figsize=(8.6, 3.6), layout="constrained")

@@ -5,22 +5,277 @@ The table may have far more rows than fit into memory; what is kept grows with t
 carry traffic, and with the iterations.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from netmon.history.dataset import Numbered, Words
+from netmon.history.frames import groups
 from netmon.records import CLASS_NAMES, Class
-from netmon.report.burst_scan import BurstScan
-from netmon.report.bursts import Ints
-from netmon.report.cells import Cells, Codes
-from netmon.report.report_text import WITHOUT_JOB, Words, job_of, packed, unpacked
-from netmon.report.training_times import Span, TrainingTimes
+
+# --- Burstiness: peak to mean by interval, and how long bursts and the gaps between them last.
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+HOT = 0.5
+"""An interval is hot when its bytes are more than this share of what the link carries in it."""
+
+
+def peak_bytes(bins: Ints, amount: Ints, length: int) -> int:
+    """The most that any aligned interval of `length` bins holds. bins: non-empty ones, ascending, unique."""
+    if not len(bins):
+        return 0
+    interval = bins // length
+    first = np.flatnonzero(np.r_[True, interval[1:] != interval[:-1]])
+    return int(np.add.reduceat(amount, first).max())
+
+
+def peak_to_mean(peak: int, total: int, length_ns: float, observed_ns: float) -> float:
+    """Rate in the busiest interval over the mean rate: (peak / length) / (total / observed).
+
+    The intervals are aligned to multiples of their length, and do not overlap; the mean is over the whole
+    observation, silence included.
+    """
+    return float(peak / length_ns / (total / observed_ns)) if total and observed_ns else float("nan")
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Durations in bins: of the bursts, and of the gaps between one burst and the next."""
+
+    bursts: Ints
+    gaps: Ints
+
+
+def burst_spans(bins: Ints, amount: Ints, hot_bytes: float) -> Spans:
+    """Runs of adjacent hot bins (more than hot_bytes each), and what lies between them.
+
+    bins: non-empty ones, ascending, unique; those that are absent are empty, so not hot.
+    """
+    hot = bins[amount > hot_bytes]
+    if not len(hot):
+        return Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+    step = np.diff(hot)
+    begins = np.flatnonzero(np.r_[True, step > 1])
+    lengths = np.diff(np.r_[begins, len(hot)])
+    return Spans(lengths.astype(np.int64), step[step > 1] - 1)
+
+
+# --- Sums by an integer key, summed piece by piece.
+
+_PENDING = 1 << 22  # keys that wait to be merged
+
+
+def sum_by(key: Ints, *amounts: Ints) -> tuple[Ints, list[Ints]]:
+    """The distinct keys, ascending, and the sum of each amount per key; exact below 2^53."""
+    codes, distinct = pd.factorize(key)
+    order = np.argsort(distinct)
+    sums = [np.bincount(codes, weights=amount, minlength=len(distinct))[order].astype(np.int64) for amount in amounts]
+    return np.asarray(distinct)[order].astype(np.int64), sums
+
+
+class Cells:
+    """Sums by key, of which only the non-empty ones take memory."""
+
+    def __init__(self, amounts: int) -> None:
+        self._empty = np.empty(0, np.int64)
+        self._merged: tuple[Ints, list[Ints]] = (self._empty, [self._empty] * amounts)
+        self._waiting: list[tuple[Ints, list[Ints]]] = []
+        self._rows = 0
+
+    def add(self, key: Ints, *amounts: Ints) -> None:
+        self._waiting.append(sum_by(key, *amounts))
+        self._rows += len(self._waiting[-1][0])
+        if self._rows > max(_PENDING, len(self._merged[0])):
+            self.sums()
+
+    def sums(self) -> tuple[Ints, list[Ints]]:
+        """The distinct keys, ascending, and the sums."""
+        if self._waiting:
+            pieces = [self._merged, *self._waiting]
+            columns = zip(*(piece[1] for piece in pieces), strict=True)
+            self._merged = sum_by(
+                np.concatenate([piece[0] for piece in pieces]), *(np.concatenate(column) for column in columns)
+            )
+            self._waiting, self._rows = [], 0
+        return self._merged
+
+
+class Codes(Numbered[int]):
+    """Of the distinct values of arrays."""
+
+    def encode(self, values: Ints) -> Ints:
+        """The number of each value, same shape."""
+        codes, distinct = pd.factorize(values)
+        return np.array([self.number(int(value)) for value in distinct], np.int64)[codes]
+
+
+# --- The numbers of a row's link, class and job as one.
+
+_JOB_BITS, _CLASS_BITS, _DIRECTION_BITS, _INTERFACE_BITS = 20, 4, 3, 14
+_CLASS = _JOB_BITS
+_DIRECTION = _CLASS + _CLASS_BITS
+_INTERFACE = _DIRECTION + _DIRECTION_BITS
+_HOST = _INTERFACE + _INTERFACE_BITS
+WITHOUT_JOB = -1 << _JOB_BITS
+"""Mask of a packed number that leaves its link and class."""
+ANY_CLASS = (1 << _CLASS_BITS) - 1 << _CLASS
+"""Bits that all are set in a packed number that stands for a link whatever the class."""
+
+
+def packed(words: dict[str, Ints]) -> Ints:
+    """host, interface, direction, class and job of each row in one number."""
+    link = words["host"] << _HOST | words["interface"] << _INTERFACE | words["direction"] << _DIRECTION
+    return link | words["class"] << _CLASS | words["job"]
+
+
+def unpacked(value: int, words: dict[str, Words]) -> dict[str, str]:
+    """host, interface, direction and class of a packed number."""
+    fields = {
+        "host": value >> _HOST,
+        "interface": value >> _INTERFACE & (1 << _INTERFACE_BITS) - 1,
+        "direction": value >> _DIRECTION & (1 << _DIRECTION_BITS) - 1,
+    }
+    found = {name: words[name].values[number] for name, number in fields.items()}
+    return {**found, "class": CLASS_NAMES[value >> _CLASS & (1 << _CLASS_BITS) - 1]}
+
+
+def job_of(value: int, words: dict[str, Words]) -> str:
+    return words["job"].values[value & (1 << _JOB_BITS) - 1]
+
+
+# --- Peaks, bursts and gaps of each link and class, collected batch by batch.
+
+ALL = "all"
+"""The class of a link's whole traffic."""
+_UNTIL_NS = 1_000_000  # from here on, the milliseconds tell
+_LENGTHS = [factor * 10**power for power in range(7) for factor in (1, 2, 5)]
+
+
+class BurstScan:
+    """Takes cells of the finest bucket. A batch's first and last interval may be cut; there are few batches."""
+
+    def __init__(self, bucket_ns: int, interval_ns: int, rate_bps: float) -> None:
+        """interval_ns: the least interval in which a rate is true (rounded up to buckets). rate_bps 0: not known."""
+        self._bucket_ns, self._rate = bucket_ns, rate_bps
+        self.lengths = [n for n in _LENGTHS if n * bucket_ns < _UNTIL_NS] or [1]
+        true = max(1, -(-interval_ns // bucket_ns))
+        self._grains = (1, true) if true > 1 else (1,)
+        self._peaks: dict[tuple[int, int], int] = {}
+        self._totals: Counter[int] = Counter()
+        self._spans: dict[tuple[int, int, str], Counter[int]] = {}
+
+    def add(self, link_class: Ints, bins: Ints, amount: Ints) -> None:
+        """Cells of one batch; several may be of one link, class and bin, and add up."""
+        for own in np.unique(link_class).tolist():
+            self._add(own, *_summed(bins[link_class == own], amount[link_class == own]))
+        links = link_class | ANY_CLASS
+        for link in np.unique(links).tolist():
+            self._add(link, *_summed(bins[links == link], amount[links == link]))
+
+    def _add(self, key: int, bins: Ints, amount: Ints) -> None:
+        self._totals[key] += int(amount.sum())
+        for length in self.lengths:
+            self._peaks[key, length] = max(self._peaks.get((key, length), 0), peak_bytes(bins, amount, length))
+        if not self._rate:
+            return
+        for grain in self._grains:
+            coarse, sums = _summed(bins // grain, amount) if grain > 1 else (bins, amount)
+            found = burst_spans(coarse, sums, HOT * self._rate / 8 * grain * self._bucket_ns / 1e9)
+            for what, lengths in (("burst", found.bursts), ("gap", found.gaps)):
+                values, counts = np.unique(lengths, return_counts=True)
+                self._spans.setdefault((key, grain, what), Counter()).update(
+                    dict(zip(values.tolist(), counts.tolist(), strict=True))
+                )
+
+    def peaks(self, link_of: Callable[[int], dict[str, str]], observed_ns: int) -> pd.DataFrame:
+        """host, interface, direction, class, interval_ns, peak_bytes, total_bytes, observed_ns."""
+        return pd.DataFrame(
+            [
+                {
+                    **_named(key, link_of),
+                    "interval_ns": length * self._bucket_ns,
+                    "peak_bytes": peak,
+                    "total_bytes": self._totals[key],
+                    "observed_ns": observed_ns,
+                }
+                for (key, length), peak in self._peaks.items()
+            ]
+        )
+
+    def spans(self, link_of: Callable[[int], dict[str, str]]) -> pd.DataFrame:
+        """host, interface, direction, class, interval_ns, kind (burst or gap), duration_ns, count."""
+        columns = ["host", "interface", "direction", "class", "interval_ns", "kind", "duration_ns", "count"]
+        rows = [
+            (*_named(key, link_of).values(), grain * self._bucket_ns, kind, n * grain * self._bucket_ns, count)
+            for (key, grain, kind), counts in self._spans.items()
+            for n, count in sorted(counts.items())
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+
+def _summed(bins: Ints, amount: Ints) -> tuple[Ints, Ints]:
+    """Ascending, unique."""
+    if len(bins) < 2 or bool((np.diff(bins) > 0).all()):
+        return bins, amount
+    order = np.argsort(bins, kind="stable")
+    bins, amount = bins[order], amount[order]
+    first = np.flatnonzero(np.r_[True, bins[1:] != bins[:-1]])
+    return bins[first], np.add.reduceat(amount, first)
+
+
+def _named(key: int, link_of: Callable[[int], dict[str, str]]) -> dict[str, str]:
+    if key & ANY_CLASS == ANY_CLASS:
+        return {**link_of(key & ~ANY_CLASS), "class": ALL}
+    return link_of(key)
+
+
+# --- When jobs trained, on which hosts, and when anybody did: of any number of iterations in little memory.
+
+Span = tuple[int, int]
+
+
+@dataclass
+class TrainingTimes:
+    """Spans in ns of UTC. starts, ends: disjoint and ascending; within them some iteration ran."""
+
+    jobs: dict[str, Span] = field(default_factory=dict)
+    hosts: dict[str, dict[str, Span]] = field(default_factory=dict)  # by host and job
+    starts: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    ends: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def add(self, iterations: pd.DataFrame) -> None:
+        for (host, job), rows in groups(iterations, "host", "job"):
+            span = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+            of_host = self.hosts.setdefault(str(host), {})
+            for known in (of_host, self.jobs):
+                before = known.get(str(job), span)
+                known[str(job)] = min(before[0], span[0]), max(before[1], span[1])
+        starts = np.concatenate([self.starts, iterations["start_ns"].to_numpy(np.int64)])
+        ends = np.concatenate([self.ends, iterations["end_ns"].to_numpy(np.int64)])
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], np.maximum.accumulate(ends[order]) if len(order) else ends
+        first = np.flatnonzero(np.r_[True, starts[1:] > ends[:-1]]) if len(starts) else np.empty(0, np.int64)
+        self.starts, self.ends = starts[first], ends[np.r_[first[1:] - 1, len(ends) - 1]] if len(starts) else ends
+
+
+def training_times(frames: Iterable[pd.DataFrame]) -> TrainingTimes:
+    found = TrainingTimes()
+    for frame in frames:
+        found.add(frame)
+    return found
+
+
+# --- The pass.
 
 COLUMNS = (
     *("session", "host", "interface", "direction", "flow_id", "bucket_start_ns", "packets", "wire_bytes"),
@@ -158,7 +413,6 @@ class Scan:
             self._flow_series.setdefault(number, int(series[index]))
 
     def _add_cells(self, key: Ints, sums: list[Ints]) -> None:
-        """Cells of the finest bucket: into milliseconds, and into the bursts."""
         series, bins = key >> _BINS, key & ((1 << _BINS) - 1)
         milliseconds = bins * self._bucket_ns // MS
         if self._detail is None:

@@ -2,7 +2,7 @@
 """What a run was like: its jobs and its links, with and without cross traffic on the jobs' hosts."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
 from netmon.history.dataset import EXPECTED, open_table, read_rows, stream
+from netmon.history.frames import groups
 from netmon.history.job_names import names_of, with_names
 from netmon.history.judging import stored_verdicts, worst_sentences
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
@@ -40,7 +41,6 @@ class Summary:
     verdicts: tuple[str, ...] = ()  # sentences
 
     def print(self, console: Console) -> None:
-        """Draw it on the console."""
         console.print(render(self))
 
 
@@ -48,15 +48,12 @@ def summarise(data: Path) -> Summary:
     """Read the dataset in `data`; blocks. Raises DataError where it holds no bucket; other tables may be missing."""
     iterations = read_rows(data, "iterations", EXPECTED["iterations"])
     spans = iteration_spans(iterations)
-    volumes = pd.concat([link_volumes(rows, spans) for rows in _buckets(data)])
+    columns = [*LINK, "class", "bucket_start_ns", "wire_bytes"]
+    batches = stream(open_table(data, "buckets"), columns)
+    volumes = pd.concat([link_volumes(batch.to_pandas(), spans) for batch in batches])
     summed = volumes.groupby([*LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
     why = tuple(worst_sentences(list(with_names(stored_verdicts(data), names_of(iterations)))))
     return Summary(job_summary(iterations), summed, link_accounts(read_rows(data, "ledger", EXPECTED["ledger"])), why)
-
-
-def _buckets(data: Path) -> Iterator[pd.DataFrame]:
-    for batch in stream(open_table(data, "buckets"), [*LINK, "class", "bucket_start_ns", "wire_bytes"]):
-        yield batch.to_pandas()
 
 
 def iteration_spans(iterations: pd.DataFrame) -> pd.DataFrame:
@@ -106,13 +103,8 @@ def job_summary(iterations: pd.DataFrame) -> pd.DataFrame:
     """
     names = names_of(iterations)
     return pd.DataFrame(
-        [_job(str(job), rows) | {"name": names.get(str(job), str(job))} for job, rows in _by_job(iterations)]
+        [_job(str(job), rows) | {"name": names.get(str(job), str(job))} for (job,), rows in groups(iterations, "job")]
     )
-
-
-def _by_job(iterations: pd.DataFrame) -> Iterator[tuple[object, pd.DataFrame]]:
-    if not iterations.empty:
-        yield from iterations.groupby("job", observed=True)
 
 
 def _job(job: str, rows: pd.DataFrame) -> dict[str, object]:

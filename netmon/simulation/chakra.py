@@ -6,6 +6,7 @@ the backward pass (where its end is known), then the update. The simulator decid
 computing takes as long as it did (ASTRA-sim: "replay-only" in the system's configuration).
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from netmon.errors import DataError
-from netmon.history.dataset import frame_of, stream
-from netmon.history.selection import Window, open_rows
+from netmon.history.dataset import Window, frame_of, open_rows
 from netmon.units import format_bytes
 
 _VERSION = "0.0.4"
@@ -41,8 +41,7 @@ def write_chakra(data: Path, window: Window, out: Path) -> str:
 def _rows(data: Path, window: Window) -> tuple[pd.DataFrame, int]:
     """Iterations of one job that all of its ranks report, and how many others there are. Raises DataError."""
     files, condition = open_rows(data, "iterations", window)
-    there = [name for name in _COLUMNS if name in files.schema.names]
-    rows = frame_of(stream(files, there, condition), _COLUMNS, whole=True)
+    rows = frame_of(files, _COLUMNS, condition, whole=True)
     if rows.empty:
         raise DataError(f"cannot write execution traces of {data}: it holds no such iteration")
     if len(jobs := sorted(set(rows["job"]))) > 1:
@@ -78,12 +77,28 @@ def _gradient_bytes(rows: pd.DataFrame, size: int) -> int:
 
 
 def _write_rank(path: Path, rows: pd.DataFrame, reduced: int) -> None:
-    from chakra.schema.protobuf.et_def_pb2 import ALL_REDUCE, COMM_COLL_NODE, COMP_NODE, GlobalMetadata
+    from chakra.schema.protobuf.et_def_pb2 import (
+        ALL_REDUCE,
+        COMM_COLL_NODE,
+        COMP_NODE,
+        AttributeProto,
+        GlobalMetadata,
+        Node,
+    )
     from google.protobuf.proto import serialize_length_prefixed
 
-    nodes = _Nodes()
+    numbers = itertools.count(1)
     with path.open("wb") as opened:
         file: Any = opened  # the stubs ask for a BytesIO
+
+        def add(name: str, kind: int, after: list[int], start_us: int, length_ns: int, **more: int) -> int:
+            node = Node(id=next(numbers), name=name, type=kind, data_deps=after)
+            node.start_time_micros, node.duration_micros = max(0, start_us), max(1, round(length_ns / 1000))
+            node.attr.append(AttributeProto(name="is_cpu_op", bool_val=False))
+            node.attr.extend(AttributeProto(name=key, int64_val=value) for key, value in more.items())
+            serialize_length_prefixed(node, file)
+            return int(node.id)
+
         serialize_length_prefixed(GlobalMetadata(version=_VERSION), file)
         before: list[int] = []
         begin = int(rows["start_ns"].iloc[0])
@@ -92,42 +107,11 @@ def _write_rank(path: Path, rows: pd.DataFrame, reduced: int) -> None:
             exposed = last - first if row["exposed_ns"] is None else min(int(row["exposed_ns"]), last - first)
             name = f"iteration {row['iteration']}"
             us = (start - begin) // 1000
-            computed = nodes.add(f"{name}: until the first gradient", COMP_NODE, before, us, first - start)
-            us = (first - begin) // 1000
-            gradients = nodes.add(f"{name}: all-reduce", COMM_COLL_NODE, [computed], us, last - first)
-            nodes.say(comm_type=ALL_REDUCE, comm_size=reduced)
-            waits_for = [gradients]
+            computed = add(f"{name}: until the first gradient", COMP_NODE, before, us, first - start)
+            us, reduction = (first - begin) // 1000, {"comm_type": ALL_REDUCE, "comm_size": reduced}
+            waits_for = [add(f"{name}: all-reduce", COMM_COLL_NODE, [computed], us, last - first, **reduction)]
             if exposed < last - first:
                 beside = f"{name}: the rest of the backward pass"
-                waits_for.append(nodes.add(beside, COMP_NODE, [computed], us, last - first - exposed))
+                waits_for.append(add(beside, COMP_NODE, [computed], us, last - first - exposed))
             us = (last - begin) // 1000
-            before = [nodes.add(f"{name}: after the last gradient", COMP_NODE, waits_for, us, end - last)]
-            for node in nodes.taken():
-                serialize_length_prefixed(node, file)
-
-
-class _Nodes:
-    """Numbered from 1."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._new: list[Any] = []
-
-    def add(self, name: str, kind: int, after: list[int], start_us: int, length_ns: int) -> int:
-        from chakra.schema.protobuf.et_def_pb2 import AttributeProto, Node
-
-        self._count += 1
-        node = Node(id=self._count, name=name, type=kind, data_deps=after)
-        node.start_time_micros, node.duration_micros = max(0, start_us), max(1, round(length_ns / 1000))
-        node.attr.append(AttributeProto(name="is_cpu_op", bool_val=False))
-        self._new.append(node)
-        return self._count
-
-    def say(self, **number: int) -> None:
-        from chakra.schema.protobuf.et_def_pb2 import AttributeProto
-
-        self._new[-1].attr.extend(AttributeProto(name=name, int64_val=value) for name, value in number.items())
-
-    def taken(self) -> list[Any]:
-        new, self._new = self._new, []
-        return new
+            before = [add(f"{name}: after the last gradient", COMP_NODE, waits_for, us, end - last)]

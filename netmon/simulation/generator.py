@@ -16,9 +16,8 @@ import pandas as pd
 
 from netmon.dl.generated import Generator, Phase
 from netmon.errors import DataError
-from netmon.history.dataset import frame_of, stream
-from netmon.history.selection import Window, open_rows
-from netmon.simulation.recorded import buckets_of, flows_of, pieces_of
+from netmon.history.dataset import Window, frame_of, open_rows
+from netmon.simulation.traffic import buckets_of, flows_of, pieces_of
 from netmon.units import format_bytes, format_duration
 
 SILENCE_NS = 3_000_000
@@ -84,7 +83,7 @@ def _fitted(
     payload, pairs = sent["payload_bytes"].to_numpy(np.int64), pair[sent["flow"].to_numpy()]
     sizes, gaps, after = [], [], []
     for index in fits:
-        before = _starts_of(iterations, spans.index[index], ranks)
+        before = _of_ranks(iterations, spans.index[index], ranks, "start_ns", "min")
         own_sizes, own_gaps = [], []
         for begin, end in whole.loc[phase_of == index, ["start_ns", "end_ns"]].to_numpy(np.int64).tolist():
             low, high = np.searchsorted(starts, (begin, end))
@@ -100,7 +99,7 @@ def _fitted(
                     last[rank] = ends[inside][takes].max()
             own_gaps.append(np.maximum(0, first - before))
             before = last
-        finished = _ends_of(iterations, spans.index[index], ranks)
+        finished = _of_ranks(iterations, spans.index[index], ranks, "end_ns", "max")
         sizes.append(own_sizes)
         gaps.append(own_gaps)
         after.append(np.maximum(0, finished - before))
@@ -113,14 +112,6 @@ def _fitted(
     return Generator(job, ranks, phases, all_gaps, np.array(after), int(np.median(took[fits])))
 
 
-def _starts_of(iterations: pd.DataFrame, number: object, ranks: int) -> Numbers:
-    return _of_ranks(iterations, number, ranks, "start_ns", "min")
-
-
-def _ends_of(iterations: pd.DataFrame, number: object, ranks: int) -> Numbers:
-    return _of_ranks(iterations, number, ranks, "end_ns", "max")
-
-
 def _of_ranks(iterations: pd.DataFrame, number: object, ranks: int, column: str, default: str) -> Numbers:
     """A moment of each rank; of one that did not report, the earliest or latest of the others."""
     own = iterations[iterations["iteration"] == number]
@@ -131,7 +122,7 @@ def _of_ranks(iterations: pd.DataFrame, number: object, ranks: int, column: str,
 
 def _iterations(data: Path, window: Window) -> pd.DataFrame:
     files, condition = open_rows(data, "iterations", window)
-    rows = frame_of(stream(files, _ITERATION, condition), _ITERATION)
+    rows = frame_of(files, _ITERATION, condition)
     rows = rows[rows["rank"] >= 0]
     if rows.empty:
         raise DataError(f"cannot fit a generator: {data} holds no iteration there whose rank is known")

@@ -15,10 +15,9 @@ import pyarrow.dataset as ds
 
 from netmon.dl.verdict.verdict_text import arithmetic, columns, renamed, sentence
 from netmon.errors import DataError
-from netmon.history.dataset import all_of, open_table, read_rows, stream
+from netmon.history.dataset import Window, all_of, open_table, read_rows, stream
 from netmon.history.frames import plain_words
 from netmon.history.judging import stored_verdicts
-from netmon.history.selection import Window
 from netmon.trace.writer import Detail, Instant, Slice, TraceWriter, draw
 from netmon.units import format_bytes, format_endpoint
 from netmon.views import Verdict

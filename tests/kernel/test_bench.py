@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from netmon.lab import iproute
-from netmon.lab.lease import PREFIX
+from netmon.lab.network import PREFIX
 
 pytestmark = pytest.mark.kernel
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kernel
 # Attaches an empty program of somebody else's to an interface, says so, and stays until its input closes.
 FOREIGN = """
 import sys
-from netmon.bench.rig import Yardsticks
+from netmon.bench.kernel import Yardsticks
 from netmon.kernel import bpf_calls
 how, index = sys.argv[1], int(sys.argv[2])
 yardsticks = Yardsticks()

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from pair import Watched
 
-from netmon.bench.flood import SIZE as SIZE_OF_FRAME
+from netmon.bench.traffic import FRAME_BYTES as SIZE_OF_FRAME
 from netmon.kernel.meter.flow_numbers import ANY
 from netmon.kernel.meter.geometry import choose_geometry
 
@@ -69,7 +69,15 @@ def test_a_flood_of_new_flows_is_bounded_and_the_ranks_flows_are_whole(watched: 
     collector, agent = watched.both("--host", "right")
     before, memory = watched.counters(), resident(agent.pid)
     left, right = watched.left, watched.right
-    flood = ("-m", "netmon.bench.flood", left.interface, left.hardware_address, right.hardware_address, right.address)
+    flood = (
+        "-m",
+        "netmon.bench.traffic",
+        "flood",
+        left.interface,
+        left.hardware_address,
+        right.hardware_address,
+        right.address,
+    )
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": left.address, "MASTER_PORT": "7000"}
     with (
         python(left, "-c", ECHO) as echo,
@@ -117,7 +125,7 @@ def test_what_the_ring_of_new_flows_cannot_hold_is_in_the_overflow(watched: Watc
     ends = (left.interface, left.hardware_address, right.hardware_address, right.address)
     os.kill(agent.pid, signal.SIGSTOP)
     try:
-        left.namespace.run(sys.executable, "-m", "netmon.bench.flood", *ends, str(sent), "50000")
+        left.namespace.run(sys.executable, "-m", "netmon.bench.traffic", "flood", *ends, str(sent), "50000")
     finally:
         os.kill(agent.pid, signal.SIGCONT)
     after = watched.settled()

@@ -19,7 +19,8 @@ import pytest
 from pair import Watched
 from waiting import DIES_WITH_US
 
-from netmon.lab import iproute, lease
+from netmon.lab import iproute
+from netmon.lab.network import PREFIX, RUNS, all_runs
 
 pytestmark = pytest.mark.kernel
 
@@ -63,7 +64,7 @@ class Command:
 
     def runs(self) -> list[str]:
         """Names under which it has namespaces, sockets and files."""
-        return [run for run in lease.runs() if holder(run) == self.process.pid]
+        return [run for run in all_runs() if holder(run) == self.process.pid]
 
     def processes(self) -> list[str]:
         """What runs of all that it has started, and itself."""
@@ -96,7 +97,7 @@ class Command:
 def holder(run: str) -> int | None:
     """The process that holds the lock of a testbed."""
     try:
-        inode = (lease.RUNS / run / "lock").stat().st_ino
+        inode = (RUNS / run / "lock").stat().st_ino
     except OSError:
         return None
     for line in Path("/proc/locks").read_text().splitlines():
@@ -127,8 +128,8 @@ def ends(command: Command, number: signal.Signals, status: int = 130) -> None:
     runs = command.runs()
     assert command.interrupt(number) == status, command.output()
     command.wait_for_end()
-    assert [name for run in runs for name in iproute.namespaces(f"{lease.PREFIX}{run}-")] == []
-    assert [run for run in runs if run in lease.runs()] == []
+    assert [name for run in runs for name in iproute.namespaces(f"{PREFIX}{run}-")] == []
+    assert [run for run in runs if run in all_runs()] == []
 
 
 def test_a_measurement(start: Callable[..., Command], number: signal.Signals) -> None:

@@ -16,12 +16,12 @@ import pytest
 from waiting import wait_for
 
 from netmon.errors import LabError
-from netmon.lab import iproute, lease
-from netmon.lab.network import network
+from netmon.lab import iproute
+from netmon.lab.network import ETC_NETNS, RUNS, abandoned, all_runs, network, remove
 from netmon.lab.process import Process
+from netmon.lab.record import Run
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.kernel
 def remains(run_id):
     """What a run has left on this machine."""
     names = iproute.namespaces(f"netmon-{run_id}-")
-    return [*names, *lease.ETC_NETNS.glob(f"netmon-{run_id}-*"), *lease.RUNS.glob(run_id)]
+    return [*names, *ETC_NETNS.glob(f"netmon-{run_id}-*"), *RUNS.glob(run_id)]
 
 
 def in_host(host, *command):
@@ -84,11 +84,11 @@ def test_what_a_killed_lab_leaves_is_told_from_what_a_living_one_uses_and_remove
     with network(2, 10**9) as living:
         with subprocess.Popen([sys.executable, "-c", lab], stdout=subprocess.PIPE, text=True) as owner:
             run_id, orphan = owner.stdout.readline().split()
-            assert run_id not in lease.abandoned()
+            assert run_id not in abandoned()
             owner.kill()
-        assert run_id in lease.abandoned()
-        assert living.lease.run not in lease.abandoned()
-        lease.remove(run_id)
+        assert run_id in abandoned()
+        assert living.lease.run not in abandoned()
+        remove(run_id)
         assert remains(run_id) == []
         assert len(remains(living.lease.run)) == 6  # three namespaces, two hosts files, a folder
     assert not Path(f"/proc/{orphan}/exe").exists()  # nor does a dead process's that nobody has waited for
@@ -132,7 +132,7 @@ def test_interrupting_the_command_removes_everything(tmp_path):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as lab:
         while not re.search(r"iteration [1-9]", lab.stderr.readline()):
             assert lab.poll() is None
-        record = [run_id for run_id in lease.runs() if owner_of(run_id) == lab.pid]
+        record = [run_id for run_id in all_runs() if owner_of(run_id) == lab.pid]
         os.kill(lab.pid, signal.SIGTERM)
         lab.wait(60)
     assert lab.returncode == 130
@@ -143,7 +143,7 @@ def test_interrupting_the_command_removes_everything(tmp_path):
 
 def owner_of(run_id):
     """The process that holds a run's lock."""
-    inode = (lease.RUNS / run_id / "lock").stat().st_ino
+    inode = (RUNS / run_id / "lock").stat().st_ino
     for line in Path("/proc/locks").read_text().splitlines():
         fields = line.split()
         if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from netmon.errors import UnsupportedError
-from netmon.lab import bus
-from netmon.lab.lease import abandoned
+from netmon.lab.monitor import nats_server
+from netmon.lab.network import abandoned
 
 pytestmark = pytest.mark.kernel
 
@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "netmon", "lab", "run", "--bus", "--overwrite",
 @pytest.fixture(autouse=True)
 def server():
     try:
-        bus.program()
+        nats_server()
     except UnsupportedError as error:
         pytest.skip(str(error))
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from waiting import wait_for
 
-from netmon.lab import iproute, lease
+from netmon.lab import iproute
 from netmon.lab.injections.spec import injection
+from netmon.lab.network import RUNS, all_runs, remove
 from netmon.lab.record import INJECTIONS as FILE
+from netmon.lab.record import Run
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 
@@ -113,15 +114,15 @@ def test_a_killed_lab_leaves_no_rank_stopped(tmp_path):
     log = tmp_path / "lab" / "log" / "injected-0.log"
     with subprocess.Popen([*command, "--cross-load", "0"], stderr=subprocess.DEVNULL) as lab:
         wait_for(lambda: log.exists() and "begun" in log.read_text())
-        (run_id,) = (each for each in lease.runs() if lab.pid in owners(each))
+        (run_id,) = (each for each in all_runs() if lab.pid in owners(each))
         os.kill(lab.pid, signal.SIGKILL)
     names = iproute.namespaces(f"netmon-{run_id}-")
     wait_for(lambda: not [pid for name in names for pid in iproute.processes(name)])
     assert "ended" in log.read_text()
-    lease.remove(run_id)
+    remove(run_id)
 
 
 def owners(run_id):
-    inode = (lease.RUNS / run_id / "lock").stat().st_ino
+    inode = (RUNS / run_id / "lock").stat().st_ino
     fields = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return [int(field[4]) for field in fields if field[1] == "FLOCK" and field[5].endswith(f":{inode}")]

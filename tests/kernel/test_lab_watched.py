@@ -5,9 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from netmon.lab.record import Run
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from netmon.bench.rig import LOOPBACK, PROGRAMS, frame
+from netmon.bench.kernel import LOOPBACK, PROGRAMS, frame
 from netmon.errors import KernelError
 from netmon.kernel import loader
 from netmon.kernel.bpf_calls import dry_run

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from netmon.bench.rig import LOOPBACK, PROGRAMS, Yardsticks, frame
+from netmon.bench.kernel import LOOPBACK, PROGRAMS, Yardsticks, frame
 from netmon.kernel import loader
 from netmon.kernel.bpf_calls import dry_run
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers

@@ -19,11 +19,10 @@ from waiting import wait_for
 
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
-from netmon.lab.record import utc_minus_mono_ns
+from netmon.lab.record import Run, utc_minus_mono_ns
 from netmon.lab.run import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
-from netmon.lab.truth import Run
 from netmon.views import Selection
 from netmon.wire.advice import get_advice
 from netmon.wire.watch import watch_once

@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from netmon.history.selection import Window
+from netmon.history.dataset import Window
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.report.bursts import peak_bytes
-from netmon.simulation.formats import write
-from netmon.simulation.generator import fit
+from netmon.report.scan import peak_bytes
+from netmon.simulation.generator import fit, write_generator
 
 pytestmark = pytest.mark.kernel
 
@@ -45,7 +44,7 @@ def test_what_is_played_sends_what_was_recorded(tmp_path):
     generator, used, _ = fit(spec.data, Window())
     assert used >= 3
     file = tmp_path / "job.json"
-    write("generator", spec.data, Window(), file)
+    write_generator(spec.data, Window(), file)
     played(spec, file, tmp_path / "played")
     rows = pd.read_parquet(tmp_path / "played/iterations")
     assert set(rows["job"].astype(str)) == {"again"}
@@ -75,7 +74,7 @@ def test_what_is_played_takes_as_long_and_is_as_bursty(tmp_path):
     """For a quiet machine: 5 % of the iteration time, 10 % of peak to mean."""
     spec = recorded(tmp_path / "recorded", 60)
     file = tmp_path / "job.json"
-    write("generator", spec.data, Window(), file)
+    write_generator(spec.data, Window(), file)
     played(spec, file, tmp_path / "played")
     times, curves = [], []
     for data in (spec.data, tmp_path / "played"):

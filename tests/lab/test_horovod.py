@@ -6,10 +6,9 @@ import pandas as pd
 import pytest
 
 from netmon.dl.theory import ring_bytes
-from netmon.lab.record import utc_minus_mono_ns
+from netmon.lab.record import Run, utc_minus_mono_ns
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 

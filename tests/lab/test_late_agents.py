@@ -15,10 +15,9 @@ from waiting import wait_for
 
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
-from netmon.lab.record import utc_minus_mono_ns
+from netmon.lab.record import Run, utc_minus_mono_ns
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training, horovod_python
-from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 

@@ -7,9 +7,9 @@ import pytest
 
 from netmon.history.dataset import Tables
 from netmon.lab.outcome import accuracy
+from netmon.lab.record import Run
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 
 pytestmark = pytest.mark.kernel
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from netmon.cli import main
+from netmon.lab.record import Run
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 from netmon.views import NOT_UNDERSTOOD
 
 pytestmark = pytest.mark.kernel

@@ -24,9 +24,8 @@ from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
 from netmon.bench.result import Result
 from netmon.bench.specs import Load
 from netmon.bench.verdict.campaign import ORDER, VerdictResult
-from netmon.bench.verdict.rerun import Rerun, RerunResult
+from netmon.bench.verdict.predictions import Rerun, RerunResult, Shifted, ShiftResult
 from netmon.bench.verdict.scoring import NOTHING, RIGHT, Outcome
-from netmon.bench.verdict.shifting import Shifted, ShiftResult
 from netmon.commands.advise import tables
 from netmon.commands.certificates import certificates_table
 from netmon.commands.doctor import checks_table, interfaces_table

@@ -13,15 +13,14 @@ from netmon.bench.result import show
 from netmon.bench.specs import VerdictSpec
 from netmon.bench.verdict.campaign import Undisturbed, VerdictResult, measure
 from netmon.bench.verdict.plan import KINDS, PER_RUN, in_turn, plan, typical_iteration_ns
-from netmon.bench.verdict.rerun import Rerun, RerunResult, plan_reruns
+from netmon.bench.verdict.predictions import Rerun, RerunResult, plan_reruns, plan_shifts
 from netmon.bench.verdict.scoring import score
-from netmon.bench.verdict.shifting import plan_shifts
 from netmon.bench.verdict.simulated import GOODPUT, Squeeze, judge_one, phases, scenario, simulate, transfer
 from netmon.cli import main
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import judge
 from netmon.errors import DataError
-from netmon.lab.truth import Truth
+from netmon.lab.record import Truth
 
 MS = 1_000_000
 USUAL = 100 * MS

@@ -8,7 +8,7 @@ import pytest
 
 from netmon.history.dataset import Tables
 from netmon.lab.outcome import accuracy, classification
-from netmon.lab.truth import Run
+from netmon.lab.record import Run
 
 HOSTS = [("h0", "198.18.0.1", 0), ("h1", "198.18.0.2", 1), ("h2", "198.18.0.3", None)]
 

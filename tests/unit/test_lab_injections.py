@@ -13,7 +13,7 @@ import pytest
 from waiting import wait_for
 
 from netmon.errors import UsageError
-from netmon.lab.injections import busy, file_server, stopping
+from netmon.lab.injections import programs
 from netmon.lab.injections.spec import (
     CAUSES,
     FILE_PORT,
@@ -25,8 +25,7 @@ from netmon.lab.injections.spec import (
     transfers_of,
 )
 from netmon.lab.spec import RunSpec
-from netmon.lab.trainers.pauses import METRICS, Pauses
-from netmon.lab.trainers.transfers import Transfers
+from netmon.lab.trainers.script import METRICS, Pauses, Transfers
 from netmon.records import Direction
 
 SPEC = RunSpec(Path("out"))
@@ -107,7 +106,7 @@ def test_a_rank_transfers_what_it_is_asked_to(kind, capsys):
     assert transfers_of(asked, 0, ["127.0.0.1"], 80_000_000) == ""
     (text,) = transfers_of(asked, 1, ["127.0.0.1"], 80_000_000).split(",")
     assert text == f"3.25:{kind}:5000000:127.0.0.1:{FILE_PORT}"
-    with script(file_server, "127.0.0.1", port) as server:
+    with program("serve", "127.0.0.1", port) as server:
         try:
             assert server.stdout.readline() == "ready\n"
             transfers, told = Transfers(text.replace(str(FILE_PORT), str(port))), []
@@ -153,13 +152,13 @@ def state(process):
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0]
 
 
-def script(module, *words):
-    command = [sys.executable, "-I", "-S", module.__file__, *map(str, words)]
+def program(*words):
+    command = [sys.executable, "-I", "-S", programs.__file__, *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_process_is_stopped_for_as_long_as_asked(sleeper):
-    with script(stopping, 0.2, sleeper.pid) as stopper:
+    with program("stop", 0.2, sleeper.pid) as stopper:
         told = dict(line.split() for line in stopper.stdout)
     assert stopper.returncode == 0
     assert int(told["ended"]) - int(told["begun"]) >= 200_000_000
@@ -167,7 +166,7 @@ def test_a_process_is_stopped_for_as_long_as_asked(sleeper):
 
 
 def test_a_process_is_let_go_when_its_stopper_has_to_end(sleeper):
-    with script(stopping, 600, sleeper.pid, 2**22 - 1) as stopper:
+    with program("stop", 600, sleeper.pid, 2**22 - 1) as stopper:
         assert stopper.stdout.readline().startswith("begun")
         wait_for(lambda: state(sleeper) == "T")
         stopper.terminate()
@@ -178,7 +177,7 @@ def test_a_process_is_let_go_when_its_stopper_has_to_end(sleeper):
 
 def test_busy_loops_leave_nothing_behind(sleeper):
     before = os.sched_getaffinity(sleeper.pid)
-    with script(busy, 2, 600, sleeper.pid) as disturber:
+    with program("busy", 2, 600, sleeper.pid) as disturber:
         assert disturber.stdout.readline().startswith("begun")
         assert len(os.sched_getaffinity(sleeper.pid)) == 1
         children = Path(f"/proc/{disturber.pid}/task/{disturber.pid}/children").read_text().split()
@@ -194,7 +193,7 @@ def test_busy_loops_leave_other_hosts_their_cpus(sleeper):
     before = os.sched_getaffinity(sleeper.pid)
     with subprocess.Popen(["sleep", "600"]) as other:
         try:
-            with script(busy, 1, 600, sleeper.pid, other.pid) as disturber:
+            with program("busy", 1, 600, sleeper.pid, other.pid) as disturber:
                 assert disturber.stdout.readline().startswith("begun")
                 assert os.sched_getaffinity(other.pid) == (before - {max(before)} or before)
                 disturber.terminate()
@@ -206,7 +205,7 @@ def test_busy_loops_leave_other_hosts_their_cpus(sleeper):
 
 def test_busy_loops_end_by_themselves(sleeper):
     begun = time.monotonic()
-    with script(busy, 1, 0.05, sleeper.pid) as disturber:
+    with program("busy", 1, 0.05, sleeper.pid) as disturber:
         disturber.wait(60)
     assert disturber.returncode == 0
     assert time.monotonic() - begun >= 0.05

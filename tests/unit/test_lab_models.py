@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models' tensors add up to what was published."""
 
+from pathlib import Path
+
 import pytest
 
 from netmon.errors import UsageError
-from netmon.lab.spec import MODELS, workload
+from netmon.lab.spec import MODELS, RunSpec
 
 TENSORS = {"resnet50": 161, "resnet101": 314, "densenet121": 364, "vgg16": 32, "mobilenetv2": 158, "bertlarge": 391}
+
+
+def workload(name, rate_bps, batch=0):
+    return RunSpec(Path("out"), rate_bps=rate_bps).of(name, batch)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -23,7 +29,7 @@ def test_there_are_as_many_tensors_as_frameworks_have(name, tensors):
 def test_one_factor_scales_a_model_with_its_link(name):
     full, tenth = workload(name, 10**10), workload(name, 10**9)
     assert full.parameters == MODELS[name].parameters
-    assert tenth.scale == 0.1
+    assert tenth.size_scale == 0.1
     assert tenth.parameters == pytest.approx(full.parameters / 10, rel=1e-3)
     assert tenth.compute_ns == full.compute_ns
     assert len(tenth.layers) == len(full.layers)

@@ -14,8 +14,8 @@ from waiting import wait_for
 
 from netmon.errors import DataError, LabError
 from netmon.lab.process import Process
-from netmon.lab.trainers.iteration_log import IterationLog
-from netmon.lab.truth import Run
+from netmon.lab.record import Run
+from netmon.lab.trainers.script import IterationLog
 
 READY = "import sdnotify, time; sdnotify.SystemdNotifier().notify('READY=1'); time.sleep(60)"
 
@@ -95,7 +95,7 @@ def test_a_missing_truth(tmp_path):
 def test_the_log_is_written_on_sigterm(tmp_path):
     path = tmp_path / "rank-1.csv"
     program = (
-        "import time; from netmon.lab.trainers.iteration_log import IterationLog\n"
+        "import time; from netmon.lab.trainers.script import IterationLog\n"
         f"with IterationLog({str(path)!r}, 1) as log:\n log.add(0, 1, 2, 3, 4)\n time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:

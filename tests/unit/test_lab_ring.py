@@ -14,8 +14,8 @@ from waiting import free_port
 
 from netmon.errors import LabError
 from netmon.lab.trainers.collectives import PATTERNS, Ring, fused_ends
-from netmon.lab.trainers.layers import gradient_times_ns, layer_sizes
 from netmon.lab.trainers.ring import Gradients
+from netmon.lab.trainers.script import gradient_times_ns, layer_sizes
 
 
 @given(st.integers(1, 10**9), st.integers(1, 64))

@@ -11,9 +11,9 @@ from netmon.commands.lab_results import print_sweep
 from netmon.errors import DataError, UsageError
 from netmon.lab import sweep as sweeps
 from netmon.lab.outcome import sweep_document
+from netmon.lab.record import Run
 from netmon.lab.spec import RunSpec
 from netmon.lab.sweep import SweepSpec, plan, run_spec
-from netmon.lab.truth import Run
 
 
 @pytest.fixture

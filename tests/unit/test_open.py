@@ -17,7 +17,7 @@ from waiting import wait_for
 import netmon
 from netmon.analysis import Live
 from netmon.errors import DataError, UsageError
-from netmon.history.selection import Window, open_rows
+from netmon.history.dataset import Window, open_rows
 from netmon.wire.watch import UnreachableError
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"

@@ -16,9 +16,8 @@ from test_readers import python as reader_python
 from waiting import DIES_WITH_US, wait_for
 
 import netmon
-from netmon.history.dataset import Tables, open_table, stream
+from netmon.history.dataset import Tables, Window, open_rows, open_table, stream
 from netmon.history.files import table_files
-from netmon.history.selection import Window, open_rows
 from netmon.history.stored_rows import StoredRows
 from netmon.past import RECENT, RowQuery
 from netmon.web.hours import Hour

@@ -11,11 +11,9 @@ import pytest
 import synthetic_dataset
 
 from netmon.cli import main
-from netmon.report.exhibit import Frames, GapError
-from netmon.report.figures.style import without_mathematics
-from netmon.report.reading import read_study
 from netmon.report.report import chapters
-from netmon.report.study import Study
+from netmon.report.study import Frames, GapError, Study, read_study
+from netmon.report.style import without_mathematics
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import synthetic_dataset
 
 from netmon.cli import main
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
-from netmon.report.figures.style import COLOUR_OF_CLASS
-from netmon.report.reading import read_study
 from netmon.report.report import chapters
+from netmon.report.study import read_study
+from netmon.report.style import COLOUR_OF_CLASS
 
 NOT_THERE = {"nic-counters", "regression"}  # no counters; every run sends the same
 NOT_THERE |= {

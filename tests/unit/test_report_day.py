@@ -13,9 +13,9 @@ from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, table
 
 from collector.dataset.sink import ParquetSink
 from netmon.history.dataset import Tables
-from netmon.report import reading
-from netmon.report.reading import read_study
-from netmon.report.training_times import training_times
+from netmon.report import study
+from netmon.report.scan import training_times
+from netmon.report.study import read_study
 
 MOST_KB = 1_500_000
 
@@ -29,8 +29,8 @@ def data(tmp_path_factory) -> Path:
 
 def test_sums_are_whole_and_details_are_of_a_part(data, monkeypatch):
     whole = read_study(data)
-    monkeypatch.setattr(reading, "MOST_CELLS", 10_000)
-    monkeypatch.setattr(reading, "MOST_ITERATIONS", 20_000)
+    monkeypatch.setattr(study, "MOST_CELLS", 10_000)
+    monkeypatch.setattr(study, "MOST_ITERATIONS", 20_000)
     part = read_study(data)
     assert (whole.traffic.rows, part.traffic.rows) == (112_000, 112_000)
     for name in ("flows", "phases"):

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from netmon.history.dataset import Tables, open_table, stream
 from netmon.report import scan as scanning
-from netmon.report.cells import Cells, sum_by
-from netmon.report.scan import COLUMNS, Scan, Traffic, scan
-from netmon.report.training_times import training_times
+from netmon.report.scan import COLUMNS, Cells, Scan, Traffic, scan, sum_by, training_times
 
 LINK = ["host", "interface", "direction"]
 SUMS = ["packets", "wire_bytes", "payload_bytes"]

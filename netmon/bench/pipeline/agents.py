@@ -85,15 +85,12 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> "Report":
-        """Of a process that has ended."""
         document: dict[str, Any] = json.loads(path.read_text())
         hosts = [HostReport(**host) for host in document.pop("hosts")]
         return cls(hosts=hosts, **document)
 
 
 class _Agent:
-    """One host's stream."""
-
     def __init__(self, load: Load, host: int, epoch: "_Epoch") -> None:
         self.report = HostReport(widths=[(0, WIDTH_MS)])
         self.delays: list[float] = []

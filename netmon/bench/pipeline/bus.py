@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from nats.aio.msg import Msg
 
-from netmon.lab.bus import program
+from netmon.lab.monitor import nats_server
 from netmon.lab.process import Process
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, Label, batch_subject, down_subject, hello_subject
@@ -28,7 +28,6 @@ class BusCall:
     """
 
     def __init__(self, bus: Bus, host: str, session: str) -> None:
-        """`begin` has to be called before anything else."""
         self._bus, self._host, self._session = bus, host, session
         self._said: asyncio.Queue[Any] = asyncio.Queue()
         self._on_the_way: set[asyncio.Task[Any]] = set()
@@ -37,7 +36,6 @@ class BusCall:
         self._waiting: asyncio.Task[None] | None = None
 
     async def begin(self, hello: bytes) -> None:
-        """Introduce the agent."""
         await self._bus.client.subscribe(down_subject(self._host, self._session), cb=self._receive)
         await self._bus.jetstream.publish(hello_subject(self._host, self._session), hello, timeout=_ANSWER_S)
 
@@ -55,7 +53,6 @@ class BusCall:
         task.add_done_callback(self._answered)
 
     async def read(self) -> Any:
-        """As gRPC's."""
         return await self._said.get()
 
     async def done_writing(self) -> None:
@@ -71,7 +68,6 @@ class BusCall:
         return grpc.StatusCode.OK
 
     def cancel(self) -> None:
-        """Wait for nothing more."""
         for task in (*self._on_the_way, *([self._waiting] if self._waiting else [])):
             task.cancel()
 
@@ -101,6 +97,6 @@ def serving(folder: Path) -> Iterator[tuple[Process, BusSettings]]:
     config.write_text(
         f"listen: 127.0.0.1:{port}\nmax_payload: 20MB\njetstream {{ store_dir: {storage}, sync_interval: always }}\n"
     )
-    with Process("nats", [program(), "-c", str(config)], folder) as process:
+    with Process("nats", [nats_server(), "-c", str(config)], folder) as process:
         process.wait_output("Server is ready", _ANSWER_S)
         yield process, BusSettings((f"nats://127.0.0.1:{port}",))

@@ -73,7 +73,6 @@ class Pattern:
     """Rows of COARSE whose flow_id is a place: of the job's flows, or behind them a slot that flows take in turn."""
 
     def __init__(self, load: Load, kind: Kind) -> None:
-        """Make all variants."""
         self.own, self.others = kind.own, load.flows - kind.own
         self._kind, self._batches, self._span_ns = kind, load.batches, load.span_ms * MS
         self._own_rows = min(load.rows // 4, _MOST_OWN) if kind.own else 0
@@ -179,7 +178,6 @@ def boot_ns(host: int) -> int:
 
 
 def host_name(host: int) -> str:
-    """As the dataset has it."""
     return f"sim{host:04}"
 
 
@@ -258,7 +256,6 @@ class SimulatedHost:
         return [self._flow(index, self.since_s * SECOND_MS * MS) for index in range(self.load.flows)]
 
     def new_flows(self, batch: int) -> list[Flow]:
-        """Those that begin with this batch."""
         first = self.load.flows + self._new * batch
         return [self._flow(index, self.begin_ns(batch)) for index in range(first, first + self._new)]
 
@@ -285,7 +282,6 @@ class SimulatedHost:
     # --- everything else
 
     def begin_ns(self, batch: int) -> int:
-        """When a batch begins."""
         return (self.since_s * SECOND_MS + batch * self.load.span_ms) * MS
 
     def hello(self, clock: ClockSample) -> Hello:
@@ -326,8 +322,6 @@ class SimulatedHost:
 
 
 class Account:
-    """The ledger of one host, batch by batch."""
-
     def __init__(self, host: SimulatedHost) -> None:
         self._host = host
         self._wire, self._packets = [0, 0], [0, 0]

@@ -29,7 +29,6 @@ class SweepResult:
     sweeps: dict[str, list[PipelineResult]]
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per run; the caption says what was simulated."""
         costs = ("cores", "ms per batch", "memory (PSS)", "acknowledged p99, s", "snapshot's age, s", "dataset = truth")
         columns = [*labels("varied"), *figures("hosts", "flows", "jobs", "rows/s", *costs)]
         rows = (row for name, runs in self.sweeps.items() for row in (*(_row(name, run) for run in runs), ()))

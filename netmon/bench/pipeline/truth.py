@@ -7,13 +7,12 @@ What is acknowledged has to be there, and nothing twice; what was sent and not a
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from netmon.bench.pipeline.agents import HostReport, Report
 from netmon.bench.pipeline.host import (
@@ -28,7 +27,9 @@ from netmon.bench.pipeline.host import (
     host_name,
 )
 from netmon.bench.specs import Load
-from netmon.history.files import table_files
+from netmon.errors import NoRowsError
+from netmon.history.dataset import open_table, stream
+from netmon.history.files import read_footer, table_files
 from netmon.records import CLASS_NAMES, Class, Table
 
 if TYPE_CHECKING:
@@ -55,13 +56,11 @@ class Difference:
     wrong: int = 0
 
     def add(self, other: "Difference") -> None:
-        """Of another host."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
     def none(self) -> bool:
-        """Whether the dataset is the truth."""
         return not (self.missing or self.wrong)
 
 
@@ -88,17 +87,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Stored:
-    """A table on disk."""
-
     rows: int
     bytes: int
     files: int
 
 
 def stored(data: Path, table: str) -> Stored:
-    """What there is of it."""
-    files = list((data / table).rglob("*.parquet")) if (data / table).is_dir() else []
-    rows = sum(pq.read_metadata(path).num_rows for path in files)
+    files = table_files(data, table)
+    rows = sum(read_footer(path).num_rows for path in files)
     return Stored(rows, sum(path.stat().st_size for path in files), len(files))
 
 
@@ -117,18 +113,19 @@ def judge(data: Path, load: Load, report: Report) -> Verdict:
 
 
 def _by_host(data: Path, table: str) -> dict[str, pa.Table]:
-    parts = [_plain(pq.ParquetFile(path).read()) for path in table_files(data, table)]
-    rows = pa.concat_tables(parts) if parts else pa.table({"host": []})
+    rows = _rows(data, table)
     return {host: rows.filter(pc.equal(rows["host"], host)) for host in pc.unique(rows["host"]).to_pylist()}
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """Without dictionaries, and what the files say of themselves."""
-    for index, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type):
-            plain = table[column.name].cast(column.type.value_type)
-            table = table.set_column(index, column.name, plain)
-    return table.replace_schema_metadata(None)
+def _rows(data: Path, table: str) -> pa.Table:
+    """All of them, without dictionaries, which differ between files, and what the files say of themselves."""
+    try:
+        found = open_table(data, table)
+    except NoRowsError:
+        return pa.table({"host": pa.array([], pa.string())})
+    plain = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in found.schema]
+    rows = pa.Table.from_batches(stream(found), found.schema.remove_metadata())
+    return rows.cast(pa.schema(plain)).drop_columns("date")
 
 
 # --- rows
@@ -326,18 +323,16 @@ class TableDifference:
 
     @property
     def none(self) -> bool:
-        """Whether they are the same."""
         return not (self.missing or self.extra)
 
 
-def compare(one: Path, other: Path, tables: Sequence[str] = COMPARED) -> dict[str, TableDifference]:
+def compare(one: Path, other: Path) -> dict[str, TableDifference]:
     """By table; one that neither has is the same. Blocks for a second or two per million rows."""
-    return {table: _table_difference(_dataset_rows(one, table), _dataset_rows(other, table)) for table in tables}
+    return {table: _table_difference(_dataset_rows(one, table), _dataset_rows(other, table)) for table in COMPARED}
 
 
 def _dataset_rows(data: Path, name: str) -> "pd.DataFrame":
-    parts = [_plain(pq.ParquetFile(path).read()) for path in sorted((data / name).rglob("*.parquet"))]
-    rows = pa.concat_tables(parts) if parts else pa.table({})
+    rows = _rows(data, name)
     frame: pd.DataFrame = rows.select(sorted({*rows.column_names} - {*LEFT_OUT.get(name, ())})).to_pandas()
     return frame
 
@@ -352,12 +347,8 @@ def _table_difference(one: "pd.DataFrame", other: "pd.DataFrame") -> TableDiffer
     kinds = int(kind.max(initial=-1)) + 1
     more = np.bincount(kind[: len(one)], minlength=kinds) - np.bincount(kind[len(one) :], minlength=kinds)
     shown = [
-        f"{sign} {_text(both.iloc[row])}"
+        f"{sign} {', '.join(f'{name}={value}' for name, value in both.iloc[row].items())}"
         for sign, odd in (("-", more > 0), ("+", more < 0))
         for row in np.flatnonzero(odd[kind])[:_MOST_SHOWN]
     ]
     return TableDifference(len(one), int(more[more > 0].sum()), int(-more[more < 0].sum()), shown)
-
-
-def _text(row: "pd.Series[Any]") -> str:
-    return ", ".join(f"{name}={value}" for name, value in row.items())

@@ -30,6 +30,7 @@ from netmon.bench.result import table
 from netmon.bench.specs import WIDTH_MS, Load, PipelineSpec, Progress, silent
 from netmon.bench.usage import process_seconds
 from netmon.errors import LabError, UnsupportedError, UsageError
+from netmon.lab.injections.quota import cpu_root, limit
 from netmon.lab.process import Process
 from netmon.records import Hello
 from netmon.terminal import Column, FittingTable, labels
@@ -58,8 +59,6 @@ _OWNERS = "netmon-owners"  # bucket: host → worker
 
 @dataclass(frozen=True)
 class Recorded:
-    """hellos, batches: of each host."""
-
     load: Load
     utc_ns: int  # when the simulation began
     hellos: Sequence[Hello]
@@ -74,16 +73,13 @@ class Recorded:
 
     @property
     def spans(self) -> int:
-        """Batches of each host."""
         return self.load.seconds * self.load.batches
 
     @property
     def jobs(self) -> list[list[str]]:
-        """Hosts of each job."""
         return [[host_name(host) for host in self.load.members(job)] for job in range(self.load.jobs)]
 
     def verdict(self, data: Path) -> Verdict:
-        """A dataset of all of them, compared with the truth."""
         hosts = [HostReport(self.spans, self.spans, self.spans, [(0, WIDTH_MS)]) for _ in self.hellos]
         nothing = float("nan")
         return judge(data, self.load, Report(0, self.utc_ns, hosts, nothing, nothing, nothing, nothing, nothing))
@@ -93,13 +89,11 @@ class Player:
     """Publishes recorded batches, as their agents would have."""
 
     def __init__(self, bus: Bus, recorded: Recorded) -> None:
-        """`playing` makes one."""
         self.bus, self._recorded = bus, recorded
         self._owners: dict[str, str] = {}
         self._owners_at = 0  # the bucket's last change when it was read
 
     async def introduce(self) -> None:
-        """All hosts."""
         for hello in self._recorded.hellos:
             data = netmon_pb2.AgentMessage(hello=encode_hello(hello)).SerializeToString()
             await self.bus.jetstream.publish(hello_subject(hello.host, hello.session), data, timeout=_ANSWER_S)
@@ -113,7 +107,6 @@ class Player:
         )
 
     async def end(self) -> None:
-        """Every agent's last word."""
         spans = self._recorded.spans
         await self._put((hello, b"", Label(hello.session, 0, spans, spans)) for hello in self._recorded.hellos)
 
@@ -183,72 +176,45 @@ async def playing(settings: BusSettings, recorded: Recorded) -> AsyncIterator[Pl
 
 # --- A share of the machine's CPU for a process and all that it starts: CPU bandwidth, in a cgroup of its own.
 
-_MOUNTS = Path("/proc/mounts")
-_PERIOD_US = 20_000  # short: what waits for the next one waits in every period
 _GONE_S = 5.0
 
 
-class CpuShare:
-    """Between entering and leaving its context. Works with cgroup v2 and v1; needs root."""
+@contextmanager
+def cpu_share(name: str, cores: float) -> Iterator[Path]:
+    """A cgroup whose processes may use so many cores; they have to end before the context does. Needs root.
 
-    def __init__(self, name: str, cores: float) -> None:
-        """name: one of a kind on this machine. cores: that may be used at most."""
-        self._name, self._cores = name, cores
-        self._folder = Path()
-
-    def __enter__(self) -> "CpuShare":
-        """Raises UnsupportedError where the kernel, or whoever runs us, does not allow it."""
-        quota = round(self._cores * _PERIOD_US)
+    name: one of a kind on this machine. Raises UnsupportedError where the kernel, or who runs us, does not allow it.
+    """
+    try:
+        group = cpu_root() / f"netmon-bench-{os.getpid()}-{name}"
+        group.mkdir()
         try:
-            root, v2 = _controller(_MOUNTS.read_text())
-            self._folder = root / f"netmon-bench-{os.getpid()}-{self._name}"
-            self._folder.mkdir()
-            try:
-                if v2:
-                    (self._folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
-                else:
-                    (self._folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-                    (self._folder / "cpu.cfs_quota_us").write_text(str(quota))
-            except OSError:
-                self._folder.rmdir()
-                raise
-        except (OSError, LookupError) as error:
-            raise UnsupportedError(
-                f"cannot give a worker {self._cores:g} cores: {error}; it takes root and the cgroup controller cpu"
-            ) from None
-        return self
-
-    def inside(self, command: Sequence[str]) -> list[str]:
-        """The command, so that it and what it starts have the share."""
-        script = 'echo $$ > "$0" && exec "$@"'
-        return ["sh", "-c", script, str(self._folder / "cgroup.procs"), *command]
-
-    def seconds(self) -> float:
-        """CPU time of the processes that are in it now."""
-        return process_seconds(map(int, (self._folder / "cgroup.procs").read_text().split()))
-
-    def __exit__(self, *_: object) -> None:
-        """After the processes have ended."""
+            limit(group, cores)
+        except OSError:
+            group.rmdir()
+            raise
+    except (OSError, LookupError) as error:
+        raise UnsupportedError(
+            f"cannot give a worker {cores:g} cores: {error}; it takes root and the cgroup controller cpu"
+        ) from None
+    try:
+        yield group
+    finally:
         deadline = time.monotonic() + _GONE_S
-        while time.monotonic() < deadline:  # the kernel lets go of a process a moment after it is waited for
+        while group.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)  # the kernel lets go of a process a moment after it is waited for
             with contextlib.suppress(OSError):
-                self._folder.rmdir()
-                return
-            time.sleep(0.02)
+                group.rmdir()
 
 
-def _controller(mounts: str) -> tuple[Path, bool]:
-    """Where to make a group with a share, and whether it is cgroup v2's. Raises LookupError, OSError."""
-    lines = [line.split() for line in mounts.splitlines()]
-    for _, index, kind, options, *_ in lines:
-        if kind == "cgroup" and "cpu" in options.split(","):
-            return Path(index), False
-    for _, index, kind, *_ in lines:
-        root = Path(index)
-        if kind == "cgroup2" and "cpu" in (root / "cgroup.controllers").read_text().split():
-            (root / "cgroup.subtree_control").write_text("+cpu")
-            return root, True
-    raise LookupError("no cgroup has the controller cpu")
+def _inside(group: Path, command: Sequence[str]) -> list[str]:
+    """The command, so that it and what it starts are in the group."""
+    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+
+
+def _seconds_of(group: Path) -> float:
+    """CPU time of the processes that are in it now."""
+    return process_seconds(map(int, (group / "cgroup.procs").read_text().split()))
 
 
 # --- workers
@@ -291,8 +257,6 @@ class Played:
 
 @dataclass(frozen=True)
 class WorkersResult:
-    """One worker, several, and what their datasets have in common."""
-
     ALSO = ("simulated", "ratio", "ratio_by_cpu", "same", "true")
     simulated = PLAYED
     load: Load
@@ -313,16 +277,13 @@ class WorkersResult:
 
     @property
     def same(self) -> bool:
-        """Whether the rows are the same, table by table."""
         return all(difference.none for difference in self.differences.values())
 
     @property
     def true(self) -> bool:
-        """Whether both datasets are what was sent."""
         return self.one.verdict.true and self.several.verdict.true
 
     def shown(self) -> Iterator[FittingTable]:
-        """A row per figure, a column for each of the two runs."""
         load, count = self.load, len(self.several.workers)
         what = f"{load.hosts} hosts × {load.rows:,} rows/s in {load.batches} batches/s, {load.jobs} jobs"
         title = f"workers on {self.cores_each:g} cores each, {what}, {load.seconds} s"
@@ -398,7 +359,7 @@ async def _play(recorded: Recorded, workers: int, cores_each: float, folder: Pat
         async with playing(settings, recorded) as player:
             first = _FIRST_S * recorded.load.batches
             await player.publish(0, first)
-            shares = [stack.enter_context(CpuShare(f"w{number}", cores_each)) for number in range(workers)]
+            shares = [stack.enter_context(cpu_share(f"w{number}", cores_each)) for number in range(workers)]
             processes = [
                 stack.enter_context(_worker(number, share, settings, folder)) for number, share in enumerate(shares)
             ]
@@ -411,10 +372,14 @@ async def _play(recorded: Recorded, workers: int, cores_each: float, folder: Pat
             await player.end()
             await player.hold_back(_BEGIN_S)
             await asyncio.sleep(_BEGIN_S)
-            used, of_bus, begin = [share.seconds() for share in shares], process_seconds([server.pid]), time.monotonic()
+            used, of_bus, begin = (
+                [_seconds_of(share) for share in shares],
+                process_seconds([server.pid]),
+                time.monotonic(),
+            )
             await watched.until_stored(progress)
             seconds = time.monotonic() - begin
-            spent = [share.seconds() - before for share, before in zip(shares, used, strict=True)]
+            spent = [_seconds_of(share) - before for share, before in zip(shares, used, strict=True)]
             of_bus = process_seconds([server.pid]) - of_bus
         for process in processes:
             process.end_in_order(seconds=_END_S)
@@ -435,8 +400,8 @@ def _burning(loops: int, cores_each: float, folder: Path) -> Iterator[None]:
     """So many shares of the CPU are used up meanwhile."""
     with ExitStack() as stack:
         for number in range(loops):
-            share = stack.enter_context(CpuShare(f"loop{number}", cores_each))
-            stack.enter_context(Process(f"loop{number}", share.inside([sys.executable, "-c", _BURNS]), folder))
+            share = stack.enter_context(cpu_share(f"loop{number}", cores_each))
+            stack.enter_context(Process(f"loop{number}", _inside(share, [sys.executable, "-c", _BURNS]), folder))
         yield
 
 
@@ -444,11 +409,11 @@ def _name(number: int) -> str:
     return f"w{number + 1}"
 
 
-def _worker(number: int, share: CpuShare, settings: BusSettings, folder: Path) -> Process:
+def _worker(number: int, share: Path, settings: BusSettings, folder: Path) -> Process:
     name = _name(number)
     command = [sys.executable, "-m", "netmon", "collector", "--listen", f"unix:{folder / name}.sock"]
     command += ["--data", str(folder / "data"), "--bus", settings.servers[0], "--worker", name]
-    return Process(name, share.inside(command), folder, notify=folder / f"{name}.ready")
+    return Process(name, _inside(share, command), folder, notify=folder / f"{name}.ready")
 
 
 class _Watched:

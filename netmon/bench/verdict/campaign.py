@@ -18,7 +18,7 @@ import numpy as np
 from netmon.bench.result import document, figure, figures_table, save, table
 from netmon.bench.specs import Progress, VerdictSpec, silent
 from netmon.bench.verdict.plan import KINDS, ensure_run, in_turn, plan
-from netmon.bench.verdict.rerun import RerunResult, plan_reruns, rerun
+from netmon.bench.verdict.predictions import RerunResult, ShiftResult, plan_reruns, plan_shifts, rerun, shift
 from netmon.bench.verdict.scoring import (
     MISSED,
     NO_EFFECT,
@@ -37,12 +37,11 @@ from netmon.bench.verdict.scoring import (
     stored,
     why,
 )
-from netmon.bench.verdict.shifting import ShiftResult, plan_shifts, shift
 from netmon.bench.verdict.simulated import SIMULATED, judge_one, scenario
 from netmon.errors import UsageError
 from netmon.lab.injections.spec import CAUSES, NETWORK
+from netmon.lab.record import Truth, read_truth
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Truth, read_truth
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
 
@@ -59,7 +58,6 @@ class Undisturbed:
     )  # verdicts on them: they took NOTABLE × the usual by themselves
 
     def add(self, truth: Truth, verdicts: Sequence[VerdictRow]) -> None:
-        """One more run. verdicts: verdicts on its job."""
         self.iterations += len(truth.undisturbed)
         self.told += [each for each in verdicts if not _met(truth, each)]
 
@@ -70,11 +68,13 @@ class Undisturbed:
         return {
             "iterations": self.iterations,
             "stood_out": len(self.told),
-            "told": {cause: {"count": len(own), "surest": _surest(own)} for cause, own in of.items()},
+            "told": {
+                cause: {"count": len(own), "surest": max(float(each["confidence"]) for each in own)}
+                for cause, own in of.items()
+            },
         }
 
     def words(self) -> str:
-        """The same in a line."""
         verdicts = self.document()["told"]
         parts = [f"{each['count']} {cause.replace('_', ' ')}" for cause, each in verdicts.items()]
         return f"{len(self.told)} of {self.iterations}{': ' if parts else ''}{', '.join(parts)}"
@@ -88,10 +88,6 @@ def _met(truth: Truth, verdict: VerdictRow) -> bool:
         each["start_ns"] < verdict["end_ns"] and (each["end_ns"] or np.iinfo(np.int64).max) > since
         for each in truth.injections
     )
-
-
-def _surest(verdicts: Sequence[VerdictRow]) -> float:
-    return max(float(each["confidence"]) for each in verdicts)
 
 
 # --- campaign
@@ -125,8 +121,6 @@ class LeftOut:
 
 @dataclass
 class VerdictResult:
-    """What came of it; may still grow while the campaign goes on."""
-
     planned: int  # runs
     outcomes: list[Outcome] = field(default_factory=list)
     accusations: list[Accusation] = field(default_factory=list)
@@ -138,7 +132,6 @@ class VerdictResult:
     shift: ShiftResult = field(default_factory=lambda: ShiftResult(0))
 
     def add(self, outcomes: Sequence[Outcome], accusations: Sequence[Accusation], verdicts: int) -> None:
-        """One more run."""
         self.outcomes += outcomes
         self.accusations += accusations
         self.verdicts += verdicts
@@ -199,7 +192,6 @@ class VerdictResult:
         return sum(each["live_cause"] != each["cause"] for each in both), len(both)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "runs": self.planned,
             "injections": len(self.outcomes),

@@ -14,10 +14,9 @@ import numpy as np
 from netmon.dl.theory import ring_bytes
 from netmon.errors import NetmonError
 from netmon.lab.injections.spec import CAUSES, TRANSFERS, Injection
-from netmon.lab.record import FOLDER
+from netmon.lab.record import FOLDER, Run
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.truth import Run
 from netmon.records import Direction
 
 log = logging.getLogger(__name__)

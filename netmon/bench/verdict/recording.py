@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from netmon.bench.verdict.scoring import Outcome
 from netmon.errors import DataError
-from netmon.lab.truth import read_truth
+from netmon.history.dataset import open_table, stream
+from netmon.lab.record import read_truth
 
 TRUTH = "truth.json"
 _TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", "transport": "start_ns", "host": "start_ns"}
@@ -62,14 +63,14 @@ def _span(start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], outcome: Outco
 
 
 def _cut(run: Path, table: str, since: int, until: int) -> pa.Table:
-    files = sorted(str(path) for path in (run / table).rglob("*.parquet"))
-    dataset = ds.dataset(files, format="parquet")
-    columns = [name for name in dataset.schema.names if name not in _LEFT_OUT.get(table, ())]
+    dataset = open_table(run, table)
+    left_out = ("date", *_LEFT_OUT.get(table, ()))
     moment = _TIMED.get(table)
     condition = (ds.field(moment) >= since) & (ds.field(moment) <= until) if moment else None
-    rows = dataset.to_table(columns=columns, filter=condition)
-    plain = [pa.field(f.name, pa.string()) if pa.types.is_dictionary(f.type) else f for f in rows.schema]
-    return rows.cast(pa.schema(plain)).replace_schema_metadata(rows.schema.metadata)
+    schema = pa.schema([field for field in dataset.schema if field.name not in left_out])
+    rows = pa.Table.from_batches(stream(dataset, schema.names, condition), schema)
+    plain = [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in schema]
+    return rows.cast(pa.schema(plain)).replace_schema_metadata(dataset.schema.metadata)
 
 
 def _renamed(rows: pa.Table, job: str, name: str) -> pa.Table:

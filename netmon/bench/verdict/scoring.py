@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.dataset as ds
 
-from netmon.errors import DataError
+from netmon.errors import DataError, NoRowsError
+from netmon.history.dataset import open_table, stream
 from netmon.lab.injections.spec import CAUSES, NETWORK
-from netmon.lab.truth import Truth
+from netmon.lab.record import Truth
 
 SCORED_FROM = 1.3
 """Of an iteration that takes so many times the baseline there has to be a verdict; there may be one from 1.2 on."""
@@ -98,13 +98,15 @@ def why(data: Path, job: str) -> list[dict[str, Any]]:
 
 def stored(data: Path) -> list[dict[str, Any]]:
     """The verdicts that the collector stored during the training."""
-    files = [str(path) for path in (data / "verdicts").rglob("*.parquet")]
-    rows: list[dict[str, Any]] = ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
-    return rows
+    try:
+        table = open_table(data, "verdicts")
+    except NoRowsError:
+        return []
+    columns = [name for name in table.schema.names if name != "date"]
+    return [row for batch in stream(table, columns) for row in batch.to_pylist()]
 
 
 def score(run: str, truth: Truth, verdicts: Sequence[VerdictRow]) -> tuple[list[Outcome], list[Accusation]]:
-    """One run's. verdicts: verdicts on its job."""
     of_job = [each for each in verdicts if each["job"] == truth.job]
     outcomes = [_outcome(run, truth, each, hit, of_job) for each in truth.injections for hit in _counted(truth, each)]
     return outcomes, accused(run, truth, of_job)
@@ -222,5 +224,4 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def percent(value: float | None) -> str:
-    """For a table."""
     return "unknown" if value is None else f"{value:.1%}"

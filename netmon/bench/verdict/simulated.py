@@ -227,8 +227,6 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Simulated:
-    """The tables, and the truth."""
-
     steps: Steps
     link_totals: LinkTotals
     number: int  # of the iteration that something happened to
@@ -240,7 +238,6 @@ class Simulated:
 
 
 def scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
     generator = np.random.default_rng(seed)
     ranks = int(np.round(2 ** generator.uniform(1, 6)))
     duration = 10 ** generator.uniform(7.5, 8.7)
@@ -294,7 +291,6 @@ class _Tables:
         self.now_ns = float(self._random.uniform(0, 1e6))
 
     def iterate(self, cause: str) -> None:
-        """One more iteration. cause: "" for a usual one."""
         its, start = self._its, self.now_ns
         jitter = 1 + 0.01 * np.abs(self._random.normal(size=its.ranks))
         extra = max(its.strength * its.duration_ns, _LEAST_NS if cause == "host" else 0.0)
@@ -426,7 +422,6 @@ class _Tables:
 
 
 def simulate(its: Scenario) -> Simulated:
-    """The tables of a scenario."""
     tables = _Tables(its)
     for number in range(_BEFORE + 1 + _AFTER):
         tables.iterate(its.cause if number == _BEFORE else "")

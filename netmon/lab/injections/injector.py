@@ -21,12 +21,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from netmon.errors import LabError
 from netmon.lab import iproute
+from netmon.lab.injections import programs
 from netmon.lab.injections.quota import Quota, own_group, throttle
 from netmon.lab.injections.spec import BY_TRAINER, FILE_PORT, TRANSFERS, Injection
 from netmon.lab.network import INTERFACE, Host, Network, shaping
@@ -46,35 +48,27 @@ _PASS, _DROP = 0xFFFFFFFF, 2  # TC_ACT_UNSPEC, TC_ACT_SHOT
 
 def slow(network: Network, host: int, direction: int, share: float) -> None:
     """Leave a link this share of its rate, from now on; 1 undoes it. Raises LabError."""
+    if direction == Direction.RX:
+        _shape_port(network, host, share)
+        return
     shape = shaping(network.rate_bps)
-    rate = max(8000, round(network.rate_bps * share))
-    if direction == Direction.TX:
-        limits = f"rate {rate}bit burst {shape.burst_bytes} limit {shape.host_limit}"
-        iproute.batch("tc", network.hosts[host].namespace, [f"qdisc change dev {INTERFACE} root tbf {limits}"])
-    else:
-        limits = f"rate {rate}bit burst {shape.burst_bytes} limit {shape.port_limit}"
-        _on_switch(network, f"qdisc change dev port{host} root tbf {limits}")
+    limits = f"rate {_rate(network, share)} burst {shape.burst_bytes} limit {shape.host_limit}"
+    iproute.batch("tc", network.hosts[host].namespace, [f"qdisc change dev {INTERFACE} root tbf {limits}"])
 
 
-def shorten(network: Network, host: int, share: float) -> None:
-    """Leave the queue of the switch's port to a host this share of its bytes; 1 undoes it. Raises LabError."""
+def _shape_port(network: Network, host: int, share: float = 1.0, queue: float = 1.0) -> None:
+    """Leave the switch's port to a host these shares of its rate and of its queue. Raises LabError.
+
+    A queue holds a super-packet at least: then what is more than the rate is dropped, as a policer does.
+    """
     shape = shaping(network.rate_bps)
-    limit = max(shape.super_packet, round(shape.port_limit * share))
-    limits = f"rate {network.rate_bps}bit burst {shape.burst_bytes} limit {limit}"
+    limit = max(shape.super_packet, round(shape.port_limit * queue))
+    limits = f"rate {_rate(network, share)} burst {shape.burst_bytes} limit {limit}"
     _on_switch(network, f"qdisc change dev port{host} root tbf {limits}")
 
 
-def police(network: Network, host: int, share: float) -> None:
-    """Let this share of the rate pass to a host, and queue one super-packet: the rest is dropped, as a policer does.
-
-    shorten(…, 1) undoes it. Raises LabError.
-    """
-    shape = shaping(network.rate_bps)
-    rate = max(8000, round(network.rate_bps * share))
-    _on_switch(
-        network,
-        f"qdisc change dev port{host} root tbf rate {rate}bit burst {shape.burst_bytes} limit {shape.super_packet}",
-    )
+def _rate(network: Network, share: float) -> str:
+    return f"{max(8000, round(network.rate_bps * share))}bit"
 
 
 def lose(network: Network, host: int, direction: int, share: float) -> None:
@@ -89,18 +83,12 @@ def lose(network: Network, host: int, direction: int, share: float) -> None:
     )
 
 
-def keep(network: Network, host: int) -> None:
-    """Undo lose()."""
-    _on_switch(network, f"qdisc del dev port{host} clsact")
-
-
 def _on_switch(network: Network, *lines: str) -> None:
     iproute.batch("tc", network.lease.namespace("switch"), lines)
 
 
 # --- How each kind is begun and ended. What takes CPU time to start is started before the training.
 
-_HERE = Path(__file__).parent
 _CROSS_PORT = 5301
 _JOB_PORT = 30_500
 _JOB_PORTS = 200  # of one job
@@ -128,25 +116,20 @@ class Action:
         """Undo what is left, after the training or instead of end()."""
 
     def truth(self) -> dict[str, Any]:
-        """What else is to be written down."""
         return {"hosts": list(self.hosts)}
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What injections are made in."""
-
     spec: RunSpec
     network: Network
     record: Record
 
     @property
     def logs(self) -> Path:
-        """Where processes print to."""
         return self.record.folder / "log"
 
     def host_of(self, rank: int) -> Host:
-        """Where a rank runs."""
         return self.network.hosts[self.spec.ring[rank]]
 
 
@@ -186,7 +169,7 @@ class _Cross(Action):
         return began
 
     def end(self) -> int:
-        self._programs = sorted({_program(process.pid) for process in self._cross.processes})
+        self._programs = sorted({_name_of(process.pid) for process in self._cross.processes})
         self._cross.stop()
         ended: int = self._cross.truth["ended"]["mono_ns"]
         return ended
@@ -251,7 +234,7 @@ class _Job(Action):
 
     def _hold(self) -> None:
         ranks = [str(rank.pid) for rank in self._training.ranks]
-        command = [*PRIORITY, *_script("stopping.py"), str(_STANDING_BY), *ranks]
+        command = [*PRIORITY, *_program("stop"), str(_STANDING_BY), *ranks]
         self._guard = Process(f"{self.job}-held", command, self._logs)
         self._guard.wait_output(r"begun (\d+)", _READY_SECONDS)
 
@@ -277,10 +260,10 @@ class _Script(Action):
         if injection.kind == "hog":  # who is hurt, then who is on other hosts
             ranks = sorted(range(len(training.ranks)), key=lambda rank: rank != injection.rank)
         pids = [str(training.ranks[rank].pid) for rank in ranks]
-        what = ["stopping.py", seconds] if injection.kind != "hog" else ["busy.py", loops, seconds]
+        what = ["stop", seconds] if injection.kind != "hog" else ["busy", loops, seconds]
         # Hogs are of the rank's host, as other services there are; who stops ranks is nobody's.
         host = self._where.host_of(injection.rank) if injection.kind == "hog" else None
-        command = [*PRIORITY, *_script(what[0]), *what[1:], *pids]
+        command = [*PRIORITY, *_program(*what), *pids]
         self._process = Process(f"injected-{self._number}", command, self._where.logs, host=host)
         return int(self._process.wait_output(r"begun (\d+)", _READY_SECONDS)[1])
 
@@ -315,10 +298,6 @@ class _Throttled(Action):
             self._quota = None
 
 
-def _nothing(network: Network, injection: Injection) -> None:
-    pass
-
-
 _Change = Callable[[Network, Injection], None]
 _CHANGES: dict[str, tuple[_Change, _Change]] = {
     "slow-link": (
@@ -326,17 +305,18 @@ _CHANGES: dict[str, tuple[_Change, _Change]] = {
         lambda network, its: slow(network, its.host, its.direction, 1.0),
     ),
     "small-queue": (
-        lambda network, its: shorten(network, its.host, its.effective_strength),
-        lambda network, its: shorten(network, its.host, 1.0),
+        lambda network, its: _shape_port(network, its.host, queue=its.effective_strength),
+        lambda network, its: _shape_port(network, its.host),
     ),
     "policer": (
-        lambda network, its: police(network, its.host, its.effective_strength),
-        lambda network, its: shorten(network, its.host, 1.0),
+        lambda network, its: _shape_port(network, its.host, its.effective_strength, queue=0.0),
+        lambda network, its: _shape_port(network, its.host),
     ),
     "loss": (
         lambda network, its: lose(network, its.host, its.direction, its.effective_strength),
-        lambda network, its: keep(network, its.host),
+        lambda network, its: _on_switch(network, f"qdisc del dev port{its.host} clsact"),
     ),
+    "nothing": (lambda network, its: None, lambda network, its: None),
 }
 
 
@@ -345,7 +325,7 @@ class _Changed(Action):
 
     def __init__(self, injection: Injection, network: Network) -> None:
         host = injection.host
-        self._do, self._undo = _CHANGES.get(injection.kind, (_nothing, _nothing))
+        self._do, self._undo = _CHANGES[injection.kind]
         self._injection, self._network = injection, network
         self.hosts = [network.hosts[host].name] if host >= 0 else []
         self._begun = False
@@ -391,7 +371,7 @@ class _Transferred(Action):
         self._injection = injection
         rank, server = where.host_of(injection.rank), where.network.hosts[injection.target]
         self.hosts, self._far = [rank.name, server.name], f"{server.address}:{FILE_PORT + number}"
-        command = [*PRIORITY, *_script("file_server.py"), *self._far.split(":")]
+        command = [*PRIORITY, *_program("serve", *self._far.split(":"))]
         self._server = Process(f"injected-{number}", command, where.logs, host=server)
         self._server.wait_output("ready", _READY_SECONDS)
         self._rank: Process | None = None
@@ -399,7 +379,7 @@ class _Transferred(Action):
 
     def begin(self, training: Training) -> int:
         self._rank = training.ranks[self._injection.rank]
-        self._programs = [_program(self._rank.pid)]
+        self._programs = [_name_of(self._rank.pid)]
         return self._moment("begun")
 
     def end(self) -> int:
@@ -417,11 +397,11 @@ class _Transferred(Action):
         return int(self._rank.wait_output(pattern, _READY_SECONDS)[1])
 
 
-def _script(name: str) -> Sequence[str]:
-    return (sys.executable, "-I", "-S", str(_HERE / name))
+def _program(*words: str) -> list[str]:
+    return [sys.executable, "-I", "-S", programs.__file__, *words]
 
 
-def _program(process: int) -> str:
+def _name_of(process: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/comm").read_text().strip()
     return ""
@@ -443,7 +423,7 @@ class _Injected:
     ended_ns: int = 0
 
 
-class Injector:
+class Injector(AbstractContextManager["Injector"]):
     """The injections of one run; leaving the context undoes what is not undone, and writes the truth."""
 
     def __init__(self, spec: RunSpec, network: Network, record: Record) -> None:
@@ -485,12 +465,7 @@ class Injector:
         if self._failure:
             raise self._failure
 
-    def __enter__(self) -> "Injector":
-        """Nothing: all are ready."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        """Undo, end and write."""
         self._close()
         if self._all:
             (self._where.record.folder / INJECTIONS).write_text(json.dumps(self._truth(), indent=2) + "\n")

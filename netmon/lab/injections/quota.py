@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A limit on the CPU time of a process, by a control group of its own (cgroup v2, or v1)."""
+"""A limit on the CPU time of processes, by a control group of their own (cgroup v2, or v1)."""
 
 import contextlib
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from netmon.errors import LabError, UnsupportedError
 
 _ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _V1 = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct"))
-_PERIOD_US = 20_000
+_PERIOD_US = 20_000  # short: what waits for the next one waits in every period
 _LEAST_US = 1_000  # that the kernel accepts
-_WEIGHT = {1: ("cpu.shares", "29154"), 2: ("cpu.weight", "2847")}  # of one process of the lab's PRIORITY, by version
+_WEIGHTS = {"cpu.shares": "29154", "cpu.weight": "2847"}  # of one process of the lab's PRIORITY, by the file for it
 _BY_SESSION = Path("/proc/sys/kernel/sched_autogroup_enabled")  # 1: all sessions weigh as much as a new group does
 PREFIX = "netmon-lab-"
 
@@ -34,15 +34,17 @@ def own_group(run: str, process: int) -> Path:
 
     That group shows what throttles it. run: the testbed's. Raises UnsupportedError or LabError.
     """
-    root, version = _controller()
-    group = root / f"{PREFIX}{run}-{process}"
+    try:
+        group = cpu_root() / f"{PREFIX}{run}-{process}"
+    except LookupError as error:
+        raise UnsupportedError(f"cannot limit a rank's CPU time: {error}; inject hog instead of quota") from None
     if group.is_dir():
         return group
-    name, weight = _WEIGHT[version]
     try:
         group.mkdir()
         if not (_BY_SESSION.exists() and _BY_SESSION.read_text().strip() == "1"):
-            (group / name).write_text(weight)
+            weight = next(name for name in _WEIGHTS if (group / name).exists())
+            (group / weight).write_text(_WEIGHTS[weight])
         (group / "cgroup.procs").write_text(str(process))
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -53,17 +55,22 @@ def own_group(run: str, process: int) -> Path:
 
 def throttle(run: str, process: int, cores: float) -> Quota:
     """Leave a process so many cores from now on. Raises as own_group does."""
-    group, (_, version) = own_group(run, process), _controller()
-    quota = max(_LEAST_US, round(cores * _PERIOD_US))
+    group = own_group(run, process)
     try:
-        if version == 1:
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-            file, limit, unlimited = group / "cpu.cfs_quota_us", str(quota), "-1"
-        else:
-            file, limit, unlimited = group / "cpu.max", f"{quota} {_PERIOD_US}", f"max {_PERIOD_US}"
-        file.write_text(limit)
+        return limit(group, cores)
     except OSError as error:
         raise LabError(f"cannot limit process {process} to {cores:g} cores by {group}: {error.strerror}") from None
+
+
+def limit(group: Path, cores: float) -> Quota:
+    """Leave the processes of a group so many cores together, from now on. Raises OSError."""
+    quota_us = max(_LEAST_US, round(cores * _PERIOD_US))
+    if (group / "cpu.max").exists():
+        file, text, unlimited = group / "cpu.max", f"{quota_us} {_PERIOD_US}", f"max {_PERIOD_US}"
+    else:
+        (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+        file, text, unlimited = group / "cpu.cfs_quota_us", str(quota_us), "-1"
+    file.write_text(text)
     return Quota(file, unlimited)
 
 
@@ -75,14 +82,17 @@ def remove_groups(run: str) -> None:
                 group.rmdir()
 
 
-def _controller() -> tuple[Path, int]:
+def cpu_root() -> Path:
+    """Where groups that share out CPU time are made. Raises LookupError where the machine has no such place."""
     for root in _ROOTS:
         with contextlib.suppress(OSError):
             if "cpu" in (root / "cgroup.subtree_control").read_text().split():
-                return root, 2
+                return root
     for root in _V1:
         if (root / "cgroup.procs").exists():
-            return root, 1
-    raise UnsupportedError(
-        "cannot limit a rank's CPU time: no cgroup here has the cpu controller; inject hog instead of quota"
-    )
+            return root
+    for root in _ROOTS:
+        with contextlib.suppress(OSError):
+            (root / "cgroup.subtree_control").write_text("+cpu")
+            return root
+    raise LookupError("no cgroup here has the cpu controller")

@@ -4,6 +4,7 @@
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from netmon.lab.record import now
 from netmon.lab.traffic.profiles import PROFILES, Offer
 
 
-class CrossTraffic:
+class CrossTraffic(AbstractContextManager["CrossTraffic"]):
     """One sender and one receiver; leaving the context ends both."""
 
     def __init__(
@@ -61,7 +62,6 @@ class CrossTraffic:
 
     @property
     def begun(self) -> bool:
-        """Whether the sender was started."""
         return self._begun
 
     def begin(self) -> None:
@@ -108,12 +108,7 @@ class CrossTraffic:
         command = [*self._priority, *self._profile.sender(self._offer), *options]
         return Process(f"{self._name}-sender", command, self._logs, host=self._source)
 
-    def __enter__(self) -> "CrossTraffic":
-        """Nothing: the receiver runs already."""
-        return self
-
     def __exit__(self, *exception: object) -> None:
-        """End sender and receiver."""
         if self._sender:
             self._sender.end()
         self._receiver.end()

@@ -34,7 +34,6 @@ class FlowSizes:
 
     @property
     def mean(self) -> float:
-        """Mean flow size in bytes."""
         middles = (self._sizes[1:] + self._sizes[:-1]) / 2
         return float(np.sum(middles * np.diff(self._probabilities)))
 

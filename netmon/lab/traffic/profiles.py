@@ -28,17 +28,12 @@ class Offer:
 class Profile:
     """One kind of cross traffic. The sender stops at SIGTERM and prints its account."""
 
-    description: str
     receiver: Callable[[Offer], list[str]]
     sender: Callable[[Offer], list[str]]
     listening: str  # what the receiver prints when it is ready, a regular expression
     account: Callable[[str], dict[str, Any]]  # the sender's output → at least bytes_sent
     signalled: tuple[str, ...] = ()  # options with which the sender gets ready and begins at SIGUSR1; (): it cannot
     sending: str = ""  # what the sender prints before its first flow, with the moment (CLOCK_MONOTONIC); "": nothing
-
-
-def _iperf_receiver(offer: Offer) -> list[str]:
-    return ["iperf3", "--server", "--bind", offer.address, "--port", str(offer.port), "--forceflush"]
 
 
 def _iperf_sender(offer: Offer) -> list[str]:
@@ -52,44 +47,37 @@ def _iperf_account(output: str) -> dict[str, Any]:
     return {"bytes_sent": sent["bytes"], "seconds": sent["seconds"], "retransmits": sent["retransmits"]}
 
 
-def _flows_receiver(offer: Offer) -> list[str]:
-    return [*_RECEIVE, f"{offer.address}:{offer.port}"]
-
-
-def _flows_sender(profile: str) -> Callable[[Offer], list[str]]:
-    def command(offer: Offer) -> list[str]:
+def _made(profile: str) -> Callable[[Offer], list[str]]:
+    def options(offer: Offer) -> list[str]:
         load = ["--load-bps", str(offer.load_bps), "--rate-bps", str(offer.rate_bps), "--seed", str(offer.seed)]
-        return [*_SEND, f"{offer.address}:{offer.port}", "--profile", profile, *load]
+        return ["--profile", profile, *load]
 
-    return command
-
-
-def _file_sender(offer: Offer) -> list[str]:
-    return [*_SEND, f"{offer.address}:{offer.port}", "--file", str(offer.file), "--repeat"]
+    return options
 
 
-def _flows_account(output: str) -> dict[str, Any]:
-    account: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    return account
-
-
-def _flows(description: str, sender: Callable[[Offer], list[str]]) -> Profile:
-    sending = r"sending since (\d+)"
-    return Profile(description, _flows_receiver, sender, "listening", _flows_account, ("--hold",), sending)
+def _flows(load: Callable[[Offer], list[str]]) -> Profile:
+    """load: the sender's options that say what it sends."""
+    return Profile(
+        lambda offer: [*_RECEIVE, f"{offer.address}:{offer.port}"],
+        lambda offer: [*_SEND, f"{offer.address}:{offer.port}", *load(offer)],
+        "listening",
+        lambda output: dict(json.loads(output.strip().splitlines()[-1])),
+        ("--hold",),
+        r"sending since (\d+)",
+    )
 
 
 PROFILES = {
-    "iperf": Profile(
-        "one long TCP flow at a steady rate (iperf3)",
-        _iperf_receiver,
+    "iperf": Profile(  # one long TCP flow at a steady rate
+        lambda offer: ["iperf3", "--server", "--bind", offer.address, "--port", str(offer.port), "--forceflush"],
         _iperf_sender,
         "Server listening",
         _iperf_account,
     ),
-    "websearch": _flows("flows of web-search sizes, at a consistent rate (Algorithm 1)", _flows_sender("websearch")),
-    "datamining": _flows("flows of data-mining sizes, at a consistent rate (Algorithm 1)", _flows_sender("datamining")),
-    "poisson": _flows("flows of web-search sizes, a Poisson process", _flows_sender("poisson")),
-    "burst": _flows("web-search flows, 1 ms at 300 % every 10 ms (Algorithm 2)", _flows_sender("burst")),
-    "file": _flows("the flows of a load file", _file_sender),
+    "websearch": _flows(_made("websearch")),  # flows of web-search sizes, at a consistent rate (Algorithm 1)
+    "datamining": _flows(_made("datamining")),  # flows of data-mining sizes, at a consistent rate (Algorithm 1)
+    "poisson": _flows(_made("poisson")),  # flows of web-search sizes, a Poisson process
+    "burst": _flows(_made("burst")),  # web-search flows, 1 ms at 300 % every 10 ms (Algorithm 2)
+    "file": _flows(lambda offer: ["--file", str(offer.file), "--repeat"]),
 }
 """The algorithms are those of the thesis' appendix A.1."""

@@ -15,7 +15,6 @@ _BACKLOG = 4096
 
 
 def drain(connection: socket.socket) -> None:
-    """Receive to the end; blocks."""
     flags = socket.MSG_TRUNC | socket.MSG_WAITALL
     with connection, contextlib.suppress(OSError):  # a flow that was cut off at the end of the run
         while connection.recv_into(_AT_ONCE, len(_AT_ONCE), flags):
@@ -31,7 +30,6 @@ def receive(host: str, port: int) -> None:
 
 
 def main() -> None:
-    """Receive on the address that the first argument names."""
     host, _, port = sys.argv[1].rpartition(":")
     receive(host, int(port))
 

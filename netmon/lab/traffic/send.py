@@ -37,8 +37,6 @@ _PR_SET_TIMERSLACK = 29
 
 
 class _Over(NamedTuple):
-    """A flow that is over."""
-
     late_ns: int
     lasted_ns: int
     sent: int
@@ -49,7 +47,6 @@ class Sender:
     """Sends flows to one address until it is stopped, and knows what it really sent."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        """address: the receiver's."""
         self._address = address
         self._stopped = threading.Event()
         self._open: set[socket.socket] = set()
@@ -62,7 +59,6 @@ class Sender:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was started."""
         return self._stopped.is_set()
 
     def run(self, loads: Iterable[Table], begun: Callable[[int], None] = lambda _: None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +54,6 @@ class Mesh:
         transfer(f"rank {self.rank}", outgoing, incoming)
 
     def close(self) -> None:
-        """End all connections."""
         for connection in self._of.values():
             connection.close()
 
@@ -136,7 +134,6 @@ class Ring:
             self._exchange(chunks[ours], chunks[theirs])
 
     def close(self) -> None:
-        """End both connections."""
         self._to.close()
         self._from.close()
 
@@ -164,68 +161,56 @@ def fused_ends(layers: Sequence[int], fusion_bytes: int, size: int) -> list[int]
 GROUP = 2  # ranks per group of the hierarchical pattern, as if they shared a server
 
 
-class Collective(Protocol):
-    """One rank's part in an all-reduce."""
+class MeshCollective:
+    """One rank's part in an all-reduce over connections to some of the others."""
 
-    rank: int
-    size: int
-
-    def all_reduce(self, block: Floats) -> None:
-        """Sum `block`, shape (n,), n a multiple of size, over all ranks, in place; blocks. Raises LabError."""
-
-    def close(self) -> None:
-        """End all connections."""
-
-
-class Star:
-    """Rank 0 is the parameter server: it receives every gradient, sums, and sends the sum to each."""
-
-    def __init__(self, rank: int, addresses: Sequence[str], port: int = PORT) -> None:
-        """Connect; blocks. Raises LabError."""
+    def __init__(self, rank: int, addresses: Sequence[str], peers: Sequence[int], port: int) -> None:
+        """peers: ranks that this one sends to or receives from. Blocks until all are there. Raises LabError."""
         self.rank, self.size = rank, len(addresses)
-        self._workers = list(range(1, self.size)) if rank == 0 else []
-        self._mesh = Mesh(rank, addresses, self._workers or [0], port)
-
-    def all_reduce(self, block: Floats) -> None:
-        """As in Collective. A worker sends n·4 payload bytes, the server (N−1)·n·4."""
-        _reduce(self._mesh, block, self._workers, None if self.rank == 0 else 0)
-
-    def close(self) -> None:
-        """End all connections."""
-        self._mesh.close()
-
-
-class Tree:
-    """Sums rise in a binary tree to rank 0, the result falls: children of rank k are 2k+1 and 2k+2."""
-
-    def __init__(self, rank: int, addresses: Sequence[str], port: int = PORT) -> None:
-        """Connect; blocks. Raises LabError."""
-        self.rank, self.size = rank, len(addresses)
-        self._children = [child for child in (2 * rank + 1, 2 * rank + 2) if child < self.size]
-        self._parent = (rank - 1) // 2 if rank else None
-        peers = [*self._children, *([] if self._parent is None else [self._parent])]
         self._mesh = Mesh(rank, addresses, peers, port)
 
     def all_reduce(self, block: Floats) -> None:
-        """As in Collective. A rank sends n·4 payload bytes per edge that it has."""
-        _reduce(self._mesh, block, self._children, self._parent)
+        """Sum `block`, shape (n,), n a multiple of size, over all ranks, in place; blocks. Raises LabError."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """End all connections."""
         self._mesh.close()
 
 
-class Clique:
+class Star(MeshCollective):
+    """Rank 0 is the parameter server: it receives every gradient, sums, and sends the sum to each."""
+
+    def __init__(self, rank: int, addresses: Sequence[str], port: int = PORT) -> None:
+        self._workers = list(range(1, len(addresses))) if rank == 0 else []
+        super().__init__(rank, addresses, self._workers or [0], port)
+
+    def all_reduce(self, block: Floats) -> None:
+        """A worker sends n·4 payload bytes, the server (N−1)·n·4."""
+        _reduce(self._mesh, block, self._workers, None if self.rank == 0 else 0)
+
+
+class Tree(MeshCollective):
+    """Sums rise in a binary tree to rank 0, the result falls: children of rank k are 2k+1 and 2k+2."""
+
+    def __init__(self, rank: int, addresses: Sequence[str], port: int = PORT) -> None:
+        self._children = [child for child in (2 * rank + 1, 2 * rank + 2) if child < len(addresses)]
+        self._parent = (rank - 1) // 2 if rank else None
+        super().__init__(rank, addresses, [*self._children, *([] if self._parent is None else [self._parent])], port)
+
+    def all_reduce(self, block: Floats) -> None:
+        """A rank sends n·4 payload bytes per edge that it has."""
+        _reduce(self._mesh, block, self._children, self._parent)
+
+
+class Clique(MeshCollective):
     """Everyone with everyone: each rank sums one shard, then sends it to all."""
 
     def __init__(self, rank: int, addresses: Sequence[str], port: int = PORT) -> None:
-        """Connect; blocks. Raises LabError."""
-        self.rank, self.size = rank, len(addresses)
-        self._peers = [peer for peer in range(self.size) if peer != rank]
-        self._mesh = Mesh(rank, addresses, self._peers, port)
+        self._peers = [peer for peer in range(len(addresses)) if peer != rank]
+        super().__init__(rank, addresses, self._peers, port)
 
     def all_reduce(self, block: Floats) -> None:
-        """As in Collective. A rank sends 2·(N−1)/N·n·4 payload bytes, as in a ring, but to all at once."""
+        """A rank sends 2·(N−1)/N·n·4 payload bytes, as in a ring, but to all at once."""
         shards = block.reshape(self.size, -1)
         received = {peer: np.empty_like(shards[0]) for peer in self._peers}
         self._mesh.exchange({peer: shards[peer] for peer in self._peers}, received)
@@ -234,27 +219,21 @@ class Clique:
         ours = dict.fromkeys(self._peers, shards[self.rank])
         self._mesh.exchange(ours, {peer: shards[peer] for peer in self._peers})
 
-    def close(self) -> None:
-        """End all connections."""
-        self._mesh.close()
 
-
-class Hierarchical:
+class Hierarchical(MeshCollective):
     """Groups of two: the second rank of each sends to the first, the first ones form a ring."""
 
     def __init__(self, rank: int, addresses: Sequence[str], port: int = PORT) -> None:
-        """Connect; blocks. Raises LabError."""
-        self.rank, self.size = rank, len(addresses)
         leader = rank - rank % GROUP
         self._leader = None if rank == leader else leader
-        self._members = [member for member in range(leader + 1, min(leader + GROUP, self.size)) if rank == leader]
-        self._mesh = Mesh(rank, addresses, self._members or ([leader] if rank != leader else []), port)
+        self._members = [member for member in range(leader + 1, min(leader + GROUP, len(addresses))) if rank == leader]
+        super().__init__(rank, addresses, self._members or ([leader] if rank != leader else []), port)
         leaders = list(addresses[::GROUP])
         ports = port + self.size  # of their ring
         self._ring = Ring(rank // GROUP, leaders, ports) if rank == leader and len(leaders) > 1 else None
 
     def all_reduce(self, block: Floats) -> None:
-        """As in Collective. A member sends n·4 payload bytes, a leader that much and its part in the leaders' ring."""
+        """A member sends n·4 payload bytes, a leader that much and its part in the leaders' ring."""
         if self._leader is not None:
             self._mesh.exchange({self._leader: block}, {})
             self._mesh.exchange({}, {self._leader: block})
@@ -268,8 +247,7 @@ class Hierarchical:
         self._mesh.exchange(dict.fromkeys(self._members, block), {})
 
     def close(self) -> None:
-        """End all connections."""
-        self._mesh.close()
+        super().close()
         if self._ring:
             self._ring.close()
 
@@ -290,6 +268,7 @@ def _gather(mesh: Mesh, block: Floats, peers: Sequence[int]) -> None:
         block += values
 
 
+Collective = Ring | MeshCollective
 PATTERNS: dict[str, Callable[[int, Sequence[str], int], Collective]] = {
     "ring": Ring,
     "star": Star,

@@ -12,21 +12,22 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from iteration_log import IterationLog, wait_until  # type: ignore[import-not-found]
-from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
-from options import options  # type: ignore[import-not-found]
 from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
-from pauses import Pauses  # type: ignore[import-not-found]
+from script import (  # type: ignore[import-not-found]
+    IterationLog,
+    Pauses,
+    Transfers,
+    gradient_times_ns,
+    options,
+    read_layers,
+    wait_until,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from transfers import Transfers  # type: ignore[import-not-found]
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
-    """The layers, with a forward pass."""
-
     def __init__(self, layers: list[int]) -> None:
-        """layers: parameters of each."""
         super().__init__()
         self.layers = build_model(layers)
 
@@ -43,16 +44,13 @@ class Moments:
     """
 
     def __init__(self) -> None:
-        """Before the first step."""
         self.begin()
 
     def begin(self) -> None:
-        """A backward pass begins."""
         self.first_enqueue = self.last_wait = self.interrupted = 0
         self._interruptions = interruptions()
 
     def hand_over(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """For DistributedDataParallel.register_comm_hook."""
         if not self.first_enqueue:
             self.first_enqueue = time.monotonic_ns()
             self.interrupted = interruptions() - self._interruptions
@@ -84,7 +82,6 @@ def _profiled(path: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Train on random numbers."""
     parser = options("one rank of a DistributedDataParallel training job")
     parser.add_argument("--profile", default="", help="where PyTorch's profiler writes its trace")
     args = parser.parse_args()

@@ -18,12 +18,10 @@ import numpy.typing as npt
 from netmon.dl.generated import Generator, read_generator
 from netmon.horovod import Steps
 from netmon.lab.trainers.collectives import PORT, Mesh
-from netmon.lab.trainers.iteration_log import IterationLog, wait_until
+from netmon.lab.trainers.script import IterationLog, wait_until
 
 
 class Player:
-    """One rank's part."""
-
     def __init__(self, generator: Generator, rank: int, mesh: Mesh, seed: int) -> None:
         """mesh: with a connection to every peer."""
         self._generator, self._rank, self._mesh = generator, rank, mesh
@@ -60,7 +58,6 @@ class Player:
 
 
 def main() -> None:
-    """Run the rank that the environment names."""
     parser = argparse.ArgumentParser(description="one rank of a recorded job, played again")
     parser.add_argument("--addresses", required=True, help="of all ranks, comma-separated")
     parser.add_argument("--port", type=int, default=PORT, help="on which ranks listen, of each job its own")

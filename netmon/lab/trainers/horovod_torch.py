@@ -9,12 +9,16 @@ import time
 import horovod.torch as hvd
 import horovod.torch.optimizer as hvd_optimizer
 import torch
-from iteration_log import IterationLog, wait_until  # type: ignore[import-not-found]
-from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
-from options import options  # type: ignore[import-not-found]
 from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
-from pauses import Pauses  # type: ignore[import-not-found]
-from transfers import Transfers  # type: ignore[import-not-found]
+from script import (  # type: ignore[import-not-found]
+    IterationLog,
+    Pauses,
+    Transfers,
+    gradient_times_ns,
+    options,
+    read_layers,
+    wait_until,
+)
 
 
 class Moments:
@@ -31,7 +35,6 @@ class Moments:
         hvd_optimizer.synchronize = self._note_synchronize
 
     def begin(self) -> None:
-        """A step begins."""
         self.first_enqueue = self.last_wait = 0
         self.interrupted = interruptions() - self._interruptions
 
@@ -69,7 +72,6 @@ class Moments:
 
 
 def main() -> None:
-    """Train on random numbers."""
     parser = options("one rank of a Horovod training job")
     parser.add_argument("--marks", action="store_true", help="tell netmon's agent of every step")
     args = parser.parse_args()

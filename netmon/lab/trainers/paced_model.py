@@ -4,7 +4,7 @@
 import resource
 
 import torch
-from iteration_log import wait_until  # type: ignore[import-not-found]
+from script import wait_until  # type: ignore[import-not-found]
 
 
 def interruptions() -> int:
@@ -23,7 +23,6 @@ class Pace(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        """Wait for it."""
         wait_until(ctx.deadline_ns)
         return gradient, None
 

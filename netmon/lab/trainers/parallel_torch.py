@@ -11,11 +11,13 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from iteration_log import IterationLog  # type: ignore[import-not-found]
-from layers import layer_sizes  # type: ignore[import-not-found]
-from options import options  # type: ignore[import-not-found]
 from paced_model import build_model  # type: ignore[import-not-found]
-from pauses import Pauses  # type: ignore[import-not-found]
+from script import (  # type: ignore[import-not-found]
+    IterationLog,
+    Pauses,
+    layer_sizes,
+    options,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -92,7 +94,6 @@ def experts(parameters: int, compute_s: float) -> Step:
 
 
 def main() -> None:
-    """Train on random numbers."""
     parser = options("one rank of a training job that exchanges more than gradients")
     parser.add_argument("--kind", choices=("fsdp", "pipeline", "experts"), required=True)
     args = parser.parse_args()

@@ -21,10 +21,7 @@ import numpy as np
 from netmon.errors import LabError
 from netmon.horovod import Steps
 from netmon.lab.trainers.collectives import PATTERNS, PORT, Collective, Floats, fused_ends
-from netmon.lab.trainers.iteration_log import IterationLog, wait_until
-from netmon.lab.trainers.layers import gradient_times_ns, read_layers
-from netmon.lab.trainers.pauses import Pauses
-from netmon.lab.trainers.transfers import Transfers
+from netmon.lab.trainers.script import IterationLog, Pauses, Transfers, gradient_times_ns, read_layers, wait_until
 
 # --- When a rank may begin its next iteration: so that jobs which share a link keep out of each other's way.
 #
@@ -38,8 +35,6 @@ _LOOK_NS = 20_000_000  # at the file, while waiting
 
 
 class Pace:
-    """Of one rank."""
-
     def __init__(self, path: str) -> None:
         """path: of the file; empty: there is none."""
         self._path = Path(path) if path else None
@@ -133,7 +128,6 @@ class Trainer:
         threading.Thread(target=self._communicate, name="communication", daemon=True).start()
 
     def train(self, iterations: int, steps: Steps, log: IterationLog, pauses: Pauses, pace: Pace) -> None:
-        """Train; blocks."""
         metric = np.zeros(self._gradients.size, np.float32)
         for iteration in range(iterations):
             pace.wait()
@@ -183,7 +177,6 @@ class Trainer:
 
 
 def main() -> None:
-    """Run the rank that the environment names."""
     parser = argparse.ArgumentParser(description="one rank of the lab's own trainer")
     parser.add_argument("--addresses", required=True, help="of all ranks, comma-separated")
     parser.add_argument("--port", type=int, default=PORT, help="on which ranks listen, of each job its own")
@@ -193,7 +186,7 @@ def main() -> None:
     parser.add_argument("--compute-ns", type=int, required=True)
     parser.add_argument("--backward-share", type=float, default=0.0)
     parser.add_argument("--iterations", type=int, required=True)
-    parser.add_argument("--pauses", default="", help="as in pauses.py")
+    parser.add_argument("--pauses", default="", help="as Pauses has them")
     parser.add_argument("--transfers", default="", help="AFTER:upload or download:BYTES:ADDRESS:PORT, comma-separated")
     parser.add_argument("--pace", default="", help="file that says when iterations may begin: BEGIN PERIOD, in ns")
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")

@@ -3,8 +3,7 @@
 
 import pandas as pd
 
-from netmon.report.exhibit import Chapter, Exhibit, Frames, need
-from netmon.report.study import Study
+from netmon.report.study import Chapter, Exhibit, Frames, Study, need
 
 
 def _run_frames(study: Study) -> Frames:
@@ -13,10 +12,6 @@ def _run_frames(study: Study) -> Frames:
         return {"runs": runs}
     seen = study.all_times.groupby("run").agg(iterations=("time_s", "size"), median_s=("time_s", "median"))
     return {"runs": runs.join(seen, on="run")}
-
-
-def _account_frames(study: Study) -> Frames:
-    return {"accounts": need(study.accounts, "the table ledger is missing")}
 
 
 def _owner_frames(study: Study) -> Frames:
@@ -51,7 +46,7 @@ CHAPTER = Chapter(
             "",
             "NIC counter = attributed + overflow + lost in the kernel + lost in the agent + not visible; "
             "coverage: attributed over the NIC's counter.",
-            _account_frames,
+            lambda study: {"accounts": need(study.accounts, "the table ledger is missing")},
             rows=60,
         ),
         Exhibit(

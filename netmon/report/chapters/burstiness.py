@@ -10,14 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from netmon.history.frames import groups, records
-from netmon.report.burst_scan import ALL
-from netmon.report.bursts import HOT, Ints, peak_bytes, peak_to_mean
-from netmon.report.cells import sum_by
-from netmon.report.chapters.volumes import traffic_of
-from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
-from netmon.report.figures.style import COLOUR_OF_CLASS, INK, legend_outside, panels
-from netmon.report.scan import MS, Traffic
-from netmon.report.study import Study
+from netmon.report.scan import ALL, HOT, MS, Ints, Traffic, peak_bytes, peak_to_mean, sum_by
+from netmon.report.study import Chapter, Exhibit, Frames, GapError, Study, need, traffic_of
+from netmon.report.style import COLOUR_OF_CLASS, INK, legend_outside, panels
 from netmon.units import format_duration
 
 # --- Figures about bursts.

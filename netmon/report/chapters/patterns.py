@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 
 from netmon.history.frames import groups, records
 from netmon.records import CLASS_NAMES
-from netmon.report.chapters.volumes import DL, traffic_of, training_pairs
-from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
-from netmon.report.figures.style import COLOUR_OF_CLASS, INK, cumulative, legend_outside, log_if_wide, panels
+from netmon.report.chapters.traffic import DL, training_pairs
 from netmon.report.flows import ring_order
 from netmon.report.scan import PHASES
-from netmon.report.study import Study
+from netmon.report.study import NO_TIMES, Chapter, Exhibit, Frames, GapError, Study, need, traffic_of
+from netmon.report.style import COLOUR_OF_CLASS, INK, cumulative, legend_outside, log_if_wide, panels
 
 # --- Figures of the communication-patterns study.
 
@@ -49,7 +48,7 @@ def durations(figure: Figure, durations: pd.DataFrame) -> None:
             rows = own[own["part"] == part]
             if len(rows):
                 cumulative(ax, rows["seconds"], color=colour, linestyle=line, label=f"{part} ({len(rows)})")
-        log_if_wide(ax.xaxis, own["seconds"])
+        log_if_wide(ax, own["seconds"])
         ax.set_xlabel("duration (s)")
         ax.set_ylabel("share of iterations")
         ax.legend(loc="lower right")
@@ -65,7 +64,7 @@ def bytes_per_flow(figure: Figure, steps: pd.DataFrame) -> None:
         flows = len(rows[["session", "flow_id"]].drop_duplicates())
         style: dict[str, Any] = {"linestyle": lines[place // 4 % 4], "color": colours[place % 4]}
         cumulative(ax, rows["payload_bytes"] / 1e6, label=f"{model} ({flows} flows)", **style)
-    log_if_wide(ax.xaxis, steps["payload_bytes"] / 1e6)
+    log_if_wide(ax, steps["payload_bytes"] / 1e6)
     ax.set_xlabel("payload per flow and iteration (MB)")
     ax.set_ylabel("share of flows' iterations")
     ax.legend(loc="upper left")
@@ -113,7 +112,7 @@ def _phase_frames(study: Study) -> Frames:
 
 def _duration_frames(study: Study) -> Frames:
     """Long form: part (iteration, communication, exposed, compute) and its seconds, by iteration."""
-    times = need(study.times, "there is no iteration after the first one")
+    times = need(study.times, NO_TIMES)
     columns = {"iteration": times["time_s"], "communication": times["communication_s"], "exposed": times["exposed_s"]}
     parts = [
         times[["run", "job", "model", "iteration", "node_shared"]].assign(part=part, seconds=seconds)

@@ -13,9 +13,8 @@ from netmon.dl.sharing.advice_text import of_share
 from netmon.dl.sharing.compatibility import phases, scores_by_shift
 from netmon.dl.sharing.drift import relative_phases
 from netmon.errors import DataError
-from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
-from netmon.report.figures.style import INK, legend_outside, not_all, panels
-from netmon.report.study import Study
+from netmon.report.study import Chapter, Exhibit, Frames, GapError, Study, need
+from netmon.report.style import INK, legend_outside, not_all, panels
 
 # --- Jobs that share links.
 
@@ -57,7 +56,6 @@ def drift(figure: Figure, drift: pd.DataFrame) -> None:
 
 
 def scores(figure: Figure, scores: pd.DataFrame) -> None:
-    """A panel per share."""
     names = list(dict.fromkeys(scores["share"]))
     for ax, name in zip(panels(figure, names, height=2.6), names, strict=False):
         own = scores[scores["share"] == name]

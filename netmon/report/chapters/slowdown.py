@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from netmon.dl.verdict.verdict_text import cause_words, renamed, sentence
 from netmon.history.frames import groups, records
-from netmon.report.congestion import CongestionPoint, rescaled
-from netmon.report.exhibit import Chapter, Exhibit, Frames, need
-from netmon.report.figures.style import (
+from netmon.report.iteration_times import CongestionPoint, Fit, fit_families, quiet_in_every_profile, rescaled
+from netmon.report.study import NO_LEVELS, NO_TIMES, Chapter, Exhibit, Frames, Study, by_profile, need
+from netmon.report.style import (
     CROSS_LABEL,
     INK,
     THEORY,
@@ -26,9 +26,6 @@ from netmon.report.figures.style import (
     panels,
     profile_style,
 )
-from netmon.report.fits import Fit, fit_families
-from netmon.report.iteration_times import quiet_in_every_profile
-from netmon.report.study import Study, by_profile
 from netmon.views import Verdict
 
 # --- Figures of the thesis' chapter 3.
@@ -151,7 +148,7 @@ def time_cdf(figure: Figure, times: pd.DataFrame) -> None:
                 color=colours[level],
                 label=f"{level:.0%} cross traffic" if level == 0 else f"{level:.0%}",
             )
-        log_if_wide(ax.xaxis, times["time_s"])
+        log_if_wide(ax, times["time_s"])
         ax.set_xlabel("iteration time (s)")
         ax.set_ylabel("share of iterations")
     legend_outside(figure, max(axes, key=lambda ax: len(ax.get_legend_handles_labels()[1])), columns=10)
@@ -160,7 +157,6 @@ def time_cdf(figure: Figure, times: pd.DataFrame) -> None:
 # --- The chapter: its tables, and what they say.
 
 _SLOWEST = 20
-NO_LEVELS = "there is no iteration whose cross traffic is known"
 
 
 def congestion_table(study: Study) -> pd.DataFrame:
@@ -225,7 +221,7 @@ def _cdf_frames(study: Study) -> Frames:
 
 def _slowest_frames(study: Study) -> Frames:
     """The slowest iterations, and the verdict on each that stood out."""
-    times = need(study.times, "there is no iteration after the first one")
+    times = need(study.times, NO_TIMES)
     baseline = times.groupby(["run", "job"])["time_s"].transform("median")
     slowest = times.assign(times_median=times["time_s"] / baseline).nlargest(_SLOWEST, "times_median")
     by = ["run", "job", "iteration"]

@@ -10,9 +10,8 @@ import pyarrow.dataset as ds
 from matplotlib.figure import Figure
 
 from netmon.records import CLASS_NAMES, Class
-from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError
-from netmon.report.figures.style import COLOUR_OF_CLASS, INK, stack
-from netmon.report.study import Study
+from netmon.report.study import NO_TIMES, Chapter, Exhibit, Frames, GapError, Study
+from netmon.report.style import COLOUR_OF_CLASS, INK, stack
 
 # --- Flows 1, 2 and 3 of the thesis around an iteration: read once more, but only the moments that are drawn.
 
@@ -35,7 +34,7 @@ def middle(study: Study) -> Moment:
     """Choose the iteration: in the middle of those with cross traffic, else of all. Raises GapError without any."""
     times = study.times[study.times["run"] == study.focus] if study.focus else study.times
     if times.empty:
-        raise GapError("there is no iteration after the first one")
+        raise GapError(NO_TIMES)
     disturbed = times[times["node_shared"].eq(True)]
     rows = (disturbed if len(disturbed) else times).sort_values("start_ns")
     chosen = rows.iloc[len(rows) // 2]
@@ -96,8 +95,6 @@ def _parts(moment: Moment, rows: pd.DataFrame) -> list[tuple[str, str, str, str,
             )
     return parts
 
-
-# --- The chapter: its tables, and what they say.
 
 # --- Rates over time.
 

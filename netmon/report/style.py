@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, PercentFormatter
 
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
-from netmon.report.exhibit import GapError
+from netmon.report.study import GapError
 
 COLOUR_OF_CLASS = {**dict(zip(CLASS_NAMES, CLASS_COLOURS, strict=True)), "all": "#000000"}
 INK, THEORY = "#000000", "#000000"
@@ -49,7 +49,6 @@ SETTINGS: Any = {
 
 
 def profile_style(profile: str) -> dict[str, Any]:
-    """Colour and marker of a traffic profile."""
     colour, marker = _PROFILES.get(profile, _OTHER_PROFILES[sum(map(ord, profile)) % len(_OTHER_PROFILES)])
     return {"color": colour, "marker": marker}
 
@@ -102,18 +101,16 @@ def without_mathematics(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{name: table[name].replace(r"\$", r"\\$", regex=True) for name in texts})
 
 
-def log_if_wide(axis: Any, values: pd.Series, factor: float = 8) -> None:
-    """A logarithmic x or y axis where the values, all positive, span more than the factor; else one from 0."""
+def log_if_wide(ax: Axes, values: pd.Series) -> None:
+    """A logarithmic x axis where the values, all positive, span more than a factor of 8; else one from 0."""
     known = values[values > 0]
-    wide = len(known) > 0 and known.max() > factor * known.min()
-    ax, x = axis.axes, axis.axis_name == "x"
-    if wide:
-        (ax.set_xscale if x else ax.set_yscale)("log")
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("")
+    if len(known) and known.max() > 8 * known.min():
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter("")
     else:
-        (ax.set_xlim if x else ax.set_ylim)(0, known.max() * 1.05 if len(known) else 1)
+        ax.set_xlim(0, known.max() * 1.05 if len(known) else 1)
 
 
 def stack(figure: Figure, titles: Sequence[str], height: float = 1.15) -> list[Axes]:
@@ -152,8 +149,8 @@ def legend_outside(figure: Figure, ax: Axes, columns: int = 6) -> None:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(handles)))
 
 
-def by_model(figure: Figure, table: pd.DataFrame, **shared: Any) -> Iterator[tuple[Axes, str, pd.DataFrame]]:
+def by_model(figure: Figure, table: pd.DataFrame) -> Iterator[tuple[Axes, str, pd.DataFrame]]:
     """A panel per model: its axes, its name and its rows."""
     models = sorted(table["model"].unique())
-    for ax, model in zip(panels(figure, models, **shared), models, strict=False):
+    for ax, model in zip(panels(figure, models), models, strict=False):
         yield ax, model, table[table["model"] == model]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast and how regular the traffic is, and what sets its volume: the traffic-characteristics study."""
+"""How much, from whom to whom, how fast and how regular: the traffic-characteristics study."""
 
 from typing import Any
 
@@ -8,13 +8,143 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from netmon.history.frames import groups
-from netmon.report.chapters.volumes import DL, NO_FLOWS, traffic_of
+from netmon.records import CLASS_NAMES, Class
 from netmon.report.estimates import linear_regression, mean_confidence, period
-from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
-from netmon.report.figures.style import COLOUR_OF_CLASS, INK, legend_outside, not_all, panels, stack
-from netmon.report.flows import host_names, once_per_flow
+from netmon.report.flows import SIZE_CLASSES, host_names, once_per_flow, size_class, who_sends_to_whom
 from netmon.report.scan import MS, SLICE_NS
-from netmon.report.study import Study
+from netmon.report.study import NO_FLOWS, NO_TIMES, Chapter, Exhibit, Frames, GapError, Study, need, traffic_of
+from netmon.report.style import COLOUR_OF_CLASS, INK, legend_outside, not_all, panels, stack
+
+# --- Figures of volumes, pairs and sizes.
+
+_MOST_JOBS = 16
+
+
+def volume(figure: Figure, volume: pd.DataFrame) -> None:
+    """Stacked bars by class: sent and received, a row per job."""
+    jobs = sorted(volume["job"].unique())[:_MOST_JOBS]
+    axes = panels(figure, ["sent", "received"], height=1.4 + 0.26 * len(jobs), sharey=True)
+    for ax, direction in zip(axes, ("tx", "rx"), strict=True):
+        own = volume[volume["direction"] == direction]
+        sums = own.pivot_table(index="job", columns="class", values="wire_bytes", aggfunc="sum").reindex(jobs).fillna(0)
+        left = np.zeros(len(jobs))
+        for name in [name for name in CLASS_NAMES if name in sums]:
+            ax.barh(jobs, sums[name] / 1e9, left=left, color=COLOUR_OF_CLASS[name], label=name, height=0.65)
+            left += sums[name].to_numpy() / 1e9
+        ax.set_xlabel("volume (GB)")
+        ax.grid(axis="y", visible=False)
+        ax.margins(x=0.05)
+    axes[0].set_ylim(max(len(jobs), 3) - 0.5, -0.5)
+    legend_outside(figure, max(axes, key=lambda ax: len(ax.get_legend_handles_labels()[1])))
+
+
+def heat_map(figure: Figure, pairs: pd.DataFrame) -> None:
+    """Sender by receiver, a panel per job; the jobs with the most bytes."""
+    sums = pairs.groupby(["run", "job"])["payload_bytes"].sum().sort_values(ascending=False)
+    keys = list(sums.index)
+    names = [job if run in (job, "") else f"{run}" for run, job in keys]
+    for ax, (run, job) in zip(panels(figure, names, columns=3), keys, strict=False):
+        own = pairs[(pairs["run"] == run) & (pairs["job"] == job)]
+        hosts = sorted({*own["source"], *own["target"]})
+        matrix = own.pivot_table(index="source", columns="target", values="payload_bytes", aggfunc="sum")
+        matrix = matrix.reindex(index=hosts, columns=hosts) / 1e6
+        shown = matrix.where(matrix > 0)
+        image = ax.imshow(shown, cmap="cividis", vmin=0)
+        ax.set_xticks(range(len(hosts)), hosts, rotation=0 if len(hosts) < 7 else 90)
+        ax.set_yticks(range(len(hosts)), hosts)
+        ax.set_xlabel("receiver")
+        ax.set_ylabel("sender")
+        ax.title.set_fontsize("small")  # a run's name is long alongside a colour bar
+        ax.grid(visible=False)
+        figure.colorbar(image, ax=ax, shrink=0.8, label="payload (MB)")
+
+
+def sizes(figure: Figure, sizes: pd.DataFrame) -> None:
+    """Number of flows, and their payload, by size class and class."""
+    classes = [name for name in CLASS_NAMES if name in set(sizes["class"])]
+    axes = panels(figure, ["number of flows", "payload"], height=2.6)
+    width = 0.8 / max(len(classes), 1)
+    for ax, column, scale in zip(axes, ("flows", "payload_bytes"), (1, 1e6), strict=True):
+        for place, name in enumerate(classes):
+            own = sizes[sizes["class"] == name].set_index("size")[column].reindex(list(SIZE_CLASSES)).fillna(0) / scale
+            x = np.arange(len(SIZE_CLASSES)) + (place - (len(classes) - 1) / 2) * width
+            ax.bar(x, own, width=width * 0.92, color=COLOUR_OF_CLASS[name], label=name)
+        ax.set_yscale("symlog", linthresh=1)
+        ax.set_ylim(bottom=0)
+        ax.set_xticks(range(len(SIZE_CLASSES)), ["small\n< 100 kB", "medium", "large\n≥ 10 MB"])
+        ax.grid(axis="x", visible=False)
+    axes[0].set_ylabel("flows")
+    axes[1].set_ylabel("payload (MB)")
+    legend_outside(figure, axes[0])
+
+
+# --- The chapter: its tables, and what they say.
+
+DL = (CLASS_NAMES[Class.DL_ONLY], CLASS_NAMES[Class.DL_SHARED])
+_AMOUNTS = ["packets", "wire_bytes", "payload_bytes"]
+
+
+def _volume_frames(study: Study) -> Frames:
+    rows = traffic_of(study).phases
+    rows = rows[rows["job"] != ""]
+    need(rows, "no row of buckets belongs to a job")
+    sums = rows.groupby(["job", "direction", "class"], as_index=False)[_AMOUNTS].sum()
+    iterations = study.all_times.groupby("job").size() if len(study.ranks) else pd.Series(dtype=int)
+    return {"volume": sums.assign(iterations=sums["job"].map(iterations).fillna(0).astype(int))}
+
+
+def training_pairs(study: Study) -> pd.DataFrame:
+    """who_sends_to_whom of the training flows that carried payload. Raises GapError where there are none."""
+    flows = need(study.flows, NO_FLOWS)
+    dl = flows[flows["class"].isin(DL)]
+    pairs = who_sends_to_whom(need(dl, "no flow is known to be a training job's"))
+    return need(pairs[pairs["payload_bytes"] > 0], "no training flow carried payload")
+
+
+def _size_frames(study: Study) -> Frames:
+    """Flows and payload by class and size class; a flow with two classes counts with that of most of its bytes."""
+    flows = once_per_flow(need(study.flows, NO_FLOWS))
+    keys = ["session", "flow_id"]
+    payload = flows.groupby(keys)["payload_bytes"].transform("sum")
+    main = flows.assign(payload=payload).sort_values("payload_bytes").drop_duplicates(keys, keep="last")
+    sizes = main.assign(size=size_class(main["payload"]))
+    counted = sizes.groupby(["class", "size"], as_index=False).agg(
+        flows=("flow_id", "size"), payload_bytes=("payload", "sum")
+    )
+    return {"sizes": counted}
+
+
+VOLUMES = Chapter(
+    "Traffic characteristics: volumes",
+    (
+        Exhibit(
+            "volume",
+            "Volume per job",
+            "traffic characteristics",
+            "Wire bytes on the links of the job's hosts, by direction and class: what they sent and received.",
+            _volume_frames,
+            volume,
+        ),
+        Exhibit(
+            "who-to-whom",
+            "Who sends to whom",
+            "traffic characteristics, heat map",
+            "Training payload by sender and receiver, counted at the sender.",
+            lambda study: {"pairs": training_pairs(study)},
+            heat_map,
+        ),
+        Exhibit(
+            "flow-sizes",
+            "Flows by size",
+            "traffic characteristics and communication patterns",
+            "Small: less than 100 kB of payload in all; large: at least 10 MB (limits are ours). A flow between "
+            "two watched hosts counts once.",
+            _size_frames,
+            sizes,
+        ),
+    ),
+)
+
 
 # --- Figures of rates and regularity.
 
@@ -142,7 +272,7 @@ def _slices(study: Study) -> pd.DataFrame:
     return slices.assign(rate_bps=slices["payload_bytes"] * 8e9 / SLICE_NS)
 
 
-def _flow_frames(study: Study) -> Frames:
+def _flow_rate_frames(study: Study) -> Frames:
     slices = _in_focus(study, _slices(study))
     slices = slices[slices["payload_bytes"] > 0]
     need(slices, "no flow of the run carried payload")
@@ -195,7 +325,7 @@ def _mean_frames(study: Study) -> Frames:
 def _period_frames(study: Study) -> Frames:
     """Per run: the period of what its first rank's link sends, by autocorrelation, alongside the iteration time."""
     traffic = traffic_of(study)
-    need(study.times, "there is no iteration after the first one")
+    need(study.times, NO_TIMES)
     runs: Any = study.runs.set_index("run").to_dict("index")
     rows = []
     for (run, job), times in groups(study.times, "run", "job"):
@@ -227,7 +357,7 @@ def _period_frames(study: Study) -> Frames:
 
 def _regression_frames(study: Study) -> Frames:
     """Data per step on the attributes of each run."""
-    times = need(study.times, "there is no iteration after the first one")
+    times = need(study.times, NO_TIMES)
     steps = times.groupby("run").agg(step_bytes=("dl_tx_bytes", "mean"), level=("measured", "mean"))
     attributes = ["parameters", "ranks", "compute_ns", "batch"]
     runs = study.runs.set_index("run")[["model", *attributes]]
@@ -242,7 +372,7 @@ def _regression_frames(study: Study) -> Frames:
     return {"terms": terms, "runs": known}
 
 
-CHAPTER = Chapter(
+RATES = Chapter(
     "Traffic characteristics: rates and regularity",
     (
         Exhibit(
@@ -250,7 +380,7 @@ CHAPTER = Chapter(
             "Throughput per flow over time",
             "traffic characteristics",
             "Payload rate in intervals of 250 ms of the largest flows of the run in focus.",
-            _flow_frames,
+            _flow_rate_frames,
             flow_throughput,
         ),
         Exhibit(

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every training script has besides training; standard library only, for Horovod's environment imports it, too.
+
+Its options, how a model's parameters lie in its layers, the truth about its iterations, and what it does now and then.
+"""
+
+import argparse
+import gc
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """The model, its pace, and where the script writes down what it saw."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--params", type=int, default=4_000_000)
+    parser.add_argument("--layers", default="", help="JSON file with the parameters of each layer, instead")
+    parser.add_argument("--compute", type=float, default=0.1, help="seconds of forward and backward pass, mostly waits")
+    parser.add_argument("--backward-share", type=float, default=0.0, help="of them, in which gradients come")
+    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--pauses", default="", help="as Pauses has them")
+    parser.add_argument("--transfers", default="", help="AFTER:upload or download:BYTES:ADDRESS:PORT, comma-separated")
+    parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
+    return parser
+
+
+# --- How a model's parameters lie in its layers.
+
+LAYERS = 16
+
+
+def layer_sizes(parameters: int, layers: int = LAYERS) -> list[int]:
+    """Parameters of each layer, first to last; they add up to `parameters`, each at least 1.
+
+    Layers grow linearly, as the stages of convolutional networks do: the last has `layers` times the first.
+    """
+    layers = max(1, min(layers, parameters))
+    spare, weights = parameters - layers, layers * (layers + 1) // 2
+    ends = [spare * (k * (k + 1) // 2) // weights for k in range(layers + 1)]
+    return [1 + end - start for start, end in pairwise(ends)]
+
+
+def read_layers(path: str, parameters: int) -> list[int]:
+    """Layers from a file, a JSON list of numbers; without a file, those of layer_sizes()."""
+    if not path:
+        return layer_sizes(parameters)
+    sizes: list[int] = json.loads(Path(path).read_text())
+    return sizes
+
+
+def gradient_times_ns(layers: int, compute_ns: int, backward_share: float) -> list[int]:
+    """When each layer's gradient is there, last layer first, in ns from the step's start.
+
+    The backward pass takes the last `backward_share` of the computing, and each layer an equal part of it. With 0 all
+    gradients come at its end.
+    """
+    forward_ns = compute_ns * (1 - backward_share)
+    backward_ns = compute_ns - forward_ns
+    return [round(forward_ns + backward_ns * (done + 1) / layers) for done in range(layers)]
+
+
+# --- The truth about a rank's iterations.
+
+COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns,interrupted"
+
+
+class IterationLog:
+    """One CSV line per iteration, times in CLOCK_MONOTONIC ns. Kept in memory, written when the context is left.
+
+    SIGTERM leaves the context, too. One line per iteration also goes to standard output, as trainers do.
+    """
+
+    def __init__(self, path: str, rank: int, after: Callable[[int], None] = lambda _: None) -> None:
+        """Log of one rank. after: is reported every iteration how many have finished."""
+        self._path = Path(path)
+        self._rank = rank
+        self._after = after
+        self._lines = [COLUMNS]
+
+    def add(
+        self, iteration: int, step_start: int, first_enqueue: int, last_wait: int, step_end: int, interrupted: int = 0
+    ) -> None:
+        """One finished iteration. interrupted: not 0 where the scheduler came between a moment and its noting."""
+        moments = (self._rank, iteration, step_start, first_enqueue, last_wait, step_end, int(bool(interrupted)))
+        self._lines.append(",".join(map(str, moments)))
+        print(f"iteration {iteration} took {(step_end - step_start) / 1e9:.3f} s", flush=True)
+        self._after(iteration + 1)
+
+    def __enter__(self) -> "IterationLog":
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._path.write_text("\n".join(self._lines) + "\n")
+
+
+def wait_until(deadline_ns: int) -> None:
+    """Sleep until a moment of CLOCK_MONOTONIC: what an accelerator's work looks like to the host."""
+    while (left := deadline_ns - time.monotonic_ns()) > 0:
+        time.sleep(left / 1e9)
+
+
+# --- What a script does now and then besides training.
+#
+# All ranks evaluate, write a checkpoint, or go on with another batch size, after a step: the work is a wait, as the
+# trainers' computing is, and an evaluation ends with its metrics averaged over the ranks: small all-reduces, as scripts
+# have them. One rank is late within a step: it waits for its data, or computes, for longer than the others; or its
+# garbage is collected in the middle of its backward pass, in which nothing else of that Python runs.
+
+METRICS = 4
+_NEVER_S = 1e6
+_OF_ALL_RANKS = ("evaluate", "checkpoint", "batch")
+
+
+class Pauses:
+    """When a script pauses: AFTER:SECONDS:KIND:RANK:STRENGTH,…, AFTER being a number of finished iterations.
+
+    STRENGTH: the share of the time in which a late rank computes; of a batch, times as long as at first that a step
+    computes from then on. A rank that is not RANK is neither late nor collects.
+    """
+
+    def __init__(self, text: str = "", rank: int = 0) -> None:
+        """text: as the option has it; empty: never. rank: whose pauses they are."""
+        self._after: dict[tuple[int, str], list[tuple[float, float]]] = {}
+        for pause in text.split(",") if text else ():
+            after, seconds, kind, whose, strength = pause.split(":")
+            if kind in _OF_ALL_RANKS or int(whose) == rank:
+                self._after.setdefault((int(after), kind), []).append((float(seconds), float(strength)))
+
+    def keep(self, finished: int, average_metric: Callable[[], object]) -> bool:
+        """Evaluate or write a checkpoint if it is due after so many iterations, and say whether it was; blocks."""
+        due = False
+        for kind in _OF_ALL_RANKS:
+            for seconds, _ in self._due(finished, kind):
+                due = True
+                time.sleep(seconds if kind != "batch" else 0.0)
+                for _ in range(METRICS if kind == "evaluate" else 0):
+                    average_metric()
+        return due
+
+    def be_late(self, finished: int) -> None:
+        """Wait, or compute, before the first gradient is there, if it is due; blocks."""
+        for seconds, busy in self._due(finished, "late"):
+            computed = time.monotonic() + seconds * busy
+            while time.monotonic() < computed:
+                pass
+            time.sleep(seconds * (1 - busy))
+
+    def collect(self, finished: int) -> None:
+        """Collect garbage if it is due; blocks every thread that runs Python."""
+        for seconds, _ in self._due(finished, "gc"):
+            until, interval_s = time.monotonic() + seconds, sys.getswitchinterval()
+            sys.setswitchinterval(_NEVER_S)
+            while time.monotonic() < until:
+                gc.collect(0)
+            sys.setswitchinterval(interval_s)
+
+    def _due(self, finished: int, kind: str) -> Iterator[tuple[float, float]]:
+        """Seconds and share of those that are due; both moments of each are printed, CLOCK_MONOTONIC in ns."""
+        for pause in self._after.get((finished, kind), []):
+            begun = time.monotonic_ns()
+            yield pause
+            print(f"paused {kind} {finished} {begun} {time.monotonic_ns()}", flush=True)
+
+    def computing(self, finished: int) -> float:
+        """Times as long as at first that a step computes after so many iterations."""
+        changed = [after for after, kind in self._after if kind == "batch" and after <= finished]
+        return self._after[max(changed), "batch"][-1][1] if changed else 1.0
+
+
+# --- What one rank transfers alongside its gradients, in a thread of its own: a checkpoint to a file server, training
+# data from it.
+
+PIECE = 1 << 20
+ORDER = 9  # bytes: what is asked of the server: `u` or `d`, and how many bytes
+
+
+class Transfers:
+    """When a rank transfers: AFTER:KIND:BYTES:ADDRESS:PORT,…, AFTER being finished iterations and a share of one."""
+
+    def __init__(self, text: str = "") -> None:
+        """text: as the option has it; empty: never."""
+        self._due = [each.split(":") for each in text.split(",") if each]
+        self._last_ns = time.monotonic_ns()
+
+    def begin_due(self, finished: int) -> None:
+        """Begin what is due after so many iterations; does not block.
+
+        Each prints when it begins and when it is over, CLOCK_MONOTONIC in ns.
+        """
+        now = time.monotonic_ns()
+        took_s, self._last_ns = (now - self._last_ns) / 1e9, now
+        for after, *what in self._due:
+            if int(float(after)) == finished:
+                later_s = took_s * (float(after) - finished)
+                threading.Thread(target=_transfer, args=(after, later_s, *what), daemon=True).start()
+
+
+def _transfer(after: str, later_s: float, kind: str, size: str, address: str, port: str) -> None:
+    time.sleep(later_s)
+    with socket.create_connection((address, int(port))) as connection:
+        print(f"transfer {after} begun {time.monotonic_ns()}", flush=True)
+        connection.sendall(kind[0].encode() + int(size).to_bytes(ORDER - 1, "big"))
+        if kind == "upload":
+            _send(connection, int(size))
+        received = 0
+        while piece := connection.recv(PIECE):
+            received += len(piece)
+        print(f"transfer {after} ended {time.monotonic_ns()} {received}", flush=True)
+
+
+def _send(connection: socket.socket, size: int) -> None:
+    piece = bytes(PIECE)
+    while size > 0:
+        size -= connection.send(piece[:size])
+    connection.shutdown(socket.SHUT_WR)
