@@ -11,7 +11,7 @@ from netmon.analysis.explanation import Explanation, verdict_rows
 from netmon.analysis.moments import Moment, frame, moment_ns
 from netmon.errors import DataError, UsageError
 from netmon.records import CLASS_NAMES
-from netmon.top.names import called
+from netmon.top.options import called
 from netmon.views import JobView, Selection, Snapshot
 from netmon.wire.full import get_full
 from netmon.wire.security import Security

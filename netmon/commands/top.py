@@ -155,8 +155,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
             "cannot show a live view: TERM says that the terminal cannot move its cursor; use --once"
         )
     require(["textual"], "show a live view (without it: --once)", "top")
-    from netmon.top.program import Program
-    from netmon.top.standard_output import StandardOutput
+    from netmon.top.program import Program, StandardOutput
 
     for fixed in ("COLUMNS", "LINES"):  # exported by some shells: the size would not follow the terminal's
         os.environ.pop(fixed, None)

@@ -3,6 +3,7 @@
 
 import json
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,27 +14,35 @@ from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Resize
 from textual.widgets import DataTable, Input, Static
 
 from netmon.past import Past, PastSteps
-from netmon.top import about, bottom, layout, timeline
-from netmon.top.about import cost
+from netmon.top import layout, timeline
 from netmon.top.document import plain
-from netmon.top.filter_line import FilterLine
 from netmon.top.filters import Filter, parse
-from netmon.top.flow_kind import GROUPINGS, FlowGroup
-from netmon.top.help_screen import HelpScreen
+from netmon.top.flows import GROUPINGS, FlowGroup
+from netmon.top.layout import cost
 from netmon.top.levels import Level, Scene, Shown, below, iteration_name, links_to_draw, tables
-from netmon.top.moments import MomentView
-from netmon.top.names import short_names
-from netmon.top.news import Answer, Ended, Reader, Update
-from netmon.top.row_table import RowTable
+from netmon.top.moments import Answer, Ended, MomentView, Reader, Update
+from netmon.top.options import present_flows, present_links, short_names
 from netmon.top.rows import Ink
-from netmon.top.staleness import present_flows, present_links
-from netmon.top.step_kind import Step, clock
+from netmon.top.steps import Step, clock
+from netmon.top.widgets import FilterLine, HelpScreen, RowTable
 from netmon.views import Selection, Snapshot, Verdict
 from netmon.wire.watch import Outage
+
+
+class StandardOutput(LinuxDriver):
+    """The driver of a terminal that standard output is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As Textual's own."""
+        super().__init__(*args, **kwargs)
+        if sys.__stdout__ is not None:
+            self._file = sys.__stdout__
+
 
 # --- What the program itself takes of the machine.
 
@@ -214,23 +223,25 @@ class Program(App[None]):
         )
         self._shown = tables(level, scene)
         typing = self.query_one(FilterLine).display
-        above = about.lines(level, scene, self.ink, width)
+        above = layout.about(level, scene, self.ink, width)
         lanes = links_to_draw(level, scene) if scene.frame else []
         axis = 1 + len(lanes) + len(scene.frame.spans) if scene.frame else 0
         plan = layout.plan(
             height, layout.legend(self.ink, width), len(above), axis, self._shown, self._focused(), typing
         )
-        self._put("title", [bottom.title(self._state(scene), scene, self._cost.text(width), width)])
+        self._put("title", [layout.title_line(self._state(scene), scene, self._cost.text(width), width)])
         self._put("legend", layout.legend(self.ink, width)[: plan.legend])
         self._put("about", above[: plan.about])
-        self._put("path", [bottom.path(self.path, self._shown, scene, self._moments, width)] if plan.path else [])
+        self._put("path", [layout.path_line(self.path, self._shown, scene, self._moments, width)] if plan.path else [])
         self._draw_tables(plan.tables, scene, width)
         drawn = []
         if scene.frame and self._moments.span and plan.axis:
             drawn = timeline.draw(scene.frame, self._moments.span, lanes, width, plan.axis, self.ink)
         self._put("axis", drawn)
         self.screen.scroll_to(0, 0, animate=False)  # whatever has had to be seen: all of it fits
-        self._put("keys", [bottom.keys(scene.frame is not None, self._past is not None, width)] if plan.keys else [])
+        self._put(
+            "keys", [layout.key_line(scene.frame is not None, self._past is not None, width)] if plan.keys else []
+        )
 
     def _draw_tables(self, heights: list[int], scene: Scene, width: int) -> None:
         for index in range(_TABLES):

@@ -2,7 +2,7 @@
 """A span of the past on a time axis: what ranks did, and what links carried, as finely as buckets are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from netmon.past import Frame, RankSpan
 from netmon.top.glyphs import class_sparkline_styles, shown, sparkline
 from netmon.top.links import ARROWS
 from netmon.top.rows import Ink
-from netmon.top.step_kind import clock
+from netmon.top.steps import clock
 from netmon.units import format_duration
 from netmon.views import LinkView
 
@@ -94,16 +94,6 @@ def resampled(link: LinkView, begin_ns: int, span: Span, width: int) -> npt.NDAr
     covered = np.diff(index)
     rates: npt.NDArray[np.float64] = np.diff(at, axis=0) / np.where(covered > 0, covered, np.nan)[:, None]
     return rates
-
-
-def of_span(links: Sequence[LinkView], begin_ns: int, span: Span) -> tuple[LinkView, ...]:
-    """The same links with the columns of the span only."""
-    cut = []
-    for link in links:
-        first = max((span.since_ns - begin_ns) // link.interval_ns, 0)
-        last = max(-(-(span.until_ns - begin_ns) // link.interval_ns), first + 1)
-        cut.append(replace(link, wire_bps=link.wire_bps[first:last]))
-    return tuple(cut)
 
 
 def _scale(frame: Frame, span: Span, width: int, axis: int) -> Text:
