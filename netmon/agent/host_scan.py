@@ -14,8 +14,8 @@ from netmon.agent.nic import Links
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.transport import TransportLooks
-from netmon.kernel.changes import Changes
 from netmon.kernel.privileged import Privileged
+from netmon.kernel.processes import Changes
 from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More
 from netmon.kernel.training.timelines import Opened
 from netmon.records import Mark

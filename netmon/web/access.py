@@ -16,7 +16,7 @@ from netmon.errors import UsageError
 from netmon.wire.identity import Identity, Role, read_identity
 from netmon.wire.secure import http_contexts
 from netmon.wire.security import Security, is_local
-from netmon.wire.tokens import Tokens
+from netmon.wire.tls_files import Tokens
 from netmon.wire.watch import VIEWERS
 
 COOKIE = "netmon-viewer"

@@ -28,7 +28,7 @@ from netmon.web.source import Source
 from netmon.web.steps import PHASES
 from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, origin, tile
 from netmon.wire.identity import Role
-from netmon.wire.shown import verdict_without_names
+from netmon.wire.snapshots import verdict_without_names
 
 # --- The columns of a page's figures: what all hosts sent by class, and how long iterations took, in a time.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from netmon.kernel import bpf_calls, loader
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry
 
 pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
 

@@ -23,10 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.meter.flow_numbers import FlowNumbers, New
-from netmon.kernel.meter.geometry import Geometry
-from netmon.kernel.meter.memory import Fence, MeterMemory
-from netmon.kernel.meter.unnamed_slots import UnnamedSlots
+from netmon.kernel.meter.flow_numbers import FlowNumbers, New, UnnamedSlots
+from netmon.kernel.meter.memory import Fence, Geometry, MeterMemory
 from netmon.records import BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, empty
 
 # --- Which slots have an open bucket that nobody has delivered, and what was delivered out of slots.
