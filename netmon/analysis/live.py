@@ -13,7 +13,7 @@ from netmon.errors import DataError, UsageError
 from netmon.records import CLASS_NAMES
 from netmon.top.options import called
 from netmon.views import JobView, Selection, Snapshot
-from netmon.wire.full import get_full
+from netmon.wire.queries import get_full
 from netmon.wire.security import Security
 from netmon.wire.watch import split, watch_once
 

@@ -126,6 +126,6 @@ def _check(settings: Settings) -> None:
         log.warning("--insecure: what is sent is not encrypted, and anybody can send in this host's name")
     if settings.metrics:
         require(("prometheus_client", "aiohttp"), "serve metrics", "metrics")
-        from netmon.telemetry.endpoint import split_address
+        from netmon.wire.http_listener import split_address
 
         split_address(settings.metrics)

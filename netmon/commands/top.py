@@ -175,7 +175,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
         past.steps()  # what cannot be read is said before the screen is taken
     else:
         from netmon.top.collector_past import CollectorPast, with_steps
-        from netmon.wire.past_rows import CollectorRows
+        from netmon.wire.queries import CollectorRows
         from netmon.wire.watch import follow
 
         stored = DatasetPast(CollectorRows(args.collector, read_options(Security, args)))

@@ -25,11 +25,11 @@ from netmon.history.files import table_files
 from netmon.history.frames import plain_words
 from netmon.history.job_names import names_of, not_understood, with_names
 from netmon.history.judging import explained, stored_verdicts
+from netmon.past import HOUR_NS
 from netmon.views import Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
-from netmon.web.hours import HOUR_NS, Hour, span
-from netmon.web.lanes import Catalogue, arranged
-from netmon.web.source import Rates, State
+from netmon.web.hours import Hour, span
+from netmon.web.source import Catalogue, Rates, State, arranged
 from netmon.web.steps import Lanes
 
 _log = logging.getLogger(__name__)

@@ -23,6 +23,8 @@ from netmon.wire import netmon_pb2
 from netmon.wire.bucket_rows import Runs, Split, split_buckets, stack_buckets
 from netmon.wire.details import (
     LEDGER_MOST,
+    check_counts,
+    check_head,
     check_ledger,
     check_times,
     clock_values,
@@ -36,7 +38,6 @@ from netmon.wire.details import (
 )
 from netmon.wire.evidence_columns import Columns as EvidenceColumns
 from netmon.wire.evidence_columns import no_evidence, read_jobs, split_evidence, stack_evidence
-from netmon.wire.head import check_counts, check_head
 from netmon.wire.limits import (
     FURTHEST_NS,
     MAX_BYTES,

@@ -205,9 +205,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 #
 # SHA-256 in hex full|jobs NAME the end, in seconds since 1970
 
-_log = logging.getLogger(__name__)
 _ROLES = {"full": Role.FULL, "jobs": Role.JOBS}
-_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

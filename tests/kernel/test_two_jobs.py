@@ -25,7 +25,7 @@ from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
 from netmon.lab.truth import Run
 from netmon.views import Selection
-from netmon.wire.advice import get_advice
+from netmon.wire.queries import get_advice
 from netmon.wire.watch import watch_once
 
 pytestmark = pytest.mark.kernel

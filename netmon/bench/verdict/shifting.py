@@ -30,7 +30,7 @@ from netmon.lab.together import MOST_ITERATIONS, Jobs, together
 from netmon.lab.truth import Run
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
-from netmon.wire.advice import get_advice
+from netmon.wire.queries import get_advice
 
 WITHIN = 0.2
 """Of the measured gain: what a prediction is held to."""
