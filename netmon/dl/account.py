@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.classify import NS_PER_S, Windows
-from netmon.dl.grouped import distinct, order_by, starts
+from netmon.dl.grouped import distinct, order_by, starts, sums_by_two
 from netmon.dl.history import HostBlocks, PayloadHistory
-from netmon.dl.sums import sums_by_two
 from netmon.dl.traffic import Traffic
 from netmon.records import Class, Direction, Owner
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.grouped import GroupedValues, edges, order_by, starts
-from netmon.dl.sums import sums_by_two
+from netmon.dl.grouped import GroupedValues, edges, order_by, starts, sums_by_two
 
 # --- Times at which rows of hosts are separated: those of a host that come in order, many hosts' at once.
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from netmon.dl.numbering import EVIDENCE, Trust
-from netmon.dl.scoring import score
 from netmon.dl.source import Bound, Bounds, SourceMarks
-from netmon.dl.step_alignment import Events, StepMoment, best_shifts
+from netmon.dl.step_alignment import Events, StepMoment, best_shifts, score
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from netmon.dl.inference import TRAFFIC, LinkFlow
+from netmon.dl.inference.types import TRAFFIC, LinkFlow
 from netmon.errors import DataError
 from netmon.lab.record import FOLDER
 from netmon.lab.truth import Run, sends_upwards

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.sharing.compatibility import Fit, fits, groups, shared_links
+from netmon.dl.sharing.compatibility import Drift, Fit, drift, fits, groups, shared_links
 from netmon.dl.sharing.demand import FEWEST, Demand, LinkBytes, demand
-from netmon.dl.sharing.drift import Drift, drift
 
 # --- Pairs of ranks: how fast each moves its gradients, which one is slow, and what of its bandwidth is not needed.
 
