@@ -32,7 +32,6 @@ class TrafficOwner(NamedTuple):
 
 
 def traffic_owner(owner: Owner) -> TrafficOwner:
-    """The traffic owner that an owner belongs to."""
     if owner.job:
         return TrafficOwner(owner.job, owner.rank, JOB + owner.job)
     name = owner.process or owner.source
@@ -100,7 +99,6 @@ class HostAccounts:
         self._traffic_owners = _Parties()
 
     def drop(self, host: int) -> None:
-        """The host is gone."""
         self.payload.drop(host)
         self.windows.drop(host)
 
@@ -285,7 +283,6 @@ class WindowHistory:
                 self._blocks.put_pending({name: c[order] for name, c in columns.items()}, until_ns)
 
     def drop(self, host: int) -> None:
-        """The host is gone."""
         self._blocks.drop(host)
 
 

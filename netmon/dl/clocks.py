@@ -46,7 +46,6 @@ class Points:
 
     @property
     def there(self) -> Flags:
-        """Which are points."""
         return np.isfinite(self.value)
 
     def first(self) -> Numbers:
@@ -60,7 +59,6 @@ class Points:
         return found
 
     def of(self, sets: Flags) -> "Points":
-        """Those of some of the sets."""
         return Points(self.time[sets], self.value[sets])
 
     def since(self, time: Numbers, none: float) -> "Points":

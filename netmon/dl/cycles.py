@@ -70,7 +70,6 @@ class PendingEvents:
         self._unordered = False  # nobody waits: what comes in another order in each step is not kept together by a wait
 
     def __len__(self) -> int:
-        """How many are held."""
         return len(self._events)
 
     def forget(self, until_ns: int = -1) -> None:
@@ -272,7 +271,6 @@ class Waits:
     last_ns: int = 0
 
     def boundaries(self, iteration: int) -> list[Boundary]:
-        """What is known of the iteration's waits."""
         known = ((Moment.FIRST_WAIT, self.first_ns), (Moment.LAST_WAIT, self.last_ns))
         return [(iteration, moment, time_ns) for moment, time_ns in known if time_ns and iteration >= 0]
 
@@ -296,7 +294,6 @@ class BackwardSteps:
         """The all-reduces are only queued, for a GPU: that nobody waits says nothing of when they are over."""
 
     def feed(self, event: Event) -> list[Boundary]:
-        """The boundaries that an event makes known."""
         time_ns, name, kind, _, size = event
         if name != self._leader and kind == STEP_WAIT_BEGIN:
             self._passes_without += 1
@@ -388,7 +385,6 @@ class NamedSteps:
         return self._size
 
     def feed(self, event: Event) -> list[Boundary]:
-        """The boundaries that an event makes known."""
         self._resized |= self._sizes.learn(event.name, event.size)
         if event.kind == STEP_SIZE:
             return []
@@ -417,7 +413,6 @@ class NamedSteps:
         return len(self._pending) + len(self._strangers)
 
     def forget(self) -> None:
-        """Those calls."""
         self._pending.forget()
         self._strangers, self._candidates = {}, set()
 
@@ -530,7 +525,6 @@ class CycleDetector:
 
     @property
     def size(self) -> GradientSize:
-        """Of the gradients that a step reduces."""
         return self._steps.size
 
     @property

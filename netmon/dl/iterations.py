@@ -94,7 +94,6 @@ class IterationTracker:
         self.finished_ns, self.last_number = max(self.finished_ns, end_ns), max(self.last_number, number)
 
     def add(self, mark: Mark) -> None:
-        """Take in a mark of this rank."""
         self._learn(mark)
         if mark.moment not in _ABOUT_PROCESSES:
             self._take(self._marks_of(mark.source), mark, mark.moment, mark.iteration, mark.time_ns, mark.error_ns)

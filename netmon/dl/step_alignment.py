@@ -38,7 +38,6 @@ class Events(NamedTuple):
         return _NONE
 
     def latest(self, most: int) -> "Events":
-        """Not more than so many."""
         return self if len(self.number) <= most else Events(self.number[-most:], self.time_ns[-most:])
 
 
@@ -82,7 +81,6 @@ def periods(counts: Sequence[Events]) -> npt.NDArray[np.float64]:
 
 
 def period(events: Events) -> float:
-    """The same of one count."""
     return float(periods([events])[0])
 
 

@@ -65,7 +65,6 @@ class StepAccount:
             self._calls = [joined(self._calls)[-_MOST_CALLS // 2 :]]
 
     def _close(self, begun_ns: Sequence[int], step_bytes: int, ranks: int) -> None:
-        """Steps that are over."""
         edges = np.sort([*([self._since_ns] if self._since_ns else []), *begun_ns])
         calls = joined([empty(STEP), *self._calls])
         step = np.searchsorted(edges, calls["time_ns"].astype(np.int64), "right") - 1

@@ -74,13 +74,6 @@ def map_shape(descriptor: int) -> MapShape:
     return MapShape(name.split(b"\0")[0].decode(), kind, key_bytes, value_bytes, entries, flags)
 
 
-def program_tag(descriptor: int) -> bytes:
-    """The kernel's checksum of a loaded program's instructions, whatever descriptors its maps have."""
-    info = ctypes.create_string_buffer(16)  # struct bpf_prog_info up to and including `tag`
-    call(OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", descriptor, len(info), ctypes.addressof(info)))
-    return info.raw[8:16]
-
-
 def array_entry(table: int, index: int, size: int) -> bytes:
     """One value, of so many bytes, of an array map."""
     key, value = ctypes.c_uint32(index), ctypes.create_string_buffer(size)

@@ -117,7 +117,6 @@ class _Compiled:
         self._keep_maps(module, socket_events.MAPS)
 
     def _load_stops(self) -> None:
-        """The program that reports stops, and its memory."""
         module = self._module("stops.c", loader.STOPS, _defines(stops.definitions(self._types)))
         self._load(module, stops.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
         self._keep_maps(module, (stops.MAP,))
@@ -131,7 +130,6 @@ class _Compiled:
         self._load_as_kept(_program(module, XDP_FRAGS, bpf_calls.PROGRAM_XDP, bpf_calls.XDP_HAS_FRAGS))
 
     def _load_as_kept(self, program: Program) -> None:
-        """As the next start will load it."""
         code = ctypes.create_string_buffer(program.instructions, len(program.instructions))
         index, count = ctypes.addressof(code), len(program.instructions) // _INSTRUCTION_BYTES
         self._descriptors[program.name] = bpf_calls.program_load(

@@ -34,7 +34,6 @@ class OpenFiles:
         return self._open.get(path, -1)
 
     def close(self, paths: Iterable[str] | None = None) -> None:
-        """Closes some, or all."""
         for path in list(self._open) if paths is None else paths:
             descriptor = self._open.pop(path, -1)
             if descriptor >= 0:
@@ -89,7 +88,6 @@ class Pressure:
 
     @classmethod
     def of_machine(cls, files: OpenFiles) -> "Pressure":
-        """Of everything that runs here."""
         return cls(files, tuple(f"{PROC}/pressure/{name}" for name in PRESSURES))
 
     def read(self) -> tuple[int, ...]:
@@ -156,7 +154,6 @@ class ProcessLoad:
     """One process. The first look begins; each one reports the time since the last."""
 
     def __init__(self, pid: int) -> None:
-        """Looks for its control group."""
         self._pid, self._files = pid, OpenFiles()
         self._clock = ~pid << 3 | 2  # clock_getcpuclockid(3)
         self._threads: dict[int, _Thread] = {}  # by its number
@@ -298,7 +295,6 @@ class ProcessLoad:
         return f"{PROC}/{self._pid}/task/{thread}/schedstat"
 
     def close(self) -> None:
-        """Closes its files."""
         self._files.close()
 
 

@@ -273,7 +273,6 @@ def _named(attempt: str, warnings: list[str]) -> Iterator[None]:
 
 
 def _page(things: Sequence[dict[str, Any] | None]) -> list[Any]:
-    """As many as a message holds."""
     room, page = _PAGE_BYTES, []
     for thing in things:
         room -= len(json.dumps(thing)) + 2

@@ -229,7 +229,6 @@ PARTIAL_VIEW = "steps and connections are told of processes in this one, not of 
 
 
 def pids() -> Iterator[int]:
-    """All processes that we can see."""
     return (int(name) for name in os.listdir(PROC) if name.isdecimal())
 
 
@@ -474,5 +473,4 @@ class Changes:
                 changed = True
 
     def close(self) -> None:
-        """Closes the socket."""
         self._links.close()

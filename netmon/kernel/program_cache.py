@@ -151,7 +151,6 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """$NETMON_CACHE, or the usual one."""
     return Path(os.environ.get("NETMON_CACHE") or FOLDER)
 
 

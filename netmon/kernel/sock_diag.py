@@ -70,7 +70,6 @@ class DiagnosisSocket:
                 pass
 
     def close(self) -> None:
-        """Not to be used any more."""
         self._socket.close()
 
 
@@ -177,7 +176,6 @@ class TcpInfo:
         return body[index : index + _INFO_BYTES] if index + _INFO_BYTES <= len(body) else None
 
     def close(self) -> None:
-        """Not to be used any more."""
         self._kernel.close()
 
 

@@ -309,7 +309,6 @@ class FlowGroup:
 
     @property
     def wire_bps(self) -> float:
-        """Of all classes."""
         return float(np.nansum(self.class_bps))
 
 
@@ -371,7 +370,6 @@ def _rates(views: Sequence[FlowView]) -> tuple[float, ...]:
 
 
 def group_term(group: FlowGroup) -> str:
-    """The filter for its flows."""
     if not group.name:
         return f"{_FIELDS[group.by]}:^$"
     return exactly(_FIELDS[group.by], group.name)

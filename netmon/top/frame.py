@@ -52,7 +52,6 @@ def jobs_as_table(snapshot: Snapshot) -> bool:
 
 
 def overview_facts(snapshot: Snapshot, options: Options) -> Iterator[Text]:
-    """What holds of everything, shown or not."""
     totals = snapshot.totals
     yield from _hosts_facts(totals)
     yield _links_fact(totals)
@@ -99,7 +98,6 @@ def _jobs_fact(totals: Totals) -> Text:
 
 
 def overview_height(snapshot: Snapshot) -> int:
-    """Lines that drawing all jobs takes."""
     return 1 + len(snapshot.jobs) + (snapshot.page.jobs > len(snapshot.jobs)) if snapshot.jobs else 0
 
 
@@ -199,7 +197,6 @@ def facts(snapshot: Snapshot, options: Options, width: int) -> list[Text]:
 
 
 def class_legend(colour: bool, bytes_: bool, width: int) -> list[Text]:
-    """What colours and numbers mean."""
     classes = [swatch(class_, colour).append(f" {CLASS_NAMES[class_]}", "default") for class_ in STACK]
     return wrapped([*classes, Text(f"rates in {rate_unit(bytes_)}", "dim")], width)
 
@@ -255,7 +252,6 @@ def _clocks(hosts: tuple[HostView, ...]) -> Iterator[Text]:
 
 
 def _about(host: HostView) -> Iterator[Text]:
-    """What is out of the ordinary."""
     if not host.connected:
         yield Text(f"{host.host} gone for {format_duration(host.age_ns)}", "bold red")
     elif silent(host):

@@ -27,7 +27,6 @@ _EMPTY = "·"
 
 
 def class_style(class_: Class) -> str:
-    """The colour of a class, as a rich style."""
     return CLASS_COLOURS[class_]
 
 
@@ -118,7 +117,6 @@ def short_rate(bits_per_second: float, in_bytes: bool) -> str:
 
 
 def rate_unit(in_bytes: bool) -> str:
-    """The unit of short_rate."""
     return "B/s" if in_bytes else "bit/s"
 
 

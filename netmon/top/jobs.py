@@ -46,7 +46,6 @@ def ordered(jobs: Iterable[JobView]) -> list[JobView]:
 
 
 def height(jobs: Iterable[JobView], width: int) -> int:
-    """Lines that drawing all of them takes."""
     return sum(len(lines_of(job, width)) for job in jobs)
 
 
@@ -103,7 +102,6 @@ def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
 
 
 def height_of_ranks(jobs: Iterable[JobView]) -> int:
-    """Lines that drawing all ranks takes."""
     rows = sum(len(job.ranks) + (job.known_ranks > len(job.ranks)) for job in jobs)
     return rows + 1 if rows else 0
 
@@ -160,7 +158,6 @@ def _verdict(job: JobView, width: int) -> list[Text]:
 
 
 def _sharing(job: JobView, width: int) -> list[Text]:
-    """On the links that it shares with other jobs."""
     return [line for sentence in job.sharing for line in shown(Text(sentence)).wrap(_MEASURE, width)]
 
 

@@ -35,7 +35,6 @@ def about(level: Level, scene: Scene, ink: Ink, width: int) -> list[Text]:
 
 
 def _moment(scene: Scene, ink: Ink, width: int) -> Iterator[Text]:
-    """What iteration it is, and why it took so long."""
     step, frame = scene.step, scene.frame
     if step is None:
         return
@@ -187,7 +186,6 @@ def path_line(path: Sequence[Level], shown: Sequence[Shown], scene: Scene, momen
 
 
 def key_line(in_past: bool, has_past: bool, width: int) -> Text:
-    """As many as there is room for."""
     first, rest = _KEYS[:2], _KEYS[2:]
     names = [
         *first,

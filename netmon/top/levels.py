@@ -31,7 +31,6 @@ class Level:
     name: str = "all"
 
     def narrowed(self, selection: Selection) -> Selection:
-        """What to ask a collector for."""
         if self.what in ("job", "iteration", "rank") and self.job:
             return replace(selection, jobs=(self.job,), hosts=())
         if self.what == "link" and self.link:
@@ -61,7 +60,6 @@ class Shown(NamedTuple):
 
 
 def tables(level: Level, scene: Scene) -> list[Shown]:
-    """What a level shows, from above to below."""
     jobs, links, flows = scene.snapshot.jobs, scene.snapshot.links, scene.snapshot.flows
     job = next((job for job in jobs if job.job == level.job), None)
     if level.what == "verdicts":

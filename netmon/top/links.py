@@ -51,7 +51,6 @@ def ordered(links: Iterable[LinkView]) -> list[LinkView]:
 
 
 def height(links: Iterable[LinkView]) -> int:
-    """Lines that drawing all of them takes."""
     return 1 + sum(2 if _unattributed(link) else 1 for link in links)
 
 

@@ -126,13 +126,11 @@ class Rewinding:
     """Which iteration is looked at. Without one it is now."""
 
     def __init__(self) -> None:
-        """It is now, and nothing is known of the past."""
         self.past = PastSteps({})
         self.step: Step | None = None
         self._steps: dict[str, list[Step]] = {}
 
     def take(self, past: PastSteps) -> None:
-        """What can be gone back to."""
         self.past = past
         self._steps.clear()
 
@@ -159,7 +157,6 @@ class Rewinding:
         return found
 
     def to(self, job: str, number: int, near_ns: int) -> Step | None:
-        """That iteration."""
         self.step = step_of(self._of(job), number, near_ns) or self.step
         return self.step
 
@@ -236,7 +233,6 @@ class MomentView:
             self._asker.stop()
 
     def live(self) -> None:
-        """It is now."""
         self.rewinding.live()
         self.frame, self.times, self.span, self.busy, self.problem = None, (), None, "", ""
         self._queries = 0

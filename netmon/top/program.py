@@ -38,7 +38,6 @@ class StandardOutput(LinuxDriver):
     """The driver of a terminal that standard output is."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As Textual's own."""
         super().__init__(*args, **kwargs)
         if sys.__stdout__ is not None:
             self._file = sys.__stdout__
@@ -57,7 +56,6 @@ class OwnCost:
         self._text_of: tuple[float, int] = (0.0, _rss_bytes())
 
     def text(self, width: int) -> str:
-        """As it is shown on a screen of that width."""
         wall, cpu = time.monotonic(), time.process_time()
         if wall - self._wall >= self._EVERY_S:
             self._text_of = (cpu - self._cpu) / (wall - self._wall), _rss_bytes()
@@ -156,7 +154,6 @@ class Program(App[None]):
         yield Static(id="keys")
 
     def on_mount(self) -> None:
-        """Begin to read."""
         if self._updates is not None:
             self._reader = Reader(self._updates, self)
         else:
@@ -203,7 +200,6 @@ class Program(App[None]):
         self.redraw()
 
     def scene(self) -> Scene:
-        """What there is to be shown."""
         moments = self._moments
         past, frame = moments.rewinding.past, moments.frame
         if frame:
@@ -269,7 +265,6 @@ class Program(App[None]):
         return ("PAUSED" if self._paused else ""), notice
 
     def _focused(self) -> int:
-        """The table that keys are for."""
         name = self.focused.id if isinstance(self.focused, RowTable) else None
         return int(name.removeprefix("table")) if name else 0
 
@@ -337,12 +332,10 @@ class Program(App[None]):
         self.action_step(message.step)
 
     def action_step(self, count: int) -> None:
-        """One iteration back or on."""
         self._moments.move_to(lambda rewinding: rewinding.by(self._job(rewinding.past), count))
         self.redraw()
 
     def action_slow(self, forward: bool) -> None:
-        """To a slow iteration."""
         self._moments.move_to(lambda rewinding: rewinding.to_slow(self._job(rewinding.past), forward))
         self.redraw()
 
@@ -358,17 +351,14 @@ class Program(App[None]):
         self.redraw()
 
     def action_zoom(self, factor: float) -> None:
-        """Of the time axis."""
         self._moments.zoom(factor, timeline.room_for_axis(self.size.width))
         self.redraw()
 
     def action_pan(self, part: float) -> None:
-        """The time axis."""
         self._moments.pan(part, timeline.room_for_axis(self.size.width))
         self.redraw()
 
     def action_pause(self) -> None:
-        """Leave the snapshot standing."""
         self._paused = not self._paused
         self._live = self._live if self._paused else self._newest
         self.redraw()
@@ -379,7 +369,6 @@ class Program(App[None]):
         self.redraw()
 
     def action_sort(self, step: int) -> None:
-        """By another column."""
         self._table().sort_by_next(step)
         self.redraw()
 
@@ -398,7 +387,6 @@ class Program(App[None]):
         self.redraw()
 
     def action_page(self, step: int) -> None:
-        """Of links or jobs."""
         table, page, selection = self._table(), self._live.page, self._selection
         if table.kind and table.kind.name == "links" and selection.most_links:
             begin = selection.links_from + step * selection.most_links
@@ -411,7 +399,6 @@ class Program(App[None]):
         self._query()
 
     def action_filter(self) -> None:
-        """Open the line to type it in."""
         self.query_one(FilterLine).open(self.filter.text)
         self.redraw()
 
@@ -429,7 +416,6 @@ class Program(App[None]):
         self.redraw()
 
     def action_copy(self, as_json: bool) -> None:
-        """The chosen row, to the terminal's clipboard."""
         table = self._table()
         if table.chosen is not None and table.kind is not None:
             view: Any = table.chosen
@@ -439,5 +425,4 @@ class Program(App[None]):
             self.redraw()
 
     def action_help(self) -> None:
-        """The page with the keys."""
         self.push_screen(HelpScreen(), lambda _: self.redraw())

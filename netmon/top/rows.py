@@ -62,7 +62,6 @@ class Kind:
     gone: Callable[[Any], Any] = lambda view: view  # as it looks when it is not known any more
 
     def part(self, name: str | None) -> Part | None:
-        """The column of that name."""
         return next((part for part in self.parts if part.name == name), None)
 
     def heading(self, part: Part, ink: Ink) -> str:

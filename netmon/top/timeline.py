@@ -32,7 +32,6 @@ class Span:
 
     @property
     def length_ns(self) -> int:
-        """Of the part."""
         return self.until_ns - self.since_ns
 
     def zoomed(self, factor: float, width: int, at: float = 0.5) -> "Span":
@@ -76,7 +75,6 @@ def draw(frame: Frame, span: Span, links: Sequence[LinkView], width: int, lines:
 
 
 def legend() -> Text:
-    """What the characters of a rank's lane mean."""
     return Text(f"{_COMPUTING} computing {_COMMUNICATING} communicating {_AFTER} afterwards", "dim", no_wrap=True)
 
 

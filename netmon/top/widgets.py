@@ -109,16 +109,13 @@ class RowTable(DataTable[Text]):
         self._stable_rows: StableRows | None = None
 
     def action_cursor_left(self) -> None:
-        """Earlier."""
         self.post_message(self.Sideways(-1))
 
     def action_cursor_right(self) -> None:
-        """Later."""
         self.post_message(self.Sideways(1))
 
     @property
     def chosen(self) -> Any | None:
-        """The view that the cursor is on."""
         return self.views[self.cursor_row] if 0 <= self.cursor_row < len(self.views) else None
 
     def restart(self) -> None:
@@ -142,7 +139,6 @@ class RowTable(DataTable[Text]):
         self.reset_order()
 
     def sort_by_next(self, step: int) -> None:
-        """By the next of the columns that are shown."""
         names = list(self._fits)
         if names:
             index = names.index(self.by) + step if self.by in names else (0 if step > 0 else -1)
@@ -203,7 +199,6 @@ class RowTable(DataTable[Text]):
 
 
 def kind_heading(kind: Kind, name: str, ink: Ink, by: str | None, falling: bool) -> str:
-    """A column's heading, with the mark of sorting."""
     part = kind.part(name)
     text = kind.heading(part, ink) if part else name
     mark = (_FALLING if falling else _RISING) if name == by else ""
@@ -238,7 +233,6 @@ class FilterLine(Vertical):
         """The reader has finished."""
 
     def compose(self) -> ComposeResult:
-        """The line and the one below."""
         yield Input(placeholder="host:h3 class:cross proc:iperf3 port:5201", compact=True)
         yield Static()
 
@@ -247,7 +241,6 @@ class FilterLine(Vertical):
         self.display = False
 
     def open(self, text: str) -> None:
-        """Go on with this filter."""
         line = self.query_one(Input)
         self.display, line.value = True, text
         line.cursor_position = len(text)
@@ -345,13 +338,11 @@ class HelpScreen(ModalScreen[None]):
     DEFAULT_CSS = "HelpScreen { background: $background; } HelpScreen VerticalScroll { height: 1fr; }"
 
     def compose(self) -> ComposeResult:
-        """A page that scrolls."""
         with VerticalScroll():
             yield Static(page())
 
 
 def page() -> Text:
-    """All of it."""
     text = Text()
     for title, lines in (("netmon top: keys", _KEYS), ("Filters", _FILTERS), ("Words", _WORDS)):
         text.append(f"{title}\n", "bold")

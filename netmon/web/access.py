@@ -77,7 +77,6 @@ class Access:
         return cookie
 
     def leave(self, request: web.Request) -> None:
-        """The browser's cookie is worth nothing any more."""
         self._cookies.pop(request.cookies.get(COOKIE, ""), None)
 
     def _by_certificate(self, request: web.Request) -> Identity | None:

@@ -400,7 +400,6 @@ class _Found:
         self._widest = width_ns
 
     def take(self, hosts: Iterable[str], rows: pa.Table) -> None:
-        """All rows of these hosts."""
         own = Rates.nothing(len(self._hosts), self._of[3]).wire_bytes.reshape(self._of[0], -1)
         reader = RowReader(self._hosts)
         for batch in rows.select(ROW_COLUMNS).to_batches():
@@ -414,7 +413,6 @@ class _Found:
                 self._total[self._hosts.index(host)] = of_host[self._hosts.index(host)]
 
     def missing(self) -> list[str]:
-        """Hosts of which nothing has come."""
         return list(self._missing)
 
     def rates(self, pending: bool) -> Rates:
@@ -459,7 +457,6 @@ class Live:
         self._over.set()
 
     def state(self) -> State:
-        """How it stands."""
         seen = self._snapshot
         return State(
             generation=self._history.catalogue.generation,
@@ -471,7 +468,6 @@ class Live:
         )
 
     def catalogue(self) -> Catalogue:
-        """Its lanes."""
         return self._history.catalogue
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
@@ -488,7 +484,6 @@ class Live:
         return self._moments.rates(known, hosts, connected, begin_ns, width_ns, bins)
 
     def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
-        """Of all hosts."""
         found: Floats = self._history.rates(hosts, begin_ns, width_ns, bins).wire_bytes.sum(axis=0)
         return found
 
@@ -497,7 +492,6 @@ class Live:
         return self._history.steps(begin_ns - _AROUND_NS, end_ns), False
 
     def verdicts(self) -> list[Verdict]:
-        """Those that were heard."""
         return self._history.verdicts()
 
     def explain(self, job: str, iteration: int) -> dict[str, Any]:

@@ -103,7 +103,6 @@ class Page:
         self._advice: tuple[float, Any] = (-math.inf, None)
 
     def application(self) -> web.Application:
-        """Its routes."""
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 14)
         app.add_routes(
             [
@@ -155,7 +154,6 @@ class Page:
             return _refusal(error.status, error.reason)
 
     def _full(self, request: web.Request) -> bool:
-        """Whether it may see addresses and processes."""
         return self._access.role(request) is Role.FULL
 
     async def _index(self, request: web.Request) -> web.StreamResponse:

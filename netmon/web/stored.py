@@ -196,7 +196,6 @@ class Stored:
         self._thread.join()
 
     def state(self) -> State:
-        """How it stands."""
         hours = list(self._hours.values())
         rows, read = sum(hour.rows for hour in hours), sum(hour.read_rows for hour in hours)
         waiting = any(not hour.done for hour in hours)
@@ -210,7 +209,6 @@ class Stored:
         )
 
     def catalogue(self) -> Catalogue:
-        """Its lanes."""
         return self._catalogue
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
@@ -242,7 +240,6 @@ class Stored:
         return total
 
     def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
-        """Of the hours in which they may have begun."""
         first = (begin_ns - _LONGEST_NS) // HOUR_NS * HOUR_NS
         hours = [self.hour(at) for at in range(first, end_ns, HOUR_NS) if self._holds(at)]
         return [hour.steps for hour in hours if len(hour.steps.number)], any(not hour.done for hour in hours)

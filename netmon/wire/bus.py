@@ -107,7 +107,6 @@ def name_of(part: str) -> str:
 
 
 def batch_subject(host: str) -> str:
-    """Where a host's batches are published."""
     return f"{BATCHES}.{token(host)}"
 
 
@@ -117,12 +116,10 @@ def down_subject(host: str, session: str) -> str:
 
 
 def up_subject(worker: str, host: str, session: str) -> str:
-    """Where a session's agent answers."""
     return f"netmon.v1.up.{token(worker)}.{token(host)}.{token(session)}"
 
 
 def clock_subject(worker: str) -> str:
-    """Where a worker tells the time."""
     return f"netmon.v1.clock.{token(worker)}"
 
 
@@ -153,7 +150,6 @@ class Label:
     acknowledged: int = 0
 
     def headers(self) -> dict[str, str]:
-        """For publishing."""
         what = str(self.sequence) if self.sequence else _END
         return {LABEL_HEADER: f"{self.session}/{what}/{self.previous}", KNOWN_HEADER: str(self.acknowledged)}
 
@@ -409,7 +405,6 @@ class Bus:
 
 
 def error_text(error: BaseException) -> str:
-    """An error of the library in a few words."""
     if isinstance(error, APIError) and error.err_code == _NO_ROOM:
         return "it has not so much storage: give a smaller --bus-bytes, or the servers a larger max_file_store"
     if isinstance(error, NoStreamResponseError):

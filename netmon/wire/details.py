@@ -150,7 +150,6 @@ def cost_values(message: netmon_pb2.AgentCost) -> tuple[float, int, int, int]:
 
 
 def read_interface(message: netmon_pb2.Interface) -> Interface:
-    """One watched interface."""
     card = from_message(message, Interface)
     for name in ("name", "hook_rx", "hook_tx", "driver"):
         text = getattr(card, name)
@@ -163,7 +162,6 @@ def read_interface(message: netmon_pb2.Interface) -> Interface:
 
 
 def read_flow(message: netmon_pb2.Flow) -> Flow:
-    """A flow, or an aggregate."""
     flow_id, protocol, first_ns = message.flow_id, message.protocol, message.first_ns
     src, dst = message.src, message.dst
     direction = _DIRECTIONS.get(message.direction)
@@ -216,7 +214,6 @@ def _read_owner(message: netmon_pb2.Owner, flow_id: int) -> Owner:
 
 
 def read_mark(message: netmon_pb2.Mark) -> Mark:
-    """One moment of one rank's iteration."""
     job = read_name(message.job, "Mark.job")
     moment, source = _MOMENTS.get(message.moment), _SOURCES.get(message.source)
     if moment is None:
@@ -310,7 +307,6 @@ def check_times(horizon_ns: int, bucket_ns: int, flows: Iterable[Flow], ledger_n
 
 
 def read_nic(messages: Iterable[netmon_pb2.NicSample]) -> list[NicSample]:
-    """Counters of a batch's devices."""
     samples, left = [], MAX_NIC_COUNTERS
     for message in messages:
         device = read_name(message.device, "NicSample.device")

@@ -44,7 +44,6 @@ class HttpListener:
         self._accepting: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Accept connections."""
         loop = asyncio.get_running_loop()
         self._accepting = [loop.create_task(self._accept(one)) for one in self._sockets]
 

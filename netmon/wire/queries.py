@@ -102,7 +102,6 @@ class CollectorRows:
 
 
 def encode_wanted(wanted: RowQuery) -> netmon_pb2.PastQuery:
-    """The question as a message."""
     query = netmon_pb2.PastQuery(
         table=wanted.table, columns=wanted.columns, since_ns=wanted.since_ns, until_ns=wanted.until_ns
     )

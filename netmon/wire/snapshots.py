@@ -32,7 +32,6 @@ def _job(job: JobView) -> JobView:
 
 
 def verdict_without_names(verdict: Verdict) -> Verdict:
-    """The same for one verdict."""
     first = verdict.culprit if verdict.cause in _NAMES_A_JOB else ""
     second = verdict.second_culprit if verdict.second_cause in _NAMES_A_JOB else ""
     return replace(verdict, culprit=first, second_culprit=second)

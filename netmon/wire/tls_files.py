@@ -85,7 +85,6 @@ def read_tls(folder: Path, *roles: Role, now: datetime | None = None) -> TlsFile
 
 
 def identity_of(certificate: x509.Certificate) -> Identity | None:
-    """Whose a certificate is."""
     from cryptography import x509
 
     try:
@@ -218,7 +217,6 @@ class Token:
 
     @property
     def line(self) -> str:
-        """As it stands in the file."""
         return f"{self.digest} {self.identity.role.value.rpartition('/')[2]} {self.identity.name} {self.ends_s}\n"
 
 

@@ -54,7 +54,6 @@ class Bursts:
         self.forgetful = False  # the first burst that is kept was not the first
 
     def __len__(self) -> int:
-        """Bursts that are kept."""
         return self.count
 
     @property

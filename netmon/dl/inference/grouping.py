@@ -24,7 +24,6 @@ class Candidate:
 
 
 def addresses(flows: Sequence[Candidate]) -> set[str]:
-    """Of both ends."""
     return {address for c in flows for address in c.edge}
 
 

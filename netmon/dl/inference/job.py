@@ -118,7 +118,6 @@ class Job:
         self.found = replace(self.found, members=members, hosts=names, pattern=pattern_of(edges))
 
     def forget(self, flows: Iterable[int]) -> None:
-        """These flows are over."""
         for flow in flows:
             self.flows.pop(flow, None)
 

@@ -57,7 +57,6 @@ class Spare:
 
     @property
     def enough_bps(self) -> float:
-        """What would do."""
         return self.pace_bps - self.to_be_had_bps
 
 
@@ -177,7 +176,6 @@ class Share:
 
     @property
     def advised(self) -> bool:
-        """Whether to shift and leave it at that."""
         return self.saves and self.fit.shift_ns > 0 and self.lasts >= LASTS
 
     @property

@@ -357,7 +357,6 @@ class _Beside:
         return total / max(1, len(self.links))
 
     def score(self, shift: float, shifts: Mapping[int, float]) -> float:
-        """The same at one."""
         return float(self.scores([shift], shifts)[0])
 
     def trend(self) -> float:
@@ -472,7 +471,6 @@ def relative_phases(of_ns: _Times, beside_ns: _Times) -> Phases | None:
 
 
 def drift(of_ns: _Times, beside_ns: _Times) -> Drift | None:
-    """Of the same."""
     found = relative_phases(of_ns, beside_ns)
     if found is None:
         return None

@@ -328,7 +328,6 @@ class UnnamedSlots:
         self._slots_of: dict[int, set[int]] = {}  # of flows with an id of their own
 
     def open(self, slots: Slots, flow_ids: npt.NDArray[np.uint32]) -> None:
-        """Flows have taken slots."""
         by_id = self._numbers.aggregates.by_id
         if by_id:
             members = np.isin(flow_ids, np.fromiter(by_id, np.uint32, len(by_id)))

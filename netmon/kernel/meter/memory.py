@@ -295,6 +295,5 @@ class Wakes:
         return bool((self._produced <= self._wake).all())
 
     def close(self) -> None:
-        """Nobody polls any more."""
         self._ring.close()
         os.close(self.descriptor)

@@ -85,7 +85,6 @@ def _addresses(namespace: Namespace, now_ns: int) -> frozenset[str]:
 
 
 def _read_addresses(pid: int) -> Iterator[str]:
-    """Those that others can reach it by."""
     directory = PROC / str(pid) / "net"
     try:
         yield from (found for found in _LOCAL.findall((directory / "fib_trie").read_text()) if found[:4] != "127.")

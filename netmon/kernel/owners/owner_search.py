@@ -49,7 +49,6 @@ class SocketDiagnosis:
         return found
 
     def close(self) -> None:
-        """Not to be used any more."""
         self._kernel.close()
 
 
@@ -60,8 +59,6 @@ def _found(endpoint: Endpoint, body: bytes) -> Found | None:
     listening = endpoint.protocol == socket.IPPROTO_TCP and state == LISTEN
     return Found(inode, listening, connected=any(remote_port) and not listening)
 
-
-# --- owner_search
 
 # --- What an address translation (NAT) on this host hides: the container's own end of a connection.
 
@@ -127,8 +124,6 @@ def _endpoint(part: Any) -> Endpoint:
     """A tuple as its sender's end."""
     return Endpoint(int(part.proto), part.saddr, int(part.sport), part.daddr, int(part.dport))
 
-
-# --- owner_search
 
 # --- Sockets as /proc shows them: those of another network namespace, and which process holds which.
 

@@ -148,6 +148,5 @@ class SocketEvents(SocketEventTable):
         self._link = bpf_calls.raw_tracepoint_open(program, _TRACEPOINT)
 
     def close(self) -> None:
-        """Detaches."""
         for descriptor in (self._link, self.descriptor):
             os.close(descriptor)

@@ -95,7 +95,6 @@ PROBES = (
 
 
 def is_training_library(path: str) -> bool:
-    """Whether a file of this name may be one."""
     return any(probe.library.search(path) for probe in PROBES)
 
 
@@ -128,8 +127,6 @@ def _attach_by_perf(program: int, path: str, offset: int) -> int:
             raise KernelError(error)
     return descriptor
 
-
-# --- uprobes
 
 # --- The training libraries that a process has mapped, as the kernel tells: /proc/PID/maps, up to a limit.
 
@@ -297,7 +294,6 @@ class Uprobes:
 
     @property
     def training(self) -> set[int]:
-        """The processes that map a training library."""
         return {pid for pid, process in self._processes.items() if process.libraries}
 
     @property
@@ -481,7 +477,6 @@ class Uprobes:
             self._warnings.append(text)
 
     def close(self) -> None:
-        """Detaches all."""
         for wanted in self._wanted.values():
             if wanted.reading:
                 wanted.reading.close()
