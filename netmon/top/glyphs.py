@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,7 @@ from netmon.units import format_bytes, format_rate
 from netmon.views import JobView
 
 UNKNOWN = "unknown"
+_MEASURE = Console()  # to break lines with
 _LONGEST = 4096  # bytes of a text
 STACK = (Class.DL_ONLY, Class.DL_SHARED, Class.CROSS, Class.UNCLASSIFIED)
 """The classes in the order in which bars and columns show them."""
@@ -153,6 +155,11 @@ def shown(text: str | Text) -> Text:
     if not drawn.plain.isprintable():
         drawn.plain = printable(drawn.plain, _LONGEST)  # one character for one, so that styles stay in place
     return drawn
+
+
+def broken(text: str, width: int, style: str = "") -> list[Text]:
+    """Prose in lines no longer than width."""
+    return list(shown(Text(text, style)).wrap(_MEASURE, max(width, 1)))
 
 
 def wrapped(parts: Iterable[Text], width: int, indent: int = 0) -> list[Text]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE, sentence
@@ -17,12 +17,12 @@ from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
     UNKNOWN,
     Column,
+    broken,
     class_style,
     iteration,
     longest,
     no_steps,
     room,
-    shown,
     sparkline,
     table,
     wrapped,
@@ -37,7 +37,6 @@ _SPARKLINE, _LEAST_SPARKLINE = 40, 8
 _SHOWN_RANKS = 8
 _WIDE = 105
 _GOOD = 0.95
-_MEASURE = Console()  # to break lines with
 
 
 def ordered(jobs: Iterable[JobView]) -> list[JobView]:
@@ -67,7 +66,8 @@ def lines_of(job: JobView, width: int) -> list[Text]:
     lines = _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
     lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
     lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
-    return lines + [_indented(line) for line in (*_verdict(job, width - _INDENT), *_sharing(job, width - _INDENT))]
+    sentences = [*map(sentence, job.verdicts[:1]), *job.sharing]
+    return lines + [_indented(line) for text in sentences for line in broken(text, width - _INDENT)]
 
 
 def named(job: JobView, names: Mapping[str, str]) -> JobView:
@@ -150,15 +150,6 @@ def _sources(job: JobView) -> Iterator[Text]:
         found = f"{score.source.name.lower()}: F1 {score.f1:.2f}"
         apart = f", {format_duration(score.error_ns)}" if score.matched else ""
         yield Text(f"{found}{apart} against {score.reference.name.lower()}", "dim" if score.f1 >= _GOOD else "yellow")
-
-
-def _verdict(job: JobView, width: int) -> list[Text]:
-    """On the last iteration that stood out."""
-    return [line for verdict in job.verdicts[:1] for line in shown(sentence(verdict)).wrap(_MEASURE, width)]
-
-
-def _sharing(job: JobView, width: int) -> list[Text]:
-    return [line for sentence in job.sharing for line in shown(Text(sentence)).wrap(_MEASURE, width)]
 
 
 def _shared(job: JobView) -> Text:

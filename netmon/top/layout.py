@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.text import Text
 
 from netmon.dl.verdict import path_of, sentence
@@ -14,7 +13,7 @@ from netmon.records import CLASS_NAMES, Class
 from netmon.top import jobs
 from netmon.top.flows import five_tuple, flow_key, job_and_rank, loss_share, owner, round_trip
 from netmon.top.frame import class_legend, facts
-from netmon.top.glyphs import STACK, coverage, iteration, rate, rate_unit, shown, swatch, wrapped
+from netmon.top.glyphs import STACK, broken, coverage, iteration, rate, rate_unit, shown, swatch, wrapped
 from netmon.top.glyphs import shown as printable
 from netmon.top.levels import Level, Scene, Shown
 from netmon.top.links import ARROWS, rates, unattributed
@@ -24,8 +23,6 @@ from netmon.top.rows import Ink
 from netmon.top.steps import clock
 from netmon.units import format_bytes, format_duration, format_rate
 from netmon.views import Verdict
-
-_MEASURE = Console()  # to break lines with
 
 
 def about(level: Level, scene: Scene, ink: Ink, width: int) -> list[Text]:
@@ -40,17 +37,17 @@ def _moment(scene: Scene, ink: Ink, width: int) -> Iterator[Text]:
         return
     baseline = f", usually {format_duration(step.usual_ns)}" if step.usual_ns else ""
     heading = f"{ink.job(step.job)}, iteration {iteration(step.number, step.relative)}: "
-    yield from _broken(
+    yield from broken(
         f"{heading}{clock(step.start_ns)} UTC, took {format_duration(step.longest_ns)}{baseline}", width, "bold"
     )
     if step.verdict:
         verdict = renamed(step.verdict, ink.jobs)
-        yield from _broken(sentence(verdict), width, "yellow")
+        yield from broken(sentence(verdict), width, "yellow")
         if path := path_of(scene.times, verdict) if scene.times else "":
-            yield from _broken(path, width)
+            yield from broken(path, width)
         yield from _arithmetic(verdict, width)
     for gap in frame.gaps if frame else ():
-        yield from _broken(f"missing: {gap}", width, "yellow")
+        yield from broken(f"missing: {gap}", width, "yellow")
 
 
 def _arithmetic(verdict: Verdict, width: int) -> list[Text]:
@@ -68,7 +65,7 @@ def _of_level(level: Level, scene: Scene, ink: Ink, width: int) -> list[Text]:
     if level.what == "flow":
         return wrapped(_flow(level, scene, ink), width)
     if level.what == "rank" and scene.frame is None and job:
-        return [line for verdict in job.verdicts[:1] for line in _broken(sentence(renamed(verdict, ink.jobs)), width)]
+        return [line for verdict in job.verdicts[:1] for line in broken(sentence(renamed(verdict, ink.jobs)), width)]
     if level.what == "verdicts":
         return [Text("Enter goes to the moment that a verdict is about", "dim")]
     if level.what == "all" and scene.frame is None and snapshot.time_ns:
@@ -110,10 +107,6 @@ def _flow(level: Level, scene: Scene, ink: Ink) -> Iterator[Text]:
             yield Text(f"round trip {rtt}" + (f", sent again {lost}" if lost else ""))
         return
     yield Text("the flow is silent, or no longer among the largest", "dim")
-
-
-def _broken(text: str, width: int, style: str = "") -> list[Text]:
-    return list(shown(Text(text, style)).wrap(_MEASURE, max(width, 1)))
 
 
 def cost(cpu_fraction: float, rss_bytes: int, width: int) -> str:

@@ -34,10 +34,10 @@ class Span:
     def length_ns(self) -> int:
         return self.until_ns - self.since_ns
 
-    def zoomed(self, factor: float, width: int, at: float = 0.5) -> "Span":
-        """Shorter (factor < 1) or longer around a point of it; at the finest a bucket for each character."""
+    def zoomed(self, factor: float, width: int) -> "Span":
+        """Shorter (factor < 1) or longer around its middle; at the finest a bucket for each character."""
         length = max(int(self.length_ns * factor), FINEST_NS * max(width, 1))
-        begin = self.since_ns + int((self.length_ns - length) * at)
+        begin = self.since_ns + int((self.length_ns - length) * 0.5)
         return Span(begin, begin + length)
 
     def moved(self, part: float) -> "Span":

@@ -231,10 +231,10 @@ def server_certificate(address: str, folder: Path | None, timeout_s: float) -> S
     )
 
 
-def why_expired(address: str, timeout_s: float = 2.0) -> str:
+def why_expired(address: str) -> str:
     """Which certificate of a server is not valid now, since when, and what to do; empty: it is not that."""
     try:
-        found = server_certificate(address, None, timeout_s)
+        found = server_certificate(address, None, 2.0)
     except NetmonError:
         return ""
     now, whose = datetime.now(timezone.utc), found.identity or "the other end"
