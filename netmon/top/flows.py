@@ -18,7 +18,7 @@ from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import STACK, Column, bar, class_style, longest, rate_unit, room, short_rate, swatch, table
 from netmon.top.links import ARROWS, WIDE
 from netmon.top.options import Options, short_names
-from netmon.top.rows import Ink, Kind, Part
+from netmon.top.rows import Ink, Kind, Part, numeric
 from netmon.units import format_bytes, format_endpoint
 from netmon.views import FlowView
 
@@ -257,7 +257,9 @@ FLOWS = Kind(
             "at",
             lambda row, *_: f"{row.view.interface} {ARROWS[row.view.flow.direction]}",
             lambda row: (row.view.interface, row.view.flow.direction),
-            *(6, 14, False, 4),
+            6,
+            14,
+            worth=4,
         ),
         Part("class", _class, lambda row: STACK.index(row.view.class_), 11, 14, worth=7),
         Part("process", _owner, lambda row: row.view.flow.owner.process or None, 9, 40, worth=9),
@@ -265,28 +267,14 @@ FLOWS = Kind(
             "job/rank",
             _rank,
             lambda row: (row.view.flow.owner.job, row.view.flow.owner.rank) if row.view.flow.owner.job else None,
-            *(8, 36, False, 6),
-        ),
-        Part(
-            "rate",
-            _rate,
-            lambda row: row.view.wire_bps,
-            6,
             8,
-            True,
-            10,
-            falling=True,
-            unit=lambda i: rate_unit(i.bytes_),
+            36,
+            worth=6,
         ),
-        Part("rtt", lambda row, *_: round_trip(row.view), lambda row: row.view.rtt_ns, 6, 7, True, 3, falling=True),
-        Part("loss", lambda row, *_: loss_share(row.view), lambda row: row.view.loss, 5, 6, True, 2, falling=True),
-        Part(
-            "bytes",
-            lambda row, *_: format_bytes(row.view.wire_bytes),
-            lambda row: row.view.wire_bytes,
-            *(7, 9, True, 5),
-            falling=True,
-        ),
+        numeric("rate", _rate, lambda row: row.view.wire_bps, 6, 8, 10, lambda i: rate_unit(i.bytes_)),
+        numeric("rtt", lambda row, *_: round_trip(row.view), lambda row: row.view.rtt_ns, 6, 7, 3),
+        numeric("loss", lambda row, *_: loss_share(row.view), lambda row: row.view.loss, 5, 6, 2),
+        numeric("bytes", lambda row, *_: format_bytes(row.view.wire_bytes), lambda row: row.view.wire_bytes, 7, 9, 5),
     ),
     key=lambda row: flow_key(row.view),
     values=_flow_values,
@@ -386,31 +374,28 @@ GROUPS = Kind(
         Part(
             "group", lambda group, *_: Text(group.name or "unknown", "bold"), lambda g: g.name or None, 20, 60, worth=99
         ),
-        Part("flows", lambda group, *_: f"{group.flows:,}", lambda g: g.flows, 5, 8, True, 8, falling=True),
+        numeric("flows", lambda group, *_: f"{group.flows:,}", lambda g: g.flows, 5, 8, 8),
         Part("hosts", _group_hosts, lambda group: len(group.hosts), 6, 30, worth=4, falling=True),
         Part(
             "by class",
             lambda group, ink, width: bar(np.array(group.class_bps), group.largest_bps, width, ink.colour),
             lambda group: group.wire_bps,
-            *(10, 40, False, 6),
+            10,
+            40,
+            worth=6,
             grows=True,
             falling=True,
         ),
-        Part(
+        numeric(
             "rate",
             lambda group, ink, _: short_rate(group.wire_bps, ink.bytes_),
             lambda group: group.wire_bps,
-            *(6, 8, True, 9),
-            falling=True,
-            unit=lambda ink: rate_unit(ink.bytes_),
+            6,
+            8,
+            9,
+            lambda ink: rate_unit(ink.bytes_),
         ),
-        Part(
-            "bytes",
-            lambda group, *_: format_bytes(group.wire_bytes),
-            lambda group: group.wire_bytes,
-            *(7, 9, True, 7),
-            falling=True,
-        ),
+        numeric("bytes", lambda group, *_: format_bytes(group.wire_bytes), lambda group: group.wire_bytes, 7, 9, 7),
     ),
     key=lambda group: (group.by, group.name),
     values=lambda group: {},

@@ -28,7 +28,7 @@ from netmon.top.glyphs import (
     wrapped,
 )
 from netmon.top.options import short_names
-from netmon.top.rows import Ink, Kind, Part
+from netmon.top.rows import Ink, Kind, Part, numeric
 from netmon.units import format_bytes, format_count, format_duration
 from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView, RankTimes, RankView
 
@@ -247,44 +247,37 @@ JOBS = Kind(
     "jobs",
     (
         Part("job", lambda job, ink, _: Text(ink.job(job.job), "bold"), lambda job: job.job, 8, 40, worth=99),
-        Part("ranks", lambda job, *_: str(job.size or "?"), lambda job: job.size, 5, right=True, worth=6, falling=True),
-        Part(
+        numeric("ranks", lambda job, *_: str(job.size or "?"), lambda job: job.size, 5, 16, 6),
+        numeric(
             "iteration",
             lambda job, *_: iteration(job.iteration, job.relative) if _ran(job) else no_steps(job),
             lambda job: job.iteration,
-            *(9, 12, True, 8),
-            falling=True,
+            9,
+            12,
+            8,
         ),
-        Part("last", _last, lambda job: job.last_ns, 7, 9, True, 9, falling=True),
-        Part(
+        numeric("last", _last, lambda job: job.last_ns, 7, 9, 9),
+        numeric(
             "median",
             lambda job, *_: format_duration(job.median_ns) if _ran(job) else "",
             lambda job: job.median_ns,
-            *(7, 9, True, 7),
-            falling=True,
+            7,
+            9,
+            7,
         ),
-        Part(
-            "p99",
-            lambda job, *_: format_duration(job.p99_ns) if _ran(job) else "",
-            lambda job: job.p99_ns,
-            *(7, 9, True, 4),
-            falling=True,
+        numeric(
+            "p99", lambda job, *_: format_duration(job.p99_ns) if _ran(job) else "", lambda job: job.p99_ns, 7, 9, 4
         ),
-        Part(
+        numeric(
             "sent",
             lambda job, *_: "?" if math.isnan(job.measured_bytes) else format_bytes(job.measured_bytes),
             lambda job: job.measured_bytes,
-            *(7, 9, True, 5),
-            falling=True,
+            7,
+            9,
+            5,
         ),
-        Part(
-            "ratio",
-            lambda job, *_: "?" if math.isnan(_ratio(job)) else f"{_ratio(job):.2f}",
-            _ratio,
-            *(5, 6, True, 3),
-            falling=True,
-        ),
-        Part("DL-shared", _shared_text, _shared_ranks, 9, 11, True, 8, falling=True),
+        numeric("ratio", lambda job, *_: "?" if math.isnan(_ratio(job)) else f"{_ratio(job):.2f}", _ratio, 5, 6, 3),
+        numeric("DL-shared", _shared_text, _shared_ranks, 9, 11, 8),
         Part("source", lambda job, *_: job.source.name.lower(), lambda job: job.source, 8, 8, worth=2),
         Part("pattern", lambda job, *_: job.pattern, lambda job: job.pattern, 8, 12, worth=1),
         Part("recent", _recent, lambda job: job.last_ns, 10, 60, worth=3, grows=True),
@@ -311,7 +304,7 @@ def _part_ns(name: str) -> Part:
     def draw(row: RankRow, ink: Ink, width: int) -> str:
         return "" if math.isnan(ns(row)) else format_duration(ns(row))
 
-    return Part(_TIME_NAMES[name], draw, ns, 8, 10, True, 9, falling=True)
+    return numeric(_TIME_NAMES[name], draw, ns, 8, 10, 9)
 
 
 _TIME_NAMES = {"computed": "computed", "waited": "waited", "transfer": "transfer", "held": "held up"}
@@ -322,12 +315,13 @@ def _exposed(row: RankRow) -> float:
 
 
 def _bytes_part(name: str, field: str, worth: int) -> Part:
-    return Part(
+    return numeric(
         name,
         lambda row, *_: format_bytes(count) if (count := getattr(row.view, field)) >= 0 else UNKNOWN,
         lambda row: getattr(row.view, field),
-        *(7, 9, True, worth),
-        falling=True,
+        7,
+        9,
+        worth,
     )
 
 
@@ -363,42 +357,34 @@ def _rank_parts(with_times: bool) -> tuple[Part, ...]:
             "rank",
             lambda row, ink, _: Text(f"{ink.job(row.job)}/{row.view.rank}", "bold"),
             lambda row: (row.job, row.view.rank),
-            *(6, 40, False, 99),
+            6,
+            40,
+            worth=99,
         ),
         Part("host", lambda row, *_: row.view.host, lambda row: row.view.host, 5, 24, worth=8),
-        Part(
+        numeric(
             "iteration",
             lambda row, *_: iteration(row.view.iteration, row.relative),
             lambda row: row.view.iteration,
-            *(9, 12, True, 6),
-            falling=True,
+            9,
+            12,
+            6,
         ),
-        Part(
+        numeric(
             "duration",
             lambda row, *_: _time(row.view.duration_ns or math.nan),
             lambda row: row.view.duration_ns,
-            *(8, 10, True, 9),
-            falling=True,
+            8,
+            10,
+            9,
         ),
         *times,
-        Part(
-            "communication",
-            lambda row, *_: _time(_communication(row)),
-            _communication,
-            *(10, 13, True, 4),
-            falling=True,
-        ),
-        Part("exposed", lambda row, *_: _time(_exposed(row)), _exposed, 8, 10, True, 7, falling=True),
+        numeric("communication", lambda row, *_: _time(_communication(row)), _communication, 10, 13, 4),
+        numeric("exposed", lambda row, *_: _time(_exposed(row)), _exposed, 8, 10, 7),
         _bytes_part("DL sent", "dl_tx_bytes", 5),
         _bytes_part("cross ↑", "cross_tx_bytes", 6),
         _bytes_part("cross ↓", "cross_rx_bytes", 6),
-        Part(
-            "node",
-            lambda row, *_: _node(row),
-            lambda row: row.view.node_shared,
-            *(9, 9),
-            falling=True,
-        ),
+        Part("node", lambda row, *_: _node(row), lambda row: row.view.node_shared, 9, 9, falling=True),
     )
 
 

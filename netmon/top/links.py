@@ -29,7 +29,7 @@ from netmon.top.glyphs import (
     table,
 )
 from netmon.top.options import Options
-from netmon.top.rows import Ink, Kind, Part
+from netmon.top.rows import Ink, Kind, Part, numeric
 from netmon.units import format_bytes
 from netmon.views import FULL_COVERAGE, LinkView, Page
 
@@ -215,13 +215,7 @@ def _rate_part(class_: Class, worth: int) -> Part:
         value = rates(link, ink.past)[class_]
         return Text("0" if value == 0 else short_rate(value, ink.bytes_), class_style(class_) if value > 0 else "dim")
 
-    return Part(
-        CLASS_NAMES[class_],
-        draw,
-        lambda link: float(current_rates(link)[class_]),
-        *(5, 6, True, worth),
-        falling=True,
-    )
+    return numeric(CLASS_NAMES[class_], draw, lambda link: float(current_rates(link)[class_]), 5, 6, worth)
 
 
 def _missing(link: LinkView) -> int:
@@ -251,15 +245,18 @@ LINKS = Kind(
             "at",
             lambda link, *_: f"{link.interface} {ARROWS[link.direction]}",
             lambda link: (link.interface, link.direction),
-            *(6, 16, False, 98),
+            6,
+            16,
+            worth=98,
         ),
         Part("load", _bar, lambda link: float(current_rates(link).sum()), 12, 50, worth=7, grows=True, falling=True),
-        Part(
+        numeric(
             "used",
             lambda link, ink, _: "?" if math.isnan(_used(link, ink.past)) else share(_used(link, ink.past)),
             _used,
-            *(6, 7, True, 9),
-            falling=True,
+            6,
+            7,
+            9,
         ),
         Part(
             "course", _course, lambda link: float(current_rates(link).sum()), 10, 100, worth=4, grows=True, falling=True
@@ -268,13 +265,14 @@ LINKS = Kind(
         _rate_part(Class.DL_SHARED, 5),
         _rate_part(Class.CROSS, 6),
         _rate_part(Class.UNCLASSIFIED, 3),
-        Part("coverage", _coverage, lambda link: link.coverage, 8, 9, True, 8),
-        Part(
+        Part("coverage", _coverage, lambda link: link.coverage, 8, 9, right=True, worth=8),
+        numeric(
             "not attributed",
             lambda link, *_: Text(format_bytes(_missing(link)), "red") if _missing(link) else "",
             _missing,
-            *(8, 14, True, 2),
-            falling=True,
+            8,
+            14,
+            2,
         ),
     ),
     key=lambda link: (link.host, link.interface, link.direction),

@@ -50,6 +50,19 @@ class Part:
         return f"{self.name} {self.unit(ink)}" if self.unit else self.name
 
 
+def numeric(
+    name: str,
+    draw: Draw,
+    order: Callable[[Any], Any],
+    least: int,
+    most: int,
+    worth: int,
+    unit: Callable[[Ink], str] | None = None,
+) -> Part:
+    """A column of numbers, to the right, the largest first."""
+    return Part(name, draw, order, least, most, right=True, worth=worth, falling=True, unit=unit)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of rows, made of views of one type."""
