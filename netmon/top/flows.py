@@ -18,7 +18,7 @@ from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import STACK, Column, bar, class_style, longest, rate_unit, room, short_rate, swatch, table
 from netmon.top.links import ARROWS, WIDE
 from netmon.top.options import Options, short_names
-from netmon.top.rows import Ink, Kind, Part, numeric
+from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_bytes, format_endpoint
 from netmon.views import FlowView
 
@@ -231,20 +231,20 @@ def _flow_term(row: FlowRow) -> str:
     return " ".join(terms)
 
 
-def _class(row: FlowRow, ink: Ink, width: int) -> Text:
+def _class(row: FlowRow, ink: Options, width: int) -> Text:
     return swatch(row.view.class_, ink.colour).append(f" {CLASS_NAMES[row.view.class_]}")
 
 
-def _owner(row: FlowRow, ink: Ink, width: int) -> Text:
+def _owner(row: FlowRow, ink: Options, width: int) -> Text:
     known = owner(row.view.flow.owner)
     return Text(known, "dim" if known == "unknown" else "")
 
 
-def _rank(row: FlowRow, ink: Ink, width: int) -> str:
+def _rank(row: FlowRow, ink: Options, width: int) -> str:
     return job_and_rank(row.view, ink.job(row.view.flow.owner.job))
 
 
-def _rate(row: FlowRow, ink: Ink, width: int) -> Text:
+def _rate(row: FlowRow, ink: Options, width: int) -> Text:
     return Text(short_rate(row.view.wire_bps, ink.bytes_), class_style(row.view.class_))
 
 
@@ -363,7 +363,7 @@ def group_term(group: FlowGroup) -> str:
     return exactly(_FIELDS[group.by], group.name)
 
 
-def _group_hosts(group: FlowGroup, ink: Ink, width: int) -> str:
+def _group_hosts(group: FlowGroup, ink: Options, width: int) -> str:
     few = ", ".join(group.hosts[:3])
     return few if len(group.hosts) <= 3 else f"{len(group.hosts)} hosts"
 

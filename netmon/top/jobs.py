@@ -27,8 +27,8 @@ from netmon.top.glyphs import (
     table,
     wrapped,
 )
-from netmon.top.options import short_names
-from netmon.top.rows import Ink, Kind, Part, numeric
+from netmon.top.options import Options, short_names
+from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_bytes, format_count, format_duration
 from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView, RankTimes, RankView
 
@@ -211,7 +211,7 @@ def _ran(job: JobView) -> bool:
     return len(job.durations_ns) > 0
 
 
-def _last(job: JobView, ink: Ink, width: int) -> Text | str:
+def _last(job: JobView, ink: Options, width: int) -> Text | str:
     if not _ran(job):
         return ""
     slow = job.median_ns > 0 and job.last_ns >= NOTABLE * job.median_ns
@@ -222,13 +222,13 @@ def _ratio(job: JobView) -> float:
     return job.measured_bytes / job.theory_bytes if job.theory_bytes > 0 else math.nan
 
 
-def _shared_text(job: JobView, ink: Ink, width: int) -> Text:
+def _shared_text(job: JobView, ink: Options, width: int) -> Text:
     if not _known(job):
         return Text(UNKNOWN, "dim")
     return Text(f"{_shared_ranks(job)}/{_known(job)}", class_style(Class.DL_SHARED) if _shared_ranks(job) else "dim")
 
 
-def _recent(job: JobView, ink: Ink, width: int) -> Text:
+def _recent(job: JobView, ink: Options, width: int) -> Text:
     recent = job.durations_ns[-width:].astype(np.float64)
     return sparkline(recent, float(recent.max(initial=0)), ["default"] * len(recent))
 
@@ -301,7 +301,7 @@ def _part_ns(name: str) -> Part:
     def ns(row: RankRow) -> float:
         return float(getattr(row.times, f"{name}_ns")) if row.times and row.times.known else math.nan
 
-    def draw(row: RankRow, ink: Ink, width: int) -> str:
+    def draw(row: RankRow, ink: Options, width: int) -> str:
         return "" if math.isnan(ns(row)) else format_duration(ns(row))
 
     return numeric(_TIME_NAMES[name], draw, ns, 8, 10, 9)

@@ -19,19 +19,18 @@ from netmon.top.levels import Level, Scene, Shown
 from netmon.top.links import ARROWS, rates, unattributed
 from netmon.top.moments import MomentView
 from netmon.top.options import Options
-from netmon.top.rows import Ink
 from netmon.top.steps import clock
 from netmon.units import format_bytes, format_duration, format_rate
 from netmon.views import Verdict
 
 
-def about(level: Level, scene: Scene, ink: Ink, width: int) -> list[Text]:
+def about(level: Level, scene: Scene, ink: Options, width: int) -> list[Text]:
     """As many as there are; the most important ones first."""
     drawn = [*_moment(scene, ink, width), *_of_level(level, scene, ink, width)]
     return [shown(line) for line in drawn]
 
 
-def _moment(scene: Scene, ink: Ink, width: int) -> Iterator[Text]:
+def _moment(scene: Scene, ink: Options, width: int) -> Iterator[Text]:
     step, frame = scene.step, scene.frame
     if step is None:
         return
@@ -55,7 +54,7 @@ def _arithmetic(verdict: Verdict, width: int) -> list[Text]:
     return wrapped((Text(" ".join(line.split()), "dim") for line in (first, *shares) if line), width)
 
 
-def _of_level(level: Level, scene: Scene, ink: Ink, width: int) -> list[Text]:
+def _of_level(level: Level, scene: Scene, ink: Options, width: int) -> list[Text]:
     snapshot = scene.snapshot
     job = next((job for job in snapshot.jobs if job.job == level.job), None)
     if level.what == "job" and job and scene.frame is None:
@@ -70,11 +69,11 @@ def _of_level(level: Level, scene: Scene, ink: Ink, width: int) -> list[Text]:
         return [Text("Enter goes to the moment that a verdict is about", "dim")]
     if level.what == "all" and scene.frame is None and snapshot.time_ns:
         warnings = [Text(f"! {line}", "yellow", no_wrap=True) for line in snapshot.warnings[-3:]]
-        return [*facts(snapshot, Options(ink.colour, ink.bytes_), width), *warnings]
+        return [*facts(snapshot, ink, width), *warnings]
     return []
 
 
-def _link(level: Level, scene: Scene, ink: Ink) -> Iterator[Text]:
+def _link(level: Level, scene: Scene, ink: Options) -> Iterator[Text]:
     for link in scene.snapshot.links:
         if (link.host, link.interface, link.direction) != level.link:
             continue
@@ -88,7 +87,7 @@ def _link(level: Level, scene: Scene, ink: Ink) -> Iterator[Text]:
             yield Text(f"{name} {format_bytes(amount)}", "red")
 
 
-def _flow(level: Level, scene: Scene, ink: Ink) -> Iterator[Text]:
+def _flow(level: Level, scene: Scene, ink: Options) -> Iterator[Text]:
     for view in scene.snapshot.flows:
         if flow_key(view) != level.flow:
             continue
@@ -213,7 +212,7 @@ class Plan(NamedTuple):
     keys: int
 
 
-def legend(ink: Ink, width: int) -> list[Text]:
+def legend(ink: Options, width: int) -> list[Text]:
     """What colours and numbers mean, in one line where the width is small."""
     if width >= _NARROW:
         return class_legend(ink.colour, ink.bytes_, width)

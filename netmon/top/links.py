@@ -29,7 +29,7 @@ from netmon.top.glyphs import (
     table,
 )
 from netmon.top.options import Options
-from netmon.top.rows import Ink, Kind, Part, numeric
+from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_bytes
 from netmon.views import FULL_COVERAGE, LinkView, Page
 
@@ -200,18 +200,18 @@ def _used(link: LinkView, past: bool = False) -> float:
     return total / link.capacity_bps if link.capacity_bps else math.nan
 
 
-def _bar(link: LinkView, ink: Ink, width: int) -> Text:
+def _bar(link: LinkView, ink: Options, width: int) -> Text:
     if not link.capacity_bps:
         return Text("capacity unknown" if width >= len("capacity unknown") else "unknown", "dim italic")
     return bar(rates(link, ink.past), link.capacity_bps, width, ink.colour)
 
 
-def _course(link: LinkView, ink: Ink, width: int) -> Text:
+def _course(link: LinkView, ink: Options, width: int) -> Text:
     return class_sparkline(link.wire_bps, link.capacity_bps, width)
 
 
 def _rate_part(class_: Class, worth: int) -> Part:
-    def draw(link: LinkView, ink: Ink, width: int) -> Text:
+    def draw(link: LinkView, ink: Options, width: int) -> Text:
         value = rates(link, ink.past)[class_]
         return Text("0" if value == 0 else short_rate(value, ink.bytes_), class_style(class_) if value > 0 else "dim")
 
@@ -233,7 +233,7 @@ def _link_values(link: LinkView) -> Values:
     }
 
 
-def _coverage(link: LinkView, ink: Ink, width: int) -> Text:
+def _coverage(link: LinkView, ink: Options, width: int) -> Text:
     return Text(coverage(link.coverage), "bold red" if link.coverage < FULL_COVERAGE else "dim")
 
 

@@ -3,8 +3,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -90,6 +90,12 @@ class Options:
 
     colour: bool = True
     bytes_: bool = False  # rates in byte/s instead of bit/s
+    past: bool = False  # rates are of a whole span of time, not of its last second
+    jobs: Mapping[str, str] = field(default_factory=dict)  # names that are short enough
+
+    def job(self, name: str) -> str:
+        """A job's name as it is shown."""
+        return self.jobs.get(name, name)
 
 
 def arrange(snapshot: Snapshot) -> Snapshot:

@@ -26,8 +26,7 @@ from netmon.top.flows import GROUPINGS, FlowGroup
 from netmon.top.layout import cost
 from netmon.top.levels import Level, Scene, Shown, below, iteration_name, links_to_draw, tables
 from netmon.top.moments import Answer, Ended, MomentView, Reader, Update
-from netmon.top.options import present_flows, present_links, short_names
-from netmon.top.rows import Ink
+from netmon.top.options import Options, present_flows, present_links, short_names
 from netmon.top.steps import Step, clock
 from netmon.top.widgets import FilterLine, HelpScreen, RowTable
 from netmon.views import Selection, Snapshot, Verdict
@@ -127,7 +126,7 @@ class Program(App[None]):
         """updates: None where there is only a past. turned: called with the new selection."""
         super().__init__()
         self.error: Exception | None = None
-        self.ink = Ink(colour=colour)
+        self.ink = Options(colour=colour)
         self.path = [Level()]
         self.filter = Filter()
         self.notice = ""

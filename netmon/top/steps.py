@@ -14,7 +14,8 @@ from netmon.past import PastSteps
 from netmon.records import Table
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import iteration
-from netmon.top.rows import Ink, Kind, Part, numeric
+from netmon.top.options import Options
+from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_duration
 from netmon.views import Verdict
 
@@ -88,11 +89,11 @@ def _step_values(step: Step) -> Values:
     return {**own, **_verdict_values(step.verdict)}
 
 
-def _longest(step: Step, ink: Ink, width: int) -> Text:
+def _longest(step: Step, ink: Options, width: int) -> Text:
     return Text(format_duration(step.longest_ns), "bold yellow" if step.slow else "")
 
 
-def _bar(step: Step, ink: Ink, width: int) -> Text:
+def _bar(step: Step, ink: Options, width: int) -> Text:
     """The usual duration is half of the width."""
     full = 2 * (step.usual_ns or step.longest_ns)
     filled = min(round(step.longest_ns / full * width), width) if full else 0
@@ -155,7 +156,7 @@ def _verdict_row(verdict: Verdict) -> Values:
     }
 
 
-def _words(verdict: Verdict, ink: Ink, width: int) -> Text:
+def _words(verdict: Verdict, ink: Options, width: int) -> Text:
     return Text(reason(renamed(verdict, ink.jobs)), "dim")
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from netmon.past import Frame, RankSpan
 from netmon.top.glyphs import class_sparkline_styles, shown, sparkline
 from netmon.top.links import ARROWS
-from netmon.top.rows import Ink
+from netmon.top.options import Options
 from netmon.top.steps import clock
 from netmon.units import format_duration
 from netmon.views import LinkView
@@ -62,7 +62,7 @@ def label_width(width: int) -> int:
     return min(_LABEL, width // 3)
 
 
-def draw(frame: Frame, span: Span, links: Sequence[LinkView], width: int, lines: int, ink: Ink) -> list[Text]:
+def draw(frame: Frame, span: Span, links: Sequence[LinkView], width: int, lines: int, ink: Options) -> list[Text]:
     """A scale, then ranks and links, as many as there is room for; the last line says how many there is no room for."""
     axis = room_for_axis(width)
     lanes = [_scale(frame, span, width, axis)]

@@ -17,7 +17,8 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
 
 from netmon.top.filters import FIELDS, Filter, FilterError, hint, parse
-from netmon.top.rows import GAP, Ink, Kind, Widths, cells_of, ordered
+from netmon.top.options import Options
+from netmon.top.rows import GAP, Kind, Widths, cells_of, ordered
 
 # --- Rows that stay where they are while one reads them.
 
@@ -146,7 +147,7 @@ class RowTable(DataTable[Text]):
             self.sort_by(names[index % len(names)])
 
     def show(
-        self, kind: Kind, views: Sequence[Any], ink: Ink, width: int, height: int, now_ns: int, hold: bool = True
+        self, kind: Kind, views: Sequence[Any], ink: Options, width: int, height: int, now_ns: int, hold: bool = True
     ) -> None:
         """Draw these views into so many cells and lines. hold: rows keep their place although their order changes."""
         if kind is not self.kind:
@@ -198,7 +199,7 @@ class RowTable(DataTable[Text]):
         self._drawn = rows
 
 
-def kind_heading(kind: Kind, name: str, ink: Ink, by: str | None, falling: bool) -> str:
+def kind_heading(kind: Kind, name: str, ink: Options, by: str | None, falling: bool) -> str:
     part = kind.part(name)
     text = kind.heading(part, ink) if part else name
     mark = (_FALLING if falling else _RISING) if name == by else ""
