@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from netmon.evidence import UNKNOWN
 from netmon.kernel.processes import PROC, read_bounded
 
 
@@ -50,8 +51,6 @@ _SOFTNET_LINE_BYTES = 256  # of a CPU in softnet_stat
 _DROPPED, _SQUEEZED = slice(9, 17), slice(18, 26)  # the second and third number, eight hexadecimal digits each
 _SOME = re.compile(rb"^some .* total=(\d+)", re.MULTILINE)
 PRESSURES = ("cpu", "memory", "io")
-
-UNKNOWN = -1
 
 
 class Softnet:

@@ -2,8 +2,7 @@
 """Training jobs: how long their iterations take, what these send, and which nodes share their links."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE, sentence
-from netmon.dl.verdict.verdict_text import renamed
 from netmon.records import Class
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
@@ -68,12 +66,6 @@ def lines_of(job: JobView, width: int) -> list[Text]:
     lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
     sentences = [*map(sentence, job.verdicts[:1]), *job.sharing]
     return lines + [_indented(line) for text in sentences for line in broken(text, width - _INDENT)]
-
-
-def named(job: JobView, names: Mapping[str, str]) -> JobView:
-    """The same, called as it is there."""
-    verdicts = tuple(renamed(verdict, names) for verdict in job.verdicts)
-    return replace(job, job=names.get(job.job, job.job), verdicts=verdicts)
 
 
 def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:

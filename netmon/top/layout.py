@@ -10,15 +10,15 @@ from rich.text import Text
 from netmon.dl.verdict import path_of, sentence
 from netmon.dl.verdict.verdict_text import arithmetic, renamed
 from netmon.records import CLASS_NAMES, Class
-from netmon.top import jobs
 from netmon.top.flows import five_tuple, flow_key, job_and_rank, loss_share, owner, round_trip
 from netmon.top.frame import class_legend, facts
 from netmon.top.glyphs import STACK, broken, coverage, iteration, rate, rate_unit, shown, swatch, wrapped
 from netmon.top.glyphs import shown as printable
+from netmon.top.jobs import lines_of
 from netmon.top.levels import Level, Scene, Shown
 from netmon.top.links import ARROWS, rates, unattributed
 from netmon.top.moments import MomentView
-from netmon.top.options import Options
+from netmon.top.options import Options, named
 from netmon.top.steps import clock
 from netmon.units import format_bytes, format_duration, format_rate
 from netmon.views import Verdict
@@ -58,7 +58,7 @@ def _of_level(level: Level, scene: Scene, ink: Options, width: int) -> list[Text
     snapshot = scene.snapshot
     job = next((job for job in snapshot.jobs if job.job == level.job), None)
     if level.what == "job" and job and scene.frame is None:
-        return jobs.lines_of(jobs.named(job, ink.jobs), width)
+        return lines_of(named(job, ink.jobs), width)
     if level.what == "link":
         return wrapped(_link(level, scene, ink), width)
     if level.what == "flow":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from netmon.dl.verdict.verdict_text import renamed
-from netmon.views import LAG_NS, FlowView, HostView, LinkView, Snapshot
+from netmon.views import LAG_NS, FlowView, HostView, JobView, LinkView, Snapshot
 
 
 def silent(host: HostView) -> bool:
@@ -41,10 +41,7 @@ def called(snapshot: Snapshot) -> Snapshot:
     names = {job.job: job.name for job in snapshot.jobs if job.name and job.name != job.job}
     if not names:
         return snapshot
-    jobs = tuple(
-        replace(job, job=names.get(job.job, job.job), verdicts=tuple(renamed(one, names) for one in job.verdicts))
-        for job in snapshot.jobs
-    )
+    jobs = tuple(named(job, names) for job in snapshot.jobs)
     flows = tuple(
         replace(view, flow=replace(view.flow, owner=replace(view.flow.owner, job=names[view.flow.owner.job])))
         if view.flow.owner.job in names
@@ -52,6 +49,12 @@ def called(snapshot: Snapshot) -> Snapshot:
         for view in snapshot.flows
     )
     return replace(snapshot, jobs=jobs, flows=flows)
+
+
+def named(job: JobView, names: Mapping[str, str]) -> JobView:
+    """The same, called as it is there."""
+    verdicts = tuple(renamed(verdict, names) for verdict in job.verdicts)
+    return replace(job, job=names.get(job.job, job.job), verdicts=verdicts)
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:
