@@ -21,8 +21,7 @@ from google.protobuf.message import DecodeError
 from netmon.errors import NetmonError
 from netmon.wire.identity import Identity, Role, read_identity
 from netmon.wire.secure import Watched
-from netmon.wire.tls_files import trusted_until_s
-from netmon.wire.tokens import Tokens
+from netmon.wire.tls_files import Tokens, trusted_until_s
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.clocks import OffsetFit
-from netmon.dl.corrections import Correction
-from netmon.dl.inference import TRAFFIC
+from netmon.dl.clocks import Correction, OffsetFit
+from netmon.dl.inference.types import TRAFFIC
 from netmon.dl.numbering import Trust
 from netmon.dl.step_alignment import Events, StepMoment
 from netmon.records import Flow, Mark, Owner, Table, empty

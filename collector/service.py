@@ -21,7 +21,7 @@ from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2
 from netmon.wire.identity import Identity, Role
 from netmon.wire.secure import Watched, server_credentials
-from netmon.wire.tokens import Tokens
+from netmon.wire.tls_files import Tokens
 
 Context = grpc.aio.ServicerContext[Any, Any]
 ServeStream = Callable[[Context, Identity | None], Awaitable[None]]

@@ -15,7 +15,7 @@ from netmon.past import RowQuery
 from netmon.views import Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_TEXT
-from netmon.wire.past_rows import decode_wanted
+from netmon.wire.queries import decode_wanted
 
 MOST_ROWS = 6_000_000
 """Of one answer."""

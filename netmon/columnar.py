@@ -32,11 +32,9 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Of all rows."""
         return len(self) * sum(column.itemsize for column in self._columns.values())
 
     def __len__(self) -> int:
-        """How many rows."""
         return self._end - self._begin
 
     @overload
@@ -61,7 +59,6 @@ class Columns:
         return Columns({name: self[name].take(indices) for name in self._columns})
 
     def replaced(self, **columns: _Column) -> "Columns":
-        """The same rows with other, or further, columns."""
         return Columns({name: self[name] for name in self._columns} | columns)
 
 

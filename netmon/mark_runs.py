@@ -40,7 +40,6 @@ class MarkRun(NamedTuple):
 
     @property
     def whose(self) -> Whose:
-        """What the marks have in common."""
         return self[:9]
 
     def marks(self) -> list[Mark]:
@@ -64,7 +63,6 @@ def mark_runs(marks: Iterable[Mark]) -> list[MarkRun]:
 
 
 def marks_of(runs: Iterable[MarkRun]) -> list[Mark]:
-    """All marks of several runs."""
     return [mark for run in runs for mark in run.marks()]
 
 
@@ -81,7 +79,6 @@ class MarkTable:
     error_ns: _Numbers
 
     def __len__(self) -> int:
-        """How many marks."""
         return len(self.batch)
 
     @property

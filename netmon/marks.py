@@ -116,7 +116,6 @@ def head(job: str, rank: int, size: int, parameters: int) -> bytes:
 
 
 def encode(mark: MarkPacket) -> bytes:
-    """A packet of one mark."""
     whose = head(mark.job, mark.rank, mark.size, mark.parameters)
     return whose + MARK.pack(mark.moment, mark.iteration, mark.time_ns)
 

@@ -46,7 +46,6 @@ class RateLimiters:
         self._limiters: dict[Hashable, RateLimiter] = {}
 
     def __len__(self) -> int:
-        """Keys that are known."""
         return len(self._limiters)
 
     def left(self, key: Hashable, now_ns: int) -> float:
@@ -81,17 +80,13 @@ class TimeLimiter:
         self._begin_ns = 0
 
     def allows(self) -> bool:
-        """Whether the work may be begun now."""
         return self._limiter.left(time.monotonic_ns()) > 0
 
     def __enter__(self) -> None:
-        """The work begins."""
         self._begin_ns = time.monotonic_ns()
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """The work is done."""
         self.spend(time.monotonic_ns() - self._begin_ns)
 
     def spend(self, time_ns: int) -> None:
-        """It has taken so long."""
         self._limiter.spend(time_ns)

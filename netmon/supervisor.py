@@ -21,7 +21,6 @@ class Supervisor:
         self._due_ns = 0
 
     def ready(self) -> None:
-        """Everything is attached, or listens."""
         self._notify("READY=1")
 
     def alive(self) -> None:
@@ -35,7 +34,6 @@ class Supervisor:
         self._notify("STOPPING=1")
 
     def close(self) -> None:
-        """Nothing more is said."""
         if self._notifier:
             self._notifier.socket.close()
             self._notifier = None

@@ -68,12 +68,10 @@ class Column(NamedTuple):
 
 
 def labels(*headings: str, prose: bool = False) -> list[Column]:
-    """Columns of words."""
     return [Column(heading, prose=prose) for heading in headings]
 
 
 def figures(*headings: str) -> list[Column]:
-    """Columns of numbers, which stand to the right."""
     return [Column(heading, right=True) for heading in headings]
 
 
@@ -103,7 +101,6 @@ class FittingTable:
         return sum(row is not None for row in self._rows)
 
     def add_section(self) -> None:
-        """What follows stands apart."""
         self._rows.append(None)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -195,7 +192,6 @@ def _width(text: Text) -> int:
 
 
 def _packed(items: Iterable[str], room: int, between: str) -> Iterator[str]:
-    """As many on a line as fit."""
     line = ""
     for item in items:
         if line and cell_len(line) + len(between) + cell_len(item) > room:

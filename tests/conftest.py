@@ -29,7 +29,7 @@ settings.load_profile("busy")
 @functools.cache
 def missing_for_kernel_tests() -> str:
     """Why kernel tests cannot run here; empty where they can."""
-    from netmon.kernel.probe import Status, machine_checks
+    from netmon.kernel.machine import Status, machine_checks
 
     return "; ".join(f"{check.name}: {check.detail}" for check in machine_checks() if check.status is Status.MISSING)
 

@@ -18,7 +18,7 @@ from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, read_label
-from netmon.wire.bus_sessions import lift_refusals, refuse
+from netmon.wire.bus_streams import lift_refusals, refuse
 
 Owned = Callable[[str], Awaitable[bool]]
 

@@ -16,10 +16,18 @@ from collector.ending import end_tasks
 from collector.registry import Registry
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
-from netmon.wire.bus import Bus, BusError, clock_subject, down_subject, name_of, token, up_subject, waiting_subject
-from netmon.wire.bus_client import may_answer
-from netmon.wire.bus_sessions import introduced, lift_refusals
-from netmon.wire.bus_streams import make_streams
+from netmon.wire.bus import (
+    Bus,
+    BusError,
+    clock_subject,
+    down_subject,
+    may_answer,
+    name_of,
+    token,
+    up_subject,
+    waiting_subject,
+)
+from netmon.wire.bus_streams import introduced, lift_refusals, make_streams
 from netmon.wire.channel import ALIVE_EVERY_S
 
 _log = logging.getLogger(__name__)

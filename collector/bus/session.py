@@ -16,8 +16,8 @@ from collector.registry import Registry
 from netmon.errors import WireError
 from netmon.records import SCHEMA_VERSION, Hello
 from netmon.wire import netmon_pb2
+from netmon.wire.batches import misunderstanding
 from netmon.wire.bus import Bus, Label
-from netmon.wire.versions import misunderstanding
 
 # --- The batches of one session, in their order again.
 #

@@ -10,9 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.clocks import AGEING, ROOM_NS, OffsetFit, Present, fit_offsets, refutes
-from netmon.dl.corrections import Correction
-from netmon.dl.feasible_offsets import Points
+from netmon.dl.clocks import AGEING, ROOM_NS, Correction, OffsetFit, Points, Present, fit_offsets, refutes
 from netmon.dl.timemap import STEP_NS, TimeMap
 from netmon.records import ClockExchange, ClockSample
 

@@ -11,8 +11,7 @@ from netmon.dl.grouped import starts
 from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import mark_runs, mark_table
 from netmon.records import Batch, Table
-from netmon.wire.batch_fields import HEADS, LEDGER, ManyBatches
-from netmon.wire.bucket_rows import ROWS, Runs
+from netmon.wire.batch_fields import HEADS, LEDGER, ROWS, ManyBatches, Runs
 
 
 def gather(batches: Sequence[Batch]) -> ManyBatches:

@@ -27,8 +27,8 @@ from collector.messages import (
     session_of,
 )
 from netmon.columnar import Columns
-from netmon.dl.inference import TRAFFIC
-from netmon.dl.sums import sums_by_two
+from netmon.dl.grouped import sums_by_two
+from netmon.dl.inference.types import TRAFFIC
 from netmon.records import Flow, Mark, Owner, Table, empty
 
 MOST_ROWS = 2_000_000

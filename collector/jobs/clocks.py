@@ -10,11 +10,9 @@ import numpy.typing as npt
 
 from collector.jobs.flow_matching import FlowMatching
 from collector.messages import ONSET_UPDATE, ClockUpdate, HostClock, HostNews, session_of
-from netmon.dl.clocks import Present, fit_offsets
-from netmon.dl.corrections import Comparison, Correction, combine
-from netmon.dl.feasible_offsets import Points
+from netmon.dl.clocks import Comparison, Correction, Points, Present, combine, fit_offsets
+from netmon.dl.grouped import joined
 from netmon.dl.onsets import MOST_DELAY_NS, REST_NS, coarse_lag, match_onsets
-from netmon.dl.sums import joined
 from netmon.records import Table, empty
 
 # --- When each packet that begins a burst was sent and received, between each two hosts that exchange traffic.

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from collector.messages import BY_TRAFFIC, GRAIN_NS, FlowUpdate, HostNews, MarkUpdate, session_of
-from netmon.dl.inference import GRADIENT, Findings, FlowVerdict, Inference, InferredIteration, InferredJob, LinkFlow
+from netmon.dl.inference.live import Inference
+from netmon.dl.inference.types import GRADIENT, Findings, FlowVerdict, InferredIteration, InferredJob, LinkFlow
 from netmon.records import Mark, Moment, Owner, Source
 
 _log = logging.getLogger(__name__)

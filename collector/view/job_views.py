@@ -18,12 +18,11 @@ from collector.metrics.job_counts import Counts
 from collector.view.job_history import JobHistory
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration, IterationTracker
-from netmon.dl.scoring import combined
+from netmon.dl.step_alignment import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
-from netmon.job_names import distinct_names
 from netmon.records import Source, Table
-from netmon.views import NOT_UNDERSTOOD, JobView, RankView, SourceScore, Verdict
+from netmon.views import NOT_UNDERSTOOD, JobView, RankView, SourceScore, Verdict, distinct_names
 
 _Numbers = npt.NDArray[np.int64]
 

@@ -14,8 +14,7 @@ from netmon.errors import WireError
 from netmon.version import __version__
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
-from netmon.wire.shown import request_without_flows, without_names
-from netmon.wire.snapshots import decode_selection, encode_snapshot
+from netmon.wire.snapshots import decode_selection, encode_snapshot, request_without_flows, without_names
 
 _OLDEST_S = 0.5  # a view serves again until then, if nothing has changed
 _REST = 4  # × what a view takes to make: it serves so long whatever has changed, so that viewers take a fifth at most

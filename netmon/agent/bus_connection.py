@@ -37,7 +37,7 @@ from netmon.wire.bus import (
     error_text,
     hello_subject,
 )
-from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
+from netmon.wire.bus_streams import reason_of, refusal, refusal_subject
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from netmon.kernel.pages import PAGE_BYTES
+from netmon.kernel.meter.memory import PAGE_BYTES
 from netmon.kernel.processes import PROC, read_bounded
 from netmon.records import AgentCost
 

@@ -13,11 +13,8 @@ from netmon.agent.nic import Links
 from netmon.agent.poll_schedule import Sleep
 from netmon.agent.settings import Settings
 from netmon.kernel import loader, nic, privilege
-from netmon.kernel.meter.geometry import Geometry, choose_geometry
-from netmon.kernel.meter.memory import map_memory, mapped_array
+from netmon.kernel.meter.memory import WAKES, Geometry, RingBuffer, Wakes, choose_geometry, map_memory, mapped_array
 from netmon.kernel.meter.meter import Meter
-from netmon.kernel.meter.ring_buffer import RingBuffer
-from netmon.kernel.meter.wakes import WAKES, Wakes
 from netmon.kernel.nic import Nic
 from netmon.kernel.owners.socket_events import EVENT_MAP, EVENT_RING_BYTES, SocketEventTable
 from netmon.kernel.privileged import Privileged

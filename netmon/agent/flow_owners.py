@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.meter.aggregates import Aggregates
+from netmon.kernel.meter.flow_numbers import Aggregates
 from netmon.kernel.owners.endpoint import Endpoint, packed, packed_address
 from netmon.kernel.owners.socket_events import SocketEvent, SocketEventTable
 from netmon.marks import printable

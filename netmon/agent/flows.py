@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.meter.aggregates import Aggregate
+from netmon.kernel.meter.flow_numbers import Aggregate
 from netmon.kernel.meter.meter import Drained
 from netmon.records import Direction, Flow, Mark, Moment, Owner, Source, address
 

@@ -9,9 +9,7 @@ import numpy as np
 
 from netmon.agent.nic import NicSamples
 from netmon.evidence import HOST_PART, UNKNOWN
-from netmon.kernel.host_load import PRESSURES, Pressure, Softnet, grown
-from netmon.kernel.open_files import OpenFiles
-from netmon.kernel.rank_load import Load, ProcessLoad
+from netmon.kernel.load import PRESSURES, Load, OpenFiles, Pressure, ProcessLoad, Softnet, grown
 from netmon.kernel.stops import MOST_WATCHED, RankStops
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Mark, Moment, Table, empty

@@ -12,8 +12,8 @@ from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.nic import Links
 from netmon.agent.training_marks import TrainingMarks
 from netmon.agent.transport import TransportLooks
-from netmon.kernel.changes import Changes
 from netmon.kernel.privileged import Privileged
+from netmon.kernel.processes import Changes
 from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from netmon.kernel.meter.wakes import Wakes
+from netmon.kernel.meter.memory import Wakes
 
 LOOK_NS = 50_000_000
 """Between two looks while each finds something; from the end of a silence to its batch, with what is open then."""

@@ -11,9 +11,9 @@ from netmon.analysis.explanation import Explanation, verdict_rows
 from netmon.analysis.moments import Moment, frame, moment_ns
 from netmon.errors import DataError, UsageError
 from netmon.records import CLASS_NAMES
-from netmon.top.names import called
+from netmon.top.options import called
 from netmon.views import JobView, Selection, Snapshot
-from netmon.wire.full import get_full
+from netmon.wire.queries import get_full
 from netmon.wire.security import Security
 from netmon.wire.watch import split, watch_once
 

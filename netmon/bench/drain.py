@@ -16,8 +16,7 @@ from netmon.bench.kernel import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per
 from netmon.bench.result import figures_table
 from netmon.bench.specs import DrainSpec, Progress, silent
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
-from netmon.kernel.meter.geometry import Geometry, choose_geometry
-from netmon.kernel.meter.memory import blank_memory
+from netmon.kernel.meter.memory import Geometry, blank_memory, choose_geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.terminal import FittingTable
 

@@ -26,8 +26,9 @@ import numpy.typing as npt
 
 from netmon.bench.result import or_dash, table
 from netmon.bench.specs import InferenceSpec, Progress, silent
-from netmon.dl.inference import FlowVerdict, Inference, InferredIteration, InferredJob
-from netmon.dl.scoring import matched
+from netmon.dl.inference.live import Inference
+from netmon.dl.inference.types import FlowVerdict, InferredIteration, InferredJob
+from netmon.dl.step_alignment import matched
 from netmon.errors import DataError
 from netmon.lab.labelled import Labelled, TrueJob, find
 from netmon.terminal import FittingTable, figures, labels

@@ -7,8 +7,7 @@ An agent may publish and hear what is its host's and nothing else; answers come 
 from collections.abc import Iterable
 from pathlib import Path
 
-from netmon.wire.bus import BATCHES, HELLOS, STREAM_BYTES, token, waiting_subject
-from netmon.wire.bus_client import inbox
+from netmon.wire.bus import BATCHES, HELLOS, STREAM_BYTES, inbox, token, waiting_subject
 from netmon.wire.identity import Identity, Role
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from netmon.certificates.authority import Authority, write_public, write_secret
 from netmon.errors import CertificateError
 from netmon.wire.identity import Identity
-from netmon.wire.tls_files import AUTHORITY, TOKEN
-from netmon.wire.tokens import Token, read_tokens
+from netmon.wire.tls_files import AUTHORITY, TOKEN, Token, read_tokens
 
 TOKENS = "tokens"
 

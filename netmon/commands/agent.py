@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from netmon.agent.agent import Agent
     from netmon.agent.heap import keep_heap
-    from netmon.kernel.probe import choose_interfaces, interface_facts
+    from netmon.kernel.interfaces import choose_interfaces, interface_facts
     from netmon.supervisor import Supervisor
     from netmon.wire.channel import wait_quietly
 
@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace) -> int:
     """Loads the programs as the agent will, which keeps what had to be compiled, and lets go of them."""
     from netmon.kernel import loader, privilege
-    from netmon.kernel.meter.geometry import choose_geometry
-    from netmon.kernel.probe import choose_interfaces, interface_facts
+    from netmon.kernel.interfaces import choose_interfaces, interface_facts
+    from netmon.kernel.meter.memory import choose_geometry
 
     privilege.require_capabilities()
     interfaces = choose_interfaces(args.interface, interface_facts().watchable).names
@@ -126,6 +126,6 @@ def _check(settings: Settings) -> None:
         log.warning("--insecure: what is sent is not encrypted, and anybody can send in this host's name")
     if settings.metrics:
         require(("prometheus_client", "aiohttp"), "serve metrics", "metrics")
-        from netmon.telemetry.endpoint import split_address
+        from netmon.wire.http_listener import split_address
 
         split_address(settings.metrics)

@@ -13,7 +13,8 @@ from netmon.options import declare, read_options
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
-    from netmon.kernel.probe import Check, HookChoice, Interfaces
+    from netmon.kernel.interfaces import HookChoice, Interfaces
+    from netmon.kernel.machine import Check
     from netmon.terminal import FittingTable
 
 HELP = "say what this machine can do and which hook netmon would choose, or how a running installation is doing"
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.collector:
         return _installation(args)
-    from netmon.kernel.probe import interface_facts, machine_checks
+    from netmon.kernel.interfaces import interface_facts
+    from netmon.kernel.machine import machine_checks
 
     certificate = certificate_in(args.tls) if args.tls else None
     checks, interfaces = machine_checks(), interface_facts()
@@ -101,7 +103,7 @@ def what_is_missing(checks: "Sequence[Check]") -> str:
 
 def document(checks: "Sequence[Check]", interfaces: "Interfaces") -> dict[str, Any]:
     """What --json prints."""
-    from netmon.kernel.probe import remarks
+    from netmon.kernel.interfaces import remarks
 
     return {
         "ok": not what_is_missing(checks),
@@ -145,7 +147,7 @@ def checks_table(checks: "Sequence[Check]", title: str = "this machine") -> "Fit
 
 def interfaces_table(interfaces: "Interfaces", choices: "Sequence[HookChoice | None]") -> "FittingTable":
     """The interfaces, a row each, with the hook that was chosen for it."""
-    from netmon.kernel.probe import remarks
+    from netmon.kernel.interfaces import remarks
     from netmon.terminal import FittingTable, labels
     from netmon.units import format_rate
 
@@ -164,7 +166,8 @@ def interfaces_table(interfaces: "Interfaces", choices: "Sequence[HookChoice | N
 
 def _chosen(checks: "Sequence[Check]", interfaces: "Interfaces") -> "list[HookChoice | None]":
     """What `--hook auto` would choose, per watchable interface; None where tcx could not be tried."""
-    from netmon.kernel.probe import Status, choose_hook
+    from netmon.kernel.interfaces import choose_hook
+    from netmon.kernel.machine import Status
 
     tcx = next(check.status for check in checks if check.name == "tcx")
     if tcx is Status.UNKNOWN:

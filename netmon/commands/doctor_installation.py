@@ -10,13 +10,12 @@ from pathlib import Path
 import grpc
 
 from netmon.errors import CertificateError, NetmonError
-from netmon.kernel.probe.check import Check, Status
+from netmon.kernel.machine import Check, Status
 from netmon.units import format_bytes, format_duration
 from netmon.version import __version__
 from netmon.views import FULL_COVERAGE, LAG_NS, HostView, LinkView, Selection, Snapshot
-from netmon.wire.secure import open_channel
+from netmon.wire.secure import open_channel, server_certificate
 from netmon.wire.security import Security, is_unix
-from netmon.wire.server_certificate import server_certificate
 from netmon.wire.tls_files import SOON, read_tls
 from netmon.wire.watch import VIEWERS, UnreachableError, reason, split, watch_once
 

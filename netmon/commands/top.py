@@ -146,8 +146,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
             "cannot show a live view: TERM says that the terminal cannot move its cursor; use --once"
         )
     require(["textual"], "show a live view (without it: --once)", "top")
-    from netmon.top.program import Program
-    from netmon.top.standard_output import StandardOutput
+    from netmon.top.program import Program, StandardOutput
 
     for fixed in ("COLUMNS", "LINES"):  # exported by some shells: the size would not follow the terminal's
         os.environ.pop(fixed, None)
@@ -167,7 +166,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
         past.steps()  # what cannot be read is said before the screen is taken
     else:
         from netmon.top.collector_past import CollectorPast, with_steps
-        from netmon.wire.past_rows import CollectorRows
+        from netmon.wire.queries import CollectorRows
         from netmon.wire.watch import follow
 
         stored = DatasetPast(CollectorRows(args.collector, read_options(Security, args)))

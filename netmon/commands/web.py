@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     require(_NEEDS, "serve a page", "web")
     from netmon.web.access import Access
-    from netmon.web.serving import serve
+    from netmon.web.server import serve
 
     if args.data and args.collector:
         raise UsageError("cannot show two things on one page: give a collector's address or --data")

@@ -115,7 +115,7 @@ def _stored(args: argparse.Namespace) -> "tuple[Iterable[Verdict], list[str]]":
 
 
 def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
-    from netmon.top.names import called
+    from netmon.top.options import called
     from netmon.views import Selection
     from netmon.wire.watch import watch_once
 

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.classify import NS_PER_S, Windows
-from netmon.dl.grouped import distinct, order_by, starts
+from netmon.dl.grouped import distinct, order_by, starts, sums_by_two
 from netmon.dl.history import HostBlocks, PayloadHistory
-from netmon.dl.sums import sums_by_two
 from netmon.dl.traffic import Traffic
 from netmon.records import Class, Direction, Owner
 
@@ -33,7 +32,6 @@ class TrafficOwner(NamedTuple):
 
 
 def traffic_owner(owner: Owner) -> TrafficOwner:
-    """The traffic owner that an owner belongs to."""
     if owner.job:
         return TrafficOwner(owner.job, owner.rank, JOB + owner.job)
     name = owner.process or owner.source
@@ -101,7 +99,6 @@ class HostAccounts:
         self._traffic_owners = _Parties()
 
     def drop(self, host: int) -> None:
-        """The host is gone."""
         self.payload.drop(host)
         self.windows.drop(host)
 
@@ -286,7 +283,6 @@ class WindowHistory:
                 self._blocks.put_pending({name: c[order] for name, c in columns.items()}, until_ns)
 
     def drop(self, host: int) -> None:
-        """The host is gone."""
         self._blocks.drop(host)
 
 

@@ -4,6 +4,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.grouped import starts
 from netmon.records import BUCKET, COARSE, Table, empty
 
 _SPAN_BITS = np.uint64(32)
@@ -22,14 +23,14 @@ def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
     key = rows["flow_id"].astype(np.uint64) << _SPAN_BITS | (start - base) // np.uint64(bucket_ns)
     order = np.argsort(key)
     key = key[order]
-    first = _starts(key)
+    first = starts(key)
     wire = rows["wire_bytes"][order]
     if len(first) < len(key):
         wire = np.add.reduceat(wire, first)  # of each full bucket
         key = key[first]
     flow, bucket = key >> _SPAN_BITS, key & np.uint64(0xFFFFFFFF)
     bins = bucket // np.uint64(width_ns // bucket_ns)
-    begins = _starts(flow << _SPAN_BITS | bins)
+    begins = starts(flow << _SPAN_BITS | bins)
     coarse = np.empty(len(begins), COARSE)
     coarse["flow_id"] = flow[begins]
     coarse["bucket_start_ns"] = base + bins[begins] * np.uint64(width_ns)
@@ -39,10 +40,6 @@ def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
     for name in ("packets", "payload_bytes"):
         coarse[name] = np.add.reduceat(rows[name][order], first[begins])
     return coarse
-
-
-def _starts(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    return np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
 
 
 class Coarsener:

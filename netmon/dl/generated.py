@@ -38,7 +38,6 @@ class Generator:
     iteration_ns: int
 
     def document(self) -> dict[str, Any]:
-        """For a JSON file."""
         return {
             "format": FORMAT,
             "job": self.job,

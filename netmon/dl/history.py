@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.grouped import GroupedValues, edges, order_by, starts
-from netmon.dl.sums import sums_by_two
+from netmon.dl.grouped import GroupedValues, edges, order_by, starts, sums_by_two
 
 # --- Times at which rows of hosts are separated: those of a host that come in order, many hosts' at once.
 
@@ -67,7 +66,6 @@ class CutsInOrder:
             self._blocks.insert(0, _Block(host[order], time_ns[order]))
 
     def drop(self, host: int) -> None:
-        """The host is gone."""
         left = [(block.host, block.time_ns, block.host != host) for block in self._blocks]
         self._latest[host : host + 1] = _EARLIEST
         self._blocks = [_Block(hosts[stay], times[stay]) for hosts, times, stay in left if stay.any()]
@@ -133,7 +131,6 @@ class Block:
         self._columns = {name: _packed(column) for name, column in (plain | {by: since}).items()}
 
     def __len__(self) -> int:
-        """How many rows."""
         return int(self.edges[-1])
 
     @property
@@ -142,7 +139,6 @@ class Block:
         return np.repeat(np.arange(len(self.until_ns)), np.diff(self.edges))
 
     def columns(self, rows: npt.NDArray[np.intp] | slice = slice(None)) -> dict[str, npt.NDArray[Any]]:
-        """All of them, of some rows."""
         host = self.host[rows]
         found = {name: self.values(name, rows) for name in self._columns}
         return {"host": host} | found | {self._by: found[self._by] + self._base[host]}
@@ -234,7 +230,6 @@ class HostBlocks:
             self._pending.append(Block(self._by, columns, until_ns))
 
     def drop(self, host: int) -> None:
-        """The host is gone."""
         for blocks in (self._blocks, self._pending):
             for index, block in enumerate(blocks):
                 if host < len(block.until_ns) and block.edges[host + 1] > block.edges[host]:
@@ -344,7 +339,6 @@ class PayloadHistory:
         self._blocks.put_pending(_summed(*kept), until_ns)
 
     def drop(self, host: int) -> None:
-        """The host is gone."""
         self._cuts.pop(host, None)
         self._in_order.drop(host)
         self._blocks.drop(host)

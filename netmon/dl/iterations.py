@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from netmon.dl.numbering import EVIDENCE, Trust
-from netmon.dl.scoring import score
 from netmon.dl.source import Bound, Bounds, SourceMarks
-from netmon.dl.step_alignment import Events, StepMoment, best_shifts
+from netmon.dl.step_alignment import Events, StepMoment, best_shifts, score
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
@@ -95,7 +94,6 @@ class IterationTracker:
         self.finished_ns, self.last_number = max(self.finished_ns, end_ns), max(self.last_number, number)
 
     def add(self, mark: Mark) -> None:
-        """Take in a mark of this rank."""
         self._learn(mark)
         if mark.moment not in _ABOUT_PROCESSES:
             self._take(self._marks_of(mark.source), mark, mark.moment, mark.iteration, mark.time_ns, mark.error_ns)

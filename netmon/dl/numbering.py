@@ -94,7 +94,6 @@ class JobNumbers:
         )  # another one, that no job has had, where what is said of a rank may have changed
 
     def __len__(self) -> int:
-        """Ranks that count."""
         return len(self._counts)
 
     def relative(self, rank: int) -> bool:
@@ -110,7 +109,6 @@ class JobNumbers:
         return count.trust != Trust.RELATIVE or count.aligned_at < self._known_until
 
     def state(self, rank: int) -> tuple[Trust, int]:
-        """Trust and shift of the rank, for resume."""
         count = self._counts.get(rank)
         return (count.trust, count.shift) if count else (Trust.RELATIVE, 0)
 

@@ -57,11 +57,9 @@ class _Recent:
         self._in_order = 0  # so many of the last ones ascend in time
 
     def __bool__(self) -> bool:
-        """Whether there are some."""
         return bool(self._times)
 
     def add(self, number: int, time_ns: int) -> None:
-        """Of one more mark."""
         self._in_order = self._in_order + 1 if not self._times or time_ns >= self._times[-1] else 1
         self._numbers.append(number)
         self._times.append(time_ns)

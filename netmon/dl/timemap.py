@@ -34,7 +34,6 @@ class TimeMap:
 
     @classmethod
     def constant(cls, offset_ns: int, at_ns: int = 0) -> "TimeMap":
-        """One offset for all times."""
         return cls(np.array([at_ns], np.int64), np.array([offset_ns], np.int64))
 
     @classmethod

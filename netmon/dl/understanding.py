@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.gradient_sizes import byte_sizes
-from netmon.dl.sums import joined
+from netmon.dl.grouped import joined
 from netmon.records import LIBRARY_HOROVOD, OF_EACH, OF_ONE, STEP, STEP_ENQUEUE, STEP_TRANSFER, Table, empty
 
 _LEAST_SHARE = 0.2  # of a step's bytes that no sum explains: what evaluations and buffers take is less
@@ -65,7 +65,6 @@ class StepAccount:
             self._calls = [joined(self._calls)[-_MOST_CALLS // 2 :]]
 
     def _close(self, begun_ns: Sequence[int], step_bytes: int, ranks: int) -> None:
-        """Steps that are over."""
         edges = np.sort([*([self._since_ns] if self._since_ns else []), *begun_ns])
         calls = joined([empty(STEP), *self._calls])
         step = np.searchsorted(edges, calls["time_ns"].astype(np.int64), "right") - 1

@@ -12,8 +12,7 @@ from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
 from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import NoRowsError
 from netmon.history.dataset import open_table, stream
-from netmon.job_names import distinct_names
-from netmon.views import Verdict
+from netmon.views import Verdict, distinct_names
 
 _COLUMNS = ["job", "rank", "job_name"]
 

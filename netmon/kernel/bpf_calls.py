@@ -74,13 +74,6 @@ def map_shape(descriptor: int) -> MapShape:
     return MapShape(name.split(b"\0")[0].decode(), kind, key_bytes, value_bytes, entries, flags)
 
 
-def program_tag(descriptor: int) -> bytes:
-    """The kernel's checksum of a loaded program's instructions, whatever descriptors its maps have."""
-    info = ctypes.create_string_buffer(16)  # struct bpf_prog_info up to and including `tag`
-    call(OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", descriptor, len(info), ctypes.addressof(info)))
-    return info.raw[8:16]
-
-
 def array_entry(table: int, index: int, size: int) -> bytes:
     """One value, of so many bytes, of an array map."""
     key, value = ctypes.c_uint32(index), ctypes.create_string_buffer(size)
@@ -194,3 +187,57 @@ def program_of(fdinfo: str) -> int:
     with open(fdinfo) as lines:
         found = [line.split()[1] for line in lines if line.startswith("prog_id:")]
     return int(found[0]) if found else 0
+
+
+# --- What the kernel's BPF can do, by trying it: independent of bcc, which is probed as well.
+#
+# Every function here raises OSError with the kernel's errno, and closes what it made.
+
+_MAP_ARRAY, _MAP_RINGBUF = 2, 27  # enum bpf_map_type
+_MMAPABLE = 1 << 10
+_RING_BYTES = 1 << 16  # whole pages, however large these are
+_NO_SUCH_INTERFACE = 2**31 - 1
+
+_RETURN_MINUS_ONE = struct.pack("<BBhi", 0xB7, 0, 0, -1) + struct.pack("<BBhi", 0x95, 0, 0, 0)  # r0 = -1; exit
+_RETURN_ZERO = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+
+
+def _load(program_type: int, instructions: bytes, name: bytes = b"netmon_probe") -> int:
+    code = ctypes.create_string_buffer(instructions)
+    return program_load(program_type, name.decode(), b"GPL", ctypes.addressof(code), len(instructions) // 8)
+
+
+def create_mapped_array() -> None:
+    """Makes an array map that user space can map (Linux 5.5)."""
+    os.close(call(MAP_CREATE, struct.pack("=IIIII", _MAP_ARRAY, 4, 8, 1, _MMAPABLE))[0])
+
+
+def create_ring_buffer() -> None:
+    """Makes a ring buffer map (Linux 5.8)."""
+    os.close(call(MAP_CREATE, struct.pack("=IIIII", _MAP_RINGBUF, 0, 0, _RING_BYTES, 0))[0])
+
+
+def load_packet_program() -> None:
+    """Loads a program for tc: needs CAP_BPF and CAP_NET_ADMIN."""
+    os.close(_load(PROGRAM_SCHED_CLS, _RETURN_MINUS_ONE))
+
+
+def load_probe_program() -> None:
+    """Loads a program for uprobes: needs CAP_BPF and CAP_PERFMON."""
+    os.close(_load(PROGRAM_KPROBE, _RETURN_ZERO))
+
+
+def has_tcx() -> bool:
+    """Whether programs can be attached by tcx links (Linux 6.6).
+
+    Asks for a link to an interface that does not exist: a kernel with tcx misses the interface, one without it does
+    not know the attach type.
+    """
+    program = _load(PROGRAM_SCHED_CLS, _RETURN_MINUS_ONE)
+    try:
+        os.close(call(LINK_CREATE, struct.pack("=IIII", program, _NO_SUCH_INTERFACE, TCX_INGRESS, 0))[0])
+    except OSError as error:
+        return error.errno == errno.ENODEV
+    finally:
+        os.close(program)
+    return True

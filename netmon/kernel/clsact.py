@@ -16,7 +16,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netmon.errors import KernelError
-from netmon.kernel.refusal import because
+from netmon.kernel.privilege import because
 from netmon.records import Direction
 
 _PARENT = {Direction.RX: 0xFFFFFFF2, Direction.TX: 0xFFFFFFF3}

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netmon.errors import NetmonError, UnsupportedError
-from netmon.kernel import bpf_calls, layout, stops
+from netmon.kernel import bpf_calls, loader, stops
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.loader import (
     METER_MAPS,
@@ -32,10 +32,9 @@ from netmon.kernel.loader import (
     source_text,
     sources,
 )
-from netmon.kernel.meter.geometry import Geometry
+from netmon.kernel.meter.memory import Geometry
 from netmon.kernel.owners import socket_events
-from netmon.kernel.program_cache import cache_folder, write_image
-from netmon.kernel.program_image import Program, image_of
+from netmon.kernel.program_cache import Program, cache_folder, image_of, write_image
 
 _INSTRUCTION_BYTES = 8
 
@@ -59,12 +58,12 @@ class _Compiled:
 
     def build(self) -> None:
         """Compiles and loads all that there is. Raises what bcc raises, UnsupportedError without it."""
-        meter = self._module("meter.c", layout.METER)
+        meter = self._module("meter.c", loader.METER)
         for name in METER_PROGRAMS:
             self._load(meter, name, bpf_calls.PROGRAM_XDP if name == "meter_xdp" else bpf_calls.PROGRAM_SCHED_CLS)
         with contextlib.suppress(OSError):  # an older kernel: small frames only
             self._load_frags(meter)
-        steps = self._module("steps.c", layout.STEPS)
+        steps = self._module("steps.c", loader.STEPS)
         self._keep_maps(meter, METER_MAPS)
         self._keep_maps(steps, STEP_MAPS)
         parts: tuple[tuple[str, Callable[[], None]], ...] = (
@@ -113,13 +112,12 @@ class _Compiled:
 
     def _load_socket_events(self) -> None:
         """The program that reports connections being made, and its rings."""
-        module = self._module("sockets.c", layout.SOCKET_EVENTS, _defines(socket_events.definitions(self._types)))
+        module = self._module("sockets.c", loader.SOCKET_EVENTS, _defines(socket_events.definitions(self._types)))
         self._load(module, socket_events.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
         self._keep_maps(module, socket_events.MAPS)
 
     def _load_stops(self) -> None:
-        """The program that reports stops, and its memory."""
-        module = self._module("stops.c", layout.STOPS, _defines(stops.definitions(self._types)))
+        module = self._module("stops.c", loader.STOPS, _defines(stops.definitions(self._types)))
         self._load(module, stops.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
         self._keep_maps(module, (stops.MAP,))
 
@@ -132,7 +130,6 @@ class _Compiled:
         self._load_as_kept(_program(module, XDP_FRAGS, bpf_calls.PROGRAM_XDP, bpf_calls.XDP_HAS_FRAGS))
 
     def _load_as_kept(self, program: Program) -> None:
-        """As the next start will load it."""
         code = ctypes.create_string_buffer(program.instructions, len(program.instructions))
         index, count = ctypes.addressof(code), len(program.instructions) // _INSTRUCTION_BYTES
         self._descriptors[program.name] = bpf_calls.program_load(

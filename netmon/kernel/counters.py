@@ -196,7 +196,6 @@ class EthtoolStatistics:
 
 
 def _count(interface: str) -> int:
-    """How many counters the driver has."""
     # struct ethtool_sset_info: cmd, reserved, mask of the sets, then a number for each that is there.
     buffer = bytearray(struct.pack("IIQII", _GSSET_INFO, 0, 1 << _STATISTICS, 0, 0))
     _query(interface, buffer)

@@ -13,18 +13,64 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import layout, pages, stops
+from netmon.kernel import stops
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
-from netmon.kernel.meter.geometry import Geometry
-from netmon.kernel.meter.wakes import WAKES
+from netmon.kernel.meter.memory import WAKES, Geometry
 from netmon.kernel.owners import socket_events
 from netmon.kernel.preemption import require_serial_bottom_halves
+from netmon.kernel.privilege import because
 from netmon.kernel.processes import pid_namespace
 from netmon.kernel.program_cache import cache_folder, read_image
-from netmon.kernel.refusal import because
 from netmon.own_module import own_module
+from netmon.records import (
+    FLOW_KEY,
+    KERNEL_BUCKET,
+    KERNEL_CONSUMER,
+    KERNEL_FLOW,
+    KERNEL_INTERFACE,
+    KERNEL_LEDGER,
+    KERNEL_PRODUCER,
+    SLOT,
+    SOCKET_EVENT,
+    STEP,
+    STOP,
+)
+
+METER = {
+    "netmon_flow_key": FLOW_KEY,
+    "netmon_slot": SLOT,
+    "netmon_flow": KERNEL_FLOW,
+    "netmon_bucket": KERNEL_BUCKET,
+    "netmon_interface": KERNEL_INTERFACE,
+    "netmon_producer": KERNEL_PRODUCER,
+    "netmon_consumer": KERNEL_CONSUMER,
+    "netmon_ledger": KERNEL_LEDGER,
+}
+STEPS = {"netmon_step": STEP}
+SOCKET_EVENTS = {"netmon_birth": SOCKET_EVENT}
+STOPS = {"netmon_stop": STOP}
+
+
+def assertions(structures: "dict[str, np.dtype[Any]]") -> str:
+    """C source that compiles only where every structure has its dtype's size, fields, offsets and widths."""
+    lines = []
+    for struct, dtype in structures.items():
+        assert dtype.fields is not None
+        lines.append(_require(f"sizeof(struct {struct}) == {dtype.itemsize}", f"size of {struct}"))
+        for name, (field, offset, *_) in dtype.fields.items():
+            member = f"((struct {struct} *)0)->{name}"
+            index = f"__builtin_offsetof(struct {struct}, {name}) == {offset}"
+            lines.append(_require(f"{index} && sizeof({member}) == {field.itemsize}", f"{struct}.{name}"))
+    return "\n".join(lines) + "\n"
+
+
+def _require(condition: str, what: str) -> str:
+    return f'_Static_assert({condition}, "bpf/netmon.h and netmon/records.py differ: {what}");'
+
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
 STEP_PROGRAMS = (
@@ -57,10 +103,10 @@ _IMAGE_FORMAT = "2"
 _TIME_LIMIT_S = 60
 _MESSAGE_BYTES = 1 << 16
 _SOURCES = {
-    "meter.c": layout.METER,
-    "steps.c": layout.STEPS,
-    "sockets.c": layout.SOCKET_EVENTS,
-    "stops.c": layout.STOPS,
+    "meter.c": METER,
+    "steps.c": STEPS,
+    "sockets.c": SOCKET_EVENTS,
+    "stops.c": STOPS,
 }
 
 
@@ -74,7 +120,7 @@ def sources() -> Path:
 
 def source_text(source: str, structures: "dict[str, Any]") -> str:
     """A source, with the proof that we mean the same by its structures."""
-    return (sources() / source).read_text() + layout.assertions(structures)
+    return (sources() / source).read_text() + assertions(structures)
 
 
 def load(geometry: Geometry) -> dict[str, int]:
@@ -166,12 +212,12 @@ def _compiled_by_child(geometry: Geometry, key: str) -> dict[str, int]:
 
 def lacking() -> str:
     """Why the kernel cannot load the meter at all, by trying; empty where it can."""
-    from netmon.kernel.probe import bpf  # not needed by the child, nor where all goes well
+    from netmon.kernel import bpf_calls
 
     for what, attempt in (
-        ("a ring buffer (Linux 5.8)", bpf.create_ring_buffer),
-        ("a mappable array (Linux 5.5)", bpf.create_mapped_array),
-        ("a packet program", bpf.load_packet_program),
+        ("a ring buffer (Linux 5.8)", bpf_calls.create_ring_buffer),
+        ("a mappable array (Linux 5.5)", bpf_calls.create_mapped_array),
+        ("a packet program", bpf_calls.load_packet_program),
     ):
         try:
             attempt()
@@ -199,8 +245,8 @@ def compiler_flags(geometry: Geometry) -> list[str]:
         "NETMON_LINKS": geometry.links,
         "NETMON_BUCKETS": geometry.ring_records,
         "NETMON_FLOWS": geometry.flow_records,
-        "NETMON_PAGE_BYTES": pages.PAGE_BYTES,
-        "NETMON_STEP_PAGES": geometry.step_ring_bytes // pages.PAGE_BYTES,
+        "NETMON_PAGE_BYTES": memory.PAGE_BYTES,
+        "NETMON_STEP_PAGES": geometry.step_ring_bytes // memory.PAGE_BYTES,
         "NETMON_PID_NAMESPACE_DEVICE": device,
         "NETMON_PID_NAMESPACE_INODE": inode,
     }

@@ -32,7 +32,6 @@ ADVICE = f"boot a kernel with {_LOCK}=y, or one without PREEMPT_RT"
 
 
 def bottom_halves() -> BottomHalves:
-    """As the kernel of this machine says."""
     if _read("sys/kernel/realtime").strip() != "1" and "PREEMPT_RT" not in _read("proc/sys/kernel/version").split():
         return BottomHalves.SERIAL
     lines = _configuration().splitlines()

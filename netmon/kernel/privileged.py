@@ -19,18 +19,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import bpf_calls, loader, privilege, stops
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.owners.endpoint import Endpoint
-from netmon.kernel.owners.namespaces import Namespaces
+from netmon.kernel.owners.namespaces import Namespaces, TcpElsewhere
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch
 from netmon.kernel.owners.socket_events import EVENT_MAP, MAP, PROGRAM, SocketEvents
-from netmon.kernel.processes import Process, ProcessTable
+from netmon.kernel.processes import Process, ProcessTable, in_turn
 from netmon.kernel.requests import (
     MOST_BYTES,
     FindOwners,
@@ -42,14 +42,47 @@ from netmon.kernel.requests import (
     decode,
     encode,
 )
-from netmon.kernel.tcp_elsewhere import TcpElsewhere
-from netmon.kernel.training.candidates import choose_candidates
 from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 from netmon.marks import printable
 from netmon.own_module import own_module
 from netmon.service_user import service_user
+
+MOST_OF_USER, MOST_OF_ALL = 128, 1024
+_GENERATIONS = 8
+
+
+def choose_candidates(ranks: Sequence[Process], training: Collection[int]) -> list[Process]:
+    """ranks: oldest first; training: who maps a training library → those to be reported, oldest first.
+
+    Who trains comes before who does not, and then the older one.
+    """
+    known = {process.pid: process for process in ranks}
+    own = [process for process in ranks if not _is_child_of_trainer(process, known, training)]
+    trainers = [process.pid for process in own if process.pid in training]
+    others = [process.pid for process in own if process.pid not in training]
+    of_user: dict[int, int] = {}
+    chosen: set[int] = set()
+    for pids in (trainers, others):
+        for pid in in_turn(pids, lambda pid: known[pid].uid):
+            uid = known[pid].uid
+            of_user[uid] = of_user.get(uid, 0) + 1
+            if of_user[uid] <= MOST_OF_USER and len(chosen) < MOST_OF_ALL:
+                chosen.add(pid)
+    return [process for process in own if process.pid in chosen]
+
+
+def _is_child_of_trainer(process: Process, known: dict[int, Process], training: Collection[int]) -> bool:
+    ancestor = known.get(process.parent)
+    for _ in range(_GENERATIONS):
+        if ancestor is None or ancestor.rank != process.rank:
+            return False
+        if ancestor.pid in training:
+            return True
+        ancestor = known.get(ancestor.parent)
+    return False
+
 
 MORE_MAPS = (EVENT_MAP, stops.MAP)
 """Beside loader.MAPS, where the kernel can tell."""
@@ -240,7 +273,6 @@ def _named(attempt: str, warnings: list[str]) -> Iterator[None]:
 
 
 def _page(things: Sequence[dict[str, Any] | None]) -> list[Any]:
-    """As many as a message holds."""
     room, page = _PAGE_BYTES, []
     for thing in things:
         room -= len(json.dumps(thing)) + 2

@@ -6,6 +6,7 @@ Names and environments are what strangers wrote: they are read up to a limit, an
 
 import os
 import re
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +14,57 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from netmon.kernel.owners.containers import container_name
 from netmon.marks import JOB_VARIABLE, RankIdentity, printable, rank_from_environment
+
+# Docker, containerd, CRI-O and Podman: a 64-digit id, wherever it stands.
+_CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
+_LXC = re.compile(r"/lxc(?:\.payload\.|/)([^/\n]+)")
+_SLURM = re.compile(r"/slurm[^\n]*?/job_(\d+)")
+_UNIT = re.compile(r"/([^/\n]+\.(?:service|scope))(?=/|$)", re.MULTILINE)
+_NOBODY = ("init.scope",)
+
+_CGROUP2_MOUNT = re.compile(r"^\S+ (\S+) cgroup2 ", re.MULTILINE)
+_WALK_NS = 10_000_000_000
+
+
+def container_name(cgroup: str) -> str:
+    """From the text of /proc/PID/cgroup or a path: the container's short id, else its LXC name, else `slurm-JOB`,
+    else the innermost systemd unit; empty where there is none.
+    """
+    if found := _CONTAINER_ID.search(cgroup) or _LXC.search(cgroup):
+        return found[1]
+    if found := _SLURM.search(cgroup):
+        return f"slurm-{found[1]}"
+    units = [unit for unit in _UNIT.findall(cgroup) if unit not in _NOBODY]
+    return units[-1] if units else ""
+
+
+class ControlGroups:
+    """Names of control groups by their ids, for processes that are gone before their /proc could be read."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        """root: where cgroup v2 is mounted; looked up unless it is given."""
+        self._root = root or _cgroup2_root()
+        self._paths: dict[int, str] = {}
+        self._walked_ns = -_WALK_NS
+
+    def container(self, identity: int) -> str:
+        """As container_name; empty where the group is unknown. Walks the tree when it is, every ten seconds at most."""
+        now = time.monotonic_ns()
+        if self._root and identity not in self._paths and now - self._walked_ns >= _WALK_NS:
+            self._walked_ns = now
+            # A control group's id is the inode of its directory.
+            self._paths = {os.stat(path).st_ino: path for path, *_ in os.walk(self._root)}
+        return container_name(self._paths.get(identity, ""))
+
+
+def _cgroup2_root() -> Path | None:
+    try:
+        found = _CGROUP2_MOUNT.search(Path("/proc/self/mounts").read_text())
+    except OSError:
+        return None
+    return Path(found[1]) if found else None
+
 
 # --- What people call a job, out of what its launcher gave to all of its ranks.
 
@@ -179,7 +229,6 @@ PARTIAL_VIEW = "steps and connections are told of processes in this one, not of 
 
 
 def pids() -> Iterator[int]:
-    """All processes that we can see."""
     return (int(name) for name in os.listdir(PROC) if name.isdecimal())
 
 
@@ -377,3 +426,51 @@ def _owner(pid: int) -> int:
         return os.stat(f"{PROC}/{pid}").st_uid
     except OSError:
         return -1
+
+
+# --- Whether processes or interfaces have come or gone: cheap to ask again and again, without walking /proc.
+
+_RTMGRP_LINK = 1
+_LINE = 256
+
+
+class Changes:
+    """What the caller's namespaces have. Needs no privilege; never blocks."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        """Everything is new. Raises OSError where there is no routing socket."""
+        self._proc = proc
+        self._before = b"", 0
+        self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE)
+        self._links.bind((0, _RTMGRP_LINK))
+
+    def seen(self) -> bool:
+        """Whether anything may have come or gone since the last call; true where that is not known."""
+        processes, links = self._processes_changed(), self._links_changed()
+        return processes or links
+
+    def _processes_changed(self) -> bool:
+        """By the number that was given to a process or thread last (proc(5): loadavg), and how many processes are."""
+        try:
+            with open(self._proc / "loadavg", "rb", buffering=0) as file:
+                # A container's /proc may be put together by somebody else, who tells it seldom.
+                own = os.fstat(file.fileno()).st_dev == (folder := os.stat(self._proc)).st_dev
+                now = file.read(_LINE).rpartition(b" ")[2], folder.st_nlink
+        except OSError:
+            return True
+        before, self._before = self._before, now
+        return now != before or not own
+
+    def _links_changed(self) -> bool:
+        changed = False
+        while True:
+            try:
+                self._links.recv(1)  # the rest of a message is cut off
+                changed = True
+            except BlockingIOError:
+                return changed
+            except OSError:  # more came than the socket holds
+                changed = True
+
+    def close(self) -> None:
+        self._links.close()

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from socket import IPPROTO_TCP, IPPROTO_UDP
 
 from netmon.errors import KernelError
-from netmon.kernel.meter.geometry import MAX_BUCKET_NS, MAX_SLOTS, MIN_BUCKET_NS
+from netmon.kernel.meter.memory import MAX_BUCKET_NS, MAX_SLOTS, MIN_BUCKET_NS
 from netmon.kernel.owners.endpoint import MAPPED, Endpoint, address_text, packed
 
 MOST_BYTES = 64 << 10

@@ -5,6 +5,7 @@ They are made in a thread that is left to itself when it takes too long. A call 
 ends with the process, as the kernel lets fatal signals through in these waits.
 """
 
+import os
 import queue
 import threading
 from collections import Counter
@@ -83,6 +84,12 @@ class StallingCalls:
                 self._stalled[key] += 1
             job.late = end
             return True
+
+
+def close_late(opened: tuple[int, object] | None) -> None:
+    """For calls whose result begins with a descriptor."""
+    if opened:
+        os.close(opened[0])
 
 
 class _Job:

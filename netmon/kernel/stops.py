@@ -59,7 +59,6 @@ class RankStops:
         self._slots[pid], self._totals[pid] = index, 0
 
     def watches(self, pid: int) -> bool:
-        """Whether its stops are reported."""
         return pid in self._slots
 
     def forget(self, pid: int) -> None:

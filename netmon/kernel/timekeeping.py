@@ -37,7 +37,6 @@ class ClockState:
     synchronised: bool
     error_ns: int
     source: str
-    estimate_ns: int = 0  # what the one who keeps it believes the error to be; 0: not known
     tai_offset_s: int = 0  # TAI minus UTC, as set in the kernel; 0: not set
     discipline: str = ""  # "ptp", "ntp"; empty: nobody keeps it
 
@@ -55,9 +54,7 @@ def kernel_state(kept_by: str) -> ClockState:
         return ClockState(False, 0, f"adjtimex: {os.strerror(ctypes.get_errno())}")
     synchronised = state != _TIME_ERROR
     kept_by = (kept_by or "ntp") if synchronised else ""
-    return ClockState(
-        synchronised, timex.maxerror * 1_000, "the kernel", timex.esterror * 1_000, timex.tai, discipline=kept_by
-    )
+    return ClockState(synchronised, timex.maxerror * 1_000, "the kernel", timex.tai, kept_by)
 
 
 def discipline() -> str:
@@ -118,7 +115,7 @@ def parse_tracking(line: str) -> ClockState | None:
     kept_by = ("ptp" if reference.startswith(("PHC", "PTP")) else "ntp") if synchronised else ""
     # chrony(1): the clock's error is at most |system time offset| + root dispersion + root delay / 2.
     bound = round((offset + dispersion + delay / 2) * 1e9)
-    return ClockState(synchronised, bound, "chrony", round(offset * 1e9), discipline=kept_by)
+    return ClockState(synchronised, bound, "chrony", discipline=kept_by)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

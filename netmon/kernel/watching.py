@@ -14,7 +14,7 @@ from netmon.kernel import bpf_calls
 from netmon.kernel.loader import XDP_FRAGS
 from netmon.kernel.meter.link_numbers import forget_interface, number_interface
 from netmon.kernel.nic import name_of
-from netmon.kernel.refusal import because
+from netmon.kernel.privilege import because
 from netmon.kernel.subprocess_calls import call_by_name
 from netmon.records import Direction
 
@@ -78,7 +78,7 @@ def _attach_tcx(program: int, index: int, name: str, direction: Direction) -> At
 
 log = logging.getLogger(__name__)
 
-_CHOOSE = "netmon.kernel.probe.hook:choose_for"  # needs libraries that a long-lived process does not want to keep
+_CHOOSE = "netmon.kernel.interfaces:choose_for"  # needs libraries that a long-lived process does not want to keep
 
 
 @dataclass

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from netmon.dl.inference import TRAFFIC, LinkFlow
+from netmon.dl.inference.types import TRAFFIC, LinkFlow
 from netmon.errors import DataError
 from netmon.history.dataset import frame_of, open_table
 from netmon.lab.record import FOLDER, Run, sends_upwards

@@ -16,7 +16,6 @@ class ClockJumps:
     """Of one process. Costs two readings of clocks a look."""
 
     def __init__(self, set_s: Callable[[], float] = _set_s) -> None:
-        """From now on."""
         self._set_s, self._before_s = set_s, set_s()
         self.count = 0
         """How often the clock was set by more than a second."""

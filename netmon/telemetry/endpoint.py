@@ -18,8 +18,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
-from netmon.errors import UnsupportedError, UsageError
-from netmon.wire.http_listener import HttpListener, open_sockets
+from netmon.errors import UnsupportedError
+from netmon.wire.http_listener import HttpListener, open_sockets, split_address
 from netmon.wire.identity import Role
 from netmon.wire.secure import http_contexts
 from netmon.wire.security import Security
@@ -165,11 +165,3 @@ def _condition(ask: Callable[[], Condition]) -> Condition:
 
 def _said(status: int, line: str) -> web.Response:
     return web.Response(status=status, text=f"{line}\n", headers=_HEADERS)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """HOST and PORT. Raises UsageError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        raise UsageError(f"cannot serve metrics on {address}: give HOST:PORT, such as localhost:9464")
-    return host.removeprefix("[").removesuffix("]"), int(port)

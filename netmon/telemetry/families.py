@@ -17,7 +17,6 @@ Values = Iterable[tuple[Sequence[str], float]]
 
 
 def gauge(name: str, help_: str, labels: Sequence[str], values: Values) -> Metric:
-    """A family of gauges with these labels."""
     family = GaugeMetricFamily(name, help_, labels=[*labels])
     for own, value in values:
         family.add_metric([*own], value)

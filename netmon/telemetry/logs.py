@@ -70,7 +70,6 @@ class TextFormatter(logging.Formatter):
     """Lines for a terminal, to which names of others do nothing."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Of one record, with its traceback."""
         return harmless(super().format(record))
 
 
@@ -102,7 +101,6 @@ class JournalHandler(logging.Handler):
         self._socket.setblocking(False)  # a journal that hangs must not hang us
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One entry."""
         try:
             self._socket.sendto(b"".join(map(_field, *zip(*self._fields(record).items(), strict=True))), self._path)
         except OSError:
@@ -111,7 +109,6 @@ class JournalHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Let go of the socket."""
         self._socket.close()
         super().close()
 

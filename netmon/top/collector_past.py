@@ -17,7 +17,7 @@ from netmon.past import HOUR_NS, Frame, Past, PastSteps, RankSpan
 from netmon.records import Direction, Flow, Owner, Table
 from netmon.units import format_duration
 from netmon.views import STEP, JobView, Page, RankTimes, RankView, Selection, Snapshot, Verdict
-from netmon.wire.full import get_full
+from netmon.wire.queries import get_full
 from netmon.wire.security import PLAIN, Security
 from netmon.wire.watch import Outage, UnreachableError, split, watch_once
 

@@ -19,7 +19,6 @@ def document(snapshot: Snapshot) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold."""
     if dataclasses.is_dataclass(value):
         return {name.rstrip("_"): plain(item) for name, item in vars(value).items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

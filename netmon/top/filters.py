@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters as people type them: `host:h3 class:cross proc:iperf3 port:5201 -job:resnet rate:>100mbit`."""
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,12 +81,10 @@ class Filter:
     terms: tuple[Term, ...] = ()
 
     def holds(self, values: Values) -> bool:
-        """Whether a row is wanted."""
         return all(term.holds(values) for term in self.terms)
 
     @property
     def fields(self) -> set[str]:
-        """That it asks for."""
         return {term.field for term in self.terms if term.field}
 
 
@@ -117,7 +116,6 @@ def hint(text: str) -> str:
 
 
 def exactly(field: str, value: str | float) -> str:
-    """The term that asks for this very value."""
     if field in TEXTS and field not in _CHOICES:
         text = f"^{re.escape(str(value))}$"
         return f"{field}:{text}" if not re.search(r"\s", text) and text else f'{field}:"{text}"'
@@ -198,12 +196,8 @@ def _quantity(field: str, value: str, index: int) -> Callable[[str | float], boo
 
 
 def _comparison(sign: str, than: int) -> Callable[[float], bool]:
-    return {
-        ">": lambda one: one > than,
-        "<": lambda one: one < than,
-        ">=": lambda one: one >= than,
-        "<=": lambda one: one <= than,
-    }[sign]
+    compare = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}[sign]
+    return lambda one: bool(compare(one, than))
 
 
 def _between(low: int, high: int) -> Callable[[float], bool]:

@@ -1,21 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest flows: from where to where, whose, of which class, how fast."""
+"""The largest flows: from where to where, whose, of which class, how fast; in a frame, as rows, and in groups."""
 
+import ipaddress
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
-from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, Flow, Owner
-from netmon.top.columns import Column, longest, room, table
-from netmon.top.glyphs import class_style, rate_unit, short_rate, swatch
+from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, Direction, Flow, Owner
+from netmon.top.filters import Values, exactly
+from netmon.top.glyphs import STACK, Column, bar, class_style, longest, rate_unit, room, short_rate, swatch, table
 from netmon.top.links import ARROWS, WIDE
-from netmon.top.names import short_names
-from netmon.top.options import Options
+from netmon.top.options import Options, short_names
+from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_bytes, format_endpoint
 from netmon.views import FlowView
+
+
+class FlowKey(NamedTuple):
+    """What makes a flow the same flow in two snapshots."""
+
+    host: str
+    interface: str
+    direction: int
+    src: str
+    src_port: int
+    dst: str
+    dst_port: int
+    protocol: int
+
+
+def flow_key(view: FlowView) -> FlowKey:
+    """The 5-tuple on its link."""
+    flow = view.flow
+    source = f"{flow.src}/{flow.prefix_bits}" if flow.members else flow.src  # a /8 may begin as a /24 of its does
+    end = (source, flow.src_port, flow.dst, flow.dst_port, flow.protocol)
+    return FlowKey(view.host, view.interface, flow.direction, *end)
+
 
 PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _CLASS = max(map(len, CLASS_NAMES)) + 2
@@ -149,3 +176,228 @@ def _row(view: FlowView, names: Mapping[str, str], options: Options, width: int)
         loss_share(view),
         format_bytes(view.wire_bytes),
     ]
+
+
+class FlowRow(NamedTuple):
+    """A flow, and who is at its other end."""
+
+    view: FlowView
+    peer: str  # a host where its address is known to be one, else the address
+
+
+def flow_rows(flows: Sequence[FlowView]) -> list[FlowRow]:
+    """Rows in the same order; hosts are known by the local addresses of the flows."""
+    local = {_local_and_remote(view)[0]: view.host for view in flows if not view.flow.members}
+    return [FlowRow(view, local.get(_local_and_remote(view)[1], _local_and_remote(view)[1])) for view in flows]
+
+
+def _local_and_remote(view: FlowView) -> tuple[str, str]:
+    """(local, remote) address."""
+    flow = view.flow
+    return (flow.src, flow.dst) if flow.direction == Direction.TX else (flow.dst, flow.src)
+
+
+def _flow_values(row: FlowRow) -> Values:
+    view, flow, who = row.view, row.view.flow, row.view.flow.owner
+    return {
+        "host": (view.host,),
+        "if": (view.interface,),
+        "dir": (flow.direction.name.lower(),),
+        "class": (CLASS_NAMES[view.class_],),
+        "proc": (who.process,),
+        "pid": (who.pid,) if who.pid else (),
+        "container": (who.container,),
+        "user": (who.user,),
+        "job": (who.job,),
+        "rank": (who.rank,) if who.job else (),
+        "addr": (flow.src, flow.dst),
+        "peer": (row.peer,),
+        "prefix": (_prefix(row),),
+        "port": tuple(port for port in (flow.src_port, flow.dst_port) if port and flow.protocol != PROTOCOL_NON_IP),
+        "proto": (PROTOCOLS.get(flow.protocol, "other"),),
+        "rate": (view.wire_bps,),
+        "bytes": (view.wire_bytes,),
+        "rtt": (view.rtt_ns,),
+    }
+
+
+def _flow_term(row: FlowRow) -> str:
+    view, flow = row.view, row.view.flow
+    terms = [exactly("host", view.host), exactly("dir", flow.direction.name.lower())]
+    if flow.owner.process:
+        terms.append(exactly("proc", flow.owner.process))
+    terms += [exactly("addr", address) for address in (flow.src, flow.dst)]
+    terms += [exactly("port", port) for port in (flow.src_port, flow.dst_port) if port]
+    return " ".join(terms)
+
+
+def _class(row: FlowRow, ink: Options, width: int) -> Text:
+    return swatch(row.view.class_, ink.colour).append(f" {CLASS_NAMES[row.view.class_]}")
+
+
+def _owner(row: FlowRow, ink: Options, width: int) -> Text:
+    known = owner(row.view.flow.owner)
+    return Text(known, "dim" if known == "unknown" else "")
+
+
+def _rank(row: FlowRow, ink: Options, width: int) -> str:
+    return job_and_rank(row.view, ink.job(row.view.flow.owner.job))
+
+
+def _rate(row: FlowRow, ink: Options, width: int) -> Text:
+    return Text(short_rate(row.view.wire_bps, ink.bytes_), class_style(row.view.class_))
+
+
+FLOWS = Kind(
+    "flows",
+    (
+        Part("flow", lambda row, *_: five_tuple(row.view.flow, False), lambda row: row.view.flow.src, 30, 60, worth=99),
+        Part("host", lambda row, *_: row.view.host, lambda row: row.view.host, 5, 20, worth=8),
+        Part(
+            "at",
+            lambda row, *_: f"{row.view.interface} {ARROWS[row.view.flow.direction]}",
+            lambda row: (row.view.interface, row.view.flow.direction),
+            6,
+            14,
+            worth=4,
+        ),
+        Part("class", _class, lambda row: STACK.index(row.view.class_), 11, 14, worth=7),
+        Part("process", _owner, lambda row: row.view.flow.owner.process or None, 9, 40, worth=9),
+        Part(
+            "job/rank",
+            _rank,
+            lambda row: (row.view.flow.owner.job, row.view.flow.owner.rank) if row.view.flow.owner.job else None,
+            8,
+            36,
+            worth=6,
+        ),
+        numeric("rate", _rate, lambda row: row.view.wire_bps, 6, 8, 10, lambda i: rate_unit(i.bytes_)),
+        numeric("rtt", lambda row, *_: round_trip(row.view), lambda row: row.view.rtt_ns, 6, 7, 3),
+        numeric("loss", lambda row, *_: loss_share(row.view), lambda row: row.view.loss, 5, 6, 2),
+        numeric("bytes", lambda row, *_: format_bytes(row.view.wire_bytes), lambda row: row.view.wire_bytes, 7, 9, 5),
+    ),
+    key=lambda row: flow_key(row.view),
+    values=_flow_values,
+    term=_flow_term,
+    gone=lambda row: row._replace(view=replace(row.view, wire_bps=math.nan)),
+)
+
+
+@dataclass(frozen=True)
+class FlowGroup:
+    """Flows that have something in common."""
+
+    by: str
+    name: str  # empty: nobody knows
+    flows: int
+    hosts: tuple[str, ...]
+    class_bps: tuple[float, ...]
+    wire_bytes: int
+    largest_bps: float  # rate of the largest group, which a full bar stands for
+
+    @property
+    def wire_bps(self) -> float:
+        return float(np.nansum(self.class_bps))
+
+
+def _prefix(row: FlowRow) -> str:
+    remote = _local_and_remote(row.view)[1]
+    if row.view.flow.members and row.view.flow.prefix_bits:
+        return f"{remote}/{row.view.flow.prefix_bits}"
+    try:
+        bits = 24 if ipaddress.ip_address(remote).version == 4 else 64
+        return str(ipaddress.ip_network(f"{remote}/{bits}", strict=False))
+    except ValueError:
+        return ""
+
+
+GROUPINGS: Mapping[str, Callable[[FlowRow], str]] = {
+    "process": lambda row: row.view.flow.owner.process,
+    "container": lambda row: row.view.flow.owner.container,
+    "user": lambda row: row.view.flow.owner.user,
+    "job": lambda row: row.view.flow.owner.job,
+    "peer host": lambda row: row.peer,
+    "prefix": _prefix,
+    "host": lambda row: row.view.host,
+}
+"""What flows can be grouped by."""
+_FIELDS = {
+    "process": "proc",
+    "container": "container",
+    "user": "user",
+    "job": "job",
+    "peer host": "peer",
+    "prefix": "prefix",
+    "host": "host",
+}
+
+
+def grouped(rows: Iterable[FlowRow], by: str) -> list[FlowGroup]:
+    """One group for each value, the largest first."""
+    of: dict[str, list[FlowView]] = defaultdict(list)
+    for row in rows:
+        of[GROUPINGS[by](row)].append(row.view)
+    rates = {name: _rates(views) for name, views in of.items()}
+    largest = max((sum(rate) for rate in rates.values()), default=0.0)
+    groups = [
+        FlowGroup(
+            *(by, name, len(views), tuple(sorted({view.host for view in views})), rates[name]),
+            *(sum(view.wire_bytes for view in views), largest),
+        )
+        for name, views in of.items()
+    ]
+    return sorted(groups, key=lambda group: (-group.wire_bps, group.name))
+
+
+def _rates(views: Sequence[FlowView]) -> tuple[float, ...]:
+    sums = [0.0] * len(CLASS_NAMES)
+    for view in views:
+        if not math.isnan(view.wire_bps):
+            sums[view.class_] += view.wire_bps
+    return tuple(sums)
+
+
+def group_term(group: FlowGroup) -> str:
+    if not group.name:
+        return f"{_FIELDS[group.by]}:^$"
+    return exactly(_FIELDS[group.by], group.name)
+
+
+def _group_hosts(group: FlowGroup, ink: Options, width: int) -> str:
+    few = ", ".join(group.hosts[:3])
+    return few if len(group.hosts) <= 3 else f"{len(group.hosts)} hosts"
+
+
+GROUPS = Kind(
+    "groups",
+    (
+        Part(
+            "group", lambda group, *_: Text(group.name or "unknown", "bold"), lambda g: g.name or None, 20, 60, worth=99
+        ),
+        numeric("flows", lambda group, *_: f"{group.flows:,}", lambda g: g.flows, 5, 8, 8),
+        Part("hosts", _group_hosts, lambda group: len(group.hosts), 6, 30, worth=4, falling=True),
+        Part(
+            "by class",
+            lambda group, ink, width: bar(np.array(group.class_bps), group.largest_bps, width, ink.colour),
+            lambda group: group.wire_bps,
+            10,
+            40,
+            worth=6,
+            grows=True,
+            falling=True,
+        ),
+        numeric(
+            "rate",
+            lambda group, ink, _: short_rate(group.wire_bps, ink.bytes_),
+            lambda group: group.wire_bps,
+            6,
+            8,
+            9,
+            lambda ink: rate_unit(ink.bytes_),
+        ),
+        numeric("bytes", lambda group, *_: format_bytes(group.wire_bytes), lambda group: group.wire_bytes, 7, 9, 7),
+    ),
+    key=lambda group: (group.by, group.name),
+    values=lambda group: {},
+    term=group_term,
+)

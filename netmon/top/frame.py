@@ -1,17 +1,268 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One frame: the sections, and who gets how many lines of the screen."""
+"""One frame: its header, its sections, and who gets how many lines of the screen."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from netmon.top import flows, header, jobs, links, overview
-from netmon.top.glyphs import shown
-from netmon.top.options import Options
-from netmon.top.staleness import present_links
-from netmon.views import Snapshot
+from netmon.records import CLASS_NAMES, Class
+from netmon.top import flows, jobs, links
+from netmon.top.glyphs import (
+    STACK,
+    UNKNOWN,
+    Column,
+    class_style,
+    coverage,
+    iteration,
+    left_out,
+    no_steps,
+    rate,
+    rate_unit,
+    room,
+    shown,
+    sparkline,
+    swatch,
+    table,
+    wrapped,
+)
+from netmon.top.options import Options, present_links, short_names, silent
+from netmon.units import format_bytes, format_duration
+from netmon.views import HostView, JobView, Snapshot, Totals
+
+_FEW_HOSTS, _FEW_JOBS = 8, 4
+_FULL_JOBS = 2  # of which there is room for all that is known, on however many hosts
+_MORE, _MOST = 100, 140  # widths from which on there are more columns
+_LONGEST_NAME = 40
+_LEAST_SPARKLINE = 10
+
+
+def has_many(snapshot: Snapshot) -> bool:
+    """Whether there is too much for a few lines about each host and job."""
+    return snapshot.page.hosts > _FEW_HOSTS or snapshot.page.jobs > _FEW_JOBS
+
+
+def jobs_as_table(snapshot: Snapshot) -> bool:
+    """Whether each job has one line only."""
+    return has_many(snapshot) and snapshot.page.jobs > _FULL_JOBS
+
+
+def overview_facts(snapshot: Snapshot, options: Options) -> Iterator[Text]:
+    totals = snapshot.totals
+    yield from _hosts_facts(totals)
+    yield _links_fact(totals)
+    lost = {
+        "overflow": totals.overflow_bytes,
+        "lost in the kernel": totals.lost_kernel_bytes,
+        "lost in the agent": totals.lost_agent_bytes,
+    }
+    parts = [f"{name} {format_bytes(amount)}" for name, amount in lost.items() if amount]
+    if parts:
+        yield Text(", ".join(parts), "red")
+    yield _jobs_fact(totals)
+    yield Text(f"{totals.flows:,} flows in the last second")
+    for class_ in STACK:
+        if len(totals.class_bps) > class_:
+            yield Text(f"{CLASS_NAMES[class_]} {rate(totals.class_bps[class_], options.bytes_)}", class_style(class_))
+    for name in snapshot.page.unknown:
+        yield Text(f"no host or job {name}", "bold red")
+
+
+def _hosts_facts(totals: Totals) -> Iterator[Text]:
+    yield Text(f"{totals.hosts:,} host{'' if totals.hosts == 1 else 's'}")
+    if totals.hosts > totals.connected:
+        yield Text(f"{totals.hosts - totals.connected:,} gone", "bold red")
+    if totals.lagging:
+        yield Text(f"{totals.lagging:,} lag, up to {format_duration(totals.oldest_ns)}", "yellow")
+
+
+def _links_fact(totals: Totals) -> Text:
+    known = totals.attributed_bytes / totals.nic_bytes if totals.nic_bytes else float("nan")
+    text = Text(f"{totals.links:,} links, coverage {coverage(known)}")
+    return text.append(f", {totals.low_links:,} below", "bold red") if totals.low_links else text
+
+
+def _jobs_fact(totals: Totals) -> Text:
+    text = Text(f"{totals.jobs:,} job{'' if totals.jobs == 1 else 's'}, {totals.ranks:,} ranks")
+    if totals.shared_ranks:
+        text.append(f", {totals.shared_ranks:,} DL-shared", class_style(Class.DL_SHARED))
+    if totals.behind_ranks:
+        text.append(f", {totals.behind_ranks:,} stopped", "bold red")
+    if totals.forgotten_jobs:
+        text.append(f", {totals.forgotten_jobs:,} more not kept", "yellow")
+    return text
+
+
+def overview_height(snapshot: Snapshot) -> int:
+    return 1 + len(snapshot.jobs) + (snapshot.page.jobs > len(snapshot.jobs)) if snapshot.jobs else 0
+
+
+def fitting(shown: int, page_size: int, lines: int) -> int:
+    """How many of `shown` rows fit into `lines` below a heading, with a line more where not all of page_size do."""
+    return shown if shown == page_size and shown < lines else max(0, min(shown, lines - 2))
+
+
+def draw_overview(snapshot: Snapshot, width: int, lines: int) -> RenderableType:
+    """A heading, one line per job, and what is not shown."""
+    jobs = snapshot.jobs[: fitting(len(snapshot.jobs), snapshot.page.jobs, lines)]
+    columns = _columns(jobs, width)
+    names = short_names((job.job for job in snapshot.jobs), columns[0].width)
+    parts: list[RenderableType] = [table(columns, (_row(job, names[job.job], columns[-1].width) for job in jobs))]
+    if len(jobs) < snapshot.page.jobs:
+        parts.append(left_out("jobs", snapshot.page.jobs_from, len(jobs), snapshot.page.jobs))
+    return Group(*parts)
+
+
+def _columns(jobs: Sequence[JobView], width: int) -> list[Column]:
+    more, most = width >= _MORE, width >= _MOST
+    fixed = [5, 9, 7, 7, 7, 7, 5 if more else 0, 9, 8 if more else 0, 9 if more else 0]
+    longest = max((len(job.job) for job in jobs), default=4)
+    name = min(room(width, fixed, 1), max(longest, 8), _LONGEST_NAME)
+    rest = room(width, [name, *fixed], 1) if most else 0
+    return [
+        Column(Text("JOBS", "bold"), name),
+        Column("ranks", fixed[0], right=True),
+        Column("iteration", fixed[1], right=True),
+        Column("last", fixed[2], right=True),
+        Column("median", fixed[3], right=True),
+        Column("p99", fixed[4], right=True),
+        Column("sent", fixed[5], right=True),
+        Column("ratio", fixed[6], right=True),
+        Column("DL-shared", fixed[7], right=True),
+        Column("source", fixed[8]),
+        Column("pattern", fixed[9]),
+        Column("recent", rest if rest >= _LEAST_SPARKLINE else 0),
+    ]
+
+
+def _row(job: JobView, name: str, room_for_recent: int) -> list[str | Text]:
+    ran = len(job.durations_ns) > 0
+    known = job.known_ranks or len(job.ranks)
+    shared = job.shared_ranks if job.known_ranks else sum(rank.node_shared for rank in job.ranks)
+    recent = job.durations_ns[-room_for_recent:].astype(np.float64) if room_for_recent else np.empty(0)
+    slow = ran and job.median_ns > 0 and job.last_ns >= 1.2 * job.median_ns
+    measured = not np.isnan(job.measured_bytes)
+    return [
+        Text(name, "bold"),
+        f"{job.size}" if job.size else "?",
+        iteration(job.iteration, job.relative) if ran else no_steps(job),
+        Text(format_duration(job.last_ns), "yellow" if slow else "") if ran else "",
+        format_duration(job.median_ns) if ran else "",
+        format_duration(job.p99_ns) if ran else "",
+        format_bytes(job.measured_bytes) if measured else "?",
+        f"{job.measured_bytes / job.theory_bytes:.2f}" if measured and job.theory_bytes > 0 else "?",
+        Text(f"{shared}/{known}" if known else UNKNOWN, class_style(Class.DL_SHARED) if shared else "dim"),
+        job.source.name.lower(),
+        job.pattern,
+        sparkline(recent, float(recent.max(initial=0)), ["default"] * len(recent)),
+    ]
+
+
+_LARGE_OFFSET_NS, _LARGE_SKEW_PPM = 1_000_000, 50
+"""A host's own clock is usually no further from the collector's where NTP keeps both."""
+
+_LARGE_SPOOL = 16_000_000
+"""What an agent holds until the collector has written it is not worth a word below this."""
+
+_LEAST_FACTS, _FACTS_SHARE = 5, 6  # lines; of the height
+_MOST_ABOUT_HOSTS = 4
+"""Facts about single hosts, where there are many hosts."""
+
+
+def draw_header(snapshot: Snapshot, options: Options, width: int, height: int) -> list[Text]:
+    """Title, then the facts that hold for the whole frame, then the legend; of an overview a part of the height."""
+    about = facts(snapshot, options, width)
+    if has_many(snapshot):
+        about = about[: max(_LEAST_FACTS, height // _FACTS_SHARE)]
+    return [title(snapshot, width), *about, *class_legend(options.colour, options.bytes_, width)]
+
+
+def title(snapshot: Snapshot, width: int) -> Text:
+    """Who, when, and whether anybody can listen."""
+    moment = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, timezone.utc)
+    text = Text.assemble(("netmon", "bold"), f"  {moment:%Y-%m-%d %H:%M:%S} UTC", no_wrap=True)
+    if snapshot.insecure:
+        text.append("  ").append("not encrypted", "bold yellow")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def facts(snapshot: Snapshot, options: Options, width: int) -> list[Text]:
+    """What holds for the whole frame, in lines."""
+    return wrapped(_facts(snapshot, options), width)
+
+
+def class_legend(colour: bool, bytes_: bool, width: int) -> list[Text]:
+    classes = [swatch(class_, colour).append(f" {CLASS_NAMES[class_]}", "default") for class_ in STACK]
+    return wrapped([*classes, Text(f"rates in {rate_unit(bytes_)}", "dim")], width)
+
+
+def _facts(snapshot: Snapshot, options: Options) -> Iterator[Text]:
+    totals = snapshot.totals
+    if totals.hosts > snapshot.page.hosts or has_many(snapshot) or snapshot.page.unknown:
+        yield from overview_facts(snapshot, options)
+        yield from _a_few([fact for host in snapshot.hosts for fact in _about(host)])
+        yield Text(
+            f"agents: each ≤ {totals.cpu_fraction:.1%} of a core, {format_bytes(totals.rss_bytes)}".replace("%", " %")
+        )
+        by = f" by {', '.join(totals.clock_sources)}" if totals.clock_sources else ""
+        yield Text(f"clocks ± {format_duration(totals.clock_error_ns)}{by}")
+        hooks = list(totals.hooks)
+    else:
+        yield from _few_hosts(snapshot.hosts)
+        hooks = sorted({link.hook for link in snapshot.links if link.hook})
+    yield Text("wire bytes, " + (", ".join(hooks) or "hook unknown"))
+    threshold = f"{snapshot.share_threshold * 100:g} %"
+    yield Text(f"DL-shared: cross payload ≥ {threshold} of the link in {format_duration(snapshot.share_window_ns)}")
+
+
+def _a_few(facts: list[Text]) -> list[Text]:
+    """What is to be said about single hosts; how much more there is."""
+    more = len(facts) - _MOST_ABOUT_HOSTS
+    return [*facts[:_MOST_ABOUT_HOSTS], Text(f"{more} more of such", "yellow")] if more > 0 else facts
+
+
+def _few_hosts(hosts: tuple[HostView, ...]) -> Iterator[Text]:
+    yield Text(f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}" if hosts else "no agent has connected yet")
+    for host in sorted(hosts, key=lambda host: host.host):
+        yield from _about(host)
+    if hosts:
+        busiest = max(host.cost.cpu_fraction for host in hosts)
+        largest = max(host.cost.rss_bytes for host in hosts)
+        each = "each ≤ " if len(hosts) > 1 else ""
+        if largest:  # else it is the past, in which nobody knows
+            yield Text(f"agents: {each}{busiest:.1%} of a core, {format_bytes(largest)}".replace("%", " %"))
+        yield from _clocks(hosts)
+
+
+def _clocks(hosts: tuple[HostView, ...]) -> Iterator[Text]:
+    """How well the hosts are aligned, by what; then the hosts whose own clocks would have misled."""
+    worst = max(host.clock_error_ns for host in hosts)
+    sources = sorted({host.clock_source for host in hosts if host.clock_source})
+    yield Text(f"clocks ± {format_duration(worst)}" + (f" by {', '.join(sources)}" if sources else ""))
+    for host in sorted(hosts, key=lambda host: host.host):
+        off = [f"{'+' if host.clock_offset_ns > 0 else ''}{format_duration(host.clock_offset_ns)}"]
+        off += [f"{host.clock_skew_ppm:+.0f} ppm"] if abs(host.clock_skew_ppm) >= _LARGE_SKEW_PPM else []
+        if abs(host.clock_offset_ns) >= _LARGE_OFFSET_NS or len(off) > 1:
+            yield Text(f"{host.host}'s clock {', '.join(off)}", "yellow")
+
+
+def _about(host: HostView) -> Iterator[Text]:
+    if not host.connected:
+        yield Text(f"{host.host} gone for {format_duration(host.age_ns)}", "bold red")
+    elif silent(host):
+        yield Text(f"{host.host} lags {format_duration(host.age_ns)}", "yellow")
+    if host.cost.spool_bytes > _LARGE_SPOOL:
+        yield Text(f"{host.host} holds {format_bytes(host.cost.spool_bytes)} unacknowledged", "yellow")
+    if host.bucket_ns > host.stream_ns:
+        yield Text(f"{host.host} streams {format_duration(host.bucket_ns)} buckets until it catches up", "yellow")
+    if host.cost.warnings:
+        yield Text(f"{host.host}: {host.cost.warnings} unusable marks or messages", "yellow")
+
 
 _MOST_WARNINGS = 3
 _LEAST_FLOWS = 6
@@ -35,8 +286,8 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
     """The snapshot as at most `height` lines of at most `width` cells; flows as arrange() left them."""
     snapshot = replace(snapshot, links=present_links(snapshot))
     lines = plan(snapshot, options, width, height)
-    sections: list[RenderableType] = [Group(*header.draw(snapshot, options, width, height)[: lines.header])]
-    many = overview.wanted(snapshot)
+    sections: list[RenderableType] = [Group(*draw_header(snapshot, options, width, height)[: lines.header])]
+    many = has_many(snapshot)
     shown_links, shown_jobs = _links(snapshot, options, width, lines.links), _jobs(snapshot, width, lines.jobs)
     sections += [*shown_jobs, *shown_links] if many else [*shown_links, *shown_jobs]
     if lines.ranks:
@@ -51,7 +302,7 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
 def _links(snapshot: Snapshot, options: Options, width: int, lines: int) -> list[RenderableType]:
     if not lines:
         return []
-    many = overview.wanted(snapshot)
+    many = has_many(snapshot)
     drawn = snapshot.links if many else links.ordered(snapshot.links)
     return [links.draw(drawn, options, width, lines, snapshot.page, worst_first=many)]
 
@@ -59,19 +310,19 @@ def _links(snapshot: Snapshot, options: Options, width: int, lines: int) -> list
 def _jobs(snapshot: Snapshot, width: int, lines: int) -> list[RenderableType]:
     if not lines:
         return []
-    if overview.jobs_as_table(snapshot):
-        return [overview.draw(snapshot, width, lines)]
+    if jobs_as_table(snapshot):
+        return [draw_overview(snapshot, width, lines)]
     return [Group(*jobs.draw(snapshot.jobs, width, lines))]
 
 
 def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
     """How the lines are shared out: what is small and always wanted first, then links and jobs, flows the rest."""
     warnings = min(len(snapshot.warnings), _MOST_WARNINGS)
-    head = min(len(header.draw(snapshot, options, width, height)), max(height - warnings, 1))
+    head = min(len(draw_header(snapshot, options, width, height)), max(height - warnings, 1))
     left = max(height - head - warnings, 0)
-    many = overview.wanted(snapshot)
-    table = overview.jobs_as_table(snapshot)
-    wanted_jobs = overview.height(snapshot) if table else jobs.height(snapshot.jobs, width)
+    many = has_many(snapshot)
+    table = jobs_as_table(snapshot)
+    wanted_jobs = overview_height(snapshot) if table else jobs.height(snapshot.jobs, width)
     wanted_links = links.height(snapshot.links) + (snapshot.page.links > len(snapshot.links)) if snapshot.links else 0
     sections = 2 + bool(wanted_jobs) + bool(warnings)
     gap = 1 if left >= wanted_links + wanted_jobs + _LEAST_FLOWS + sections else 0

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small pictures and short numbers, as rich text: stacked bars, sparklines, rates, shares."""
+"""Small pictures, short numbers and tables of fixed widths, as rich text."""
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from netmon.marks import printable
@@ -14,6 +17,7 @@ from netmon.units import format_bytes, format_rate
 from netmon.views import JobView
 
 UNKNOWN = "unknown"
+_MEASURE = Console()  # to break lines with
 _LONGEST = 4096  # bytes of a text
 STACK = (Class.DL_ONLY, Class.DL_SHARED, Class.CROSS, Class.UNCLASSIFIED)
 """The classes in the order in which bars and columns show them."""
@@ -25,7 +29,6 @@ _EMPTY = "·"
 
 
 def class_style(class_: Class) -> str:
-    """The colour of a class, as a rich style."""
     return CLASS_COLOURS[class_]
 
 
@@ -116,7 +119,6 @@ def short_rate(bits_per_second: float, in_bytes: bool) -> str:
 
 
 def rate_unit(in_bytes: bool) -> str:
-    """The unit of short_rate."""
     return "B/s" if in_bytes else "bit/s"
 
 
@@ -155,6 +157,11 @@ def shown(text: str | Text) -> Text:
     return drawn
 
 
+def broken(text: str, width: int, style: str = "") -> list[Text]:
+    """Prose in lines no longer than width."""
+    return list(shown(Text(text, style)).wrap(_MEASURE, max(width, 1)))
+
+
 def wrapped(parts: Iterable[Text], width: int, indent: int = 0) -> list[Text]:
     """Parts joined by a dot, broken between parts only; each line no longer than width."""
     lines: list[Text] = []
@@ -166,3 +173,47 @@ def wrapped(parts: Iterable[Text], width: int, indent: int = 0) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
+
+
+GAP = 1
+
+
+class Column(NamedTuple):
+    """One column of a table; width 0 leaves it out."""
+
+    heading: str | Text
+    width: int
+    right: bool = False
+
+
+def table(columns: Iterable[Column], rows: Iterable[Iterable[str | Text]]) -> Table:
+    """A borderless table; cells that are too long end in an ellipsis. Text is shown as it is, never read as markup."""
+    columns = tuple(columns)
+    drawn = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
+    for column in columns:
+        if column.width:
+            justify = "right" if column.right else "left"
+            drawn.add_column(column.heading, width=column.width, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for row in rows:
+        drawn.add_row(*(shown(cell) for cell, column in zip(row, columns, strict=True) if column.width))
+    return drawn
+
+
+def room(width: int, fixed: Iterable[int], flexible: int) -> int:
+    """What is left of a line for `flexible` more columns alongside the fixed ones."""
+    shown = [one for one in fixed if one]
+    return width - sum(shown) - GAP * (len(shown) + flexible - 1)
+
+
+def longest(texts: Iterable[str], least: int, most: int) -> int:
+    """The width of a column for these texts, within bounds."""
+    return min(max([least, *map(len, texts)]), most)
+
+
+def left_out(what: str, begin: int, shown: int, matching: int) -> Text:
+    """`links 17–32 of 2,000, worst first; …`: of what is printed."""
+    if not shown:
+        return Text(f"none of {matching:,} {what} shown", "dim", no_wrap=True)
+    part = f"{begin + 1:,}–{begin + shown:,}" if shown > 1 else f"{begin + 1:,}"
+    text = f"{what} {part} of {matching:,}, worst first; --all prints them all"
+    return Text(text, "dim", no_wrap=True, overflow="ellipsis")

@@ -2,28 +2,39 @@
 """Training jobs: how long their iterations take, what these send, and which nodes share their links."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from netmon.dl.verdict import sentence
-from netmon.dl.verdict.verdict_text import renamed
+from netmon.dl.verdict import NOTABLE, sentence
 from netmon.records import Class
-from netmon.top.columns import Column, longest, room, table
-from netmon.top.glyphs import UNKNOWN, class_style, iteration, shown, sparkline, wrapped
-from netmon.top.names import short_names
+from netmon.top.filters import Values, exactly
+from netmon.top.glyphs import (
+    UNKNOWN,
+    Column,
+    broken,
+    class_style,
+    iteration,
+    longest,
+    no_steps,
+    room,
+    sparkline,
+    table,
+    wrapped,
+)
+from netmon.top.options import Options, short_names
+from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_bytes, format_count, format_duration
-from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView
+from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView, RankTimes, RankView
 
 _INDENT = 2
 _SPARKLINE, _LEAST_SPARKLINE = 40, 8
 _SHOWN_RANKS = 8
 _WIDE = 105
 _GOOD = 0.95
-_MEASURE = Console()  # to break lines with
 
 
 def ordered(jobs: Iterable[JobView]) -> list[JobView]:
@@ -32,7 +43,6 @@ def ordered(jobs: Iterable[JobView]) -> list[JobView]:
 
 
 def height(jobs: Iterable[JobView], width: int) -> int:
-    """Lines that drawing all of them takes."""
     return sum(len(lines_of(job, width)) for job in jobs)
 
 
@@ -54,13 +64,8 @@ def lines_of(job: JobView, width: int) -> list[Text]:
     lines = _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
     lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
     lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
-    return lines + [_indented(line) for line in (*_verdict(job, width - _INDENT), *_sharing(job, width - _INDENT))]
-
-
-def named(job: JobView, names: Mapping[str, str]) -> JobView:
-    """The same, called as it is there."""
-    verdicts = tuple(renamed(verdict, names) for verdict in job.verdicts)
-    return replace(job, job=names.get(job.job, job.job), verdicts=verdicts)
+    sentences = [*map(sentence, job.verdicts[:1]), *job.sharing]
+    return lines + [_indented(line) for text in sentences for line in broken(text, width - _INDENT)]
 
 
 def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
@@ -89,7 +94,6 @@ def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
 
 
 def height_of_ranks(jobs: Iterable[JobView]) -> int:
-    """Lines that drawing all ranks takes."""
     rows = sum(len(job.ranks) + (job.known_ranks > len(job.ranks)) for job in jobs)
     return rows + 1 if rows else 0
 
@@ -140,16 +144,6 @@ def _sources(job: JobView) -> Iterator[Text]:
         yield Text(f"{found}{apart} against {score.reference.name.lower()}", "dim" if score.f1 >= _GOOD else "yellow")
 
 
-def _verdict(job: JobView, width: int) -> list[Text]:
-    """On the last iteration that stood out."""
-    return [line for verdict in job.verdicts[:1] for line in shown(sentence(verdict)).wrap(_MEASURE, width)]
-
-
-def _sharing(job: JobView, width: int) -> list[Text]:
-    """On the links that it shares with other jobs."""
-    return [line for sentence in job.sharing for line in shown(Text(sentence)).wrap(_MEASURE, width)]
-
-
 def _shared(job: JobView) -> Text:
     if not job.ranks:
         return Text(f"DL-shared nodes {UNKNOWN}", "dim")
@@ -195,3 +189,207 @@ def _bytes(count: float) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _shared_ranks(job: JobView) -> int:
+    return job.shared_ranks if job.known_ranks else sum(rank.node_shared for rank in job.ranks)
+
+
+def _known(job: JobView) -> int:
+    return job.known_ranks or len(job.ranks)
+
+
+def _ran(job: JobView) -> bool:
+    return len(job.durations_ns) > 0
+
+
+def _last(job: JobView, ink: Options, width: int) -> Text | str:
+    if not _ran(job):
+        return ""
+    slow = job.median_ns > 0 and job.last_ns >= NOTABLE * job.median_ns
+    return Text(format_duration(job.last_ns), "yellow" if slow else "")
+
+
+def _ratio(job: JobView) -> float:
+    return job.measured_bytes / job.theory_bytes if job.theory_bytes > 0 else math.nan
+
+
+def _shared_text(job: JobView, ink: Options, width: int) -> Text:
+    if not _known(job):
+        return Text(UNKNOWN, "dim")
+    return Text(f"{_shared_ranks(job)}/{_known(job)}", class_style(Class.DL_SHARED) if _shared_ranks(job) else "dim")
+
+
+def _recent(job: JobView, ink: Options, width: int) -> Text:
+    recent = job.durations_ns[-width:].astype(np.float64)
+    return sparkline(recent, float(recent.max(initial=0)), ["default"] * len(recent))
+
+
+def _job_values(job: JobView) -> Values:
+    return {
+        "job": (job.job, job.name),
+        "host": tuple({rank.host for rank in job.ranks}),
+        "rank": tuple(rank.rank for rank in job.ranks),
+        "iteration": (job.iteration,),
+        "duration": (job.last_ns,),
+    }
+
+
+JOBS = Kind(
+    "jobs",
+    (
+        Part("job", lambda job, ink, _: Text(ink.job(job.job), "bold"), lambda job: job.job, 8, 40, worth=99),
+        numeric("ranks", lambda job, *_: str(job.size or "?"), lambda job: job.size, 5, 16, 6),
+        numeric(
+            "iteration",
+            lambda job, *_: iteration(job.iteration, job.relative) if _ran(job) else no_steps(job),
+            lambda job: job.iteration,
+            9,
+            12,
+            8,
+        ),
+        numeric("last", _last, lambda job: job.last_ns, 7, 9, 9),
+        numeric(
+            "median",
+            lambda job, *_: format_duration(job.median_ns) if _ran(job) else "",
+            lambda job: job.median_ns,
+            7,
+            9,
+            7,
+        ),
+        numeric(
+            "p99", lambda job, *_: format_duration(job.p99_ns) if _ran(job) else "", lambda job: job.p99_ns, 7, 9, 4
+        ),
+        numeric(
+            "sent",
+            lambda job, *_: "?" if math.isnan(job.measured_bytes) else format_bytes(job.measured_bytes),
+            lambda job: job.measured_bytes,
+            7,
+            9,
+            5,
+        ),
+        numeric("ratio", lambda job, *_: "?" if math.isnan(_ratio(job)) else f"{_ratio(job):.2f}", _ratio, 5, 6, 3),
+        numeric("DL-shared", _shared_text, _shared_ranks, 9, 11, 8),
+        Part("source", lambda job, *_: job.source.name.lower(), lambda job: job.source, 8, 8, worth=2),
+        Part("pattern", lambda job, *_: job.pattern, lambda job: job.pattern, 8, 12, worth=1),
+        Part("recent", _recent, lambda job: job.last_ns, 10, 60, worth=3, grows=True),
+    ),
+    key=lambda job: job.job,
+    values=_job_values,
+    term=lambda job: exactly("job", job.job),
+)
+
+
+class RankRow(NamedTuple):
+    """One rank of a job in one iteration."""
+
+    job: str
+    view: RankView
+    relative: bool
+    times: RankTimes | None = None  # where the time went, if that is known
+
+
+def _part_ns(name: str) -> Part:
+    def ns(row: RankRow) -> float:
+        return float(getattr(row.times, f"{name}_ns")) if row.times and row.times.known else math.nan
+
+    def draw(row: RankRow, ink: Options, width: int) -> str:
+        return "" if math.isnan(ns(row)) else format_duration(ns(row))
+
+    return numeric(_TIME_NAMES[name], draw, ns, 8, 10, 9)
+
+
+_TIME_NAMES = {"computed": "computed", "waited": "waited", "transfer": "transfer", "held": "held up"}
+
+
+def _exposed(row: RankRow) -> float:
+    return row.view.exposed_ns if row.view.exposed_ns >= 0 else math.nan
+
+
+def _bytes_part(name: str, field: str, worth: int) -> Part:
+    return numeric(
+        name,
+        lambda row, *_: format_bytes(count) if (count := getattr(row.view, field)) >= 0 else UNKNOWN,
+        lambda row: getattr(row.view, field),
+        7,
+        9,
+        worth,
+    )
+
+
+def _communication(row: RankRow) -> float:
+    return row.view.communication_ns if row.view.communication_ns > 0 else math.nan
+
+
+def _time(ns: float) -> str:
+    return UNKNOWN if math.isnan(ns) else format_duration(ns)
+
+
+def _node(row: RankRow) -> Text:
+    if row.view.dl_tx_bytes < 0:
+        return Text(UNKNOWN, "dim")
+    return Text("DL-shared", class_style(Class.DL_SHARED)) if row.view.node_shared else Text("DL-only", "dim")
+
+
+def _rank_values(row: RankRow) -> Values:
+    return {
+        "job": (row.job,),
+        "rank": (row.view.rank,),
+        "host": (row.view.host,),
+        "iteration": (row.view.iteration,),
+        "duration": (row.view.duration_ns,),
+        "class": (_node(row).plain,),
+    }
+
+
+def _rank_parts(with_times: bool) -> tuple[Part, ...]:
+    times = tuple(map(_part_ns, _TIME_NAMES)) if with_times else ()
+    return (
+        Part(
+            "rank",
+            lambda row, ink, _: Text(f"{ink.job(row.job)}/{row.view.rank}", "bold"),
+            lambda row: (row.job, row.view.rank),
+            6,
+            40,
+            worth=99,
+        ),
+        Part("host", lambda row, *_: row.view.host, lambda row: row.view.host, 5, 24, worth=8),
+        numeric(
+            "iteration",
+            lambda row, *_: iteration(row.view.iteration, row.relative),
+            lambda row: row.view.iteration,
+            9,
+            12,
+            6,
+        ),
+        numeric(
+            "duration",
+            lambda row, *_: _time(row.view.duration_ns or math.nan),
+            lambda row: row.view.duration_ns,
+            8,
+            10,
+            9,
+        ),
+        *times,
+        numeric("communication", lambda row, *_: _time(_communication(row)), _communication, 10, 13, 4),
+        numeric("exposed", lambda row, *_: _time(_exposed(row)), _exposed, 8, 10, 7),
+        _bytes_part("DL sent", "dl_tx_bytes", 5),
+        _bytes_part("cross ↑", "cross_tx_bytes", 6),
+        _bytes_part("cross ↓", "cross_rx_bytes", 6),
+        Part("node", lambda row, *_: _node(row), lambda row: row.view.node_shared, 9, 9, falling=True),
+    )
+
+
+def _rank_kind(with_times: bool) -> Kind:
+    return Kind(
+        "ranks",
+        _rank_parts(with_times),
+        key=lambda row: (row.job, row.view.rank),
+        values=_rank_values,
+        term=lambda row: f"{exactly('job', row.job)} {exactly('rank', row.view.rank)}",
+    )
+
+
+RANKS = _rank_kind(with_times=False)
+TIMED_RANKS = _rank_kind(with_times=True)
+"""The same with where the time of each rank went."""

@@ -1,16 +1,198 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets how many lines of the screen: legend and headings always, then rows, then what is said above them."""
+"""What stands around the tables, from the title to the keys, and who gets how many lines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import NamedTuple
 
 from rich.text import Text
 
-from netmon.records import Class
-from netmon.top import header
-from netmon.top.glyphs import STACK, rate_unit, swatch
-from netmon.top.levels import Shown
-from netmon.top.rows import Ink
+from netmon.dl.verdict import path_of, sentence
+from netmon.dl.verdict.verdict_text import arithmetic, renamed
+from netmon.records import CLASS_NAMES, Class
+from netmon.top.flows import five_tuple, flow_key, job_and_rank, loss_share, owner, round_trip
+from netmon.top.frame import class_legend, facts
+from netmon.top.glyphs import STACK, broken, coverage, iteration, rate, rate_unit, shown, swatch, wrapped
+from netmon.top.glyphs import shown as printable
+from netmon.top.jobs import lines_of
+from netmon.top.levels import Level, Scene, Shown
+from netmon.top.links import ARROWS, rates, unattributed
+from netmon.top.moments import MomentView
+from netmon.top.options import Options, named
+from netmon.top.steps import clock
+from netmon.units import format_bytes, format_duration, format_rate
+from netmon.views import Verdict
+
+
+def about(level: Level, scene: Scene, ink: Options, width: int) -> list[Text]:
+    """As many as there are; the most important ones first."""
+    drawn = [*_moment(scene, ink, width), *_of_level(level, scene, ink, width)]
+    return [shown(line) for line in drawn]
+
+
+def _moment(scene: Scene, ink: Options, width: int) -> Iterator[Text]:
+    step, frame = scene.step, scene.frame
+    if step is None:
+        return
+    baseline = f", usually {format_duration(step.usual_ns)}" if step.usual_ns else ""
+    heading = f"{ink.job(step.job)}, iteration {iteration(step.number, step.relative)}: "
+    yield from broken(
+        f"{heading}{clock(step.start_ns)} UTC, took {format_duration(step.longest_ns)}{baseline}", width, "bold"
+    )
+    if step.verdict:
+        verdict = renamed(step.verdict, ink.jobs)
+        yield from broken(sentence(verdict), width, "yellow")
+        if path := path_of(scene.times, verdict) if scene.times else "":
+            yield from broken(path, width)
+        yield from _arithmetic(verdict, width)
+    for gap in frame.gaps if frame else ():
+        yield from broken(f"missing: {gap}", width, "yellow")
+
+
+def _arithmetic(verdict: Verdict, width: int) -> list[Text]:
+    first, *shares = list(arithmetic(verdict)) or [""]
+    return wrapped((Text(" ".join(line.split()), "dim") for line in (first, *shares) if line), width)
+
+
+def _of_level(level: Level, scene: Scene, ink: Options, width: int) -> list[Text]:
+    snapshot = scene.snapshot
+    job = next((job for job in snapshot.jobs if job.job == level.job), None)
+    if level.what == "job" and job and scene.frame is None:
+        return lines_of(named(job, ink.jobs), width)
+    if level.what == "link":
+        return wrapped(_link(level, scene, ink), width)
+    if level.what == "flow":
+        return wrapped(_flow(level, scene, ink), width)
+    if level.what == "rank" and scene.frame is None and job:
+        return [line for verdict in job.verdicts[:1] for line in broken(sentence(renamed(verdict, ink.jobs)), width)]
+    if level.what == "verdicts":
+        return [Text("Enter goes to the moment that a verdict is about", "dim")]
+    if level.what == "all" and scene.frame is None and snapshot.time_ns:
+        warnings = [Text(f"! {line}", "yellow", no_wrap=True) for line in snapshot.warnings[-3:]]
+        return [*facts(snapshot, ink, width), *warnings]
+    return []
+
+
+def _link(level: Level, scene: Scene, ink: Options) -> Iterator[Text]:
+    for link in scene.snapshot.links:
+        if (link.host, link.interface, link.direction) != level.link:
+            continue
+        yield Text(f"{link.host} {link.interface} {ARROWS[link.direction]}", "bold")
+        yield Text(format_rate(link.capacity_bps) if link.capacity_bps else "capacity unknown")
+        yield Text(f"carries {rate(float(rates(link, ink.past).sum()), ink.bytes_)}")
+        if link.hook:
+            yield Text(f"hook {link.hook}")
+        yield Text(f"coverage {coverage(link.coverage)}")
+        for name, amount in unattributed(link).items():
+            yield Text(f"{name} {format_bytes(amount)}", "red")
+
+
+def _flow(level: Level, scene: Scene, ink: Options) -> Iterator[Text]:
+    for view in scene.snapshot.flows:
+        if flow_key(view) != level.flow:
+            continue
+        yield Text(five_tuple(view.flow), "bold")
+        yield Text(f"on {view.host} {view.interface} {ARROWS[view.flow.direction]}")
+        yield Text(CLASS_NAMES[view.class_])
+        yield Text(
+            f"process {owner(view.flow.owner)}" + (f", by {view.flow.owner.source}" if view.flow.owner.source else "")
+        )
+        if view.flow.owner.job:
+            yield Text(job_and_rank(view, ink.job(view.flow.owner.job)))
+        yield Text(rate(view.wire_bps, ink.bytes_))
+        yield Text(f"{format_bytes(view.wire_bytes)} since " + ("the span's beginning" if ink.past else "its start"))
+        if rtt := round_trip(view):
+            lost = loss_share(view)
+            yield Text(f"round trip {rtt}" + (f", sent again {lost}" if lost else ""))
+        return
+    yield Text("the flow is silent, or no longer among the largest", "dim")
+
+
+def cost(cpu_fraction: float, rss_bytes: int, width: int) -> str:
+    """`top 1.2 % of a core, 84.1 MB`; less where there is little room."""
+    share = f"{cpu_fraction:.1%}".replace("%", " %")
+    if width < 40:
+        return ""
+    return (
+        f"top {share}, {format_bytes(rss_bytes)}"
+        if width < 100
+        else f"top {share} of a core, {format_bytes(rss_bytes)}"
+    )
+
+
+_KEYS = ("? help", "q quit", "⏎ in", "esc out", "f filter", "s sort", "g group", "v verdicts", "space pause", "y copy")
+_OF_PAST = ("← → iteration", "/ slow")
+_IN_PAST = ("l live", "← → iteration", "/ \\ slow", "+ − zoom")
+
+
+def title_line(state: tuple[str, str], scene: Scene, cost: str, width: int) -> Text:
+    """When it is, what is the matter, and in the corner what the program itself takes. state: a word, a sentence."""
+    word, notice = state
+    snapshot, frame = scene.snapshot, scene.frame
+    moment = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, timezone.utc)
+    day = f"{moment:%Y-%m-%d} " if width >= 60 else ""
+    text = Text(no_wrap=True)
+    if width >= 30:
+        text.append("netmon  ", "bold")
+    if frame:
+        text.append(f" {word} ", "bold reverse yellow").append(f" {day}{clock(frame.since_ns)} UTC")
+    elif snapshot.time_ns:
+        text.append(f"{day}{moment:%H:%M:%S}" + (" UTC" if width >= 20 else ""))
+        if word:
+            text.append(" ").append(f" {word} ", "bold reverse yellow")
+    if snapshot.insecure:
+        text.append("  ").append("not encrypted", "bold yellow")
+    if notice:
+        text.append("  " if text else "").append(notice, "bold red")
+    text.truncate(width, overflow="ellipsis")
+    if text.cell_len + len(cost) + 2 <= width:
+        text.pad_right(width - text.cell_len - len(cost))
+        text.append(cost, "dim")
+    return printable(text)
+
+
+def path_line(path: Sequence[Level], shown: Sequence[Shown], scene: Scene, moments: MomentView, width: int) -> Text:
+    """`all › resnet › iteration 412   filter host:h3: 12 rows hidden`."""
+    text = Text(" › ".join(level.name for level in path), "bold", no_wrap=True)
+    if moments.busy:
+        text.append(f"  {moments.busy} …", "italic")
+    if moments.problem:
+        text.append(f"  {moments.problem}", "yellow")
+    if scene.filter.text:
+        hidden = sum(one.hidden for one in shown)
+        text.append(f"  filter {scene.filter.text}", "reverse").append(f" hides {hidden:,} rows", "dim")
+    if scene.grouped_by:
+        text.append(f"  by {scene.grouped_by}", "reverse")
+    page = scene.snapshot.page
+    if len(path) == 1 and page.links > len(scene.snapshot.links) and scene.frame is None:
+        last = page.links_from + len(scene.snapshot.links)
+        text.append(f"  links {page.links_from + 1:,}–{last:,} of {page.links:,}, worst first; n p", "dim")
+    if len(path) == 1 and page.jobs > len(scene.snapshot.jobs) and scene.frame is None:
+        last = page.jobs_from + len(scene.snapshot.jobs)
+        text.append(f"  jobs {page.jobs_from + 1:,}–{last:,} of {page.jobs:,}", "dim")
+    if scene.frame:
+        text.append(f"  {format_duration(scene.frame.until_ns - scene.frame.since_ns)} at {scene.frame.basis}", "dim")
+    text = printable(text)
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def key_line(in_past: bool, has_past: bool, width: int) -> Text:
+    first, rest = _KEYS[:2], _KEYS[2:]
+    names = [
+        *first,
+        *(_IN_PAST if in_past else ()),
+        *rest[:2],
+        *(_OF_PAST if has_past and not in_past else ()),
+        *rest[2:],
+    ]
+    text = Text(no_wrap=True, style="dim")
+    for name in names:
+        if text.cell_len + len(name) + 2 > width:
+            break
+        text.append(("  " if text else "") + name)
+    return text
+
 
 _NARROW = 50  # cells
 _SHORT = {Class.DL_ONLY: "dl", Class.DL_SHARED: "sh", Class.CROSS: "x", Class.UNCLASSIFIED: "?"}
@@ -30,10 +212,10 @@ class Plan(NamedTuple):
     keys: int
 
 
-def legend(ink: Ink, width: int) -> list[Text]:
+def legend(ink: Options, width: int) -> list[Text]:
     """What colours and numbers mean, in one line where the width is small."""
     if width >= _NARROW:
-        return header.legend(ink.colour, ink.bytes_, width)
+        return class_legend(ink.colour, ink.bytes_, width)
     line = Text(no_wrap=True)
     for class_ in STACK:
         line.append_text(swatch(class_, ink.colour)).append(f"{_SHORT[class_]} ")

@@ -9,15 +9,13 @@ import numpy as np
 
 from netmon.past import Frame, PastSteps
 from netmon.top.filters import Filter
-from netmon.top.flow_key import FlowKey, flow_key
-from netmon.top.flow_kind import FLOWS, GROUPS, FlowGroup, FlowRow, flow_rows, grouped
+from netmon.top.flows import FLOWS, GROUPS, FlowGroup, FlowKey, FlowRow, flow_key, flow_rows, grouped
 from netmon.top.glyphs import iteration
-from netmon.top.job_kind import JOBS, RANKS, TIMED_RANKS, RankRow
-from netmon.top.link_kind import LINKS
-from netmon.top.links import ARROWS
+from netmon.top.jobs import JOBS, RANKS, TIMED_RANKS, RankRow
+from netmon.top.links import ARROWS, LINKS
 from netmon.top.links import ordered as links_by_name
 from netmon.top.rows import Kind
-from netmon.top.step_kind import STEPS, VERDICTS, Step, steps_of
+from netmon.top.steps import STEPS, VERDICTS, Step, steps_of
 from netmon.views import FlowView, JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
 
 
@@ -33,7 +31,6 @@ class Level:
     name: str = "all"
 
     def narrowed(self, selection: Selection) -> Selection:
-        """What to ask a collector for."""
         if self.what in ("job", "iteration", "rank") and self.job:
             return replace(selection, jobs=(self.job,), hosts=())
         if self.what == "link" and self.link:
@@ -63,7 +60,6 @@ class Shown(NamedTuple):
 
 
 def tables(level: Level, scene: Scene) -> list[Shown]:
-    """What a level shows, from above to below."""
     jobs, links, flows = scene.snapshot.jobs, scene.snapshot.links, scene.snapshot.flows
     job = next((job for job in jobs if job.job == level.job), None)
     if level.what == "verdicts":

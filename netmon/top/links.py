@@ -10,21 +10,26 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from netmon.records import CLASS_NAMES, Class, Direction
-from netmon.top.columns import Column, longest, room, table
+from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
     STACK,
+    Column,
     bar,
     class_sparkline,
     class_sparkline_width,
     class_style,
     coverage,
+    left_out,
+    longest,
     rate,
+    room,
     share,
     short_rate,
     swatch,
+    table,
 )
 from netmon.top.options import Options
-from netmon.top.paging import left_out
+from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_bytes
 from netmon.views import FULL_COVERAGE, LinkView, Page
 
@@ -46,7 +51,6 @@ def ordered(links: Iterable[LinkView]) -> list[LinkView]:
 
 
 def height(links: Iterable[LinkView]) -> int:
-    """Lines that drawing all of them takes."""
     return 1 + sum(2 if _unattributed(link) else 1 for link in links)
 
 
@@ -182,3 +186,98 @@ def _unattributed(link: LinkView) -> Text | None:
         return None
     style = "red" if link.coverage < FULL_COVERAGE else "dim"
     return Text(f"  └ not attributed: {', '.join(parts)}", style, no_wrap=True, overflow="ellipsis")
+
+
+def rates(link: LinkView, past: bool) -> npt.NDArray[np.float64]:
+    """Mean rate of each class, (4,) bit/s: over the last second, or of the past over all columns."""
+    if not past:
+        return current_rates(link)
+    return link.wire_bps.mean(axis=0) if len(link.wire_bps) else np.full(4, np.nan)
+
+
+def _used(link: LinkView, past: bool = False) -> float:
+    total = float(rates(link, past).sum())
+    return total / link.capacity_bps if link.capacity_bps else math.nan
+
+
+def _bar(link: LinkView, ink: Options, width: int) -> Text:
+    if not link.capacity_bps:
+        return Text("capacity unknown" if width >= len("capacity unknown") else "unknown", "dim italic")
+    return bar(rates(link, ink.past), link.capacity_bps, width, ink.colour)
+
+
+def _course(link: LinkView, ink: Options, width: int) -> Text:
+    return class_sparkline(link.wire_bps, link.capacity_bps, width)
+
+
+def _rate_part(class_: Class, worth: int) -> Part:
+    def draw(link: LinkView, ink: Options, width: int) -> Text:
+        value = rates(link, ink.past)[class_]
+        return Text("0" if value == 0 else short_rate(value, ink.bytes_), class_style(class_) if value > 0 else "dim")
+
+    return numeric(CLASS_NAMES[class_], draw, lambda link: float(current_rates(link)[class_]), 5, 6, worth)
+
+
+def _missing(link: LinkView) -> int:
+    return sum(unattributed(link).values())
+
+
+def _link_values(link: LinkView) -> Values:
+    current = current_rates(link)
+    return {
+        "host": (link.host,),
+        "if": (link.interface,),
+        "dir": (link.direction.name.lower(),),
+        "class": tuple(CLASS_NAMES[class_] for class_ in STACK if current[class_] > 0),
+        "rate": (float(current.sum()),),
+    }
+
+
+def _coverage(link: LinkView, ink: Options, width: int) -> Text:
+    return Text(coverage(link.coverage), "bold red" if link.coverage < FULL_COVERAGE else "dim")
+
+
+LINKS = Kind(
+    "links",
+    (
+        Part("link", lambda link, *_: Text(link.host, "bold"), lambda link: link.host, 6, 24, worth=99),
+        Part(
+            "at",
+            lambda link, *_: f"{link.interface} {ARROWS[link.direction]}",
+            lambda link: (link.interface, link.direction),
+            6,
+            16,
+            worth=98,
+        ),
+        Part("load", _bar, lambda link: float(current_rates(link).sum()), 12, 50, worth=7, grows=True, falling=True),
+        numeric(
+            "used",
+            lambda link, ink, _: "?" if math.isnan(_used(link, ink.past)) else share(_used(link, ink.past)),
+            _used,
+            6,
+            7,
+            9,
+        ),
+        Part(
+            "course", _course, lambda link: float(current_rates(link).sum()), 10, 100, worth=4, grows=True, falling=True
+        ),
+        _rate_part(Class.DL_ONLY, 5),
+        _rate_part(Class.DL_SHARED, 5),
+        _rate_part(Class.CROSS, 6),
+        _rate_part(Class.UNCLASSIFIED, 3),
+        Part("coverage", _coverage, lambda link: link.coverage, 8, 9, right=True, worth=8),
+        numeric(
+            "not attributed",
+            lambda link, *_: Text(format_bytes(_missing(link)), "red") if _missing(link) else "",
+            _missing,
+            8,
+            14,
+            2,
+        ),
+    ),
+    key=lambda link: (link.host, link.interface, link.direction),
+    values=_link_values,
+    term=lambda link: " ".join(
+        (exactly("host", link.host), exactly("if", link.interface), exactly("dir", link.direction.name.lower()))
+    ),
+)

@@ -1,20 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moment of the past that is looked at: asked for on a thread of its own, shown when the answer has come."""
+"""What comes from other threads: snapshots, and the moment of the past that is looked at."""
 
 import itertools
+import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from textual.message import Message
 from textual.message_pump import MessagePump
 
 from netmon.errors import NetmonError
 from netmon.past import Frame, Past, PastSteps
-from netmon.top.news import Answer, QueryThread
-from netmon.top.step_kind import Step, step_of, steps_of
+from netmon.top.steps import Step, step_of, steps_of
 from netmon.top.timeline import Span
-from netmon.views import RankTimes, Verdict
+from netmon.views import RankTimes, Snapshot, Verdict
+from netmon.wire.watch import Outage
+
+_JOIN_S = 0.5
+
+
+class Update(Message):
+    """A snapshot has come, or the collector is gone."""
+
+    def __init__(self, update: Snapshot | Outage) -> None:
+        """update: as the source sent it."""
+        super().__init__()
+        self.update, self.received_ns = update, time.time_ns()
+
+
+class Ended(Message):
+    """There will be no more snapshots."""
+
+    def __init__(self, error: Exception | None) -> None:
+        """error: why, if it was not their end."""
+        super().__init__()
+        self.error = error
+
+
+@dataclass
+class Answer(Message):
+    """What a question about the past has led to."""
+
+    number: int  # of the question
+    found: Any = None
+    error: Exception | None = None
+
+
+class Reader:
+    """Reads snapshots on a thread of its own, and posts each."""
+
+    def __init__(self, updates: Iterable[Snapshot | Outage], to: MessagePump) -> None:
+        """Begin. A reading that blocks for ever ends with the process."""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(updates, to), name="snapshots", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the reading end with its next snapshot."""
+        self._stopped.set()
+        self._thread.join(_JOIN_S)
+
+    def _read(self, updates: Iterable[Snapshot | Outage], to: MessagePump) -> None:
+        error = None
+        try:
+            for update in updates:
+                if self._stopped.is_set():
+                    return
+                to.post_message(Update(update))
+        except Exception as caught:
+            error = caught
+        finally:
+            # Here, while all threads live: a connection that is let go of when Python ends waits for one that does not.
+            if isinstance(updates, Generator):
+                updates.close()
+        if not self._stopped.is_set():
+            to.post_message(Ended(error))
+
+
+class QueryThread:
+    """Asks about the past, one question after the other, on a thread of its own; of those that wait only the newest."""
+
+    def __init__(self, to: MessagePump) -> None:
+        self._to = to
+        self._waiting: tuple[int, Callable[[], Any]] | None = None
+        self._changed = threading.Condition()
+        self._over = False
+        self._thread = threading.Thread(target=self._work, name="past", daemon=True)
+        self._thread.start()
+
+    def submit(self, number: int, question: Callable[[], Any]) -> None:
+        """Have it answered; what waits to be asked is not asked any more."""
+        with self._changed:
+            self._waiting = number, question
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        with self._changed:
+            self._over, self._waiting = True, None
+            self._changed.notify()
+        self._thread.join(_JOIN_S)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._over)
+                if self._waiting is None:
+                    return
+                (number, question), self._waiting = self._waiting, None
+            try:
+                answer = Answer(number, question())
+            except Exception as error:
+                answer = Answer(number, error=error)
+            if not self._over:
+                self._to.post_message(answer)
+
 
 # --- Going back in time: from iteration to iteration, and to the slow ones.
 
@@ -23,13 +126,11 @@ class Rewinding:
     """Which iteration is looked at. Without one it is now."""
 
     def __init__(self) -> None:
-        """It is now, and nothing is known of the past."""
         self.past = PastSteps({})
         self.step: Step | None = None
         self._steps: dict[str, list[Step]] = {}
 
     def take(self, past: PastSteps) -> None:
-        """What can be gone back to."""
         self.past = past
         self._steps.clear()
 
@@ -56,7 +157,6 @@ class Rewinding:
         return found
 
     def to(self, job: str, number: int, near_ns: int) -> Step | None:
-        """That iteration."""
         self.step = step_of(self._of(job), number, near_ns) or self.step
         return self.step
 
@@ -133,7 +233,6 @@ class MomentView:
             self._asker.stop()
 
     def live(self) -> None:
-        """It is now."""
         self.rewinding.live()
         self.frame, self.times, self.span, self.busy, self.problem = None, (), None, "", ""
         self._queries = 0

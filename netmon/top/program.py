@@ -3,6 +3,7 @@
 
 import json
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,27 +14,33 @@ from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Resize
 from textual.widgets import DataTable, Input, Static
 
 from netmon.past import Past, PastSteps
-from netmon.top import about, bottom, layout, timeline
-from netmon.top.about import cost
+from netmon.top import layout, timeline
 from netmon.top.document import plain
-from netmon.top.filter_line import FilterLine
 from netmon.top.filters import Filter, parse
-from netmon.top.flow_kind import GROUPINGS, FlowGroup
-from netmon.top.help_screen import HelpScreen
+from netmon.top.flows import GROUPINGS, FlowGroup
+from netmon.top.layout import cost
 from netmon.top.levels import Level, Scene, Shown, below, iteration_name, links_to_draw, tables
-from netmon.top.moments import MomentView
-from netmon.top.names import short_names
-from netmon.top.news import Answer, Ended, Reader, Update
-from netmon.top.row_table import RowTable
-from netmon.top.rows import Ink
-from netmon.top.staleness import present_flows, present_links
-from netmon.top.step_kind import Step, clock
+from netmon.top.moments import Answer, Ended, MomentView, Reader, Update
+from netmon.top.options import Options, present_flows, present_links, short_names
+from netmon.top.steps import Step, clock
+from netmon.top.widgets import FilterLine, HelpScreen, RowTable
 from netmon.views import Selection, Snapshot, Verdict
 from netmon.wire.watch import Outage
+
+
+class StandardOutput(LinuxDriver):
+    """The driver of a terminal that standard output is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if sys.__stdout__ is not None:
+            self._file = sys.__stdout__
+
 
 # --- What the program itself takes of the machine.
 
@@ -48,7 +55,6 @@ class OwnCost:
         self._text_of: tuple[float, int] = (0.0, _rss_bytes())
 
     def text(self, width: int) -> str:
-        """As it is shown on a screen of that width."""
         wall, cpu = time.monotonic(), time.process_time()
         if wall - self._wall >= self._EVERY_S:
             self._text_of = (cpu - self._cpu) / (wall - self._wall), _rss_bytes()
@@ -120,7 +126,7 @@ class Program(App[None]):
         """updates: None where there is only a past. turned: called with the new selection."""
         super().__init__()
         self.error: Exception | None = None
-        self.ink = Ink(colour=colour)
+        self.ink = Options(colour=colour)
         self.path = [Level()]
         self.filter = Filter()
         self.notice = ""
@@ -147,7 +153,6 @@ class Program(App[None]):
         yield Static(id="keys")
 
     def on_mount(self) -> None:
-        """Begin to read."""
         if self._updates is not None:
             self._reader = Reader(self._updates, self)
         else:
@@ -194,7 +199,6 @@ class Program(App[None]):
         self.redraw()
 
     def scene(self) -> Scene:
-        """What there is to be shown."""
         moments = self._moments
         past, frame = moments.rewinding.past, moments.frame
         if frame:
@@ -214,23 +218,25 @@ class Program(App[None]):
         )
         self._shown = tables(level, scene)
         typing = self.query_one(FilterLine).display
-        above = about.lines(level, scene, self.ink, width)
+        above = layout.about(level, scene, self.ink, width)
         lanes = links_to_draw(level, scene) if scene.frame else []
         axis = 1 + len(lanes) + len(scene.frame.spans) if scene.frame else 0
         plan = layout.plan(
             height, layout.legend(self.ink, width), len(above), axis, self._shown, self._focused(), typing
         )
-        self._put("title", [bottom.title(self._state(scene), scene, self._cost.text(width), width)])
+        self._put("title", [layout.title_line(self._state(scene), scene, self._cost.text(width), width)])
         self._put("legend", layout.legend(self.ink, width)[: plan.legend])
         self._put("about", above[: plan.about])
-        self._put("path", [bottom.path(self.path, self._shown, scene, self._moments, width)] if plan.path else [])
+        self._put("path", [layout.path_line(self.path, self._shown, scene, self._moments, width)] if plan.path else [])
         self._draw_tables(plan.tables, scene, width)
         drawn = []
         if scene.frame and self._moments.span and plan.axis:
             drawn = timeline.draw(scene.frame, self._moments.span, lanes, width, plan.axis, self.ink)
         self._put("axis", drawn)
         self.screen.scroll_to(0, 0, animate=False)  # whatever has had to be seen: all of it fits
-        self._put("keys", [bottom.keys(scene.frame is not None, self._past is not None, width)] if plan.keys else [])
+        self._put(
+            "keys", [layout.key_line(scene.frame is not None, self._past is not None, width)] if plan.keys else []
+        )
 
     def _draw_tables(self, heights: list[int], scene: Scene, width: int) -> None:
         for index in range(_TABLES):
@@ -258,7 +264,6 @@ class Program(App[None]):
         return ("PAUSED" if self._paused else ""), notice
 
     def _focused(self) -> int:
-        """The table that keys are for."""
         name = self.focused.id if isinstance(self.focused, RowTable) else None
         return int(name.removeprefix("table")) if name else 0
 
@@ -326,12 +331,10 @@ class Program(App[None]):
         self.action_step(message.step)
 
     def action_step(self, count: int) -> None:
-        """One iteration back or on."""
         self._moments.move_to(lambda rewinding: rewinding.by(self._job(rewinding.past), count))
         self.redraw()
 
     def action_slow(self, forward: bool) -> None:
-        """To a slow iteration."""
         self._moments.move_to(lambda rewinding: rewinding.to_slow(self._job(rewinding.past), forward))
         self.redraw()
 
@@ -347,17 +350,14 @@ class Program(App[None]):
         self.redraw()
 
     def action_zoom(self, factor: float) -> None:
-        """Of the time axis."""
         self._moments.zoom(factor, timeline.room_for_axis(self.size.width))
         self.redraw()
 
     def action_pan(self, part: float) -> None:
-        """The time axis."""
         self._moments.pan(part, timeline.room_for_axis(self.size.width))
         self.redraw()
 
     def action_pause(self) -> None:
-        """Leave the snapshot standing."""
         self._paused = not self._paused
         self._live = self._live if self._paused else self._newest
         self.redraw()
@@ -368,7 +368,6 @@ class Program(App[None]):
         self.redraw()
 
     def action_sort(self, step: int) -> None:
-        """By another column."""
         self._table().sort_by_next(step)
         self.redraw()
 
@@ -387,7 +386,6 @@ class Program(App[None]):
         self.redraw()
 
     def action_page(self, step: int) -> None:
-        """Of links or jobs."""
         table, page, selection = self._table(), self._live.page, self._selection
         if table.kind and table.kind.name == "links" and selection.most_links:
             begin = selection.links_from + step * selection.most_links
@@ -400,7 +398,6 @@ class Program(App[None]):
         self._query()
 
     def action_filter(self) -> None:
-        """Open the line to type it in."""
         self.query_one(FilterLine).open(self.filter.text)
         self.redraw()
 
@@ -418,7 +415,6 @@ class Program(App[None]):
         self.redraw()
 
     def action_copy(self, as_json: bool) -> None:
-        """The chosen row, to the terminal's clipboard."""
         table = self._table()
         if table.chosen is not None and table.kind is not None:
             view: Any = table.chosen
@@ -428,5 +424,4 @@ class Program(App[None]):
             self.redraw()
 
     def action_help(self) -> None:
-        """The page with the keys."""
         self.push_screen(HelpScreen(), lambda _: self.redraw())

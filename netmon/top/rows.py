@@ -2,32 +2,19 @@
 """Tables that are read interactively: what a row is called, says and looks like, and which columns fit a width."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
 from netmon.top.filters import Values
 from netmon.top.glyphs import shown
+from netmon.top.options import Options
 
 GAP = 1
 
 
-@dataclass(frozen=True)
-class Ink:
-    """How cells are drawn."""
-
-    colour: bool = True
-    bytes_: bool = False  # rates in byte/s instead of bit/s
-    past: bool = False  # rates are of a whole span of time, not of its last second
-    jobs: Mapping[str, str] = field(default_factory=dict)  # names that are short enough
-
-    def job(self, name: str) -> str:
-        """A job's name as it is shown."""
-        return self.jobs.get(name, name)
-
-
-Draw = Callable[[Any, Ink, int], str | Text]
+Draw = Callable[[Any, Options, int], str | Text]
 
 
 @dataclass(frozen=True)
@@ -43,11 +30,24 @@ class Part:
     worth: int = 5  # where not all columns fit, those of least worth are left out
     grows: bool = False  # it takes what the others leave; `most` is its end
     falling: bool = False  # the largest first, at first
-    unit: Callable[[Ink], str] | None = None  # of its numbers, as the heading's second word
+    unit: Callable[[Options], str] | None = None  # of its numbers, as the heading's second word
 
-    def heading(self, ink: Ink) -> str:
+    def heading(self, ink: Options) -> str:
         """Its name, with the unit of what stands below."""
         return f"{self.name} {self.unit(ink)}" if self.unit else self.name
+
+
+def numeric(
+    name: str,
+    draw: Draw,
+    order: Callable[[Any], Any],
+    least: int,
+    most: int,
+    worth: int,
+    unit: Callable[[Options], str] | None = None,
+) -> Part:
+    """A column of numbers, to the right, the largest first."""
+    return Part(name, draw, order, least, most, right=True, worth=worth, falling=True, unit=unit)
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,9 @@ class Kind:
     gone: Callable[[Any], Any] = lambda view: view  # as it looks when it is not known any more
 
     def part(self, name: str | None) -> Part | None:
-        """The column of that name."""
         return next((part for part in self.parts if part.name == name), None)
 
-    def heading(self, part: Part, ink: Ink) -> str:
+    def heading(self, part: Part, ink: Options) -> str:
         """A column's; the first one names the rows."""
         text = part.heading(ink)
         if part is not self.parts[0]:
@@ -96,7 +95,7 @@ class Widths:
         self._widest: dict[str, int] = {}
         self._for = 0
 
-    def fit(self, kind: Kind, cells: Mapping[str, Sequence[Text]], ink: Ink, width: int) -> dict[str, int]:
+    def fit(self, kind: Kind, cells: Mapping[str, Sequence[Text]], ink: Options, width: int) -> dict[str, int]:
         """By part: those that fit into `width` cells, in order. cells: of all parts that do not grow."""
         if width != self._for:
             self._widest.clear()
@@ -123,7 +122,7 @@ class Widths:
 
 
 def cells_of(
-    kind: Kind, views: Sequence[Any], ink: Ink, width: int, widths: Widths
+    kind: Kind, views: Sequence[Any], ink: Options, width: int, widths: Widths
 ) -> tuple[dict[str, int], list[Any]]:
     """(width by part that fits, one list of texts per view)."""
     fixed = [part for part in kind.parts if not part.grows]

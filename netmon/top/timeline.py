@@ -2,7 +2,7 @@
 """A span of the past on a time axis: what ranks did, and what links carried, as finely as buckets are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,8 @@ from rich.text import Text
 from netmon.past import Frame, RankSpan
 from netmon.top.glyphs import class_sparkline_styles, shown, sparkline
 from netmon.top.links import ARROWS
-from netmon.top.rows import Ink
-from netmon.top.step_kind import clock
+from netmon.top.options import Options
+from netmon.top.steps import clock
 from netmon.units import format_duration
 from netmon.views import LinkView
 
@@ -32,13 +32,12 @@ class Span:
 
     @property
     def length_ns(self) -> int:
-        """Of the part."""
         return self.until_ns - self.since_ns
 
-    def zoomed(self, factor: float, width: int, at: float = 0.5) -> "Span":
-        """Shorter (factor < 1) or longer around a point of it; at the finest a bucket for each character."""
+    def zoomed(self, factor: float, width: int) -> "Span":
+        """Shorter (factor < 1) or longer around its middle; at the finest a bucket for each character."""
         length = max(int(self.length_ns * factor), FINEST_NS * max(width, 1))
-        begin = self.since_ns + int((self.length_ns - length) * at)
+        begin = self.since_ns + int((self.length_ns - length) * 0.5)
         return Span(begin, begin + length)
 
     def moved(self, part: float) -> "Span":
@@ -63,7 +62,7 @@ def label_width(width: int) -> int:
     return min(_LABEL, width // 3)
 
 
-def draw(frame: Frame, span: Span, links: Sequence[LinkView], width: int, lines: int, ink: Ink) -> list[Text]:
+def draw(frame: Frame, span: Span, links: Sequence[LinkView], width: int, lines: int, ink: Options) -> list[Text]:
     """A scale, then ranks and links, as many as there is room for; the last line says how many there is no room for."""
     axis = room_for_axis(width)
     lanes = [_scale(frame, span, width, axis)]
@@ -76,7 +75,6 @@ def draw(frame: Frame, span: Span, links: Sequence[LinkView], width: int, lines:
 
 
 def legend() -> Text:
-    """What the characters of a rank's lane mean."""
     return Text(f"{_COMPUTING} computing {_COMMUNICATING} communicating {_AFTER} afterwards", "dim", no_wrap=True)
 
 
@@ -94,16 +92,6 @@ def resampled(link: LinkView, begin_ns: int, span: Span, width: int) -> npt.NDAr
     covered = np.diff(index)
     rates: npt.NDArray[np.float64] = np.diff(at, axis=0) / np.where(covered > 0, covered, np.nan)[:, None]
     return rates
-
-
-def of_span(links: Sequence[LinkView], begin_ns: int, span: Span) -> tuple[LinkView, ...]:
-    """The same links with the columns of the span only."""
-    cut = []
-    for link in links:
-        first = max((span.since_ns - begin_ns) // link.interval_ns, 0)
-        last = max(-(-(span.until_ns - begin_ns) // link.interval_ns), first + 1)
-        cut.append(replace(link, wire_bps=link.wire_bps[first:last]))
-    return tuple(cut)
 
 
 def _scale(frame: Frame, span: Span, width: int, axis: int) -> Text:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from netmon.dl.verdict.verdict_text import columns, renamed
 from netmon.errors import DataError
 from netmon.views import JobView, Selection, Snapshot, Verdict
-from netmon.wire.full import get_full
+from netmon.wire.queries import get_full
 from netmon.wire.security import Security
 from netmon.wire.watch import UnreachableError, split, watch_once
 

@@ -15,11 +15,9 @@ It costs some microseconds per step, imports nothing but the standard library, n
 the training; without an agent it does nothing.
 """
 
-from netmon.training.callbacks import keras_scalars, lightning_callback, transformers_callback
-from netmon.training.keras_callback import keras_callback
-from netmon.training.known import Known
+from netmon.training.callbacks import keras_callback, keras_scalars, lightning_callback, transformers_callback
 from netmon.training.optimizer import watch
-from netmon.training.scalars import Scalars
+from netmon.training.scalars import Known, Scalars
 from netmon.training.steps import Steps
 
 __all__ = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scalars written from the training loops of others: Lightning, Hugging Face's Trainer, Keras.
+"""Callbacks for the training loops of others: Lightning, Hugging Face's Trainer, Keras.
 
 Each takes its base class from what the script has imported.
 """
@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from netmon.training.scalars import Scalars
+from netmon.training.steps import Steps
 
 _LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
@@ -56,3 +57,29 @@ def _base(modules: tuple[str, ...], name: str) -> Any:
         if module in sys.modules and (found := getattr(sys.modules[module], name, None)) is not None:
             return found
     raise LookupError(f"none of {', '.join(modules)} is imported: import it before its callback is made")
+
+
+def keras_callback(**identity: Any) -> Any:
+    """A Keras callback that marks every training batch as a step. identity: as of Steps."""
+    from keras.callbacks import Callback
+
+    class _Callback(Callback):  # type: ignore[misc]
+        _steps: Any = None
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            if "parameters" not in identity:
+                identity["parameters"] = int(self.model.count_params())
+            if self._steps:  # it has failed, as an elastic job does, and trains again
+                self._steps.close()
+            self._steps = Steps(**identity)
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self._steps.begin()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self._steps.end()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self._steps.close()
+
+    return _Callback()

@@ -16,7 +16,7 @@ from netmon.errors import UsageError
 from netmon.wire.identity import Identity, Role, read_identity
 from netmon.wire.secure import http_contexts
 from netmon.wire.security import Security, is_local
-from netmon.wire.tokens import Tokens
+from netmon.wire.tls_files import Tokens
 from netmon.wire.watch import VIEWERS
 
 COOKIE = "netmon-viewer"
@@ -77,7 +77,6 @@ class Access:
         return cookie
 
     def leave(self, request: web.Request) -> None:
-        """The browser's cookie is worth nothing any more."""
         self._cookies.pop(request.cookies.get(COOKIE, ""), None)
 
     def _by_certificate(self, request: web.Request) -> Identity | None:

@@ -12,11 +12,11 @@ import pyarrow as pa
 from netmon.errors import DataError
 from netmon.history.dataset import leave_out, open_table, stream
 from netmon.history.files import files_of_time, read_footer, table_files
+from netmon.past import HOUR_NS
 from netmon.web.grid import SERIES, RowReader, in_bins, numbers, row_columns
-from netmon.web.lanes import JOB, RANK, Lane
+from netmon.web.source import JOB, RANK, Lane
 from netmon.web.steps import STEP, by_lane
 
-HOUR_NS = 3_600_000_000_000
 WIDTHS_NS = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
 _MOST_CELLS = 16_000_000  # of 4 bytes
 STEP_COLUMNS = ("host", "job", "rank", "iteration", "start_ns", "comm_start_ns", "comm_end_ns", "end_ns", "exposed_ns")

@@ -16,7 +16,7 @@ from typing import Any
 from netmon.errors import NetmonError
 from netmon.web.access import Access
 from netmon.web.live import Live
-from netmon.web.serving import serve
+from netmon.web.server import serve
 from netmon.wire.security import PLAIN, Security
 
 

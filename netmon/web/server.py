@@ -2,8 +2,10 @@
 """The page's server: what stands on the disk, and what a source knows, for those who may see it."""
 
 import asyncio
+import contextlib
 import json
 import math
+import signal
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,20 +17,19 @@ import numpy as np
 from aiohttp import web
 
 from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
-from netmon.errors import NetmonError, UsageError
+from netmon.errors import NetmonError, UnsupportedError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.version import __version__
 from netmon.views import NOT_UNDERSTOOD, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
-from netmon.web.columns import encode
 from netmon.web.grid import DIRECTIONS
-from netmon.web.lanes import BLOCK, JOB, Catalogue
-from netmon.web.recorder_queries import MOMENT_NS
-from netmon.web.source import Source
+from netmon.web.live import MOMENT_NS
+from netmon.web.source import BLOCK, JOB, Catalogue, Source
 from netmon.web.steps import PHASES
-from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, origin, tile
+from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, encode, origin, tile
+from netmon.wire.http_listener import HttpListener, open_sockets, split_address
 from netmon.wire.identity import Role
-from netmon.wire.shown import verdict_without_names
+from netmon.wire.snapshots import verdict_without_names
 
 # --- The columns of a page's figures: what all hosts sent by class, and how long iterations took, in a time.
 
@@ -102,7 +103,6 @@ class Page:
         self._advice: tuple[float, Any] = (-math.inf, None)
 
     def application(self) -> web.Application:
-        """Its routes."""
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 14)
         app.add_routes(
             [
@@ -154,7 +154,6 @@ class Page:
             return _refusal(error.status, error.reason)
 
     def _full(self, request: web.Request) -> bool:
-        """Whether it may see addresses and processes."""
         return self._access.role(request) is Role.FULL
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
@@ -342,3 +341,48 @@ def _same_origin(request: web.Request) -> bool:
     """Browsers say from which page a form comes."""
     given = request.headers.get("Origin")
     return given is None or given.rpartition("://")[2] == request.host
+
+
+_RENEW_S = 10.0
+_MOST_CONNECTIONS = 512
+
+
+async def serve(
+    source: Source, access: Access, listen: str, ready: Callable[[str], None], stop: asyncio.Event | None = None
+) -> None:
+    """Until SIGTERM or SIGINT (or `stop`). ready: called with the page's address. Raises UsageError,
+    UnsupportedError."""
+    host, port = split_address(listen, "serve a page on", 9480)
+    stop = stop or _stop_on_signals()
+    page = Page(source, access)
+    runner = web.AppRunner(page.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            sockets = open_sockets(host, port)
+        except OSError as error:
+            raise UnsupportedError(
+                f"cannot listen on {listen}: {error.strerror or error}; choose another --listen"
+            ) from None
+        assert runner.server is not None
+        listener = HttpListener(runner.server, sockets, access.contexts, _MOST_CONNECTIONS)
+        listener.start()
+        try:
+            bound = sockets[0].getsockname()[1]
+            ready(f"{'https' if access.contexts else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}/")
+            while not stop.is_set():
+                listener.renew()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _RENEW_S if access.contexts else None)
+        finally:
+            await listener.close()
+    finally:
+        await runner.cleanup()
+        page.close()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop

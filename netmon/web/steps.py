@@ -50,7 +50,6 @@ class Lanes:
     known: npt.NDArray[np.bool_]
 
     def of(self, lane: int, begin_ns: int, end_ns: int) -> slice:
-        """The rows of a lane that overlap a time."""
         first, last = int(self.first[lane]), int(self.last[lane])
         low = first + int(np.searchsorted(self.end_ns[first:last], begin_ns, "right"))
         high = first + int(np.searchsorted(self.bounds[first:last, 0], end_ns, "left"))

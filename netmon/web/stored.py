@@ -25,11 +25,11 @@ from netmon.history.files import table_files
 from netmon.history.frames import plain_words
 from netmon.history.job_names import names_of, not_understood, with_names
 from netmon.history.judging import explained, stored_verdicts
+from netmon.past import HOUR_NS
 from netmon.views import Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
-from netmon.web.hours import HOUR_NS, Hour, span
-from netmon.web.lanes import Catalogue, arranged
-from netmon.web.source import Rates, State
+from netmon.web.hours import Hour, span
+from netmon.web.source import Catalogue, Rates, State, arranged
 from netmon.web.steps import Lanes
 
 _log = logging.getLogger(__name__)
@@ -196,7 +196,6 @@ class Stored:
         self._thread.join()
 
     def state(self) -> State:
-        """How it stands."""
         hours = list(self._hours.values())
         rows, read = sum(hour.rows for hour in hours), sum(hour.read_rows for hour in hours)
         waiting = any(not hour.done for hour in hours)
@@ -210,7 +209,6 @@ class Stored:
         )
 
     def catalogue(self) -> Catalogue:
-        """Its lanes."""
         return self._catalogue
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
@@ -242,7 +240,6 @@ class Stored:
         return total
 
     def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
-        """Of the hours in which they may have begun."""
         first = (begin_ns - _LONGEST_NS) // HOUR_NS * HOUR_NS
         hours = [self.hour(at) for at in range(first, end_ns, HOUR_NS) if self._holds(at)]
         return [hour.steps for hour in hours if len(hour.steps.number)], any(not hour.done for hour in hours)

@@ -1,18 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of the timeline: so many bins of time of so many lanes, at a level of detail, as columns."""
+"""Tiles of the timeline for a browser, and columns of numbers as it reads them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.errors import UsageError
-from netmon.web.columns import encode
 from netmon.web.grid import Floats
-from netmon.web.lanes import BLOCK, HOST, Catalogue, Lane
-from netmon.web.source import Source
+from netmon.web.source import BLOCK, HOST, Catalogue, Lane, Source
 from netmon.web.steps import PHASES, Lanes, density
+
+_ALIGNED = 8
+_TYPES = {"<f4": "f32", "<f8": "f64", "|u1": "u8", "<u2": "u16", "<u4": "u32", "<i4": "i32"}
+
+
+def encode(head: Mapping[str, Any], columns: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """The message. Raises ValueError for a type that browsers have no array of."""
+    arrays = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    offset, indices = 0, {}
+    for name, array in arrays.items():
+        if array.dtype.str not in _TYPES:
+            raise ValueError(f"column {name} is of {array.dtype.str}, which no typed array holds")
+        indices[name] = [_TYPES[array.dtype.str], offset, array.size]
+        offset += -(-array.nbytes // _ALIGNED) * _ALIGNED
+    text = json.dumps({**head, "columns": indices}, allow_nan=False).encode()
+    text += b" " * (-(4 + len(text)) % _ALIGNED)
+    parts = [len(text).to_bytes(4, "little"), text]
+    for array in arrays.values():
+        parts += [array.tobytes(), b"\0" * (-array.nbytes % _ALIGNED)]
+    return b"".join(parts)
+
+
+# --- Pieces of the timeline: so many bins of time of so many lanes, at a level of detail, as columns.
 
 BINS = 512
 FINEST_NS = 10_000

@@ -5,11 +5,11 @@
 counts and names. What only the session can tell (whether a flow or a link is known) is not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,11 @@ from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import MarkRun, MarkTable, mark_table, whose
 from netmon.records import ClockExchange, Flow, Moment, NicSample, Table
 from netmon.wire import netmon_pb2
-from netmon.wire.bucket_rows import Runs, Split, split_buckets, stack_buckets
+from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, column_widths, plain_columns
 from netmon.wire.details import (
     LEDGER_MOST,
+    check_counts,
+    check_head,
     check_ledger,
     check_times,
     clock_values,
@@ -36,15 +38,219 @@ from netmon.wire.details import (
 )
 from netmon.wire.evidence_columns import Columns as EvidenceColumns
 from netmon.wire.evidence_columns import no_evidence, read_jobs, split_evidence, stack_evidence
-from netmon.wire.head import check_counts, check_head
 from netmon.wire.limits import (
     FURTHEST_NS,
     MAX_BYTES,
     MAX_COUNT,
     MAX_MONO_NS,
+    MAX_ROWS,
     MAX_SPAN_NS,
     MAX_UTC_NS,
+    MAX_WIDTH_NS,
 )
+
+ROWS = np.dtype(
+    [("batch", "<i4"), ("flow_id", "<u4"), ("start_ns", "<i8"), ("bucket_ns", "<i8")]
+    + [(name, "<u4") for name in ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")]
+)
+"""A bucket row: which batch, mono time, width (0: the hello's bucket_ns), counts. Full resolution: the peak is all."""
+
+
+class Runs(NamedTuple):
+    """Rows that follow each other and are of one flow and batch, known once for all of them; arrays (runs,)."""
+
+    batch: npt.NDArray[np.int64]
+    flow_id: npt.NDArray[np.uint32]
+    rows: npt.NDArray[np.int64]
+
+    def of(self, good: npt.NDArray[np.bool_]) -> "Runs":
+        """Those of batches that are good, by their numbers."""
+        kept = good[self.batch]
+        return Runs(self.batch[kept], self.flow_id[kept], self.rows[kept])
+
+
+_Column = npt.NDArray[np.unsignedinteger]
+_Numbers = npt.NDArray[np.uint64]
+_Counts = npt.NDArray[np.int64]
+
+
+class Split(NamedTuple):
+    """One message's columns, where they lie in its bytes. A message without rows has none."""
+
+    rows: int
+    flows: int
+    bucket_ns: int
+    base_ns: int
+    unit_ns: int
+    coarse: bool
+    runs: bytes
+    run_widths: Sequence[int]
+    columns: bytes
+    column_widths: Sequence[int]
+
+
+def split_buckets(message: netmon_pb2.Buckets) -> Split:
+    """Inflate the columns of a message and find them. Raises WireError with a one-line reason."""
+    rows, flows, bucket_ns = message.rows, message.flows, message.bucket_ns
+    if rows > MAX_ROWS:
+        raise WireError(f"Buckets.rows is {rows}, more than {MAX_ROWS}")
+    if bucket_ns > MAX_WIDTH_NS:
+        raise WireError(f"Buckets.bucket_ns is {bucket_ns}, more than {MAX_WIDTH_NS}")
+    if not rows:
+        return Split(0, 0, bucket_ns, 0, 0, False, b"", (), b"", ())
+    if not 0 < flows <= rows:
+        raise WireError(f"Buckets.flows is {flows} of {rows} rows")
+    runs, columns = plain_columns(message)
+    return Split(
+        *(rows, flows, bucket_ns, message.base_ns, message.unit_ns, message.coarse),
+        *(runs, column_widths(runs, RUNS, flows, "runs")),
+        *(columns, column_widths(columns, COLUMNS_COARSE if message.coarse else COLUMNS, rows, "columns")),
+    )
+
+
+def stack_buckets(
+    splits: Sequence[Split], indices: Sequence[int], horizons_ns: Sequence[int]
+) -> tuple[Columns, Runs, dict[int, str]]:
+    """The rows of all messages (columns of ROWS), their runs, and why some are refused; of those, rows mean nothing.
+
+    indices: what `batch` says of each; horizons_ns: of each.
+    """
+    kept = [
+        (split, index, horizon)
+        for split, index, horizon in zip(splits, indices, horizons_ns, strict=True)
+        if split.rows
+    ]
+    if not kept:
+        return Columns.zeros(0, ROWS), Runs(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.int64)), {}
+    splits = [split for split, _, _ in kept]
+    counts, flows = (np.array([split[position] for split in splits], np.int64) for position in (0, 1))
+    flow, run_rows, w, h = _join_columns([(s.runs, s.run_widths, s.flows) for s in splits], RUNS, _RUN_TYPES)
+    run_rows = run_rows.astype(np.uint64)
+    faults = _mend_runs(run_rows, flows, counts)
+    flow, run_of = flow.astype(np.uint32, copy=False), run_rows.astype(np.int64)
+    start, packets, short, headers = _join_columns(
+        [(s.columns, s.column_widths, s.rows) for s in splits], COLUMNS, _COLUMN_TYPES
+    )
+    refused = {}
+    latest = np.maximum.reduceat(start, np.cumsum(counts) - counts).tolist()
+    for position, (split, index, horizon_ns) in enumerate(kept):
+        try:
+            if position in faults:
+                raise WireError(f"Buckets.runs do not have {split.rows} rows")
+            check_start(latest[position] * split.unit_ns + split.base_ns, horizon_ns)
+        except WireError as error:
+            refused[index] = str(error)
+    batch = np.array([index for _, index, _ in kept], np.int32)
+    base, unit = (_of_rows(np.array([split[position] for split in splits], np.uint64), counts) for position in (3, 4))
+    w, h = (np.repeat(column.astype(np.uint32, copy=False), run_of) for column in (w, h))
+    packets = packets.astype(np.uint32, copy=False)
+    wire = packets * w - short
+    columns: dict[str, npt.NDArray[Any]] = {
+        "batch": np.repeat(batch, counts),
+        "flow_id": np.repeat(flow, run_of),
+        "start_ns": (start * unit + base).view(np.int64),
+        "bucket_ns": np.repeat(np.array([split.bucket_ns for split in splits], np.int64), counts),
+        "packets": packets,
+        "wire_bytes": wire,
+        "payload_bytes": wire - (packets * h - headers),
+    }
+    columns["peak_bytes"], columns["busy_buckets"] = wire, np.ones(len(wire), np.uint32)
+    coarse = np.array([split.coarse for split in splits])
+    if coarse.any():
+        pieces, less, busy = _join_columns(
+            [(s.columns, s.column_widths, s.rows) for s in splits if s.coarse],
+            COLUMNS_COARSE,
+            _COLUMN_TYPES,
+            first=COLUMNS,
+        )
+        if coarse.all():
+            columns["peak_bytes"], columns["busy_buckets"] = pieces * w - less, busy.astype(np.uint32, copy=False)
+        else:
+            own, columns["peak_bytes"] = np.repeat(coarse, counts), wire.copy()
+            columns["peak_bytes"][own] = pieces * w[own] - less
+            columns["busy_buckets"][own] = busy
+    return Columns(columns), Runs(np.repeat(batch, flows).astype(np.int64), flow, run_of), refused
+
+
+def _of_rows(values: _Numbers, counts: _Counts) -> _Numbers:
+    """The value of each row, of the message that it is in; (1,) where all have the same."""
+    return values[:1] if (values == values[0]).all() else np.repeat(values, counts)
+
+
+def check_start(latest_ns: int, horizon_ns: int) -> None:
+    """Raise WireError where the last bucket of a message begins at no time."""
+    if latest_ns > MAX_MONO_NS:
+        raise WireError(f"Buckets.start has {latest_ns}, more than {MAX_MONO_NS}")
+    check_times(horizon_ns, latest_ns, (), 0)
+
+
+_U4, _U8 = np.dtype("<u4"), np.dtype("<u8")
+_SMALL: dict[int, np.dtype[Any]] = {0: np.dtype("u1"), 1: np.dtype("u1"), 2: np.dtype("<u2"), 4: _U4, 8: _U8}
+"""By the bytes of a number."""
+_RUN_TYPES = (_U4, _U8, _U4, _U4)
+_COLUMN_TYPES = (_U8, _U4, _U4, _U4, _U4, _U4, _U4)  # all but the first are modulo 2^32
+
+
+def _join_columns(
+    parts: Sequence[tuple[bytes, Sequence[int], int]],
+    until: int,
+    dtypes: Sequence[np.dtype[np.unsignedinteger]],
+    first: int = 0,
+) -> Iterator[_Column]:
+    """Columns first to until of all parts (bytes, widths of its columns, numbers in each), part after part.
+
+    In the dtype that is said, or a narrower one that holds them all.
+    """
+    counts = np.array([count for _, _, count in parts], np.int64)
+    total = int(counts.sum())
+    offsets = [sum(1 + width * count for width in widths[:first]) for _, widths, count in parts]
+    for index in range(first, until):
+        widths = [widths[index] for _, widths, _ in parts]
+        dtype = _SMALL[min(max(widths), dtypes[index].itemsize)]
+        each = np.array(widths)
+        planes: list[npt.NDArray[np.uint8]] = []
+        for plane in range(min(max(widths), dtype.itemsize)):
+            pieces = [
+                data[offset + 1 + plane * count : offset + 1 + (plane + 1) * count]
+                for (data, _, count), offset, width in zip(parts, offsets, widths, strict=True)
+                if width > plane
+            ]
+            numbers = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
+            if len(pieces) < len(parts):
+                own, numbers_here = np.repeat(each > plane, counts), numbers
+                numbers = np.zeros(total, np.uint8)
+                numbers[own] = numbers_here
+            planes.append(numbers)
+        offsets = [
+            offset + 1 + width * count for (_, _, count), offset, width in zip(parts, offsets, widths, strict=True)
+        ]
+        yield _together(planes, dtype, total)
+
+
+def _together(planes: Sequence[npt.NDArray[np.uint8]], dtype: np.dtype[np.unsignedinteger], total: int) -> _Column:
+    """Numbers of planes of their bytes, the lowest first."""
+    if not planes:
+        return np.zeros(total, dtype)
+    if len(planes) == 1:
+        return planes[0].astype(dtype, copy=False)
+    column: _Column = np.zeros(total, dtype)
+    cells = column.view(np.uint8).reshape(total, dtype.itemsize)
+    for index, numbers in enumerate(planes):
+        cells[:, index] = numbers
+    return column
+
+
+def _mend_runs(run_rows: _Column, flows: _Counts, counts: _Counts) -> set[int]:
+    """Messages whose runs do not have its number of rows; they are made to, so that all others fall in place."""
+    first = np.cumsum(flows) - flows
+    most = np.maximum.reduceat(run_rows, first)
+    sums = np.add.reduceat(np.minimum(run_rows, np.uint64(MAX_ROWS + 1)), first)
+    wrong = (most > counts.astype(np.uint64)) | (sums != counts.astype(np.uint64))
+    for index in np.flatnonzero(wrong).tolist():
+        run_rows[first[index] : first[index] + flows[index]] = 0
+        run_rows[first[index]] = counts[index]
+    return set(np.flatnonzero(wrong).tolist())
+
 
 # --- What is read message by message of many batches: as little as can be, and all of it checked.
 

@@ -8,10 +8,12 @@ import numpy as np
 
 from netmon.errors import WireError
 from netmon.evidence import HOST_PART, TRANSPORT
-from netmon.records import Batch, Hello, Table
+from netmon.records import SCHEMA_VERSION, Batch, Hello, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets, encode_buckets
 from netmon.wire.details import (
+    check_counts,
+    check_head,
     check_times,
     read_clock,
     read_cost,
@@ -24,7 +26,6 @@ from netmon.wire.details import (
     read_nic,
 )
 from netmon.wire.evidence_columns import Columns, encode_evidence, read_jobs, split_evidence, stack_evidence
-from netmon.wire.head import check_counts, check_head
 from netmon.wire.limits import (
     MAX_COUNT,
     MAX_FLOWS,
@@ -36,6 +37,20 @@ from netmon.wire.limits import (
     MAX_WIDTH_NS,
 )
 from netmon.wire.mapping import check, to_message
+
+OLDEST_AGENT = 3
+"""What agents of this version and later send is understood."""
+
+
+def misunderstanding(hello: netmon_pb2.Hello, own: int = SCHEMA_VERSION) -> str:
+    """Why a collector whose version is `own` cannot read what will follow, and what to do; empty: it can."""
+    versions = f"schema version {hello.schema_version} where the collector has {own}"
+    if (hello.oldest_reader or hello.schema_version) > own:
+        return f"{versions}; run the same netmon on both: update the collector, which goes before the agents"
+    if hello.schema_version < OLDEST_AGENT:
+        return f"{versions} and reads {OLDEST_AGENT} and later; run the same netmon on both: update the agent"
+    return ""
+
 
 _SESSION = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*")
 

@@ -15,25 +15,28 @@ HOST, SESSION and WORKER stand there as `token` writes them.
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from netmon.errors import NetmonError, UnsupportedError, WireError
+from netmon.errors import CertificateError, NetmonError, UnsupportedError, WireError
 from netmon.wire.channel import MAX_MESSAGE_BYTES
+from netmon.wire.identity import Role
 from netmon.wire.limits import MAX_COUNT, MAX_HOST, MAX_SESSION
-from netmon.wire.secure import in_words
+from netmon.wire.secure import bus_context, in_words
 from netmon.wire.security import PLAIN, Security
 
 try:
     import nats
     from nats.aio.client import Client
+    from nats.aio.msg import Msg
     from nats.errors import NoRespondersError
     from nats.js import JetStreamContext
     from nats.js.errors import APIError, BucketNotFoundError, NoStreamResponseError, NotFoundError
-
-    from netmon.wire.bus_client import bus_client
 except ImportError as error:
     raise UnsupportedError(
         "cannot use a bus: nats-py is not there; install netmon with it: pip install 'netmon[bus]'"
@@ -104,7 +107,6 @@ def name_of(part: str) -> str:
 
 
 def batch_subject(host: str) -> str:
-    """Where a host's batches are published."""
     return f"{BATCHES}.{token(host)}"
 
 
@@ -114,12 +116,10 @@ def down_subject(host: str, session: str) -> str:
 
 
 def up_subject(worker: str, host: str, session: str) -> str:
-    """Where a session's agent answers."""
     return f"netmon.v1.up.{token(worker)}.{token(host)}.{token(session)}"
 
 
 def clock_subject(worker: str) -> str:
-    """Where a worker tells the time."""
     return f"netmon.v1.clock.{token(worker)}"
 
 
@@ -150,7 +150,6 @@ class Label:
     acknowledged: int = 0
 
     def headers(self) -> dict[str, str]:
-        """For publishing."""
         what = str(self.sequence) if self.sequence else _END
         return {LABEL_HEADER: f"{self.session}/{what}/{self.previous}", KNOWN_HEADER: str(self.acknowledged)}
 
@@ -178,6 +177,51 @@ def host_of(subject: str) -> str:
     if not 0 < len(host) <= MAX_HOST or batch_subject(host) != subject:
         raise WireError(f"{subject} is no host's")
     return host
+
+
+# The client
+
+INBOX = "_INBOX"
+
+
+class _TlsClient(Client):
+    """Speaks TLS or not at all, whatever a server says of itself; for each connection with the files as they are."""
+
+    def __init__(self, context: Callable[[], ssl.SSLContext]) -> None:
+        """context(): of the files as they are. Raises CertificateError."""
+        super().__init__()
+        self._new_context = context
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection:
+            if not info.get("tls_required"):
+                raise nats.errors.Error("it speaks no TLS there: give no --tls, or configure the servers with it")
+            with contextlib.suppress(CertificateError):  # while it is being renewed; or it is said at the next start
+                self.options["tls"] = self._new_context()
+        await super()._process_info(info, initial_connection)
+
+
+def inbox(host: str) -> str:
+    """How the subjects begin at which a host's agent, named by its token, hears answers; without one, a worker."""
+    return f"{INBOX}.{host}" if host else INBOX
+
+
+def bus_client(servers: Sequence[str], security: Security, host: str) -> tuple[Client, dict[str, Any]]:
+    """A client that is not connected, and the options with which it is to be. Raises UsageError, CertificateError.
+
+    host: as its token, of an agent; empty: a worker.
+    """
+    options: dict[str, Any] = {"inbox_prefix": inbox(host)}
+    folders = [security.folder(server, "connect to the bus at") for server in servers]
+    if folders[0] is None:
+        return Client(), options
+    context = functools.partial(bus_context, folders[0], Role.AGENT if host else Role.COLLECTOR)
+    return _TlsClient(context), options | {"tls": context()}
+
+
+def may_answer(message: Msg) -> bool:
+    """Whether an answer goes to where its sender listens, and not in our name to somebody else."""
+    return message.reply.startswith(f"{INBOX}.")
 
 
 # The connection
@@ -361,7 +405,6 @@ class Bus:
 
 
 def error_text(error: BaseException) -> str:
-    """An error of the library in a few words."""
     if isinstance(error, APIError) and error.err_code == _NO_ROOM:
         return "it has not so much storage: give a smaller --bus-bytes, or the servers a larger max_file_store"
     if isinstance(error, NoStreamResponseError):

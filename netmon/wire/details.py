@@ -34,9 +34,14 @@ from netmon.wire.limits import (
     FURTHEST_NS,
     MAX_BYTES,
     MAX_COUNT,
+    MAX_EXCHANGES,
+    MAX_FLOWS,
     MAX_HEADER_BYTES,
+    MAX_LEDGER,
+    MAX_MARKS,
     MAX_MONO_NS,
     MAX_NAME,
+    MAX_NIC,
     MAX_NIC_COUNTERS,
     MAX_PACKETS,
     MAX_SPAN_NS,
@@ -44,6 +49,39 @@ from netmon.wire.limits import (
     MAX_UTC_NS,
 )
 from netmon.wire.mapping import check, from_message
+
+_MOST = {
+    "flows": MAX_FLOWS,
+    "marks": MAX_MARKS,
+    "ledger": MAX_LEDGER,
+    "exchanges": MAX_EXCHANGES,
+    "nic": MAX_NIC,
+}
+_counted = attrgetter(*_MOST)
+
+
+def check_counts(message: netmon_pb2.Batch) -> None:
+    """Raise WireError where a batch has too much of something."""
+    for name, some in zip(_MOST, _counted(message), strict=True):
+        if len(some) > _MOST[name]:
+            raise WireError(f"Batch.{name} are {len(some)}, more than {_MOST[name]}")
+
+
+def check_head(message: netmon_pb2.Batch) -> tuple[int, int]:
+    """(sequence, horizon_ns). Raises WireError where one is out of its range, or the clock is missing."""
+    sequence, horizon_ns = message.sequence, message.horizon_ns
+    if not message.HasField("clock"):
+        raise WireError("Batch.clock is missing")
+    if sequence == 0:
+        raise WireError("Batch.sequence is 0, the first batch has 1")
+    if sequence > MAX_COUNT:
+        raise WireError(f"Batch.sequence is {sequence}, more than {MAX_COUNT}")
+    if horizon_ns < 0:
+        raise WireError(f"Batch.horizon_ns is negative: {horizon_ns}")
+    if horizon_ns > MAX_MONO_NS:
+        raise WireError(f"Batch.horizon_ns is {horizon_ns}, more than {MAX_MONO_NS}")
+    return sequence, horizon_ns
+
 
 LEDGER_MOST = {
     "time_ns": MAX_MONO_NS,
@@ -112,7 +150,6 @@ def cost_values(message: netmon_pb2.AgentCost) -> tuple[float, int, int, int]:
 
 
 def read_interface(message: netmon_pb2.Interface) -> Interface:
-    """One watched interface."""
     card = from_message(message, Interface)
     for name in ("name", "hook_rx", "hook_tx", "driver"):
         text = getattr(card, name)
@@ -125,7 +162,6 @@ def read_interface(message: netmon_pb2.Interface) -> Interface:
 
 
 def read_flow(message: netmon_pb2.Flow) -> Flow:
-    """A flow, or an aggregate."""
     flow_id, protocol, first_ns = message.flow_id, message.protocol, message.first_ns
     src, dst = message.src, message.dst
     direction = _DIRECTIONS.get(message.direction)
@@ -178,7 +214,6 @@ def _read_owner(message: netmon_pb2.Owner, flow_id: int) -> Owner:
 
 
 def read_mark(message: netmon_pb2.Mark) -> Mark:
-    """One moment of one rank's iteration."""
     job = read_name(message.job, "Mark.job")
     moment, source = _MOMENTS.get(message.moment), _SOURCES.get(message.source)
     if moment is None:
@@ -272,7 +307,6 @@ def check_times(horizon_ns: int, bucket_ns: int, flows: Iterable[Flow], ledger_n
 
 
 def read_nic(messages: Iterable[netmon_pb2.NicSample]) -> list[NicSample]:
-    """Counters of a batch's devices."""
     samples, left = [], MAX_NIC_COUNTERS
     for message in messages:
         device = read_name(message.device, "NicSample.device")

@@ -11,6 +11,8 @@ from functools import partial
 
 from aiohttp import web
 
+from netmon.errors import UsageError
+
 _HANDSHAKE_S = 10.0
 _AGAIN_S = 1.0  # after a connection could not be accepted: there are no descriptors left
 _BACKLOG = 128
@@ -42,7 +44,6 @@ class HttpListener:
         self._accepting: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Accept connections."""
         loop = asyncio.get_running_loop()
         self._accepting = [loop.create_task(self._accept(one)) for one in self._sockets]
 
@@ -100,6 +101,14 @@ class HttpListener:
             task.cancel()
         elif (connections := self._server.connections) and (transport := connections[0].transport):
             transport.abort()
+
+
+def split_address(address: str, action: str = "serve metrics on", port: int = 9464) -> tuple[str, int]:
+    """HOST and PORT. action: what is attempted; port: such as one would choose. Raises UsageError."""
+    host, _, given = address.rpartition(":")
+    if not host or not given.isdecimal() or int(given) > 65_535:
+        raise UsageError(f"cannot {action} {address}: give HOST:PORT, such as localhost:{port}")
+    return host.removeprefix("[").removesuffix("]"), int(given)
 
 
 def open_sockets(host: str, port: int) -> list[socket.socket]:

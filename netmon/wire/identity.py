@@ -37,7 +37,6 @@ class Role(Enum):
 
     @property
     def listens(self) -> bool:
-        """Whether others connect to it."""
         return self in (Role.COLLECTOR, Role.BUS)
 
 
@@ -50,7 +49,6 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """As it stands in a certificate."""
         return f"{_SCHEME}{self.role.value}/{quote(self.name, safe='')}"
 
     def __str__(self) -> str:

@@ -31,9 +31,6 @@ MAX_HEADER_BYTES = 2**8 - 1
 MAX_COUNT = 2**62 - 1
 """A number that nobody adds up: an iteration, a batch's number, parameters."""
 
-MAX_RANKS = 1 << 20
-"""In a job (as netmon.marks.MOST_RANKS)."""
-
 MAX_NAME = 255
 """Characters of a name: of a process, a container, a job, an interface, a device, a counter."""
 

@@ -7,19 +7,21 @@ by putting another one in its place. What is connected stays so until its own ce
 
 import contextlib
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from netmon.errors import CertificateError
-from netmon.wire.identity import Role
+from netmon.errors import CertificateError, NetmonError
+from netmon.wire.identity import Identity, Role
 from netmon.wire.security import Security, is_unix
-from netmon.wire.server_certificate import why_expired
-from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, TlsFiles, read_tls
+from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, TlsFiles, identity_of, read_tls
 
 Options = Sequence[tuple[str, Any]]
 
@@ -177,4 +179,67 @@ def in_words(details: str, security: Security, address: str = "") -> str:
         return "it hangs up: is our certificate unknown there, of another authority than its ca.crt, or expired?"
     if security.tls and ("ssl" in low or "handshake" in low):
         return f"TLS fails: {details[-200:]}"
+    return ""
+
+
+# --- Whose certificate a server shows, and until when: also where it cannot be trusted any more.
+#
+# gRPC says only that a handshake has failed. What is found here is not believed, only named.
+
+_RENEW = "renew it with `netmon certificates DIR renew` where the authority is, and copy it there"
+
+
+@dataclass(frozen=True)
+class ServerCertificate:
+    """As it was shown."""
+
+    identity: Identity | None  # None: it names nobody of ours
+    begins: datetime
+    ends: datetime
+
+
+def server_certificate(address: str, folder: Path | None, timeout_s: float) -> ServerCertificate:
+    """Of the server at HOST:PORT; blocks for so long at most. folder: with our own certificate, if we have one.
+
+    Raises NetmonError where nobody answers, or without TLS.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is only looked at
+    context.set_alpn_protocols(["h2"])
+    with contextlib.suppress(OSError, ssl.SSLError):
+        if folder:
+            context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    try:
+        index = host.removeprefix("[").removesuffix("]"), int(port)
+        with (
+            socket.create_connection(index, timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=index[0]) as protected,
+        ):
+            shown = protected.getpeercert(binary_form=True)
+    except ssl.SSLError as error:
+        raise NetmonError(f"no TLS at {address}: {error.reason or error}") from None
+    except (OSError, ValueError) as error:
+        raise NetmonError(f"nobody answers at {address}: {getattr(error, 'strerror', None) or error}") from None
+    if not shown:
+        raise NetmonError(f"no certificate is shown at {address}")
+    from cryptography import x509
+
+    certificate = x509.load_der_x509_certificate(shown)
+    return ServerCertificate(
+        identity_of(certificate), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    )
+
+
+def why_expired(address: str) -> str:
+    """Which certificate of a server is not valid now, since when, and what to do; empty: it is not that."""
+    try:
+        found = server_certificate(address, None, 2.0)
+    except NetmonError:
+        return ""
+    now, whose = datetime.now(timezone.utc), found.identity or "the other end"
+    if now >= found.ends:
+        return f"the certificate of {whose} has expired on {found.ends:%Y-%m-%d %H:%M} UTC: {_RENEW}"
+    if now < found.begins:
+        return f"the certificate of {whose} is valid from {found.begins:%Y-%m-%d %H:%M} UTC on: is this clock right?"
     return ""

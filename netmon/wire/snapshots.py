@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a viewer receives: Snapshot ↔ protobuf. Decoding trusts nothing and raises WireError with the reason."""
+"""Snapshots as messages, and what of one a viewer sees who may see jobs, classes and rates only."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,35 @@ import numpy.typing as npt
 
 from netmon.errors import WireError
 from netmon.records import CLASS_NAMES
-from netmon.views import STEP, JobView, LinkView, Selection, Snapshot
+from netmon.views import STEP, Cause, JobView, LinkView, Selection, Snapshot, Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_TEXT
 from netmon.wire.mapping import check, from_message, to_message
+
+_NAMES_A_JOB = (Cause.OTHER_JOB, Cause.STRAGGLER)  # or one of its ranks; all others name processes
+
+
+def request_without_flows(selection: Selection) -> Selection:
+    """The same selection without flows, so that the collector does not collect them."""
+    return replace(selection, flows=0)
+
+
+def without_names(snapshot: Snapshot) -> Snapshot:
+    """The same without what is not said above."""
+    return replace(snapshot, flows=(), warnings=(), jobs=tuple(map(_job, snapshot.jobs)))
+
+
+def _job(job: JobView) -> JobView:
+    return replace(job, verdicts=tuple(map(verdict_without_names, job.verdicts)))
+
+
+def verdict_without_names(verdict: Verdict) -> Verdict:
+    first = verdict.culprit if verdict.cause in _NAMES_A_JOB else ""
+    second = verdict.second_culprit if verdict.second_cause in _NAMES_A_JOB else ""
+    return replace(verdict, culprit=first, second_culprit=second)
+
+
+# --- What a viewer receives: Snapshot ↔ protobuf. Decoding trusts nothing and raises WireError with the reason.
 
 # --- Columns of numbers ↔ packed little-endian bytes; one copy each way, never a loop over rows.
 

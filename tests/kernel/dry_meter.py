@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
-from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.meter.memory import map_memory
+from netmon.kernel.meter.memory import choose_geometry, map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.records import address
 

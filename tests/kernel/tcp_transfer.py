@@ -12,7 +12,7 @@ BOTH_ENDS = """
 import ctypes, json, os, socket, sys, threading, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of two CPUs that send for one connection, either may be first
 from netmon.kernel.owners.endpoint import Endpoint
-from netmon.kernel.tcp_info import TCP_INFO, TcpInfo
+from netmon.kernel.sock_diag import TCP_INFO, TcpInfo
 left, right, address, megabytes, way = sys.argv[1:]
 def enter(name):
     with open(f"/run/netns/{name}") as namespace:

@@ -24,7 +24,7 @@ from netmon.agent.batch_table import BatchTable
 from netmon.agent.link_totals import summed
 from netmon.errors import KernelError
 from netmon.kernel import loader
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.privilege import SERVICE_CAPABILITIES, effective_capabilities
 from netmon.service_user import service_user
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel.probe import Status, bpf, interface_facts, machine_checks, xdp, xdp_support
+from netmon.kernel import bpf_calls, interfaces
+from netmon.kernel.interfaces import interface_facts, xdp_support
+from netmon.kernel.machine import Status, machine_checks
 
 pytestmark = pytest.mark.kernel
 
@@ -25,19 +27,19 @@ WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 HOLD_XDP = """
 import struct, sys
 from netmon.kernel import bpf_calls
-from netmon.kernel.probe import bpf, interface_facts
+from netmon.kernel.interfaces import interface_facts
 XDP, PASS = 6, struct.pack("<BBhi", 0xb7, 0, 0, 2) + struct.pack("<BBhi", 0x95, 0, 0, 0)
-link = bpf_calls.link_create(bpf._load(XDP, PASS), int(sys.argv[1]), bpf_calls.XDP)
+link = bpf_calls.link_create(bpf_calls._load(XDP, PASS), int(sys.argv[1]), bpf_calls.XDP)
 print([facts.xdp_program > 0 for facts in interface_facts().watchable])
 """
 HOLD_TCX = """
 import json, sys
 from dataclasses import asdict
 from netmon.kernel import bpf_calls
-from netmon.kernel.probe import bpf, interface_facts
+from netmon.kernel.interfaces import interface_facts
 BEFORE_ALL, SCHED_CLS, index = 1 << 3, 3, int(sys.argv[1])
 def put(name, hook):
-    return bpf_calls.link_create(bpf._load(SCHED_CLS, bpf._RETURN_MINUS_ONE, name), index, hook, BEFORE_ALL)
+    return bpf_calls.link_create(bpf_calls._load(SCHED_CLS, bpf_calls._RETURN_MINUS_ONE, name), index, hook, BEFORE_ALL)
 links = [put(b"second", bpf_calls.TCX_INGRESS), put(b"first", bpf_calls.TCX_INGRESS), put(b"", bpf_calls.TCX_EGRESS)]
 (facts,) = [facts for facts in interface_facts().watchable if facts.index == index]
 print(json.dumps(asdict(facts)))
@@ -55,7 +57,7 @@ def test_this_machine_can_run_netmon():
 def test_probing_leaves_nothing_open():
     before = os.listdir("/proc/self/fd")
     machine_checks()
-    bpf.has_tcx()
+    bpf_calls.has_tcx()
     interface_facts()
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
@@ -86,7 +88,7 @@ def test_who_holds_the_xdp_slot(namespaces):
 
 
 def test_who_is_on_the_tcx_chain(namespaces):
-    if not bpf.has_tcx():
+    if not bpf_calls.has_tcx():
         pytest.skip("this kernel has no tcx")
     left, _ = namespaces()
     command = left.namespace.inside(sys.executable, "-c", HOLD_TCX, str(left.index))
@@ -111,7 +113,7 @@ def test_what_the_kernel_says_of_xdp(namespaces):
 
 
 def test_a_kernel_that_does_not_tell_of_xdp(monkeypatch, capfd):
-    monkeypatch.setattr(xdp, "_FAMILY", "netmon-absent")
+    monkeypatch.setattr(interfaces, "_FAMILY", "netmon-absent")
     assert xdp_support() == {}
     assert capfd.readouterr() == ("", "")
 

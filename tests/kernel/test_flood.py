@@ -15,7 +15,7 @@ from pair import Watched
 
 from netmon.bench.traffic import FRAME_BYTES as SIZE_OF_FRAME
 from netmon.kernel.meter.flow_numbers import ANY
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry
 
 pytestmark = pytest.mark.kernel
 

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The second start loads what the first one compiled: the same programs and maps, without a compiler."""
 
+import ctypes
 import os
+import struct
 from pathlib import Path
 
 import pytest
 
 from netmon.kernel import bpf_calls, loader
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry
 
 pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
+
+
+def program_tag(descriptor: int) -> bytes:
+    """The kernel's checksum of a loaded program's instructions, whatever descriptors its maps have."""
+    info = ctypes.create_string_buffer(16)  # struct bpf_prog_info up to and including `tag`
+    bpf_calls.call(bpf_calls.OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", descriptor, len(info), ctypes.addressof(info)))
+    return info.raw[8:16]
 
 
 def loaded() -> dict[str, bytes | bpf_calls.MapShape]:
@@ -17,7 +26,7 @@ def loaded() -> dict[str, bytes | bpf_calls.MapShape]:
     told: dict[str, bytes | bpf_calls.MapShape] = {}
     for name, descriptor in loader.load(choose_geometry(20_000)).items():
         is_map = "map_type" in Path(f"/proc/self/fdinfo/{descriptor}").read_text()
-        told[name] = bpf_calls.map_shape(descriptor) if is_map else bpf_calls.program_tag(descriptor)
+        told[name] = bpf_calls.map_shape(descriptor) if is_map else program_tag(descriptor)
         os.close(descriptor)
     return told
 

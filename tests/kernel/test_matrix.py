@@ -20,8 +20,7 @@ import pytest
 from waiting import wait_for
 
 from netmon.kernel import bpf_calls, loader
-from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.probe import bpf
+from netmon.kernel.meter.memory import choose_geometry
 from netmon.records import Direction
 
 pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
@@ -32,15 +31,13 @@ PROGRAM_INFO_BYTES, VERIFIED_INSTRUCTIONS = 232, 216  # struct bpf_prog_info, an
 # on UDP port 9 and says so when its input says "count"; detaches and ends when its input ends.
 AGENT = """
 import json, sys, time
-from netmon.kernel import loader, watching
-from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.meter.memory import map_memory
+from netmon.kernel import bpf_calls, interfaces, loader, watching
+from netmon.kernel.meter.memory import choose_geometry, map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
-from netmon.kernel.probe import bpf, hook
 from netmon.kernel.watching import WatchedInterface
-watching.call_by_name = lambda name, *arguments: hook.choose_for(*arguments)  # with what stands in the next line
+watching.call_by_name = lambda name, *arguments: interfaces.choose_for(*arguments)  # with what stands in the next line
 if sys.argv[3] == "clsact":
-    bpf.has_tcx = lambda: False
+    bpf_calls.has_tcx = lambda: False
 interface = WatchedInterface(1, sys.argv[1], sys.argv[2])
 geometry = choose_geometry(10_000)
 programs = loader.load(geometry)
@@ -65,7 +62,7 @@ interface.detach()
 STOPS = """
 import os, signal, subprocess, time
 from netmon.kernel import bpf_calls, loader, stops
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry, map_memory
 programs = loader.load(choose_geometry(10_000))
 link = bpf_calls.raw_tracepoint_open(programs[stops.PROGRAM], stops.TRACEPOINT)
 told = stops.RankStops(programs[stops.MAP])
@@ -110,7 +107,7 @@ for _ in range(100):
 @pytest.fixture(params=["tcx", "clsact"])
 def tc(request: pytest.FixtureRequest) -> str:
     """Both ways to attach to tc, where the kernel has both."""
-    if request.param == "tcx" and not bpf.has_tcx():
+    if request.param == "tcx" and not bpf_calls.has_tcx():
         pytest.skip("this kernel has no tcx")
     return request.param
 
@@ -229,7 +226,7 @@ def test_doctor_finds_everything_that_is_needed(namespaces: Callable) -> None:
     document = json.loads(left.namespace.run(sys.executable, "-c", code))
     assert document["ok"], document
     hooks = {facts["name"]: facts["hook"]["rx"] for facts in document["interfaces"]}
-    assert hooks[left.interface] == ("tcx" if bpf.has_tcx() else "clsact")
+    assert hooks[left.interface] == ("tcx" if bpf_calls.has_tcx() else "clsact")
 
 
 def test_the_verifier_has_little_to_do() -> None:
@@ -246,7 +243,7 @@ def test_the_verifier_has_little_to_do() -> None:
 
 def test_a_probe_reads_the_arguments_of_a_call() -> None:
     """Which register holds which argument is the architecture's: NCCL's count is the third."""
-    from netmon.kernel.meter.ring_buffer import RingBuffer
+    from netmon.kernel.meter.memory import RingBuffer
     from netmon.kernel.training.symbols import function_offsets
     from netmon.kernel.training.uprobes import attach_probe
     from netmon.records import STEP

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 from waiting import DIES_WITH_US
 
-from netmon.kernel.host_load import Pressure
-from netmon.kernel.open_files import OpenFiles
-from netmon.kernel.rank_load import Load, ProcessLoad
+from netmon.kernel.load import Load, OpenFiles, Pressure, ProcessLoad
 
 pytestmark = pytest.mark.kernel
 

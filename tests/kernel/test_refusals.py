@@ -29,7 +29,7 @@ LOAD = """
 import sys
 from netmon.errors import NetmonError
 from netmon.kernel import loader
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry
 try:
     loader.load(choose_geometry(10_000))
 except NetmonError as error:
@@ -40,7 +40,7 @@ ATTACH = """
 import sys
 from netmon.errors import NetmonError
 from netmon.kernel import loader
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.watching import WatchedInterface
 programs = loader.load(choose_geometry(10_000))
 attached = 0

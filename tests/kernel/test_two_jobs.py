@@ -24,7 +24,7 @@ from netmon.lab.run import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
 from netmon.views import Selection
-from netmon.wire.advice import get_advice
+from netmon.wire.queries import get_advice
 from netmon.wire.watch import watch_once
 
 pytestmark = pytest.mark.kernel

@@ -13,10 +13,8 @@ from scapy.layers.l2 import Ether
 
 from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
-from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.meter.memory import map_memory
+from netmon.kernel.meter.memory import WAKES, Wakes, choose_geometry, map_memory
 from netmon.kernel.meter.meter import Meter
-from netmon.kernel.meter.wakes import WAKES, Wakes
 
 pytestmark = pytest.mark.kernel
 

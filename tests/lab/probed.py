@@ -4,8 +4,7 @@
 import os
 
 from netmon.kernel import loader
-from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.meter.ring_buffer import RingBuffer
+from netmon.kernel.meter.memory import RingBuffer, choose_geometry
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.records import STEP
 

@@ -7,7 +7,7 @@ import numpy as np
 from training_traffic import MS, START, Wire
 
 from collector.messages import FlowUpdate, HostNews, flow_numbers
-from netmon.dl.inference import TRAFFIC
+from netmon.dl.inference.types import TRAFFIC
 
 SLICE_MS = 200
 

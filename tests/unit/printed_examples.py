@@ -31,7 +31,8 @@ from netmon.commands.certificates import certificates_table
 from netmon.commands.doctor import checks_table, interfaces_table
 from netmon.commands.lab_results import sweep_tables
 from netmon.commands.why import ranks_table
-from netmon.kernel.probe import Check, HookChoice, Interfaces, Status
+from netmon.kernel.interfaces import HookChoice, Interfaces
+from netmon.kernel.machine import Check, Status
 from netmon.records import CLASS_NAMES
 from netmon.report.summary import LINK, PERIODS, Summary, render
 from netmon.views import RankTimes

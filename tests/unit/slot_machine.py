@@ -6,8 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from netmon.kernel.meter.geometry import Geometry
-from netmon.kernel.meter.memory import blank_memory
+from netmon.kernel.meter.memory import Geometry, blank_memory
 
 WAYS = 4
 

@@ -11,7 +11,7 @@ from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, RecentFlows
 from netmon.agent.link_totals import link_totals
 from netmon.dl.timemap import TimeMap
-from netmon.kernel.meter.aggregates import Aggregate, Aggregates
+from netmon.kernel.meter.flow_numbers import Aggregate, Aggregates
 from netmon.kernel.owners.endpoint import packed_address
 from netmon.records import BUCKET, FLOW_KEY, Batch, Direction, Flow, Hello, Interface, Owner, empty
 from netmon.top.flows import five_tuple

@@ -13,9 +13,8 @@ from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.records import COARSE, Batch, ClockSample
 from netmon.wire import netmon_pb2
-from netmon.wire.batch_fields import HEADS, ManyBatches, decode_many
+from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, decode_many
 from netmon.wire.batches import decode_batch, encode_batch
-from netmon.wire.bucket_rows import ROWS
 
 
 def coarse_batch(rows: list[tuple[int, ...]], sequence: int, width: int, horizon_ns: int) -> Batch:

@@ -16,8 +16,8 @@ from test_steps import NOW, moments, process, set_up, steps
 from netmon.agent.markers import MarkSocket
 from netmon.agent.steps import StepMarks
 from netmon.dl.cycles import CycleDetector
+from netmon.kernel.privileged import MOST_OF_USER, choose_candidates
 from netmon.kernel.processes import MOST_ENVIRONMENT, Process, in_turn, read_bounded
-from netmon.kernel.training.candidates import MOST_OF_USER, choose_candidates
 from netmon.marks import MOST_MARKS, MarkPacket, RankIdentity, decode, encode, head, printable, rank_from_environment
 from netmon.rate_limiter import RateLimiters
 from netmon.records import LIBRARY_HOROVOD, STEP, STEP_DROPPED, STEP_ENQUEUE, Moment, Table

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel.changes import Changes
+from netmon.kernel.processes import Changes
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.host.align import ClockQuery, Exchanges, fit_exchanges
-from netmon.dl.clocks import OffsetFit, Present, fit_offsets
-from netmon.dl.corrections import Comparison, Correction, combine
-from netmon.dl.feasible_offsets import Points
+from netmon.dl.clocks import Comparison, Correction, OffsetFit, Points, Present, combine, fit_offsets
 from netmon.records import ClockExchange
 
 UTC = 1_760_000_000_000_000_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel.owners.containers import ControlGroups, container_name
+from netmon.kernel.processes import ControlGroups, container_name
 
 ID = "0123456789ab" + "cd" * 26
 

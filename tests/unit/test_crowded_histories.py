@@ -17,7 +17,7 @@ from netmon.agent.flows import AggregateFlows, RecentFlows, describe_flows, dist
 from netmon.agent.link_totals import link_totals
 from netmon.agent.pressure import Backlog, Resolution
 from netmon.kernel.meter.flow_numbers import FlowLimit, FlowNumbers
-from netmon.kernel.meter.geometry import Geometry
+from netmon.kernel.meter.memory import Geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.kernel.owners.endpoint import packed_address
 from netmon.records import FLOW_KEY, Direction, Flow, Table

@@ -7,16 +7,8 @@ from dataclasses import replace
 import pytest
 
 from netmon.commands import doctor
-from netmon.kernel.probe import (
-    Check,
-    InterfaceFacts,
-    Interfaces,
-    Program,
-    Status,
-    XdpSupport,
-    choose_hook,
-    remarks,
-)
+from netmon.kernel.interfaces import InterfaceFacts, Interfaces, Program, XdpSupport, choose_hook, remarks
+from netmon.kernel.machine import Check, Status
 
 NATIVE = XdpSupport(native=True, offload=False, fragments=True)
 GENERIC = XdpSupport(native=False, offload=False, fragments=False)

@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 
-from netmon.kernel.meter.flow_numbers import FlowLimit, FlowNumbers, _Room, reversed_keys
-from netmon.kernel.meter.unnamed_slots import LARGE_BYTES, UnnamedSlots
+from netmon.kernel.meter.flow_numbers import LARGE_BYTES, FlowLimit, FlowNumbers, UnnamedSlots, _Room, reversed_keys
 from netmon.kernel.owners.endpoint import packed_address
 from netmon.records import FLOW_KEY, SLOT
 

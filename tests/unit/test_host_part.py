@@ -11,8 +11,7 @@ import pytest
 from netmon.agent.host_part import INTERVAL_NS, MOST_RANKS, STEP_NS, HostPart
 from netmon.agent.nic import Links, NicSamples
 from netmon.evidence import UNKNOWN
-from netmon.kernel.host_load import Softnet
-from netmon.kernel.open_files import OpenFiles
+from netmon.kernel.load import OpenFiles, Softnet
 from netmon.kernel.stops import RankStops
 from netmon.records import Mark, Moment, NicSample, Source
 

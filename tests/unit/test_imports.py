@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "options"} | {
     "durability",
     "marks",
-    "job_names",
     "own_module",
     "past",
     "rate_limiter",
@@ -34,7 +33,6 @@ MAY_IMPORT = {
     "views": {"records"},
     "past": {"records", "views"},
     "units": {"errors"},
-    "job_names": set(),
     "config": {"errors"},
     "options": {"errors", "units"},
     "durability": set(),

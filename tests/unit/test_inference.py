@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_traffic import BYTES_PER_MS, MS, SECOND, START, Wire, assert_same_iterations, both_ways, replay, ring
 
-from netmon.dl.inference import CONTROL, GRADIENT, TRAFFIC, Inference, LinkFlow
+from netmon.dl.inference.live import Inference
+from netmon.dl.inference.types import CONTROL, GRADIENT, TRAFFIC, LinkFlow
 
 PATTERNS = {
     "ring": ring("1", "2", "3", "4"),

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_traffic import both_ways, ring
 
+from netmon.dl.grouped import sums_by_two
 from netmon.dl.inference.bursts import Bursts
-from netmon.dl.inference.inference_text import Words
+from netmon.dl.inference.job import Words
 from netmon.dl.inference.pattern import blocks
-from netmon.dl.sums import sums_by_two
 
 MS = 1_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from netmon.bench.inference import recorded_runs, replay, scores
 from netmon.bench.result import document
 from netmon.cli import main
-from netmon.dl.scoring import matched
+from netmon.dl.step_alignment import matched
 from netmon.errors import DataError
 from netmon.lab.labelled import find, read, write
 

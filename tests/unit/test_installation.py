@@ -20,7 +20,7 @@ from collector.settings import ListenConfig
 from netmon import __version__
 from netmon.cli import main
 from netmon.commands.doctor_installation import check_installation, installation_checks, named
-from netmon.kernel.probe.check import Check, Status
+from netmon.kernel.machine import Check, Status
 from netmon.views import Selection, Snapshot, Totals
 from netmon.wire.identity import Identity, Role
 from netmon.wire.security import PLAIN, Security

@@ -8,8 +8,7 @@ import pytest
 from test_doctor import NIC
 
 from netmon.errors import UnsupportedError
-from netmon.kernel.probe import choose_interfaces
-from netmon.kernel.probe.patterns import physical_interfaces
+from netmon.kernel.interfaces import choose_interfaces, physical_interfaces
 
 
 def there(*names: str):

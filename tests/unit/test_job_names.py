@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from netmon.history.job_names import names_of, requested_job
-from netmon.job_names import distinct_names
 from netmon.kernel.processes import MOST_JOB_NAME, job_name, script_name
 from netmon.report.runs import model_size
+from netmon.views import distinct_names
 
 PYTHON = ["/usr/bin/python3.11", "-u", "/home/eve/train.py", "--epochs", "3"]
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from netmon.bench.drain import SimulatedCpus
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.meter.meter import STALE_NS, Drained
 
 LINK = 1 << 1

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netmon.dl.numbering import JobNumbers, RankEvents, Trust, number_jobs
-from netmon.dl.scoring import combined, score
-from netmon.dl.step_alignment import Events, StepMoment, best_shifts, nearest, period
+from netmon.dl.step_alignment import Events, StepMoment, best_shifts, combined, nearest, period, score
 from netmon.records import Source
 from netmon.views import SourceScore
 

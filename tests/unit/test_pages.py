@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import netmon
-from netmon.kernel import loader, pages
-from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.meter.memory import mapped_array
-from netmon.kernel.meter.ring_buffer import RingBuffer
+from netmon.kernel import loader
+from netmon.kernel.meter import memory as shared
+from netmon.kernel.meter.memory import RingBuffer, choose_geometry, mapped_array
 from netmon.kernel.owners import socket_events
 from netmon.records import STEP
 
@@ -23,7 +22,7 @@ BUSY = 1 << 31
 
 @pytest.fixture(autouse=True)
 def large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_BYTES", LARGE)
+    monkeypatch.setattr(shared, "PAGE_BYTES", LARGE)
 
 
 def memory(size: int) -> int:
@@ -56,7 +55,7 @@ def test_arrays_are_mapped_in_whole_pages() -> None:
     os.pwrite(descriptor, np.arange(100, dtype="<u8").tobytes(), 0)
     assert mapped_array(descriptor, np.dtype("<u8"), 100).tolist() == list(range(100))
     os.close(descriptor)
-    assert [pages.whole_pages(size) for size in (1, LARGE, LARGE + 1)] == [LARGE, LARGE, 2 * LARGE]
+    assert [shared.whole_pages(size) for size in (1, LARGE, LARGE + 1)] == [LARGE, LARGE, 2 * LARGE]
 
 
 def test_the_programs_are_compiled_for_them() -> None:
@@ -73,4 +72,4 @@ def test_nobody_else_asks_how_large_a_page_is() -> None:
     asking = re.compile(r"PAGESIZE|PAGE_SIZE|getpagesize")
     root = Path(netmon.__file__).parent / "kernel"
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if asking.search(path.read_text())}
-    assert found == {"pages.py"}
+    assert found == {"meter/memory.py"}

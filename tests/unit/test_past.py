@@ -17,7 +17,7 @@ from netmon.history.stored_rows import StoredRows
 from netmon.past import STEP_TIMES
 from netmon.records import Class, Direction
 from netmon.top.collector_past import CollectorPast
-from netmon.top.step_kind import step_of, steps_of
+from netmon.top.steps import step_of, steps_of
 from netmon.views import STEP
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"

@@ -20,7 +20,7 @@ from netmon.history.past import DatasetPast
 from netmon.history.stored_rows import StoredRows
 from netmon.past import STEP_TIMES, TABLES, RowQuery
 from netmon.top.collector_past import CollectorPast
-from netmon.wire.past_rows import CollectorRows, decode_wanted, encode_wanted
+from netmon.wire.queries import CollectorRows, decode_wanted, encode_wanted
 from netmon.wire.watch import UnreachableError
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"

@@ -8,10 +8,9 @@ import pytest
 
 from netmon.errors import UnsupportedError
 from netmon.kernel import loader, preemption
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.machine import Status, machine_checks
+from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.preemption import BottomHalves, bottom_halves
-from netmon.kernel.probe import Status
-from netmon.kernel.probe.machine import machine_checks
 
 NOT_SET, SET = "# CONFIG_PREEMPT_RT_NEEDS_BH_LOCK is not set\n", "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y\n"
 RT, OTHERS = "#1 SMP PREEMPT_RT Debian 7.1-1", "#1 SMP PREEMPT_DYNAMIC Debian 7.1-1"

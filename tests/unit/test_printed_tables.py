@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from test_doctor import NIC, VETH
 
-from netmon.kernel.probe import Interfaces
+from netmon.kernel.interfaces import Interfaces
 from netmon.terminal import BREAK, ENDLESS, FittingTable, console, figures, labels
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel import refusal
+from netmon.kernel import privilege
 
 QUIET = {
     "proc/self/status": "Name:\tx\nSeccomp:\t0\nSeccomp_filters:\t0\n",
@@ -20,9 +20,9 @@ QUIET = {
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A function that makes a machine of these files."""
-    monkeypatch.setattr(refusal, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(refusal, "SYS", tmp_path / "sys")
-    monkeypatch.setattr(refusal, "missing_capabilities", list)
+    monkeypatch.setattr(privilege, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(privilege, "SYS", tmp_path / "sys")
+    monkeypatch.setattr(privilege, "missing_capabilities", list)
 
     def make(files: dict[str, str]) -> None:
         for name, text in files.items():
@@ -44,14 +44,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 )
 def test_each_cause_is_named_alone(machine, file, text, cause):
     machine(QUIET | {file: text})
-    (found,) = refusal.likely_causes()
+    (found,) = privilege.likely_causes()
     assert found.startswith(cause)
-    line = refusal.because(PermissionError(errno.EPERM, "Operation not permitted"))
+    line = privilege.because(PermissionError(errno.EPERM, "Operation not permitted"))
     assert line == f"; {found}"
 
 
 @pytest.mark.parametrize("files", [QUIET, {}])
 def test_where_nothing_is_seen_it_says_where_to_look(machine, files):
     machine(files)
-    assert refusal.because(PermissionError(errno.EACCES, "")).startswith("; look into the kernel's log (dmesg)")
-    assert refusal.because(OSError(errno.EINVAL, "")) == ""
+    assert privilege.because(PermissionError(errno.EACCES, "")).startswith("; look into the kernel's log (dmesg)")
+    assert privilege.because(OSError(errno.EINVAL, "")) == ""

@@ -8,9 +8,17 @@ import pytest
 
 from netmon.dl.sharing.advice import JobSeen, advise, pairs
 from netmon.dl.sharing.advice_text import sentences
-from netmon.dl.sharing.compatibility import _with_hold, durations, fair_shares, fits, groups, score, scores_by_shift
+from netmon.dl.sharing.compatibility import (
+    _with_hold,
+    drift,
+    durations,
+    fair_shares,
+    fits,
+    groups,
+    score,
+    scores_by_shift,
+)
 from netmon.dl.sharing.demand import Demand, LinkBytes, demand
-from netmon.dl.sharing.drift import drift
 
 MS = 1_000_000
 GBIT = 1e9

@@ -9,7 +9,8 @@ import pytest
 
 from netmon.kernel.owners import namespaces, owner_search
 from netmon.kernel.owners.endpoint import Endpoint, packed
-from netmon.kernel.owners.owner_search import Found, SocketDiagnosis, SocketOwners, SocketTable
+from netmon.kernel.owners.owner_search import Found, SocketOwners, SocketTable, find_sockets
+from netmon.kernel.sock_diag import DiagnosisSocket
 from netmon.rate_limiter import TimeLimiter
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
@@ -77,7 +78,7 @@ def test_both_ends_are_packed_as_the_kernel_tells_of_them() -> None:
 
 
 def test_the_kernel_finds_our_own_sockets() -> None:
-    diagnosis = SocketDiagnosis()
+    diagnosis = DiagnosisSocket()
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as client,
@@ -94,7 +95,7 @@ def test_the_kernel_finds_our_own_sockets() -> None:
             Endpoint(TCP, "127.0.0.1", 1, "127.0.0.1", 1),
         ]
         inodes = [os.fstat(s.fileno()).st_ino for s in (server, client, listener, datagrams)]
-        found = diagnosis.find(asked * 40)  # more than are asked for at a time
+        found = find_sockets(diagnosis, asked * 40)  # more than are asked for at a time
         assert found == 40 * [
             Found(inodes[0]),
             Found(inodes[1]),

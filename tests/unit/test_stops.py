@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from netmon.agent.host_part import STEP_NS, RankRows
-from netmon.kernel import pages
-from netmon.kernel.meter.memory import mapped_array
+from netmon.kernel.meter.memory import mapped_array, whole_pages
 from netmon.kernel.stops import MOST_WATCHED, RankStops
 from netmon.records import STOP, Table
 
@@ -22,7 +21,7 @@ START = 1_000_000_000_000
 def shared() -> Iterator[tuple[RankStops, Table]]:
     """What the program would write to, and who reads it."""
     descriptor = os.memfd_create("stops")
-    os.truncate(descriptor, pages.whole_pages(MOST_WATCHED * STOP.itemsize))
+    os.truncate(descriptor, whole_pages(MOST_WATCHED * STOP.itemsize))
     yield RankStops(descriptor), mapped_array(descriptor, STOP, MOST_WATCHED, writable=True)
     os.close(descriptor)
 

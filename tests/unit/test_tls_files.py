@@ -20,8 +20,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
 from netmon.wire.identity import Identity, Role, checked, new_session, read_identity
 from netmon.wire.security import Security, is_local
-from netmon.wire.tls_files import read_tls
-from netmon.wire.tokens import read_tokens
+from netmon.wire.tls_files import read_tls, read_tokens
 
 H0 = Identity(Role.AGENT, "h0")
 

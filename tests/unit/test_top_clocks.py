@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from snapshot_example import example
 
-from netmon.top.header import draw
+from netmon.top.frame import draw_header
 from netmon.top.options import Options
 
 
@@ -14,7 +14,7 @@ def header(**of_first: object) -> str:
     snapshot = example()
     first, *others = snapshot.hosts
     hosts = (replace(first, **of_first), *(replace(host, clock_source="exchange") for host in others))
-    return "\n".join(line.plain for line in draw(replace(snapshot, hosts=hosts), Options(), 400, 100))
+    return "\n".join(line.plain for line in draw_header(replace(snapshot, hosts=hosts), Options(), 400, 100))
 
 
 def test_the_bound_and_who_gives_it() -> None:

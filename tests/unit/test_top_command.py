@@ -11,7 +11,7 @@ import pytest
 
 from netmon.commands import top
 from netmon.errors import NetmonError, UsageError
-from netmon.top.news import Reader
+from netmon.top.moments import Reader
 from netmon.wire.watch import Outage
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from snapshot_example import cluster, example
 
 from netmon.top.filters import FIELDS, Filter, FilterError, hint, parse
-from netmon.top.flow_kind import FLOWS, GROUPINGS, GROUPS, flow_rows, group_term, grouped
-from netmon.top.job_kind import JOBS
-from netmon.top.link_kind import LINKS
+from netmon.top.flows import FLOWS, GROUPINGS, GROUPS, flow_rows, group_term, grouped
+from netmon.top.jobs import JOBS
+from netmon.top.links import LINKS
 
 ROWS = flow_rows(example().flows)
 

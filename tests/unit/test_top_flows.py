@@ -10,10 +10,21 @@ from snapshot_example import example, flow
 
 from netmon.records import Class, Direction, Owner
 from netmon.top.filters import parse
-from netmon.top.flow_kind import FLOWS, FlowRow, flow_rows, group_term, grouped
-from netmon.top.flows import draw, five_tuple, loss_share, owner, rank, round_trip
+from netmon.top.flows import (
+    FLOWS,
+    FlowRow,
+    draw,
+    five_tuple,
+    flow_rows,
+    group_term,
+    grouped,
+    loss_share,
+    owner,
+    rank,
+    round_trip,
+)
 from netmon.top.options import Options, arrange
-from netmon.top.row_table import HOLD_NS, StableRows
+from netmon.top.widgets import HOLD_NS, StableRows
 from netmon.views import FlowView
 
 TENTH = 100_000_000

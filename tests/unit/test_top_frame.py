@@ -18,8 +18,7 @@ from snapshot_example import GIGABIT, cluster, example, flow
 
 from netmon.records import Class, Direction, Owner
 from netmon.top.frame import render
-from netmon.top.names import short_names
-from netmon.top.options import Options, arrange
+from netmon.top.options import Options, arrange, short_names
 from netmon.views import Cause, Page, Snapshot, Verdict
 from netmon.wire.snapshots import decode_snapshot, encode_snapshot
 

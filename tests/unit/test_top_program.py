@@ -20,7 +20,7 @@ from textual.pilot import Pilot
 from netmon.errors import WireError
 from netmon.past import Past
 from netmon.top.program import Program
-from netmon.top.row_table import RowTable
+from netmon.top.widgets import RowTable
 from netmon.views import Selection, Snapshot
 from netmon.wire.watch import Outage
 

@@ -12,8 +12,7 @@ from grpc_tools import protoc
 from collector.agent_checks import read_hello
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import decode_batch
-from netmon.wire.versions import OLDEST_AGENT, misunderstanding
+from netmon.wire.batches import OLDEST_AGENT, decode_batch, misunderstanding
 
 FROZEN = Path(__file__).parents[1] / "data/proto"
 

@@ -26,7 +26,7 @@ from netmon.certificates.viewers import make_token
 from netmon.cli import main
 from netmon.errors import UsageError
 from netmon.web import access as page_access
-from netmon.web import serving as page_serving
+from netmon.web import server
 from netmon.web.access import Access
 from netmon.wire.identity import Identity, Role
 from netmon.wire.security import PLAIN, Security
@@ -159,7 +159,7 @@ class Kept:
 
 
 def test_a_new_authority_shuts_the_viewers_of_the_old_one_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_serving, "_RENEW_S", 0.05)
+    monkeypatch.setattr(server, "_RENEW_S", 0.05)
     ann, collector, served = Identity(Role.FULL, "ann"), Identity(Role.COLLECTOR, "c"), tmp_path / "served"
     contexts = {}
     for name in ("new", "old"):

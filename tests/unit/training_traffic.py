@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from netmon.dl.inference import TRAFFIC, Findings, Inference, InferredIteration, InferredJob, LinkFlow
+from netmon.dl.inference.live import Inference
+from netmon.dl.inference.types import TRAFFIC, Findings, InferredIteration, InferredJob, LinkFlow
 from netmon.records import Direction, Table
 
 MS = 1_000_000

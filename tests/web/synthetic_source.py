@@ -17,9 +17,8 @@ from netmon.errors import DataError
 from netmon.views import Cause, Verdict
 from netmon.web.access import Access
 from netmon.web.grid import SERIES
-from netmon.web.lanes import JOB, RANK, Catalogue, arranged
-from netmon.web.serving import serve
-from netmon.web.source import Rates, State
+from netmon.web.server import serve
+from netmon.web.source import JOB, RANK, Catalogue, Rates, State, arranged
 from netmon.web.steps import STEP, by_lane
 from netmon.wire.security import PLAIN
 

@@ -22,7 +22,7 @@ from netmon.lab.run import MOST_ITERATIONS, Jobs, together
 from netmon.lab.spec import RunSpec
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
-from netmon.wire.advice import get_advice
+from netmon.wire.queries import get_advice
 
 # --- The counterfactual compared with doing it: the same run again, without the culprit.
 #

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.sums import joined, sums_by_two
+from netmon.dl.grouped import joined, sums_by_two
 from netmon.records import Table
 
 BURST = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("level", "<i8"), ("volume", "<i8")])
@@ -54,7 +54,6 @@ class Bursts:
         self.forgetful = False  # the first burst that is kept was not the first
 
     def __len__(self) -> int:
-        """Bursts that are kept."""
         return self.count
 
     @property

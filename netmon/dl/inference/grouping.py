@@ -1,16 +1,273 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which flows that repeat themselves do so together, and so make a job."""
+"""Which flows that repeat themselves do so together, and so make a job; and which are of different ones."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.candidates import Candidate, addresses, common, connected
-from netmon.dl.inference.job_split import one_with, parted
-from netmon.dl.inference.pattern import Edge
-from netmon.dl.inference.repetition import INTERVALS, Repetition
+from netmon.dl.inference.bursts import Bursts, together
+from netmon.dl.inference.pattern import Edge, blocks, strongly_connected
+from netmon.dl.inference.repetition import INTERVALS, VOLUME_TOLERANCE, Repetition, repetition
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A flow, each 5-tuple once, that belongs to no job."""
+
+    flow: int
+    edge: Edge
+    bursts: Bursts
+    repetition: Repetition | None
+
+
+def addresses(flows: Sequence[Candidate]) -> set[str]:
+    return {address for c in flows for address in c.edge}
+
+
+def connected(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """Those between hosts that can reach each other along them, together."""
+    groups = strongly_connected({c.edge for c in candidates})
+    group_of = {address: number for number, group in enumerate(groups) for address in group}
+    flows: list[list[Candidate]] = [[] for _ in groups]
+    for c in candidates:
+        number = group_of.get(c.edge[0])
+        if number is not None and number == group_of.get(c.edge[1]):
+            flows[number].append(c)
+    yield from flows
+
+
+def common(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Repetition | None:
+    """How they repeat themselves, all together, as far back as all of them are known."""
+    known = [c.bursts.rows for c in flows]
+    begins = (int(rows["start_ns"][0]) for rows, c in zip(known, flows, strict=True) if c.bursts.forgetful)
+    since = max(begins, default=0)
+    return repetition(together([rows[rows["start_ns"].searchsorted(since) :] for rows in known], resolution_ns), now_ns)
+
+
+# --- Flows between hosts that can reach each other, parted into those of different jobs.
+
+# --- Do two groups of flows that meet at one host belong to one job?
+#
+# Ranks that train together wait for each other, in every iteration. Two jobs on one host do not, but when their
+# periods are near it takes some iterations to see that. There are three ways to see it:
+#
+# - What is reduced passes the host that they share. The sums that it sends into one group hold the gradients of the
+# other, so each of them leaves after those have come: what goes out to one side lags behind what comes in from the
+# other, either way. A star, a tree and a hierarchy show this at once; of two rings, at most one way is so. Two stars
+# around one host look like one as long as they happen to be in step, so they are looked at again later. - The number
+# of their iterations. In the same time, the parts of one job begin as many. - The distance between the beginnings of
+# these. In one job it is the same each time but for chance, since all begin anew when the last has come. Between jobs
+# every deviation stays, and adds up to a random walk, or to a drift where the periods differ. Von Neumann's ratio
+# tells one from the other: the mean square of the differences between neighbours to the variance is 2 for independent
+# values and goes to 0 for a walk (J. von Neumann, "Distribution of the ratio of the mean square successive difference
+# to the variance", 1941).
+
+_LAG = 0.03  # of the time that an iteration's traffic takes: a clear lag
+_LAG_BUCKETS = 2
+_WALK, _CHANCE = 0.3, 1.2  # von Neumann's ratio: at most of a walk, at least of chance
+_FEW, _MANY = 8, 40  # iterations to see a walk in, and to see that there is none
+_LONG_WALK = 0.6  # the ratio of a walk of many iterations
+_FEW_IN_ALL = 5  # of flows that have ended
+_AHEAD = 2  # iterations that no part of a job is ahead of another
+_SPREAD_BUCKETS, _SPREAD = 3, 0.5  # a walk gets farther than the buckets; chance not as far as half a period
+_OVER_NS, _OVER_PERIODS = 2_000_000_000, 10  # silence after which nothing more is waited for
+
+
+class Relation(Enum):
+    """Of two groups of flows."""
+
+    ONE_JOB = 1
+    DIFFERENT = 2
+    OPEN = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """A group of flows as the other group sees it."""
+
+    sends: Sequence[Bursts]  # to the shared host
+    receives: Sequence[Bursts]  # from it
+    repetition: Repetition | None  # of all its flows together
+
+
+def relation(one: Side, other: Side, common: Iterable[Repetition | None], now_ns: int, resolution_ns: int) -> Relation:
+    """What the two are to each other; common: how all their flows together repeat themselves, as it may be."""
+    if any(_lags(one, other, each, now_ns, resolution_ns) for each in common if each):
+        return Relation.ONE_JOB
+    if one.repetition is None or other.repetition is None:
+        return Relation.OPEN
+    return _by_distance(one.repetition, other.repetition, now_ns, resolution_ns)
+
+
+def _lags(one: Side, other: Side, common: Repetition, now_ns: int, resolution_ns: int) -> bool:
+    """Whether, in each iteration, what goes out to one side lags behind what comes in from the other."""
+    edges = np.append(common.onsets_ns, now_ns)
+    middles = [_middles(flows, edges) for flows in (one.receives, other.sends, other.receives, one.sends)]
+    whole = _whole_windows(one, other, common, edges)
+    if whole.sum() < INTERVALS or any(m is None for m in middles):
+        return False
+    out, came, back, went = (m[whole] for m in middles if m is not None)
+    margin = np.maximum(_LAG_BUCKETS * resolution_ns, _LAG * (common.period_ns - common.pause_ns))
+    return bool((out - came > margin).all() and (back - went > margin).all())
+
+
+def _whole_windows(one: Side, other: Side, common: Repetition, edges: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    flows = [*one.sends, *one.receives, *other.sends, *other.receives]
+    volumes = np.diff(np.sum([_levels(b, edges) for b in flows], axis=0))
+    baseline = float(np.median(volumes[:-1]))
+    whole: npt.NDArray[np.bool_] = np.abs(volumes - baseline) <= 2 * VOLUME_TOLERANCE * baseline
+    whole[:-1] = True
+    return whole
+
+
+def _levels(bursts: Bursts, times_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Bytes of the bursts that began before each time."""
+    rows = bursts.rows
+    levels = np.append(rows["level"], bursts.total)
+    before: npt.NDArray[np.int64] = levels[np.searchsorted(rows["start_ns"], times_ns)]
+    return before
+
+
+def _middles(flows: Sequence[Bursts], edges: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+    """When half of a window's bytes had passed, mean of the flows; None where one is silent in a window."""
+    found = []
+    for b in flows:
+        level = _levels(b, edges)
+        if not (np.diff(level)[:-1] > 0).all():
+            return None
+        rows = b.rows
+        passed = np.stack([rows["level"], rows["level"] + rows["volume"]], axis=1).ravel()
+        times = np.stack([rows["start_ns"], rows["end_ns"]], axis=1).ravel()
+        found.append(np.interp((level[:-1] + level[1:]) / 2, passed, times - edges[0]))
+    return np.mean(found, axis=0) if found else None
+
+
+def _by_distance(one: Repetition, other: Repetition, now_ns: int, resolution_ns: int) -> Relation:
+    if _in_number(one.onsets_ns, other.onsets_ns) >= _AHEAD:
+        return Relation.DIFFERENT
+    a, b = _paired(one.onsets_ns, other.onsets_ns)
+    period = float(np.median(np.diff(a))) if len(a) > 1 else 0.0
+    over = now_ns - max(int(one.onsets_ns[-1]), int(other.onsets_ns[-1])) > max(_OVER_NS, _OVER_PERIODS * period)
+    if len(a) < _FEW_IN_ALL:
+        return Relation.OPEN
+    distance = (b - a).astype(np.float64)
+    spread, ratio = float(np.ptp(distance)), _von_neumann(distance)
+    if (
+        len(a) >= _FEW
+        and spread > _SPREAD_BUCKETS * resolution_ns
+        and ratio <= (_LONG_WALK if len(a) >= _MANY else _WALK)
+    ):
+        return Relation.DIFFERENT
+    if (len(a) >= _MANY or over) and spread < _SPREAD * period and ratio >= _CHANCE:
+        return Relation.ONE_JOB
+    return Relation.OPEN
+
+
+def _in_number(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> int:
+    """How many more begin of one than of the other, in the time that both cover."""
+    slack = int(min(np.median(np.diff(a)), np.median(np.diff(b)))) // 2
+    first, last = max(a[0], b[0]) - slack, min(a[-1], b[-1]) + slack
+    here, there = (int(((times >= first) & (times <= last)).sum()) for times in (a, b))
+    return abs(here - there)
+
+
+def _paired(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Beginnings of both, one of one with one of the other, from where both are known on.
+
+    If they are of one job, there is one of each in every iteration.
+    """
+    half = int(np.median(np.diff(a))) // 2
+    first = max(int(a[0]), int(b[0])) - half
+    a, b = a[a >= first], b[b >= first]
+    count = min(len(a), len(b))
+    return a[:count], b[:count]
+
+
+def _von_neumann(values: npt.NDArray[np.float64]) -> float:
+    variance = float(np.var(values))
+    return float(np.mean(np.diff(values) ** 2)) / variance if variance else 2.0
+
+
+# --- parting
+
+
+_MOST_BLOCKS = 128  # that are compared with each other
+
+
+def parted(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[tuple[list[Candidate], bool]]:
+    """Flows parted where they may be several jobs, and whether it is sure of each part that it is one.
+
+    Whoever may belong together stays together.
+    """
+    units = _units(flows)
+    whole = common(flows, now_ns, resolution_ns) if len(units) > 1 else None
+    parts: list[tuple[list[list[Candidate]], bool]] = []
+    for unit in units:
+        sure, together = True, [unit]
+        apart = []
+        for part, known in parts:
+            relations = [_relation(unit, each, whole, now_ns, resolution_ns) for each in part if _meet(unit, each)]
+            if all(r is Relation.DIFFERENT for r in relations):
+                apart.append((part, known))
+                continue
+            together += part
+            sure &= known and all(r is Relation.ONE_JOB for r in relations)
+        parts = [*apart, (together, sure)]
+    return [([c for unit in part for c in unit], sure) for part, sure in parts]
+
+
+def _units(flows: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The flows of each block; of very many blocks, those of the ones that carry most."""
+    found = blocks({c.edge for c in flows})
+    block_of = {edge: number for number, block in enumerate(found) for edge in block}
+    units: list[list[Candidate]] = [[] for _ in found]
+    for c in flows:
+        units[block_of[c.edge]].append(c)
+    if len(units) > _MOST_BLOCKS:
+        units = sorted(units, key=lambda unit: -sum(c.bursts.total for c in unit))[:_MOST_BLOCKS]
+    return units
+
+
+def _meet(one: Sequence[Candidate], other: Sequence[Candidate]) -> bool:
+    return not addresses(one).isdisjoint(addresses(other))
+
+
+def _relation(
+    one: Sequence[Candidate],
+    other: Sequence[Candidate],
+    whole: Repetition | None,
+    now_ns: int,
+    resolution_ns: int,
+) -> Relation:
+    """whole: how they repeat themselves together with all that they may make a job with."""
+    shared = addresses(one) & addresses(other)
+    a, b = (_side(flows, shared, now_ns, resolution_ns) for flows in (one, other))
+    return relation(a, b, (whole, common([*one, *other], now_ns, resolution_ns)), now_ns, resolution_ns)
+
+
+def _side(flows: Sequence[Candidate], shared: set[str], now_ns: int, resolution_ns: int) -> Side:
+    sends = [c.bursts for c in flows if c.edge[1] in shared]
+    receives = [c.bursts for c in flows if c.edge[0] in shared]
+    return Side(sends, receives, common(flows, now_ns, resolution_ns))
+
+
+def are_split(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> bool:
+    """Whether flows that were taken for one job turn out to be several jobs'."""
+    return len(parted(flows, now_ns, resolution_ns)) > 1
+
+
+def one_with(core: Sequence[Candidate], flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[Candidate]:
+    """Those of the flows that are of one job with the core, which is one; empty as long as that is not sure."""
+    for part, sure in parted(flows, now_ns, resolution_ns):
+        if addresses(core) <= addresses(part):
+            return part if sure else []
+    return []
+
+
+# --- Which flows that repeat themselves do so together, and so make a job.
 
 _SAME_VOLUME = 0.03  # of a flow's bytes per iteration
 _AS_MUCH = 0.1  # of the bytes of the core's least flow

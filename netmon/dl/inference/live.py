@@ -9,17 +9,14 @@ from itertools import chain, count, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.grouped import joined as joined_rows
 from netmon.dl.inference.bursts import Bursts, add_buckets, are_gradients, summed
-from netmon.dl.inference.candidates import Candidate, addresses
-from netmon.dl.inference.grouping import Group, groups, joined
-from netmon.dl.inference.inference_text import Words
-from netmon.dl.inference.job import Job
-from netmon.dl.inference.job_split import are_split
+from netmon.dl.inference.grouping import Candidate, Group, addresses, are_split, groups, joined
+from netmon.dl.inference.job import Job, Words
 from netmon.dl.inference.pattern import Edge
 from netmon.dl.inference.scan_schedule import ScanSchedule
 from netmon.dl.inference.types import TRAFFIC, Findings, InferredIteration, InferredJob, LinkFlow
 from netmon.dl.inference.verdicts import Verdicts, ends_of
-from netmon.dl.sums import joined as joined_rows
 from netmon.records import Direction, Table, empty
 
 _FINEST_NS = 100_000

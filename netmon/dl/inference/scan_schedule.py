@@ -114,7 +114,6 @@ class ScanSchedule:
         return [flow for flow in self._turn(until_ns, groups) if self._look_at(flow, until_ns)]
 
     def _turn(self, until_ns: int, groups: Mapping[str, int]) -> Iterator[int]:
-        """Those that are looked at now."""
         heavy, light, seen = _MOST_WEIGHTY, _MOST_LIGHT, set()
         while self._waiting and heavy and light:
             news, flow = heappop(self._waiting)

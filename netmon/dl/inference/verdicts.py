@@ -48,7 +48,6 @@ class Verdicts:
         self._now_ns = 0
 
     def described(self, flow: int) -> None:
-        """A flow is there."""
         what = self._flows[flow]
         self._between.setdefault((what.src, what.dst), set()).add(flow)
         self._toward.setdefault(what.src, set()).add(what.dst)
@@ -74,7 +73,6 @@ class Verdicts:
             basis.within.discard(flow)
 
     def count(self, rows: Table, until_ns: int) -> None:
-        """Take note of who sends how much."""
         self._news = news = dict(zip(*_sums(rows), strict=True))
         self._first_ns |= dict.fromkeys(news.keys() - self._first_ns.keys(), until_ns)
         self._last_ns |= dict.fromkeys(news, until_ns)

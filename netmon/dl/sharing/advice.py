@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.sharing.compatibility import Fit, fits, groups, shared_links
+from netmon.dl.sharing.compatibility import Drift, Fit, drift, fits, groups, shared_links
 from netmon.dl.sharing.demand import FEWEST, Demand, LinkBytes, demand
-from netmon.dl.sharing.drift import Drift, drift
 
 # --- Pairs of ranks: how fast each moves its gradients, which one is slow, and what of its bandwidth is not needed.
 
@@ -58,7 +57,6 @@ class Spare:
 
     @property
     def enough_bps(self) -> float:
-        """What would do."""
         return self.pace_bps - self.to_be_had_bps
 
 
@@ -178,7 +176,6 @@ class Share:
 
     @property
     def advised(self) -> bool:
-        """Whether to shift and leave it at that."""
         return self.saves and self.fit.shift_ns > 0 and self.lasts >= LASTS
 
     @property

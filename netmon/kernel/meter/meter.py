@@ -23,10 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.meter.flow_numbers import FlowNumbers, New
-from netmon.kernel.meter.geometry import Geometry
-from netmon.kernel.meter.memory import Fence, MeterMemory
-from netmon.kernel.meter.unnamed_slots import UnnamedSlots
+from netmon.kernel.meter.flow_numbers import FlowNumbers, New, UnnamedSlots
+from netmon.kernel.meter.memory import Fence, Geometry, MeterMemory
 from netmon.records import BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, empty
 
 # --- Which slots have an open bucket that nobody has delivered, and what was delivered out of slots.
@@ -71,7 +69,6 @@ class SlotStates:
 
     @property
     def live(self) -> int:
-        """Slots that the next look goes over."""
         return len(self._live) + sum(map(len, self._newly_live))
 
     @property
@@ -174,8 +171,6 @@ class SlotStates:
         return quiet, values
 
 
-# --- meter
-
 # --- Which flow held a slot in which generation, of the latest changes.
 
 
@@ -193,11 +188,9 @@ class SlotHolders:
         return SlotHolders(np.zeros(0, np.uint32), np.zeros(0, np.uint16), np.zeros(0, np.uint32))
 
     def __len__(self) -> int:
-        """Rows."""
         return len(self.slots)
 
     def and_also(self, other: "SlotHolders") -> "SlotHolders":
-        """Both."""
         return SlotHolders(
             np.concatenate([self.slots, other.slots]),
             np.concatenate([self.generations, other.generations]),
@@ -205,7 +198,6 @@ class SlotHolders:
         )
 
     def renamed(self, flow_ids: Mapping[int, int]) -> "SlotHolders":
-        """With other ids in the place of some."""
         ids = [flow_ids.get(i, i) for i in self.flow_ids.tolist()]
         return SlotHolders(self.slots, self.generations, np.array(ids, np.uint32))
 
@@ -238,7 +230,6 @@ class RowBuffer:
         self._used = 0
 
     def __len__(self) -> int:
-        """Rows held."""
         return self._used
 
     def grow(self, count: int) -> npt.NDArray[np.uint64]:
@@ -451,7 +442,6 @@ class Meter:
         return openings
 
     def _closed(self, opened: SlotHolders) -> None:
-        """The records become rows."""
         if not self._buckets.waiting:
             return
         begin = len(self.rows)

@@ -19,7 +19,6 @@ class Endpoint(NamedTuple):
     remote_port: int
 
     def reversed(self) -> "Endpoint":
-        """The same connection as the other end sees it."""
         return Endpoint(self.protocol, self.remote, self.remote_port, self.local, self.local_port)
 
     def listening(self) -> "Endpoint":

@@ -4,23 +4,20 @@
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from netmon.kernel.owners.containers import ControlGroups
 from netmon.kernel.owners.endpoint import Endpoint, address_text
 from netmon.kernel.owners.namespaces import Namespaces
 from netmon.kernel.owners.socket_events import SocketEvent, SocketEvents
-from netmon.kernel.processes import PROC, Process, ProcessTable, pids
-from netmon.kernel.sock_diag import LISTEN
+from netmon.kernel.processes import PROC, ControlGroups, Process, ProcessTable, pids
+from netmon.kernel.sock_diag import LISTEN, DiagnosisSocket
 from netmon.rate_limiter import TimeLimiter
 
 if TYPE_CHECKING:  # 20 MB, needed only where addresses are translated
     from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
-import struct
-
-from netmon.kernel.sock_diag import DiagnosisSocket
 
 # --- The sockets of the caller's network namespace, one by one, as the kernel itself would find them.
 
@@ -35,23 +32,12 @@ class Found(NamedTuple):
     connected: bool = True
 
 
-class SocketDiagnosis:
-    """Asks the kernel: see DiagnosisSocket."""
-
-    def __init__(self) -> None:
-        """Raises OSError where the kernel has no sock_diag."""
-        self._kernel = DiagnosisSocket()
-
-    def find(self, endpoints: Sequence[Endpoint]) -> list[Found | None]:
-        """The socket of each endpoint, None where there is none."""
-        found: list[Found | None] = [None] * len(endpoints)
-        for number, body in self._kernel.query(endpoints):
-            found[number] = _found(endpoints[number], body)
-        return found
-
-    def close(self) -> None:
-        """Not to be used any more."""
-        self._kernel.close()
+def find_sockets(kernel: DiagnosisSocket, endpoints: Sequence[Endpoint]) -> list[Found | None]:
+    """The socket of each endpoint, None where there is none."""
+    found: list[Found | None] = [None] * len(endpoints)
+    for number, body in kernel.query(endpoints):
+        found[number] = _found(endpoints[number], body)
+    return found
 
 
 def _found(endpoint: Endpoint, body: bytes) -> Found | None:
@@ -61,8 +47,6 @@ def _found(endpoint: Endpoint, body: bytes) -> Found | None:
     listening = endpoint.protocol == socket.IPPROTO_TCP and state == LISTEN
     return Found(inode, listening, connected=any(remote_port) and not listening)
 
-
-# --- owner_search
 
 # --- What an address translation (NAT) on this host hides: the container's own end of a connection.
 
@@ -128,8 +112,6 @@ def _endpoint(part: Any) -> Endpoint:
     """A tuple as its sender's end."""
     return Endpoint(int(part.proto), part.saddr, int(part.sport), part.daddr, int(part.dport))
 
-
-# --- owner_search
 
 # --- Sockets as /proc shows them: those of another network namespace, and which process holds which.
 
@@ -255,9 +237,9 @@ class OwnerSearch:
     def __init__(self, processes: ProcessTable, socket_watch: SocketEvents | None) -> None:
         """births: None where the kernel does not report connections being made."""
         self._processes, self._socket_events = processes, socket_watch
-        self._diagnosis: SocketDiagnosis | None = None
+        self._diagnosis: DiagnosisSocket | None = None
         with contextlib.suppress(OSError):
-            self._diagnosis = SocketDiagnosis()
+            self._diagnosis = DiagnosisSocket()
         self._namespaces = Namespaces()
         self._translations = Translations()
         self._groups = ControlGroups()
@@ -297,7 +279,7 @@ class OwnerSearch:
             open_ = [n for n, f in enumerate(found) if f is None]
             if not open_ or not self._diagnosis:
                 return
-            answers = self._diagnosis.find([question(endpoints[n]) for n in open_])
+            answers = find_sockets(self._diagnosis, [question(endpoints[n]) for n in open_])
             for number, answer in zip(open_, answers, strict=True):
                 if answer and answer.inode and (answer.connected or self._ours(endpoints[number])):
                     found[number] = answer

@@ -12,9 +12,10 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel import bpf_calls, pages
+from netmon.kernel import bpf_calls
 from netmon.kernel.btf import KernelTypes
-from netmon.kernel.meter.ring_buffer import RingBuffer
+from netmon.kernel.meter import memory
+from netmon.kernel.meter.memory import RingBuffer
 from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.kernel.processes import machine_wide, namespace_of
 from netmon.marks import printable
@@ -50,8 +51,8 @@ def definitions(types: KernelTypes) -> dict[str, int]:
     """What bpf/sockets.c is compiled with. Raises UnsupportedError where the kernel does not describe a field."""
     defined = {name: types.offset(*index) for name, index in _OFFSETS.items()}
     return defined | {
-        "NETMON_BIRTH_PAGES": RING_BYTES // pages.PAGE_BYTES,
-        "NETMON_TOLD_PAGES": EVENT_RING_BYTES // pages.PAGE_BYTES,
+        "NETMON_BIRTH_PAGES": RING_BYTES // memory.PAGE_BYTES,
+        "NETMON_TOLD_PAGES": EVENT_RING_BYTES // memory.PAGE_BYTES,
     }
 
 
@@ -147,6 +148,5 @@ class SocketEvents(SocketEventTable):
         self._link = bpf_calls.raw_tracepoint_open(program, _TRACEPOINT)
 
     def close(self) -> None:
-        """Detaches."""
         for descriptor in (self._link, self.descriptor):
             os.close(descriptor)

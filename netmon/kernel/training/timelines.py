@@ -15,7 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from netmon.kernel.processes import PROC, Identity, Process, environment_of, identity_of
-from netmon.kernel.stalling import StallingCalls
+from netmon.kernel.stalling import StallingCalls, close_late
 
 _VARIABLE = "HOROVOD_TIMELINE"
 _DYNAMIC = "DYNAMIC"  # the script starts and stops it (hvd.start_timeline), in files that it names
@@ -77,7 +77,7 @@ class Timelines:
         """−1: none, or none that is new. What is found too late is found again by the next look."""
         known, others = self._opened.get(pid), self._others.setdefault(pid, set())
         try:
-            found = self._looking.call(identity.uid, lambda: _find(pid, identity, known, others), _close_late)
+            found = self._looking.call(identity.uid, lambda: _find(pid, identity, known, others), close_late)
         except OSError:  # its file system does not answer
             return -1
         if found is None:
@@ -103,11 +103,6 @@ def _find(pid: int, identity: Identity, known: _File | None, others: set[_File])
         if len(head) == _HEAD_BYTES or head[:1] not in (b"", b"["):  # else it may become one
             others.add(file)
     return None
-
-
-def _close_late(found: tuple[int, _File] | None) -> None:
-    if found:
-        os.close(found[0])
 
 
 def _written(pid: int) -> Iterator[str]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from netmon.errors import KernelError
 from netmon.kernel.bpf_calls import uprobe_link
 from netmon.kernel.processes import PROC, Identity, identity_of, in_turn, read_bounded, start_ticks, uid_of
-from netmon.kernel.stalling import StalledError, StallingCalls
+from netmon.kernel.stalling import StalledError, StallingCalls, close_late
 from netmon.kernel.training.symbols import Offsets, Reading
 from netmon.marks import printable
 from netmon.rate_limiter import TimeLimiter
@@ -95,7 +95,6 @@ PROBES = (
 
 
 def is_training_library(path: str) -> bool:
-    """Whether a file of this name may be one."""
     return any(probe.library.search(path) for probe in PROBES)
 
 
@@ -128,8 +127,6 @@ def _attach_by_perf(program: int, path: str, offset: int) -> int:
             raise KernelError(error)
     return descriptor
 
-
-# --- uprobes
 
 # --- The training libraries that a process has mapped, as the kernel tells: /proc/PID/maps, up to a limit.
 
@@ -297,7 +294,6 @@ class Uprobes:
 
     @property
     def training(self) -> set[int]:
-        """The processes that map a training library."""
         return {pid for pid, process in self._processes.items() if process.libraries}
 
     @property
@@ -362,7 +358,7 @@ class Uprobes:
         """What is known of the file is used, else it will be read."""
         process = self._processes[pid]
         uid = process.uid = process.identity.uid if process.identity else process.uid
-        descriptor, status = self._opening.call(uid, lambda: library.open(pid), _close_late)
+        descriptor, status = self._opening.call(uid, lambda: library.open(pid), close_late)
         file = status.st_dev, status.st_ino
         version = (*file, status.st_size, status.st_mtime_ns)
         if file in self._probed or version in self._refused:
@@ -481,7 +477,6 @@ class Uprobes:
             self._warnings.append(text)
 
     def close(self) -> None:
-        """Detaches all."""
         for wanted in self._wanted.values():
             if wanted.reading:
                 wanted.reading.close()
@@ -490,11 +485,6 @@ class Uprobes:
             for descriptor in probed.descriptors:
                 os.close(descriptor)
         self._wanted, self._probed = {}, {}
-
-
-def _close_late(opened: tuple[int, os.stat_result] | None) -> None:
-    if opened:
-        os.close(opened[0])
 
 
 def _begin(pid: int) -> _Watched:

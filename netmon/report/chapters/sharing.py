@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from netmon.dl.sharing.advice import Advice, Share
 from netmon.dl.sharing.advice_text import of_share
-from netmon.dl.sharing.compatibility import phases, scores_by_shift
-from netmon.dl.sharing.drift import relative_phases
+from netmon.dl.sharing.compatibility import phases, relative_phases, scores_by_shift
 from netmon.errors import DataError
 from netmon.report.study import Chapter, Exhibit, Frames, GapError, Study, need
 from netmon.report.style import INK, legend_outside, not_all, panels

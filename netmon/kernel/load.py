@@ -1,19 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process got on with the CPUs: for how long it ran, wanted to run and could not, and was throttled by a quota.
-
-Needs no privilege.
-"""
+"""What holds a host and its ranks up: dropped packets, pressure, and waits for a CPU. Needs no privilege."""
 
 import contextlib
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from netmon.kernel.host_load import PRESSURES, UNKNOWN, Pressure, grown
-from netmon.kernel.open_files import OpenFiles
+from netmon.evidence import UNKNOWN
 from netmon.kernel.processes import PROC, read_bounded
+
+
+class OpenFiles:
+    """By their paths. What cannot be opened or read is empty."""
+
+    def __init__(self) -> None:
+        """None is open."""
+        self._open: dict[str, int] = {}
+
+    def read(self, path: str, most: int = 4096) -> bytes:
+        """The first bytes of a file; empty where it is gone, or is not ours to read."""
+        try:
+            if path not in self._open:
+                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._open[path], most, 0)
+        except OSError:
+            self.close([path])
+            return b""
+
+    def descriptor(self, path: str) -> int:
+        """Of a file that has been read, and is open; −1: it is not."""
+        return self._open.get(path, -1)
+
+    def close(self, paths: Iterable[str] | None = None) -> None:
+        for path in list(self._open) if paths is None else paths:
+            descriptor = self._open.pop(path, -1)
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+
+
+# --- What holds packets up inside a host, alongside its NICs: the stack's own drops and squeezes, and pressure (PSI).
+#
+# Needs no privilege. All counters are the machine's, whatever network namespace or container asks.
+
+_MOST_CPUS = 4096
+_SOFTNET_LINE_BYTES = 256  # of a CPU in softnet_stat
+_DROPPED, _SQUEEZED = slice(9, 17), slice(18, 26)  # the second and third number, eight hexadecimal digits each
+_SOME = re.compile(rb"^some .* total=(\d+)", re.MULTILINE)
+PRESSURES = ("cpu", "memory", "io")
+
+
+class Softnet:
+    """What the kernel's network threads could not do (/proc/net/softnet_stat)."""
+
+    def __init__(self, files: OpenFiles) -> None:
+        """files: through which it reads."""
+        self._files, self._path = files, f"{PROC}/self/net/softnet_stat"
+        self._before: list[tuple[int, int]] = []
+        self.read()
+
+    def read(self) -> tuple[int, int]:
+        """(packets dropped for a full backlog, rounds ended with packets left) of all CPUs since the last call."""
+        lines = self._files.read(self._path, _MOST_CPUS * _SOFTNET_LINE_BYTES).splitlines()
+        try:
+            now = [(int(line[_DROPPED], 16), int(line[_SQUEEZED], 16)) for line in lines]
+        except ValueError:
+            now = []
+        before, self._before = self._before, now
+        if not now or len(now) != len(before):  # unreadable, or a CPU has come or gone
+            return UNKNOWN, UNKNOWN
+        pairs = list(zip(now, before, strict=True))
+        dropped, squeezed = (sum(n[which] - b[which] & 0xFFFFFFFF for n, b in pairs) for which in (0, 1))
+        return dropped, squeezed
+
+
+class Pressure:
+    """For how long some task had to wait for a resource (pressure stall information), of the machine or a cgroup."""
+
+    def __init__(self, files: OpenFiles, paths: tuple[str, ...]) -> None:
+        """paths: the files of PRESSURES, in their order; empty: there is none."""
+        self._files, self._paths = files, paths
+        self._before = [self._total(path) for path in paths]
+
+    @classmethod
+    def of_machine(cls, files: OpenFiles) -> "Pressure":
+        return cls(files, tuple(f"{PROC}/pressure/{name}" for name in PRESSURES))
+
+    def read(self) -> tuple[int, ...]:
+        """ns of each of PRESSURES since the last call."""
+        now = [self._total(path) for path in self._paths]
+        before, self._before = self._before, now
+        return tuple(grown(n, b) for n, b in zip(now, before, strict=True)) or (UNKNOWN,) * len(PRESSURES)
+
+    def _total(self, path: str) -> int:
+        found = _SOME.search(self._files.read(path))
+        return int(found[1]) * 1000 if found else UNKNOWN
+
+
+def grown(now: int, before: int) -> int:
+    """By how much a counter has grown; UNKNOWN where either is, or it was set back."""
+    return now - before if now >= before >= 0 else UNKNOWN
+
+
+# --- For how long a process ran, wanted to run and could not, and was throttled by a quota.
 
 _MOST_THREADS, _MOST_LISTED = 16, 512
 _LIST_NS, _FIRST_LIST_NS = 30_000_000_000, 3_000_000_000
@@ -61,7 +153,6 @@ class ProcessLoad:
     """One process. The first look begins; each one reports the time since the last."""
 
     def __init__(self, pid: int) -> None:
-        """Looks for its control group."""
         self._pid, self._files = pid, OpenFiles()
         self._clock = ~pid << 3 | 2  # clock_getcpuclockid(3)
         self._threads: dict[int, _Thread] = {}  # by its number
@@ -203,7 +294,6 @@ class ProcessLoad:
         return f"{PROC}/{self._pid}/task/{thread}/schedstat"
 
     def close(self) -> None:
-        """Closes its files."""
         self._files.close()
 
 

@@ -1,20 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probes that concern the machine and not one of its interfaces."""
+"""What this machine can do: features are tried, kernel versions are never compared.
+
+Probing leaves nothing behind: programs and maps that it loads are closed at once, and nothing is attached.
+"""
 
 import errno
 import os
 import platform
 import sysconfig
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-import netmon.kernel.probe.bpf as bpf
+from netmon.kernel import bpf_calls
 from netmon.kernel.preemption import ADVICE, BottomHalves, bottom_halves
 from netmon.kernel.privilege import effective_capabilities, missing_capabilities
-from netmon.kernel.probe.check import Check, Status
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.timekeeping import clock_state, ptp_daemons, ptp_devices
 from netmon.units import format_duration
+
+
+class Status(str, Enum):
+    """How a probe ended."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing; nothing to be done
+    LIMITED = "limited"  # netmon runs, but shows less or less exactly
+    UNKNOWN = "unknown"  # could not be tried
+    MISSING = "missing"  # the agent cannot run without it
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was probed. advice is empty where nothing needs to be done."""
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+
 
 # --- How good this host's clocks are: how fast the kernel reads them, and how far from UTC they may be.
 
@@ -89,9 +114,13 @@ def machine_checks() -> list[Check]:
 
 
 _BPF_PROBES: tuple[tuple[str, Callable[[], None], str], ...] = (
-    ("BPF packet programs", bpf.load_packet_program, "needs a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF"),
-    ("mappable arrays", bpf.create_mapped_array, "needs a newer kernel (Linux 5.5 brought them)"),
-    ("ring buffer", bpf.create_ring_buffer, "needs a newer kernel (Linux 5.8 brought it)"),
+    (
+        "BPF packet programs",
+        bpf_calls.load_packet_program,
+        "needs a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF",
+    ),
+    ("mappable arrays", bpf_calls.create_mapped_array, "needs a newer kernel (Linux 5.5 brought them)"),
+    ("ring buffer", bpf_calls.create_ring_buffer, "needs a newer kernel (Linux 5.8 brought it)"),
 )
 
 
@@ -110,7 +139,10 @@ def _feature(name: str, probe: Callable[[], None], advice: str, *, privileged: b
 def _probe_programs(*, privileged: bool) -> Check:
     """The agent runs without them."""
     check = _feature(
-        "BPF probe programs", bpf.load_probe_program, "needs a kernel with CONFIG_BPF_EVENTS", privileged=privileged
+        "BPF probe programs",
+        bpf_calls.load_probe_program,
+        "needs a kernel with CONFIG_BPF_EVENTS",
+        privileged=privileged,
     )
     if check.status is not Status.MISSING:
         return check
@@ -130,7 +162,7 @@ def _capabilities() -> Check:
 
 def _tcx() -> Check:
     try:
-        present = bpf.has_tcx()
+        present = bpf_calls.has_tcx()
     except OSError:
         return Check("tcx", Status.UNKNOWN, "not permitted to try")
     if present:

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table on the screen: rows keep their place, its heading stays, and the cursor stays with its row."""
+"""What the reader handles: the tables with their cursors, the line for a filter, and the page of help."""
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
 from textual.coordinate import Coordinate
 from textual.message import Message
-from textual.widgets import DataTable
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Input, Static
 
-from netmon.top.rows import GAP, Ink, Kind, Widths, cells_of, ordered
+from netmon.top.filters import FIELDS, Filter, FilterError, hint, parse
+from netmon.top.options import Options
+from netmon.top.rows import GAP, Kind, Widths, cells_of, ordered
 
 # --- Rows that stay where they are while one reads them.
 
@@ -102,16 +110,13 @@ class RowTable(DataTable[Text]):
         self._stable_rows: StableRows | None = None
 
     def action_cursor_left(self) -> None:
-        """Earlier."""
         self.post_message(self.Sideways(-1))
 
     def action_cursor_right(self) -> None:
-        """Later."""
         self.post_message(self.Sideways(1))
 
     @property
     def chosen(self) -> Any | None:
-        """The view that the cursor is on."""
         return self.views[self.cursor_row] if 0 <= self.cursor_row < len(self.views) else None
 
     def restart(self) -> None:
@@ -135,7 +140,6 @@ class RowTable(DataTable[Text]):
         self.reset_order()
 
     def sort_by_next(self, step: int) -> None:
-        """By the next of the columns that are shown."""
         names = list(self._fits)
         if names:
             index = names.index(self.by) + step if self.by in names else (0 if step > 0 else -1)
@@ -143,7 +147,7 @@ class RowTable(DataTable[Text]):
             self.sort_by(names[index % len(names)])
 
     def show(
-        self, kind: Kind, views: Sequence[Any], ink: Ink, width: int, height: int, now_ns: int, hold: bool = True
+        self, kind: Kind, views: Sequence[Any], ink: Options, width: int, height: int, now_ns: int, hold: bool = True
     ) -> None:
         """Draw these views into so many cells and lines. hold: rows keep their place although their order changes."""
         if kind is not self.kind:
@@ -195,8 +199,7 @@ class RowTable(DataTable[Text]):
         self._drawn = rows
 
 
-def kind_heading(kind: Kind, name: str, ink: Ink, by: str | None, falling: bool) -> str:
-    """A column's heading, with the mark of sorting."""
+def kind_heading(kind: Kind, name: str, ink: Options, by: str | None, falling: bool) -> str:
     part = kind.part(name)
     text = kind.heading(part, ink) if part else name
     mark = (_FALLING if falling else _RISING) if name == by else ""
@@ -209,3 +212,142 @@ def _aligned(row: list[Text], kind: Kind, fits: dict[str, int]) -> list[Text]:
         cell.align("right" if part and part.right else "left", width)
         cell.append(" " * GAP)
     return row
+
+
+class FilterLine(Vertical):
+    """Two lines while it is open: what is typed, and what is possible there."""
+
+    DEFAULT_CSS = """
+    FilterLine { height: 2; }
+    FilterLine Input { height: 1; border: none; padding: 0; background: $surface; }
+    """
+
+    class Changed(Message):
+        """Another filter holds."""
+
+        def __init__(self, filter: Filter) -> None:
+            """filter: the one that parses."""
+            super().__init__()
+            self.filter = filter
+
+    class Closed(Message):
+        """The reader has finished."""
+
+    def compose(self) -> ComposeResult:
+        yield Input(placeholder="host:h3 class:cross proc:iperf3 port:5201", compact=True)
+        yield Static()
+
+    def on_mount(self) -> None:
+        """It is opened by a key."""
+        self.display = False
+
+    def open(self, text: str) -> None:
+        line = self.query_one(Input)
+        self.display, line.value = True, text
+        line.cursor_position = len(text)
+        line.focus(scroll_visible=False)
+        self._show_message(text)
+
+    def close(self) -> None:
+        """The filter that holds stays."""
+        self.display = False
+        self.post_message(self.Closed())
+
+    @on(Input.Changed)
+    def _typed(self, message: Input.Changed) -> None:
+        message.stop()
+        if self.display:
+            self._show_message(message.value)
+
+    @on(Input.Submitted)
+    def _typed_all(self, message: Input.Submitted) -> None:
+        message.stop()
+        try:
+            self.post_message(self.Changed(parse(message.value)))
+        except FilterError:
+            return  # the line below says what is wrong
+        self.close()
+
+    def _show_message(self, text: str) -> None:
+        message = hint(text) or "Enter keeps it, Esc closes the line"
+        try:
+            self.post_message(self.Changed(parse(_finished(text))))
+        except FilterError as error:
+            index = min(error.place, max(self.size.width // 2, 1))
+            message = f"{' ' * index}^ {error.problem}; possible: {error.possible}"
+        self.query_one(Static).update(Text(message, "dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _finished(text: str) -> str:
+    """Without a last word that may become a field's name, or a field without its value yet: it would hide all rows."""
+    *before, last = re.split(r"(\s+)", text)
+    word = last.lstrip("-!")
+    begins = bool(word) and any(f"{field}:".startswith(word) for field in FIELDS)
+    return "".join(before) if begins or not word else text
+
+
+_KEYS = (
+    ("Enter Esc", "into the row, and back: jobs → iterations → ranks → flows; links; groups"),
+    ("← →", "one iteration back or on, of the job that is chosen; from now on into the past"),
+    ("/ \\", "the slow iteration before, or after, this moment"),
+    ("l", "live: back to now"),
+    ("v", "verdicts: Enter goes to the moment of one"),
+    ("+ − , .", "in the past: zoom the time axis, down to 10 µs a character; move it"),
+    ("f", "filter the rows, as below; empty: all of them"),
+    ("g", "group the flows by process, container, user, job, peer host, prefix, host"),
+    ("s S", "sort by the next, the previous column; s on the last one and so on; or click a heading"),
+    ("tab", "the next table; also a click"),
+    ("y Y", "copy the row as JSON; as a filter"),
+    ("n p", "the next and the previous page of links or jobs, where there are too many for one"),
+    ("b", "rates in bit/s or in byte/s"),
+    ("space", "pause the view, and go on"),
+    ("?", "this page"),
+    ("q", "quit"),
+)
+_FILTERS = (
+    ("host:h3", "text is a regular expression, found anywhere; ^h3$ is h3 only"),
+    ("port:80,443", "also port:5000-5300 and port:>1024"),
+    ("rate:>100mbit", "rates, bytes:>1GB, duration:>300ms, rtt:>1ms are compared"),
+    ("-proc:python", "not so"),
+    ("iperf3", "any text of the row"),
+    ("fields", " ".join(FIELDS)),
+)
+_WORDS = (
+    ("DL-only", "a training flow whose link carries no cross traffic in the window; live with hysteresis"),
+    ("DL-shared", "a training flow whose link does; also a node any of whose links does"),
+    ("cross", "every other flow on the link, those of other jobs included where a rank's are counted"),
+    ("control", "a training flow of short messages: negotiation, rendezvous; the others carry gradients"),
+    ("unclassified", "not known, and not guessed"),
+    ("coverage", "bytes attributed to flows / bytes counted by the NIC, since the agent's start"),
+    ("theory (3.1)", "2·(N−1)/N · parameters · 4 bytes sent by each of N ranks (ring all-reduce)"),
+    ("~ iteration", "counted from when the agent began to look, not from the job's start"),
+    ("exposed", "communication during which the training thread had nothing left but to wait"),
+    ("held up", "waited for gradients for longer than usual, with every rank there"),
+    ("F1", "of a source's iterations, held against those of the source that decides; and how far apart"),
+    ("source ±", "who told about the iteration, and how far off its boundaries can be"),
+    ("↑ ↓ ?", "sent, received, unknown"),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    """The page; any of its keys leads back."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q,enter,space", "dismiss", "back"),
+        Binding("ctrl+c", "app.quit", "quit", priority=True),
+    ]
+    DEFAULT_CSS = "HelpScreen { background: $background; } HelpScreen VerticalScroll { height: 1fr; }"
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(page())
+
+
+def page() -> Text:
+    text = Text()
+    for title, lines in (("netmon top: keys", _KEYS), ("Filters", _FILTERS), ("Words", _WORDS)):
+        text.append(f"{title}\n", "bold")
+        for word, meaning in lines:
+            text.append(f"  {word:<14}").append(f"{meaning}\n", "dim")
+        text.append("\n")
+    return text.append("? back", "dim")

@@ -14,7 +14,8 @@ from netmon.past import PastSteps
 from netmon.records import Table
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import iteration
-from netmon.top.rows import Ink, Kind, Part
+from netmon.top.options import Options
+from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_duration
 from netmon.views import Verdict
 
@@ -88,11 +89,11 @@ def _step_values(step: Step) -> Values:
     return {**own, **_verdict_values(step.verdict)}
 
 
-def _longest(step: Step, ink: Ink, width: int) -> Text:
+def _longest(step: Step, ink: Options, width: int) -> Text:
     return Text(format_duration(step.longest_ns), "bold yellow" if step.slow else "")
 
 
-def _bar(step: Step, ink: Ink, width: int) -> Text:
+def _bar(step: Step, ink: Options, width: int) -> Text:
     """The usual duration is half of the width."""
     full = 2 * (step.usual_ns or step.longest_ns)
     filled = min(round(step.longest_ns / full * width), width) if full else 0
@@ -106,12 +107,13 @@ def _excess(step: Step) -> float:
 STEPS = Kind(
     "iterations",
     (
-        Part(
+        numeric(
             "iteration",
             lambda step, *_: Text(iteration(step.number, step.relative), "bold"),
             lambda step: step.start_ns,
-            *(9, 12, True, 99),
-            falling=True,
+            9,
+            12,
+            99,
         ),
         Part(
             "began UTC",
@@ -122,19 +124,17 @@ STEPS = Kind(
             worth=7,
             falling=True,
         ),
-        Part("took", _longest, lambda step: step.longest_ns, 8, 10, True, 10, falling=True),
-        Part(
-            "× usual",
-            lambda step, *_: "" if math.isnan(_excess(step)) else f"{_excess(step):.2f}",
-            _excess,
-            *(7, 8, True, 6),
-            falling=True,
+        numeric("took", _longest, lambda step: step.longest_ns, 8, 10, 10),
+        numeric(
+            "× usual", lambda step, *_: "" if math.isnan(_excess(step)) else f"{_excess(step):.2f}", _excess, 7, 8, 6
         ),
         Part(
             "why",
             lambda step, *_: Text(cause(step.verdict), "yellow") if step.verdict else "",
             lambda step: cause(step.verdict) if step.verdict else None,
-            *(14, 50, False, 9),
+            14,
+            50,
+            worth=9,
         ),
         Part("against the usual", _bar, lambda step: step.longest_ns, 10, 40, worth=1, grows=True),
     ),
@@ -156,7 +156,7 @@ def _verdict_row(verdict: Verdict) -> Values:
     }
 
 
-def _words(verdict: Verdict, ink: Ink, width: int) -> Text:
+def _words(verdict: Verdict, ink: Options, width: int) -> Text:
     return Text(reason(renamed(verdict, ink.jobs)), "dim")
 
 
@@ -165,30 +165,19 @@ VERDICTS = Kind(
     (
         Part("ended UTC", lambda one, *_: clock(one.end_ns), lambda one: one.end_ns, 12, 12, worth=8, falling=True),
         Part("job", lambda one, ink, _: Text(ink.job(one.job), "bold"), lambda one: one.job, 6, 30, worth=7),
-        Part(
-            "iteration",
-            lambda one, *_: iteration(one.iteration, one.relative),
-            lambda one: one.iteration,
-            *(9, 12, True, 99),
-            falling=True,
+        numeric(
+            "iteration", lambda one, *_: iteration(one.iteration, one.relative), lambda one: one.iteration, 9, 12, 99
         ),
-        Part(
+        numeric(
             "lost",
             lambda one, *_: format_duration(one.excess_ns) if one.usual_ns else "?",
             lambda one: one.excess_ns,
-            *(8, 10, True, 10),
-            falling=True,
+            8,
+            10,
+            10,
         ),
         Part("why", lambda one, *_: Text(cause(one), "yellow" if one.network else ""), cause, 14, 40, worth=11),
-        Part(
-            "",
-            _words,
-            lambda one: one.excess_ns,
-            20,
-            300,
-            worth=1,
-            grows=True,
-        ),
+        Part("", _words, lambda one: one.excess_ns, 20, 300, worth=1, grows=True),
     ),
     key=lambda one: (one.job, one.iteration, one.end_ns),
     values=_verdict_row,
