@@ -60,7 +60,6 @@ class FailedSessionError(WireError):
 
 # --- How the stream of an agent ends, and what gRPC tells its agent of that.
 
-
 HELLO_WITHIN_S = 10.0
 """A stream whose hello has not come by then is let go."""
 

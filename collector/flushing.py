@@ -4,8 +4,9 @@
 import asyncio
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
@@ -16,7 +17,6 @@ from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
 from collector.host.tables import Tables
 from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
-from collector.metrics.delays import DelayCounts
 from collector.quarantine import Failures
 from netmon.columnar import Columns
 from netmon.dl.verdict.verdict_text import columns
@@ -34,11 +34,34 @@ def verdict_table(verdicts: Sequence[Verdict]) -> pa.Table:
     rows = [columns(one) | {"ranks": [asdict(each) for each in one.ranks]} for one in verdicts]
     schema = SCHEMAS["verdicts"]
     arrays = []
-    for field in schema:
-        values = [row[field.name] for row in rows]
-        word = pa.types.is_dictionary(field.type)
-        arrays.append(pa.array(values, pa.string()).dictionary_encode() if word else pa.array(values, field.type))
+    for column in schema:
+        values = [row[column.name] for row in rows]
+        word = pa.types.is_dictionary(column.type)
+        arrays.append(pa.array(values, pa.string()).dictionary_encode() if word else pa.array(values, column.type))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+# --- How long agents wait for the word that a batch is stored: one batch of each session at a time is timed.
+
+DELAY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
+"""Upper bounds of the histogram; what is longer has a class of its own."""
+
+
+@dataclass
+class Delays:
+    """A histogram since the collector's start."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(DELAY_BOUNDS_S) + 1))  # by DELAY_BOUNDS_S
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One batch is stored."""
+        self.counts[bisect_left(DELAY_BOUNDS_S, seconds)] += 1
+        self.seconds += seconds
+
+    def copy(self) -> "Delays":
+        """As it is now."""
+        return Delays([*self.counts], self.seconds)
 
 
 # --- flushing
@@ -87,7 +110,7 @@ class Flushing:
         """Of the table `full`, for the next flush."""
         self.verdicts: list[Verdict] = []
         """For the next flush."""
-        self.delays = DelayCounts()
+        self.delays = Delays()
         """Of batches until they are stored."""
         self._next: asyncio.Future[bool] | None = None  # that has not begun
         self._room = asyncio.Event()

@@ -3,13 +3,266 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
-from collector.host.job_updates import FlowUpdates, JobUpdates, apply, build_news
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.align import Alignment
+from collector.host.rows import newest_onsets
 from collector.host.session import Session
+from collector.host.window import HostWindow
 from collector.jobs.link import JobLink
-from netmon.records import Mark
+from collector.messages import (
+    BY_TRAFFIC,
+    GRAIN_NS,
+    ONSET_UPDATE,
+    ClockUpdate,
+    FlowUpdate,
+    HostClock,
+    HostNews,
+    JobNews,
+    MarkUpdate,
+    flow_id_of,
+    flow_numbers,
+    session_of,
+)
+from netmon.columnar import Columns
+from netmon.dl.inference import TRAFFIC
+from netmon.dl.sums import sums_by_two
+from netmon.records import Flow, Mark, Owner, Table, empty
+
+# --- Builds the messages of which the job stage lives from the sessions' windows, and applies what it answers.
+
+MOST_ROWS = 2_000_000
+"""Grains of payload in one message; of more, the newest."""
+
+_PENDING, _REPORTED, _AGGREGATE = 0, 1, 2
+_Numbers = npt.NDArray[np.int64]
+
+
+class FlowUpdates:
+    """Which flows the job stage knows, by their index over all sessions."""
+
+    def __init__(self) -> None:
+        self.state: npt.NDArray[np.uint8] = np.zeros(1024, np.uint8)
+
+    def grow(self, count: int) -> None:
+        """There are so many indices."""
+        if count > len(self.state):
+            self.state = np.concatenate([self.state, np.zeros(2 * count - len(self.state), np.uint8)])
+
+
+class JobUpdates:
+    """What the job stage has been reported one session."""
+
+    def __init__(self, session_index: int, session: Session, flow_updates: FlowUpdates) -> None:
+        """session_index: the session's in the messages; flow_updates: of all sessions."""
+        self.session_index, self.session = session_index, session
+        self.flow_updates = flow_updates
+        self._known: set[int] = set()  # ids of the flows that were reported
+
+    @property
+    def window(self) -> HostWindow:
+        """The session's."""
+        return self.session.window
+
+    def begin_anew(self) -> None:
+        """The job stage knows nothing any more."""
+        self.window.flows.described.update(self.window.flows.indices_of_all.tolist())
+        self._known.clear()
+
+    def flows(self, over: list[int]) -> list[FlowUpdate]:
+        """Flows that were reported and have changed since; `over` gets those that are no more."""
+        table = self.window.flows
+        gone, table.over = self._known.intersection(table.over), []
+        over += [flow_numbers(self.session_index, flow_id) for flow_id in gone]
+        self._known -= gone
+        self.flow_updates.grow(len(table.state))
+        described, table.described = table.described, set()
+        again = []
+        for index in described:
+            self.flow_updates.state[index] = _PENDING
+            if table.flows[index].flow_id in self._known:
+                again.append(index)
+        return self._updates(again)
+
+    def introduce(self, indices: Iterable[int]) -> list[FlowUpdate]:
+        """Flows of which there is something to report, as far as they are not known."""
+        return self._updates(index for index in indices if self.flow_updates.state[index] == _PENDING)
+
+    def _updates(self, indices: Iterable[int]) -> list[FlowUpdate]:
+        updates = []
+        for index in indices:
+            flow = self.window.flows.flows[index]
+            # An aggregate is nobody's gradient: large flows are described one by one.
+            self.flow_updates.state[index] = _AGGREGATE if flow.members else _REPORTED
+            if not flow.members:
+                self._known.add(flow.flow_id)
+                updates.append(self._update(index, flow))
+        return updates
+
+    def _update(self, index: int, flow: Flow) -> FlowUpdate:
+        link = self.window.links.interface(int(self.window.flows.state["link"][index])).name
+        owner = flow.owner if flow.owner.source != BY_TRAFFIC else Owner()
+        return FlowUpdate(
+            flow=flow_numbers(self.session_index, flow.flow_id),
+            host=self.session.hello.host,
+            link=link,
+            direction=flow.direction,
+            src=flow.src,
+            dst=flow.dst,
+            src_port=flow.src_port,
+            dst_port=flow.dst_port,
+            protocol=flow.protocol,
+            job=owner.job,
+            rank=owner.rank,
+            known=bool(owner.source),
+        )
+
+
+def build_news(reporting: Sequence[JobUpdates], connected: Iterable[JobUpdates], ended: Sequence[int]) -> HostNews:
+    """What is new on all hosts since the last call.
+
+    reporting: the newest session of each host that sent something lately; the horizon waits for the slowest of them.
+    connected: the sessions whose clocks are compared. ended: indices of the sessions that have ended.
+    """
+    over: list[int] = []
+    flows = [flow for host_updates in reporting for flow in host_updates.flows(over)]
+    payload, onsets, lost = _rows(reporting, flows) if reporting else (empty(TRAFFIC), empty(ONSET_UPDATE), 0)
+    pending_updates = lost + max(0, len(payload) - MOST_ROWS)
+    horizons = [host_updates.window.alignment.utc(host_updates.window.horizon_ns) for host_updates in reporting]
+    return HostNews(
+        clocks=[
+            clock_of(host_updates.session_index, host_updates.session.hello.host, host_updates.window.alignment)
+            for host_updates in connected
+        ],
+        flows=flows,
+        payload=payload[-MOST_ROWS:],
+        onsets=onsets,
+        over=np.array(over, np.int64),
+        ended=list(ended),
+        horizon_ns=min(horizons, default=0),
+        pending_updates=pending_updates,
+    )
+
+
+def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Table, Table, int]:
+    """New payload (TRAFFIC) and onsets (ONSET_UPDATE) of at least one session, and how many rows came and went untold.
+
+    flows: those of which there is something are added if they have not been reported.
+    """
+    tables, state = reporting[0].session.tables, reporting[0].flow_updates.state
+    session_indices = np.array([host_updates.session.index for host_updates in reporting], np.int64)
+    payload, onsets = (
+        rows.take(session_indices, len(tables.sessions.table)) for rows in (tables.payload, tables.onsets)
+    )
+    lost = tables.payload.lost(session_indices)
+    known = tables.flows.state
+    # A late report may be of a flow that has ended.
+    onsets = newest_onsets(onsets)
+    payload, onsets = (_where(rows, known["session"][rows["flow"]] == rows["session"]) for rows in (payload, onsets))
+    by_place = {host_updates.session.index: host_updates for host_updates in reporting}
+    for rows in (payload, onsets):
+        new = np.unique(rows["flow"][state[rows["flow"]] == _PENDING])
+        for session_index, own in _runs(known["session"][new]):
+            flows += by_place[session_index].introduce(new[own].tolist())
+    payload, onsets = (_where(rows, state[rows["flow"]] == _REPORTED) for rows in (payload, onsets))
+    index_of_session = np.zeros(len(tables.sessions.table), np.int64)
+    index_of_session[session_indices] = [host_updates.session_index for host_updates in reporting]
+
+    def numbers(flow: _Numbers) -> _Numbers:
+        return flow_numbers(index_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))
+
+    time_ns = tables.sessions.utc(payload["session"], payload["time_ns"])
+    older = tables.sessions.older(payload["session"], payload["time_ns"])
+    for session_index, run in _runs(payload["session"][older]):
+        late = older[run]
+        time_ns[late] = by_place[session_index].window.alignment.map.utcs(payload["time_ns"][late])
+    updates = np.empty(len(onsets), ONSET_UPDATE)
+    updates["flow"], updates["time_ns"], updates["bucket_ns"] = (
+        numbers(onsets["flow"]),
+        onsets["time_ns"],
+        onsets["amount"],
+    )
+    grains = _grains(time_ns, payload["flow"], payload["amount"])
+    grains["flow"] = numbers(grains["flow"])
+    return grains, updates, lost
+
+
+def _where(rows: Columns, there: npt.NDArray[np.bool_]) -> Columns:
+    """Nearly always all of them."""
+    return rows if there.all() else rows[there]
+
+
+def _runs(session_indices: _Numbers) -> list[tuple[int, slice]]:
+    """Where equal values stand alongside each other, and which they are."""
+    begin = np.flatnonzero(np.diff(session_indices, prepend=-1)).tolist()
+    return [
+        (int(session_indices[first]), slice(first, over)) for first, over in pairwise([*begin, len(session_indices)])
+    ]
+
+
+def _grains(time_ns: _Numbers, flow: _Numbers, payload_bytes: _Numbers) -> Table:
+    """One row per millisecond and flow, sorted by time; dtype TRAFFIC.
+
+    flow: small numbers, which sort much faster than those that the job stage knows.
+    """
+    grain, flow, payload_bytes = sums_by_two(time_ns // GRAIN_NS, flow, payload_bytes)
+    summed = np.empty(len(grain), TRAFFIC)
+    summed["time_ns"], summed["flow"], summed["payload_bytes"] = grain * GRAIN_NS, flow, payload_bytes
+    return summed
+
+
+def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark]]:
+    """Give the sessions (by index) what the job stage says of them; gives the marks that it has for them, by index.
+
+    What is said of a session that is over by now is passed over.
+    """
+    for number, owner in news.owners.items():
+        session = sessions.get(session_of(number))
+        if session:
+            session.window.flows.infer(flow_id_of(number), owner)
+    for clock in news.clocks:
+        session = sessions.get(clock.session)
+        if session:
+            correct(session.window.alignment, clock)
+    marks: dict[int, list[Mark]] = {}
+    for update in news.marks:
+        if update.session in sessions:
+            marks.setdefault(update.session, []).append(_mark(update, sessions[update.session].window))
+    return marks
+
+
+def clock_of(session_index: int, host: str, alignment: Alignment) -> HostClock:
+    """How well a host's clock is known now."""
+    sample = alignment.sample
+    return HostClock(
+        session=session_index,
+        host=host,
+        uncorrected=alignment.uncorrected,
+        synchronized=alignment.fit is not None,
+        unrefuted=alignment.unrefuted,
+        own_error_ns=sample.utc_error_ns + sample.error_ns if sample.utc_error_ns else 0,
+        coarse_ns=alignment.coarse_ns,
+        correction=alignment.correction,
+    )
+
+
+def correct(alignment: Alignment, clock: ClockUpdate) -> None:
+    """Take over what the traffic says of a host's clock."""
+    alignment.correction, alignment.coarse_ns = clock.correction, clock.coarse_ns
+    alignment.trusts_host = clock.trusts_host
+
+
+def _mark(update: MarkUpdate, window: HostWindow) -> Mark:
+    mono = window.alignment.map.mono(update.mark.time_ns) if update.mark.time_ns else window.horizon_ns
+    return replace(update.mark, time_ns=mono)
+
+
+# --- job_exchange
 
 Marks = list[tuple[Session, list[Mark]]]
 

@@ -4,33 +4,46 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from collector.ending import end_tasks
 from collector.flushing import Flushing
-from collector.full_resolution import FullResolution
-from collector.host.batches import Settled
+from collector.full_resolution import FullResolution, PullRequest, Triggers
 from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
+from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.judging.advising import Advising
 from collector.judging.judging import Judging
 from collector.quarantine import Failures
 from collector.settings import Settings
-from collector.stored_past import Dataset
-from collector.triggers import PullRequest, Triggers
-from collector.view.frozen import Frozen
+from collector.view.frozen import Frozen, page
 from collector.view.job_views import Jobs
-from collector.view.pages import page
 from collector.view.sessions import Sessions
 from collector.view.view import View
 from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError
+from netmon.past import RowQuery
 from netmon.views import Selection, Snapshot, Verdict
 
 _log = logging.getLogger(__name__)
+
+
+class Dataset(Protocol):
+    """What the collector itself reads of what it has stored."""
+
+    def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
+        """As netmon.past.Rows has them. Blocks for each. Raises NetmonError."""
+
+    def verdicts(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
+        """Made now, on a job's iterations that stand out and overlap this time (UTC). Blocks. Raises DataError."""
+
+    def advice(self, jobs: Collection[str]) -> Advice:
+        """On the last seconds of these jobs and those on their links; none: of all. Blocks. Raises DataError."""
 
 
 class Live:
@@ -84,7 +97,7 @@ class Live:
     def publish(self, settled: Settled) -> None:
         """What a tick has brought, for those who watch."""
         self.ticks += 1
-        self._sessions.publish(settled, self._view)
+        self._view.publish(settled)
 
     def add(self, settled: Settled, sessions: Mapping[int, Session], newest: Collection[Session]) -> None:
         """The same, as iterations; and full resolution of what is worth storing. sessions: by index."""

@@ -156,7 +156,6 @@ class JobNews:
 # either stage, and can be pickled. A rank is known by its serial, a number that no other one gets: it is one
 # process as one rank of one job. A session is known by such a number too; a flow by `messages.flow_numbers`.
 
-
 BY_PEER = "peer"
 """Owner.source of a flow that belongs to a job by its other end."""
 

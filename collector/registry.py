@@ -11,14 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.agent_checks import FailedSessionError, RefusedBatchError
-from collector.backpressure import Intake, weight
+from collector.backpressure import HostLimiter, Intake, weight
 from collector.dataset.sink import Sink
 from collector.ending import end_tasks
 from collector.flushing import Flushing
-from collector.host.batches import Settled
 from collector.host.session import Sent, Session
-from collector.host.stage import HostStage
-from collector.host_limiter import HostLimiter
+from collector.host.stage import HostStage, Settled
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink
 from collector.jobs.rank_registry import RankRegistry

@@ -92,7 +92,6 @@ def _serialised(message: Message | bytes) -> bytes:
 
 # --- The collector's ports: with certificates, with tokens, or in the clear where only this machine can connect.
 
-
 _SOCKET_PATH_BYTES = 107  # unix(7)
 
 _CALL = "_schedule_rpc_coro"  # the name that gRPC gives to the work on a call
@@ -182,7 +181,6 @@ def _clear_socket(address: str) -> None:
 # balancers.
 #
 # Two names: "" serves as long as the collector does, "netmon.Collector" as long as it takes in what agents send.
-
 
 SERVICE = "netmon.Collector"
 """As in netmon.proto."""

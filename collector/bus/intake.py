@@ -79,7 +79,6 @@ class Forgetting:
 
 # --- intake
 
-
 _INFER_S = 2.0  # for what the traffic reports hosts that are released
 _ANSWER_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
 

@@ -82,7 +82,6 @@ class InOrder(Generic[T]):
 
 # --- session
 
-
 SILENT_S = 10.0
 """An agent that lives sends every second; what is heard of it later connects it again."""
 

@@ -13,16 +13,24 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.dataset.compaction import Rolls, merge_files
-from collector.dataset.files import Disk, check_schema, in_order, partition, reason_of, split_by_hour, write_file
+from collector.dataset.files import (
+    Disk,
+    Rolls,
+    Staging,
+    check_schema,
+    in_order,
+    merge_files,
+    partition,
+    reason_of,
+    split_by_hour,
+    write_file,
+)
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.retention import Keep, too_old
 from collector.dataset.row_parts import Changes, RowParts, hosts_in, without_hosts
-from collector.dataset.sharing import Alone, LostHostsError, Worker
-from collector.dataset.staging import Staging
+from collector.dataset.sharing import Alone, LostHostsError, Worker, take_all, take_over
 from collector.dataset.tables import SCHEMAS, TIMES
-from collector.dataset.takeover import take_all, take_over
 from netmon.errors import DataError
 from netmon.records import Hello
 

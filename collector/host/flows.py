@@ -9,11 +9,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.arriving import count_arrived
 from collector.messages import BY_PEER, BY_TRAFFIC, flow_numbers
 from netmon.columnar import Columns
 from netmon.dl.account import TrafficOwner, traffic_owner
 from netmon.dl.classify import NS_PER_S, flow_class
+from netmon.dl.grouped import order_by, starts
+from netmon.dl.onsets import REST_NS
 from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
@@ -194,7 +195,6 @@ class OwnFlows(Sequence[Flow]):
 
 # --- flows
 
-
 MOST_FLOWS = 100_000
 """Of a host. An honest agent describes 100 a second in the long run, and each is known for ten minutes here."""
 
@@ -259,6 +259,48 @@ class Links:
         """Where the link's bytes were counted."""
         interface = self.interface(link)
         return interface.hook_tx if self.direction(link) == Direction.TX else interface.hook_rx
+
+
+def count_arrived(state: Table, rows: Columns) -> npt.NDArray[np.intp]:
+    """Add up rows of ARRIVED, at least one, in the state of their flows (dtype STATE); which of them follow a rest."""
+    onsets = _count(state, rows)
+    if onsets is None:
+        order = order_by(rows["flow"], rows["start_ns"])
+        onsets = _count(state, rows.take(order))
+        assert onsets is not None
+        return np.sort(order[onsets])
+    return onsets
+
+
+def _count(state: Table, rows: Columns) -> npt.NDArray[np.intp] | None:
+    """The same where the rows of each flow are in order of time; None, and nothing changed, where they are not."""
+    flow, start, payload = rows["flow"], rows["start_ns"], rows["payload_bytes"]
+    first = starts(flow)
+    turn = np.argsort(flow[first], kind="stable")  # the runs of a flow, one after the other
+    run, end_ns = first[turn], start[np.append(first[1:], len(flow)) - 1][turn]
+    new = starts(flow[run])
+    flows = flow[run[new]]
+    before = np.empty(len(run), np.int64)
+    before[1:] = end_ns[:-1]
+    before[new] = np.where(state["wire_bytes"][flows] > 0, state["last_ns"][flows], -REST_NS)
+    gap = np.empty(len(flow), np.int64)
+    np.subtract(start[1:], start[:-1], out=gap[1:])
+    gap[run] = start[run] - before
+    back = np.flatnonzero(gap < 0)
+    if len(back) and not np.isin(back, run[new]).all():
+        return None
+    amounts = {
+        "wire_bytes": rows["wire_bytes"],
+        "payload_bytes": payload,
+        "payload_packets": rows["packets"] * (payload > 0),
+    }
+    for name, amount in amounts.items():
+        of_run = np.add.reduceat(amount, first, dtype=np.int64)
+        state[name][flows] += np.add.reduceat(of_run[turn], new)
+    last = np.append(new[1:], len(run)) - 1
+    state["last_ns"][flows] = np.maximum(state["last_ns"][flows], end_ns[last])
+    state["changed"][flows] = True
+    return np.flatnonzero(gap >= REST_NS)
 
 
 class AllFlows:

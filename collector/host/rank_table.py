@@ -27,7 +27,6 @@ from netmon.records import Moment, Source, Table
 
 # --- Moves a rank that steps regularly from a Rank into a row of the rank table, and back.
 
-
 if TYPE_CHECKING:
     from collector.host.rank import Rank
 

@@ -39,7 +39,7 @@ _Indices = npt.NDArray[np.integer]
 
 
 def transport_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.evidence.STORED_TRANSPORT as the table `transport`; null: the kernel does not report."""
+    """Rows of collector.host.tables.STORED_TRANSPORT as the table `transport`; null: the kernel does not report."""
     columns = _numbers_evidence_tables("transport", pieces) | _times(origins, of, pieces)
     limited = column_of(pieces, "application_limited")
     columns["application_limited"] = pa.array(limited == 1, mask=limited == UNKNOWN)
@@ -47,7 +47,7 @@ def transport_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -
 
 
 def host_table(origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.evidence.STORED_HOST_PART as the table `host`; jobs: by the rows' number."""
+    """Rows of collector.host.tables.STORED_HOST_PART as the table `host`; jobs: by the rows' number."""
     columns = _numbers_evidence_tables("host", pieces) | _times(origins, of, pieces)
     job = column_of(pieces, "job")
     names = pa.array([*jobs, ""], pa.string())
@@ -129,7 +129,7 @@ def by_session(pieces: Iterable[Columns]) -> dict[int, list[Columns]]:
 
 @dataclass(frozen=True)
 class EvidencePieces:
-    """Rows of STORED_TRANSPORT and of STORED_HOST_PART (collector.host.evidence), in the pieces in which they came."""
+    """Rows of STORED_TRANSPORT and of STORED_HOST_PART (collector.host.tables), in the pieces in which they came."""
 
     transport: Sequence[Columns] = ()
     host: Sequence[Columns] = ()

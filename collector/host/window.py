@@ -11,8 +11,7 @@ from collector.host.align import Alignment, Update
 from collector.host.flows import MOST_FLOWS, FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.rank import Resumed
-from collector.host.ranks import Ranks
-from collector.host.rejected_marks import DISTANT
+from collector.host.ranks import DISTANT, Ranks
 from collector.host.rows import arrived, merge
 from collector.host.tables import Tables
 from collector.messages import Holder

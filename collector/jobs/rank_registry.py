@@ -320,7 +320,6 @@ class Numbers:
 
 # --- answering
 
-
 _Row = tuple[int, int, int, int, int, int, int, int, int, int, int]  # of RANK_UPDATE
 
 

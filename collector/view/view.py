@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.stage import Settled
 from collector.settings import Settings
-from collector.view.arrivals import Arrivals, Present
+from collector.view.arrivals import Arrivals, Present, ShareHysteresis
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.series import INTERVAL_NS, LinkSeries
-from collector.view.share_hysteresis import ShareHysteresis
-from collector.view.state import FINAL, HostState
+from collector.view.sessions import FINAL, Sessions
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table, empty
 from netmon.views import NOT_UNDERSTOOD
@@ -25,7 +25,7 @@ _LOOKED_NS = NS_PER_S  # after it, what was seen is of the past
 class View:
     """The view of one worker's hosts; lives on the thread that tells the news."""
 
-    def __init__(self, state: HostState, jobs: Jobs, settings: Settings) -> None:
+    def __init__(self, state: Sessions, jobs: Jobs, settings: Settings) -> None:
         self._state, self._jobs, self._settings = state, jobs, settings
         self._arrivals = Arrivals(settings.hold_windows)
         self._series = LinkSeries(settings.settle_ns)
@@ -33,6 +33,13 @@ class View:
         self._final: list[Table] = []
         self._final_rows = 0
         self._looked_ns = 0  # utc
+
+    def publish(self, settled: Settled) -> None:
+        """What a tick of the stage has brought."""
+        for rows in settled.arrived:
+            self.arrived(self._state.arrived(rows))
+        for found in settled.final:
+            self.final(self._state.final(found))
 
     def arrived(self, rows: Table) -> None:
         """Rows have come, dtype ARRIVED; they are not written any more."""

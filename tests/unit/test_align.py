@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from collector.host.align import Alignment, Update, update_all
-from collector.host.job_updates import clock_of, correct
-from collector.host.pending_updates import PendingRows
+from collector.host.rows import PendingRows
+from collector.job_exchange import clock_of, correct
 from collector.jobs.clocks import Clocks
 from collector.messages import ONSET_UPDATE, FlowUpdate, HostNews, flow_numbers
 from netmon.dl.timemap import TimeMap

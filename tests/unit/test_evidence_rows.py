@@ -12,9 +12,9 @@ from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, evidence, he
 from test_store import Collector, batches, read
 
 from collector.dataset.resume import Resume
-from collector.host.evidence import Lately
 from collector.host.incoming import gather
 from collector.host.stage import HostStage
+from collector.host.tables import Lately
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
 from netmon.columnar import Columns

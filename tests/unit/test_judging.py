@@ -12,15 +12,13 @@ from dataset_rows import BEGIN_NS, table
 from test_store import store_small
 
 from collector.dataset.sink import ParquetSink
-from collector.host.batches import Settled
 from collector.host.iteration_rows import iteration_rows
 from collector.host.rows import ARRIVED
+from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.judging import judging as judging_module
-from collector.judging import recent_rows
 from collector.judging.job_steps import JobSteps, steps_in_utc
-from collector.judging.judging import Judging
-from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
+from collector.judging.judging import MOST_ROWS, Judging, RecentRows, of_sessions
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
@@ -180,7 +178,7 @@ def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkey
             judging_._cpu_time.spend(10**18)  # the machine is busy with something else
             judging_._coming.append((0.0, "job", number))
             judging_.tick(Settled(arrived=[Columns.zeros(3, ARRIVED)]))
-        monkeypatch.setattr(recent_rows, "KEPT_S", -1.0)
+        monkeypatch.setattr(judging_module, "KEPT_S", -1.0)
         judging_._cpu_time = TimeLimiter(1, 10**9)
         judging_.tick(Settled())
         await judging_.finish()

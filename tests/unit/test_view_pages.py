@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from test_jobs import iteration, tally
 
+from collector import answers
+from collector.answers import Watching
 from collector.settings import Settings
-from collector.view import watching
+from collector.view.frozen import LONGEST_WARNING, MOST_WARNINGS, page
 from collector.view.job_views import Jobs
-from collector.view.pages import LONGEST_WARNING, MOST_WARNINGS, page
-from collector.view.state import ARRIVED, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
+from collector.view.sessions import ARRIVED, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
 from collector.view.view import View
-from collector.view.watching import Watching
 from netmon.records import Class, Direction, Flow, Owner
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
@@ -246,7 +246,7 @@ async def read_all(call: Any) -> None:
 
 def test_who_asks_for_the_same_gets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(answers.time, "monotonic", lambda: clock[0])
     counted = Counted()
     first = [counted.watching.latest(Selection(most_links=4)) for _ in range(100)]
     assert all(message is first[0] for message in first)
@@ -263,8 +263,8 @@ def test_who_asks_for_the_same_gets_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_viewers_take_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, used = [100.0], [0.0]
-    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(watching.time, "thread_time", lambda: used[0])
+    monkeypatch.setattr(answers.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(answers.time, "thread_time", lambda: used[0])
     counted = Counted()
 
     def slow(frozen: Any, asked: Selection) -> Snapshot:
@@ -285,8 +285,8 @@ def test_a_viewer_that_does_not_read_is_let_go_and_others_are_not_kept_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets the next snapshot only when it has taken the one before; what it does not take is never made."""
-    monkeypatch.setattr(watching, "_LET_GO_AFTER_S", 1.0)
-    monkeypatch.setattr(watching, "_OLDEST_S", 0.0)
+    monkeypatch.setattr(answers, "_SNAPSHOT_WITHIN_S", 1.0)
+    monkeypatch.setattr(answers, "_OLDEST_S", 0.0)
     address = f"unix:{tmp_path}/socket"
 
     async def scenario() -> tuple[int, grpc.StatusCode, str]:
