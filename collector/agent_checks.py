@@ -45,7 +45,6 @@ class RefusedBatchError(WireError):
     """A batch that breaks the contract, or one at which the collector fails."""
 
     def __init__(self, sequence: int, host: str, reason: Exception | str) -> None:
-        """Name the batch and its sender."""
         super().__init__(f"batch {sequence} of {host}: {reason}")
         self.sequence = sequence
 

@@ -98,11 +98,9 @@ class BackpressurePolicy:
 
     @property
     def coarsened(self) -> int:
-        """How many sessions are requested something."""
         return len(self._steps)
 
     def order(self, session: str) -> BackpressureRequest:
-        """What a session is requested now."""
         step = STEPS[self._steps.get(session, 0)]
         return BackpressureRequest(step.bucket_ns, max(step.batch_ns, self._batch_ns), self._limits.get(session, 0.0))
 
@@ -255,6 +253,8 @@ class Intake:
         self._storing = storing
         self._backpressure = BackpressurePolicy()
         self._rows = 0  # that wait
+        self.weight = 0
+        """Of batches that wait to be decoded; see `weight`."""
         self._ticked = asyncio.Event()
         self.ticked_s = 0.0
         """When the last tick ended (monotonic clock)."""
@@ -269,7 +269,6 @@ class Intake:
         return self._rows
 
     def order(self, session: str) -> BackpressureRequest:
-        """What its agent is requested."""
         return self._backpressure.order(session)
 
     async def turn(self, session: str) -> None:
@@ -303,7 +302,7 @@ class Intake:
 
     def ticked(self) -> None:
         """All batches that came have been processed."""
-        now, self._rows = time.monotonic(), 0
+        now, self._rows, self.weight = time.monotonic(), 0, 0
         if now - self.ticked_s > _LATE_S:
             self.late_s = now
         for coming in self._coming.values():
@@ -321,7 +320,6 @@ class Intake:
         await self._ticked.wait()
 
     def left(self, session: str) -> None:
-        """Its connection has ended."""
         self._coming.pop(session, None)
 
     def _decide(self, now: float) -> None:
@@ -372,12 +370,10 @@ class HostLimiter:
         self._seconds = RateLimiters(1.0, SAVED_S, _MOST_HOSTS)
 
     def add_hello(self, host: str, hello: netmon_pb2.Hello) -> None:
-        """An agent of a host has connected."""
         rates = self.rates()
         self._spend(host, SESSION_S + len(hello.flows) / rates.flows + len(hello.marks) / rates.marks)
 
     def add_batch(self, host: str, batch: netmon_pb2.Batch) -> None:
-        """A batch of a host is taken in."""
         rates, others = self.rates(), len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
         cost_s = 1 / rates.batches + batch.buckets.rows / rates.rows + others / rates.others
         self._spend(host, cost_s + len(batch.flows) / rates.flows + len(batch.marks) / rates.marks)

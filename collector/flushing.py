@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from collector.backpressure import Storing
-from collector.dataset.sink import Sink
+from collector.dataset.resume import Resume
+from collector.dataset.sink import ParquetSink
 from collector.dataset.tables import SCHEMAS
+from collector.ending import Together
 from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
 from collector.host.tables import Tables
@@ -21,6 +23,7 @@ from collector.quarantine import Failures
 from netmon.columnar import Columns
 from netmon.dl.verdict.verdict_text import columns
 from netmon.errors import DataError
+from netmon.records import Hello
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
@@ -55,12 +58,10 @@ class Delays:
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One batch is stored."""
         self.counts[bisect_left(DELAY_BOUNDS_S, seconds)] += 1
         self.seconds += seconds
 
     def copy(self) -> "Delays":
-        """As it is now."""
         return Delays([*self.counts], self.seconds)
 
 
@@ -93,7 +94,7 @@ class Flushing:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: ParquetSink,
         sessions: Callable[[], Collection[Session]],
         tables: Callable[[], Tables],
         discard: Callable[[Session], None],
@@ -102,8 +103,7 @@ class Flushing:
         """sessions: all sessions that are known now; tables: theirs; discard: forget one that is broken."""
         self._sink, self._known, self._discard, self._failures = sink, sessions, discard, failures
         self._tables = tables
-        self.now = asyncio.Lock()
-        """Held while rows are on their way to the disk."""
+        self._together = Together(self._flush)
         self.trouble = ""
         """Why the last flush failed; empty: it did not."""
         self.full_rows: list[pa.Table] = []
@@ -112,7 +112,6 @@ class Flushing:
         """For the next flush."""
         self.delays = Delays()
         """Of batches until they are stored."""
-        self._next: asyncio.Future[bool] | None = None  # that has not begun
         self._room = asyncio.Event()
         self._room.set()
         self._closing = False
@@ -120,11 +119,9 @@ class Flushing:
 
     @property
     def pending_bytes(self) -> int:
-        """Rows that have settled and are not stored."""
         return self._tables().unstored.nbytes + self._tables().evidence.nbytes
 
     def storing(self) -> Storing:
-        """How the disk does now."""
         return Storing(self.pending_bytes / MOST_PENDING_BYTES, self._writing_s)
 
     @property
@@ -148,62 +145,67 @@ class Flushing:
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
-        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off. Whoever asks while
-        # another one waits for its turn gets the same.
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._flush())
-        return await asyncio.shield(self._next)
+        return await self._together.done()
+
+    @property
+    def now(self) -> asyncio.Lock:
+        """Held while rows are on their way to the disk."""
+        return self._together.now
+
+    async def resume(self, hello: Hello) -> Resume:
+        """What is stored of a session, with what is on its way to the disk. Raises DataError."""
+        async with self.now:
+            pass
+        return await asyncio.to_thread(self._sink.resume, hello)
 
     async def _flush(self) -> bool:
-        async with self.now:
-            self._next = None
-            for session in [session for session in self._known() if session.broken]:
-                self._discard(session)
-            # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
-            sessions = list(self._known())
-            whole = [(session, session.received) for session in sessions if session.settled]
-            tables, due = self._tables(), self._due(sessions)
-            slow = asyncio.get_running_loop().call_later(SLOW_S, self._be_slow)
-            try:
-                failed, elsewhere = await asyncio.to_thread(self._write, due)
-            except BaseException as error:
-                slow.cancel()
-                for _, flush in due.sessions:
-                    flush.undone()
-                known = set(map(id, self._known()))
-                there = {flush.session for session, flush in due.sessions if id(session) in known}
-                tables.unstored.put_back(due.buckets, there)
-                tables.iterations.put_back(due.iterations, there)
-                tables.evidence.put_back(due.evidence, there)
-                self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
-                if not isinstance(error, DataError):
-                    raise
-                if str(error) != self.trouble:
-                    _log.error(error)
-                self.trouble = str(error)
-                return False
+        for session in [session for session in self._known() if session.broken]:
+            self._discard(session)
+        # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
+        sessions = list(self._known())
+        whole = [(session, session.received) for session in sessions if session.settled]
+        tables, due = self._tables(), self._due(sessions)
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._be_slow)
+        try:
+            failed, elsewhere = await asyncio.to_thread(self._write, due)
+        except BaseException as error:
             slow.cancel()
-            for session, built in failed:
-                self._failures.at_session(session, "the rows to be stored", built)
-            for session in sessions:
-                if session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
-                    session.broken = True
-            for session, flush in due.sessions:
-                if not session.broken:
-                    flush.done()
-                    session.stored(flush.acknowledge or 0)
-            for session, sequence in whole:
-                if not session.broken:
-                    session.stored(sequence)
-            now = time.monotonic()
-            for since in filter(None, (session.waited_since() for session in sessions)):
-                self.delays.add(now - since)
-            if self.trouble:
-                _log.warning(f"{self._sink.directory} takes rows again")
-            self.trouble = ""
-            if not self._closing:
-                self._room.set()
-            return True
+            for _, flush in due.sessions:
+                flush.undone()
+            known = set(map(id, self._known()))
+            there = {flush.session for session, flush in due.sessions if id(session) in known}
+            tables.unstored.put_back(due.buckets, there)
+            tables.iterations.put_back(due.iterations, there)
+            tables.evidence.put_back(due.evidence, there)
+            self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
+            if not isinstance(error, DataError):
+                raise
+            if str(error) != self.trouble:
+                _log.error(error)
+            self.trouble = str(error)
+            return False
+        slow.cancel()
+        for session, built in failed:
+            self._failures.at_session(session, "the rows to be stored", built)
+        for session in sessions:
+            if session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
+                session.broken = True
+        for session, flush in due.sessions:
+            if not session.broken:
+                flush.done()
+                session.stored(flush.acknowledge or 0)
+        for session, sequence in whole:
+            if not session.broken:
+                session.stored(sequence)
+        now = time.monotonic()
+        for since in filter(None, (session.waited_since() for session in sessions)):
+            self.delays.add(now - since)
+        if self.trouble:
+            _log.warning(f"{self._sink.directory} takes rows again")
+        self.trouble = ""
+        if not self._closing:
+            self._room.set()
+        return True
 
     def _be_slow(self) -> None:
         """A write takes longer than any disk that is well: it may never end, and nothing is acknowledged meanwhile."""

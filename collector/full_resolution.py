@@ -78,12 +78,10 @@ class Triggers:
         return wanted
 
     def forget(self, session: str) -> None:
-        """It is over."""
         for key in [key for key in self._shared if key[0] == session]:
             del self._shared[key]
 
     def stored(self, rows: int) -> None:
-        """So many rows have been got."""
         self._stored.append((time.monotonic(), rows))
 
     def _may(self, key: str, now: float) -> bool:

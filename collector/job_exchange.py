@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.align import Alignment
+from collector.host.flows import AGGREGATE, PENDING, REPORTED
 from collector.host.rows import newest_onsets
 from collector.host.session import Session
 from collector.host.window import HostWindow
-from collector.jobs.link import JobLink
+from collector.jobs.process import JobStageProcess
 from collector.messages import (
     BY_TRAFFIC,
     GRAIN_NS,
@@ -39,34 +40,19 @@ from netmon.records import Flow, Mark, Owner, Table, empty
 MOST_ROWS = 2_000_000
 """Grains of payload in one message; of more, the newest."""
 
-_PENDING, _REPORTED, _AGGREGATE = 0, 1, 2
 _Numbers = npt.NDArray[np.int64]
-
-
-class FlowUpdates:
-    """Which flows the job stage knows, by their index over all sessions."""
-
-    def __init__(self) -> None:
-        self.state: npt.NDArray[np.uint8] = np.zeros(1024, np.uint8)
-
-    def grow(self, count: int) -> None:
-        """There are so many indices."""
-        if count > len(self.state):
-            self.state = np.concatenate([self.state, np.zeros(2 * count - len(self.state), np.uint8)])
 
 
 class JobUpdates:
     """What the job stage has been reported one session."""
 
-    def __init__(self, session_index: int, session: Session, flow_updates: FlowUpdates) -> None:
-        """session_index: the session's in the messages; flow_updates: of all sessions."""
+    def __init__(self, session_index: int, session: Session) -> None:
+        """session_index: the session's in the messages, which no other one gets."""
         self.session_index, self.session = session_index, session
-        self.flow_updates = flow_updates
         self._known: set[int] = set()  # ids of the flows that were reported
 
     @property
     def window(self) -> HostWindow:
-        """The session's."""
         return self.session.window
 
     def begin_anew(self) -> None:
@@ -80,25 +66,20 @@ class JobUpdates:
         gone, table.over = self._known.intersection(table.over), []
         over += [flow_numbers(self.session_index, flow_id) for flow_id in gone]
         self._known -= gone
-        self.flow_updates.grow(len(table.state))
-        described, table.described = table.described, set()
-        again = []
-        for index in described:
-            self.flow_updates.state[index] = _PENDING
-            if table.flows[index].flow_id in self._known:
-                again.append(index)
-        return self._updates(again)
+        described, table.described = list(table.described), set()
+        table.state["reported"][described] = PENDING
+        return self._updates(index for index in described if table.flows[index].flow_id in self._known)
 
     def introduce(self, indices: Iterable[int]) -> list[FlowUpdate]:
         """Flows of which there is something to report, as far as they are not known."""
-        return self._updates(index for index in indices if self.flow_updates.state[index] == _PENDING)
+        reported = self.window.flows.state["reported"]
+        return self._updates(index for index in indices if reported[index] == PENDING)
 
     def _updates(self, indices: Iterable[int]) -> list[FlowUpdate]:
-        updates = []
+        updates, reported = [], self.window.flows.state["reported"]
         for index in indices:
             flow = self.window.flows.flows[index]
-            # An aggregate is nobody's gradient: large flows are described one by one.
-            self.flow_updates.state[index] = _AGGREGATE if flow.members else _REPORTED
+            reported[index] = AGGREGATE if flow.members else REPORTED
             if not flow.members:
                 self._known.add(flow.flow_id)
                 updates.append(self._update(index, flow))
@@ -130,15 +111,12 @@ def build_news(reporting: Sequence[JobUpdates], connected: Iterable[JobUpdates],
     connected: the sessions whose clocks are compared. ended: indices of the sessions that have ended.
     """
     over: list[int] = []
-    flows = [flow for host_updates in reporting for flow in host_updates.flows(over)]
+    flows = [flow for one in reporting for flow in one.flows(over)]
     payload, onsets, lost = _rows(reporting, flows) if reporting else (empty(TRAFFIC), empty(ONSET_UPDATE), 0)
     pending_updates = lost + max(0, len(payload) - MOST_ROWS)
-    horizons = [host_updates.window.alignment.utc(host_updates.window.horizon_ns) for host_updates in reporting]
+    horizons = [one.window.alignment.utc(one.window.horizon_ns) for one in reporting]
     return HostNews(
-        clocks=[
-            clock_of(host_updates.session_index, host_updates.session.hello.host, host_updates.window.alignment)
-            for host_updates in connected
-        ],
+        clocks=[clock_of(one.session_index, one.session.hello.host, one.window.alignment) for one in connected],
         flows=flows,
         payload=payload[-MOST_ROWS:],
         onsets=onsets,
@@ -154,8 +132,8 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
 
     flows: those of which there is something are added if they have not been reported.
     """
-    tables, state = reporting[0].session.tables, reporting[0].flow_updates.state
-    session_indices = np.array([host_updates.session.index for host_updates in reporting], np.int64)
+    tables = reporting[0].session.tables
+    session_indices = np.array([one.session.index for one in reporting], np.int64)
     payload, onsets = (
         rows.take(session_indices, len(tables.sessions.table)) for rows in (tables.payload, tables.onsets)
     )
@@ -164,14 +142,16 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
     # A late report may be of a flow that has ended.
     onsets = newest_onsets(onsets)
     payload, onsets = (_where(rows, known["session"][rows["flow"]] == rows["session"]) for rows in (payload, onsets))
-    by_place = {host_updates.session.index: host_updates for host_updates in reporting}
+    by_place = {one.session.index: one for one in reporting}
     for rows in (payload, onsets):
-        new = np.unique(rows["flow"][state[rows["flow"]] == _PENDING])
+        new = np.unique(rows["flow"][tables.flows.of_flows("reported", rows["flow"]) == PENDING])
         for session_index, own in _runs(known["session"][new]):
             flows += by_place[session_index].introduce(new[own].tolist())
-    payload, onsets = (_where(rows, state[rows["flow"]] == _REPORTED) for rows in (payload, onsets))
+    payload, onsets = (
+        _where(rows, tables.flows.of_flows("reported", rows["flow"]) == REPORTED) for rows in (payload, onsets)
+    )
     index_of_session = np.zeros(len(tables.sessions.table), np.int64)
-    index_of_session[session_indices] = [host_updates.session_index for host_updates in reporting]
+    index_of_session[session_indices] = [one.session_index for one in reporting]
 
     def numbers(flow: _Numbers) -> _Numbers:
         return flow_numbers(index_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))
@@ -280,12 +260,11 @@ _TOGETHER_S, _LONGEST_S = 1.0, 5.0
 class JobExchange:
     """One exchange at a time."""
 
-    def __init__(self, stage: JobLink) -> None:
+    def __init__(self, stage: JobStageProcess) -> None:
         """stage: the way to the job stage."""
         self._stage = stage
         self.updates: dict[Session, JobUpdates] = {}  # of all sessions that are known now
         self._now = asyncio.Lock()
-        self._flow_updates = FlowUpdates()
         self._session_count = 0  # indices that the job stage knows
         self._ended: list[int] = []  # indices of sessions that have ended, not reported yet
         self._pending_updates = 0  # rows that it has not got
@@ -296,7 +275,6 @@ class JobExchange:
 
     @property
     def trouble(self) -> list[str]:
-        """Lines for viewers."""
         pending_updates = (
             [f"{self._pending_updates} rows were not told to the inference: it falls behind"]
             if self._pending_updates
@@ -306,12 +284,11 @@ class JobExchange:
         return [*self._stage.trouble, *pending_updates, *seldom]
 
     def begin_session(self, session: Session) -> None:
-        """A session is new here."""
         self._session_count += 1
         if session.stored_before:
             (since, last), now = self._coming, time.monotonic()
             self._coming = since if now - last < _TOGETHER_S else now, now
-        self.updates[session] = JobUpdates(self._session_count, session, self._flow_updates)
+        self.updates[session] = JobUpdates(self._session_count, session)
 
     def end_session(self, session: Session) -> None:
         self._ended.append(self.updates.pop(session).session_index)
@@ -320,7 +297,6 @@ class JobExchange:
         """All sessions are over, and so is the host stage of which they were."""
         self._ended += [updates.session_index for updates in self.updates.values()]
         self.updates.clear()
-        self._flow_updates = FlowUpdates()
 
     async def exchange(
         self,

@@ -54,10 +54,14 @@ class Live:
         settings: Settings,
         flushing: Flushing,
         failures: Failures,
+        newest: Callable[[], Sequence[Session]],
         recording: Callable[[Collection[str]], Sequence[Session]],
     ) -> None:
-        """recording: of each of these hosts, the session that is connected. Nothing is shown before `begin`."""
+        """newest: the session of each host that viewers see. recording: of each of these hosts, the session that is
+        connected. Nothing is shown before `begin`.
+        """
         self._settings, self._flushing, self._failures, self._recording = settings, flushing, failures, recording
+        self._newest, self._shows_newest = newest, False
         self.jobs = Jobs(settings.parameters)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self.stored: Dataset | None = None  # of the dataset that the sink writes, where somebody can read them
@@ -68,7 +72,7 @@ class Live:
 
     def begin(self, tables: Tables) -> None:
         """The host stage has these tables from now on, and no session."""
-        self._sessions = Sessions(tables)
+        self._sessions, self._shows_newest = Sessions(tables), False
         self._view = View(self._sessions, self.jobs, self._settings)
         self.judging = Judging(tables, self.jobs, self._store_verdict, self._from_dataset)
         self.advising = Advising(self.judging, tables, self.jobs, self._advice)
@@ -84,12 +88,17 @@ class Live:
             raise DataError("cannot advise: this collector does not tell of its dataset")
         return self.stored.advice(jobs)
 
-    def show(self, newest: Sequence[Session]) -> None:
-        """These sessions are what viewers see from now on, one of each host."""
-        self._sessions.show(newest)
+    def sessions_changed(self) -> None:
+        """Viewers see other sessions from now on."""
+        self._shows_newest = False
+
+    def _show(self) -> None:
+        """Before the view gets rows or is read."""
+        if not self._shows_newest:
+            self._shows_newest = True
+            self._sessions.show(self._newest())
 
     def forget(self, session: Session) -> None:
-        """It is over."""
         self._view.forget_links(self._sessions.links_of(session))
         self.judging.forget(session.index)
         self._triggers.forget(session.hello.session)
@@ -97,6 +106,7 @@ class Live:
     def publish(self, settled: Settled) -> None:
         """What a tick has brought, for those who watch."""
         self.ticks += 1
+        self._show()
         self._view.publish(settled)
 
     def add(self, settled: Settled, sessions: Mapping[int, Session], newest: Collection[Session]) -> None:
@@ -155,11 +165,11 @@ class Live:
 
     def freeze(self, notices: Iterable[str]) -> Frozen:
         """What viewers can be shown now. notices: lines for them."""
+        self._show()
         self.advising.refresh()
         return self._view.freeze(time.time_ns(), [line for line in notices if line])
 
     def page(self, frozen: Frozen, selection: Selection) -> Snapshot:
-        """What of it a viewer has asked for."""
         return page(frozen, selection, self._sessions, self.jobs)
 
     async def close(self) -> None:

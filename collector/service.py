@@ -58,7 +58,6 @@ class CollectorService(grpc.GenericRpcHandler):
             self._handlers[method] = grpc.unary_stream_rpc_method_handler(answered, response_serializer=_serialised)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """See gRPC."""
         service, _, method = details.method.strip("/").partition("/")
         return self._handlers.get(method) if service == _SERVICE else None
 
@@ -203,7 +202,6 @@ class NoHealth:
     """Without the library."""
 
     async def follow(self, why_not: Callable[[], str]) -> None:
-        """Until it is cancelled."""
         await asyncio.Event().wait()
 
     async def leave(self) -> None:

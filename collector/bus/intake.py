@@ -112,7 +112,6 @@ class BusIntake:
             host.stop()
 
     async def close(self) -> None:
-        """Release everything."""
         await self.release(*self._hosts)
         await end_tasks(self._working)
 
@@ -162,7 +161,6 @@ class BusIntake:
         return await self._bus.hosts()
 
     def taken_hosts(self) -> frozenset[str]:
-        """The hosts that are taken."""
         return frozenset(self._hosts)
 
     # --- now and then

@@ -106,10 +106,7 @@ class Bucket:
             with contextlib.suppress(NotFoundError):
                 return self._kv, await self._info()
         config = KeyValueConfig(
-            bucket=self._name,
-            ttl=self._ttl_s or None,
-            storage=StorageType.FILE,
-            replicas=self._bus.settings.replicas,
+            bucket=self._name, ttl=self._ttl_s or None, storage=StorageType.FILE, replicas=self._bus.settings.replicas
         )
         with contextlib.suppress(BadRequestError):  # another worker has made it, with other settings
             await jetstream.create_key_value(config)
@@ -181,7 +178,6 @@ class Membership:
         self._published: dict[str, str] = {}  # ties
 
     async def poll(self) -> Cluster:
-        """See how things are."""
         now = time.monotonic()
         for name, value in (await self._workers.read()).values.items():
             self._seen[name] = _weight(value.data), now
@@ -212,7 +208,6 @@ class Membership:
             await self._owners.delete(host, known)
 
     async def publish_ties(self, ties: dict[str, HostTies]) -> None:
-        """What ties our hosts."""
         for host, own in ties.items():
             text = own.text()
             if self._published.get(host) != text:
@@ -221,7 +216,6 @@ class Membership:
         self._published = {host: text for host, text in self._published.items() if host in ties}
 
     async def forget(self, host: str) -> None:
-        """The host is gone for good."""
         await self._ties.delete(host)
         await self.give_up(host)
 

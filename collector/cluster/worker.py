@@ -384,7 +384,6 @@ class ClusterWorker:
             _log.warning("%s", error)
 
     async def close(self) -> None:
-        """Let go of the bus."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.intake.close(), _CLOSE_S)
         await self._bus.close()

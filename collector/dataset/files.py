@@ -33,15 +33,7 @@ ROWS_PER_GROUP = 1 << 17
 _PAGE_BYTES = 1 << 16  # whoever merges many files holds a page of each column of each file
 _HOUR_NS = 3_600_000_000_000
 _WORDS_WITH_STATISTICS = ("host", "job")  # of all hosts and jobs a new file has some: they tell a reader nothing
-_WITH_STATISTICS = (
-    "iteration",
-    "bucket_start_ns",
-    "start_ns",
-    "end_ns",
-    "first_ns",
-    "last_ns",
-    "time_ns",
-)
+_WITH_STATISTICS = ("iteration", "bucket_start_ns", "start_ns", "end_ns", "first_ns", "last_ns", "time_ns")
 _SAMPLED = 1024  # rows
 FEW_ROWS = 1024
 """A file of no more is mostly made by beginning to compress each of its columns, which takes zstd longest."""
@@ -412,7 +404,6 @@ class _Runs:
         self._step()
 
     def take(self) -> pa.RecordBatch:
-        """The next run."""
         batch = self._batch
         self._step()
         return batch

@@ -92,7 +92,6 @@ class Alone:
             return True
 
     def close(self) -> None:
-        """Let go of the directory."""
         self._lock.close()
 
 
@@ -216,7 +215,6 @@ class Worker:
         return True
 
     def close(self) -> None:
-        """Let go of the directory."""
         self._opened.close()
 
 

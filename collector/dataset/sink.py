@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where settled tables go. Parquet files that are complete or absent are one such place."""
+"""Where settled tables go: Parquet files that are complete or absent."""
 
 import logging
 import sqlite3
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,32 +38,10 @@ _log = logging.getLogger(__name__)
 _CLOSING_S = 4.0  # what is not merged by then is when the next one begins
 
 
-class Sink(Protocol):
-    """Takes settled tables of many hosts, and gives back what a session's restart needs."""
-
-    directory: Path
-    """Where it keeps them; names in it that begin with a dot are no rows."""
-
-    def resume(self, hello: Hello) -> Resume:
-        """What is stored of a session. Raises DataError."""
-
-    def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
-        """Store rows by table (collector.dataset.tables.SCHEMAS) and states by session, all or nothing; blocks.
-
-        When it returns, they outlive a power cut, unless it was set otherwise. Rows of `flows` and `sessions` replace
-        earlier ones of the same flow (interface). Raises DataError; what was stored before is not touched, and the same
-        call may be made again.
-
-        Returns the hosts that somebody else has: nothing of these is stored.
-        """
-
-    def close(self) -> None:
-        """Store what has waited; let others write."""
-
-
 class ParquetSink:
     """One dataset directory, written by one collector alone or by several workers, of which this is one.
 
+    Names in the directory that begin with a dot are no rows.
     Its methods may be called from any thread.
     """
 
@@ -219,7 +196,14 @@ class ParquetSink:
         return self._seen[path]
 
     def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
-        """Store all of it, or nothing, but for hosts that are not ours (see Sink.write). Raises DataError."""
+        """Store rows by table (collector.dataset.tables.SCHEMAS) and states by session, all or nothing; blocks.
+
+        When it returns, they outlive a power cut, unless it was set otherwise. Rows of `flows` and `sessions` replace
+        earlier ones of the same flow (interface). Raises DataError; what was stored before is not touched, and the same
+        call may be made again.
+
+        Returns the hosts that somebody else has: nothing of these is stored.
+        """
         with self._busy:
             self._look_for_directory()
             self._forget_lost()

@@ -226,7 +226,6 @@ class Alignment:
 
     @property
     def offset_ns(self) -> int:
-        """UTC − mono now."""
         return self.map.offset(self._now_ns)
 
     @property

@@ -88,7 +88,6 @@ class FlowKeys:
         self._new.append((session << _ID_BITS | flow_id, index, at_ns))
 
     def remove(self, session: int, flow_ids: Iterable[int]) -> None:
-        """Flows of a session."""
         self._gone += (session << _ID_BITS | flow_id for flow_id in flow_ids)
 
     def find(
@@ -178,18 +177,15 @@ class OwnFlows(Sequence[Flow]):
         self._all, self._index = everything, index
 
     def __len__(self) -> int:
-        """How many they are."""
         return len(self._index)
 
     def __getitem__(self, index: int) -> Flow:  # type: ignore[override]
-        """The flow with an index."""
         flow = self._all[index]
         if flow is None:
             raise IndexError(index)
         return flow
 
     def __iter__(self) -> Iterator[Flow]:
-        """All of them, in the order of their appearance."""
         return (self[index] for index in self._index.values())
 
 
@@ -211,6 +207,7 @@ STATE = np.dtype(
         ("link", "<i8"),  # as in Links
         ("shared", "?"),  # a DL flow that had rows in shared windows
         ("changed", "?"),  # its row in the dataset is out of date
+        ("reported", "u1"),  # to the job stage: PENDING, REPORTED or AGGREGATE
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into AllFlows.jobs; 0: none
         ("rank", "<i4"),
@@ -226,13 +223,16 @@ STATE = np.dtype(
 )
 
 
+PENDING, REPORTED, AGGREGATE = range(3)
+"""An aggregate is nobody's gradient: large flows are described to the job stage one by one."""
+
+
 class Links:
     """The links of one session: link 2·i is rx and 2·i+1 tx of the i-th interface."""
 
     def __init__(self, hello: Hello) -> None:
-        """Take the interfaces from the agent's introduction."""
         self.interfaces: tuple[Interface, ...] = hello.interfaces
-        self._index = {interface.index: session_index for session_index, interface in enumerate(hello.interfaces)}
+        self._index = {interface.index: number for number, interface in enumerate(hello.interfaces)}
         capacities = [interface.capacity_bps for interface in hello.interfaces]
         self.capacity_bps: npt.NDArray[np.int64] = np.repeat(np.array(capacities, np.int64), 2)
 
@@ -247,12 +247,10 @@ class Links:
         return 2 * self._index[ifindex] + direction
 
     def interface(self, link: int) -> Interface:
-        """The link's interface."""
         return self.interfaces[link // 2]
 
     @staticmethod
     def direction(link: int) -> Direction:
-        """The link's direction."""
         return Direction(link % 2)
 
     def hook(self, link: int) -> str:
@@ -357,7 +355,6 @@ class AllFlows:
         self._rank_ids.release_unused([*own["rank_id"], *rank_ids])
 
     def append(self, session: int, flow: Flow) -> int:
-        """Give a flow an index."""
         index = self._free.pop() if self._free else len(self.flows)
         if index == len(self.flows):
             self.flows.append(flow)
@@ -458,7 +455,6 @@ class FlowTable:
 
     @property
     def indices_of_all(self) -> npt.NDArray[np.int64]:
-        """The indices of the session's flows."""
         return np.fromiter(self._index.values(), np.int64, len(self._index))
 
     @property
@@ -473,7 +469,6 @@ class FlowTable:
         self.state["changed"][known] = changed
 
     def job(self, name: str) -> int:
-        """The job's number."""
         self.jobs_here.add(name)
         return self._all.job(name)
 
@@ -499,20 +494,14 @@ class FlowTable:
         self.described.add(index)
         self._all.set(index, link, flow)
 
-    def ids(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """The ids of flows by their indices."""
-        return self._all.of_flows("flow_id", index)
-
     def unknown(self, flows: Iterable[Flow]) -> list[Flow]:
         """Those of the flows that nobody has described."""
         return [flow for flow in flows if flow.flow_id not in self._index]
 
     def index_of(self, flow_id: int) -> int | None:
-        """Index of a flow, while it is known."""
         return self._index.get(flow_id)
 
     def flow(self, flow_id: int) -> Flow | None:
-        """The flow with this id, while it is known."""
         index = self._index.get(flow_id)
         return None if index is None else self.flows[index]
 
@@ -570,7 +559,6 @@ class FlowTable:
             self._remove(over.tolist())
 
     def forget_all(self) -> None:
-        """The session is over."""
         self._forget_beyond(list(self.beyond))
         self._overflow.clear()
         self._remove(list(self._index.values()))
@@ -589,18 +577,10 @@ class FlowTable:
         self.described.difference_update(indices)
         self._all.remove(indices)
 
-    def indices(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """Index of each flow id. Raises WireError where no message has described the flow."""
-        indices = self.known(flow_id)
-        if (indices < 0).any():
-            raise unknown_flow(int(flow_id[indices < 0][0]))
-        return indices
-
     def known(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Index of each flow id; −1 where it is not known."""
         return self._all.keys.find(np.full(len(flow_id), self._session, np.int64), flow_id.astype(np.int64))
 
 
 def unknown_flow(flow_id: int) -> WireError:
-    """A row of a flow that nobody has described."""
     return WireError(f"a bucket names flow {flow_id}, which no message has described")

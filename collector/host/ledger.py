@@ -168,9 +168,9 @@ class LedgerAccounts:
             return
         links = np.ascontiguousarray(self._samples["link"])
         cuts = GroupedValues(links, np.ascontiguousarray(self._samples["time_ns"]), len(self.totals))
-        session_index = cuts.positions(link, np.maximum(start_ns, self._reported_until_ns[link])) - 1
-        within = (session_index >= 0) & (links[session_index] == link)
-        sums = np.bincount(session_index[within], weights=wire[within], minlength=len(links))
+        at = cuts.positions(link, np.maximum(start_ns, self._reported_until_ns[link])) - 1
+        within = (at >= 0) & (links[at] == link)
+        sums = np.bincount(at[within], weights=wire[within], minlength=len(links))
         self._samples["attributed_bytes"] += sums.astype(np.int64)
         self._open = None
 

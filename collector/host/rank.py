@@ -105,7 +105,6 @@ class Rank:
 
     @property
     def number(self) -> int:
-        """The rank."""
         return self.tracker.rank
 
     @property
@@ -123,7 +122,6 @@ class Rank:
         return bool(self.left) and self.left.keys() >= self.joined.keys()
 
     def add(self, mark: Mark) -> None:
-        """It has made a mark."""
         self.fresh = True
         if mark.source == Source.INFERRED and self.pid:
             return
@@ -201,7 +199,6 @@ class Rank:
         return min(self.joined.values(), default=0), until
 
     def stored(self) -> Resumed:
-        """How far it has come."""
         tracker = self.tracker
         end_ns = max(tracker.finished_ns, *self.left.values()) if self.left else tracker.finished_ns
         return Resumed(tracker.size, tracker.parameters, end_ns, tracker.last_number)
@@ -266,17 +263,14 @@ class RankLog:
         """Jobs with ranks that have begun lately: the numbers of all are checked at every tick."""
 
     def __bool__(self) -> bool:
-        """Whether there is something to report."""
         return bool(self._opened or self._rows or self._steps or self._stepped or self._step_events)
 
     def open(self, holder: Holder) -> int:
-        """A number for a session."""
         self._sessions += 1
         self._opened.append((self._sessions, holder))
         return self._sessions
 
     def add(self, whose: Owner, rank: Rank) -> None:
-        """A rank that is new gets its serial."""
         self._serials += 1
         rank.serial = self._serials
         self.ranks[rank.serial] = whose, rank
@@ -294,7 +288,6 @@ class RankLog:
         self._stepped += steps
 
     def step(self, rank: Rank, step: Step) -> None:
-        """The rank has stepped on."""
         self._steps.append((len(self._rows), rank.serial, step.size, step.last_ns))
 
     def append(self, about: About, rank: Rank, trust: Trust = Trust.RELATIVE, shift: int = 0) -> None:
@@ -340,7 +333,6 @@ class RankLog:
         return {name: name in known for name in self.unclear_jobs(Understanding.UNDECIDED)}
 
     def forget(self, about: About, rank: Rank) -> None:
-        """It is no more."""
         self.unclear.pop(rank.serial, None)
         if self.ranks.pop(rank.serial, None):
             self.append(about, rank)
@@ -354,7 +346,6 @@ class RankLog:
         self._rows.append((about, session, *(0,) * 9))
 
     def close(self, session: int, ranks: Iterable[Rank]) -> None:
-        """A session is over, with its ranks."""
         for rank in ranks:
             self.ranks.pop(rank.serial, None)
             self.unclear.pop(rank.serial, None)

@@ -217,7 +217,6 @@ class RankTable:
         """Indices of sessions with ranks that have left the table; the reader clears it."""
 
     def __len__(self) -> int:
-        """How many ranks are in here."""
         return len(self._row_of)
 
     def sessions(self) -> _Numbers:
@@ -231,7 +230,6 @@ class RankTable:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
         return len(self._ranks)
 
     # --- who is in here
@@ -268,7 +266,6 @@ class RankTable:
         return self._common
 
     def remove(self, rank: Rank) -> None:
-        """The rank is on its own again."""
         row = rank.row
         ranks, _ = self._known(row)
         ranks.offset_ns = int(self._rows["offset_ns"][row])
@@ -279,7 +276,6 @@ class RankTable:
         self.drop(rank)
 
     def drop(self, rank: Rank) -> None:
-        """The rank is no more."""
         row, whose = rank.row, rank.marked_by
         assert whose is not None
         del self._row_of[int(self._rows["session"][row]), whose]
@@ -303,10 +299,8 @@ class RankTable:
         session, who = session_index[marks.batch[first]], marks.whose[first]
         pairs, of_run = np.unique(session * len(marks.about) + who, return_inverse=True)
         known, about = self._row_of, marks.about
-        session_indices, whose = (column.tolist() for column in np.divmod(pairs, len(about)))
-        rows = np.array(
-            [known.get((one, about[two]), -1) for one, two in zip(session_indices, whose, strict=True)], np.int64
-        )
+        sessions, whose = (column.tolist() for column in np.divmod(pairs, len(about)))
+        rows = np.array([known.get((one, about[two]), -1) for one, two in zip(sessions, whose, strict=True)], np.int64)
         return np.repeat(rows[of_run], np.diff(np.append(first, len(marks))))
 
     def add_marks(
@@ -468,8 +462,8 @@ class RankTable:
     def settle(self, settled_ns: _Numbers) -> IterationRows:
         """The iterations that are over by the time that is settled, by index."""
         waiting = self._waiting
-        session_index = self._rows["session"][waiting["row"]]
-        over = waiting["end_ns"] <= settled_ns[session_index]
+        session = self._rows["session"][waiting["row"]]
+        over = waiting["end_ns"] <= settled_ns[session]
         due = waiting[over]
         if len(due):
             self._waiting = waiting[~over]
@@ -482,18 +476,18 @@ class RankTable:
         columns = self._rows["session"][row], row, number, *times, ended["wait_start_ns"]
         return IterationRows(self._about, *columns)
 
-    def needed_ns(self, session_indices: int, before_ns: _Numbers | None = None) -> _Numbers:
+    def needed_ns(self, sessions: int, before_ns: _Numbers | None = None) -> _Numbers:
         """By place: start of the earliest iteration that is open or waits; NEVER: there is none.
 
         before_ns: by index too; those that began so long ago are passed over.
         """
-        found, under_way = np.full(session_indices, _NEVER), self._under_way()
-        session_index = self._rows["session"][np.append(self._waiting["row"], under_way)]
+        found, under_way = np.full(sessions, _NEVER), self._under_way()
+        session = self._rows["session"][np.append(self._waiting["row"], under_way)]
         start_ns = np.append(self._waiting["start_ns"], self._open[under_way, 0, _BEGIN])
         if before_ns is not None:
-            late = start_ns > before_ns[session_index]
-            session_index, start_ns = session_index[late], start_ns[late]
-        np.minimum.at(found, session_index, start_ns)
+            late = start_ns > before_ns[session]
+            session, start_ns = session[late], start_ns[late]
+        np.minimum.at(found, session, start_ns)
         return found
 
     def _under_way(self) -> _Numbers:

@@ -50,13 +50,11 @@ class RejectedMarks:
         return [*self._lines, *unused]
 
     def warn(self, line: str) -> None:
-        """Log a line and keep it for viewers, once."""
         if line not in self._lines:
             self._lines[line] = None
             _log.warning(line)
 
     def set_pending(self, key: Key, mark: Mark) -> None:
-        """Of a process that has not joined, but may."""
         pending = self._pending.setdefault(key, [])
         self.unusable[STRANGER] += 1
         if not pending:
@@ -65,7 +63,6 @@ class RejectedMarks:
             pending.append(mark)
 
     def take_pending(self, key: Key) -> list[Mark]:
-        """What is kept of a process that joins."""
         return self._pending.pop(key, [])
 
     def late(self, mark: Mark, first: bool) -> None:
@@ -443,7 +440,6 @@ class Ranks:
         self._log.append_session(About.SILENT, self._number)
 
     def close(self) -> None:
-        """The session is over."""
         for rank in self._all():
             if rank.row >= 0:
                 self._table.drop(rank)
@@ -458,16 +454,13 @@ class Ranks:
         return [rank for rank in self._all() if rank.name]
 
     def _loose(self) -> list[Rank]:
-        """The ranks outside the rank table."""
         return [rank for rank in self._all() if rank.row < 0]
 
     @property
     def loose(self) -> bool:
-        """Whether any rank is outside the rank table."""
         return any(rank.row < 0 for rank in self._all())
 
     def stepping_jobs(self) -> set[str]:
-        """The jobs with a rank here that has not left."""
         hidden = self._hidden()
         return {rank.name for rank in self._stepping() if not (rank.leaving() or rank.serial in hidden)}
 

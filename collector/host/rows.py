@@ -174,7 +174,6 @@ class Pending:
 
     @property
     def count(self) -> int:
-        """How many rows wait."""
         return sum(len(piece.rows) for piece in self._pieces)
 
     def add(self, rows: Columns) -> None:
@@ -200,12 +199,10 @@ class Pending:
         return _in_turn(due)
 
     def drop(self, session: int) -> None:
-        """Forget the rows of a session."""
         left = (piece.rows[piece.rows["session"] != session] for piece in self._pieces)
         self._pieces = [_piece(rows) for rows in left if len(rows)]
 
     def all(self) -> Columns:
-        """Every row that waits."""
         return joined([_NONE, *(piece.rows for piece in self._pieces)])
 
 
@@ -232,8 +229,8 @@ def _in_turn(tables: list[Columns]) -> Columns:
         begin = starts(rows["session"])
         if len(parts) + len(begin) > _FEW_PARTS:
             return joined(tables)
-        session_indices = [*begin.tolist(), len(rows)]
-        parts += [(int(rows["session"][at]), rows[at:end]) for at, end in pairwise(session_indices)]
+        ends = [*begin.tolist(), len(rows)]
+        parts += [(int(rows["session"][at]), rows[at:end]) for at, end in pairwise(ends)]
     return joined([rows for _, rows in sorted(parts, key=itemgetter(0))])
 
 
@@ -286,7 +283,6 @@ class PendingRows:
         return sum(self._lost.pop(session_index, 0) for session_index in session_indices.tolist()) if self._lost else 0
 
     def drop(self, session_index: int) -> None:
-        """The session is gone."""
         self._lost.pop(session_index, None)
         self._pieces = deque(rows[rows["session"] != session_index] for rows in self._pieces)
 

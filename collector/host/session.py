@@ -34,7 +34,6 @@ Sent = netmon_pb2.AgentMessage | bytes
 
 
 def read_sent(message: Sent) -> netmon_pb2.AgentMessage:
-    """The message."""
     return netmon_pb2.AgentMessage.FromString(message) if isinstance(message, bytes) else message
 
 
@@ -53,7 +52,6 @@ class PeerOwnedFlows:
         self._found: dict[int, str] = {}  # by flow: the job of the rank at the other end
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self._undecided)
 
     def add(self, flow: Flow, now_ns: int) -> bool:
@@ -118,7 +116,6 @@ class NicRows:
         return list(self._warnings(samples))
 
     def take(self) -> list[NicSample]:
-        """Hand the samples over."""
         rows, self.rows = self.rows, []
         return rows
 
@@ -252,7 +249,6 @@ class Session:
         self.news.set()
 
     def fail(self, reason: str) -> None:
-        """The collector has failed at the session as a whole."""
         self.broken, self.failure = True, reason
         self.news.set()
 
@@ -264,7 +260,6 @@ class Session:
             raise FailedSessionError(self.failure)
 
     def request(self, request: netmon_pb2.FullRequest) -> None:
-        """Ask the agent for full resolution."""
         self.requests.append(request)
         self.news.set()
 
@@ -336,7 +331,7 @@ class Session:
     def add_news(self, news: News) -> Sequence[MarkRun]:
         """Take in what a batch tells alongside its rows; returns the marks that count."""
         marks = self.window.mark(news)
-        for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):
+        for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.last_sequence):
             self.window.ranks.rejected.warn(warning)
         return marks
 
@@ -405,7 +400,6 @@ class Session:
         return Origin(self.hello, self.window.links, clock.map, clock.sample.offset_ns, clock.error_ns)
 
     def bucket_rows(self, rows: Columns) -> pa.Table:
-        """Rows of SETTLED with the columns of the table `buckets`."""
         of = np.zeros(len(rows), np.int32)
         return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), [rows])
 
@@ -414,7 +408,6 @@ class Session:
         return full_table(self.bucket_rows(rows), reason, gap)
 
     def _flow_rows(self, changed: set[int]) -> FlowRows | None:
-        """Copies of the flows that have changed, as they are now."""
         if not changed:
             return None
         table, indices = self.window.flows, sorted(changed)

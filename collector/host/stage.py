@@ -179,13 +179,6 @@ def add_table_marks(tables: Tables, batches: Batches) -> None:
         batches.marks.setdefault(batch, []).append(run)
 
 
-def publish_table_ranks(tables: Tables, sessions: Mapping[int, Session]) -> None:
-    """What the job stage gets of them."""
-    log, rank_table = tables.rank_log, tables.rank_table
-    log.stepped(rank_table.take_steps())
-    log.step_events(rank_table.check(log.young, lambda ranks: sessions[ranks.session].window.alignment.error_ns))
-
-
 # --- What is new goes to the rank registry within a tick, and its answer is applied.
 
 Answer = Callable[[TickNews], TickAnswer]
@@ -221,46 +214,6 @@ def exchange(tables: Tables, sessions: Mapping[int, Session], answer: Answer, fa
             session.set_peer(flow_id_of(flow), job, number)
 
 
-def query_names(
-    tables: Tables, sessions: Mapping[int, Session], answer: Answer, fail: Fail, session_indices: Iterable[int]
-) -> None:
-    """The same when those ranks of some sessions that have no name have asked for it."""
-    for session_index in sorted(session_indices):
-        ranks = sessions[session_index].window.ranks
-        try:
-            if ranks.unnamed:
-                ranks.request_names()
-        except Exception as error:
-            fail(session_index, error)
-    exchange(tables, sessions, answer, fail)
-
-
-def end_ranks(
-    tables: Tables, sessions: Mapping[int, Session], answer: Answer, fail: Fail, session_indices: Iterable[int]
-) -> None:
-    """No marks will come of some sessions any more: their ranks have names now or never, and end."""
-    ranks = [sessions[session_index].window.ranks for session_index in session_indices]
-    for own in ranks:
-        own.request_last_names()
-    exchange(tables, sessions, answer, fail)
-    for own in ranks:
-        own.end_of_stream()
-
-
-def find_peer_flows(
-    tables: Tables, sessions: Mapping[int, Session], fail: Fail, session_indices: Iterable[int]
-) -> None:
-    """Flows of some sessions that are a job's by their other end; the other end may be described before or after."""
-    horizon_ns = tables.sessions.table["horizon_ns"]
-    for session_index in session_indices:
-        session = sessions[session_index]
-        if session.serves:
-            try:
-                session.find_peer_flows(int(horizon_ns[session_index]))
-            except Exception as error:
-                fail(session_index, error)
-
-
 # --- stage
 
 _T = TypeVar("_T")
@@ -290,11 +243,9 @@ class HostStage:
         return session.index
 
     def session(self, session_index: int) -> Session:
-        """The session at a place."""
         return self._sessions[session_index]
 
     def close(self, session_index: int) -> None:
-        """Forget a session."""
         session = self._sessions.pop(session_index)
         window, tables = session.window, self.tables
         session.forget()
@@ -306,7 +257,6 @@ class HostStage:
         tables.sessions.remove(session_index, len(window.links))
 
     def add(self, session_index: int, message: netmon_pb2.Batch) -> None:
-        """Queue a batch for the next tick."""
         if session_index not in self._broken:
             self._queue.append((session_index, message))
 
@@ -352,7 +302,7 @@ class HostStage:
         """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
         settled = self.tick()
         if leaving:
-            end_ranks(self.tables, self._sessions, self._answer, partial(self._fail, settled), session_indices)
+            self._end_ranks(settled, session_indices)
         last = np.array(
             [self._sessions[session_index].window.latest_ns() for session_index in session_indices], np.int64
         )
@@ -430,14 +380,44 @@ class HostStage:
                 batches.fail(batch, error)
             if marks or session_index in introduced:
                 with_marks.add(session_index)
-        common = self.tables, self._sessions, self._answer, batches.fail_session
-        query_names(*common, (with_marks | self._unnamed) - self._broken)
-        find_peer_flows(self.tables, self._sessions, batches.fail_session, last)
+        self._query_names(batches, (with_marks | self._unnamed) - self._broken)
+        self._find_peer_flows(batches, last)
         inferred, self._waiting = self._waiting, set()
         for session_index in inferred:  # what the traffic has shown, now that the processes' ranks are known
             self._sessions[session_index].window.infer()
-        query_names(*common, inferred)
+        self._query_names(batches, inferred)
         return with_marks | inferred
+
+    def _query_names(self, batches: Batches, session_indices: Iterable[int]) -> None:
+        """Ranks of some sessions that step and have no name ask for it."""
+        for session_index in sorted(session_indices):
+            ranks = self._sessions[session_index].window.ranks
+            try:
+                if ranks.unnamed:
+                    ranks.request_names()
+            except Exception as error:
+                batches.fail_session(session_index, error)
+        exchange(self.tables, self._sessions, self._answer, batches.fail_session)
+
+    def _end_ranks(self, settled: Settled, session_indices: Iterable[int]) -> None:
+        """No marks will come of some sessions any more: their ranks have names now or never, and end."""
+        ranks = [self._sessions[session_index].window.ranks for session_index in session_indices]
+        for own in ranks:
+            own.request_last_names()
+        exchange(self.tables, self._sessions, self._answer, partial(self._fail, settled))
+        for own in ranks:
+            own.end_of_stream()
+
+    def _find_peer_flows(self, batches: Batches, session_indices: Iterable[int]) -> None:
+        """Flows of some sessions that are a job's by their other end, which may be described before or after."""
+        horizon_ns = self.tables.sessions.table["horizon_ns"]
+        for session_index in session_indices:
+            session = self._sessions[session_index]
+            if session.serves:
+                try:
+                    session.find_peer_flows(int(horizon_ns[session_index]))
+                except Exception as error:
+                    batches.fail_session(session_index, error)
 
     def _use_offsets(self) -> None:
         """Tell the ranks what their clocks are off by now."""
@@ -508,7 +488,11 @@ class HostStage:
             window = self._sessions[session_index].window
             self._guard(settled, session_index, window.align_ranks)
             (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(session_index)
-        publish_table_ranks(self.tables, self._sessions)
+        log, rank_table = tables.rank_log, tables.rank_table
+        log.stepped(rank_table.take_steps())
+        log.step_events(
+            rank_table.check(log.young, lambda ranks: self._sessions[ranks.session].window.alignment.error_ns)
+        )
         exchange(self.tables, self._sessions, self._answer, partial(self._fail, settled))
         for session_index in training:
             self._sessions[session_index].window.ranks.aligned()

@@ -98,7 +98,6 @@ class Evidence:
 
     @property
     def nbytes(self) -> int:
-        """Of all rows."""
         return self._transport.nbytes + self._host.nbytes
 
     def check(self, many: ManyBatches, session_index: _Indices) -> dict[int, str]:
@@ -188,7 +187,6 @@ class Evidence:
         return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if known else math.nan
 
     def take(self) -> EvidencePieces:
-        """Hand all of it over."""
         self.waiting = set()
         return EvidencePieces(self._transport.take(), self._host.take())
 
@@ -204,7 +202,6 @@ class Evidence:
             }
 
     def drop(self, session_index: int) -> None:
-        """The session is gone."""
         self._transport.drop(session_index)
         self._host.drop(session_index)
         self.waiting.discard(session_index)
@@ -263,35 +260,12 @@ class RecentIterations:
             yield from map(Over, *(found[name].tolist() for name in Over._fields))
 
     def drop(self, session_index: int) -> None:
-        """The session is gone."""
         kept = (rows[rows["session"] != session_index] for rows in self._pieces)
         self._pieces = [rows for rows in kept if len(rows)]
         self._count = sum(map(len, self._pieces))
 
 
-# --- The class of all hosts' rows.
-
-_Classes = npt.NDArray[np.uint8]
-
-
-class Classifier:
-    """Classifies rows by their flow's owner and what else its link carries meanwhile."""
-
-    def __init__(self, flows: AllFlows, sessions: SessionIndex, settings: Settings) -> None:
-        """flows, sessions: of all sessions."""
-        self._flows, self._sessions, self._settings = flows, sessions, settings
-
-    def classify(self, rows: Columns, link: npt.NDArray[np.int64]) -> tuple[Windows, _Classes]:
-        """rows: of ARRIVED; link: of each, of all sessions' → windows, the class of each row."""
-        class_, job, traffic = (self._flows.of_flows(name, rows["flow"]) for name in ("class", "job", "traffic"))
-        gradient = (class_ == Class.DL_ONLY) & np.isin(traffic, BULK)
-        query = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
-        links = self._sessions.links
-        windows = share_windows(query, links["capacity_bps"], links["window_ns"], self._settings.share_threshold)
-        return windows, row_classes(query, windows)
-
-
-# --- tables
+# --- Everything that is one table for all sessions.
 
 _NUMBERS_REST_S = 3600.0
 
@@ -303,7 +277,7 @@ class Classified:
     rows: Columns  # of ARRIVED
     link: npt.NDArray[np.int64]  # of each row, among all sessions' links
     windows: Windows
-    classes: _Classes
+    classes: npt.NDArray[np.uint8]
 
 
 class Tables:
@@ -318,7 +292,6 @@ class Tables:
         self.unstored = Unstored()
         self.payload, self.onsets = PendingRows(), PendingRows()
         self.evidence = Evidence(self.flows, self.sessions)
-        self.classifier = Classifier(self.flows, self.sessions, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
         self.iterations, self.over = UnstoredIterations(), RecentIterations()
@@ -339,9 +312,13 @@ class Tables:
         return found
 
     def classified(self, rows: Columns) -> Classified:
-        """Rows of ARRIVED with their classes."""
-        link = self.link(rows)
-        return Classified(rows, link, *self.classifier.classify(rows, link))
+        """Rows of ARRIVED with their classes, by their flow's owner and what else its link carries meanwhile."""
+        link, links = self.link(rows), self.sessions.links
+        class_, job, traffic = (self.flows.of_flows(name, rows["flow"]) for name in ("class", "job", "traffic"))
+        gradient = (class_ == Class.DL_ONLY) & np.isin(traffic, BULK)
+        query = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
+        windows = share_windows(query, links["capacity_bps"], links["window_ns"], self.settings.share_threshold)
+        return Classified(rows, link, windows, row_classes(query, windows))
 
     def merged(self, rows: Columns) -> Columns:
         """One row per flow and bucket, by session and time."""
@@ -353,7 +330,6 @@ class Tables:
         return AllSteps(of_sessions, self.flows, len(self.sessions.table), self.rank_table.steps())
 
     def reclassify_traffic(self) -> None:
-        """Decide anew what each DL flow carries."""
         recovered = [self.flows.job(name) for name in self.rank_log.recovered]
         self.flows.reclassify_traffic(self._unexplained(), recovered)
 
@@ -369,7 +345,7 @@ class Tables:
         names, of = rows.about.jobs
         return rows.take(np.array([name not in unclear for name in names])[of[rows.whose]])
 
-    def stamped(self, rows: Columns, classes: _Classes, steps: AllSteps) -> Columns:
+    def stamped(self, rows: Columns, classes: npt.NDArray[np.uint8], steps: AllSteps) -> Columns:
         """Settled rows as the dataset has them, of SETTLED; but for the times of long ago (see SessionIndex.older)."""
         session, flow, start = rows["session"], rows["flow"], rows["start_ns"]
         job, iteration = steps.stamp(session, flow, start)
@@ -386,14 +362,12 @@ class Tables:
         return np.repeat(self.sessions.utc(session[first], start_ns[first]), np.diff(np.append(first, len(session))))
 
     def accounted(self, rows: IterationRows) -> Accounted:
-        """Iterations with the account of their bytes."""
         window_ns, alone = self.sessions.table["window_ns"][rows.session], rows.each_of("size") == 1
         job = rows.numbers(self.flows.job)
         query = TrafficQuery(rows.session, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
         return Accounted(rows, self.accounts.tally(query, self.flows.traffic_owners, self.flows.jobs))
 
     def add_iterations(self, accounted: Accounted) -> None:
-        """Iterations on their way to the dataset."""
         rows = accounted.rows
         self.iterations.add(accounted)
         columns = {"start_ns": rows.start_ns, "end_ns": rows.end_ns, "number": rows.number}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,66 +13,25 @@ import pyarrow as pa
 
 from collector.dataset.resume import SessionState
 from collector.dataset.tables import (
-    SCHEMAS,
     Origin,
     Origins,
     SessionMeta,
     bucket_table,
     column_of,
     flow_table,
+    host_table,
     iteration_table,
     ledger_table,
     nic_table,
     session_table,
+    transport_table,
 )
 from collector.host.iteration_rows import Accounted, all_accounted
 from collector.host.ledger import LedgerRow
 from netmon.columnar import Columns
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
-from netmon.evidence import UNKNOWN
 from netmon.records import Flow, NicSample, Table
-
-# --- Rows of what TCP says and of the host's part as Arrow tables.
-
-_Indices = npt.NDArray[np.integer]
-
-
-def transport_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.tables.STORED_TRANSPORT as the table `transport`; null: the kernel does not report."""
-    columns = _numbers_evidence_tables("transport", pieces) | _times(origins, of, pieces)
-    limited = column_of(pieces, "application_limited")
-    columns["application_limited"] = pa.array(limited == 1, mask=limited == UNKNOWN)
-    return origins.table("transport", of, columns | origins.link_columns(of, column_of(pieces, "link")))
-
-
-def host_table(origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.tables.STORED_HOST_PART as the table `host`; jobs: by the rows' number."""
-    columns = _numbers_evidence_tables("host", pieces) | _times(origins, of, pieces)
-    job = column_of(pieces, "job")
-    names = pa.array([*jobs, ""], pa.string())
-    columns["job"] = pa.DictionaryArray.from_arrays(pa.array(np.where(job < 0, len(jobs), job), pa.int32()), names)
-    columns["rank"] = column_of(pieces, "rank")
-    columns["pid"] = np.maximum(column_of(pieces, "pid"), 0)
-    return origins.table("host", of, columns)
-
-
-def _times(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> dict[str, Any]:
-    return {name: origins.utcs(of, column_of(pieces, name)) for name in ("start_ns", "end_ns")}
-
-
-def _numbers_evidence_tables(name: str, pieces: Sequence[Columns]) -> dict[str, Any]:
-    """The columns that are numbers or not known."""
-    there = [field for field in SCHEMAS[name] if field.name in pieces[0].names]
-    numbers = {}
-    for field in there:
-        if pa.types.is_integer(field.type):
-            column = column_of(pieces, field.name)
-            numbers[field.name] = pa.array(column, field.type, mask=column == UNKNOWN, safe=False)
-    return numbers
-
-
-# --- unstored
 
 _T = TypeVar("_T")
 _MOST_PARTS = 512  # that are put in order one by one
@@ -87,17 +46,14 @@ class Unstored:
         """Of all rows."""
 
     def add(self, rows: Columns) -> None:
-        """Add rows of any sessions."""
         if len(rows):
             self._pieces.append(rows)
             self.nbytes += rows.nbytes
 
     def jobs(self) -> set[int]:
-        """The numbers of the jobs of all rows."""
         return {job for rows in self._pieces for job in np.unique(rows["job"]).tolist()}
 
     def take(self) -> list[Columns]:
-        """Hand all of it over."""
         pieces, self._pieces, self.nbytes = self._pieces, [], 0
         return pieces
 
@@ -109,7 +65,6 @@ class Unstored:
             self.add(rows[~np.isin(rows["session"], gone)] if gone else rows)
 
     def drop(self, session_index: int) -> None:
-        """The session is gone."""
         pieces, self._pieces, self.nbytes = self._pieces, [], 0
         for rows in pieces:
             own = rows["session"] == session_index
@@ -276,7 +231,6 @@ class UnstoredIterations:
             self._latest = None
 
     def take(self) -> list[Accounted]:
-        """Hand all of them over."""
         pieces, self._pieces, self._latest = self._pieces, [], None
         return pieces
 
@@ -290,7 +244,6 @@ class UnstoredIterations:
             self.add(piece if there.all() else piece.take(there))
 
     def drop(self, session_index: int) -> None:
-        """The session is gone."""
         for piece in self.take():
             own = piece.rows.session == session_index
             self.add(piece.take(~own) if own.any() else piece)

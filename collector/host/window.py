@@ -22,17 +22,7 @@ from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.dl.timemap import TimeMap
 from netmon.mark_runs import MarkRun, mark_runs, marks_of
-from netmon.records import (
-    AgentCost,
-    ClockExchange,
-    ClockSample,
-    Flow,
-    Hello,
-    Mark,
-    Moment,
-    NicSample,
-    Table,
-)
+from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, Moment, NicSample, Table
 from netmon.wire.limits import FURTHEST_NS
 
 
@@ -124,17 +114,6 @@ class HostWindow:
         """Every row that begins before it has settled (mono)."""
         return int(self._row["settled_ns"])
 
-    @property
-    def bucket_ns(self) -> int:
-        """Width of the newest rows."""
-        return int(self._row["bucket_ns"])
-
-    @property
-    def cost(self) -> AgentCost:
-        """What the agent used lately."""
-        names = ("rss_bytes", "spool_bytes", "warnings")
-        return AgentCost(float(self._row["cpu_fraction"]), *(int(self._row[name]) for name in names))
-
     def align(
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int
     ) -> Update | None:
@@ -157,7 +136,6 @@ class HostWindow:
         self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
 
     def use_map(self) -> None:
-        """The clock is mapped anew."""
         self._tables.sessions.use_map(self.session, self.alignment.map)
 
     def mark(self, news: News) -> Sequence[MarkRun]:
@@ -192,7 +170,6 @@ class HostWindow:
         return True
 
     def describe(self, flow: Flow) -> None:
-        """Take in what a flow is."""
         self.flows.describe(self.named(flow))
         if self.flows.beyond and not self._crowded:
             self._crowded = True

@@ -42,11 +42,9 @@ class FlowMatching:
         self._new: list[tuple[int, int, int, bool]] = []
 
     def __len__(self) -> int:
-        """Flows that are known."""
         return len(self._keys)
 
     def add_flow(self, flow: FlowUpdate) -> None:
-        """Take in a flow that was reported."""
         if flow.flow in self._keys:
             return
         key = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol
@@ -62,7 +60,6 @@ class FlowMatching:
                 self._new.append((sender, receiver, self._pair(pair), session_of(sender) == pair[0]))
 
     def forget_flows(self, flows: Iterable[int]) -> None:
-        """These flows are over."""
         gone = [flow for flow in flows if flow in self._keys]
         for flow in gone:
             ends = self._ends[self._keys[flow]]
@@ -107,8 +104,8 @@ class FlowMatching:
     def received(self, flow: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Of rows, by flow: (row, link) of each row that is a receiver's, once per link."""
         links = self.links()
-        rows, session_index = _find(flow, links["receiver"][self._by_receiver])
-        return rows, self._by_receiver[session_index]
+        rows, at = _find(flow, links["receiver"][self._by_receiver])
+        return rows, self._by_receiver[at]
 
     def _keep(self, links: Table) -> None:
         self._links = links.take(np.argsort(links["sender"], kind="stable"))
@@ -346,7 +343,6 @@ class Clocks:
         return True
 
     def add_news(self, news: HostNews) -> None:
-        """Take in flows and onsets, and what is over."""
         for flow in news.flows:
             self._ends.add_flow(flow)
         self._delays.add_onsets(news.onsets)

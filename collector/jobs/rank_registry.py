@@ -134,15 +134,12 @@ class Claims:
         return claim.holder == holder
 
     def __len__(self) -> int:
-        """Jobs of which somebody is a rank."""
         return len(self._claims)
 
     def holder(self, name: str, rank: int) -> Holder | None:
-        """Who is this rank."""
         return self._claims[name].claims[rank].holder if self.is_claimed(name, rank) else None
 
     def is_claimed(self, name: str, rank: int) -> bool:
-        """Whether somebody is this rank."""
         return name in self._claims and rank in self._claims[name].claims
 
     def release(self, name: str, rank: int, holder: Holder) -> None:
@@ -194,7 +191,6 @@ class RemoteEnds:
         self._reported: dict[int, _Owner] = {}  # what was said of each flow's other end, but nobody
 
     def __len__(self) -> int:
-        """Flows."""
         return len(self._keys)
 
     def update(self, over: Iterable[int], flows: Iterable[tuple[int, Flow]]) -> list[PeerUpdate]:
@@ -278,7 +274,6 @@ class Numbers:
                     moved(one.shift)
 
     def __len__(self) -> int:
-        """Jobs."""
         return len(self._jobs)
 
     def version(self, job: str) -> int:
@@ -310,7 +305,6 @@ class Numbers:
         return self._jobs[job].state(rank) if job in self._jobs else (Trust.RELATIVE, 0)
 
     def forget(self, job: str, rank: int) -> None:
-        """The rank is gone."""
         self.decide()
         if job in self._jobs:
             self._jobs[job].forget(rank)
@@ -355,7 +349,6 @@ class RankRegistry:
         return sum(map(len, (*ranks, self._versions, self._ends, self._numbers, self._claims)))
 
     def answer(self, news: TickNews) -> TickAnswer:
-        """Take in what is new on the hosts."""
         self._names, self._touched = {}, set()
         for session, holder in news.opened:
             self._sessions[session] = holder, set()
@@ -372,9 +365,9 @@ class RankRegistry:
     def _add_ranks(self, news: TickNews) -> None:
         steps = news.steps["after"].tolist()
         first = 0
-        for session_index, row in enumerate(news.ranks.tolist()):
+        for after, row in enumerate(news.ranks.tolist()):
             end = first
-            while end < len(steps) and steps[end] <= session_index:
+            while end < len(steps) and steps[end] <= after:
                 end += 1
             if end > first:
                 self._step(news.steps[first:end])

@@ -57,7 +57,6 @@ class _Job:
         return len(named) > 1 and named[1] > _MISTAKEN * sum(named)
 
     def rank(self, member: int) -> int:
-        """The member's rank."""
         return self.ranks.get(member, member)
 
 
@@ -219,7 +218,6 @@ class JobStage:
         self._trouble = ""  # why clocks are compared no more
 
     def answer(self, news: HostNews) -> JobNews:
-        """Take in what the hosts tell; computes for some milliseconds."""
         began_s = time.thread_time()
         inferred = self._inferring.add_news(news)
         clocks = self._compare(news)

@@ -82,7 +82,6 @@ class RecentRows:
         self._count = 0
 
     def add(self, settled: Settled) -> None:
-        """Keep what has come in a tick."""
         now, utc_ns = time.monotonic(), time.time_ns()
         for rows in settled.arrived:
             if len(rows):
@@ -93,7 +92,6 @@ class RecentRows:
             self._count -= len(self._parts.popleft()[1].rows)
 
     def parts(self) -> list[Part]:
-        """All that is kept."""
         return [part for _, part in self._parts]
 
 
@@ -295,7 +293,7 @@ class Judging:
             self._jobs[name] = job  # the job with the newest iteration is last
             job.last_step_s = now
             hosts = {session_index: sessions[session_index].hello.host for session_index in set(part.session.tolist())}
-            self._coming.extend((now + _WAIT_S, name, number) for number in job.add_all(hosts, part))
+            self._coming.extend((now + _WAIT_S, name, number) for number in job.add(hosts, part))
         self._sessions |= {session_index: sessions[session_index] for session_index in set(rows.session.tolist())}
 
     def add_accounts(self, accounted: Accounted) -> None:
@@ -339,7 +337,6 @@ class Judging:
         return bool(self._late) and self._late[0].since_s < now - _STORED_S
 
     def forget(self, session_index: int) -> None:
-        """A session is gone."""
         self._sessions.pop(session_index, None)
         for job in self._jobs.values():
             job.host_of.pop(session_index, None)
@@ -352,7 +349,6 @@ class Judging:
 
     @property
     def jobs_with_steps(self) -> int:
-        """Jobs that had iterations lately."""
         return len(self._jobs)
 
     async def finish(self) -> None:
@@ -468,19 +464,15 @@ class Judging:
         found[own] = of_owner
         numbers: dict[Whose, int] = {}
         ours = np.array([who.job == job for who in owners], np.bool_)[of_owner] if len(owners) else control
-        of_job = [
-            session_index
-            for session_index in np.flatnonzero(ours).tolist()
-            if flows.flows[own[session_index]] is not None
-        ]
-        described = [flow for session_index in of_job if (flow := flows.flows[own[session_index]])]
+        of_job = [flow for flow in np.flatnonzero(ours).tolist() if flows.flows[own[flow]] is not None]
+        described = [flow for at in of_job if (flow := flows.flows[own[at]])]
         peers = flows.ends.ranks(own[of_job].tolist(), described)
         transfers = own_transfers([*map(job_flow, described, peers)], size)
-        for session_index, peer, transfer in zip(of_job, peers, transfers, strict=True):
-            who = owners[of_owner[session_index]]
+        for flow, peer, transfer in zip(of_job, peers, transfers, strict=True):
+            who = owners[of_owner[flow]]
             named = (transfer.name, transfer.far) if transfer else ("", "")
-            one = Whose(who.job, who.rank, peer, bool(control[session_index]), *named)
-            found[own[session_index]] = numbers.setdefault(one, len(whose) + len(numbers))
+            one = Whose(who.job, who.rank, peer, bool(control[flow]), *named)
+            found[own[flow]] = numbers.setdefault(one, len(whose) + len(numbers))
         return [*whose, *numbers], found
 
     def _forget_old(self) -> None:
@@ -502,9 +494,6 @@ def _links(session: Session) -> list[tuple[int, Link]]:
     window, host = session.window, session.hello.host
     links = window.links
     return [
-        (
-            window.first_link + n,
-            Link(host, links.interface(n).name, links.direction(n), int(links.capacity_bps[n])),
-        )
+        (window.first_link + n, Link(host, links.interface(n).name, links.direction(n), int(links.capacity_bps[n])))
         for n in range(len(links))
     ]

@@ -11,12 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import Metric
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Exemplar,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
 
 from collector.flushing import DELAY_BOUNDS_S, Delays
 from collector.metrics.job_counts import BOUNDS_S, JobCounts
@@ -53,7 +48,6 @@ class Seen:
 
 
 def families(seen: Seen) -> Iterator[Metric]:
-    """All of them."""
     yield from own_families("collector", seen.used)
     yield from _helpers(seen.helpers)
     yield from _hosts(seen.frozen)

@@ -58,7 +58,6 @@ class ShareHysteresis:
         return other
 
     def forget(self, links: npt.NDArray[np.integer]) -> None:
-        """These links have gone."""
         keep = ~np.isin(self._pairs // _MOST_JOBS, links)
         for name in ("_pairs", "_state", "_run", "_next"):
             setattr(self, name, getattr(self, name)[keep])
@@ -108,19 +107,10 @@ class Seen(NamedTuple):
     start_ns: npt.NDArray[np.int64]  # of the window
     wire_bytes: npt.NDArray[np.int64]
 
-    def take(self, session_indices: npt.NDArray[np.intp]) -> "Seen":
-        """Some of the rows."""
-        flow, link, classes, start_ns, wire_bytes = self
-        return Seen(
-            flow[session_indices],
-            link[session_indices],
-            classes[session_indices],
-            start_ns[session_indices],
-            wire_bytes[session_indices],
-        )
+    def take(self, rows: npt.NDArray[np.intp]) -> "Seen":
+        return Seen(*(column[rows] for column in self))  # type: ignore[arg-type]
 
     def __add__(self, other: tuple[Any, ...]) -> "Seen":
-        """The rows of both."""
         return Seen(*(np.concatenate(both) for both in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
@@ -158,7 +148,6 @@ class Arrivals:
         return len(self._fresh) >= _MOST_TABLES or self._fresh_rows >= self._most_rows
 
     def forget(self, links: npt.NDArray[np.integer]) -> None:
-        """These links have gone."""
         self._fresh = [rows[~np.isin(rows["link"], links)] for rows in self._fresh]
         self._seen = self._seen.take(np.flatnonzero(~np.isin(self._seen.link, links)))
         self._hysteresis.forget(links)

@@ -92,15 +92,14 @@ class Frozen:
 
     @cached_property
     def by_name(self) -> npt.NDArray[np.intp]:
-        """The links in the order of their names."""
         names = self.link_names
         return np.array(sorted(range(len(names)), key=lambda place: names[place][:3]), np.intp)
 
     @cached_property
     def worst_first(self) -> npt.NDArray[np.intp]:
         """The links: those of jobs by their share of cross traffic, then what is not covered, the rest of the jobs'."""
-        session_index = np.empty(len(self.links), np.int64)
-        session_index[self.by_name] = np.arange(len(self.links))
+        turn = np.empty(len(self.links), np.int64)
+        turn[self.by_name] = np.arange(len(self.links))
         capacity = self.links["capacity_bps"]
         total = np.where(capacity > 0, capacity, self.now_bps.sum(axis=1))
         cross = np.divide(self.now_bps[:, Class.CROSS], total, out=np.zeros(len(total)), where=total > 0)
@@ -110,7 +109,7 @@ class Frozen:
         lost = self.links["overflow_bytes"] + self.links["lost_kernel_bytes"] + self.links["lost_agent_bytes"]
         kind = np.select([met, self.low | (lost > 0), trains], [0, 1, 2], 3)
         step = np.select([kind == 0, kind == 1], [-np.floor(cross * _STEPS), -np.floor(np.log2(lost + 1.0))], 0)
-        return np.lexsort((session_index, step, kind))
+        return np.lexsort((turn, step, kind))
 
     @cached_property
     def notable_hosts(self) -> npt.NDArray[np.intp]:
@@ -121,7 +120,6 @@ class Frozen:
 
     @cached_property
     def totals(self) -> Totals:
-        """Everything added up."""
         hosts, links, connected = self.hosts, self.links, self.hosts["connected"]
         present = self.now_bps[~self.silent[links["host"]]]
         return Totals(
@@ -207,7 +205,6 @@ def _job_views(frozen: Frozen, selection: Selection, jobs: Jobs, shown: Sequence
 
 
 def printable_line(text: str) -> str:
-    """A line of bounded length."""
     line = printable(text, 4 * LONGEST_WARNING)
     return line if len(line) <= LONGEST_WARNING else f"{line[: LONGEST_WARNING - 1]}…"
 
@@ -274,8 +271,8 @@ def _host_views(frozen: Frozen, numbers: list[int]) -> tuple[HostView, ...]:
 def _link_views(frozen: Frozen, links: Indices) -> tuple[LinkView, ...]:
     rates = frozen.series.sums[links] * _BPS
     unknown = frozen.unknown_columns[links]
-    for session_index in np.flatnonzero(unknown).tolist():
-        rates[session_index, : unknown[session_index]] = np.nan
+    for link in np.flatnonzero(unknown).tolist():
+        rates[link, : unknown[link]] = np.nan
     hosts = frozen.hosts[frozen.links["host"][links]]
     ends = frozen.series.end[links] * INTERVAL_NS + hosts["horizon_utc_ns"] - hosts["horizon_ns"]
     rows = zip(links.tolist(), frozen.links[links].tolist(), rates, ends.tolist(), strict=True)

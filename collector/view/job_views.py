@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.iteration_rows import Accounted, IterationRows, goes_on, iteration_rows
+from collector.host.iteration_rows import Accounted, IterationRows, Ring, goes_on
 from collector.metrics.job_counts import Counts
 from collector.view.series import groups
-from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
@@ -30,40 +29,7 @@ from netmon.views import NOT_UNDERSTOOD, STEP, JobView, RankView, SourceScore, V
 _ENDED = np.dtype([("number", "<i8"), ("rank", "<i8"), ("duration_ns", "<i8")])
 _MOMENTS = ("start_ns", "comm_start_ns", "wait_start_ns", "comm_end_ns", "end_ns")
 _STEP = np.dtype([*((name, _ENDED[name].str) for name in _ENDED.names or ()), *((name, "<i8") for name in _MOMENTS)])
-_FIRST = 64  # rows
 _MOST = 16_384  # rows: of a job with many ranks fewer iterations are kept
-_NOBODY = -1
-
-
-class _Ring:
-    """The last rows; oldest ones give way once there are `per_rank` of each rank, or _MOST."""
-
-    def __init__(self, dtype: "np.dtype[np.void]", per_rank: int) -> None:
-        self._per_rank = per_rank
-        self._rows = np.zeros(_FIRST, dtype)
-        self._next, self.count = 0, 0
-
-    @property
-    def rows(self) -> Table:
-        """In no order."""
-        return self._rows[: self.count]
-
-    def add(self, rows: Table, ranks: int) -> None:
-        """Put them in, in their order."""
-        limit = min(self._per_rank * max(ranks, 1), _MOST)
-        while len(rows):
-            if self._next == len(self._rows) and self.count < limit:
-                self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), self._rows.dtype)])
-            elif self._next >= min(limit, len(self._rows)):
-                self._next = 0
-            count = min(len(rows), min(limit, len(self._rows)) - self._next)
-            self._rows[self._next : self._next + count] = rows[:count]
-            self._next += count
-            self.count, rows = max(self.count, self._next), rows[count:]
-
-    def drop(self, rank: int) -> None:
-        """The rows of a rank are nobody's."""
-        self.rows["rank"][self.rows["rank"] == rank] = _NOBODY
 
 
 class JobHistory:
@@ -71,10 +37,9 @@ class JobHistory:
 
     def __init__(self, recent: int, accounted: int) -> None:
         """Begin empty; recent, accounted: iterations of each rank whose durations are kept, as they end and settle."""
-        self._ended, self._steps = _Ring(_STEP, recent), _Ring(_ENDED, accounted)
+        self._ended, self._steps = Ring(_STEP, recent, _MOST), Ring(_ENDED, accounted, _MOST)
 
     def end(self, rows: IterationRows, ranks: int) -> None:
-        """Iterations have ended."""
         rows_ended = np.empty(len(rows), _STEP)
         rows_ended["number"], rows_ended["rank"], rows_ended["duration_ns"] = (
             rows.number,
@@ -179,13 +144,11 @@ class _Rank:
 
     @property
     def last(self) -> Iteration:
-        """Its last iteration."""
         rows, row = self.ended
         return rows.iteration(row)
 
     @property
     def source(self) -> Source:
-        """The source of its last iteration."""
         rows, row = self.ended
         return rows.about[int(rows.whose[row])].source
 
@@ -214,7 +177,6 @@ class _Job:
     facts: JobFacts | None = None  # the same
 
     def members(self) -> dict[int, _Rank]:
-        """The ranks that it has now."""
         return {number: rank for number, rank in self.ranks.items() if not self.size or number < self.size}
 
     @staticmethod
@@ -289,7 +251,6 @@ class Jobs:
         self.counts.ended(name, rows, lambda: {hosts[session_index] for session_index in rows.session.tolist()})
 
     def add_accounts(self, accounted: Accounted) -> None:
-        """The bytes of iterations that have ended."""
         for name, own in accounted.rows.by_job():
             part = accounted.take(own)
             self.counts.accounted(name, part.rows)
@@ -320,10 +281,6 @@ class Jobs:
             found.append(own[rows.duration_ns[own] >= NOTABLE * job.baseline_ns])
         return np.concatenate(found)
 
-    def ended(self, host: str, iteration: Iteration) -> None:
-        """An iteration has ended; its account follows."""
-        self.add_ended({0: host}, iteration_rows([(0, iteration)]))
-
     def _learn_name(self, job: _Job, iteration: Iteration) -> None:
         """The lowest rank's word counts, so that it does not change with who was heard last."""
         called = iteration.rank, iteration.job_name
@@ -349,13 +306,7 @@ class Jobs:
             self._renamed = True
             del self._jobs[first]
 
-    def accounted(self, iteration: Iteration, tally: Tally) -> None:
-        """The bytes of an iteration that has ended."""
-        columns = {name: np.array([value]) for name, value in tally._asdict().items()}
-        self.add_accounts(Accounted(iteration_rows([(0, iteration)]), columns))
-
     def judged(self, verdict: Verdict) -> None:
-        """Why an iteration that stands out took so long."""
         self.counts.judged(verdict)
         job = self._jobs.get(verdict.job)
         if job:
@@ -369,7 +320,6 @@ class Jobs:
                 job.sharing, job.view = now, None
 
     def hosts(self, job: str) -> tuple[str, ...]:
-        """Where its ranks are."""
         return tuple(sorted({rank.host for rank in self._jobs.get(job, _Job()).members().values()}))
 
     def names(self) -> dict[str, str]:
@@ -386,13 +336,8 @@ class Jobs:
         )
 
     def pattern(self, job: str, pattern: str) -> None:
-        """How the ranks of a job communicate."""
         if job in self._jobs:
             self._jobs[job].pattern, self._jobs[job].view = pattern, None
-
-    def warnings(self) -> list[str]:
-        """One line per rank that has stopped while the others went on."""
-        return [line for facts in self.facts() for line in facts.stopped]
 
     def facts(self) -> list[JobFacts]:
         """Of every job, by name."""
@@ -497,10 +442,10 @@ def _not_understood(name: str, job: _Job) -> JobView:
 def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:
     """In ns, as np.quantile interpolates them, in a tenth of its time."""
     ordered = np.sort(durations)
-    session_indices = np.array((0.5, 0.99)) * (len(ordered) - 1)
-    below = session_indices.astype(np.int64)
+    at = np.array((0.5, 0.99)) * (len(ordered) - 1)
+    below = at.astype(np.int64)
     low, high = ordered[below], ordered[np.minimum(below + 1, len(ordered) - 1)]
-    median, p99 = (low + (high - low) * (session_indices - below)).tolist()
+    median, p99 = (low + (high - low) * (at - below)).tolist()
     return int(median), int(p99)
 
 

@@ -18,17 +18,17 @@ def groups(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDAr
     if not len(keys):
         return keys, np.empty(0, np.int64)
     first = int(keys.min())
-    session_indices = int(keys.max()) - first + 1
-    if session_indices > _CLOSE * len(keys):
+    places = int(keys.max()) - first + 1
+    if places > _CLOSE * len(keys):
         distinct, of_key = np.unique(keys, return_inverse=True)
         return distinct, of_key.astype(np.int64, copy=False)
-    session_index = keys - first
-    present = np.zeros(session_indices, np.bool_)
-    present[session_index] = True
+    place = keys - first
+    present = np.zeros(places, np.bool_)
+    present[place] = True
     distinct = np.flatnonzero(present)
-    number = np.empty(session_indices, np.int64)  # what is not written is not read
+    number = np.empty(places, np.int64)  # what is not written is not read
     number[distinct] = np.arange(len(distinct))
-    return distinct + first, number[session_index]
+    return distinct + first, number[place]
 
 
 def summed(group: npt.NDArray[np.int64], amount: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.int64]:
@@ -55,7 +55,6 @@ class LinkSeries:
         """Of all rows since the link came, (links, class)."""
 
     def extend(self, links: int) -> None:
-        """Have room for so many links."""
         more = links - len(self._newest)
         if more > 0:
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]), np.int64)])
@@ -121,11 +120,10 @@ class SeriesCopy:
         wire_bytes: npt.NDArray[np.int64],
     ) -> None:
         """Add rows, arrays of one length; those of columns that are not shown are left out."""
-        session_index = column - self.end[link] + COLUMNS
-        kept = np.flatnonzero((session_index >= 0) & (session_index < COLUMNS))
-        cell = (link[kept].astype(np.int64) * COLUMNS + session_index[kept]) * len(Class) + classes[kept]
+        place = column - self.end[link] + COLUMNS
+        kept = np.flatnonzero((place >= 0) & (place < COLUMNS))
+        cell = (link[kept].astype(np.int64) * COLUMNS + place[kept]) * len(Class) + classes[kept]
         np.add.at(self.sums.reshape(-1), cell, wire_bytes[kept])
 
     def of(self, links: npt.NDArray[np.integer]) -> "SeriesCopy":
-        """Of these links only, in their order."""
         return SeriesCopy(self.sums[links], self.end[links])

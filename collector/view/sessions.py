@@ -130,7 +130,6 @@ class Sessions:
     """The sessions that viewers see, one of each host; links and flows have the numbers of the stage's tables."""
 
     def __init__(self, tables: Tables) -> None:
-        """tables: the host stage's."""
         self._tables = tables
         self._shown: list[Session] = []
         self._indices: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
@@ -198,7 +197,6 @@ class Sessions:
 
     @staticmethod
     def links_of(session: Session) -> npt.NDArray[np.int64]:
-        """The numbers of its links."""
         first = session.window.first_link
         return np.arange(first, first + len(session.window.links))
 

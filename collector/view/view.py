@@ -77,10 +77,10 @@ class View:
         jobs = self._jobs.facts()
         unclear = (f"job {job.name}: {NOT_UNDERSTOOD}" for job in jobs if job.unclear)
         self._jobs.take_scores(self._state.scores(), self._state.stepping_jobs())
-        session_index = np.full(len(links), -1, np.int64)
-        session_index[shown] = np.arange(len(shown))
-        live = np.flatnonzero(session_index[flows.link] >= 0)
-        flows = flows._replace(link=session_index[flows.link]).take(live)
+        place = np.full(len(links), -1, np.int64)
+        place[shown] = np.arange(len(shown))
+        live = np.flatnonzero(place[flows.link] >= 0)
+        flows = flows._replace(link=place[flows.link]).take(live)
         return Frozen(
             time_ns=now_utc_ns,
             share_threshold=self._settings.share_threshold,

@@ -38,8 +38,8 @@ def iteration(number, rank, duration_ms=100, size=2):
 
 def told(job, numbers, ranks=(0, 1), duration_ms=100):
     """What is said to stand out."""
-    found = (job.add(rank, f"h{rank}", iteration(number, rank, duration_ms)) for number in numbers for rank in ranks)
-    return [number for numbers in found for number in numbers]
+    each = ((rank, iteration(number, rank, duration_ms)) for number in numbers for rank in ranks)
+    return [number for one in each for number in job.add({one[0]: f"h{one[0]}"}, iteration_rows([one]))]
 
 
 def test_an_iteration_stands_out_once_every_rank_has_ended_it():
@@ -62,7 +62,7 @@ def test_the_usual_is_that_of_iterations_without_foreign_traffic():
         slow = number >= 8
         assert told(job, [number], duration_ms=300 if slow else 100) == ([number] if slow else [])
         if slow:
-            job.was_shared(number, 0)
+            job.were_shared(iteration_rows([(0, iteration(number, 0))]))
         accounted(job, number)
     rows = job.rows()
     assert set(rows["number"][rows["shared"]].tolist()) == set(range(8, 40))
@@ -89,7 +89,7 @@ def test_where_all_iterations_had_foreign_traffic_those_stand_out_that_took_long
     for number in range(40):
         slow = number % 10 == 9
         assert told(job, [number], duration_ms=150 if slow else 100) == ([number] if slow else [])
-        job.was_shared(number, 0)
+        job.were_shared(iteration_rows([(0, iteration(number, 0))]))
         accounted(job, number)
 
 

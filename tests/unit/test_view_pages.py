@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from test_jobs import iteration, tally
+from test_jobs import accounted, ended, iteration, tally
 
 from collector import answers
 from collector.answers import Watching
@@ -108,8 +108,8 @@ class Cluster:
         for job in range(HOSTS // 4):
             for rank in range(4):
                 one = iteration(7, rank, name=f"job-{job}", size=4)
-                self.jobs.ended(f"h{4 * job + rank:02}", one)
-                self.jobs.accounted(one, tally(cross_rx=10**6 if 4 * job + rank in crossed else 0))
+                ended(self.jobs, f"h{4 * job + rank:02}", one)
+                accounted(self.jobs, one, tally(cross_rx=10**6 if 4 * job + rank in crossed else 0))
 
     def page(self, **asked: Any) -> Snapshot:
         return page(self.view.freeze(UTC), Selection(**asked), self.state, self.jobs)
