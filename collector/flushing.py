@@ -18,7 +18,7 @@ from collector.ending import Together
 from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
 from collector.host.tables import Tables
-from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
+from collector.host.unstored import SessionFlush, by_session, flush_tables
 from collector.quarantine import Failures
 from netmon.columnar import Columns
 from netmon.dl.verdict.verdict_text import columns
@@ -83,7 +83,8 @@ class _Due:
     sessions: _Sessions
     buckets: list[Columns]
     iterations: list[Accounted]
-    evidence: EvidencePieces
+    transport: list[Columns]
+    host: list[Columns]
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
     verdicts: list[Verdict]
@@ -119,7 +120,7 @@ class Flushing:
 
     @property
     def pending_bytes(self) -> int:
-        return self._tables().unstored.nbytes + self._tables().evidence.nbytes
+        return self._tables().unstored_bytes
 
     def storing(self) -> Storing:
         return Storing(self.pending_bytes / MOST_PENDING_BYTES, self._writing_s)
@@ -176,7 +177,8 @@ class Flushing:
             there = {flush.session for session, flush in due.sessions if id(session) in known}
             tables.unstored.put_back(due.buckets, there)
             tables.iterations.put_back(due.iterations, there)
-            tables.evidence.put_back(due.evidence, there)
+            tables.evidence.transport.put_back(due.transport, there)
+            tables.evidence.host.put_back(due.host, there)
             self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
             if not isinstance(error, DataError):
                 raise
@@ -226,8 +228,8 @@ class Flushing:
         tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
         self.full_rows, self.verdicts = [], []
         jobs = list(tables.flows.jobs)
-        rows = tables.unstored.take(), tables.iterations.take(), tables.evidence.take()
-        return _Due(flushes, *rows, jobs, full, verdicts)
+        evidence = tables.evidence.transport.take(), tables.evidence.host.take()
+        return _Due(flushes, tables.unstored.take(), tables.iterations.take(), *evidence, jobs, full, verdicts)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Session, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -266,17 +268,18 @@ class Flushing:
 
 
 def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> dict[str, pa.Table]:
-    return flush_tables([flush for _, flush in sessions], buckets, due.jobs, due.evidence, due.iterations)
+    flushes = [flush for _, flush in sessions]
+    return flush_tables(flushes, buckets, due.jobs, due.iterations, due.transport, due.host)
 
 
 def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Session, Exception]]]:
     """The sessions whose tables can be built, and those of which they cannot."""
     buckets = by_session(due.buckets)
     good, failed = [], []
-    for session, flush in due.sessions:
+    for one in due.sessions:
         try:
-            flush_tables([flush], buckets.get(flush.session, []), due.jobs, due.evidence, due.iterations)
-            good.append((session, flush))
+            _tables_of([one], buckets.get(one[1].session, []), due)
+            good.append(one)
         except Exception as error:
-            failed.append((session, error))
+            failed.append((one[0], error))
     return good, failed

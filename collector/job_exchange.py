@@ -162,11 +162,8 @@ def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Tab
         late = older[run]
         time_ns[late] = by_place[session_index].window.alignment.map.utcs(payload["time_ns"][late])
     updates = np.empty(len(onsets), ONSET_UPDATE)
-    updates["flow"], updates["time_ns"], updates["bucket_ns"] = (
-        numbers(onsets["flow"]),
-        onsets["time_ns"],
-        onsets["amount"],
-    )
+    updates["flow"] = numbers(onsets["flow"])
+    updates["time_ns"], updates["bucket_ns"] = onsets["time_ns"], onsets["amount"]
     grains = _grains(time_ns, payload["flow"], payload["amount"])
     grains["flow"] = numbers(grains["flow"])
     return grains, updates, lost

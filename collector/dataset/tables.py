@@ -405,26 +405,23 @@ class SessionMeta(NamedTuple):
 
 def session_table(origins: Origins, sessions: Mapping[int, SessionMeta]) -> pa.Table:
     """What holds for all rows of some sessions, by index, as the table `sessions`."""
-    rows = [(session, interface) for session in sessions for interface in origins.sessions[session].hello.interfaces]
-    of, interfaces = (
-        np.array([session for session, _ in rows], np.int64),
-        [interface for _, interface in rows],
-    )
-    hellos = [origins.sessions[session].hello for session, _ in rows]
+    rows = [(number, interface) for number in sessions for interface in origins.sessions[number].hello.interfaces]
+    of, interfaces = np.array([number for number, _ in rows], np.int64), [interface for _, interface in rows]
+    hellos = [origins.sessions[number].hello for number, _ in rows]
     columns: dict[str, object] = {
         "interface": _encode([interface.name for interface in interfaces]),
         "capacity_bps": [interface.capacity_bps for interface in interfaces],
         "super_packet_ns": [super_packet_ns(interface) for interface in interfaces],
-        "agent_version": _encode([str(hello.agent_version) for hello in hellos]),
+        "agent_version": _encode([hello.agent_version for hello in hellos]),
         "start_ns": [hello.clock.utc_ns for hello in hellos],
         "bucket_ns": [hello.streamed_ns for hello in hellos],
         "full_bucket_ns": [hello.bucket_ns for hello in hellos],
-        "clock_source": _encode([str(sessions[session].clock_source) for session, _ in rows]),
+        "clock_source": _encode([sessions[number].clock_source for number, _ in rows]),
     }
     for name in ("byte_basis", "hook_rx", "hook_tx"):
         columns[name] = _encode([getattr(interface, name) for interface in interfaces])
     for name in ("clock_error_ns", "share_window_ns", "share_threshold"):
-        columns[name] = [getattr(sessions[session], name) for session, _ in rows]
+        columns[name] = [getattr(sessions[number], name) for number, _ in rows]
     return origins.table("sessions", of, columns)
 
 

@@ -362,12 +362,8 @@ class AllFlows:
             self._state = np.concatenate([self._state, np.zeros(index, STATE)])
         self._state[index] = 0
         row = self._state[index]
-        row["session"], row["flow_id"], row["first_ns"], row["last_ns"] = (
-            session,
-            flow.flow_id,
-            flow.first_ns,
-            flow.first_ns,
-        )
+        row["session"], row["flow_id"] = session, flow.flow_id
+        row["first_ns"] = row["last_ns"] = flow.first_ns
         return index
 
     def set(self, index: int, link: int, flow: Flow) -> None:

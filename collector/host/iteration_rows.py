@@ -79,6 +79,14 @@ class IterationRows:
     def take(self, rows: "npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]") -> "IterationRows":
         return IterationRows(self.about, *(getattr(self, name)[rows] for name in _COLUMNS))
 
+    def table(self, dtype: "np.dtype[np.void]", names: Iterable[str] = ()) -> Table:
+        """These columns, or all of the dtype's, of what differs from row to row and what is the same for a rank."""
+        table = np.zeros(len(self), dtype)
+        for name in names or dtype.names or ():
+            column = getattr(self, name, None)
+            table[name] = self.each_of(name) if column is None else column
+        return table
+
     def iteration(self, row: int) -> Iteration:
         values: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in VARYING}
         return self.about[int(self.whose[row])]._replace(**values)

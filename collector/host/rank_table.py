@@ -425,11 +425,8 @@ class RankTable:
         for row in np.flatnonzero(due).tolist():
             ranks, rank = self._known(row)
             checked = rows[row]
-            checked["fresh"], checked["checked_ns"], checked["checked_number"] = (
-                False,
-                checked["newest_ns"],
-                checked["last_number"],
-            )
+            checked["fresh"], checked["checked_ns"] = False, checked["newest_ns"]
+            checked["checked_number"] = checked["last_number"]
             events = {step_moment: self._events(row, kinds) for step_moment, kinds in _STEP_MOMENTS.items()}
             found.append(StepEvents(rank.serial, Trust(int(checked["trust"])), events, error_of(ranks)))
         return found

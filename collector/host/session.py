@@ -151,7 +151,6 @@ class Session:
         self.missing = 0  # batches that the agent has given up
         self.tables = tables
         self._peer_flows = PeerOwnedFlows()
-        self._unstored = False  # whether bucket rows have settled that are not stored, nor on their way to the disk
         self._ledger: list[LedgerRow] = []
         self._nic = NicRows(hello.host)
         self._ledger_until = dict(resume.ledger_until_utc)
@@ -344,14 +343,13 @@ class Session:
 
     def add_output(self, output: Output) -> None:
         """What has become final waits for its way to the disk; bucket rows do where those of all sessions are."""
-        self._unstored |= len(output.buckets) > 0
         self._ledger += output.ledger
 
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        waits = self._unstored or self._ledger or self._nic.rows or self.window.flows.changed
-        return not (waits or self._latest or self.index in self.tables.evidence.waiting)
+        waits = self._ledger or self._nic.rows or self.window.flows.changed or self._latest
+        return not (waits or self.tables.has_unstored(self.index))
 
     @property
     def _latest(self) -> Mapping[tuple[str, int], Latest]:
@@ -372,7 +370,7 @@ class Session:
         for whose, last in latest.items():
             self._stored(last, *states.get(whose, (Trust.RELATIVE, 0)))
         changed = self.window.flows.changed
-        unstored, ledger, meta = self._unstored, self._ledger, self._clock
+        ledger, meta = self._ledger, self._clock
         nic = self._nic.take()
 
         def done() -> None:
@@ -381,7 +379,6 @@ class Session:
             self.window.flows.forget(self.window.settled_ns - FLOW_OVER_NS)
 
         def undone() -> None:
-            self._unstored |= unstored
             self._ledger = ledger + self._ledger
             self._nic.rows, self._clock = nic + self._nic.rows, meta
             self.window.flows.mark_changed(changed, changed=True)
@@ -390,7 +387,7 @@ class Session:
             *(self.index, self._origin, ledger, nic, self._flow_rows(changed)),
             *(self._new_meta(), self._state(), acknowledge, done, undone),
         )
-        self._unstored, self._ledger = False, []
+        self._ledger = []
         self.window.flows.mark_changed(changed, changed=False)
         return flush
 

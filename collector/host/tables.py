@@ -4,32 +4,158 @@
 import math
 import time
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.flows import AllFlows, unknown_flow
+from collector.dataset.resume import Resume
+from collector.host.flows import AllFlows, Links, unknown_flow
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.ledger import LedgerAccounts
 from collector.host.rank import RankLog
 from collector.host.rank_table import RankTable
 from collector.host.ranks import LONGEST_HISTORY_NS, LONGEST_NEED_NS, Ranks
 from collector.host.rows import COLUMNS, Pending, PendingRows, merge
-from collector.host.session_index import SessionIndex
 from collector.host.steps import AllSteps
-from collector.host.unstored import EvidencePieces, Unstored, UnstoredIterations
+from collector.host.unstored import Unstored, UnstoredIterations
 from collector.settings import Settings
 from netmon.columnar import Columns, joined
 from netmon.dl.account import HostAccounts, TrafficQuery, row_keys
-from netmon.dl.classify import Rows, Windows, row_classes, share_windows
-from netmon.dl.grouped import distinct, starts
+from netmon.dl.classify import Rows, Windows, row_classes, share_windows, window_width
+from netmon.dl.grouped import starts
+from netmon.dl.timemap import TimeMap
 from netmon.dl.traffic import BULK
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
-from netmon.records import Class, Direction
+from netmon.records import Class, Direction, Hello, Table
 from netmon.wire.batch_fields import ManyBatches
+
+# --- What is known of each session and each link, as columns over all of them.
+
+
+NEVER = np.iinfo(np.int64).max
+_LONG_AGO = -(2**62)
+
+SESSION = np.dtype(
+    [
+        ("used", "?"),
+        ("trains", "?"),  # it has ranks
+        ("horizon_ns", "<i8"),  # all times are mono
+        ("settled_ns", "<i8"),
+        ("bucket_ns", "<i8"),  # of the newest rows
+        ("full_ns", "<i8"),  # of the agent's buckets
+        ("window_ns", "<i8"),  # of a share window
+        ("first_link", "<i8"),
+        ("onsets_ns", "<i8"),  # from when on a flow's first bucket is the flow's
+        ("due_ns", "<i8"),  # when its ranks have something to settle
+        ("needed_ns", "<i8"),  # start of the earliest iteration that is open or waits for its rows
+        ("stored_complete", "<i8"),  # what the dataset holds of the session: see Resume
+        ("stored_last", "<i8"),
+        ("stored_settled_ns", "<i8"),
+        # The last two knots of the map to UTC, and its slope from there on.
+        *((name, "<i8") for name in ("earlier_knot_ns", "earlier_offset_ns", "knot_ns", "offset_ns")),
+        ("slope", "<f8"),
+        # What the agent itself used lately.
+        ("cpu_fraction", "<f8"),
+        *((name, "<i8") for name in ("rss_bytes", "spool_bytes", "warnings")),
+    ]
+)
+
+LINK = np.dtype([("session", "<i8"), ("capacity_bps", "<i8"), ("window_ns", "<i8")])
+"""A link: index of its session, −1: of none; width of its share windows."""
+
+
+class SessionIndex:
+    """Sessions by index, and links by a number over all sessions: those of a session follow each other."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros(16, SESSION)
+        self._links = np.zeros(32, LINK)
+        self._count = self._link_count = 0
+        self._free: list[int] = []
+        self._free_links: dict[int, list[int]] = {}  # first links by how many
+
+    @property
+    def table(self) -> Table:
+        """A view, dtype SESSION, one row per place."""
+        return self._table[: self._count]
+
+    @property
+    def links(self) -> Table:
+        """A view, dtype LINK, one row per link."""
+        return self._links[: self._link_count]
+
+    def add(self, hello: Hello, links: Links, settings: Settings, resume: Resume) -> int:
+        """Give a session a place, and its links their numbers."""
+        session_index = self._free.pop() if self._free else self._count
+        self._count = max(self._count, session_index + 1)
+        if session_index == len(self._table):
+            self._table = np.concatenate([self._table, np.zeros(session_index, SESSION)])
+        self._table[session_index] = 0
+        row = self._table[session_index]
+        width = window_width(settings.share_window_ns, hello.streamed_ns)
+        begin_ns = hello.clock.mono_ns
+        for name, value in (
+            *(("used", True), ("horizon_ns", begin_ns), ("settled_ns", -1), ("onsets_ns", begin_ns)),
+            *(("bucket_ns", hello.streamed_ns), ("full_ns", hello.bucket_ns), ("window_ns", width)),
+            *(("due_ns", NEVER), ("needed_ns", NEVER)),
+            ("first_link", self._first_link(session_index, links, width)),
+            *(("stored_complete", resume.complete_sequence), ("stored_last", resume.last_sequence)),
+            ("stored_settled_ns", resume.settled_ns),
+        ):
+            row[name] = value
+        return session_index
+
+    def _first_link(self, session_index: int, links: Links, width_ns: int) -> int:
+        free = self._free_links.get(len(links))
+        first = free.pop() if free else self._link_count
+        end = first + len(links)
+        self._link_count = max(self._link_count, end)
+        while end > len(self._links):
+            self._links = np.concatenate([self._links, np.zeros(len(self._links), LINK)])
+        own = self._links[first:end]
+        own["session"], own["capacity_bps"], own["window_ns"] = session_index, links.capacity_bps, width_ns
+        return first
+
+    def remove(self, session_index: int, links: int) -> None:
+        """The session is gone; links: how many it had."""
+        first = int(self._table[session_index]["first_link"])
+        self._links[first : first + links] = 0
+        self._links["session"][first : first + links] = -1
+        self._free_links.setdefault(links, []).append(first)
+        self._table[session_index] = 0
+        self._table["needed_ns"][session_index] = self._table["due_ns"][session_index] = NEVER
+        self._free.append(session_index)
+
+    def use_map(self, session_index: int, clock: TimeMap) -> None:
+        """From now on the session's clock is mapped so."""
+        row, several = self._table[session_index], len(clock.knots_ns) > 1
+        row["knot_ns"], row["offset_ns"], row["slope"] = clock.knots_ns[-1], clock.offsets_ns[-1], clock.slope
+        row["earlier_knot_ns"] = clock.knots_ns[-2] if several else _LONG_AGO
+        row["earlier_offset_ns"] = clock.offsets_ns[-2] if several else clock.offsets_ns[-1]
+
+    def utc(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Mono times of sessions in UTC; of times before the last two knots of a map see `older`."""
+        own = {name: self.table[name][session] for name in ("knot_ns", "offset_ns", "slope")}
+        since = mono_ns - own["knot_ns"]
+        offsets = own["offset_ns"] + np.round(np.maximum(since, 0) * own["slope"]).astype(np.int64)
+        inside = np.flatnonzero((since < 0) & (self.table["earlier_offset_ns"][session] != own["offset_ns"]))
+        if len(inside):
+            first, base = (self.table[n][session[inside]] for n in ("earlier_knot_ns", "earlier_offset_ns"))
+            rise, span = own["offset_ns"][inside] - base, np.maximum(own["knot_ns"][inside] - first, 1)
+            offsets[inside] = base + np.round((mono_ns[inside] - first) * (rise / span)).astype(np.int64)
+        found: npt.NDArray[np.int64] = mono_ns + offsets
+        return found
+
+    def older(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+        """Which of the times lie before what `utc` knows of the sessions' maps."""
+        return np.flatnonzero(mono_ns < self.table["earlier_knot_ns"][session])
+
+
+# --- tables
+
 
 # --- What agents report of connections and of their hosts' part, on its way to the dataset: all hosts in one table.
 
@@ -80,25 +206,15 @@ class Evidence:
     def __init__(self, flows: AllFlows, sessions: SessionIndex) -> None:
         """flows, sessions: of all sessions."""
         self._flows, self._sessions = flows, sessions
-        self._transport, self._host = Unstored(), Unstored()
+        self.transport, self.host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
         self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked
         self.lately = Lately()
         """The latest samples of the hosts' part, columns of STORED_HOST_PART, oldest first."""
         self.said_lately = Lately()
         """What TCP said last, columns of STORED_TRANSPORT, oldest first."""
-        self.waiting: set[int] = set()
-        """Sessions with rows that are not stored."""
         self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
         """Of a session: names of jobs by job and pid, where they are others than the agent's."""
-
-    def jobs(self) -> set[int]:
-        """The numbers of the jobs of all rows that are not stored."""
-        return self._host.jobs()
-
-    @property
-    def nbytes(self) -> int:
-        return self._transport.nbytes + self._host.nbytes
 
     def check(self, many: ManyBatches, session_index: _Indices) -> dict[int, str]:
         """Why batches are to be refused: they name flows that nobody knows. session_index: the session of each.
@@ -128,7 +244,7 @@ class Evidence:
         link = self._flows.state["link"][flow]
         rows = Columns({"session": session.astype("<i4"), "link": link.astype("<i4"), **columns})
         self.said_lately.append(rows)
-        self._keep(self._transport, many, transport["batch"], rows)
+        self._keep(self.transport, many, transport["batch"], rows)
         self._note(session, flow, transport, transport["flow_id"])
         other = self._flows.keys.find(session, transport["reverse_flow_id"])
         known = np.flatnonzero(other >= 0)
@@ -158,7 +274,7 @@ class Evidence:
         rows = rows.replaced(job=host_rows["job"].copy())
         rows["job"][of_rank] = jobs
         self.lately.append(rows)
-        self._keep(self._host, many, host_rows["batch"], rows)
+        self._keep(self.host, many, host_rows["batch"], rows)
 
     def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
         """Those that the dataset does not have."""
@@ -166,7 +282,6 @@ class Evidence:
         new = sequence > self._sessions.table["stored_last"][rows["session"]]
         fresh = rows if new.all() else rows[new]
         unstored.add(fresh)
-        self.waiting |= set(distinct(fresh["session"]).tolist())
 
     def latest_tcp(self, flow: int, direction: Direction) -> tuple[float, float, float]:
         """What TCP said last of a flow's connection: RTT and its minimum in ns, and the share of what was sent that was
@@ -186,25 +301,9 @@ class Evidence:
         known = direction == Direction.TX and row["sent_bytes"] > 0 and row["retransmitted_bytes"] >= 0
         return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if known else math.nan
 
-    def take(self) -> EvidencePieces:
-        self.waiting = set()
-        return EvidencePieces(self._transport.take(), self._host.take())
-
-    def put_back(self, pieces: EvidencePieces, session_indices: Container[int]) -> None:
-        """What was handed over is not stored; session_indices: of the sessions that are still there."""
-        self._transport.put_back(pieces.transport, session_indices)
-        self._host.put_back(pieces.host, session_indices)
-        for rows in (*pieces.transport, *pieces.host):
-            self.waiting |= {
-                session_index
-                for session_index in np.unique(rows["session"]).tolist()
-                if session_index in session_indices
-            }
-
     def drop(self, session_index: int) -> None:
-        self._transport.drop(session_index)
-        self._host.drop(session_index)
-        self.waiting.discard(session_index)
+        self.transport.drop(session_index)
+        self.host.drop(session_index)
         self.renamed.pop(session_index, None)
 
 
@@ -297,6 +396,16 @@ class Tables:
         self.iterations, self.over = UnstoredIterations(), RecentIterations()
         self._table_needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
+
+    @property
+    def unstored_bytes(self) -> int:
+        """Of rows that have settled and are not stored."""
+        return self.unstored.nbytes + self.evidence.transport.nbytes + self.evidence.host.nbytes
+
+    def has_unstored(self, session_index: int) -> bool:
+        """Whether rows of the session are not stored, nor on their way to the disk."""
+        pieces = self.unstored, self.evidence.transport, self.evidence.host
+        return any(session_index in rows.sessions for rows in pieces)
 
     def drop(self, session_index: int) -> None:
         """The session is gone, and with it its rows."""
@@ -417,7 +526,7 @@ class Tables:
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
             jobs, rank_ids = self.rank_table.numbers()
-            self.flows.release_numbers(self.unstored.jobs() | self.evidence.jobs() | jobs, rank_ids)
+            self.flows.release_numbers(self.unstored.jobs() | self.evidence.host.jobs() | jobs, rank_ids)
 
     def table_needed_since(self, session_index: int) -> int | None:
         """As Ranks.needed_since, of the ranks in the table."""

@@ -29,7 +29,7 @@ from collector.dataset.tables import (
 from collector.host.iteration_rows import Accounted, all_accounted
 from collector.host.ledger import LedgerRow
 from netmon.columnar import Columns
-from netmon.dl.grouped import starts
+from netmon.dl.grouped import distinct, starts
 from netmon.dl.iterations import Iteration
 from netmon.records import Flow, NicSample, Table
 
@@ -42,33 +42,36 @@ class Unstored:
 
     def __init__(self) -> None:
         self._pieces: list[Columns] = []
+        self.take()
+
+    def take(self) -> list[Columns]:
+        """Hand all of it over."""
+        pieces, self._pieces = self._pieces, []
         self.nbytes = 0
-        """Of all rows."""
+        self.sessions: set[int] = set()
+        """Indices of those with rows."""
+        return pieces
 
     def add(self, rows: Columns) -> None:
         if len(rows):
             self._pieces.append(rows)
             self.nbytes += rows.nbytes
+            self.sessions.update(distinct(rows["session"]).tolist())
 
     def jobs(self) -> set[int]:
         return {job for rows in self._pieces for job in np.unique(rows["job"]).tolist()}
 
-    def take(self) -> list[Columns]:
-        pieces, self._pieces, self.nbytes = self._pieces, [], 0
-        return pieces
-
     def put_back(self, pieces: Sequence[Columns], session_indices: Container[int]) -> None:
         """What was handed over is not stored; session_indices: of the sessions that are still there."""
-        later, self._pieces, self.nbytes = self._pieces, [], 0
-        for rows in (*pieces, *later):
-            gone = [index for index in np.unique(rows["session"]).tolist() if index not in session_indices]
+        for rows in (*pieces, *self.take()):
+            gone = [index for index in distinct(rows["session"]).tolist() if index not in session_indices]
             self.add(rows[~np.isin(rows["session"], gone)] if gone else rows)
 
     def drop(self, session_index: int) -> None:
-        pieces, self._pieces, self.nbytes = self._pieces, [], 0
-        for rows in pieces:
-            own = rows["session"] == session_index
-            self.add(rows[~own] if own.any() else rows)
+        if session_index in self.sessions:
+            for rows in self.take():
+                own = rows["session"] == session_index
+                self.add(rows[~own] if own.any() else rows)
 
 
 def by_session(pieces: Iterable[Columns]) -> dict[int, list[Columns]]:
@@ -80,17 +83,6 @@ def by_session(pieces: Iterable[Columns]) -> dict[int, list[Columns]]:
         for begin, end in pairwise(session_indices):
             found.setdefault(int(ordered["session"][begin]), []).append(ordered[begin:end])
     return found
-
-
-@dataclass(frozen=True)
-class EvidencePieces:
-    """Rows of STORED_TRANSPORT and of STORED_HOST_PART (collector.host.tables), in the pieces in which they came."""
-
-    transport: Sequence[Columns] = ()
-    host: Sequence[Columns] = ()
-
-
-NO_EVIDENCE = EvidencePieces()
 
 
 @dataclass(frozen=True)
@@ -122,8 +114,9 @@ def flush_tables(
     sessions: Sequence[SessionFlush],
     buckets: Sequence[Columns],
     jobs: Sequence[str],
-    evidence: EvidencePieces = NO_EVIDENCE,
     iterations: Sequence[Accounted] = (),
+    transport: Sequence[Columns] = (),
+    host: Sequence[Columns] = (),
 ) -> dict[str, pa.Table]:
     """All that these sessions have to be stored, by table; pure, may run in a thread.
 
@@ -155,10 +148,10 @@ def flush_tables(
     whose, nic = _joined([session.nic for session in sessions])
     if nic:
         tables["nic"] = nic_table(origins, whose, nic)
-    rows, of = _own(sessions, evidence.transport)
+    rows, of = _own(sessions, transport)
     if len(of):
         tables["transport"] = transport_table(origins, of, rows)
-    rows, of = _own(sessions, evidence.host)
+    rows, of = _own(sessions, host)
     if len(of):
         tables["host"] = host_table(origins, of, jobs, rows)
     sessions_meta = {session_index: session.meta for session_index, session in enumerate(sessions) if session.meta}

@@ -23,13 +23,13 @@ STEP = np.dtype(
 )
 """An iteration of a rank; times in its host's mono, index of its session."""
 
+_TOLD = [name for name in STEP.names or () if name != "shared"]
 _MOST = 32_768  # rows: of a job with many ranks fewer iterations are kept
 _ITERATIONS = 250
 _RANKS = 1 << 32
 _OPEN = 64  # iterations of which some rank may still be missing
 _AGAIN = 16  # iterations after which the usual is looked at again
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
-_FROM_ROWS = ("number", *_MOMENTS, "exposed_ns", "error_ns", "session")
 
 
 class JobSteps:
@@ -69,11 +69,7 @@ class JobSteps:
         self._last |= dict(zip(rank.tolist(), rows.number.tolist(), strict=True))
         self.size, self.relative = about.size or self.size, about.relative
         self.host_of |= hosts
-        steps = np.zeros(len(rows), STEP)
-        steps["rank"] = rank
-        for name in _FROM_ROWS:
-            steps[name] = getattr(rows, name)
-        self._steps.add(steps, len(self._last))
+        self._steps.add(rows.table(STEP, _TOLD), len(self._last))
         order = np.argsort(rows.number, kind="stable")
         first = starts(rows.number[order])
         count = np.diff(np.append(first, len(order)))

@@ -464,15 +464,15 @@ class Judging:
         found[own] = of_owner
         numbers: dict[Whose, int] = {}
         ours = np.array([who.job == job for who in owners], np.bool_)[of_owner] if len(owners) else control
-        of_job = [flow for flow in np.flatnonzero(ours).tolist() if flows.flows[own[flow]] is not None]
+        of_job = [at for at in np.flatnonzero(ours).tolist() if flows.flows[own[at]] is not None]
         described = [flow for at in of_job if (flow := flows.flows[own[at]])]
         peers = flows.ends.ranks(own[of_job].tolist(), described)
         transfers = own_transfers([*map(job_flow, described, peers)], size)
-        for flow, peer, transfer in zip(of_job, peers, transfers, strict=True):
-            who = owners[of_owner[flow]]
+        for at, peer, transfer in zip(of_job, peers, transfers, strict=True):
+            who = owners[of_owner[at]]
             named = (transfer.name, transfer.far) if transfer else ("", "")
-            one = Whose(who.job, who.rank, peer, bool(control[flow]), *named)
-            found[own[flow]] = numbers.setdefault(one, len(whose) + len(numbers))
+            one = Whose(who.job, who.rank, peer, bool(control[at]), *named)
+            found[own[at]] = numbers.setdefault(one, len(whose) + len(numbers))
         return [*whose, *numbers], found
 
     def _forget_old(self) -> None:

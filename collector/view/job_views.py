@@ -40,25 +40,11 @@ class JobHistory:
         self._ended, self._steps = Ring(_STEP, recent, _MOST), Ring(_ENDED, accounted, _MOST)
 
     def end(self, rows: IterationRows, ranks: int) -> None:
-        rows_ended = np.empty(len(rows), _STEP)
-        rows_ended["number"], rows_ended["rank"], rows_ended["duration_ns"] = (
-            rows.number,
-            rows.each_of("rank"),
-            rows.duration_ns,
-        )
-        for name in _MOMENTS:
-            rows_ended[name] = getattr(rows, name)
-        self._ended.add(rows_ended, ranks)
+        self._ended.add(rows.table(_STEP), ranks)
 
     def account(self, rows: IterationRows, ranks: int) -> None:
         """The rows of iterations have settled."""
-        rows_accounted = np.empty(len(rows), _ENDED)
-        rows_accounted["number"], rows_accounted["rank"], rows_accounted["duration_ns"] = (
-            rows.number,
-            rows.each_of("rank"),
-            rows.duration_ns,
-        )
-        self._steps.add(rows_accounted, ranks)
+        self._steps.add(rows.table(_ENDED), ranks)
 
     def drop(self, rank: int) -> None:
         """A rank has begun anew: what it was is no measure of what it is."""
