@@ -65,8 +65,6 @@ class Delays:
         return Delays([*self.counts], self.seconds)
 
 
-# --- flushing
-
 MOST_PENDING_BYTES = 512 << 20
 """Rows in memory while the disk does not take them."""
 SLOW_S = 10.0

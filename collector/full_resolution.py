@@ -133,8 +133,6 @@ def _wanted(reason: str, hosts: tuple[str, ...], since_ns: int, until_ns: int) -
     return PullRequest(reason, hosts, max(since_ns, until_ns - _MOST_NS), until_ns)
 
 
-# --- full_resolution
-
 MOST_ROWS = 2_000_000
 """Of one host and request."""
 

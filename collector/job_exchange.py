@@ -68,7 +68,7 @@ class JobUpdates:
         self._known -= gone
         described, table.described = list(table.described), set()
         table.state["reported"][described] = PENDING
-        return self._updates(index for index in described if table.flows[index].flow_id in self._known)
+        return self._updates(index for index in described if table[index].flow_id in self._known)
 
     def introduce(self, indices: Iterable[int]) -> list[FlowUpdate]:
         """Flows of which there is something to report, as far as they are not known."""
@@ -78,7 +78,7 @@ class JobUpdates:
     def _updates(self, indices: Iterable[int]) -> list[FlowUpdate]:
         updates, reported = [], self.window.flows.state["reported"]
         for index in indices:
-            flow = self.window.flows.flows[index]
+            flow = self.window.flows[index]
             reported[index] = AGGREGATE if flow.members else REPORTED
             if not flow.members:
                 self._known.add(flow.flow_id)
@@ -238,8 +238,6 @@ def _mark(update: MarkUpdate, window: HostWindow) -> Mark:
     mono = window.alignment.map.mono(update.mark.time_ns) if update.mark.time_ns else window.horizon_ns
     return replace(update.mark, time_ns=mono)
 
-
-# --- job_exchange
 
 Marks = list[tuple[Session, list[Mark]]]
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the host stage and the job stage tell each other; nothing else passes between the two.
 
-What has to be answered within a tick is in collector.messages.
-
 A message is never changed once it has been made, holds no reference to the state of either stage, and can be pickled:
 the two may live in processes of their own. A session is known by its place, a number that the host stage gives it and
 gives to another one only after it has reported the session's end; a flow by `flow_numbers`.
@@ -150,11 +148,10 @@ class JobNews:
     begins_anew: bool = False  # the job stage has lost all that it knew, this news included: report everything again
 
 
-# --- What the host stage and the job stage tell each other within a tick: one message each way, for all hosts.
+# --- Within a tick: one message each way, for all hosts.
 #
-# As in collector.messages, a message is never changed once it has been made, holds no reference to the state of
-# either stage, and can be pickled. A rank is known by its serial, a number that no other one gets: it is one
-# process as one rank of one job. A session is known by such a number too; a flow by `messages.flow_numbers`.
+# A rank is known by its serial, a number that no other one gets: it is one process as one rank of one job. A session is
+# known by such a number too.
 
 BY_PEER = "peer"
 """Owner.source of a flow that belongs to a job by its other end."""

@@ -191,8 +191,6 @@ def consumer_name(host: str, worker: str = "") -> str:
     return f"{stem}{_OF}{token(worker)}" if worker else stem
 
 
-# --- host
-
 Owned = Callable[[str], Awaitable[bool]]
 
 _log = logging.getLogger(__name__)

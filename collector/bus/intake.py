@@ -77,8 +77,6 @@ class Forgetting:
             _log.info(f"session {session} of {host} is forgotten: nothing has been heard of its agent for a long time")
 
 
-# --- intake
-
 _INFER_S = 2.0  # for what the traffic reports hosts that are released
 _ANSWER_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
 

@@ -80,8 +80,6 @@ class InOrder(Generic[T]):
             yield self._waiting.pop(first).what
 
 
-# --- session
-
 SILENT_S = 10.0
 """An agent that lives sends every second; what is heard of it later connects it again."""
 

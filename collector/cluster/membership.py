@@ -147,8 +147,6 @@ async def _get(kv: KeyValue, key: str) -> Value | None:
     return Value(entry.value or b"", entry.revision or 0)
 
 
-# --- membership
-
 WORKERS = "netmon-workers"
 
 TTL_S = 6.0

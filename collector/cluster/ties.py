@@ -78,8 +78,6 @@ def _tied(hosts: Iterable[str], ties: Mapping[str, HostTies]) -> Iterable[list[s
                 yield [host, owners[address][0]]
 
 
-# --- ties
-
 LEAST_PAYLOAD = 1 << 20
 """Bytes: a flow whose owner nobody knows ties two hosts once it has carried so much: it may be a job's."""
 
@@ -150,5 +148,5 @@ def _weighty(session: Session) -> list[Flow]:
     state = flows.state
     late = state["last_ns"][own] > session.window.horizon_ns - _LATELY_NS
     chosen = own[late & ((state["job"][own] > 0) | (state["payload_bytes"][own] >= LEAST_PAYLOAD))]
-    found = (flows.flows[index] for index in chosen.tolist())
+    found = (flows[index] for index in chosen.tolist())
     return [flow for flow in found if not flow.members and (flow.owner.job or not flow.owner.pid)]

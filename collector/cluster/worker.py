@@ -120,8 +120,6 @@ def _lot(component: Collection[str], worker: str) -> bytes:
     return hashlib.blake2b(f"{min(component)}\0{worker}".encode(), digest_size=8).digest()
 
 
-# --- handover
-
 _LOOK_EVERY_S = 0.5
 _PUBLISH_EVERY_S = 1.0
 _LINGER_S = 600.0  # a host that has said its last word is shown for so long
@@ -328,8 +326,6 @@ class Heartbeat:
     async def _pause(self) -> None:
         await asyncio.to_thread(self._over.wait, self._ttl_s / 4)
 
-
-# --- worker
 
 _CLOSE_S = 2.0
 

@@ -53,7 +53,7 @@ class SessionState:
     clock: TimeMap | None = None  # as the rows used it
     ledger_until_utc: dict[int, int] = field(default_factory=dict)  # by link
     ledger_totals: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
-    ledger_open: dict[int, Sequence[int]] = field(default_factory=dict)  # by link, see LedgerAccount.open_samples
+    ledger_open: dict[int, Sequence[int]] = field(default_factory=dict)  # by link, see LedgerAccounts.open_samples
     ranks: tuple[RankState, ...] = ()
 
     def text(self) -> str:

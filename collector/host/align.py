@@ -144,8 +144,6 @@ def _present(wanted: Sequence[ClockQuery]) -> Present:
     return Present(there, np.array(offset_ns, np.int64), np.array(skew, np.float64))
 
 
-# --- align
-
 _SETTLING_NS = 4_000_000_000  # in which an estimate that is near a wall has come most of the way to the middle
 _FIT_EVERY_NS = 1_000_000_000
 _CALM_FIT_EVERY_NS = 4_000_000_000  # once it is well known, and no exchange says else

@@ -166,31 +166,6 @@ class Numbered(Generic[T]):
         self._used, self._before = set(), self._used
 
 
-# --- The flows of one session among those of all.
-
-
-class OwnFlows(Sequence[Flow]):
-    """The flows of one session: by an index into all sessions' flows, or one after the other."""
-
-    def __init__(self, everything: Sequence[Flow | None], index: dict[int, int]) -> None:
-        """everything: by index; index: by flow id."""
-        self._all, self._index = everything, index
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def __getitem__(self, index: int) -> Flow:  # type: ignore[override]
-        flow = self._all[index]
-        if flow is None:
-            raise IndexError(index)
-        return flow
-
-    def __iter__(self) -> Iterator[Flow]:
-        return (self[index] for index in self._index.values())
-
-
-# --- flows
-
 MOST_FLOWS = 100_000
 """Of a host. An honest agent describes 100 a second in the long run, and each is known for ten minutes here."""
 
@@ -429,10 +404,19 @@ class FlowTable:
         self._links = links
         self._index: dict[int, int] = {}
 
-    @property
-    def flows(self) -> "OwnFlows":
-        """The session's flows; to be iterated over, or asked for by an index."""
-        return OwnFlows(self._all.flows, self._index)
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> Flow:
+        """The flow with an index, while it is known."""
+        flow = self._all.flows[index]
+        if flow is None:
+            raise IndexError(index)
+        return flow
+
+    def __iter__(self) -> Iterator[Flow]:
+        """In the order of their appearance."""
+        return (self[index] for index in self._index.values())
 
     @property
     def state(self) -> Table:
@@ -481,7 +465,7 @@ class FlowTable:
                 return
             index = self._append(flow)
         else:
-            known = self.flows[index]
+            known = self[index]
             if flow == known or (not flow.owner.source and known.owner.source):
                 return
             if known.owner.source == BY_PEER and not flow.owner.job:
@@ -499,15 +483,15 @@ class FlowTable:
 
     def flow(self, flow_id: int) -> Flow | None:
         index = self._index.get(flow_id)
-        return None if index is None else self.flows[index]
+        return None if index is None else self[index]
 
     def infer(self, flow_id: int, owner: Owner) -> bool:
         """Take over what the traffic says of a flow whose owner is not known; False where a socket has shown more."""
         index = self._index.get(flow_id)
-        if index is None or self.flows[index].owner.source not in ("", BY_TRAFFIC):
+        if index is None or self[index].owner.source not in ("", BY_TRAFFIC):
             return False
-        if owner != self.flows[index].owner:
-            flow = self.flows[index]
+        if owner != self[index].owner:
+            flow = self[index]
             self.jobs_here.add(owner.job)
             self._all.set(index, self._links.number(flow.interface, flow.direction), replace(flow, owner=owner))
         return True
@@ -537,7 +521,7 @@ class FlowTable:
             whole = Flow(_OVERFLOW_ID - link, flow.interface, flow.direction, *ends, flow.first_ns)
             index = self._overflow[link] = self._append(whole)
             self.described.add(index)
-        whole = self.flows[index]
+        whole = self[index]
         self._all.set(index, link, replace(whole, members=whole.members + 1))
         self._all.keys.add(self._session, flow.flow_id, index, max(flow.first_ns, self.now_ns))
         self.beyond.add(flow.flow_id)
@@ -565,7 +549,7 @@ class FlowTable:
         self._all.keys.remove(self._session, flow_ids)
 
     def _remove(self, indices: list[int]) -> None:
-        flow_ids = [self.flows[index].flow_id for index in indices]
+        flow_ids = [self[index].flow_id for index in indices]
         for flow_id in flow_ids:
             del self._index[flow_id]
         self._all.of_host[self._host] -= len(indices)

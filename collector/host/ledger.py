@@ -116,7 +116,7 @@ class LedgerAccounts:
     ) -> None:
         """Links first…first+links−1 begin; the mappings tell per link of the session what the dataset holds already.
 
-        open_samples: as LedgerAccount.open_samples returned it.
+        open_samples: as the method of this name returned it.
         """
         more = first + links - len(self.totals)
         if more > 0:
@@ -197,41 +197,19 @@ class LedgerAccounts:
             (row, number) for row, number, new in zip(rows, numbers.tolist(), fresh.tolist(), strict=True) if new
         ]
         for row, number in unstored:
-            known = (
-                row.nic_bytes,
-                row.attributed_bytes,
-                row.overflow_bytes,
-                row.lost_kernel_bytes,
-                row.lost_agent_bytes,
-            )
-            self.totals[number] += known
+            lost = row.overflow_bytes, row.lost_kernel_bytes, row.lost_agent_bytes
+            self.totals[number] += (row.nic_bytes, row.attributed_bytes, *lost)
         return [row for row, _ in unstored], [number for _, number in unstored]
 
-    def open_samples(self) -> Mapping[int, Sequence[int]]:
-        """As LedgerAccount.open_samples, by link among all sessions'; looked up once between two ticks."""
+    def open_samples(self, first: int, links: int) -> dict[int, Sequence[int]]:
+        """Where the open interval of each of these links began, and what it has counted: SAMPLE but for the link.
+
+        By the link's number in its session, for a restart: so that no agent has to keep the batch that reported its
+        beginning. Looked up once between two ticks.
+        """
         if self._open is None:
             link = self._samples["link"]
-            first = starts(link)
-            self._open = dict(zip(link[first].tolist(), self._samples[_OPEN][first].tolist(), strict=True))
-        return self._open
-
-
-class LedgerAccount:
-    """The totals of one session's links."""
-
-    def __init__(self, accounts: LedgerAccounts, first: int, links: int) -> None:
-        """first, links: its links among all sessions'."""
-        self._accounts, self._own = accounts, slice(first, first + links)
-
-    @property
-    def totals(self) -> npt.NDArray[np.int64]:
-        """Per link: NIC, attributed, overflow, lost in kernel, lost in agent; (links, 5)."""
-        return self._accounts.totals[self._own]
-
-    def open_samples(self) -> dict[int, Sequence[int]]:
-        """Where the open interval of each link began, and what it has counted, for a restart: SAMPLE but for the link.
-
-        So that no agent has to keep the batch that reported its beginning.
-        """
-        own, samples = self._own, self._accounts.open_samples()
-        return {link - own.start: samples[link] for link in range(own.start, own.stop) if link in samples}
+            begin = starts(link)
+            self._open = dict(zip(link[begin].tolist(), self._samples[_OPEN][begin].tolist(), strict=True))
+        known = self._open
+        return {link - first: known[link] for link in range(first, first + links) if link in known}

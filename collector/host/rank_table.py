@@ -8,7 +8,7 @@ been: what is in here is given back to it.
 
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,6 @@ from netmon.mark_runs import MarkTable, Whose
 from netmon.records import Moment, Source, Table
 
 # --- Moves a rank that steps regularly from a Rank into a row of the rank table, and back.
-
-if TYPE_CHECKING:
-    from collector.host.rank import Rank
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -73,7 +70,7 @@ class State(NamedTuple):
     ended: Columns  # of ENDED: iterations whose rows have not settled
 
 
-def _alike(rank: "Rank") -> bool:
+def _alike(rank: Rank) -> bool:
     """Whether its iterations that wait say what the next ones will."""
     tracker = rank.tracker
     now = tracker.size, tracker.source, tracker.relative, tracker.parameters, tracker.gradient_bytes
@@ -86,7 +83,7 @@ def _alike(rank: "Rank") -> bool:
     )
 
 
-def state_of(rank: "Rank") -> State | None:
+def state_of(rank: Rank) -> State | None:
     """The row of a rank that steps regularly; None: it does not."""
     tracker = rank.tracker
     marks = tracker.only_source()
@@ -118,7 +115,7 @@ def state_of(rank: "Rank") -> State | None:
     return State(row[0], marks_now, recent, _ended(rank))
 
 
-def _ended(rank: "Rank") -> Columns:
+def _ended(rank: Rank) -> Columns:
     rows = [
         (0, one.number, one.start_ns, one.end_ns, one.error_ns, first, wait, last)
         for one in rank.ended
@@ -128,7 +125,7 @@ def _ended(rank: "Rank") -> Columns:
     return Columns({name: column.copy() for name, column in zip(ENDED.names or (), columns, strict=True)})
 
 
-def restore(rank: "Rank", state: State) -> None:
+def restore(rank: Rank, state: State) -> None:
     """The rank goes on from there by itself."""
     tracker, row = rank.tracker, state.row
     marks, source = tracker.only_source(), tracker.source

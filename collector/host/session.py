@@ -132,9 +132,6 @@ class NicRows:
             self._port_bytes[sample.device] = total_bytes
 
 
-# --- session
-
-
 class Session:
     """State of one (host, session), whatever brings its batches; used from one thread. No connection is held here: what
     has come goes in, and whoever has the connection sends what comes out."""
@@ -317,7 +314,7 @@ class Session:
             flows.describe(flow)
         for flow_id in self._peer_flows.give_up(horizon_ns):
             index = flows.index_of(flow_id)
-            if index is not None and not flows.flows[index].owner.job:
+            if index is not None and not flows[index].owner.job:
                 self.tables.flows.ends.give_up(index, self.index, flow_id)
 
     def set_peer(self, flow_id: int, job: str, rank: int) -> None:
@@ -408,7 +405,7 @@ class Session:
         if not changed:
             return None
         table, indices = self.window.flows, sorted(changed)
-        flows = [table.flows[index] for index in indices]
+        flows = [table[index] for index in indices]
         return FlowRows(flows, table.state[indices], self.tables.flows.ends.ranks(indices, flows))
 
     def _new_meta(self) -> SessionMeta | None:
@@ -427,7 +424,8 @@ class Session:
 
     def _state(self) -> SessionState:
         """What a restart needs to know once all that has settled is stored."""
-        window, resume = self.window, self._resume
+        window, resume, ledger = self.window, self._resume, self.tables.ledger
+        first, links = window.first_link, len(window.links)
         for row in self._ledger:
             self._ledger_until[row.link] = window.alignment.utc(row.end_ns)
         recent = window.alignment.utc(window.horizon_ns) - RECENT_NS
@@ -439,7 +437,7 @@ class Session:
             settled_ns=max(window.settled_ns, resume.settled_ns),
             clock=window.alignment.map,
             ledger_until_utc=dict(self._ledger_until),
-            ledger_totals={link: total.copy() for link, total in enumerate(window.ledger.totals)},
-            ledger_open=window.ledger.open_samples(),
+            ledger_totals=dict(enumerate(ledger.totals[first : first + links].copy())),
+            ledger_open=ledger.open_samples(first, links),
             ranks=tuple(self._ranks.values()),
         )

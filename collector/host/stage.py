@@ -214,8 +214,6 @@ def exchange(tables: Tables, sessions: Mapping[int, Session], answer: Answer, fa
             session.set_peer(flow_id_of(flow), job, number)
 
 
-# --- stage
-
 _T = TypeVar("_T")
 
 

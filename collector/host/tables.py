@@ -154,9 +154,6 @@ class SessionIndex:
         return np.flatnonzero(mono_ns < self.table["earlier_knot_ns"][session])
 
 
-# --- tables
-
-
 # --- What agents report of connections and of their hosts' part, on its way to the dataset: all hosts in one table.
 
 STORED_TRANSPORT = np.dtype([("session", "<i4"), ("link", "<i4"), *((name, "<i8") for name in TRANSPORT.names or ())])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
 from collector.host.flows import MOST_FLOWS, FlowTable, Links
-from collector.host.ledger import LedgerAccount, LedgerRow
+from collector.host.ledger import LedgerRow
 from collector.host.rank import Resumed
 from collector.host.ranks import DISTANT, Ranks
 from collector.host.rows import arrived, merge
@@ -67,7 +67,6 @@ class HostWindow:
         mono = self.alignment.map.mono
         until_ns = {link: mono(utc_ns) for link, utc_ns in resume.ledger_until_utc.items()}
         tables.ledger.open(*own, until_ns, resume.ledger_totals, resume.ledger_open)
-        self.ledger = LedgerAccount(tables.ledger, *own)
         account = HostAccount(tables.accounts, self.session)
         holder = Holder(hello.host, hello.session, 0)
         self.ranks = Ranks(
@@ -165,7 +164,7 @@ class HostWindow:
         if len(self.ranks.renamed) == self.renamed:
             return False
         self.renamed = len(self.ranks.renamed)
-        for flow in list(self.flows.flows):
+        for flow in list(self.flows):
             self.describe(flow)
         return True
 

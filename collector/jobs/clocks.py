@@ -310,8 +310,6 @@ class Delays:
         return fastest
 
 
-# --- clocks
-
 _INTERVAL_NS = 1_000_000_000
 _MOST_LAG_NS = 10_000_000_000  # of hosts whose clocks nobody knows
 _COARSE_NS = 5_000_000_000

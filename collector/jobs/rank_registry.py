@@ -312,8 +312,6 @@ class Numbers:
                 del self._jobs[job]
 
 
-# --- answering
-
 _Row = tuple[int, int, int, int, int, int, int, int, int, int, int]  # of RANK_UPDATE
 
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -60,15 +60,6 @@ class _Job:
         return self.ranks.get(member, member)
 
 
-@dataclass(frozen=True)
-class Inferred:
-    """What is new by the traffic."""
-
-    marks: list[MarkUpdate] = field(default_factory=list)
-    owners: dict[int, Owner] = field(default_factory=dict)  # by flow
-    patterns: dict[str, str] = field(default_factory=dict)  # of all jobs
-
-
 class Inferring:
     """One Inference over the flows of all hosts."""
 
@@ -81,10 +72,10 @@ class Inferring:
         self._marked: frozenset[str] = frozenset()  # jobs that need no inference
         self.trouble = ""  # why it has stopped
 
-    def add_news(self, news: HostNews) -> Inferred:
+    def add_news(self, news: HostNews) -> JobNews:
         """Infer; computes for some milliseconds."""
         if self._inference is None:
-            return Inferred()
+            return JobNews()
         try:
             self._unclear = news.unclear
             self._take(self._inference, news.flows)
@@ -97,7 +88,7 @@ class Inferring:
         except Exception as error:  # the other sources and the account go on without it
             _log.exception("the inference from traffic has stopped")
             self._inference, self.trouble = None, f"nothing is inferred from traffic any more: {error!r}"
-            return Inferred()
+            return JobNews()
 
     def _take(self, inference: Inference, flows: Iterable[FlowUpdate]) -> None:
         for flow in flows:
@@ -127,7 +118,7 @@ class Inferring:
         for number in over:
             self._flows.pop(number, None)
 
-    def _answer(self, findings: Findings) -> Inferred:
+    def _answer(self, findings: Findings) -> JobNews:
         for found in findings.jobs:
             self._jobs.setdefault(found.name, _Job(found)).found = found
         owners = {}
@@ -142,7 +133,7 @@ class Inferring:
             if found.ended:
                 self._leave(self._jobs.pop(found.name), marks)
         patterns = {job.name: job.found.pattern for job in self._jobs.values() if not job.foreign}
-        return Inferred(marks, owners, patterns)
+        return JobNews(marks, owners, patterns=patterns)
 
     def _owner(self, number: int, verdict: FlowVerdict) -> Owner | None:
         """Take a verdict about a flow: by its owner the job gets its name, or by the job the flow gets its owner."""
@@ -223,7 +214,7 @@ class JobStage:
         clocks = self._compare(news)
         trouble = [line for line in (self._inferring.trouble, self._trouble) if line]
         cpu_s = time.thread_time() - began_s
-        return JobNews(inferred.marks, inferred.owners, clocks, inferred.patterns, trouble, cpu_s)
+        return replace(inferred, clocks=clocks, trouble=trouble, cpu_s=cpu_s)
 
     def _compare(self, news: HostNews) -> Sequence[ClockUpdate]:
         if self._clocks is None:
@@ -236,8 +227,6 @@ class JobStage:
             self._clocks, self._trouble = None, f"clocks are not compared by traffic any more: {error!r}"
             return ()
 
-
-# --- worker
 
 _NICE = 5
 

@@ -117,8 +117,6 @@ def of_sessions(parts: Sequence[Part], session_indices: list[int], since_ns: int
     return joined(rows.take(own[kept]) for (rows, own), kept in zip(chosen, good, strict=True))
 
 
-# --- judging
-
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -223,8 +221,6 @@ def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64])
         rows[name] = maps.utcs(of, np.ascontiguousarray(rows[name]))
     return rows if len(rows) else None
 
-
-# --- judging
 
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration

@@ -91,8 +91,6 @@ class ShareHysteresis:
         return flags
 
 
-# --- arrivals
-
 RATE_SPAN_NS = NS_PER_S
 _MOST_TABLES = 256  # that nobody has looked at
 _MOST_ROWS = 1 << 20

@@ -95,8 +95,6 @@ class JobHistory:
         return members
 
 
-# --- job_views
-
 _Numbers = npt.NDArray[np.int64]
 
 RECENT = 500  # iterations

@@ -36,8 +36,6 @@ def summed(group: npt.NDArray[np.int64], amount: npt.NDArray[np.generic], count:
     return np.bincount(group, weights=amount, minlength=count).astype(np.int64)
 
 
-# --- series
-
 INTERVAL_NS = 100_000_000
 COLUMNS = 100
 _SPARE = 20  # columns beyond those that are shown

@@ -133,9 +133,9 @@ class Sessions:
         self._tables = tables
         self._shown: list[Session] = []
         self._indices: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
-        self._host_names: tuple[str, ...] = ()
-        self._versions: tuple[str, ...] = ()
-        self._link_names: list[LinkName] = []
+        self.host_names: tuple[str, ...] = ()
+        self.agent_versions: tuple[str, ...] = ()
+        self.link_names: list[LinkName] = []
         self._hosts = np.zeros(0, HOST)
         self._clocks_s = -np.inf
         self._ranks: list[_Ranks] = []  # of the sessions that are shown, as they were asked last
@@ -146,17 +146,17 @@ class Sessions:
         self._shown = sorted(newest, key=lambda session: session.hello.host)
         sessions = self._shown
         self._indices = np.array([session.index for session in sessions], np.int32)
-        self._host_names = tuple(session.hello.host for session in sessions)
-        self._versions = tuple(session.hello.agent_version for session in sessions)
+        self.host_names = tuple(session.hello.host for session in sessions)
+        self.agent_versions = tuple(session.hello.agent_version for session in sessions)
         self._hosts = np.zeros(len(sessions), HOST)
         self._hosts["begin_ns"] = [session.hello.clock.mono_ns for session in sessions]
         self._hosts["stream_ns"] = [session.hello.streamed_ns for session in sessions]
-        self._link_names = [_NO_LINK] * len(self._tables.sessions.links)
+        self.link_names = [_NO_LINK] * len(self._tables.sessions.links)
         for session in sessions:
             links, first = session.window.links, session.window.first_link
             for number in range(len(links)):
                 about = session.hello.host, links.interface(number).name, links.direction(number), links.hook(number)
-                self._link_names[first + number] = LinkName(*about)
+                self.link_names[first + number] = LinkName(*about)
         self._clocks_s = -np.inf
         known = {id(ranks.session): ranks for ranks in self._ranks}
         self._ranks = [known.get(id(session)) or _ranks_of(session) for session in sessions]
@@ -212,12 +212,6 @@ class Sessions:
         self._hosts["clock_offset_ns"] = [clock.host_offset_ns for clock in clocks]
         self._hosts["clock_skew_ppm"] = [clock.skew_ppm for clock in clocks]
 
-    def host_names(self) -> Sequence[str]:
-        return self._host_names
-
-    def agent_versions(self) -> Sequence[str]:
-        return self._versions
-
     def hosts(self) -> Table:
         sessions = self._tables.sessions
         for name in _OF_SESSION:
@@ -227,11 +221,8 @@ class Sessions:
         self._read_clocks()
         return self._hosts
 
-    def link_names(self) -> Sequence[LinkName]:
-        return self._link_names
-
     def links(self) -> Table:
-        own = self._tables.sessions.links[: len(self._link_names)]
+        own = self._tables.sessions.links[: len(self.link_names)]
         host_of = np.full(len(self._tables.sessions.table) + 1, -1, np.int32)  # the last one: of no session
         host_of[self._indices] = np.arange(len(self._indices))
         links = np.zeros(len(own), LINK)

@@ -64,7 +64,7 @@ class View:
 
     def freeze(self, now_utc_ns: int, trouble: Sequence[str] = ()) -> Frozen:
         """Everything as it is now; trouble: the collector's own, one line each."""
-        host_names, hosts, links = self._state.host_names(), self._state.hosts().copy(), self._state.links()
+        host_names, hosts, links = self._state.host_names, self._state.hosts().copy(), self._state.links()
         present = self._present(hosts, links)
         self._count_final(present)
         looked, self._looked_ns = now_utc_ns - self._looked_ns < _LOOKED_NS, now_utc_ns
@@ -72,7 +72,7 @@ class View:
         series = self._series.copy(np.maximum(present.horizon_ns, 0) // INTERVAL_NS)
         self._arrivals.add_to(series, present)
         flows, rates = self._arrivals.flow_rates(present, _of_host(hosts["begin_ns"], links["host"], 0))
-        names = self._state.link_names()
+        names = self._state.link_names
         shown = np.flatnonzero(links["host"] >= 0)
         jobs = self._jobs.facts()
         unclear = (f"job {job.name}: {NOT_UNDERSTOOD}" for job in jobs if job.unclear)
@@ -95,7 +95,7 @@ class View:
             flow_bps=rates[live],
             jobs=jobs,
             forgotten_jobs=self._jobs.forgotten,
-            agent_versions=self._state.agent_versions(),
+            agent_versions=self._state.agent_versions,
             warnings=(*trouble, *unclear, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
         )
 

@@ -49,15 +49,18 @@ class Arrays:
         self.states["job"][::2], self.states["gradient"][::2] = 1, True
         self.lines: list[str] = []
 
+    @property
     def host_names(self) -> tuple[str, ...]:
         return self.names
 
+    @property
     def agent_versions(self) -> tuple[str, ...]:
         return ("0.1",) * len(self.names)
 
     def hosts(self) -> Any:
         return self.of_hosts
 
+    @property
     def link_names(self) -> list[LinkName]:
         return self.of_links
 
