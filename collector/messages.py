@@ -9,7 +9,7 @@ gives to another one only after it has reported the session's end; a flow by `fl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +39,7 @@ def flow_numbers(session_index: int, flow_ids: _Number) -> _Number:
     return flow_ids + (session_index << _FLOW_ID_BITS)
 
 
-@overload
-def session_of(flow: int) -> int: ...
-@overload
-def session_of(flow: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
-def session_of(flow: int | npt.NDArray[np.int64]) -> int | npt.NDArray[np.int64]:
+def session_of(flow: _Number) -> _Number:
     """The session's place, of a flow's number or of several."""
     return flow >> _FLOW_ID_BITS
 

@@ -346,7 +346,7 @@ class HostIntake:
             self._strikes[key] += 1
             if not isinstance(error, FailedBatchError) or self._strikes[key] >= _STRIKES:
                 del self._strikes[key]
-                session.blame(error)
+                session.lost.add(error.sequence)  # it is not taken in again
                 self._registry.failures.notice(f"{error}; it is left out")
         self._failed.append((session, error))
         self._deliveries.interrupt(str(error))

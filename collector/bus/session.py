@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from collector.agent_checks import RefusedBatchError, read_hello
+from collector.agent_checks import read_hello
 from collector.connection import Connection
 from collector.host.session import Session
 from collector.registry import Registry
@@ -273,7 +273,3 @@ class BusSession:
         self._end = self._leaving = None
         if session:
             await self._registry.discard(session)
-
-    def blame(self, error: RefusedBatchError) -> None:
-        """It is not taken in again."""
-        self.lost.add(error.sequence)

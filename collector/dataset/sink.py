@@ -346,9 +346,6 @@ class ParquetSink:
             self._publish([merged], [])
             return True
 
-    def _open_paths(self) -> set[str]:
-        return {part.path for parts in self._changing.values() for part in parts.parts.values()}
-
     def drop(self, keep: Sequence[Keep]) -> None:
         """Remove the hours that are not to be kept any more, but for those with rows that change. Raises DataError."""
         with self._busy:
@@ -357,7 +354,8 @@ class ParquetSink:
             try:
                 with self._sharing.hold(exclusive=True):
                     self._complete()
-                    live = {(self.directory / path).parent for path in self._open_paths()}
+                    parts = (part for own in self._changing.values() for part in own.parts.values())
+                    live = {(self.directory / part.path).parent for part in parts}
                     for hour in too_old(self.directory, keep):
                         if hour not in live:
                             self._drop(hour.parents[1].name, f"{hour.parent.name}/{hour.name}")

@@ -288,12 +288,6 @@ class Alignment:
         """
         self._set = at_ns, by_ns
 
-    def update(
-        self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int
-    ) -> int | None:
-        """As `update_all` of one."""
-        return update_all([Update(self, sample, exchanges, now_ns, settled_ns)])[0]
-
     def begin(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int) -> bool:
         """The first part of an update; whether the exchanges are to be fitted before `end`."""
         self.sample, self._now_ns = sample, now_ns

@@ -19,6 +19,8 @@ from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
 
+_Numbers = npt.NDArray[np.int64]
+
 # --- Flows of which the job stage is asked who is at the other end.
 
 
@@ -56,7 +58,7 @@ class PeerLookups:
         both = zip(indices, flows, strict=True)
         return [self._ranks.get(index, -1) if flow.owner.job else -1 for index, flow in both]
 
-    def take(self, flows: Sequence[Flow | None], state: Table) -> tuple[npt.NDArray[np.int64], list[tuple[int, Flow]]]:
+    def take(self, flows: Sequence[Flow | None], state: Table) -> tuple[_Numbers, list[tuple[int, Flow]]]:
         """Numbers of flows of which it is asked no more, and those of which it is asked anew; flows, state: of all."""
         over, self._over = np.array(self._over, np.int64), []
         wanted, self._new = sorted(self._new), set()
@@ -71,7 +73,6 @@ class PeerLookups:
 
 # --- The index of each flow of all sessions, by its session and its id; several flows may have one.
 
-_Numbers = npt.NDArray[np.int64]
 _ID_BITS = 32  # of a key: the session above the flow's own id
 
 
@@ -90,9 +91,7 @@ class FlowKeys:
     def remove(self, session: int, flow_ids: Iterable[int]) -> None:
         self._gone += (session << _ID_BITS | flow_id for flow_id in flow_ids)
 
-    def find(
-        self, session: _Numbers, flow_id: npt.NDArray[np.integer], at_ns: _Numbers | None = None
-    ) -> npt.NDArray[np.int64]:
+    def find(self, session: _Numbers, flow_id: npt.NDArray[np.integer], at_ns: _Numbers | None = None) -> _Numbers:
         """Index of each flow, arrays of one length; −1 where it is not known. at_ns: when it had rows (mono)."""
         self._sort()
         key = session.astype(np.int64) << _ID_BITS | flow_id.astype(np.int64)
@@ -105,7 +104,7 @@ class FlowKeys:
             self._found_ns[index[known]] = np.maximum(self._found_ns[index[known]], at_ns[known])
         return found
 
-    def silent(self, session: int, before_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def silent(self, session: int, before_ns: int) -> tuple[_Numbers, _Numbers]:
         """The flows of a session that were added, and had rows, only before (mono): their ids, their indices."""
         self._sort()
         first, end = np.searchsorted(self._keys, [session << _ID_BITS, (session + 1) << _ID_BITS])
@@ -209,7 +208,7 @@ class Links:
         self.interfaces: tuple[Interface, ...] = hello.interfaces
         self._index = {interface.index: number for number, interface in enumerate(hello.interfaces)}
         capacities = [interface.capacity_bps for interface in hello.interfaces]
-        self.capacity_bps: npt.NDArray[np.int64] = np.repeat(np.array(capacities, np.int64), 2)
+        self.capacity_bps: _Numbers = np.repeat(np.array(capacities, np.int64), 2)
 
     def __len__(self) -> int:
         """Two per interface."""
@@ -375,7 +374,7 @@ class AllFlows:
         self.state["changed"][dl[traffic != state["traffic"]]] = True
         self.state["traffic"][dl] = traffic
 
-    def of_flows(self, name: str, flow: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def of_flows(self, name: str, flow: _Numbers) -> npt.NDArray[Any]:
         """A column of the state, of flows by their indices."""
         column = self.state[name]
         return np.ascontiguousarray(column).take(flow) if len(flow) >= len(column) else column[flow]
@@ -434,7 +433,7 @@ class FlowTable:
         return self._all.traffic_owners
 
     @property
-    def indices_of_all(self) -> npt.NDArray[np.int64]:
+    def indices_of_all(self) -> _Numbers:
         return np.fromiter(self._index.values(), np.int64, len(self._index))
 
     @property
@@ -557,7 +556,7 @@ class FlowTable:
         self.described.difference_update(indices)
         self._all.remove(indices)
 
-    def known(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    def known(self, flow_id: npt.NDArray[np.uint32]) -> _Numbers:
         """Index of each flow id; −1 where it is not known."""
         return self._all.keys.find(np.full(len(flow_id), self._session, np.int64), flow_id.astype(np.int64))
 

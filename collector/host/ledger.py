@@ -11,6 +11,8 @@ import numpy.typing as npt
 from netmon.dl.grouped import GroupedValues, starts
 from netmon.records import Table, empty
 
+_Numbers = npt.NDArray[np.int64]
+
 COUNTERS = (
     *("nic_bytes", "nic_packets", "frames", "packets", "frame_bytes", "wire_bytes"),
     *("overflow_wire_bytes", "lost_kernel_wire_bytes", "lost_agent_wire_bytes"),
@@ -57,7 +59,7 @@ SAMPLE = np.dtype(
 _OPEN = [name for name in SAMPLE.names or () if name != "link"]  # of a sample, as it is kept for a restart
 
 
-def account(before: Table, after: Table, link: npt.NDArray[np.int64]) -> tuple[list[LedgerRow], npt.NDArray[np.bool_]]:
+def account(before: Table, after: Table, link: _Numbers) -> tuple[list[LedgerRow], npt.NDArray[np.bool_]]:
     """The account between pairs of samples, and which of them have one: none where a counter went backwards.
 
     But for what was lost in the kernel: an agent takes off what it finds to have delivered. link: as rows call it.
@@ -75,9 +77,7 @@ def account(before: Table, after: Table, link: npt.NDArray[np.int64]) -> tuple[l
     return [LedgerRow(*row) for row in zip(*(column[good].tolist() for column in columns), strict=True)], good
 
 
-def _nic_wire_bytes(
-    delta: Mapping[str, npt.NDArray[np.int64]], header_bytes: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def _nic_wire_bytes(delta: Mapping[str, _Numbers], header_bytes: _Numbers) -> _Numbers:
     """The NICs' figures in wire bytes.
 
     A NIC whose packets are the segments that the hook saw counts what is on the link, but for header_bytes of each
@@ -98,20 +98,20 @@ class LedgerAccounts:
     def __init__(self) -> None:
         self._samples = empty(SAMPLE)  # by link and time: the open interval's start, then those that have not settled
         self._open: Mapping[int, Sequence[int]] | None = None  # of these; None: to be looked up again
-        self._stored_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._reported_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._stored_until_ns: _Numbers = np.zeros(0, np.int64)
+        self._reported_until_ns: _Numbers = np.zeros(0, np.int64)
         self.resumed: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """Per link, whether its open interval was taken up: it has counted the rows that the dataset holds."""
         self.resets = 0  # intervals left out because a counter went backwards
         # Per link: NIC, attributed, overflow, lost in kernel, lost in agent.
-        self.totals: npt.NDArray[np.int64] = np.zeros((0, 5), np.int64)
+        self.totals: _Numbers = np.zeros((0, 5), np.int64)
 
     def open(
         self,
         first: int,
         links: int,
         stored_until_ns: Mapping[int, int],
-        totals: Mapping[int, npt.NDArray[np.int64]],
+        totals: Mapping[int, _Numbers],
         open_samples: Mapping[int, Sequence[int]],
     ) -> None:
         """Links first…first+links−1 begin; the mappings tell per link of the session what the dataset holds already.
@@ -162,7 +162,7 @@ class LedgerAccounts:
             both, link, time_ns = (np.delete(one, late) for one in (both, link, time_ns))
         self._samples, self._open = both, None
 
-    def add(self, start_ns: npt.NDArray[np.int64], link: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]) -> None:
+    def add(self, start_ns: _Numbers, link: _Numbers, wire: _Numbers) -> None:
         """Add settled bucket rows. One that comes after its interval was given out is counted in the next."""
         if not len(self._samples) or not len(start_ns):
             return
@@ -174,9 +174,7 @@ class LedgerAccounts:
         self._samples["attributed_bytes"] += sums.astype(np.int64)
         self._open = None
 
-    def rows(
-        self, settled_ns: npt.NDArray[np.int64], first_link: npt.NDArray[np.int64]
-    ) -> tuple[list[LedgerRow], list[int]]:
+    def rows(self, settled_ns: _Numbers, first_link: _Numbers) -> tuple[list[LedgerRow], list[int]]:
         """The intervals that ended by settled_ns and are not in the dataset yet, and the number of each one's link.
 
         settled_ns, first_link: of each link; the rows call a link by its number in its session.

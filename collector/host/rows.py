@@ -15,6 +15,8 @@ from netmon.dl.grouped import order_by, starts
 from netmon.records import COARSE, Table
 from netmon.wire.batch_fields import ManyBatches
 
+_Numbers = npt.NDArray[np.int64]
+
 COUNTS = ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")
 
 ARRIVED = np.dtype(
@@ -37,7 +39,7 @@ _FEW_PARTS = 64  # of tables, that are put together one by one
 _NONE = Columns.zeros(0, ARRIVED)
 
 
-def arrived(buckets: Table, flow: npt.NDArray[np.int64], width_ns: int, session: int = 0) -> Columns:
+def arrived(buckets: Table, flow: _Numbers, width_ns: int, session: int = 0) -> Columns:
     """Rows of BUCKET or COARSE, width_ns wide, and the indices of their flows → rows of ARRIVED, not stored."""
     rows = Columns.zeros(len(buckets), ARRIVED)
     rows["session"], rows["flow"] = session, flow
@@ -55,9 +57,7 @@ def fill_counts(rows: Columns, buckets: Table) -> None:
     rows["busy_buckets"] = buckets["busy_buckets"] if coarse else 1
 
 
-def rows_of(
-    many: ManyBatches, session_index: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], sessions: Table
-) -> Columns:
+def rows_of(many: ManyBatches, session_index: _Numbers, flow: _Numbers, sessions: Table) -> Columns:
     """The rows of batches, of ARRIVED. session_index: of each batch; flow: of each run; sessions: dtype SESSION."""
     rows, heads = many.rows, many.heads
     batch, start_ns = rows["batch"], rows["start_ns"]
@@ -83,7 +83,7 @@ def in_order(rows: Columns) -> Columns:
     return rows.take(_order(rows)) if _disordered(rows) else rows
 
 
-def merge(rows: Columns, full_ns: npt.NDArray[np.int64] | int) -> Columns:
+def merge(rows: Columns, full_ns: _Numbers | int) -> Columns:
     """One row per (flow, bucket), sorted by session and time, counts added up; rows of ARRIVED in and out.
 
     Rows of different widths stay apart. full_ns: the agent's bucket, of each session or of all; the parts of one of
@@ -155,8 +155,8 @@ class _Piece:
     rows: Columns
     session: npt.NDArray[np.int32]
     begin: npt.NDArray[np.intp]
-    first_ns: npt.NDArray[np.int64]
-    last_ns: npt.NDArray[np.int64]
+    first_ns: _Numbers
+    last_ns: _Numbers
 
 
 def _piece(rows: Columns) -> _Piece:
@@ -181,7 +181,7 @@ class Pending:
         if len(rows):
             self._pieces.append(_piece(in_order(rows)))
 
-    def take(self, until_ns: npt.NDArray[np.int64]) -> Columns:
+    def take(self, until_ns: _Numbers) -> Columns:
         """Hand over the rows that begin before until_ns of their session."""
         due: list[Columns] = []
         kept = []
@@ -206,7 +206,7 @@ class Pending:
         return joined([_NONE, *(piece.rows for piece in self._pieces)])
 
 
-def _cut(piece: _Piece, until_ns: npt.NDArray[np.int64]) -> tuple[Columns, Columns]:
+def _cut(piece: _Piece, until_ns: _Numbers) -> tuple[Columns, Columns]:
     """The rows before until_ns, of each of the piece's sessions, and those from there on."""
     rows, start = piece.rows, piece.rows["start_ns"]
     if len(piece.session) > _FEW_PARTS:
@@ -244,7 +244,6 @@ PENDING = "session", "flow", "time_ns", "amount"
 
 _MOST_PIECES = 300  # ticks whose rows wait to be reported
 _MOST_ONSETS = 2_000  # of a session, reported at one time: the newest
-_Numbers = npt.NDArray[np.int64]
 
 
 class PendingRows:

@@ -45,6 +45,8 @@ from netmon.rate_limiter import TimeLimiter
 from netmon.records import Table
 from netmon.views import Cause, Verdict
 
+_Numbers = npt.NDArray[np.int64]
+
 # --- The rows of the last seconds, of all hosts, as they came to the host stage: what a verdict needs of them.
 
 KEPT_S = 20.0
@@ -60,7 +62,7 @@ RECENT = np.dtype(
 """As in ARRIVED."""
 
 
-Wanted = Callable[[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.uint32]], npt.NDArray[np.bool_]]
+Wanted = Callable[[npt.NDArray[np.int32], _Numbers, npt.NDArray[np.uint32]], npt.NDArray[np.bool_]]
 
 
 def _all(session: npt.NDArray[np.int32], *_: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
@@ -130,7 +132,7 @@ class JobEvidence(NamedTuple):
     """Rows with `start_ns` and `end_ns` in the clocks of their hosts."""
 
     rows: Table
-    session: npt.NDArray[np.int64]  # of each row: of its session
+    session: _Numbers  # of each row: of its session
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,8 @@ class Case:
     whose: Sequence[Whose]  # distinct
     waited: JobEvidence  # of WAITED
     said: JobEvidence  # of SAID
-    link_of_flow: npt.NDArray[np.int64]  # by flow: number of its link
-    of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
+    link_of_flow: _Numbers  # by flow: number of its link
+    of_flow: _Numbers  # by flow: index into whose, −1: of another session
 
     def judged(self) -> Verdict | None:
         """The verdict; None where it is not worth telling, or nothing that it needs is left.
@@ -177,7 +179,7 @@ class Case:
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
         return replace(verdict, relative=self.relative, ranks=most_relevant(ranks, _MOST_RANKS))
 
-    def _link_totals(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> LinkTotals:
+    def _link_totals(self, maps: TimeMaps, there: _Numbers, times: list[tuple[int, int]]) -> LinkTotals:
         begins, ends = disjoint(times)
 
         def inside(session: npt.NDArray[np.int32], start: Numbers, width: npt.NDArray[np.uint32]) -> Any:
@@ -213,7 +215,7 @@ def disjoint(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
     return np.array([*(since for since, _ in found), never]), np.array([until for _, until in found], np.int64)
 
 
-def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
+def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: _Numbers) -> Table | None:
     """The rows of the sessions that are there; None where there are none."""
     own = np.flatnonzero(np.isin(evidence.session, there))
     rows, of = evidence.rows[own], np.searchsorted(there, evidence.session[own])
@@ -411,9 +413,9 @@ class Judging:
             of_flow=of_flow,
         )
 
-    def _links_of_flows(self) -> npt.NDArray[np.int64]:
+    def _links_of_flows(self) -> _Numbers:
         state, sessions = self._tables.flows.state, self._tables.sessions.table
-        found: npt.NDArray[np.int64] = sessions["first_link"][np.maximum(state["session"], 0)] + state["link"]
+        found: _Numbers = sessions["first_link"][np.maximum(state["session"], 0)] + state["link"]
         return found
 
     def _waited(self, job: str) -> JobEvidence:
@@ -430,9 +432,7 @@ class Judging:
             waited[name] = np.maximum(rows[name], 0)
         return JobEvidence(waited, rows["session"].astype(np.int64))
 
-    def _said(
-        self, job: str, session_indices: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]
-    ) -> JobEvidence:
+    def _said(self, job: str, session_indices: Sequence[int], whose: Sequence[Whose], of_flow: _Numbers) -> JobEvidence:
         """What TCP said lately of the job's connections, on some sessions. of_flow: index into whose, by flow."""
         rows = self._tables.evidence.said_lately.all(("session", "flow_id", *_SAID))
         if rows is None:
@@ -448,7 +448,7 @@ class Judging:
             said[name] = rows[column][own]
         return JobEvidence(said, rows["session"][own].astype(np.int64))
 
-    def _whose(self, job: str, size: int, session_indices: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
+    def _whose(self, job: str, size: int, session_indices: Sequence[int]) -> tuple[list[Whose], _Numbers]:
         """Whose the flows of some sessions are; of the job's own, whom they go to. size: of the job; 0: unknown."""
         flows, state = self._tables.flows, self._tables.flows.state
         own = np.flatnonzero(np.isin(state["session"], session_indices))

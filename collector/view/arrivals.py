@@ -12,10 +12,12 @@ from collector.view.sessions import ARRIVED
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table, empty
 
+_Numbers = npt.NDArray[np.int64]
+
 # --- Hysteresis for what people look at, over all links and jobs at once. What is stored is never smoothed.
 
 _MOST_JOBS = 1 << 20  # numbers of jobs on a link
-_EMPTY: npt.NDArray[np.int64] = np.empty(0, np.int64)
+_EMPTY: _Numbers = np.empty(0, np.int64)
 
 
 class ShareHysteresis:
@@ -32,7 +34,7 @@ class ShareHysteresis:
         self,
         link: npt.NDArray[np.integer],
         job: npt.NDArray[np.integer],
-        window: npt.NDArray[np.int64],
+        window: _Numbers,
         shared: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.bool_]:
         """Per row of a DL flow, whether it is shown as shared; window: the number of its window on the link.
@@ -62,7 +64,7 @@ class ShareHysteresis:
         for name in ("_pairs", "_state", "_run", "_next"):
             setattr(self, name, getattr(self, name)[keep])
 
-    def _positions(self, pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _positions(self, pairs: _Numbers) -> _Numbers:
         new = pairs[~np.isin(pairs, self._pairs)]
         if len(new):
             at = np.searchsorted(self._pairs, new)
@@ -71,9 +73,7 @@ class ShareHysteresis:
             self._run, self._next = np.insert(self._run, at, 0), np.insert(self._next, at, 0)
         return np.searchsorted(self._pairs, pairs)
 
-    def _walk(
-        self, pair: npt.NDArray[np.int64], window: npt.NDArray[np.int64], on: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.bool_]:
+    def _walk(self, pair: _Numbers, window: _Numbers, on: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """The state in each cell; cells ascend by pair, then by window. One step is one window of every pair."""
         flags = self._state[pair]
         fresh = np.flatnonzero(window >= self._next[pair])
@@ -99,11 +99,11 @@ _MOST_ROWS = 1 << 20
 class Seen(NamedTuple):
     """Rows of one flow and share window as one; arrays of one length."""
 
-    flow: npt.NDArray[np.int64]
-    link: npt.NDArray[np.int64]
+    flow: _Numbers
+    link: _Numbers
     classes: npt.NDArray[np.uint8]
-    start_ns: npt.NDArray[np.int64]  # of the window
-    wire_bytes: npt.NDArray[np.int64]
+    start_ns: _Numbers  # of the window
+    wire_bytes: _Numbers
 
     def take(self, rows: npt.NDArray[np.intp]) -> "Seen":
         return Seen(*(column[rows] for column in self))  # type: ignore[arg-type]
@@ -120,9 +120,9 @@ _NONE = Seen(_NO_NUMBERS, _NO_NUMBERS, np.empty(0, np.uint8), _NO_NUMBERS, _NO_N
 class Present:
     """What a look needs to know of the links and flows, by their numbers; a link that is not shown has horizon −1."""
 
-    horizon_ns: npt.NDArray[np.int64]
-    settled_ns: npt.NDArray[np.int64]
-    window_ns: npt.NDArray[np.int64]
+    horizon_ns: _Numbers
+    settled_ns: _Numbers
+    window_ns: _Numbers
     enough: npt.NDArray[np.float64]  # bytes of foreign payload from which a window is shared
     flows: Table  # dtype FLOW
 
@@ -178,10 +178,10 @@ class Arrivals:
     def _classified(self, rows: Table, present: Present) -> Seen:
         """Rows of ARRIVED, each flow and window as one."""
         flow, link_of = rows["flow"].astype(np.int64), rows["link"].astype(np.int64)
-        start: npt.NDArray[np.int64] = rows["start_ns"]
+        start: _Numbers = rows["start_ns"]
         width = present.window_ns[link_of]
         # Alike on all hosts, whatever their clocks say.
-        behind: npt.NDArray[np.int64] = present.horizon_ns[link_of] // width - start // width
+        behind: _Numbers = present.horizon_ns[link_of] // width - start // width
         nearest = int(behind.min(initial=0))
         span = int(behind.max(initial=0)) - nearest + 1
         keys, of_row = groups(flow * span + (behind - nearest))
@@ -203,7 +203,7 @@ class Arrivals:
         rows = seen.take(np.flatnonzero(seen.start_ns >= present.settled_ns[seen.link]))
         series.add(rows.start_ns // INTERVAL_NS, rows.link, rows.classes, rows.wire_bytes)
 
-    def flow_rates(self, present: Present, begin_ns: npt.NDArray[np.int64]) -> tuple[Seen, npt.NDArray[np.float64]]:
+    def flow_rates(self, present: Present, begin_ns: _Numbers) -> tuple[Seen, npt.NDArray[np.float64]]:
         """(one row of each flow of the last second of its link, with the class to show; its bit/s).
 
         begin_ns: by link; before it there was no agent.
@@ -223,9 +223,7 @@ class Arrivals:
         rates: npt.NDArray[np.float64] = wire * (8 * NS_PER_S) / span
         return Seen(numbers, link, classes, since[link], wire), rates
 
-    def _shown_shared(
-        self, flow: npt.NDArray[np.int64], shared: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.bool_]:
+    def _shown_shared(self, flow: _Numbers, shared: _Numbers, wire: _Numbers) -> npt.NDArray[np.bool_]:
         """Whether most of a flow's bytes are shared; it changes where two thirds of them say so."""
         more = int(flow.max(initial=-1)) + 1 - len(self._mostly_shared)
         if more > 0:
@@ -237,15 +235,15 @@ class Arrivals:
         return now
 
 
-def _needed_since(present: Present) -> npt.NDArray[np.int64]:
+def _needed_since(present: Present) -> _Numbers:
     return np.minimum(present.settled_ns, present.horizon_ns - RATE_SPAN_NS - INTERVAL_NS)
 
 
 def _shared(
-    link: npt.NDArray[np.int64],
-    window: npt.NDArray[np.int64],
+    link: _Numbers,
+    window: _Numbers,
     span: int,
-    payload: npt.NDArray[np.int64],
+    payload: _Numbers,
     flows: Table,
     enough: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.bool_]:

@@ -31,6 +31,8 @@ from netmon.views import (
     Totals,
 )
 
+_Numbers = npt.NDArray[np.int64]
+
 _NOW = NS_PER_S // INTERVAL_NS  # columns
 _STEPS = 10  # of a share: links do not change places because of less
 _LARGE_SPOOL = 16_000_000  # bytes
@@ -47,7 +49,7 @@ class Frozen:
     hosts: Table  # dtype HOST
     link_names: Sequence[LinkName]
     links: Table  # dtype LINK
-    class_bytes: npt.NDArray[np.int64]  # (links, class), wire bytes of rows that are final, since the link came
+    class_bytes: _Numbers  # (links, class), wire bytes of rows that are final, since the link came
     series: SeriesCopy  # wire bytes by link; the last column ends with the host's horizon
     flows: Seen  # one row of each flow of the last second; its link is an index of link_names here
     flow_bps: npt.NDArray[np.float64]
@@ -57,9 +59,9 @@ class Frozen:
     agent_versions: Sequence[str]  # by host
 
     @cached_property
-    def age_ns(self) -> npt.NDArray[np.int64]:
+    def age_ns(self) -> _Numbers:
         """What each host has reported, (hosts,)."""
-        age: npt.NDArray[np.int64] = np.maximum(0, self.time_ns - self.hosts["horizon_utc_ns"])
+        age: _Numbers = np.maximum(0, self.time_ns - self.hosts["horizon_utc_ns"])
         return age
 
     @cached_property
@@ -77,11 +79,11 @@ class Frozen:
         return rates
 
     @cached_property
-    def unknown_columns(self) -> npt.NDArray[np.int64]:
+    def unknown_columns(self) -> _Numbers:
         """How many of the columns of each link, oldest first, are from before the agent's start."""
         hosts = self.hosts[self.links["host"]]
         before = (hosts["begin_ns"] - hosts["horizon_ns"]) // INTERVAL_NS + COLUMNS
-        unknown: npt.NDArray[np.int64] = np.clip(before, 0, COLUMNS).astype(np.int64)
+        unknown: _Numbers = np.clip(before, 0, COLUMNS).astype(np.int64)
         return unknown
 
     @cached_property
@@ -307,7 +309,7 @@ def _flow_views(
     frozen: Frozen,
     hosts: Indices | None,
     count: int,
-    facts: Callable[[npt.NDArray[np.int64]], Sequence[FlowFacts | None]],
+    facts: Callable[[_Numbers], Sequence[FlowFacts | None]],
 ) -> tuple[FlowView, ...]:
     """The `count` largest of these hosts."""
     wanted = np.arange(len(frozen.flow_bps))
