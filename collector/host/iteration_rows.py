@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ VARYING = ("number", *TIMES)
 _COLUMNS = ("session", "whose", *VARYING)
 
 
-class Common(Sequence[Iteration]):
+class Common:
     """What is the same for all iterations of a rank, of many ranks; never changed."""
 
     def __init__(self, ranks: Sequence[Iteration]) -> None:
@@ -35,12 +35,11 @@ class Common(Sequence[Iteration]):
     def __len__(self) -> int:
         return len(self._ranks)
 
-    @overload
-    def __getitem__(self, which: int) -> Iteration: ...
-    @overload
-    def __getitem__(self, which: slice) -> Sequence[Iteration]: ...
-    def __getitem__(self, which: int | slice) -> Iteration | Sequence[Iteration]:
+    def __getitem__(self, which: int) -> Iteration:
         return self._ranks[which]
+
+    def __iter__(self) -> Iterator[Iteration]:
+        return iter(self._ranks)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         if name not in self._columns:

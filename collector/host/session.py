@@ -96,40 +96,7 @@ class PeerOwnedFlows:
         self._found.pop(flow_id, None)
 
 
-# --- Samples of the NICs' own counters on their way to the dataset, and what they say of traffic that no hook sees.
-
 _RDMA = "rdma"
-
-
-class NicRows:
-    """The samples of one session."""
-
-    def __init__(self, host: str) -> None:
-        self.rows: list[NicSample] = []  # that are not stored yet
-        self._host = host
-        self._port_bytes: dict[str, int] = {}  # RDMA port → bytes of its counters
-
-    def add(self, samples: Sequence[NicSample], stored: bool) -> list[str]:
-        """Take in a batch's samples; stored: the dataset has them already. Returns lines for viewers."""
-        if not stored:
-            self.rows += samples
-        return list(self._warnings(samples))
-
-    def take(self) -> list[NicSample]:
-        rows, self.rows = self.rows, []
-        return rows
-
-    def _warnings(self, samples: Sequence[NicSample]) -> Iterator[str]:
-        for sample in samples:
-            if sample.source != _RDMA:
-                continue
-            total_bytes = sum(v for name, v in zip(sample.names, sample.values, strict=True) if name.endswith("_bytes"))
-            if total_bytes > self._port_bytes.setdefault(sample.device, total_bytes):
-                yield (
-                    f"{self._host}: {sample.device} carries RDMA traffic (RoCE), which bypasses the hooks: "
-                    "present in the table nic, not attributed to flows"
-                )
-            self._port_bytes[sample.device] = total_bytes
 
 
 class Session:
@@ -149,7 +116,8 @@ class Session:
         self.tables = tables
         self._peer_flows = PeerOwnedFlows()
         self._ledger: list[LedgerRow] = []
-        self._nic = NicRows(hello.host)
+        self._nic: list[NicSample] = []  # on their way to the dataset
+        self._port_bytes: dict[str, int] = {}  # RDMA port → bytes of its counters
         self._ledger_until = dict(resume.ledger_until_utc)
         self._clock: tuple[str, int] = ("", 0)  # what the table `sessions` says of the clock: source, bound
         self._resume = resume
@@ -327,9 +295,22 @@ class Session:
     def add_news(self, news: News) -> Sequence[MarkRun]:
         """Take in what a batch tells alongside its rows; returns the marks that count."""
         marks = self.window.mark(news)
-        for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.last_sequence):
-            self.window.ranks.rejected.warn(warning)
+        if news.sequence > self._resume.last_sequence:
+            self._nic += news.nic
+        for sample in news.nic:
+            if sample.source == _RDMA:
+                self._look_at_port(sample)
         return marks
+
+    def _look_at_port(self, sample: NicSample) -> None:
+        """What its counters say of traffic that no hook sees."""
+        total_bytes = sum(v for name, v in zip(sample.names, sample.values, strict=True) if name.endswith("_bytes"))
+        if total_bytes > self._port_bytes.setdefault(sample.device, total_bytes):
+            self.window.ranks.rejected.warn(
+                f"{self.hello.host}: {sample.device} carries RDMA traffic (RoCE), which bypasses the hooks: "
+                "present in the table nic, not attributed to flows"
+            )
+        self._port_bytes[sample.device] = total_bytes
 
     def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
         return self.window.settle_ranks()
@@ -345,7 +326,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        waits = self._ledger or self._nic.rows or self.window.flows.changed or self._latest
+        waits = self._ledger or self._nic or self.window.flows.changed or self._latest
         return not (waits or self.tables.has_unstored(self.index))
 
     @property
@@ -368,7 +349,7 @@ class Session:
             self._stored(last, *states.get(whose, (Trust.RELATIVE, 0)))
         changed = self.window.flows.changed
         ledger, meta = self._ledger, self._clock
-        nic = self._nic.take()
+        nic, self._nic = self._nic, []
 
         def done() -> None:
             if acknowledge:
@@ -377,7 +358,7 @@ class Session:
 
         def undone() -> None:
             self._ledger = ledger + self._ledger
-            self._nic.rows, self._clock = nic + self._nic.rows, meta
+            self._nic, self._clock = nic + self._nic, meta
             self.window.flows.mark_changed(changed, changed=True)
 
         flush = SessionFlush(
