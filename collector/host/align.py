@@ -115,7 +115,8 @@ def fit_exchanges(wanted: Sequence[ClockQuery]) -> list[OffsetFit | None]:
     possible = (times[:, 3] >= times[:, 0]) & (times[:, 2] >= times[:, 1])
     of, times = of[possible], times[possible]
     sent, collector_received, collector_sent, received = times.T
-    at_ns, begin_ns = (np.array(column, np.int64) for column in _columns(wanted))
+    at_ns = np.array([one.now_ns for one in wanted], np.int64)
+    begin_ns = np.array([one.exchanges.begin_ns for one in wanted], np.int64)
     upper = collector_received - sent + _aged(begin_ns[of] - sent)
     lower = collector_sent - received - _aged(begin_ns[of] - received)
     base = np.zeros(len(wanted), np.int64)
@@ -126,10 +127,6 @@ def fit_exchanges(wanted: Sequence[ClockQuery]) -> list[OffsetFit | None]:
     fits = fit_offsets(above, below, base, at_ns, _present(wanted), share)
     rows = zip(*(c.tolist() for c in (at_ns, fits.offset_ns, fits.skew, fits.error_ns, fits.since_ns)), strict=True)
     return [OffsetFit(*row) if there else None for there, row in zip(fits.there.tolist(), rows, strict=True)]
-
-
-def _columns(wanted: Sequence[ClockQuery]) -> tuple[list[int], list[int]]:
-    return [one.now_ns for one in wanted], [one.exchanges.begin_ns for one in wanted]
 
 
 def _aged(before_ns: _Numbers) -> _Numbers:
@@ -313,7 +310,8 @@ class Alignment:
         gap = self._gap(target, since)
         if self._set[0] > since and abs(gap) >= STEP_NS and abs(gap - self._set[1]) < _ASLEEP_WITHIN_NS:
             since = self._slept_ns = self._set[0]
-        if max(abs(gap), abs(self._gap(target, since + _AHEAD_NS))) > self._tolerance(target):
+        tolerance_ns = max(_LEAST_TOLERANCE_NS, min(self._tolerance_ns, target.error_ns // 8))
+        if max(abs(gap), abs(self._gap(target, since + _AHEAD_NS))) > tolerance_ns:
             self.map = self.map.steered(since, target.offset_at(since), target.skew)
         self.error_ns = target.error_ns + abs(self._gap(target, self._now_ns))
         return gap if abs(gap) >= STEP_NS else None
@@ -350,9 +348,6 @@ class Alignment:
 
     def _gap(self, target: OffsetFit, at_ns: int) -> int:
         return target.offset_at(at_ns) - self.map.offset(at_ns)
-
-    def _tolerance(self, target: OffsetFit) -> int:
-        return max(_LEAST_TOLERANCE_NS, min(self._tolerance_ns, target.error_ns // 8))
 
 
 def _alike(fit: OffsetFit, own: OffsetFit) -> bool:

@@ -423,16 +423,6 @@ class FlowTable:
         return self._all.state
 
     @property
-    def jobs(self) -> list[str]:
-        """The jobs of all sessions by number."""
-        return self._all.jobs
-
-    @property
-    def traffic_owners(self) -> list[TrafficOwner]:
-        """The traffic owners of all sessions by number."""
-        return self._all.traffic_owners
-
-    @property
     def indices_of_all(self) -> _Numbers:
         return np.fromiter(self._index.values(), np.int64, len(self._index))
 

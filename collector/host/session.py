@@ -19,7 +19,6 @@ from collector.host.unstored import FlowRows, Latest, SessionFlush
 from collector.host.window import HostWindow, News, Output
 from collector.messages import BY_PEER
 from netmon.columnar import Columns
-from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.errors import WireError
 from netmon.mark_runs import MarkRun
@@ -312,9 +311,6 @@ class Session:
             )
         self._port_bytes[sample.device] = total_bytes
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
-        return self.window.settle_ranks()
-
     def taken(self, last: int) -> None:
         """Batches up to `last` have been taken in."""
         self.received, self.queued = last, max(self.queued, last)
@@ -376,7 +372,7 @@ class Session:
 
     def bucket_rows(self, rows: Columns) -> pa.Table:
         of = np.zeros(len(rows), np.int32)
-        return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), [rows])
+        return bucket_table(Origins([self._origin]), of, list(self.tables.flows.jobs), [rows])
 
     def full(self, rows: Columns, reason: str, gap: str) -> pa.Table:
         """Full resolution (SETTLED) as rows of the table `full`."""

@@ -514,8 +514,11 @@ class HostStage:
         try:
             return self._computed(rows, steps)
         except Exception:
-            parts = partial(self._computed_of, rows, steps)
-            for session_index, error in failing(parts, distinct(rows["session"]).tolist()):
+
+            def compute(session_indices: list[int]) -> object:
+                return self._computed(rows[np.isin(rows["session"], session_indices)], steps)
+
+            for session_index, error in failing(compute, distinct(rows["session"]).tolist()):
                 self._fail(settled, session_index, error)
                 rows = rows[rows["session"] != session_index]
             return self._computed(rows, steps)
@@ -526,9 +529,6 @@ class HostStage:
         buckets = self.tables.stamped(rows, found.classes, steps)
         self._mend_old(rows, buckets)
         return found, buckets
-
-    def _computed_of(self, rows: Columns, steps: AllSteps, session_indices: list[int]) -> None:
-        self._computed(rows[np.isin(rows["session"], session_indices)], steps)
 
     def _mend_old(self, rows: Columns, buckets: Columns) -> None:
         older = self.tables.sessions.older(rows["session"], rows["start_ns"])
@@ -553,7 +553,7 @@ class HostStage:
         due = with_batches | set(np.flatnonzero(sessions.table["due_ns"] <= settled_ns).tolist())
         loose = sorted(self._loose & due)
         of_loose = {
-            session_index: self._guard(settled, session_index, self._sessions[session_index].settle_ranks)
+            session_index: self._guard(settled, session_index, self._sessions[session_index].window.settle_ranks)
             for session_index in loose
         }
         ended, over = (

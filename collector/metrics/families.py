@@ -190,16 +190,13 @@ def _own(seen: Seen) -> Iterator[Metric]:
     delays = HistogramMetricFamily(
         "netmon_acknowledgement_seconds", "From a batch's arrival to the word that it is stored, of some batches"
     )
-    delays.add_metric([], _cumulative(seen.delays), seen.delays.seconds)
+    labels = [f"{bound:g}" for bound in DELAY_BOUNDS_S] + ["+Inf"]
+    cumulative = map(float, accumulate(seen.delays.counts))
+    delays.add_metric([], list(zip(labels, cumulative, strict=True)), seen.delays.seconds)
     yield delays
     if seen.bus:
         yield GaugeMetricFamily("netmon_bus_batches", "Batches that wait on the bus", seen.bus[0])
         yield GaugeMetricFamily("netmon_bus_bytes", "Bytes that wait on the bus", seen.bus[1])
-
-
-def _cumulative(delays: Delays) -> list[tuple[str, float]]:
-    labels = [f"{bound:g}" for bound in DELAY_BOUNDS_S] + ["+Inf"]
-    return list(zip(labels, map(float, accumulate(delays.counts)), strict=True))
 
 
 # --- The collector's /metrics, /health and /ready: read on its loop at each request, rendered in a thread.

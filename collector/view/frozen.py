@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +26,6 @@ from netmon.views import (
     JobView,
     LinkView,
     Page,
-    RankView,
     Selection,
     Snapshot,
     Totals,
@@ -297,12 +297,8 @@ def _limited(job: JobView, most_ranks: int) -> JobView:
     ranks = job.ranks
     if most_ranks and known > most_ranks:
         worst = sorted(ranks, key=lambda rank: (not rank.node_shared, -rank.duration_ns))[:most_ranks]
-        ranks = tuple(sorted(worst, key=_rank_number))
+        ranks = tuple(sorted(worst, key=attrgetter("rank")))
     return replace(job, ranks=ranks, known_ranks=known, shared_ranks=shared)
-
-
-def _rank_number(rank: RankView) -> int:
-    return rank.rank
 
 
 def _flow_views(

@@ -363,18 +363,15 @@ class Jobs:
         """One view for each of these jobs that is known, in their order; of all by name where none is named."""
         self._name()
         wanted = sorted(self._jobs) if names is None else [name for name in names if name in self._jobs]
-        return tuple(self._kept_view(name, self._jobs[name]) for name in wanted)
+        for name in wanted:
+            self._jobs[name].view = self._jobs[name].view or self._view(name, self._jobs[name])
+        return tuple(view for name in wanted if (view := self._jobs[name].view))
 
     def steps(self, name: str, since_ns: int, offsets_ns: Mapping[str, int]) -> Table:
         """As JobHistory.steps; offsets_ns: of each host."""
         job = self._jobs[name]
         of_rank = {number: offsets_ns[rank.host] for number, rank in job.members().items() if rank.host in offsets_ns}
         return job.history.steps(since_ns, of_rank)
-
-    def _kept_view(self, name: str, job: _Job) -> JobView:
-        if job.view is None:
-            job.view = self._view(name, job)
-        return job.view
 
     def _view(self, name: str, job: _Job) -> JobView:
         if job.unclear:
