@@ -70,11 +70,11 @@ class Live:
         self.ticks = 0  # how often what viewers see has changed
         self._pulling: set[asyncio.Task[None]] = set()
 
-    def begin(self, tables: Tables) -> None:
-        """The host stage has these tables from now on, and no session."""
-        self._sessions, self._shows_newest = Sessions(tables), False
+    def begin(self, tables: Tables, sessions: Mapping[int, Session]) -> None:
+        """The host stage has these tables from now on, and in future these sessions, by index."""
+        self._all, self._sessions, self._shows_newest = sessions, Sessions(tables), False
         self._view = View(self._sessions, self.jobs, self._settings)
-        self.judging = Judging(tables, self.jobs, self._store_verdict, self._from_dataset)
+        self.judging = Judging(tables, sessions, self.jobs, self._store_verdict, self._from_dataset)
         self.advising = Advising(self.judging, tables, self.jobs, self._advice)
 
     def _store_verdict(self, verdict: Verdict) -> None:
@@ -109,9 +109,9 @@ class Live:
         self._show()
         self._view.publish(settled)
 
-    def add(self, settled: Settled, sessions: Mapping[int, Session], newest: Collection[Session]) -> None:
-        """The same, as iterations; and full resolution of what is worth storing. sessions: by index."""
-        self._store_full(self._add_iterations(settled, sessions, newest))
+    def add(self, settled: Settled, newest: Collection[Session]) -> None:
+        """The same, as iterations; and full resolution of what is worth storing."""
+        self._store_full(self._add_iterations(settled, newest))
         for session in newest if self._triggers.watches_rows else ():
             for output in settled.outputs.get(session.index, ()):
                 try:
@@ -120,9 +120,8 @@ class Live:
                     self._failures.at_session(session, "what has settled", error)
         self.judging.tick(settled)
 
-    def _add_iterations(
-        self, settled: Settled, sessions: Mapping[int, Session], newest: Collection[Session]
-    ) -> list[PullRequest]:
+    def _add_iterations(self, settled: Settled, newest: Collection[Session]) -> list[PullRequest]:
+        sessions = self._all
         counts = np.zeros(max(sessions, default=0) + 1, np.bool_)
         counts[[session.index for session in newest]] = True
         hosts = {session_index: session.hello.host for session_index, session in sessions.items()}
@@ -132,7 +131,7 @@ class Live:
         for rows in settled.ended:
             own = rows if counts[rows.session].all() else rows.take(counts[rows.session])
             self.jobs.add_ended(hosts, own)
-            self.judging.add_ended(sessions, own)
+            self.judging.add_ended(own)
         for accounted in settled.accounted:
             mine = accounted if counts[accounted.rows.session].all() else accounted.take(counts[accounted.rows.session])
             self.jobs.add_accounts(mine)

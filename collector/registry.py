@@ -73,7 +73,7 @@ class Registry:
     def _begin(self) -> None:
         """A host stage without sessions, and what is made of it."""
         self._stage = HostStage(self._settings, RankRegistry().answer)
-        self.live.begin(self._stage.tables)
+        self.live.begin(self._stage.tables, self._stage.sessions)
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Session:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
@@ -182,13 +182,11 @@ class Registry:
     def _settle_largest(self) -> None:
         """A session whose rows wait for a horizon that does not come holds no more memory."""
         waiting = np.bincount(self._stage.tables.pending.all()["session"])
-        session_index = int(waiting.argmax())
-        for session in self._known.values():
-            if session.index == session_index:
-                session.window.ranks.rejected.warn(
-                    f"{session.hello.host} is {waiting[session_index]} rows ahead of its horizon"
-                )
-                self._settle([session], leaving=False)
+        index = int(waiting.argmax())
+        if session := self._stage.sessions.get(index):
+            line = f"{session.hello.host} is {waiting[index]} rows ahead of its horizon"
+            session.window.ranks.rejected.warn(line)
+            self._settle([session], leaving=False)
 
     def _guarded(self, work: Callable[[], Settled]) -> None:
         """Let the stage work. It fails at single sessions by itself; where it fails as a whole, it begins anew."""
@@ -216,14 +214,14 @@ class Registry:
             self.live.publish(settled)
         except Exception as error:  # rows do not need it
             self.failures.notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
-        sessions = {session.index: session for session in self._known.values()}
+        sessions = self._stage.sessions
         for session_index, (sequence, reason) in settled.refused.items():
             session = sessions[session_index]
             session.queued = session.received
             session.refuse(RefusedBatchError(sequence, session.hello.host, reason))
         for session_index, (sequence, failure) in settled.failed.items():
             self.failures.at_batch(sessions[session_index], sequence, failure)
-        self.live.add(settled, sessions, self._newest_of.values())
+        self.live.add(settled, self._newest_of.values())
         self.flushing.check_room()
 
     @property

@@ -224,7 +224,8 @@ class HostStage:
         """answer: of the rank registry, to what is new within a tick."""
         self.tables, self._answer = Tables(settings), answer
         self._settings = settings
-        self._sessions: dict[int, Session] = {}
+        self.sessions: dict[int, Session] = {}
+        """By index."""
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
         self._waiting: set[int] = set()  # sessions of which the traffic has reported something
@@ -235,16 +236,16 @@ class HostStage:
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
         session = Session(hello, resume, self.tables)
-        self._sessions[session.index] = session
+        self.sessions[session.index] = session
         self._introduced.add(session.index)
         self._loose.add(session.index)
         return session.index
 
     def session(self, session_index: int) -> Session:
-        return self._sessions[session_index]
+        return self.sessions[session_index]
 
     def close(self, session_index: int) -> None:
-        session = self._sessions.pop(session_index)
+        session = self.sessions.pop(session_index)
         window, tables = session.window, self.tables
         session.forget()
         self._queue = [(of, message) for of, message in self._queue if of != session_index]
@@ -260,7 +261,7 @@ class HostStage:
 
     def add_marks(self, session_index: int, marks: Iterable[Mark]) -> None:
         """What the traffic tells about a host's ranks, for the next tick."""
-        self._sessions[session_index].window.add_marks(marks)
+        self.sessions[session_index].window.add_marks(marks)
         self._waiting.add(session_index)
 
     def tick(self) -> Settled:
@@ -302,7 +303,7 @@ class HostStage:
         if leaving:
             self._end_ranks(settled, session_indices)
         last = np.array(
-            [self._sessions[session_index].window.latest_ns() for session_index in session_indices], np.int64
+            [self.sessions[session_index].window.latest_ns() for session_index in session_indices], np.int64
         )
         rows = self.tables.pending.all()
         latest = np.full(len(self.tables.sessions.table), -1, np.int64)
@@ -315,7 +316,7 @@ class HostStage:
     def _describe(self, batches: Batches) -> None:
         heads = batches.many.heads
         for batch, flows in batches.flows.items():
-            session = self._sessions[int(batches.session[batch])]
+            session = self.sessions[int(batches.session[batch])]
             try:
                 for flow in flows:
                     session.describe(flow, int(heads["horizon_ns"][batch]))
@@ -340,7 +341,7 @@ class HostStage:
             samples[name] = ledger[name]
         links = []
         for batch, interface, direction in ledger[["batch", "interface", "direction"]].tolist():
-            window = self._sessions[int(batches.session[batch])].window
+            window = self.sessions[int(batches.session[batch])].window
             try:
                 links.append(window.first_link + window.links.number(interface, direction))
             except WireError as error:
@@ -358,11 +359,11 @@ class HostStage:
         last = dict(zip(batches.session[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
         sessions = self.tables.sessions.table
         settled_ns = sessions["settled_ns"].tolist()
-        align_clocks(self.tables, self._sessions, batches, last)
+        align_clocks(self.tables, self.sessions, batches, last)
         self._use_offsets()
         add_table_marks(self.tables, batches)
         sequence, until_ns = heads["sequence"].tolist(), heads["horizon_ns"].tolist()
-        self._introduced = {p for p in self._introduced if self._sessions[p].window.introduced}
+        self._introduced = {p for p in self._introduced if self.sessions[p].window.introduced}
         introduced = self._introduced.intersection(last)
         with_news = {*batches.marks, *batches.nic}
         with_news |= {b for b in good.tolist() if int(batches.session[b]) in introduced} if introduced else set()
@@ -373,7 +374,7 @@ class HostStage:
             marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
             news = News(sequence[batch], until_ns[batch], settled_ns[session_index], marks, nic)
             try:
-                batches.marks[batch] = list(self._sessions[session_index].add_news(news))
+                batches.marks[batch] = list(self.sessions[session_index].add_news(news))
             except Exception as error:
                 batches.fail(batch, error)
             if marks or session_index in introduced:
@@ -382,27 +383,27 @@ class HostStage:
         self._find_peer_flows(batches, last)
         inferred, self._waiting = self._waiting, set()
         for session_index in inferred:  # what the traffic has shown, now that the processes' ranks are known
-            self._sessions[session_index].window.infer()
+            self.sessions[session_index].window.infer()
         self._query_names(batches, inferred)
         return with_marks | inferred
 
     def _query_names(self, batches: Batches, session_indices: Iterable[int]) -> None:
         """Ranks of some sessions that step and have no name ask for it."""
         for session_index in sorted(session_indices):
-            ranks = self._sessions[session_index].window.ranks
+            ranks = self.sessions[session_index].window.ranks
             try:
                 if ranks.unnamed:
                     ranks.request_names()
             except Exception as error:
                 batches.fail_session(session_index, error)
-        exchange(self.tables, self._sessions, self._answer, batches.fail_session)
+        exchange(self.tables, self.sessions, self._answer, batches.fail_session)
 
     def _end_ranks(self, settled: Settled, session_indices: Iterable[int]) -> None:
         """No marks will come of some sessions any more: their ranks have names now or never, and end."""
-        ranks = [self._sessions[session_index].window.ranks for session_index in session_indices]
+        ranks = [self.sessions[session_index].window.ranks for session_index in session_indices]
         for own in ranks:
             own.request_last_names()
-        exchange(self.tables, self._sessions, self._answer, partial(self._fail, settled))
+        exchange(self.tables, self.sessions, self._answer, partial(self._fail, settled))
         for own in ranks:
             own.end_of_stream()
 
@@ -410,7 +411,7 @@ class HostStage:
         """Flows of some sessions that are a job's by their other end, which may be described before or after."""
         horizon_ns = self.tables.sessions.table["horizon_ns"]
         for session_index in session_indices:
-            session = self._sessions[session_index]
+            session = self.sessions[session_index]
             if session.serves:
                 try:
                     session.find_peer_flows(int(horizon_ns[session_index]))
@@ -424,7 +425,7 @@ class HostStage:
         offset_ns = sessions.utc(np.arange(len(now_ns)), now_ns) - now_ns
         self.tables.rank_table.use_offsets(offset_ns)
         for session_index in self._loose:
-            self._sessions[session_index].window.ranks.offset_ns = int(offset_ns[session_index])
+            self.sessions[session_index].window.ranks.offset_ns = int(offset_ns[session_index])
 
     def _advance(self, heads: Table, session_index: _Indices) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
@@ -456,7 +457,7 @@ class HostStage:
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.session[good], len(tables.sessions.table))
         for session_index in distinct(batches.session[good]).tolist():
-            mine, session = arrivals[at[session_index] : at[session_index + 1]], self._sessions[session_index]
+            mine, session = arrivals[at[session_index] : at[session_index + 1]], self.sessions[session_index]
             session.taken(mine[-1][0])
             session.window.arrive(mine)
         some = np.flatnonzero(rows["payload_bytes"])
@@ -479,21 +480,21 @@ class HostStage:
         tables = self.tables
         self._loose |= with_batches | tables.rank_table.given_back
         tables.rank_table.given_back.clear()
-        self._loose = {p for p in self._loose - self._broken if self._sessions[p].window.ranks.busy}
+        self._loose = {p for p in self._loose - self._broken if self.sessions[p].window.ranks.busy}
         busy = sorted(self._loose)
         training = sorted(with_batches.intersection(busy))
         for session_index in training:
-            window = self._sessions[session_index].window
+            window = self.sessions[session_index].window
             self._guard(settled, session_index, window.align_ranks)
             (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(session_index)
         log, rank_table = tables.rank_log, tables.rank_table
         log.stepped(rank_table.take_steps())
         log.step_events(
-            rank_table.check(log.young, lambda ranks: self._sessions[ranks.session].window.alignment.error_ns)
+            rank_table.check(log.young, lambda ranks: self.sessions[ranks.session].window.alignment.error_ns)
         )
-        exchange(self.tables, self._sessions, self._answer, partial(self._fail, settled))
+        exchange(self.tables, self.sessions, self._answer, partial(self._fail, settled))
         for session_index in training:
-            self._sessions[session_index].window.ranks.aligned()
+            self.sessions[session_index].window.ranks.aligned()
         tables.rank_log.checked()
         tables.sessions.table["trains"] = False
         tables.sessions.table["trains"][busy] = tables.sessions.table["trains"][tables.rank_table.sessions()] = True
@@ -501,7 +502,7 @@ class HostStage:
         tables.reclassify_traffic()
         there = set(distinct(rows["session"]).tolist())
         steps = tables.steps(
-            [self._sessions[session_index].window.ranks for session_index in busy if session_index in there]
+            [self.sessions[session_index].window.ranks for session_index in busy if session_index in there]
         )
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
@@ -534,7 +535,7 @@ class HostStage:
         older = self.tables.sessions.older(rows["session"], rows["start_ns"])
         for index in np.unique(rows["session"][older]).tolist():
             own = older[rows["session"][older] == index]
-            buckets["bucket_start_ns"][own] = self._sessions[index].window.alignment.map.utcs(rows["start_ns"][own])
+            buckets["bucket_start_ns"][own] = self.sessions[index].window.alignment.map.utcs(rows["start_ns"][own])
 
     def _output(self, settled: Settled, buckets: Columns, rows: Columns, with_batches: set[int]) -> None:
         tables, sessions = self.tables, self.tables.sessions
@@ -553,7 +554,7 @@ class HostStage:
         due = with_batches | set(np.flatnonzero(sessions.table["due_ns"] <= settled_ns).tolist())
         loose = sorted(self._loose & due)
         of_loose = {
-            session_index: self._guard(settled, session_index, self._sessions[session_index].window.settle_ranks)
+            session_index: self._guard(settled, session_index, self.sessions[session_index].window.settle_ranks)
             for session_index in loose
         }
         ended, over = (
@@ -568,12 +569,12 @@ class HostStage:
             self._let_go(session_index)
         for session_index in sorted((with_rows | ledger.keys()) - self._broken):
             output = Output(fresh[begins[session_index] : begins[session_index + 1]], ledger.get(session_index, []))
-            self._sessions[session_index].add_output(output)
+            self.sessions[session_index].add_output(output)
             settled.outputs.setdefault(session_index, []).append(output)
 
     def _let_go(self, session_index: int) -> None:
         """Move ranks that step regularly into the table; when the others have something to do."""
-        window, sessions = self._sessions[session_index].window, self.tables.sessions.table
+        window, sessions = self.sessions[session_index].window, self.tables.sessions.table
         if not window.introduced:
             window.ranks.move_to_table(window.flows, self.tables.flows)
         if not window.ranks.loose:

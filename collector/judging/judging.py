@@ -266,14 +266,20 @@ class Judging:
     """Of one worker; lives on the thread of its event loop, judges alongside it."""
 
     def __init__(
-        self, tables: Tables, viewed: Jobs, store: Callable[[Verdict], None], from_dataset: FromDataset
+        self,
+        tables: Tables,
+        sessions: Mapping[int, Session],
+        viewed: Jobs,
+        store: Callable[[Verdict], None],
+        from_dataset: FromDataset,
     ) -> None:
-        """tables: of all sessions. viewed: are reported each verdict, on the loop; store: the same."""
-        self._tables, self._wanted = tables, tables.settings.verdicts == "all"
+        """tables: of all sessions, which are known by index. viewed: are reported each verdict, on the loop; store: the
+        same.
+        """
+        self._tables, self._sessions, self._wanted = tables, sessions, tables.settings.verdicts == "all"
         self._viewed, self._store, self._from_dataset = viewed, store, from_dataset
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}
-        self._sessions: dict[int, Session] = {}  # by index, of ranks that have reported something
         self._coming: deque[tuple[float, str, int]] = deque()  # and when there is all about it
         self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be a change
         self._due: deque[_Due] = deque()
@@ -281,8 +287,8 @@ class Judging:
         self._working: asyncio.Task[None] | None = None
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
 
-    def add_ended(self, sessions: Mapping[int, Session], rows: IterationRows) -> None:
-        """Iterations have ended; sessions: by index."""
+    def add_ended(self, rows: IterationRows) -> None:
+        """Iterations have ended."""
         if not self._wanted:
             return
         now = time.monotonic()
@@ -290,9 +296,10 @@ class Judging:
             job, part = self._jobs.pop(name, None) or JobSteps(), rows.take(own)
             self._jobs[name] = job  # the job with the newest iteration is last
             job.last_step_s = now
-            hosts = {session_index: sessions[session_index].hello.host for session_index in set(part.session.tolist())}
+            hosts = {
+                session_index: self._sessions[session_index].hello.host for session_index in set(part.session.tolist())
+            }
             self._coming.extend((now + _WAIT_S, name, number) for number in job.add(hosts, part))
-        self._sessions |= {session_index: sessions[session_index] for session_index in set(rows.session.tolist())}
 
     def add_accounts(self, accounted: Accounted) -> None:
         """The rows of iterations have settled."""
@@ -335,7 +342,6 @@ class Judging:
         return bool(self._late) and self._late[0].since_s < now - _STORED_S
 
     def forget(self, session_index: int) -> None:
-        self._sessions.pop(session_index, None)
         for job in self._jobs.values():
             job.host_of.pop(session_index, None)
 

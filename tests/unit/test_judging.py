@@ -169,7 +169,7 @@ def test_a_dataset_that_is_read_in_pieces_has_the_same_verdicts(tmp_path, monkey
 
 
 def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkeypatch):
-    judging_ = Judging(Tables(Settings()), None, None, None)
+    judging_ = Judging(Tables(Settings()), {}, None, None, None)
     seen = []
     monkeypatch.setattr(judging_, "_case", lambda job, number, parts: seen.append((number, len(parts))))
 
@@ -197,7 +197,7 @@ def test_what_is_too_late_to_be_judged_by_what_is_kept_is_judged_by_the_dataset(
         return [Verdict(job, number, 0, 1, 1, 0, 1, Cause.CROSS) for number in (1, 2)]
 
     viewed = SimpleNamespace(judged=lambda verdict: None)
-    judging_ = Judging(Tables(Settings()), viewed, told.append, from_dataset)
+    judging_ = Judging(Tables(Settings()), {}, viewed, told.append, from_dataset)
     monkeypatch.setattr(judging_, "_case", lambda job, number, parts: None)
     monkeypatch.setattr(judging_module, "_MOST_WAITING" if why == "many" else "_LONGEST_S", 0)
     job = judging_._jobs["job"] = JobSteps()
