@@ -27,6 +27,7 @@ _TOLD = [name for name in STEP.names or () if name != "shared"]
 _MOST = 32_768  # rows: of a job with many ranks fewer iterations are kept
 _ITERATIONS = 250
 _RANKS = 1 << 32
+_BEFORE = -(1 << 62)  # any number of an iteration
 _OPEN = 64  # iterations of which some rank may still be missing
 _AGAIN = 16  # iterations after which the usual is looked at again
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
@@ -55,10 +56,10 @@ class JobSteps:
         """Iterations that have ended; the numbers of those that are whole by that and stand out, and of earlier ones of
         which it is known by that that the job has changed its pace with them. hosts: by index."""
         rank = rows.each_of("rank")
-        if goes_on(rows, rank, self._last):
+        if goes_on(rows, rank, dict.fromkeys(rank.tolist(), _BEFORE) | self._last):
             return self._add(hosts, rows, rank)
         found: list[int] = []
-        for row in range(len(rows)):  # a rank that is new, or counts anew
+        for row in range(len(rows)):  # a rank counts anew
             if rows.number[row] <= self._last.get(int(rank[row]), -1):
                 self._begin_anew(int(rank[row]))
             found += self._add(hosts, rows.take(np.array([row])), rank[row : row + 1])
