@@ -72,7 +72,7 @@ class Live:
 
     def begin(self, tables: Tables, sessions: Mapping[int, Session]) -> None:
         """The host stage has these tables from now on, and in future these sessions, by index."""
-        self._all, self._sessions, self._shows_newest = sessions, Sessions(tables), False
+        self._by_index, self._sessions, self._shows_newest = sessions, Sessions(tables), False
         self._view = View(self._sessions, self.jobs, self._settings)
         self.judging = Judging(tables, sessions, self.jobs, self._store_verdict, self._from_dataset)
         self.advising = Advising(self.judging, tables, self.jobs, self._advice)
@@ -121,7 +121,7 @@ class Live:
         self.judging.tick(settled)
 
     def _add_iterations(self, settled: Settled, newest: Collection[Session]) -> list[PullRequest]:
-        sessions = self._all
+        sessions = self._by_index
         counts = np.zeros(max(sessions, default=0) + 1, np.bool_)
         counts[[session.index for session in newest]] = True
         hosts = {session_index: session.hello.host for session_index, session in sessions.items()}
