@@ -46,7 +46,6 @@ class NotAdmittedError(NetmonError):
     """A call is refused; code: of gRPC."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        """Say why, in one line."""
         super().__init__(reason)
         self.code = code
 

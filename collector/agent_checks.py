@@ -44,7 +44,6 @@ class RefusedBatchError(WireError):
     """A batch that breaks the contract, or one at which the collector fails."""
 
     def __init__(self, sequence: int, host: str, reason: Exception | str) -> None:
-        """Name the batch and its sender."""
         super().__init__(f"batch {sequence} of {host}: {reason}")
         self.sequence = sequence
 
@@ -58,7 +57,6 @@ class FailedSessionError(WireError):
 
 
 # --- How the stream of an agent ends, and what gRPC tells its agent of that.
-
 
 HELLO_WITHIN_S = 10.0
 """A stream whose hello has not come by then is let go."""

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import median
 
+from collector.settings import DEFAULT_RATES, Rates
+from netmon.rate_limiter import RateLimiters
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_ROWS
 
@@ -96,11 +98,9 @@ class BackpressurePolicy:
 
     @property
     def coarsened(self) -> int:
-        """How many sessions are requested something."""
         return len(self._steps)
 
     def order(self, session: str) -> BackpressureRequest:
-        """What a session is requested now."""
         step = STEPS[self._steps.get(session, 0)]
         return BackpressureRequest(step.bucket_ns, max(step.batch_ns, self._batch_ns), self._limits.get(session, 0.0))
 
@@ -216,7 +216,6 @@ class Behind:
 
 # --- What each session brings, how far behind we are with it, and what its agent is requested therefore.
 
-
 _log = logging.getLogger(__name__)
 _DECIDE_EVERY_S = 1.0
 _LATE_S = 2.0  # from one tick to the next: we were busy, or nobody let us work
@@ -254,6 +253,8 @@ class Intake:
         self._storing = storing
         self._backpressure = BackpressurePolicy()
         self._rows = 0  # that wait
+        self.weight = 0
+        """Of batches that wait to be decoded; see `weight`."""
         self._ticked = asyncio.Event()
         self.ticked_s = 0.0
         """When the last tick ended (monotonic clock)."""
@@ -268,7 +269,6 @@ class Intake:
         return self._rows
 
     def order(self, session: str) -> BackpressureRequest:
-        """What its agent is requested."""
         return self._backpressure.order(session)
 
     async def turn(self, session: str) -> None:
@@ -302,7 +302,7 @@ class Intake:
 
     def ticked(self) -> None:
         """All batches that came have been processed."""
-        now, self._rows = time.monotonic(), 0
+        now, self._rows, self.weight = time.monotonic(), 0, 0
         if now - self.ticked_s > _LATE_S:
             self.late_s = now
         for coming in self._coming.values():
@@ -320,7 +320,6 @@ class Intake:
         await self._ticked.wait()
 
     def left(self, session: str) -> None:
-        """Its connection has ended."""
         self._coming.pop(session, None)
 
     def _decide(self, now: float) -> None:
@@ -345,3 +344,49 @@ def weight(batch: netmon_pb2.Batch) -> int:
     others = len(marks) + len(nic) + len(exchanges) + len(ledger)
     rows: int = min(buckets.rows, MAX_ROWS)
     return rows + _ROWS_PER_FLOW * len(flows) + _ROWS_PER_MARK * others
+
+
+# --- How much of the collector one host may use, whatever it sends: seconds of its share, one for each that passes.
+#
+# What costs more waits: nothing is read from its agents meanwhile, so that it stays with them, and all others go on.
+# Figures are far above what honest agents need, an hour's spool sent at once included.
+
+SAVED_S = 60.0
+"""What a host has not used is kept for it up to here."""
+
+_MOST_HOSTS = 1 << 16
+
+
+SESSION_S = 0.2
+"""What an introduction costs beside what is in it."""
+
+
+class HostLimiter:
+    """Of all hosts of one collector; lives on one event loop."""
+
+    def __init__(self, rates: Callable[[], Rates] = lambda: DEFAULT_RATES) -> None:
+        """Nobody has used anything. rates(): in force now."""
+        self.rates = rates
+        self._seconds = RateLimiters(1.0, SAVED_S, _MOST_HOSTS)
+
+    def add_hello(self, host: str, hello: netmon_pb2.Hello) -> None:
+        rates = self.rates()
+        self._spend(host, SESSION_S + len(hello.flows) / rates.flows + len(hello.marks) / rates.marks)
+
+    def add_batch(self, host: str, batch: netmon_pb2.Batch) -> None:
+        """A batch of a host has come, which may claim anything."""
+        rates, others = self.rates(), len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
+        cost_s = 1 / rates.batches + min(batch.buckets.rows, MAX_ROWS) / rates.rows + others / rates.others
+        self._spend(host, cost_s + len(batch.flows) / rates.flows + len(batch.marks) / rates.marks)
+
+    def wait_s(self, host: str) -> float:
+        """Until something more of a host is taken in; 0: now."""
+        return max(0.0, -self._seconds.left(host, time.monotonic_ns()))
+
+    async def turn(self, host: str) -> None:
+        """Wait until then."""
+        while wait_s := self.wait_s(host):
+            await asyncio.sleep(wait_s)
+
+    def _spend(self, host: str, cost_s: float) -> None:
+        self._seconds.spend(host, cost_s, time.monotonic_ns())

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends tasks that would go on for ever."""
+"""Tasks that would go on for ever are ended; work that several ask for is done once for all of them."""
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, TypeVar
 
 _AGAIN_S = 0.5
+_T = TypeVar("_T")
 
 
 async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
@@ -20,3 +21,30 @@ async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
             task.cancel()
         over, going = await asyncio.wait(going, timeout=_AGAIN_S)
         await asyncio.gather(*over, return_exceptions=True)
+
+
+class Together(Generic[_T]):
+    """Work that is done once for all who ask for it before it begins, one after the other."""
+
+    def __init__(self, work: Callable[[], Awaitable[_T]]) -> None:
+        self._work = work
+        self.now = asyncio.Lock()
+        """Held while it is being done."""
+        self._next: asyncio.Task[_T] | None = None  # that has not begun
+        self._tasks: set[asyncio.Task[_T]] = set()
+
+    async def done(self) -> _T:
+        """Have it done, from now on. Once begun it runs to its end, whoever asked."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._done())
+            self._tasks.add(self._next)
+            self._next.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(self._next)
+
+    async def _done(self) -> _T:
+        async with self.now:
+            self._next = None
+            return await self._work()
+
+    async def close(self) -> None:
+        await end_tasks(self._tasks)

@@ -4,23 +4,26 @@
 import asyncio
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
 from collector.backpressure import Storing
-from collector.dataset.sink import Sink
+from collector.dataset.resume import Resume
+from collector.dataset.sink import ParquetSink
 from collector.dataset.tables import SCHEMAS
+from collector.ending import Together
 from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
 from collector.host.tables import Tables
-from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
-from collector.metrics.delays import DelayCounts
+from collector.host.unstored import SessionFlush, by_session, flush_tables
 from collector.quarantine import Failures
 from netmon.columnar import Columns
 from netmon.dl.verdict.verdict_text import columns
 from netmon.errors import DataError
+from netmon.records import Hello
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
@@ -34,14 +37,33 @@ def verdict_table(verdicts: Sequence[Verdict]) -> pa.Table:
     rows = [columns(one) | {"ranks": [asdict(each) for each in one.ranks]} for one in verdicts]
     schema = SCHEMAS["verdicts"]
     arrays = []
-    for field in schema:
-        values = [row[field.name] for row in rows]
-        word = pa.types.is_dictionary(field.type)
-        arrays.append(pa.array(values, pa.string()).dictionary_encode() if word else pa.array(values, field.type))
+    for column in schema:
+        values = [row[column.name] for row in rows]
+        word = pa.types.is_dictionary(column.type)
+        arrays.append(pa.array(values, pa.string()).dictionary_encode() if word else pa.array(values, column.type))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-# --- flushing
+# --- How long agents wait for the word that a batch is stored: one batch of each session at a time is timed.
+
+DELAY_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
+"""Upper bounds of the histogram; what is longer has a class of its own."""
+
+
+@dataclass
+class Delays:
+    """A histogram since the collector's start."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(DELAY_BOUNDS_S) + 1))  # by DELAY_BOUNDS_S
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(DELAY_BOUNDS_S, seconds)] += 1
+        self.seconds += seconds
+
+    def copy(self) -> "Delays":
+        return Delays([*self.counts], self.seconds)
+
 
 MOST_PENDING_BYTES = 512 << 20
 """Rows in memory while the disk does not take them."""
@@ -59,7 +81,8 @@ class _Due:
     sessions: _Sessions
     buckets: list[Columns]
     iterations: list[Accounted]
-    evidence: EvidencePieces
+    transport: list[Columns]
+    host: list[Columns]
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
     verdicts: list[Verdict]
@@ -70,7 +93,7 @@ class Flushing:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: ParquetSink,
         sessions: Callable[[], Collection[Session]],
         tables: Callable[[], Tables],
         discard: Callable[[Session], None],
@@ -79,17 +102,15 @@ class Flushing:
         """sessions: all sessions that are known now; tables: theirs; discard: forget one that is broken."""
         self._sink, self._known, self._discard, self._failures = sink, sessions, discard, failures
         self._tables = tables
-        self.now = asyncio.Lock()
-        """Held while rows are on their way to the disk."""
+        self._together = Together(self._flush)
         self.trouble = ""
         """Why the last flush failed; empty: it did not."""
         self.full_rows: list[pa.Table] = []
         """Of the table `full`, for the next flush."""
         self.verdicts: list[Verdict] = []
         """For the next flush."""
-        self.delays = DelayCounts()
+        self.delays = Delays()
         """Of batches until they are stored."""
-        self._next: asyncio.Future[bool] | None = None  # that has not begun
         self._room = asyncio.Event()
         self._room.set()
         self._closing = False
@@ -97,11 +118,9 @@ class Flushing:
 
     @property
     def pending_bytes(self) -> int:
-        """Rows that have settled and are not stored."""
-        return self._tables().unstored.nbytes + self._tables().evidence.nbytes
+        return self._tables().unstored_bytes
 
     def storing(self) -> Storing:
-        """How the disk does now."""
         return Storing(self.pending_bytes / MOST_PENDING_BYTES, self._writing_s)
 
     @property
@@ -125,62 +144,68 @@ class Flushing:
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
-        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off. Whoever asks while
-        # another one waits for its turn gets the same.
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._flush())
-        return await asyncio.shield(self._next)
+        return await self._together.done()
+
+    @property
+    def now(self) -> asyncio.Lock:
+        """Held while rows are on their way to the disk."""
+        return self._together.now
+
+    async def resume(self, hello: Hello) -> Resume:
+        """What is stored of a session, with what is on its way to the disk. Raises DataError."""
+        async with self.now:
+            pass
+        return await asyncio.to_thread(self._sink.resume, hello)
 
     async def _flush(self) -> bool:
-        async with self.now:
-            self._next = None
-            for session in [session for session in self._known() if session.broken]:
-                self._discard(session)
-            # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
-            sessions = list(self._known())
-            whole = [(session, session.received) for session in sessions if session.settled]
-            tables, due = self._tables(), self._due(sessions)
-            slow = asyncio.get_running_loop().call_later(SLOW_S, self._be_slow)
-            try:
-                failed, elsewhere = await asyncio.to_thread(self._write, due)
-            except BaseException as error:
-                slow.cancel()
-                for _, flush in due.sessions:
-                    flush.undone()
-                known = set(map(id, self._known()))
-                there = {flush.session for session, flush in due.sessions if id(session) in known}
-                tables.unstored.put_back(due.buckets, there)
-                tables.iterations.put_back(due.iterations, there)
-                tables.evidence.put_back(due.evidence, there)
-                self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
-                if not isinstance(error, DataError):
-                    raise
-                if str(error) != self.trouble:
-                    _log.error(error)
-                self.trouble = str(error)
-                return False
+        for session in [session for session in self._known() if session.broken]:
+            self._discard(session)
+        # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
+        sessions = list(self._known())
+        whole = [(session, session.received) for session in sessions if session.settled]
+        tables, due = self._tables(), self._due(sessions)
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._be_slow)
+        try:
+            failed, elsewhere = await asyncio.to_thread(self._write, due)
+        except BaseException as error:
             slow.cancel()
-            for session, built in failed:
-                self._failures.at_session(session, "the rows to be stored", built)
-            for session in sessions:
-                if session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
-                    session.broken = True
-            for session, flush in due.sessions:
-                if not session.broken:
-                    flush.done()
-                    session.stored(flush.acknowledge or 0)
-            for session, sequence in whole:
-                if not session.broken:
-                    session.stored(sequence)
-            now = time.monotonic()
-            for since in filter(None, (session.waited_since() for session in sessions)):
-                self.delays.add(now - since)
-            if self.trouble:
-                _log.warning(f"{self._sink.directory} takes rows again")
-            self.trouble = ""
-            if not self._closing:
-                self._room.set()
-            return True
+            for _, flush in due.sessions:
+                flush.undone()
+            known = set(map(id, self._known()))
+            there = {flush.session for session, flush in due.sessions if id(session) in known}
+            tables.unstored.put_back(due.buckets, there)
+            tables.iterations.put_back(due.iterations, there)
+            tables.evidence.transport.put_back(due.transport, there)
+            tables.evidence.host.put_back(due.host, there)
+            self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
+            if not isinstance(error, DataError):
+                raise
+            if str(error) != self.trouble:
+                _log.error(error)
+            self.trouble = str(error)
+            return False
+        slow.cancel()
+        for session, built in failed:
+            self._failures.at_session(session, "the rows to be stored", built)
+        for session in sessions:
+            if session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
+                session.broken = True
+        for session, flush in due.sessions:
+            if not session.broken:
+                flush.done()
+                session.stored(flush.acknowledge or 0)
+        for session, sequence in whole:
+            if not session.broken:
+                session.stored(sequence)
+        now = time.monotonic()
+        for since in filter(None, (session.waited_since() for session in sessions)):
+            self.delays.add(now - since)
+        if self.trouble:
+            _log.warning(f"{self._sink.directory} takes rows again")
+        self.trouble = ""
+        if not self._closing:
+            self._room.set()
+        return True
 
     def _be_slow(self) -> None:
         """A write takes longer than any disk that is well: it may never end, and nothing is acknowledged meanwhile."""
@@ -201,8 +226,8 @@ class Flushing:
         tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
         self.full_rows, self.verdicts = [], []
         jobs = list(tables.flows.jobs)
-        rows = tables.unstored.take(), tables.iterations.take(), tables.evidence.take()
-        return _Due(flushes, *rows, jobs, full, verdicts)
+        evidence = tables.evidence.transport.take(), tables.evidence.host.take()
+        return _Due(flushes, tables.unstored.take(), tables.iterations.take(), *evidence, jobs, full, verdicts)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Session, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -241,17 +266,18 @@ class Flushing:
 
 
 def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> dict[str, pa.Table]:
-    return flush_tables([flush for _, flush in sessions], buckets, due.jobs, due.evidence, due.iterations)
+    flushes = [flush for _, flush in sessions]
+    return flush_tables(flushes, buckets, due.jobs, due.iterations, due.transport, due.host)
 
 
 def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Session, Exception]]]:
     """The sessions whose tables can be built, and those of which they cannot."""
     buckets = by_session(due.buckets)
     good, failed = [], []
-    for session, flush in due.sessions:
+    for one in due.sessions:
         try:
-            flush_tables([flush], buckets.get(flush.session, []), due.jobs, due.evidence, due.iterations)
-            good.append((session, flush))
+            _tables_of([one], buckets.get(one[1].session, []), due)
+            good.append(one)
         except Exception as error:
-            failed.append((session, error))
+            failed.append((one[0], error))
     return good, failed

@@ -4,33 +4,46 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from collector.ending import end_tasks
 from collector.flushing import Flushing
-from collector.full_resolution import FullResolution
-from collector.host.batches import Settled
+from collector.full_resolution import FullResolution, PullRequest, Triggers
 from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
+from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.judging.advising import Advising
 from collector.judging.judging import Judging
 from collector.quarantine import Failures
 from collector.settings import Settings
-from collector.stored_past import Dataset
-from collector.triggers import PullRequest, Triggers
-from collector.view.frozen import Frozen
+from collector.view.frozen import Frozen, page
 from collector.view.job_views import Jobs
-from collector.view.pages import page
 from collector.view.sessions import Sessions
 from collector.view.view import View
 from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError
+from netmon.past import RowQuery
 from netmon.views import Selection, Snapshot, Verdict
 
 _log = logging.getLogger(__name__)
+
+
+class Dataset(Protocol):
+    """What the collector itself reads of what it has stored."""
+
+    def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
+        """As netmon.past.Rows has them. Blocks for each. Raises NetmonError."""
+
+    def verdicts(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
+        """Made now, on a job's iterations that stand out and overlap this time (UTC). Blocks. Raises DataError."""
+
+    def advice(self, jobs: Collection[str]) -> Advice:
+        """On the last seconds of these jobs and those on their links; none: of all. Blocks. Raises DataError."""
 
 
 class Live:
@@ -41,10 +54,14 @@ class Live:
         settings: Settings,
         flushing: Flushing,
         failures: Failures,
+        newest: Callable[[], Sequence[Session]],
         recording: Callable[[Collection[str]], Sequence[Session]],
     ) -> None:
-        """recording: of each of these hosts, the session that is connected. Nothing is shown before `begin`."""
+        """newest: the session of each host that viewers see. recording: of each of these hosts, the session that is
+        connected. Nothing is shown before `begin`.
+        """
         self._settings, self._flushing, self._failures, self._recording = settings, flushing, failures, recording
+        self._newest, self._shows_newest = newest, False
         self.jobs = Jobs(settings.parameters)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self.stored: Dataset | None = None  # of the dataset that the sink writes, where somebody can read them
@@ -53,11 +70,11 @@ class Live:
         self.ticks = 0  # how often what viewers see has changed
         self._pulling: set[asyncio.Task[None]] = set()
 
-    def begin(self, tables: Tables) -> None:
-        """The host stage has these tables from now on, and no session."""
-        self._sessions = Sessions(tables)
+    def begin(self, tables: Tables, sessions: Mapping[int, Session]) -> None:
+        """The host stage has these tables from now on, and in future these sessions, by index."""
+        self._by_index, self._sessions, self._shows_newest = sessions, Sessions(tables), False
         self._view = View(self._sessions, self.jobs, self._settings)
-        self.judging = Judging(tables, self.jobs, self._store_verdict, self._from_dataset)
+        self.judging = Judging(tables, sessions, self.jobs, self._store_verdict, self._from_dataset)
         self.advising = Advising(self.judging, tables, self.jobs, self._advice)
 
     def _store_verdict(self, verdict: Verdict) -> None:
@@ -71,12 +88,17 @@ class Live:
             raise DataError("cannot advise: this collector does not tell of its dataset")
         return self.stored.advice(jobs)
 
-    def show(self, newest: Sequence[Session]) -> None:
-        """These sessions are what viewers see from now on, one of each host."""
-        self._sessions.show(newest)
+    def sessions_changed(self) -> None:
+        """Viewers see other sessions from now on."""
+        self._shows_newest = False
+
+    def _show(self) -> None:
+        """Before the view gets rows or is read."""
+        if not self._shows_newest:
+            self._shows_newest = True
+            self._sessions.show(self._newest())
 
     def forget(self, session: Session) -> None:
-        """It is over."""
         self._view.forget_links(self._sessions.links_of(session))
         self.judging.forget(session.index)
         self._triggers.forget(session.hello.session)
@@ -84,11 +106,12 @@ class Live:
     def publish(self, settled: Settled) -> None:
         """What a tick has brought, for those who watch."""
         self.ticks += 1
-        self._sessions.publish(settled, self._view)
+        self._show()
+        self._view.publish(settled)
 
-    def add(self, settled: Settled, sessions: Mapping[int, Session], newest: Collection[Session]) -> None:
-        """The same, as iterations; and full resolution of what is worth storing. sessions: by index."""
-        self._store_full(self._add_iterations(settled, sessions, newest))
+    def add(self, settled: Settled, newest: Collection[Session]) -> None:
+        """The same, as iterations; and full resolution of what is worth storing."""
+        self._store_full(self._add_iterations(settled, newest))
         for session in newest if self._triggers.watches_rows else ():
             for output in settled.outputs.get(session.index, ()):
                 try:
@@ -97,9 +120,8 @@ class Live:
                     self._failures.at_session(session, "what has settled", error)
         self.judging.tick(settled)
 
-    def _add_iterations(
-        self, settled: Settled, sessions: Mapping[int, Session], newest: Collection[Session]
-    ) -> list[PullRequest]:
+    def _add_iterations(self, settled: Settled, newest: Collection[Session]) -> list[PullRequest]:
+        sessions = self._by_index
         counts = np.zeros(max(sessions, default=0) + 1, np.bool_)
         counts[[session.index for session in newest]] = True
         hosts = {session_index: session.hello.host for session_index, session in sessions.items()}
@@ -109,7 +131,7 @@ class Live:
         for rows in settled.ended:
             own = rows if counts[rows.session].all() else rows.take(counts[rows.session])
             self.jobs.add_ended(hosts, own)
-            self.judging.add_ended(sessions, own)
+            self.judging.add_ended(own)
         for accounted in settled.accounted:
             mine = accounted if counts[accounted.rows.session].all() else accounted.take(counts[accounted.rows.session])
             self.jobs.add_accounts(mine)
@@ -142,11 +164,11 @@ class Live:
 
     def freeze(self, notices: Iterable[str]) -> Frozen:
         """What viewers can be shown now. notices: lines for them."""
+        self._show()
         self.advising.refresh()
         return self._view.freeze(time.time_ns(), [line for line in notices if line])
 
     def page(self, frozen: Frozen, selection: Selection) -> Snapshot:
-        """What of it a viewer has asked for."""
         return page(frozen, selection, self._sessions, self.jobs)
 
     async def close(self) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the host stage and the job stage tell each other; nothing else passes between the two.
 
-What has to be answered within a tick is in collector.messages.
-
 A message is never changed once it has been made, holds no reference to the state of either stage, and can be pickled:
 the two may live in processes of their own. A session is known by its place, a number that the host stage gives it and
 gives to another one only after it has reported the session's end; a flow by `flow_numbers`.
@@ -11,7 +9,7 @@ gives to another one only after it has reported the session's end; a flow by `fl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +38,7 @@ def flow_numbers(session_index: int, flow_ids: _Number) -> _Number:
     return flow_ids + (session_index << _FLOW_ID_BITS)
 
 
-@overload
-def session_of(flow: int) -> int: ...
-@overload
-def session_of(flow: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
-def session_of(flow: int | npt.NDArray[np.int64]) -> int | npt.NDArray[np.int64]:
+def session_of(flow: _Number) -> _Number:
     """The session's place, of a flow's number or of several."""
     return flow >> _FLOW_ID_BITS
 
@@ -149,12 +143,10 @@ class JobNews:
     begins_anew: bool = False  # the job stage has lost all that it knew, this news included: report everything again
 
 
-# --- What the host stage and the job stage tell each other within a tick: one message each way, for all hosts.
+# --- Within a tick: one message each way, for all hosts.
 #
-# As in collector.messages, a message is never changed once it has been made, holds no reference to the state of
-# either stage, and can be pickled. A rank is known by its serial, a number that no other one gets: it is one
-# process as one rank of one job. A session is known by such a number too; a flow by `messages.flow_numbers`.
-
+# A rank is known by its serial, a number that no other one gets: it is one process as one rank of one job. A session is
+# known by such a number too.
 
 BY_PEER = "peer"
 """Owner.source of a flow that belongs to a job by its other end."""

@@ -39,7 +39,6 @@ class Quarantine:
     """
 
     def __init__(self, directory: Path, most_files: int = MOST_FILES, most_bytes: int = MOST_BYTES) -> None:
-        """directory: the dataset's."""
         self.folder, self._most_files, self._most_bytes = directory / FOLDER, most_files, most_bytes
         self._kept: OrderedDict[str, int] = OrderedDict()  # by session
         self._count = 0
@@ -78,7 +77,6 @@ class Quarantine:
         return path.with_name(f"{path.name}.messages")
 
     def _bound(self) -> None:
-        """Drop the oldest; names go by time."""
         files = sorted(self.folder.iterdir(), reverse=True)
         size = 0
         for number, path in enumerate(files):
@@ -91,7 +89,6 @@ class Failures:
     """Of one collector. What it fails at costs one session, or one line for viewers."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: the dataset's."""
         self._quarantine = Quarantine(directory)
         self._of_session: Counter[str] = Counter()  # as a whole, by name
         self._notices: dict[str, None] = {}
@@ -99,7 +96,6 @@ class Failures:
 
     @property
     def notices(self) -> list[str]:
-        """Lines for viewers."""
         return list(self._notices)
 
     def check(self, hello: Hello) -> None:
@@ -111,7 +107,6 @@ class Failures:
             )
 
     def notice(self, line: str, error: Exception | None = None) -> None:
-        """Log a line once, and keep it for viewers."""
         if line not in self._notices and len(self._notices) < _MOST_NOTICES:
             self._notices[line] = None
             _log.warning(line, exc_info=error)

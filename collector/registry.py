@@ -3,7 +3,6 @@
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -11,16 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.agent_checks import FailedSessionError, RefusedBatchError
-from collector.backpressure import Intake, weight
-from collector.dataset.sink import Sink
-from collector.ending import end_tasks
+from collector.backpressure import HostLimiter, Intake, weight
+from collector.dataset.sink import ParquetSink
+from collector.ending import Together
 from collector.flushing import Flushing
-from collector.host.batches import Settled
 from collector.host.session import Sent, Session
-from collector.host.stage import HostStage
-from collector.host_limiter import HostLimiter
+from collector.host.stage import HostStage, Settled
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
-from collector.jobs.link import JobLink
+from collector.jobs.process import JobStageProcess
 from collector.jobs.rank_registry import RankRegistry
 from collector.live import Live
 from collector.quarantine import Failures
@@ -31,8 +28,6 @@ from netmon.records import Hello
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches
-
-_log = logging.getLogger(__name__)
 
 MOST_SESSIONS, MOST_OF_HOST = 8_192, 64
 """Sessions that are known at a time, of all hosts and of one: those that are connected, and those just over."""
@@ -59,30 +54,26 @@ class Came(NamedTuple):
 class Registry:
     """Sessions by name; lives on one event loop, only files are touched in threads."""
 
-    def __init__(self, sink: Sink, settings: Settings, jobs: JobLink) -> None:
+    def __init__(self, sink: ParquetSink, settings: Settings, jobs: JobStageProcess) -> None:
         """Begin without sessions. jobs: the way to the job stage; the caller's to close."""
-        self._sink, self._settings = sink, settings
+        self._settings = settings
         self._known: dict[str, Session] = {}
         self._newest_of: dict[str, Session] = {}  # by host
-        self._shown = False  # viewers see these
         self._taking: list[tuple[Session, Sent]] = []  # batches of the next tick
-        self._weight, self._careful_until = 0, 0.0
+        self._careful_until = 0.0
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._known.values, lambda: self._stage.tables, self._discard, self.failures)
-        self.live = Live(settings, self.flushing, self.failures, self.recording)
+        self.live = Live(settings, self.flushing, self.failures, self._newest, self.recording)
         self._job_exchange = JobExchange(jobs)
         self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.rates)
         self._leaving: list[Session] = []  # that have said their last word
-        self._parting: asyncio.Task[bool] | None = None  # settles and stores them; that has not begun
-        self._tasks: set[asyncio.Task[bool]] = set()
-        self._parting_now, self._opening = asyncio.Lock(), asyncio.Lock()
+        self._parting, self._opening = Together(self._part), asyncio.Lock()
         self._begin()
 
     def _begin(self) -> None:
         """A host stage without sessions, and what is made of it."""
-        self._rank_registry = RankRegistry()
-        self._stage = HostStage(self._settings, self._rank_registry.answer)
-        self.live.begin(self._stage.tables)
+        self._stage = HostStage(self._settings, RankRegistry().answer)
+        self.live.begin(self._stage.tables, self._stage.sessions)
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Session:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
@@ -98,9 +89,7 @@ class Registry:
                 session = None
             try:
                 if session is None:
-                    async with self.flushing.now:  # what is on its way to the disk has to be there by then
-                        pass
-                    resume = await asyncio.to_thread(self._sink.resume, hello)
+                    resume = await self.flushing.resume(hello)
                     session = self._known[hello.session] = self._stage.session(self._stage.open(hello, resume))
                     self._job_exchange.begin_session(session)
                     self._find_newest(hello.host)
@@ -155,15 +144,14 @@ class Registry:
             self.failures.notice(line)
 
     def add(self, session: Session, message: netmon_pb2.AgentMessage) -> None:
-        """Queue a batch for the next tick."""
         if session.takes:
             batch = message.batch
             session.queue_batches(batch.sequence, [message], time.monotonic())
             self._stage.add(session.index, batch)
             self.intake.add_waiting(session.hello.session, batch.buckets.rows, batch.horizon_ns)
+            self.intake.weight += weight(batch)
             self._taking.append((session, message))
-            self._weight += weight(batch)
-            if self._weight > _MOST_QUEUED or self.careful:
+            if self.intake.weight > _MOST_QUEUED or self.careful:
                 self.tick()
 
     @property
@@ -194,13 +182,11 @@ class Registry:
     def _settle_largest(self) -> None:
         """A session whose rows wait for a horizon that does not come holds no more memory."""
         waiting = np.bincount(self._stage.tables.pending.all()["session"])
-        session_index = int(waiting.argmax())
-        for session in self._known.values():
-            if session.index == session_index:
-                session.window.ranks.rejected.warn(
-                    f"{session.hello.host} is {waiting[session_index]} rows ahead of its horizon"
-                )
-                self._settle([session], leaving=False)
+        index = int(waiting.argmax())
+        if session := self._stage.sessions.get(index):
+            line = f"{session.hello.host} is {waiting[index]} rows ahead of its horizon"
+            session.window.ranks.rejected.warn(line)
+            self._settle([session], leaving=False)
 
     def _guarded(self, work: Callable[[], Settled]) -> None:
         """Let the stage work. It fails at single sessions by itself; where it fails as a whole, it begins anew."""
@@ -210,7 +196,7 @@ class Registry:
             self._begin_anew(error)
         else:
             self._made(settled)
-        self._taking, self._weight = [], 0
+        self._taking = []
         self.intake.ticked()
 
     def _begin_anew(self, error: Exception) -> None:
@@ -219,25 +205,23 @@ class Registry:
         self._job_exchange.begin_anew()
         self._known.clear()
         self._newest_of.clear()
-        self._shown = False
         self._begin()
         self._careful_until = time.monotonic() + _CAREFUL_S
 
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""
         try:
-            self._show()
             self.live.publish(settled)
         except Exception as error:  # rows do not need it
             self.failures.notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
-        sessions = {session.index: session for session in self._known.values()}
+        sessions = self._stage.sessions
         for session_index, (sequence, reason) in settled.refused.items():
             session = sessions[session_index]
             session.queued = session.received
             session.refuse(RefusedBatchError(sequence, session.hello.host, reason))
         for session_index, (sequence, failure) in settled.failed.items():
             self.failures.at_batch(sessions[session_index], sequence, failure)
-        self.live.add(settled, sessions, self._newest_of.values())
+        self.live.add(settled, self._newest_of.values())
         self.flushing.check_room()
 
     @property
@@ -270,7 +254,6 @@ class Registry:
         return list(newest.values())
 
     def disconnected(self, session: Session) -> None:
-        """The connection of a session has broken."""
         session.connected, session.last_batch_s = False, time.monotonic()
         self.live.full.disconnected(session)
         self.intake.left(session.hello.session)
@@ -278,7 +261,6 @@ class Registry:
             session.window.ranks.release()
 
     def settle(self, session: Session, leaving: bool) -> None:
-        """Settle all that a session has sent."""
         self._settle([session], leaving)
 
     def _settle(self, sessions: list[Session], leaving: bool) -> None:
@@ -324,23 +306,18 @@ class Registry:
         the same one.
         """
         self._leaving.append(session)
-        if self._parting is None:
-            self._parting = asyncio.get_running_loop().create_task(self._part())
-            self._tasks.add(self._parting)
-            self._parting.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(self._parting)
+        return await self._parting.done()
 
     async def _part(self) -> bool:
-        async with self._parting_now:
-            leaving, self._leaving, self._parting = self._leaving, [], None
-            await self.infer(leaving)
-            self._settle(leaving, leaving=True)
-            return await self.flush()
+        leaving, self._leaving = self._leaving, []
+        await self.infer(leaving)
+        self._settle(leaving, leaving=True)
+        return await self.flush()
 
     async def close(self) -> None:
         """Whatever still works for somebody ends."""
         await self.live.close()
-        await end_tasks(self._tasks)
+        await self._parting.close()
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
@@ -348,7 +325,6 @@ class Registry:
 
     def freeze(self) -> Frozen:
         """What viewers can be shown now: the newest session of each host."""
-        self._show()
         return self.live.freeze([self.flushing.trouble, *self._job_exchange.trouble, *self.failures.notices])
 
     def snapshot(self, flows: int) -> Snapshot:
@@ -356,11 +332,9 @@ class Registry:
         return self.live.page(self.freeze(), Selection(flows=flows))
 
     def sessions(self) -> list[Session]:
-        """The newest session of each host."""
         return [session for session in self._newest() if not session.broken]
 
     def _newest(self) -> list[Session]:
-        """The newest session of each host."""
         return list(self._newest_of.values())
 
     def _find_newest(self, host: str) -> None:
@@ -370,10 +344,4 @@ class Registry:
             self._newest_of[host] = sorted(own, key=lambda session: session.hello.clock.utc_ns)[-1]
         else:
             self._newest_of.pop(host, None)
-        self._shown = False
-
-    def _show(self) -> None:
-        """Give the view its sessions, if they have changed: before it gets rows or is read."""
-        if not self._shown:
-            self._shown = True
-            self.live.show(self._newest())
+        self.live.sessions_changed()

@@ -16,13 +16,13 @@ from collector.answers import Answers
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.jobs.process import JobStageProcess
+from collector.live import Dataset
 from collector.metrics.serving import serve_metrics, why_not_ready
 from collector.receiving.client import ReceiverClient
 from collector.receiving.frames import Listen
 from collector.registry import Registry
 from collector.service import admission_to
 from collector.settings import Settings
-from collector.stored_past import Dataset
 from collector.web_process import WebProcess
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError

@@ -58,7 +58,6 @@ class CollectorService(grpc.GenericRpcHandler):
             self._handlers[method] = grpc.unary_stream_rpc_method_handler(answered, response_serializer=_serialised)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """See gRPC."""
         service, _, method = details.method.strip("/").partition("/")
         return self._handlers.get(method) if service == _SERVICE else None
 
@@ -91,7 +90,6 @@ def _serialised(message: Message | bytes) -> bytes:
 
 
 # --- The collector's ports: with certificates, with tokens, or in the clear where only this machine can connect.
-
 
 _SOCKET_PATH_BYTES = 107  # unix(7)
 
@@ -183,7 +181,6 @@ def _clear_socket(address: str) -> None:
 #
 # Two names: "" serves as long as the collector does, "netmon.Collector" as long as it takes in what agents send.
 
-
 SERVICE = "netmon.Collector"
 """As in netmon.proto."""
 
@@ -205,7 +202,6 @@ class NoHealth:
     """Without the library."""
 
     async def follow(self, why_not: Callable[[], str]) -> None:
-        """Until it is cancelled."""
         await asyncio.Event().wait()
 
     async def leave(self) -> None:

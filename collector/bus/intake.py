@@ -85,9 +85,6 @@ class Forgetting:
             _log.info(f"session {session} of {host} is forgotten: nothing has been heard of its agent for a long time")
 
 
-# --- intake
-
-
 _INFER_S = 2.0  # for what the traffic reports hosts that are released
 _ANSWER_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
 
@@ -121,7 +118,6 @@ class BusIntake:
             host.stop()
 
     async def close(self) -> None:
-        """Release everything."""
         await self.release(*self._hosts)
         await end_tasks(self._working)
 
@@ -171,7 +167,6 @@ class BusIntake:
         return await self._bus.hosts()
 
     def taken_hosts(self) -> frozenset[str]:
-        """The hosts that are taken."""
         return frozenset(self._hosts)
 
     # --- now and then

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from collector.agent_checks import RefusedBatchError, read_hello
+from collector.agent_checks import read_hello
 from collector.connection import Connection
 from collector.host.session import Session
 from collector.registry import Registry
@@ -32,12 +32,6 @@ MOST_WAITING = 1_024
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Waiting(Generic[T]):
-    label: Label
-    what: T
-
-
 class InOrder(Generic[T]):
     """Of one session. Labels of batches in, as the bus has them; batches out, ascending, each once."""
 
@@ -48,7 +42,7 @@ class InOrder(Generic[T]):
         """
         self.last = 0  # that was given out
         self._known = stored  # nothing up to there comes later
-        self._waiting: dict[int, _Waiting[T]] = {}
+        self._waiting: dict[int, tuple[Label, T]] = {}
 
     @property
     def waiting(self) -> int:
@@ -61,8 +55,8 @@ class InOrder(Generic[T]):
         if label.sequence > self.last:
             waiting = self._waiting.get(label.sequence)
             # Sent again without the batch that went before it, which was given up.
-            if waiting is None or label.previous < waiting.label.previous:
-                self._waiting[label.sequence] = _Waiting(label, what)
+            if waiting is None or label.previous < waiting[0].previous:
+                self._waiting[label.sequence] = label, what
         yield from self._ready(len(self._waiting) > MOST_WAITING)
 
     def give_up(self) -> Iterator[T]:
@@ -73,14 +67,11 @@ class InOrder(Generic[T]):
     def _ready(self, anyhow: bool) -> Iterator[T]:
         while self._waiting:
             first = min(self._waiting)
-            if not anyhow and self._waiting[first].label.previous > max(self.last, self._known):
+            if not anyhow and self._waiting[first][0].previous > max(self.last, self._known):
                 return
             anyhow = False
             self.last = max(self.last, first)
-            yield self._waiting.pop(first).what
-
-
-# --- session
+            yield self._waiting.pop(first)[1]
 
 
 SILENT_S = 10.0
@@ -276,7 +267,3 @@ class BusSession:
         self._end = self._leaving = None
         if session:
             await self._registry.discard(session)
-
-    def blame(self, error: RefusedBatchError) -> None:
-        """It is not taken in again."""
-        self.lost.add(error.sequence)

@@ -6,13 +6,146 @@ netmon-owners    HOST     the worker that has it; changed only by who knows the 
 netmon-ties      HOST     HostTies, as the worker sees them that has the host
 """
 
+import asyncio
+import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from collector.cluster.bucket import Bucket, Value, epoch
-from collector.cluster.components import HostTies
+from nats.js.api import KeyValueConfig, StorageType, StreamInfo
+from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
+from nats.js.kv import KeyValue
+
+from collector.cluster.ties import HostTies
 from netmon.errors import WireError
-from netmon.wire.bus import Bus
+from netmon.wire.bus import Bus, name_of, token
+
+# --- A key-value bucket of the bus, read as a whole: what is there now, and who may change it.
+
+_NS_PER_S = 1_000_000_000
+_AT_A_TIME = 100
+_KEPT_S = 20.0  # what has been read is read again, whether anything seems to have changed or not
+
+
+class Value(NamedTuple):
+    """What a key says."""
+
+    data: bytes
+    revision: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that is in a bucket."""
+
+    values: dict[str, Value]
+    born_s: int  # when the bucket was made: one that is made anew counts its revisions from 1 again
+
+
+class Bucket:
+    """Keys are names of hosts or workers. Methods raise BusError where the bus does not answer."""
+
+    def __init__(self, bus: Bus, name: str, ttl_s: float = 0.0) -> None:
+        """ttl_s: so long a value stays; 0: until it is deleted."""
+        self._bus, self._name, self._ttl_s = bus, name, ttl_s
+        self._kv: KeyValue | None = None
+        self._content: Content | None = None
+        self._state = (0, 0, 0)  # of the stream when it was read
+        self._read_s = 0.0
+
+    async def read(self) -> Content:
+        """All of it; asks for one line where nothing has changed since."""
+        with self._bus.errors(f"read {self._name} on"):
+            kv, info = await self._opened()
+            state = (_born_s(info), info.state.last_seq, info.state.messages)
+            now = time.monotonic()
+            if self._content is not None and state == self._state and now - self._read_s < _KEPT_S:
+                return self._content
+            subjects = info.state.subjects or {}
+            content = Content(await self._values(kv, subjects), _born_s(info))
+            # A server that has just begun to lead may not list all that it counts: that is not kept.
+            self._content, self._state = content if len(subjects) == info.state.messages else None, state
+            self._read_s = now
+            return content
+
+    async def get(self, key: str) -> Value | None:
+        """What one key says now; None: nothing."""
+        with self._bus.errors(f"read {self._name} on"):
+            kv, _ = await self._opened()
+            return await _get(kv, token(key))
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Whatever it said before."""
+        with self._bus.errors(f"write {self._name} on"):
+            kv, _ = await self._opened()
+            await kv.put(token(key), data)
+
+    async def claim(self, key: str, data: bytes, known: Value | None) -> int:
+        """Say so if it still says what is known (None: nothing); the new revision, 0: it says something else."""
+        with self._bus.errors(f"write {self._name} on"):
+            kv, _ = await self._opened()
+            try:
+                if known is None:
+                    return await kv.create(token(key), data)
+                return await kv.update(token(key), data, last=known.revision)
+            except KeyWrongLastSequenceError:
+                self._content = None  # it says something else than what was read
+                return 0
+
+    async def delete(self, key: str, known: Value | None = None) -> None:
+        """If it still says what is known; whatever it says, where nothing is."""
+        with self._bus.errors(f"write {self._name} on"):
+            kv, _ = await self._opened()
+            with contextlib.suppress(BadRequestError):
+                await kv.delete(token(key), last=known.revision if known else None)
+
+    async def _opened(self) -> tuple[KeyValue, StreamInfo]:
+        jetstream = self._bus.jetstream
+        if self._kv is not None:
+            with contextlib.suppress(NotFoundError):
+                return self._kv, await self._info()
+        config = KeyValueConfig(
+            bucket=self._name, ttl=self._ttl_s or None, storage=StorageType.FILE, replicas=self._bus.settings.replicas
+        )
+        with contextlib.suppress(BadRequestError):  # another worker has made it, with other settings
+            await jetstream.create_key_value(config)
+        self._kv = await jetstream.key_value(self._name)
+        return self._kv, await self._info()
+
+    async def _info(self) -> StreamInfo:
+        prefix = f"$KV.{self._name}."
+        return await self._bus.jetstream.stream_info(f"KV_{self._name}", subjects_filter=f"{prefix}>")
+
+    async def _values(self, kv: KeyValue, subjects: Iterable[str]) -> dict[str, Value]:
+        """Read one by one, many at a time: a watcher would be a consumer, of which the servers allow only so many."""
+        found: dict[str, Value] = {}
+        prefix = f"$KV.{self._name}."
+        keys = [subject.removeprefix(prefix) for subject in subjects]
+        for begin in range(0, len(keys), _AT_A_TIME):
+            some = keys[begin : begin + _AT_A_TIME]
+            for key, entry in zip(some, await asyncio.gather(*(_get(kv, key) for key in some)), strict=True):
+                if entry:
+                    found[name_of(key)] = entry
+        return found
+
+
+def epoch(born_s: int, revision: int) -> int:
+    """A number that rises with every change of a key, also over a bucket that was lost and made anew."""
+    return born_s * _NS_PER_S + revision
+
+
+def _born_s(info: StreamInfo) -> int:
+    return int(info.created.timestamp()) if info.created else 0
+
+
+async def _get(kv: KeyValue, key: str) -> Value | None:
+    try:
+        entry = await kv.get(key)
+    except KeyNotFoundError:  # deleted, or its time is over
+        return None
+    return Value(entry.value or b"", entry.revision or 0)
+
 
 WORKERS = "netmon-workers"
 
@@ -43,7 +176,6 @@ class Membership:
         self._published: dict[str, str] = {}  # ties
 
     async def poll(self) -> Cluster:
-        """See how things are."""
         now = time.monotonic()
         for name, value in (await self._workers.read()).values.items():
             self._seen[name] = _weight(value.data), now
@@ -74,7 +206,6 @@ class Membership:
             await self._owners.delete(host, known)
 
     async def publish_ties(self, ties: dict[str, HostTies]) -> None:
-        """What ties our hosts."""
         for host, own in ties.items():
             text = own.text()
             if self._published.get(host) != text:
@@ -83,7 +214,6 @@ class Membership:
         self._published = {host: text for host, text in self._published.items() if host in ties}
 
     async def forget(self, host: str) -> None:
-        """The host is gone for good."""
         await self._ties.delete(host)
         await self.give_up(host)
 

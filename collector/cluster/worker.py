@@ -10,13 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from collector.bus.intake import BusIntake
-from collector.cluster.bucket import Bucket
-from collector.cluster.components import HostTies, components
-from collector.cluster.membership import TTL_S, WORKERS, Cluster, Membership
-from collector.cluster.ties import LastingTies, ties_of
+from collector.cluster.membership import TTL_S, WORKERS, Bucket, Cluster, Membership
+from collector.cluster.ties import HostTies, LastingTies, components, ties_of
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError
@@ -123,57 +120,9 @@ def _lot(component: Collection[str], worker: str) -> bytes:
     return hashlib.blake2b(f"{min(component)}\0{worker}".encode(), digest_size=8).digest()
 
 
-# --- handover
-
-
 _LOOK_EVERY_S = 0.5
 _PUBLISH_EVERY_S = 1.0
 _LINGER_S = 600.0  # a host that has said its last word is shown for so long
-
-
-class HostIntakes(Protocol):
-    """Where the batches of hosts come from."""
-
-    async def take(self, host: str) -> None:
-        """Take in what comes of a host."""
-
-    async def release(self, *hosts: str) -> None:
-        """Store and acknowledge what can be, and forget them."""
-
-    async def lose(self, host: str) -> None:
-        """Forget a host that another worker has taken."""
-
-    async def hosts(self) -> frozenset[str]:
-        """All that there are."""
-
-    def taken_hosts(self) -> frozenset[str]:
-        """Those that are taken."""
-
-    async def mend(self) -> None:
-        """Make what is missing on the bus."""
-
-
-class Fenced(Protocol):
-    """The dataset, as several workers share it."""
-
-    def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
-        """Have these hosts; returns those that somebody else has."""
-
-    def settle_changes(self) -> None:
-        """Store what has waited."""
-
-
-class Living(Protocol):
-    """What says to the others that this worker lives."""
-
-    def begin(self) -> None:
-        """From now on."""
-
-    def here(self) -> None:
-        """The event loop turns."""
-
-    async def end(self) -> None:
-        """No more."""
 
 
 class Handover:
@@ -182,9 +131,9 @@ class Handover:
     def __init__(
         self,
         members: Membership,
-        heart: Living,
-        intake: HostIntakes,
-        sink: Fenced,
+        heart: "Heartbeat",
+        intake: BusIntake,
+        sink: ParquetSink,
         ties: Callable[[Collection[str]], dict[str, HostTies]],
     ) -> None:
         """ties: of hosts that are held, as they are now."""
@@ -378,9 +327,6 @@ class Heartbeat:
         await asyncio.to_thread(self._over.wait, self._ttl_s / 4)
 
 
-# --- worker
-
-
 _CLOSE_S = 2.0
 
 
@@ -434,7 +380,6 @@ class ClusterWorker:
             _log.warning("%s", error)
 
     async def close(self) -> None:
-        """Let go of the bus."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.intake.close(), _CLOSE_S)
         await self._bus.close()

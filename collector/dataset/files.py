@@ -3,9 +3,14 @@
 
 import errno
 import os
+import secrets
+import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,11 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from collector.dataset.manifest import StoredFile
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
 from collector.host.rows import COUNTS
 from netmon.dl.grouped import ascending, order_by
 from netmon.durability import sync_directory, sync_way_to
 from netmon.errors import DataError
+from netmon.past import DROPPED, RECENT
 
 ROWS_PER_GROUP = 1 << 17
 """About half a megabyte: a host's rows of a minute or two, which statistics let a reader skip."""
@@ -26,15 +33,7 @@ ROWS_PER_GROUP = 1 << 17
 _PAGE_BYTES = 1 << 16  # whoever merges many files holds a page of each column of each file
 _HOUR_NS = 3_600_000_000_000
 _WORDS_WITH_STATISTICS = ("host", "job")  # of all hosts and jobs a new file has some: they tell a reader nothing
-_WITH_STATISTICS = (
-    "iteration",
-    "bucket_start_ns",
-    "start_ns",
-    "end_ns",
-    "first_ns",
-    "last_ns",
-    "time_ns",
-)
+_WITH_STATISTICS = ("iteration", "bucket_start_ns", "start_ns", "end_ns", "first_ns", "last_ns", "time_ns")
 _SAMPLED = 1024  # rows
 FEW_ROWS = 1024
 """A file of no more is mostly made by beginning to compress each of its columns, which takes zstd longest."""
@@ -195,3 +194,228 @@ def check_schema(directory: Path) -> None:
                 f"cannot continue the dataset in {directory}: its {table.name} have schema version {version}, "
                 f"this netmon writes {DATASET_VERSION}; choose another --data"
             )
+
+
+# --- A folder alongside the tables in which files are made, and how they get from there into their places.
+
+_READ_S = 600.0  # longer than most who have listed a file take until they open it
+_LOOK_S = 10.0
+
+
+class Staging:
+    """One writer's of a dataset."""
+
+    def __init__(self, directory: Path, own: Path, disk: Disk) -> None:
+        """directory: the dataset's; own: the writer's, below which it is made where it is missing. Raises OSError."""
+        self.directory, self.disk = directory, disk
+        self.folder = own / "staging"
+        disk.make_directory(self.folder, directory)
+        self._looked_s = 0.0
+        self._token = secrets.token_hex(6)  # another one in every run: what lies in two datasets can be put together
+        self._number = 0
+
+    def stem(self) -> str:
+        """A name that no other file has, whoever writes it."""
+        self._number += 1
+        return f"part-{self._token}-{self._number:06}"
+
+    def clear(self) -> None:
+        """Remove what was never committed. Raises OSError."""
+        for unfinished in self.folder.iterdir():
+            unfinished.unlink()
+
+    def discard(self, files: Iterable[StoredFile]) -> None:
+        """Remove files that are not going to be committed."""
+        for file in files:
+            (self.folder / file.staged).unlink(missing_ok=True)
+
+    def publish(self, files: Iterable[StoredFile], removed: Iterable[str]) -> None:
+        """Put committed files into their places, and remove others; may be repeated. Raises OSError."""
+        folders = set()
+        for file in files:
+            final = self.directory / file.path
+            self.disk.make_directory(final.parent, self.directory)
+            with suppress(FileNotFoundError):  # it was renamed before a crash
+                (self.folder / file.staged).replace(final)
+            folders.add(final.parent)
+        for path in removed:
+            (self.directory / path).unlink(missing_ok=True)
+            folders.add((self.directory / path).parent)
+        for folder in folders:
+            if folder.is_dir():
+                self.disk.sync_directory(folder)
+                self.disk.sync_directory(folder.parent)
+
+    def drop(self, name: str, partition: str) -> None:
+        """Take an hour out of its table, for readers at once. Raises OSError."""
+        shutil.rmtree(self.directory / RECENT / name / partition, ignore_errors=True)
+        hour, away = self.directory / name / partition, self.directory / DROPPED / name / partition
+        shutil.rmtree(away, ignore_errors=True)
+        away.parent.mkdir(parents=True, exist_ok=True)
+        os.utime(hour)  # since when it is there
+        hour.rename(away)
+        self.disk.sync_directory(hour.parent)
+        with suppress(OSError):  # not empty
+            hour.parent.rmdir()
+
+    def remove(self, files: Iterable[StoredFile]) -> None:
+        """Take files of an hour out of their table, and what they were made of; the folder, if it is empty then."""
+        for file in files:
+            hour = f"{file.name}/{file.partition}"
+            shutil.rmtree(self.directory / RECENT / hour / (file.roll or file.stem), ignore_errors=True)
+            (self.directory / file.path).unlink(missing_ok=True)
+            for folder in (self.directory / hour, (self.directory / hour).parent):
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
+
+    def remove_old(self) -> None:
+        """Remove what nobody can be reading any more: small files that are a part of another one, hours dropped."""
+        now_s = time.monotonic()
+        if now_s < self._looked_s + _LOOK_S:
+            return
+        self._looked_s = now_s
+        before_s = time.time() - _READ_S
+        for roll in (self.directory / RECENT).glob("*/date=*/hour=*/*"):
+            hour = roll.parent.relative_to(self.directory / RECENT)
+            _remove_if(self.directory / hour / f"{roll.name}.parquet", roll, before_s)
+        for hour in (self.directory / DROPPED).glob("*/date=*/*=*"):
+            _remove_if(hour, hour, before_s)
+
+
+def _remove_if(dated: Path, folder: Path, before_s: float) -> None:
+    """Remove a folder, and those above it that are empty then, if what dates it is there and older."""
+    with suppress(OSError):
+        if dated.stat().st_mtime < before_s:
+            shutil.rmtree(folder)
+            folder.parent.rmdir()
+            folder.parent.parent.rmdir()
+
+
+# --- The small files of some minutes become one that never changes: when, and how they are merged in little memory.
+#
+# What is acknowledged has to be on the disk within a second or two, which makes small files. They lie apart (see
+# netmon.past.RECENT), so that whoever reads the tables without netmon meets no file that goes away.
+
+ROLL_S = 300
+"""Programs other than netmon see rows that are so old."""
+
+MOST_FILES = 256
+"""Of a roll: so many are merged at once."""
+
+_MOST_BYTES = 64 << 20  # of a roll; with the last file some more
+_ROWS_AT_ONCE = 1 << 18  # of all files that are merged, in memory
+
+
+class Rolls:
+    """Which file to be each small file belongs to. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], tuple[str, float]] = {}  # by table and partition: stem, and since when
+        self.damaged: set[str] = set()
+        """Rolls that cannot be merged: they stay as they are, and no other one waits for them."""
+
+    def of(self, name: str, partition: str, new: Callable[[], str]) -> str:
+        """The roll that the next rows of a table's hour go to. new: makes a stem."""
+        return self._open.setdefault((name, partition), (new(), time.monotonic()))[0]
+
+    def due(self, files: Iterable[StoredFile], at_once: bool) -> list[StoredFile]:
+        """The files of a roll that is closed, so that nothing is added from now on; none: no roll is due.
+
+        files: all that there are. at_once: every roll is due. Rolls of an earlier process are closed.
+        """
+        rolls: dict[tuple[str, str, str], list[StoredFile]] = defaultdict(list)
+        for file in files:
+            if file.roll and file.roll not in self.damaged:
+                rolls[file.name, file.partition, file.roll].append(file)
+        for (name, partition, roll), own in sorted(rolls.items()):
+            stem, since = self._open.get((name, partition), ("", 0.0))
+            if stem != roll:
+                return own
+            full = len(own) >= MOST_FILES or sum(file.bytes for file in own) >= _MOST_BYTES
+            if at_once or full or time.monotonic() >= since + ROLL_S:
+                del self._open[name, partition]
+                return own
+        return []
+
+
+def merge_files(disk: Disk, name: str, sources: list[Path], target: Path, go_on: Callable[[], bool]) -> bool:
+    """Write the rows of all sources, each ordered by host and time, into one file; False where it has to stop.
+
+    Rows of a host stay together, in row groups that are ordered by host and time. Memory does not grow with the
+    sources' size. Raises OSError, pa.ArrowException.
+    """
+    with ExitStack() as stack:
+        groups = _groups(name, _rows(name, sources, stack), go_on)
+        first = next(groups, SCHEMAS[name].empty_table())
+        with writer(disk, name, target, first, merged=True) as parquet:
+            for rows in chain([first], groups):
+                if not go_on():
+                    return False
+                parquet.write_table(rows, row_group_size=2 * ROWS_PER_GROUP)
+    return go_on()
+
+
+def _groups(name: str, batches: Iterator[pa.RecordBatch], go_on: Callable[[], bool]) -> Iterator[pa.Table]:
+    """The rows of each row group, as long as it is to go on."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        if not go_on():
+            return
+        waiting.append(batch)
+        if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+            yield in_order(name, pa.Table.from_batches(waiting)).cast(SCHEMAS[name])
+            waiting = []
+    if waiting:
+        yield in_order(name, pa.Table.from_batches(waiting)).cast(SCHEMAS[name])
+
+
+def _rows(name: str, sources: list[Path], stack: ExitStack) -> Iterator[pa.RecordBatch]:
+    """All rows, host by host."""
+    at_once = max(1024, _ROWS_AT_ONCE // len(sources))
+    opened = [stack.enter_context(pq.ParquetFile(path, memory_map=True)) for path in sources]
+    batches = [_whole(name, file.iter_batches(at_once, use_threads=False)) for file in opened]
+    runs = [_Runs(own) for own in batches]
+    while live := [run for run in runs if run.host is not None]:
+        host = min(str(run.host) for run in live)
+        for run in live:
+            while run.host == host:
+                yield run.take()
+
+
+def _whole(name: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """With the columns that the table has got since the file was written, which are null."""
+    schema = SCHEMAS[name]
+    for batch in batches:
+        if batch.schema.names == schema.names:
+            yield batch
+            continue
+        there = set(batch.schema.names)
+        columns = [batch.column(f.name) if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
+        yield pa.RecordBatch.from_arrays(columns, schema.names)
+
+
+class _Runs:
+    """The rows of one file, as runs of one host."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._runs = (run for batch in batches for run in _split(batch))
+        self.host: str | None = None
+        self._batch: pa.RecordBatch | None = None
+        self._step()
+
+    def take(self) -> pa.RecordBatch:
+        batch = self._batch
+        self._step()
+        return batch
+
+    def _step(self) -> None:
+        self.host, self._batch = next(self._runs, (None, None))
+
+
+def _split(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    hosts = batch.column("host")
+    ends = pa.compute.run_end_encode(hosts.indices, run_end_type=pa.int64())
+    begin = 0
+    for end, word in zip(ends.run_ends.to_pylist(), ends.values.to_pylist(), strict=True):
+        yield hosts.dictionary[word].as_py(), batch.slice(begin, end - begin)
+        begin = end

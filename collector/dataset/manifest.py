@@ -88,7 +88,6 @@ class Manifest:
         self._relaxed = "NORMAL"
 
     def close(self) -> None:
-        """Let go of the file."""
         self._database.close()
 
     def commit(
@@ -139,7 +138,6 @@ class Manifest:
         return self._files("staged IS NULL AND name = ? AND partition = ?", name, partition)
 
     def forget(self, paths: Iterable[str]) -> None:
-        """These files are no more."""
         gone = [(path,) for path in paths]
         with self._transaction() as run:
             run.executemany("DELETE FROM files WHERE path = ?", gone)
@@ -188,7 +186,6 @@ class OtherManifest:
     def __init__(
         self, database: sqlite3.Connection, transaction: Callable[[], AbstractContextManager[sqlite3.Connection]]
     ) -> None:
-        """As Manifest.other_manifest has them."""
         self._database, self._transaction = database, transaction
 
     def unfinished(self) -> tuple[list[StoredFile], list[str]]:
@@ -197,7 +194,6 @@ class OtherManifest:
         return _read(self._database, "other.files", "staged IS NOT NULL"), removals
 
     def placed(self) -> None:
-        """All of it is in its place."""
         with self._transaction() as run:
             run.execute("UPDATE other.files SET staged = NULL")
             run.execute("DELETE FROM other.removals")
@@ -240,7 +236,6 @@ class OtherManifest:
             run.executemany("INSERT OR IGNORE INTO other.removals VALUES (?)", gone)
 
     def move_all(self) -> None:
-        """Everything becomes ours."""
         with self._transaction() as run:
             for table in ("files", "sessions", "members"):
                 run.execute(f"INSERT OR REPLACE INTO main.{table} SELECT * FROM other.{table}")

@@ -46,18 +46,17 @@ class StoredFlow:
 class SessionState:
     """What is stored of a session as of one write."""
 
-    host: str
+    host: str = ""
     last_sequence: int = 0  # of these batches, all rows that start before settled_ns are stored
     complete_sequence: int = 0  # of these batches, all rows are stored
     settled_ns: int = -1
     clock: TimeMap | None = None  # as the rows used it
     ledger_until_utc: dict[int, int] = field(default_factory=dict)  # by link
     ledger_totals: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
-    ledger_open: dict[int, Sequence[int]] = field(default_factory=dict)  # by link, see LedgerAccount.open_samples
+    ledger_open: dict[int, Sequence[int]] = field(default_factory=dict)  # by link, see LedgerAccounts.open_samples
     ranks: tuple[RankState, ...] = ()
 
     def text(self) -> str:
-        """As one line of JSON."""
         document = vars(self) | {
             "clock": self.clock and self.clock.document(),
             "ledger_totals": {link: total.tolist() for link, total in self.ledger_totals.items()},
@@ -81,25 +80,10 @@ class SessionState:
 
 
 @dataclass(frozen=True)
-class Resume:
-    """The state of a session in the dataset; the default is a session that it has never seen."""
+class Resume(SessionState):
+    """The state of a session that comes back; the default is one that the dataset has never seen."""
 
-    last_sequence: int = 0  # of these batches, all rows that start before settled_ns are stored
-    complete_sequence: int = 0  # of these batches, all rows are stored
-    settled_ns: int = -1
-    clock: TimeMap | None = None  # as the rows used it
-    nic_sequence: int = 0  # of the last batch whose samples of the NICs are stored
-    ledger_until_utc: dict[int, int] = field(default_factory=dict)  # by link
-    ledger_totals: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
-    ledger_open: dict[int, Sequence[int]] = field(default_factory=dict)  # by link, see LedgerAccount.open_samples
-    ranks: tuple[RankState, ...] = ()
     flows: tuple[StoredFlow, ...] = ()  # in the order of their appearance
-
-    def holds(self, sequence: int, start_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which rows of a batch are stored, by the start of their buckets."""
-        if sequence <= self.complete_sequence:
-            return np.ones(len(start_ns), np.bool_)
-        return (start_ns < self.settled_ns) & (sequence <= self.last_sequence)
 
 
 def resume_from(state: SessionState, rows: list[dict[str, Any]], hello: Hello) -> Resume:
@@ -107,18 +91,11 @@ def resume_from(state: SessionState, rows: list[dict[str, Any]], hello: Hello) -
 
     Raises ValueError, KeyError, TypeError.
     """
-    return Resume(
-        last_sequence=state.last_sequence,
-        complete_sequence=state.complete_sequence,
-        settled_ns=state.settled_ns,
-        clock=state.clock,
-        nic_sequence=state.last_sequence,
-        ledger_until_utc=state.ledger_until_utc,
-        ledger_totals=state.ledger_totals,
-        ledger_open=state.ledger_open,
-        ranks=recent(state.ranks, hello),
-        flows=stored_flows(rows, hello, state.clock),
-    )
+    recent = tuple(rank for rank in state.ranks if rank.end_utc > hello.clock.utc_ns - RECENT_NS)
+    indices = {interface.name: interface.index for interface in hello.interfaces}
+    clock = state.clock or TimeMap.constant(hello.clock.offset_ns)
+    flows = tuple(_stored_flow(row, indices[row["interface"]], clock) for row in rows)
+    return Resume(**(vars(state) | {"ranks": recent}), flows=flows)
 
 
 def over_before(clock: TimeMap | None, settled_ns: int, hello: Hello) -> int:
@@ -128,18 +105,6 @@ def over_before(clock: TimeMap | None, settled_ns: int, hello: Hello) -> int:
     """
     stored_utc = clock.utc(settled_ns) if clock else 0
     return min(stored_utc, hello.clock.utc_ns) - FLOW_OVER_NS
-
-
-def recent(ranks: tuple[RankState, ...], hello: Hello) -> tuple[RankState, ...]:
-    """Those that need not join again."""
-    return tuple(rank for rank in ranks if rank.end_utc > hello.clock.utc_ns - RECENT_NS)
-
-
-def stored_flows(rows: list[dict[str, Any]], hello: Hello, clock: TimeMap | None) -> tuple[StoredFlow, ...]:
-    """Rows of the table `flows` as flows again. Raises ValueError, KeyError."""
-    indices = {interface.name: interface.index for interface in hello.interfaces}
-    used = clock or TimeMap.constant(hello.clock.offset_ns)
-    return tuple(_stored_flow(row, indices[row["interface"]], used) for row in rows)
 
 
 def _stored_flow(row: dict[str, Any], interface: int, clock: TimeMap) -> StoredFlow:

@@ -92,7 +92,6 @@ class RowParts:
         return Changes(parts, sorted(write), *joined)
 
     def content(self, changes: Changes, number: int) -> pa.Table:
-        """A part's rows with the changes."""
         return changes.parts.get(number, self.parts[number].rows if number in self.parts else None)
 
     def apply(self, changes: Changes, paths: dict[int, str]) -> None:
@@ -112,7 +111,6 @@ class RowParts:
             self._order = None
 
     def waiting(self) -> Changes:
-        """Everything that has waited."""
         numbers = [number for number, part in self.parts.items() if part.waiting_since]
         nothing = np.empty(0, np.int64)
         return Changes({}, numbers, nothing, nothing, nothing)
@@ -236,6 +234,5 @@ def hosts_in(tables: Iterable[pa.Table], states: Iterable[SessionState]) -> Iter
 
 
 def without_hosts(rows: pa.Table, hosts: Collection[str]) -> pa.Table:
-    """The rows of all others."""
     theirs = pc.is_in(rows["host"].cast(pa.string()), pa.array(sorted(hosts)))
     return rows.filter(pc.invert(theirs))

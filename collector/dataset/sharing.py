@@ -10,12 +10,18 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
-from collector.dataset.files import Disk
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from collector.dataset.files import Disk, Staging, write_file
+from collector.dataset.manifest import Manifest, OtherManifest, StoredFile
 from netmon.errors import DataError, UsageError
 
 OWN = ".netmon"
@@ -32,47 +38,11 @@ class LostHostsError(Exception):
     """Somebody has taken a host while its rows were being written: once more without it."""
 
 
-class Sharing(Protocol):
-    """How a sink gets on with others on its directory. Used by one thread at a time."""
-
-    folder: Path
-    """The writer's own, for its manifest and the files that it makes."""
-
-    alone: bool
-
-    def hold(self, exclusive: bool = False) -> AbstractContextManager[None]:
-        """While files come into their places or go; exclusive: nobody else's do meanwhile. Raises DataError."""
-
-    def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
-        """Have these hosts from now on; returns those that somebody has with a higher epoch. Raises DataError."""
-
-    def lost(self) -> frozenset[str]:
-        """Hosts that were ours, and that somebody else has taken. Raises DataError."""
-
-    def would_lose(self) -> bool:
-        """Whether there is something that lost would return."""
-
-    def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
-        """Those of them that are not ours."""
-
-    def owns(self, host: str) -> bool:
-        """Whether it is ours now; somebody may take it in the next moment. Raises DataError."""
-
-    def others(self) -> list[Path]:
-        """The folders of all others that have written, or write."""
-
-    def absent(self, folder: Path) -> AbstractContextManager[bool]:
-        """Whether whoever has this folder is not there; while the context is open, they cannot come."""
-
-    def there(self) -> bool:
-        """Whether the directory is still the one that was taken."""
-
-    def close(self) -> None:
-        """Let go of the directory."""
-
-
 class Alone:
-    """A collector that has the directory to itself."""
+    """How a collector that has the directory to itself gets on with others; `Worker` is one of several.
+
+    folder: the writer's own, for its manifest and the files that it makes. Used by one thread at a time.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Take it. Raises DataError where another one writes."""
@@ -81,35 +51,35 @@ class Alone:
         self._lock = _locked(directory, _ALONE, fcntl.LOCK_EX, directory)
 
     def hold(self, exclusive: bool = False) -> AbstractContextManager[None]:
-        """Nobody is in the way."""
+        """While files come into their places or go; exclusive: nobody else's do meanwhile."""
         return nullcontext()
 
     def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
-        """All hosts are ours."""
+        """Have these hosts from now on; returns those that somebody has with a higher epoch: none."""
         return frozenset()
 
     def lost(self) -> frozenset[str]:
-        """None."""
+        """Hosts that were ours and that somebody else has taken: none."""
         return frozenset()
 
     def would_lose(self) -> bool:
-        """Nothing."""
+        """Whether there is something that `lost` would return."""
         return False
 
     def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
-        """None."""
+        """Those of them that are not ours: none."""
         return frozenset()
 
     def owns(self, host: str) -> bool:
-        """It is."""
+        """Whether it is ours now."""
         return True
 
     def others(self) -> list[Path]:
-        """Workers that were here before."""
+        """The folders of all others that have written: workers that were here before."""
         return _workers(self.folder)
 
     def absent(self, folder: Path) -> AbstractContextManager[bool]:
-        """They all are."""
+        """Whether whoever has this folder is not there; while the context is open, they cannot come."""
         return nullcontext(True)
 
     def there(self) -> bool:
@@ -122,7 +92,6 @@ class Alone:
             return True
 
     def close(self) -> None:
-        """Let go of the directory."""
         self._lock.close()
 
 
@@ -246,7 +215,6 @@ class Worker:
         return True
 
     def close(self) -> None:
-        """Let go of the directory."""
         self._opened.close()
 
 
@@ -272,3 +240,90 @@ def _locked(folder: Path, name: str, how: int, directory: Path, wait_s: float = 
         lock.close()
         who = "a worker of this name" if name != _ALONE else "another collector"
         raise DataError(f"cannot write to {directory}: {who} does; stop it or choose another --data")
+
+
+# --- What another writer of the dataset has stored of a host becomes ours: its sessions' state, and rows that may
+# change.
+#
+# Such rows lie in files alongside rows of other hosts. They are written into a file of ours, and the other's file
+# without them takes its place, both by one transaction over the two manifests. To be called while nobody else writes.
+
+
+@dataclass
+class _Moving:
+    ours: list[StoredFile] = field(default_factory=list)
+    members: dict[str, list[str]] = field(default_factory=dict)
+    theirs: list[StoredFile] = field(default_factory=list)
+    emptied: list[str] = field(default_factory=list)
+
+
+def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collection[str]) -> None:
+    """Move what the writer with this folder has of these hosts; blocks. Raises OSError, sqlite3.Error, ArrowException.
+
+    It may be done again after it has failed.
+    """
+    with manifest.other_manifest(folder / "manifest.sqlite") as other:
+        theirs = Staging(staging.directory, folder, staging.disk)
+        _finish(other, theirs)
+        sessions = other.sessions(hosts)
+        if not sessions:
+            return
+        moving = _Moving()
+        moved = False
+        try:
+            for file in other.members(sessions):
+                _split(moving, file, sessions, staging, theirs)
+            for index, files in ((staging, moving.ours), (theirs, moving.theirs)):
+                if files:
+                    staging.disk.sync_directory(index.folder)
+            other.move(sessions, moving.ours, moving.members, moving.theirs, moving.emptied)
+            moved = True
+        finally:
+            if not moved:
+                staging.discard(moving.ours)
+                theirs.discard(moving.theirs)
+        staging.publish(moving.ours, [])
+        manifest.placed([file.path for file in moving.ours])
+        _finish(other, theirs)
+
+
+def take_all(manifest: Manifest, staging: Staging, folder: Path) -> None:
+    """Everything of a writer that is not there any more, its files too; blocks. Raises as take_over does."""
+    with manifest.other_manifest(folder / "manifest.sqlite") as other:
+        theirs = Staging(staging.directory, folder, staging.disk)
+        _finish(other, theirs)
+        other.move_all()
+        theirs.clear()  # nobody else will
+
+
+def _finish(other: OtherManifest, theirs: Staging) -> None:
+    """Put into its place what it has committed."""
+    files, removals = other.unfinished()
+    if files or removals:
+        theirs.publish(files, removals)
+        other.placed()
+
+
+def _split(moving: _Moving, file: StoredFile, sessions: Collection[str], staging: Staging, theirs: Staging) -> None:
+    path = staging.directory / file.path
+    if not path.exists():  # somebody has removed it
+        moving.emptied.append(file.path)
+        return
+    rows = pq.ParquetFile(path).read()
+    names = rows["session"].cast(pa.string())
+    ours = pc.is_in(names, pa.array(sorted(sessions)))
+    mine, rest = rows.filter(ours), rows.filter(pc.invert(ours))
+    if len(mine):
+        new = replace(file, stem=staging.stem())
+        moving.ours.append(_staged(new, mine, staging))
+        moving.members[new.path] = mine["session"].unique().to_pylist()
+    if not len(rest):
+        moving.emptied.append(file.path)
+    elif len(mine):
+        moving.theirs.append(_staged(file, rest, theirs, staging.stem()))
+
+
+def _staged(file: StoredFile, rows: pa.Table, staging: Staging, stem: str = "") -> StoredFile:
+    staged = f"{stem or staging.stem()}.parquet"
+    write_file(staging.disk, file.name, staging.folder / staged, rows)
+    return replace(file, staged=staged, bytes=(staging.folder / staged).stat().st_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where settled tables go. Parquet files that are complete or absent are one such place."""
+"""Where settled tables go: Parquet files that are complete or absent."""
 
 import logging
 import sqlite3
@@ -8,21 +8,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.dataset.compaction import Rolls, merge_files
-from collector.dataset.files import Disk, check_schema, in_order, partition, reason_of, split_by_hour, write_file
+from collector.dataset.files import (
+    Disk,
+    Rolls,
+    Staging,
+    check_schema,
+    in_order,
+    merge_files,
+    partition,
+    reason_of,
+    split_by_hour,
+    write_file,
+)
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.retention import Keep, too_old
 from collector.dataset.row_parts import Changes, RowParts, hosts_in, without_hosts
-from collector.dataset.sharing import Alone, LostHostsError, Worker
-from collector.dataset.staging import Staging
+from collector.dataset.sharing import Alone, LostHostsError, Worker, take_all, take_over
 from collector.dataset.tables import SCHEMAS, TIMES
-from collector.dataset.takeover import take_all, take_over
 from netmon.errors import DataError
 from netmon.records import Hello
 
@@ -31,32 +38,10 @@ _log = logging.getLogger(__name__)
 _CLOSING_S = 4.0  # what is not merged by then is when the next one begins
 
 
-class Sink(Protocol):
-    """Takes settled tables of many hosts, and gives back what a session's restart needs."""
-
-    directory: Path
-    """Where it keeps them; names in it that begin with a dot are no rows."""
-
-    def resume(self, hello: Hello) -> Resume:
-        """What is stored of a session. Raises DataError."""
-
-    def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
-        """Store rows by table (collector.dataset.tables.SCHEMAS) and states by session, all or nothing; blocks.
-
-        When it returns, they outlive a power cut, unless it was set otherwise. Rows of `flows` and `sessions` replace
-        earlier ones of the same flow (interface). Raises DataError; what was stored before is not touched, and the same
-        call may be made again.
-
-        Returns the hosts that somebody else has: nothing of these is stored.
-        """
-
-    def close(self) -> None:
-        """Store what has waited; let others write."""
-
-
 class ParquetSink:
     """One dataset directory, written by one collector alone or by several workers, of which this is one.
 
+    Names in the directory that begin with a dot are no rows.
     Its methods may be called from any thread.
     """
 
@@ -211,7 +196,14 @@ class ParquetSink:
         return self._seen[path]
 
     def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
-        """Store all of it, or nothing, but for hosts that are not ours (see Sink.write). Raises DataError."""
+        """Store rows by table (collector.dataset.tables.SCHEMAS) and states by session, all or nothing; blocks.
+
+        When it returns, they outlive a power cut, unless it was set otherwise. Rows of `flows` and `sessions` replace
+        earlier ones of the same flow (interface). Raises DataError; what was stored before is not touched, and the same
+        call may be made again.
+
+        Returns the hosts that somebody else has: nothing of these is stored.
+        """
         with self._busy:
             self._look_for_directory()
             self._forget_lost()
@@ -354,9 +346,6 @@ class ParquetSink:
             self._publish([merged], [])
             return True
 
-    def _open_paths(self) -> set[str]:
-        return {part.path for parts in self._changing.values() for part in parts.parts.values()}
-
     def drop(self, keep: Sequence[Keep]) -> None:
         """Remove the hours that are not to be kept any more, but for those with rows that change. Raises DataError."""
         with self._busy:
@@ -365,7 +354,8 @@ class ParquetSink:
             try:
                 with self._sharing.hold(exclusive=True):
                     self._complete()
-                    live = {(self.directory / path).parent for path in self._open_paths()}
+                    parts = (part for own in self._changing.values() for part in own.parts.values())
+                    live = {(self.directory / part.path).parent for part in parts}
                     for hour in too_old(self.directory, keep):
                         if hour not in live:
                             self._drop(hour.parents[1].name, f"{hour.parent.name}/{hour.name}")

@@ -22,6 +22,7 @@ from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import TRAFFIC_NAMES
+from netmon.evidence import UNKNOWN
 from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
 from netmon.views import SHARES
 
@@ -241,14 +242,12 @@ class Origins:
         return self.words(self._first_link[of] + link, words)
 
     def link_columns(self, of: _Indices, link: npt.NDArray[np.integer]) -> dict[str, Any]:
-        """The columns `interface` and `direction`."""
         return {
             "interface": self.interface_words(of, link, lambda links, number: links.interface(number).name),
             "direction": _words((link & 1).astype(np.int32), DIRECTIONS),
         }
 
     def utcs(self, of: _Indices, mono_ns: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Times of the sessions' hosts in UTC."""
         return self._clocks.utcs(of, np.asarray(mono_ns, np.int64))
 
 
@@ -326,7 +325,6 @@ def iteration_table(origins: Origins, of: _Indices, accounted: Accounted) -> pa.
 
 
 def ledger_table(origins: Origins, of: _Indices, rows: Sequence[LedgerRow]) -> pa.Table:
-    """Ledger rows as the table `ledger`."""
     link, end_ns = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("link", "end_ns"))
     plain = [f.name for f in SCHEMAS["ledger"] if f.name.endswith("_bytes") or f.name == "nic_packets"]
     columns = origins.link_columns(of, link) | {name: [getattr(row, name) for row in rows] for name in plain}
@@ -362,6 +360,40 @@ def full_table(buckets: pa.Table, reason: str, gap: str) -> pa.Table:
     return buckets.append_column("reason", _words(zeros, [reason])).append_column("gap", _words(zeros, [gap]))
 
 
+def transport_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> pa.Table:
+    """Rows of collector.host.tables.STORED_TRANSPORT as the table `transport`; null: the kernel does not report."""
+    columns = _known_numbers("transport", pieces) | _times(origins, of, pieces)
+    limited = column_of(pieces, "application_limited")
+    columns["application_limited"] = pa.array(limited == 1, mask=limited == UNKNOWN)
+    return origins.table("transport", of, columns | origins.link_columns(of, column_of(pieces, "link")))
+
+
+def host_table(origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
+    """Rows of collector.host.tables.STORED_HOST_PART as the table `host`; jobs: by the rows' number."""
+    columns = _known_numbers("host", pieces) | _times(origins, of, pieces)
+    job = column_of(pieces, "job")
+    names = pa.array([*jobs, ""], pa.string())
+    columns["job"] = pa.DictionaryArray.from_arrays(pa.array(np.where(job < 0, len(jobs), job), pa.int32()), names)
+    columns["rank"] = column_of(pieces, "rank")
+    columns["pid"] = np.maximum(column_of(pieces, "pid"), 0)
+    return origins.table("host", of, columns)
+
+
+def _times(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> dict[str, Any]:
+    return {name: origins.utcs(of, column_of(pieces, name)) for name in ("start_ns", "end_ns")}
+
+
+def _known_numbers(name: str, pieces: Sequence[Columns]) -> dict[str, Any]:
+    """The columns that are numbers or not known."""
+    there = [field for field in SCHEMAS[name] if field.name in pieces[0].names]
+    numbers = {}
+    for field in there:
+        if pa.types.is_integer(field.type):
+            column = column_of(pieces, field.name)
+            numbers[field.name] = pa.array(column, field.type, mask=column == UNKNOWN, safe=False)
+    return numbers
+
+
 class SessionMeta(NamedTuple):
     """What holds for all rows of a session."""
 
@@ -373,30 +405,23 @@ class SessionMeta(NamedTuple):
 
 def session_table(origins: Origins, sessions: Mapping[int, SessionMeta]) -> pa.Table:
     """What holds for all rows of some sessions, by index, as the table `sessions`."""
-    rows = [
-        (session_index, interface)
-        for session_index in sessions
-        for interface in origins.sessions[session_index].hello.interfaces
-    ]
-    of, interfaces = (
-        np.array([session_index for session_index, _ in rows], np.int64),
-        [interface for _, interface in rows],
-    )
-    hellos = [origins.sessions[session_index].hello for session_index, _ in rows]
+    rows = [(number, interface) for number in sessions for interface in origins.sessions[number].hello.interfaces]
+    of, interfaces = np.array([number for number, _ in rows], np.int64), [interface for _, interface in rows]
+    hellos = [origins.sessions[number].hello for number, _ in rows]
     columns: dict[str, object] = {
         "interface": _encode([interface.name for interface in interfaces]),
         "capacity_bps": [interface.capacity_bps for interface in interfaces],
         "super_packet_ns": [super_packet_ns(interface) for interface in interfaces],
-        "agent_version": _encode([str(hello.agent_version) for hello in hellos]),
+        "agent_version": _encode([hello.agent_version for hello in hellos]),
         "start_ns": [hello.clock.utc_ns for hello in hellos],
         "bucket_ns": [hello.streamed_ns for hello in hellos],
         "full_bucket_ns": [hello.bucket_ns for hello in hellos],
-        "clock_source": _encode([str(sessions[session_index].clock_source) for session_index, _ in rows]),
+        "clock_source": _encode([sessions[number].clock_source for number, _ in rows]),
     }
     for name in ("byte_basis", "hook_rx", "hook_tx"):
         columns[name] = _encode([getattr(interface, name) for interface in interfaces])
     for name in ("clock_error_ns", "share_window_ns", "share_threshold"):
-        columns[name] = [getattr(sessions[session_index], name) for session_index, _ in rows]
+        columns[name] = [getattr(sessions[number], name) for number, _ in rows]
     return origins.table("sessions", of, columns)
 
 

@@ -113,7 +113,8 @@ def fit_exchanges(wanted: Sequence[ClockQuery]) -> list[OffsetFit | None]:
     possible = (times[:, 3] >= times[:, 0]) & (times[:, 2] >= times[:, 1])
     of, times = of[possible], times[possible]
     sent, collector_received, collector_sent, received = times.T
-    at_ns, begin_ns = (np.array(column, np.int64) for column in _columns(wanted))
+    at_ns = np.array([one.now_ns for one in wanted], np.int64)
+    begin_ns = np.array([one.exchanges.begin_ns for one in wanted], np.int64)
     upper = collector_received - sent + _aged(begin_ns[of] - sent)
     lower = collector_sent - received - _aged(begin_ns[of] - received)
     base = np.zeros(len(wanted), np.int64)
@@ -126,10 +127,6 @@ def fit_exchanges(wanted: Sequence[ClockQuery]) -> list[OffsetFit | None]:
     return [OffsetFit(*row) if there else None for there, row in zip(fits.there.tolist(), rows, strict=True)]
 
 
-def _columns(wanted: Sequence[ClockQuery]) -> tuple[list[int], list[int]]:
-    return [one.now_ns for one in wanted], [one.exchanges.begin_ns for one in wanted]
-
-
 def _aged(before_ns: _Numbers) -> _Numbers:
     """By how much bounds from so long before the window are loosened, for a line that holds since."""
     return np.ceil(np.maximum(before_ns, 0) * AGEING).astype(np.int64)
@@ -140,9 +137,6 @@ def _present(wanted: Sequence[ClockQuery]) -> Present:
     offset_ns, skew = zip(*lines, strict=True)
     there = np.array([one.present is not None for one in wanted])
     return Present(there, np.array(offset_ns, np.int64), np.array(skew, np.float64))
-
-
-# --- align
 
 
 _SETTLING_NS = 4_000_000_000  # in which an estimate that is near a wall has come most of the way to the middle
@@ -225,7 +219,6 @@ class Alignment:
 
     @property
     def offset_ns(self) -> int:
-        """UTC − mono now."""
         return self.map.offset(self._now_ns)
 
     @property
@@ -290,12 +283,6 @@ class Alignment:
         """
         self._set = at_ns, by_ns
 
-    def update(
-        self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int
-    ) -> int | None:
-        """As `update_all` of one."""
-        return update_all([Update(self, sample, exchanges, now_ns, settled_ns)])[0]
-
     def begin(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int) -> bool:
         """The first part of an update; whether the exchanges are to be fitted before `end`."""
         self.sample, self._now_ns = sample, now_ns
@@ -321,7 +308,8 @@ class Alignment:
         gap = self._gap(target, since)
         if self._set[0] > since and abs(gap) >= STEP_NS and abs(gap - self._set[1]) < _ASLEEP_WITHIN_NS:
             since = self._slept_ns = self._set[0]
-        if max(abs(gap), abs(self._gap(target, since + _AHEAD_NS))) > self._tolerance(target):
+        tolerance_ns = max(_LEAST_TOLERANCE_NS, min(self._tolerance_ns, target.error_ns // 8))
+        if max(abs(gap), abs(self._gap(target, since + _AHEAD_NS))) > tolerance_ns:
             self.map = self.map.steered(since, target.offset_at(since), target.skew)
         self.error_ns = target.error_ns + abs(self._gap(target, self._now_ns))
         return gap if abs(gap) >= STEP_NS else None
@@ -358,9 +346,6 @@ class Alignment:
 
     def _gap(self, target: OffsetFit, at_ns: int) -> int:
         return target.offset_at(at_ns) - self.map.offset(at_ns)
-
-    def _tolerance(self, target: OffsetFit) -> int:
-        return max(_LEAST_TOLERANCE_NS, min(self._tolerance_ns, target.error_ns // 8))
 
 
 def _alike(fit: OffsetFit, own: OffsetFit) -> bool:

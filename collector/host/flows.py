@@ -9,14 +9,17 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.arriving import count_arrived
 from collector.messages import BY_PEER, BY_TRAFFIC, flow_numbers
 from netmon.columnar import Columns
 from netmon.dl.account import TrafficOwner, traffic_owner
 from netmon.dl.classify import NS_PER_S, flow_class
+from netmon.dl.grouped import order_by, starts
+from netmon.dl.onsets import REST_NS
 from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
+
+_Numbers = npt.NDArray[np.int64]
 
 # --- Flows of which the job stage is asked who is at the other end.
 
@@ -55,7 +58,7 @@ class PeerLookups:
         both = zip(indices, flows, strict=True)
         return [self._ranks.get(index, -1) if flow.owner.job else -1 for index, flow in both]
 
-    def take(self, flows: Sequence[Flow | None], state: Table) -> tuple[npt.NDArray[np.int64], list[tuple[int, Flow]]]:
+    def take(self, flows: Sequence[Flow | None], state: Table) -> tuple[_Numbers, list[tuple[int, Flow]]]:
         """Numbers of flows of which it is asked no more, and those of which it is asked anew; flows, state: of all."""
         over, self._over = np.array(self._over, np.int64), []
         wanted, self._new = sorted(self._new), set()
@@ -70,7 +73,6 @@ class PeerLookups:
 
 # --- The index of each flow of all sessions, by its session and its id; several flows may have one.
 
-_Numbers = npt.NDArray[np.int64]
 _ID_BITS = 32  # of a key: the session above the flow's own id
 
 
@@ -87,12 +89,9 @@ class FlowKeys:
         self._new.append((session << _ID_BITS | flow_id, index, at_ns))
 
     def remove(self, session: int, flow_ids: Iterable[int]) -> None:
-        """Flows of a session."""
         self._gone += (session << _ID_BITS | flow_id for flow_id in flow_ids)
 
-    def find(
-        self, session: _Numbers, flow_id: npt.NDArray[np.integer], at_ns: _Numbers | None = None
-    ) -> npt.NDArray[np.int64]:
+    def find(self, session: _Numbers, flow_id: npt.NDArray[np.integer], at_ns: _Numbers | None = None) -> _Numbers:
         """Index of each flow, arrays of one length; −1 where it is not known. at_ns: when it had rows (mono)."""
         self._sort()
         key = session.astype(np.int64) << _ID_BITS | flow_id.astype(np.int64)
@@ -105,7 +104,7 @@ class FlowKeys:
             self._found_ns[index[known]] = np.maximum(self._found_ns[index[known]], at_ns[known])
         return found
 
-    def silent(self, session: int, before_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def silent(self, session: int, before_ns: int) -> tuple[_Numbers, _Numbers]:
         """The flows of a session that were added, and had rows, only before (mono): their ids, their indices."""
         self._sort()
         first, end = np.searchsorted(self._keys, [session << _ID_BITS, (session + 1) << _ID_BITS])
@@ -166,35 +165,6 @@ class Numbered(Generic[T]):
         self._used, self._before = set(), self._used
 
 
-# --- The flows of one session among those of all.
-
-
-class OwnFlows(Sequence[Flow]):
-    """The flows of one session: by an index into all sessions' flows, or one after the other."""
-
-    def __init__(self, everything: Sequence[Flow | None], index: dict[int, int]) -> None:
-        """everything: by index; index: by flow id."""
-        self._all, self._index = everything, index
-
-    def __len__(self) -> int:
-        """How many they are."""
-        return len(self._index)
-
-    def __getitem__(self, index: int) -> Flow:  # type: ignore[override]
-        """The flow with an index."""
-        flow = self._all[index]
-        if flow is None:
-            raise IndexError(index)
-        return flow
-
-    def __iter__(self) -> Iterator[Flow]:
-        """All of them, in the order of their appearance."""
-        return (self[index] for index in self._index.values())
-
-
-# --- flows
-
-
 MOST_FLOWS = 100_000
 """Of a host. An honest agent describes 100 a second in the long run, and each is known for ten minutes here."""
 
@@ -211,6 +181,7 @@ STATE = np.dtype(
         ("link", "<i8"),  # as in Links
         ("shared", "?"),  # a DL flow that had rows in shared windows
         ("changed", "?"),  # its row in the dataset is out of date
+        ("reported", "u1"),  # to the job stage: PENDING, REPORTED or AGGREGATE
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into AllFlows.jobs; 0: none
         ("rank", "<i4"),
@@ -226,15 +197,18 @@ STATE = np.dtype(
 )
 
 
+PENDING, REPORTED, AGGREGATE = range(3)
+"""An aggregate is nobody's gradient: large flows are described to the job stage one by one."""
+
+
 class Links:
     """The links of one session: link 2·i is rx and 2·i+1 tx of the i-th interface."""
 
     def __init__(self, hello: Hello) -> None:
-        """Take the interfaces from the agent's introduction."""
         self.interfaces: tuple[Interface, ...] = hello.interfaces
-        self._index = {interface.index: session_index for session_index, interface in enumerate(hello.interfaces)}
+        self._index = {interface.index: number for number, interface in enumerate(hello.interfaces)}
         capacities = [interface.capacity_bps for interface in hello.interfaces]
-        self.capacity_bps: npt.NDArray[np.int64] = np.repeat(np.array(capacities, np.int64), 2)
+        self.capacity_bps: _Numbers = np.repeat(np.array(capacities, np.int64), 2)
 
     def __len__(self) -> int:
         """Two per interface."""
@@ -247,18 +221,58 @@ class Links:
         return 2 * self._index[ifindex] + direction
 
     def interface(self, link: int) -> Interface:
-        """The link's interface."""
         return self.interfaces[link // 2]
 
     @staticmethod
     def direction(link: int) -> Direction:
-        """The link's direction."""
         return Direction(link % 2)
 
     def hook(self, link: int) -> str:
         """Where the link's bytes were counted."""
         interface = self.interface(link)
         return interface.hook_tx if self.direction(link) == Direction.TX else interface.hook_rx
+
+
+def count_arrived(state: Table, rows: Columns) -> npt.NDArray[np.intp]:
+    """Add up rows of ARRIVED, at least one, in the state of their flows (dtype STATE); which of them follow a rest."""
+    onsets = _count(state, rows)
+    if onsets is None:
+        order = order_by(rows["flow"], rows["start_ns"])
+        onsets = _count(state, rows.take(order))
+        assert onsets is not None
+        return np.sort(order[onsets])
+    return onsets
+
+
+def _count(state: Table, rows: Columns) -> npt.NDArray[np.intp] | None:
+    """The same where the rows of each flow are in order of time; None, and nothing changed, where they are not."""
+    flow, start, payload = rows["flow"], rows["start_ns"], rows["payload_bytes"]
+    first = starts(flow)
+    turn = np.argsort(flow[first], kind="stable")  # the runs of a flow, one after the other
+    run, end_ns = first[turn], start[np.append(first[1:], len(flow)) - 1][turn]
+    new = starts(flow[run])
+    flows = flow[run[new]]
+    before = np.empty(len(run), np.int64)
+    before[1:] = end_ns[:-1]
+    before[new] = np.where(state["wire_bytes"][flows] > 0, state["last_ns"][flows], -REST_NS)
+    gap = np.empty(len(flow), np.int64)
+    np.subtract(start[1:], start[:-1], out=gap[1:])
+    gap[run] = start[run] - before
+    back = np.flatnonzero(gap < 0)
+    if len(back) and not np.isin(back, run[new]).all():
+        return None
+    amounts = {
+        "wire_bytes": rows["wire_bytes"],
+        "payload_bytes": payload,
+        "payload_packets": rows["packets"] * (payload > 0),
+    }
+    for name, amount in amounts.items():
+        of_run = np.add.reduceat(amount, first, dtype=np.int64)
+        state[name][flows] += np.add.reduceat(of_run[turn], new)
+    last = np.append(new[1:], len(run)) - 1
+    state["last_ns"][flows] = np.maximum(state["last_ns"][flows], end_ns[last])
+    state["changed"][flows] = True
+    return np.flatnonzero(gap >= REST_NS)
 
 
 class AllFlows:
@@ -315,7 +329,6 @@ class AllFlows:
         self._rank_ids.release_unused([*own["rank_id"], *rank_ids])
 
     def append(self, session: int, flow: Flow) -> int:
-        """Give a flow an index."""
         index = self._free.pop() if self._free else len(self.flows)
         if index == len(self.flows):
             self.flows.append(flow)
@@ -323,12 +336,8 @@ class AllFlows:
             self._state = np.concatenate([self._state, np.zeros(index, STATE)])
         self._state[index] = 0
         row = self._state[index]
-        row["session"], row["flow_id"], row["first_ns"], row["last_ns"] = (
-            session,
-            flow.flow_id,
-            flow.first_ns,
-            flow.first_ns,
-        )
+        row["session"], row["flow_id"] = session, flow.flow_id
+        row["first_ns"] = row["last_ns"] = flow.first_ns
         return index
 
     def set(self, index: int, link: int, flow: Flow) -> None:
@@ -365,7 +374,7 @@ class AllFlows:
         self.state["changed"][dl[traffic != state["traffic"]]] = True
         self.state["traffic"][dl] = traffic
 
-    def of_flows(self, name: str, flow: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def of_flows(self, name: str, flow: _Numbers) -> npt.NDArray[Any]:
         """A column of the state, of flows by their indices."""
         column = self.state[name]
         return np.ascontiguousarray(column).take(flow) if len(flow) >= len(column) else column[flow]
@@ -394,10 +403,19 @@ class FlowTable:
         self._links = links
         self._index: dict[int, int] = {}
 
-    @property
-    def flows(self) -> "OwnFlows":
-        """The session's flows; to be iterated over, or asked for by an index."""
-        return OwnFlows(self._all.flows, self._index)
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> Flow:
+        """The flow with an index, while it is known."""
+        flow = self._all.flows[index]
+        if flow is None:
+            raise IndexError(index)
+        return flow
+
+    def __iter__(self) -> Iterator[Flow]:
+        """In the order of their appearance."""
+        return (self[index] for index in self._index.values())
 
     @property
     def state(self) -> Table:
@@ -405,18 +423,7 @@ class FlowTable:
         return self._all.state
 
     @property
-    def jobs(self) -> list[str]:
-        """The jobs of all sessions by number."""
-        return self._all.jobs
-
-    @property
-    def traffic_owners(self) -> list[TrafficOwner]:
-        """The traffic owners of all sessions by number."""
-        return self._all.traffic_owners
-
-    @property
-    def indices_of_all(self) -> npt.NDArray[np.int64]:
-        """The indices of the session's flows."""
+    def indices_of_all(self) -> _Numbers:
         return np.fromiter(self._index.values(), np.int64, len(self._index))
 
     @property
@@ -431,7 +438,6 @@ class FlowTable:
         self.state["changed"][known] = changed
 
     def job(self, name: str) -> int:
-        """The job's number."""
         self.jobs_here.add(name)
         return self._all.job(name)
 
@@ -448,7 +454,7 @@ class FlowTable:
                 return
             index = self._append(flow)
         else:
-            known = self.flows[index]
+            known = self[index]
             if flow == known or (not flow.owner.source and known.owner.source):
                 return
             if known.owner.source == BY_PEER and not flow.owner.job:
@@ -457,30 +463,24 @@ class FlowTable:
         self.described.add(index)
         self._all.set(index, link, flow)
 
-    def ids(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """The ids of flows by their indices."""
-        return self._all.of_flows("flow_id", index)
-
     def unknown(self, flows: Iterable[Flow]) -> list[Flow]:
         """Those of the flows that nobody has described."""
         return [flow for flow in flows if flow.flow_id not in self._index]
 
     def index_of(self, flow_id: int) -> int | None:
-        """Index of a flow, while it is known."""
         return self._index.get(flow_id)
 
     def flow(self, flow_id: int) -> Flow | None:
-        """The flow with this id, while it is known."""
         index = self._index.get(flow_id)
-        return None if index is None else self.flows[index]
+        return None if index is None else self[index]
 
     def infer(self, flow_id: int, owner: Owner) -> bool:
         """Take over what the traffic says of a flow whose owner is not known; False where a socket has shown more."""
         index = self._index.get(flow_id)
-        if index is None or self.flows[index].owner.source not in ("", BY_TRAFFIC):
+        if index is None or self[index].owner.source not in ("", BY_TRAFFIC):
             return False
-        if owner != self.flows[index].owner:
-            flow = self.flows[index]
+        if owner != self[index].owner:
+            flow = self[index]
             self.jobs_here.add(owner.job)
             self._all.set(index, self._links.number(flow.interface, flow.direction), replace(flow, owner=owner))
         return True
@@ -510,7 +510,7 @@ class FlowTable:
             whole = Flow(_OVERFLOW_ID - link, flow.interface, flow.direction, *ends, flow.first_ns)
             index = self._overflow[link] = self._append(whole)
             self.described.add(index)
-        whole = self.flows[index]
+        whole = self[index]
         self._all.set(index, link, replace(whole, members=whole.members + 1))
         self._all.keys.add(self._session, flow.flow_id, index, max(flow.first_ns, self.now_ns))
         self.beyond.add(flow.flow_id)
@@ -528,7 +528,6 @@ class FlowTable:
             self._remove(over.tolist())
 
     def forget_all(self) -> None:
-        """The session is over."""
         self._forget_beyond(list(self.beyond))
         self._overflow.clear()
         self._remove(list(self._index.values()))
@@ -539,7 +538,7 @@ class FlowTable:
         self._all.keys.remove(self._session, flow_ids)
 
     def _remove(self, indices: list[int]) -> None:
-        flow_ids = [self.flows[index].flow_id for index in indices]
+        flow_ids = [self[index].flow_id for index in indices]
         for flow_id in flow_ids:
             del self._index[flow_id]
         self._all.of_host[self._host] -= len(indices)
@@ -547,18 +546,10 @@ class FlowTable:
         self.described.difference_update(indices)
         self._all.remove(indices)
 
-    def indices(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """Index of each flow id. Raises WireError where no message has described the flow."""
-        indices = self.known(flow_id)
-        if (indices < 0).any():
-            raise unknown_flow(int(flow_id[indices < 0][0]))
-        return indices
-
-    def known(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    def known(self, flow_id: npt.NDArray[np.uint32]) -> _Numbers:
         """Index of each flow id; −1 where it is not known."""
         return self._all.keys.find(np.full(len(flow_id), self._session, np.int64), flow_id.astype(np.int64))
 
 
 def unknown_flow(flow_id: int) -> WireError:
-    """A row of a flow that nobody has described."""
     return WireError(f"a bucket names flow {flow_id}, which no message has described")

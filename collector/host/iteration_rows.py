@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from netmon.dl.account import Tally
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
+from netmon.records import Table
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -22,7 +23,7 @@ VARYING = ("number", *TIMES)
 _COLUMNS = ("session", "whose", *VARYING)
 
 
-class Common(Sequence[Iteration]):
+class Common:
     """What is the same for all iterations of a rank, of many ranks; never changed."""
 
     def __init__(self, ranks: Sequence[Iteration]) -> None:
@@ -32,19 +33,15 @@ class Common(Sequence[Iteration]):
         self._jobs: tuple[list[str], _Numbers] | None = None
 
     def __len__(self) -> int:
-        """How many ranks."""
         return len(self._ranks)
 
-    @overload
-    def __getitem__(self, which: int) -> Iteration: ...
-    @overload
-    def __getitem__(self, which: slice) -> Sequence[Iteration]: ...
-    def __getitem__(self, which: int | slice) -> Iteration | Sequence[Iteration]:
-        """Of one rank, or of some."""
+    def __getitem__(self, which: int) -> Iteration:
         return self._ranks[which]
 
+    def __iter__(self) -> Iterator[Iteration]:
+        return iter(self._ranks)
+
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A number of each."""
         if name not in self._columns:
             kind = np.bool_ if name == "relative" else np.int64
             self._columns[name] = np.array([getattr(one, name) for one in self._ranks], kind)
@@ -76,25 +73,28 @@ class IterationRows:
     wait_start_ns: _Numbers
 
     def __len__(self) -> int:
-        """How many iterations."""
         return len(self.session)
 
     def take(self, rows: "npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]") -> "IterationRows":
-        """Some of them, in this order."""
         return IterationRows(self.about, *(getattr(self, name)[rows] for name in _COLUMNS))
 
+    def table(self, dtype: "np.dtype[np.void]", names: Iterable[str] = ()) -> Table:
+        """These columns, or all of the dtype's, of what differs from row to row and what is the same for a rank."""
+        table = np.zeros(len(self), dtype)
+        for name in names or dtype.names or ():
+            column = getattr(self, name, None)
+            table[name] = self.each_of(name) if column is None else column
+        return table
+
     def iteration(self, row: int) -> Iteration:
-        """One of them."""
         values: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in VARYING}
         return self.about[int(self.whose[row])]._replace(**values)
 
     def each(self) -> list[Iteration]:
-        """All of them, one by one."""
         return [self.iteration(row) for row in range(len(self))]
 
     @property
     def duration_ns(self) -> _Numbers:
-        """How long each took."""
         return self.end_ns - self.start_ns
 
     @property
@@ -142,7 +142,6 @@ def iteration_rows(iterations: Iterable[tuple[int, Iteration]]) -> IterationRows
 
 
 def joined(tables: Sequence[IterationRows]) -> IterationRows:
-    """One after the other."""
     tables = [table for table in tables if len(table)]
     if len(tables) < 2:
         return tables[0] if tables else NONE
@@ -163,6 +162,38 @@ def goes_on(rows: IterationRows, rank: _Numbers, last: Mapping[int, int]) -> boo
     return bool(ascends.all()) and all(one in last and now > last[one] for one, now in begins)
 
 
+class Ring:
+    """The last rows of iterations, in a table of bounded length whose columns include `rank`."""
+
+    def __init__(self, dtype: "np.dtype[np.void]", per_rank: int, most: int) -> None:
+        """The oldest rows give way once there are `per_rank` of each rank, or `most`."""
+        self._per_rank, self._most = per_rank, most
+        self._rows = np.zeros(64, dtype)
+        self._next, self.count = 0, 0
+
+    @property
+    def rows(self) -> Table:
+        """In no order."""
+        return self._rows[: self.count]
+
+    def add(self, rows: Table, ranks: int) -> None:
+        """Put them in, in their order."""
+        limit = min(self._per_rank * max(ranks, 1), self._most)
+        while len(rows):
+            if self._next == len(self._rows) and self.count < limit:
+                self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), self._rows.dtype)])
+            elif self._next >= min(limit, len(self._rows)):
+                self._next = 0
+            count = min(len(rows), min(limit, len(self._rows)) - self._next)
+            self._rows[self._next : self._next + count] = rows[:count]
+            self._next += count
+            self.count, rows = max(self.count, self._next), rows[count:]
+
+    def drop(self, rank: int) -> None:
+        """The rows of a rank are nobody's: rank −1."""
+        self.rows["rank"][self.rows["rank"] == rank] = -1
+
+
 @dataclass(frozen=True)
 class Accounted:
     """Iterations with the account of their bytes, as columns of one length by the fields of Tally."""
@@ -171,15 +202,12 @@ class Accounted:
     tallies: Mapping[str, npt.NDArray[Any]]
 
     def __len__(self) -> int:
-        """How many iterations."""
         return len(self.rows)
 
     def take(self, rows: "npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]") -> "Accounted":
-        """Some of them, in this order."""
         return Accounted(self.rows.take(rows), {name: column[rows] for name, column in self.tallies.items()})
 
     def tally(self, row: int) -> Tally:
-        """The account of one."""
         return Tally(
             *(
                 self.tallies[name][row].item() if name != "cross_top" else self.tallies[name][row]
@@ -188,7 +216,6 @@ class Accounted:
         )
 
     def each(self) -> list[tuple[Iteration, Tally]]:
-        """All of them, one by one."""
         return [(self.rows.iteration(row), self.tally(row)) for row in range(len(self))]
 
 

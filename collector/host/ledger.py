@@ -11,6 +11,8 @@ import numpy.typing as npt
 from netmon.dl.grouped import GroupedValues, starts
 from netmon.records import Table, empty
 
+_Numbers = npt.NDArray[np.int64]
+
 COUNTERS = (
     *("nic_bytes", "nic_packets", "frames", "packets", "frame_bytes", "wire_bytes"),
     *("overflow_wire_bytes", "lost_kernel_wire_bytes", "lost_agent_wire_bytes"),
@@ -57,7 +59,7 @@ SAMPLE = np.dtype(
 _OPEN = [name for name in SAMPLE.names or () if name != "link"]  # of a sample, as it is kept for a restart
 
 
-def account(before: Table, after: Table, link: npt.NDArray[np.int64]) -> tuple[list[LedgerRow], npt.NDArray[np.bool_]]:
+def account(before: Table, after: Table, link: _Numbers) -> tuple[list[LedgerRow], npt.NDArray[np.bool_]]:
     """The account between pairs of samples, and which of them have one: none where a counter went backwards.
 
     But for what was lost in the kernel: an agent takes off what it finds to have delivered. link: as rows call it.
@@ -75,9 +77,7 @@ def account(before: Table, after: Table, link: npt.NDArray[np.int64]) -> tuple[l
     return [LedgerRow(*row) for row in zip(*(column[good].tolist() for column in columns), strict=True)], good
 
 
-def _nic_wire_bytes(
-    delta: Mapping[str, npt.NDArray[np.int64]], header_bytes: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def _nic_wire_bytes(delta: Mapping[str, _Numbers], header_bytes: _Numbers) -> _Numbers:
     """The NICs' figures in wire bytes.
 
     A NIC whose packets are the segments that the hook saw counts what is on the link, but for header_bytes of each
@@ -98,25 +98,25 @@ class LedgerAccounts:
     def __init__(self) -> None:
         self._samples = empty(SAMPLE)  # by link and time: the open interval's start, then those that have not settled
         self._open: Mapping[int, Sequence[int]] | None = None  # of these; None: to be looked up again
-        self._stored_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._reported_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._stored_until_ns: _Numbers = np.zeros(0, np.int64)
+        self._reported_until_ns: _Numbers = np.zeros(0, np.int64)
         self.resumed: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """Per link, whether its open interval was taken up: it has counted the rows that the dataset holds."""
         self.resets = 0  # intervals left out because a counter went backwards
         # Per link: NIC, attributed, overflow, lost in kernel, lost in agent.
-        self.totals: npt.NDArray[np.int64] = np.zeros((0, 5), np.int64)
+        self.totals: _Numbers = np.zeros((0, 5), np.int64)
 
     def open(
         self,
         first: int,
         links: int,
         stored_until_ns: Mapping[int, int],
-        totals: Mapping[int, npt.NDArray[np.int64]],
+        totals: Mapping[int, _Numbers],
         open_samples: Mapping[int, Sequence[int]],
     ) -> None:
         """Links first…first+links−1 begin; the mappings tell per link of the session what the dataset holds already.
 
-        open_samples: as LedgerAccount.open_samples returned it.
+        open_samples: as the method of this name returned it.
         """
         more = first + links - len(self.totals)
         if more > 0:
@@ -162,21 +162,19 @@ class LedgerAccounts:
             both, link, time_ns = (np.delete(one, late) for one in (both, link, time_ns))
         self._samples, self._open = both, None
 
-    def add(self, start_ns: npt.NDArray[np.int64], link: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]) -> None:
+    def add(self, start_ns: _Numbers, link: _Numbers, wire: _Numbers) -> None:
         """Add settled bucket rows. One that comes after its interval was given out is counted in the next."""
         if not len(self._samples) or not len(start_ns):
             return
         links = np.ascontiguousarray(self._samples["link"])
         cuts = GroupedValues(links, np.ascontiguousarray(self._samples["time_ns"]), len(self.totals))
-        session_index = cuts.positions(link, np.maximum(start_ns, self._reported_until_ns[link])) - 1
-        within = (session_index >= 0) & (links[session_index] == link)
-        sums = np.bincount(session_index[within], weights=wire[within], minlength=len(links))
+        at = cuts.positions(link, np.maximum(start_ns, self._reported_until_ns[link])) - 1
+        within = (at >= 0) & (links[at] == link)
+        sums = np.bincount(at[within], weights=wire[within], minlength=len(links))
         self._samples["attributed_bytes"] += sums.astype(np.int64)
         self._open = None
 
-    def rows(
-        self, settled_ns: npt.NDArray[np.int64], first_link: npt.NDArray[np.int64]
-    ) -> tuple[list[LedgerRow], list[int]]:
+    def rows(self, settled_ns: _Numbers, first_link: _Numbers) -> tuple[list[LedgerRow], list[int]]:
         """The intervals that ended by settled_ns and are not in the dataset yet, and the number of each one's link.
 
         settled_ns, first_link: of each link; the rows call a link by its number in its session.
@@ -197,41 +195,19 @@ class LedgerAccounts:
             (row, number) for row, number, new in zip(rows, numbers.tolist(), fresh.tolist(), strict=True) if new
         ]
         for row, number in unstored:
-            known = (
-                row.nic_bytes,
-                row.attributed_bytes,
-                row.overflow_bytes,
-                row.lost_kernel_bytes,
-                row.lost_agent_bytes,
-            )
-            self.totals[number] += known
+            lost = row.overflow_bytes, row.lost_kernel_bytes, row.lost_agent_bytes
+            self.totals[number] += (row.nic_bytes, row.attributed_bytes, *lost)
         return [row for row, _ in unstored], [number for _, number in unstored]
 
-    def open_samples(self) -> Mapping[int, Sequence[int]]:
-        """As LedgerAccount.open_samples, by link among all sessions'; looked up once between two ticks."""
+    def open_samples(self, first: int, links: int) -> dict[int, Sequence[int]]:
+        """Where the open interval of each of these links began, and what it has counted: SAMPLE but for the link.
+
+        By the link's number in its session, for a restart: so that no agent has to keep the batch that reported its
+        beginning. Looked up once between two ticks.
+        """
         if self._open is None:
             link = self._samples["link"]
-            first = starts(link)
-            self._open = dict(zip(link[first].tolist(), self._samples[_OPEN][first].tolist(), strict=True))
-        return self._open
-
-
-class LedgerAccount:
-    """The totals of one session's links."""
-
-    def __init__(self, accounts: LedgerAccounts, first: int, links: int) -> None:
-        """first, links: its links among all sessions'."""
-        self._accounts, self._own = accounts, slice(first, first + links)
-
-    @property
-    def totals(self) -> npt.NDArray[np.int64]:
-        """Per link: NIC, attributed, overflow, lost in kernel, lost in agent; (links, 5)."""
-        return self._accounts.totals[self._own]
-
-    def open_samples(self) -> dict[int, Sequence[int]]:
-        """Where the open interval of each link began, and what it has counted, for a restart: SAMPLE but for the link.
-
-        So that no agent has to keep the batch that reported its beginning.
-        """
-        own, samples = self._own, self._accounts.open_samples()
-        return {link - own.start: samples[link] for link in range(own.start, own.stop) if link in samples}
+            begin = starts(link)
+            self._open = dict(zip(link[begin].tolist(), self._samples[_OPEN][begin].tolist(), strict=True))
+        known = self._open
+        return {link - first: known[link] for link in range(first, first + links) if link in known}

@@ -8,7 +8,7 @@ been: what is in here is given back to it.
 
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,6 @@ from netmon.mark_runs import MarkTable, Whose
 from netmon.records import Moment, Source, Table
 
 # --- Moves a rank that steps regularly from a Rank into a row of the rank table, and back.
-
-
-if TYPE_CHECKING:
-    from collector.host.rank import Rank
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -74,7 +70,7 @@ class State(NamedTuple):
     ended: Columns  # of ENDED: iterations whose rows have not settled
 
 
-def _alike(rank: "Rank") -> bool:
+def _alike(rank: Rank) -> bool:
     """Whether its iterations that wait say what the next ones will."""
     tracker = rank.tracker
     now = tracker.size, tracker.source, tracker.relative, tracker.parameters, tracker.gradient_bytes
@@ -87,7 +83,7 @@ def _alike(rank: "Rank") -> bool:
     )
 
 
-def state_of(rank: "Rank") -> State | None:
+def state_of(rank: Rank) -> State | None:
     """The row of a rank that steps regularly; None: it does not."""
     tracker = rank.tracker
     marks = tracker.only_source()
@@ -119,7 +115,7 @@ def state_of(rank: "Rank") -> State | None:
     return State(row[0], marks_now, recent, _ended(rank))
 
 
-def _ended(rank: "Rank") -> Columns:
+def _ended(rank: Rank) -> Columns:
     rows = [
         (0, one.number, one.start_ns, one.end_ns, one.error_ns, first, wait, last)
         for one in rank.ended
@@ -129,7 +125,7 @@ def _ended(rank: "Rank") -> Columns:
     return Columns({name: column.copy() for name, column in zip(ENDED.names or (), columns, strict=True)})
 
 
-def restore(rank: "Rank", state: State) -> None:
+def restore(rank: Rank, state: State) -> None:
     """The rank goes on from there by itself."""
     tracker, row = rank.tracker, state.row
     marks, source = tracker.only_source(), tracker.source
@@ -218,7 +214,6 @@ class RankTable:
         """Indices of sessions with ranks that have left the table; the reader clears it."""
 
     def __len__(self) -> int:
-        """How many ranks are in here."""
         return len(self._row_of)
 
     def sessions(self) -> _Numbers:
@@ -232,7 +227,6 @@ class RankTable:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
         return len(self._ranks)
 
     # --- who is in here
@@ -269,7 +263,6 @@ class RankTable:
         return self._common
 
     def remove(self, rank: Rank) -> None:
-        """The rank is on its own again."""
         row = rank.row
         ranks, _ = self._known(row)
         ranks.offset_ns = int(self._rows["offset_ns"][row])
@@ -280,7 +273,6 @@ class RankTable:
         self.drop(rank)
 
     def drop(self, rank: Rank) -> None:
-        """The rank is no more."""
         row, whose = rank.row, rank.marked_by
         assert whose is not None
         del self._row_of[int(self._rows["session"][row]), whose]
@@ -304,10 +296,8 @@ class RankTable:
         session, who = session_index[marks.batch[first]], marks.whose[first]
         pairs, of_run = np.unique(session * len(marks.about) + who, return_inverse=True)
         known, about = self._row_of, marks.about
-        session_indices, whose = (column.tolist() for column in np.divmod(pairs, len(about)))
-        rows = np.array(
-            [known.get((one, about[two]), -1) for one, two in zip(session_indices, whose, strict=True)], np.int64
-        )
+        sessions, whose = (column.tolist() for column in np.divmod(pairs, len(about)))
+        rows = np.array([known.get((one, about[two]), -1) for one, two in zip(sessions, whose, strict=True)], np.int64)
         return np.repeat(rows[of_run], np.diff(np.append(first, len(marks))))
 
     def add_marks(
@@ -432,11 +422,8 @@ class RankTable:
         for row in np.flatnonzero(due).tolist():
             ranks, rank = self._known(row)
             checked = rows[row]
-            checked["fresh"], checked["checked_ns"], checked["checked_number"] = (
-                False,
-                checked["newest_ns"],
-                checked["last_number"],
-            )
+            checked["fresh"], checked["checked_ns"] = False, checked["newest_ns"]
+            checked["checked_number"] = checked["last_number"]
             events = {step_moment: self._events(row, kinds) for step_moment, kinds in _STEP_MOMENTS.items()}
             found.append(StepEvents(rank.serial, Trust(int(checked["trust"])), events, error_of(ranks)))
         return found
@@ -469,8 +456,8 @@ class RankTable:
     def settle(self, settled_ns: _Numbers) -> IterationRows:
         """The iterations that are over by the time that is settled, by index."""
         waiting = self._waiting
-        session_index = self._rows["session"][waiting["row"]]
-        over = waiting["end_ns"] <= settled_ns[session_index]
+        session = self._rows["session"][waiting["row"]]
+        over = waiting["end_ns"] <= settled_ns[session]
         due = waiting[over]
         if len(due):
             self._waiting = waiting[~over]
@@ -483,18 +470,18 @@ class RankTable:
         columns = self._rows["session"][row], row, number, *times, ended["wait_start_ns"]
         return IterationRows(self._about, *columns)
 
-    def needed_ns(self, session_indices: int, before_ns: _Numbers | None = None) -> _Numbers:
+    def needed_ns(self, sessions: int, before_ns: _Numbers | None = None) -> _Numbers:
         """By place: start of the earliest iteration that is open or waits; NEVER: there is none.
 
         before_ns: by index too; those that began so long ago are passed over.
         """
-        found, under_way = np.full(session_indices, _NEVER), self._under_way()
-        session_index = self._rows["session"][np.append(self._waiting["row"], under_way)]
+        found, under_way = np.full(sessions, _NEVER), self._under_way()
+        session = self._rows["session"][np.append(self._waiting["row"], under_way)]
         start_ns = np.append(self._waiting["start_ns"], self._open[under_way, 0, _BEGIN])
         if before_ns is not None:
-            late = start_ns > before_ns[session_index]
-            session_index, start_ns = session_index[late], start_ns[late]
-        np.minimum.at(found, session_index, start_ns)
+            late = start_ns > before_ns[session]
+            session, start_ns = session[late], start_ns[late]
+        np.minimum.at(found, session, start_ns)
         return found
 
     def _under_way(self) -> _Numbers:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of one host: their marks, their iterations and whose bytes went by meanwhile."""
 
-from collections.abc import Iterable
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from collector.host.flows import AllFlows, FlowTable
-from collector.host.iteration_numbers import KnownRanks
-from collector.host.rank import NEVER, Rank, Resumed, keep_newest
-from collector.host.rank_log import RankLog
+from collector.host.rank import NEVER, Rank, RankLog, Resumed, Scores, Steps, keep_newest
 from collector.host.rank_table import RankTable
-from collector.host.rejected_marks import DISTANT, GONE, REPEATED, Key, RejectedMarks
 from collector.messages import About, Holder, StepEvents
 from netmon.dl.account import HostAccount
 from netmon.dl.iterations import Iteration, IterationTracker
@@ -17,12 +16,76 @@ from netmon.dl.understanding import Understanding
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 
+# --- Marks that lead to nothing, or come too late: counted, kept where they may become of use, and said once.
+
+_log = logging.getLogger(__name__)
+_MOST_PENDING = 1_000  # marks kept per process that has not joined
+
+REPEATED, GONE, STRANGER, DISTANT = (
+    "repeated, out of order or out of any iteration",
+    "of a process that is gone",
+    "of a process that never joined",
+    "from a distant past or future",
+)
+"""Why a mark is not used."""
+
+Key = tuple[str, int, int]
+"""Job as the process calls it, rank, pid."""
+
+
+class RejectedMarks:
+    """Those of one host, and what there is to say of its ranks."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self.unusable: Counter[str] = Counter()  # marks that led to nothing, by reason
+        self._lines: dict[str, None] = {}  # an ordered set
+        self._pending: dict[Key, list[Mark]] = {}
+
+    @property
+    def warnings(self) -> list[str]:
+        """One line each; the last one counts the marks that were not used."""
+        counts = ", ".join(f"{count} {reason}" for reason, count in self.unusable.items() if count)
+        unused = [f"{self._host}: marks that were not used: {counts}"] if counts else []
+        return [*self._lines, *unused]
+
+    def warn(self, line: str) -> None:
+        if line not in self._lines:
+            self._lines[line] = None
+            _log.warning(line)
+
+    def set_pending(self, key: Key, mark: Mark) -> None:
+        pending = self._pending.setdefault(key, [])
+        self.unusable[STRANGER] += 1
+        if not pending:
+            self.warn(f"marks of rank {mark.rank} of job {mark.job!r} on {self._host} are kept aside: it never joined")
+        if len(pending) < _MOST_PENDING:
+            pending.append(mark)
+
+    def take_pending(self, key: Key) -> list[Mark]:
+        return self._pending.pop(key, [])
+
+    def late(self, mark: Mark, first: bool) -> None:
+        """A mark has come after the rows around it had settled; first: its rank has not ended an iteration yet."""
+        # Waits bound an iteration only where nothing follows; their lateness costs no other one. What the traffic
+        # tells comes late by its nature, and is no finer than the account of what has settled.
+        # The first step of a process is reported once the second one has shown what a step is.
+        if mark.moment not in (Moment.FIRST_WAIT, Moment.LAST_WAIT) and mark.source != Source.INFERRED and not first:
+            self.warn(
+                f"marks of rank {mark.rank} of job {mark.job!r} on {self._host} came after their rows had "
+                "settled; near the iteration's edges rows carry its neighbour's number: raise --settle"
+            )
+
+
+# --- The ranks and their iterations.
+
+LONGEST_NEED_NS = 30_000_000_000  # an older open iteration no longer holds back acknowledgements
 LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
 _RARE = frozenset((Moment.JOIN, Moment.LEAVE))
 
 
-class Ranks(KnownRanks):
+class Ranks:
     """All ranks of one host and session."""
 
     def __init__(
@@ -38,7 +101,12 @@ class Ranks(KnownRanks):
 
         log: what the ranks of all hosts report to the job stage. steady: the ranks of all hosts that step regularly.
         """
-        super().__init__(parameters)
+        self._parameters = parameters
+        self._ranks: dict[Key, Rank] = {}
+        self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
+        self._gone: dict[Key, None] = {}
+        self._left: dict[tuple[str, int], tuple[Resumed, Scores]] = {}  # of the last process that was it
+        self._needed_ns = NEVER  # start of the earliest iteration that may still ask for the account
         self._table = rank_table
         self.account = account
         self.rejected = RejectedMarks(holder.host)
@@ -51,6 +119,8 @@ class Ranks(KnownRanks):
         self._resumed: dict[tuple[str, int], Resumed] = {}
         self._fresh: list[tuple[Rank, Iteration]] = []
         self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not reported
+
+    # --- what comes, and what becomes of it
 
     def resume(self, job: str, rank: int, stored: Resumed, trust: Trust, shift: int) -> None:
         """Take up a rank of which iterations are in the dataset, numbered with this shift."""
@@ -117,7 +187,7 @@ class Ranks(KnownRanks):
     def ended(self) -> list[Iteration]:
         """Iterations that have ended since the last call; their account follows when their rows have settled."""
         fresh, self._fresh = self._fresh, []
-        return [self._counting.whole(rank, iteration) for rank, iteration in fresh]
+        return [self._whole(rank, iteration) for rank, iteration in fresh]
 
     def _key(self, mark: Mark) -> Key:
         """Whose mark it is. The traffic knows no process: what it tells is about whoever steps as that rank."""
@@ -283,7 +353,7 @@ class Ranks(KnownRanks):
         for rank in self._loose() if self._freezes else ():
             if not rank.name:
                 continue
-            rank.settled_count = self._counting.of(rank) if rank.leaving() or not self._has_news else None
+            rank.settled_count = rank.counted if rank.leaving() or not self._has_news else None
 
     def renumbered(self, rank: Rank, shift: int) -> None:
         """Numbers of a rank that were used have moved; shift: what is added to its own ones now."""
@@ -303,12 +373,12 @@ class Ranks(KnownRanks):
             if rank.marked_by and not self._fresh:
                 job = flows.job(rank.name)
                 rank_id = everything.rank_id(self.session, job, rank.number)
-                self._table.adopt(self, rank, job, rank_id, self._counting.about(rank))
+                self._table.adopt(self, rank, job, rank_id, self._about(rank))
 
     def recounted(self, rank: Rank) -> None:
         """Its job counts it in another way now."""
         if rank.row >= 0:
-            self._table.recount(rank, self._counting.about(rank))
+            self._table.recount(rank, self._about(rank))
 
     def settle(self, settled_ns: int, flows: FlowTable) -> list[Iteration]:
         """The iterations whose rows have all been added."""
@@ -318,7 +388,7 @@ class Ranks(KnownRanks):
                 continue
             due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
             rank.ended = rank.ended[len(due) :]
-            settled += [self._counting.whole(rank, one) for one in due]
+            settled += [self._whole(rank, one) for one in due]
             flows.job(rank.name)
         self._forget(settled_ns)
         return settled
@@ -366,12 +436,110 @@ class Ranks(KnownRanks):
         self._has_news = False
         for rank in self._stepping():
             self._take_back(rank)
-            rank.settled_count = self._counting.of(rank)
+            rank.settled_count = rank.counted
         self._log.append_session(About.SILENT, self._number)
 
     def close(self) -> None:
-        """The session is over."""
         for rank in self._all():
             if rank.row >= 0:
                 self._table.drop(rank)
         self._log.close(self._number, self._all())
+
+    # --- as others ask for them
+
+    def _all(self) -> Collection[Rank]:
+        return [*self._past, *self._ranks.values()] if self._past else self._ranks.values()
+
+    def _stepping(self) -> list[Rank]:
+        return [rank for rank in self._all() if rank.name]
+
+    def _loose(self) -> list[Rank]:
+        return [rank for rank in self._all() if rank.row < 0]
+
+    @property
+    def loose(self) -> bool:
+        return any(rank.row < 0 for rank in self._all())
+
+    def stepping_jobs(self) -> set[str]:
+        hidden = self._hidden()
+        return {rank.name for rank in self._stepping() if not (rank.leaving() or rank.serial in hidden)}
+
+    def _hidden(self) -> set[int]:
+        """Serials of those whose process has left: their traffic is understood late."""
+        traffic = [rank for rank in self._stepping() if not rank.pid]
+        left = {(job, number) for job, number, pid in self._gone if pid} if traffic else set()
+        return {rank.serial for rank in traffic if (rank.name, rank.number) in left}
+
+    def names(self) -> list[tuple[str, int]]:
+        """(job, rank) of each rank."""
+        return [(rank.name, rank.number) for rank in self._stepping()]
+
+    def steps(self) -> list[Steps]:
+        """What rows have to know of each rank outside the rank table."""
+        hidden = self._hidden()
+        return [
+            Steps(
+                *(rank.name, rank.number, rank.pid != 0, rank.serial in hidden),
+                *(*rank.present(), rank.counted.shift, rank.tracker.spans()),
+            )
+            for rank in self._loose()
+            if rank.name
+        ]
+
+    def scores(self) -> tuple[Scores, Scores]:
+        """(job, score) of each rank and source that does not decide; the last ones of ranks that have gone."""
+        past = [score for _, scores in self._left.values() for score in scores]
+        return [score for rank in self._stepping() for score in rank.scores()], past
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a rank, or was one whose rows have not settled."""
+        return bool(self._ranks or self._past)
+
+    def waiting_ns(self) -> tuple[int, int]:
+        """As Rank.due_ns of the first one, and since when the account may be requested (mono); NEVER: not at all."""
+        return min((rank.due_ns() for rank in self._loose()), default=NEVER), self._needed_ns
+
+    def states(self) -> dict[tuple[str, int], tuple[Trust, int]]:
+        """By job and rank, what its count is taken up again by."""
+        return {(rank.name, rank.number): (rank.count.trust, rank.count.shift) for rank in self._stepping()}
+
+    def needed_since(self, horizon_ns: int) -> int | None:
+        """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns).
+
+        Of ranks outside the rank table; for the others see RankTable.needed_ns. What only the traffic shows holds
+        nothing back: it comes late, by a guess, and of whoever looks like a rank.
+        """
+        ranks = [rank for rank in self._loose() if rank.pid and rank.tracker.source != Source.INFERRED]
+        times = [time for time in (rank.needed_since() for rank in ranks) if time is not None]
+        return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)
+
+    # --- their iterations, under the numbers that all ranks of their job have in common
+
+    def _about(self, rank: Rank) -> Iteration:
+        """What all iterations of a rank have in common whose only source is what it is."""
+        tracker = rank.tracker
+        return Iteration(
+            *(rank.name, rank.number, tracker.size, 0, 0, 0, Moment.STEP_START, Moment.STEP_END),
+            *(tracker.source or Source.HOOK, 0, tracker.relative and rank.counted.relative),
+            tracker.parameters or self._parameters,
+            gradient_bytes=tracker.gradient_bytes,
+            parameters_basis=tracker.parameters_basis or ("option" if self._parameters else ""),
+            job_name=tracker.job_name,
+        )
+
+    def _whole(self, rank: Rank, iteration: Iteration) -> Iteration:
+        """An iteration that has ended, as its job calls and counts it, with all that is known of it now.
+
+        Another source may tell more of its communication until its rows have settled.
+        """
+        one = iteration
+        _, shift, relative = rank.counted
+        return Iteration(  # thousands a second: _replace would take twice as long
+            *(rank.name, one.rank, one.size, one.number + shift, one.start_ns, one.end_ns),
+            *(one.start_moment, one.end_moment, one.source, one.error_ns, one.relative and relative),
+            *(one.parameters or self._parameters, *rank.tracker.communication(one.start_ns, one.end_ns)),
+            one.gradient_bytes,
+            one.parameters_basis or ("option" if self._parameters else ""),
+            one.job_name,
+        )

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bucket rows between their arrival and the dataset, of all hosts in one table."""
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,9 @@ import numpy.typing as npt
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import order_by, starts
 from netmon.records import COARSE, Table
+from netmon.wire.batch_fields import ManyBatches
+
+_Numbers = npt.NDArray[np.int64]
 
 COUNTS = ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")
 
@@ -34,7 +39,7 @@ _FEW_PARTS = 64  # of tables, that are put together one by one
 _NONE = Columns.zeros(0, ARRIVED)
 
 
-def arrived(buckets: Table, flow: npt.NDArray[np.int64], width_ns: int, session: int = 0) -> Columns:
+def arrived(buckets: Table, flow: _Numbers, width_ns: int, session: int = 0) -> Columns:
     """Rows of BUCKET or COARSE, width_ns wide, and the indices of their flows → rows of ARRIVED, not stored."""
     rows = Columns.zeros(len(buckets), ARRIVED)
     rows["session"], rows["flow"] = session, flow
@@ -52,12 +57,33 @@ def fill_counts(rows: Columns, buckets: Table) -> None:
     rows["busy_buckets"] = buckets["busy_buckets"] if coarse else 1
 
 
+def rows_of(many: ManyBatches, session_index: _Numbers, flow: _Numbers, sessions: Table) -> Columns:
+    """The rows of batches, of ARRIVED. session_index: of each batch; flow: of each run; sessions: dtype SESSION."""
+    rows, heads = many.rows, many.heads
+    batch, start_ns = rows["batch"], rows["start_ns"]
+    width = np.where(heads["bucket_ns"] > 0, heads["bucket_ns"], sessions["full_ns"][session_index])
+    columns: dict[str, npt.NDArray[Any]] = {
+        "session": session_index.astype(np.int32)[batch],
+        "flow": np.repeat(flow, many.runs.rows),
+    }
+    columns |= {"start_ns": start_ns, "bucket_ns": width[batch]} | {name: rows[name] for name in COUNTS}
+    complete, begun = (
+        heads["sequence"] <= sessions[name][session_index] for name in ("stored_complete", "stored_last")
+    )
+    if begun.any() or complete.any():
+        settled_ns = sessions["stored_settled_ns"][session_index]
+        columns["stored"] = complete[batch] | (begun[batch] & (start_ns < settled_ns[batch]))
+    else:
+        columns["stored"] = np.zeros(len(rows), np.bool_)
+    return Columns(columns)
+
+
 def in_order(rows: Columns) -> Columns:
     """By session, time, flow, width and whether it is stored."""
     return rows.take(_order(rows)) if _disordered(rows) else rows
 
 
-def merge(rows: Columns, full_ns: npt.NDArray[np.int64] | int) -> Columns:
+def merge(rows: Columns, full_ns: _Numbers | int) -> Columns:
     """One row per (flow, bucket), sorted by session and time, counts added up; rows of ARRIVED in and out.
 
     Rows of different widths stay apart. full_ns: the agent's bucket, of each session or of all; the parts of one of
@@ -129,8 +155,8 @@ class _Piece:
     rows: Columns
     session: npt.NDArray[np.int32]
     begin: npt.NDArray[np.intp]
-    first_ns: npt.NDArray[np.int64]
-    last_ns: npt.NDArray[np.int64]
+    first_ns: _Numbers
+    last_ns: _Numbers
 
 
 def _piece(rows: Columns) -> _Piece:
@@ -148,7 +174,6 @@ class Pending:
 
     @property
     def count(self) -> int:
-        """How many rows wait."""
         return sum(len(piece.rows) for piece in self._pieces)
 
     def add(self, rows: Columns) -> None:
@@ -156,7 +181,7 @@ class Pending:
         if len(rows):
             self._pieces.append(_piece(in_order(rows)))
 
-    def take(self, until_ns: npt.NDArray[np.int64]) -> Columns:
+    def take(self, until_ns: _Numbers) -> Columns:
         """Hand over the rows that begin before until_ns of their session."""
         due: list[Columns] = []
         kept = []
@@ -174,16 +199,14 @@ class Pending:
         return _in_turn(due)
 
     def drop(self, session: int) -> None:
-        """Forget the rows of a session."""
         left = (piece.rows[piece.rows["session"] != session] for piece in self._pieces)
         self._pieces = [_piece(rows) for rows in left if len(rows)]
 
     def all(self) -> Columns:
-        """Every row that waits."""
         return joined([_NONE, *(piece.rows for piece in self._pieces)])
 
 
-def _cut(piece: _Piece, until_ns: npt.NDArray[np.int64]) -> tuple[Columns, Columns]:
+def _cut(piece: _Piece, until_ns: _Numbers) -> tuple[Columns, Columns]:
     """The rows before until_ns, of each of the piece's sessions, and those from there on."""
     rows, start = piece.rows, piece.rows["start_ns"]
     if len(piece.session) > _FEW_PARTS:
@@ -206,6 +229,79 @@ def _in_turn(tables: list[Columns]) -> Columns:
         begin = starts(rows["session"])
         if len(parts) + len(begin) > _FEW_PARTS:
             return joined(tables)
-        session_indices = [*begin.tolist(), len(rows)]
-        parts += [(int(rows["session"][at]), rows[at:end]) for at, end in pairwise(session_indices)]
+        ends = [*begin.tolist(), len(rows)]
+        parts += [(int(rows["session"][at]), rows[at:end]) for at, end in pairwise(ends)]
     return joined([rows for _, rows in sorted(parts, key=itemgetter(0))])
+
+
+# --- What has arrived on all hosts and the job stage has not been reported yet: payload, and beginnings after a rest.
+
+STARTING_NS = 1_000_000_000
+"""The first bucket that an agent sees of a flow within it is not the flow's."""
+
+PENDING = "session", "flow", "time_ns", "amount"
+"""Place of its session, index of its flow, start (mono); amount: bytes of payload, or the width of its bucket."""
+
+_MOST_PIECES = 300  # ticks whose rows wait to be reported
+_MOST_ONSETS = 2_000  # of a session, reported at one time: the newest
+
+
+class PendingRows:
+    """Rows of PENDING, in the pieces in which they came."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Columns] = deque()
+        self._lost: dict[int, int] = {}  # rows that nobody took in time, by session
+
+    def add(self, session: _Numbers, flow: _Numbers, time_ns: _Numbers, amount: _Numbers) -> None:
+        """Rows have come; arrays of one length."""
+        if not len(flow):
+            return
+        values = (np.asarray(column, np.int64) for column in (session, flow, time_ns, amount))
+        self._pieces.append(Columns(dict(zip(PENDING, values, strict=True))))
+        if len(self._pieces) > _MOST_PIECES:
+            for index, count in zip(*np.unique(self._pieces.popleft()["session"], return_counts=True), strict=True):
+                self._lost[int(index)] = self._lost.get(int(index), 0) + int(count)
+
+    def take(self, session_indices: _Numbers, sessions: int) -> Columns:
+        """Remove and return the rows of these sessions, as they came. sessions: one more than the largest index."""
+        wanted = np.zeros(sessions, np.bool_)
+        wanted[session_indices] = True
+        taken, pieces, self._pieces = [no_rows()], self._pieces, deque()
+        for rows in pieces:
+            there = wanted[rows["session"]]
+            if there.all():
+                taken.append(rows)
+            else:
+                taken.append(rows[there])
+                self._pieces.append(rows[~there])
+        return joined(taken)
+
+    def lost(self, session_indices: _Numbers) -> int:
+        """Rows of these sessions that nobody took in time, since the last call."""
+        return sum(self._lost.pop(session_index, 0) for session_index in session_indices.tolist()) if self._lost else 0
+
+    def drop(self, session_index: int) -> None:
+        self._lost.pop(session_index, None)
+        self._pieces = deque(rows[rows["session"] != session_index] for rows in self._pieces)
+
+
+def no_rows() -> Columns:
+    """Of PENDING."""
+    return Columns({name: np.zeros(0, np.int64) for name in PENDING})
+
+
+def newest_onsets(rows: Columns) -> Columns:
+    """Rows of PENDING; of a session that has too many the newest."""
+    session, time_ns = rows["session"], rows["time_ns"]
+    many = np.flatnonzero(np.bincount(session) > _MOST_ONSETS)
+    if not len(many):
+        return rows
+    kept = np.ones(len(session), np.bool_)
+    order = order_by(session)
+    begin, end = (np.searchsorted(session[order], many, side) for side in ("left", "right"))
+    for first, over in zip(begin.tolist(), end.tolist(), strict=True):
+        own = order[first:over]
+        older = len(own) - _MOST_ONSETS
+        kept[own[np.argpartition(time_ns[own], older)[:older]]] = False
+    return rows[kept]

@@ -20,7 +20,6 @@ from collector.host.unstored import FlowRows, Latest, SessionFlush
 from collector.host.window import HostWindow, News, Output
 from collector.messages import BY_PEER
 from netmon.columnar import Columns
-from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.errors import WireError
 from netmon.mark_runs import MarkRun
@@ -35,7 +34,6 @@ Sent = netmon_pb2.AgentMessage | bytes
 
 
 def read_sent(message: Sent) -> netmon_pb2.AgentMessage:
-    """The message."""
     return netmon_pb2.AgentMessage.FromString(message) if isinstance(message, bytes) else message
 
 
@@ -54,7 +52,6 @@ class PeerOwnedFlows:
         self._found: dict[int, str] = {}  # by flow: the job of the rank at the other end
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self._undecided)
 
     def add(self, flow: Flow, now_ns: int) -> bool:
@@ -99,44 +96,7 @@ class PeerOwnedFlows:
         self._found.pop(flow_id, None)
 
 
-# --- Samples of the NICs' own counters on their way to the dataset, and what they say of traffic that no hook sees.
-
 _RDMA = "rdma"
-
-
-class NicRows:
-    """The samples of one session."""
-
-    def __init__(self, host: str) -> None:
-        self.rows: list[NicSample] = []  # that are not stored yet
-        self._host = host
-        self._port_bytes: dict[str, int] = {}  # RDMA port → bytes of its counters
-
-    def add(self, samples: Sequence[NicSample], stored: bool) -> list[str]:
-        """Take in a batch's samples; stored: the dataset has them already. Returns lines for viewers."""
-        if not stored:
-            self.rows += samples
-        return list(self._warnings(samples))
-
-    def take(self) -> list[NicSample]:
-        """Hand the samples over."""
-        rows, self.rows = self.rows, []
-        return rows
-
-    def _warnings(self, samples: Sequence[NicSample]) -> Iterator[str]:
-        for sample in samples:
-            if sample.source != _RDMA:
-                continue
-            total_bytes = sum(v for name, v in zip(sample.names, sample.values, strict=True) if name.endswith("_bytes"))
-            if total_bytes > self._port_bytes.setdefault(sample.device, total_bytes):
-                yield (
-                    f"{self._host}: {sample.device} carries RDMA traffic (RoCE), which bypasses the hooks: "
-                    "present in the table nic, not attributed to flows"
-                )
-            self._port_bytes[sample.device] = total_bytes
-
-
-# --- session
 
 
 class Session:
@@ -155,9 +115,9 @@ class Session:
         self.missing = 0  # batches that the agent has given up
         self.tables = tables
         self._peer_flows = PeerOwnedFlows()
-        self._unstored = False  # whether bucket rows have settled that are not stored, nor on their way to the disk
         self._ledger: list[LedgerRow] = []
-        self._nic = NicRows(hello.host)
+        self._nic: list[NicSample] = []  # on their way to the dataset
+        self._port_bytes: dict[str, int] = {}  # RDMA port → bytes of its counters
         self._ledger_until = dict(resume.ledger_until_utc)
         self._clock: tuple[str, int] = ("", 0)  # what the table `sessions` says of the clock: source, bound
         self._resume = resume
@@ -254,7 +214,6 @@ class Session:
         self.news.set()
 
     def fail(self, reason: str) -> None:
-        """The collector has failed at the session as a whole."""
         self.broken, self.failure = True, reason
         self.news.set()
 
@@ -266,7 +225,6 @@ class Session:
             raise FailedSessionError(self.failure)
 
     def request(self, request: netmon_pb2.FullRequest) -> None:
-        """Ask the agent for full resolution."""
         self.requests.append(request)
         self.news.set()
 
@@ -325,7 +283,7 @@ class Session:
             flows.describe(flow)
         for flow_id in self._peer_flows.give_up(horizon_ns):
             index = flows.index_of(flow_id)
-            if index is not None and not flows.flows[index].owner.job:
+            if index is not None and not flows[index].owner.job:
                 self.tables.flows.ends.give_up(index, self.index, flow_id)
 
     def set_peer(self, flow_id: int, job: str, rank: int) -> None:
@@ -338,12 +296,22 @@ class Session:
     def add_news(self, news: News) -> Sequence[MarkRun]:
         """Take in what a batch tells alongside its rows; returns the marks that count."""
         marks = self.window.mark(news)
-        for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):
-            self.window.ranks.rejected.warn(warning)
+        if news.sequence > self._resume.last_sequence:
+            self._nic += news.nic
+        for sample in news.nic:
+            if sample.source == _RDMA:
+                self._look_at_port(sample)
         return marks
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
-        return self.window.settle_ranks()
+    def _look_at_port(self, sample: NicSample) -> None:
+        """What its counters say of traffic that no hook sees."""
+        total_bytes = sum(v for name, v in zip(sample.names, sample.values, strict=True) if name.endswith("_bytes"))
+        if total_bytes > self._port_bytes.setdefault(sample.device, total_bytes):
+            self.window.ranks.rejected.warn(
+                f"{self.hello.host}: {sample.device} carries RDMA traffic (RoCE), which bypasses the hooks: "
+                "present in the table nic, not attributed to flows"
+            )
+        self._port_bytes[sample.device] = total_bytes
 
     def taken(self, last: int) -> None:
         """Batches up to `last` have been taken in."""
@@ -351,14 +319,13 @@ class Session:
 
     def add_output(self, output: Output) -> None:
         """What has become final waits for its way to the disk; bucket rows do where those of all sessions are."""
-        self._unstored |= len(output.buckets) > 0
         self._ledger += output.ledger
 
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        waits = self._unstored or self._ledger or self._nic.rows or self.window.flows.changed
-        return not (waits or self._latest or self.index in self.tables.evidence.waiting)
+        waits = self._ledger or self._nic or self.window.flows.changed or self._latest
+        return not (waits or self.tables.has_unstored(self.index))
 
     @property
     def _latest(self) -> Mapping[tuple[str, int], Latest]:
@@ -379,8 +346,8 @@ class Session:
         for whose, last in latest.items():
             self._stored(last, *states.get(whose, (Trust.RELATIVE, 0)))
         changed = self.window.flows.changed
-        unstored, ledger, meta = self._unstored, self._ledger, self._clock
-        nic = self._nic.take()
+        ledger, meta = self._ledger, self._clock
+        nic, self._nic = self._nic, []
 
         def done() -> None:
             if acknowledge:
@@ -388,16 +355,15 @@ class Session:
             self.window.flows.forget(self.window.settled_ns - FLOW_OVER_NS)
 
         def undone() -> None:
-            self._unstored |= unstored
             self._ledger = ledger + self._ledger
-            self._nic.rows, self._clock = nic + self._nic.rows, meta
+            self._nic, self._clock = nic + self._nic, meta
             self.window.flows.mark_changed(changed, changed=True)
 
         flush = SessionFlush(
             *(self.index, self._origin, ledger, nic, self._flow_rows(changed)),
             *(self._new_meta(), self._state(), acknowledge, done, undone),
         )
-        self._unstored, self._ledger = False, []
+        self._ledger = []
         self.window.flows.mark_changed(changed, changed=False)
         return flush
 
@@ -407,20 +373,18 @@ class Session:
         return Origin(self.hello, self.window.links, clock.map, clock.sample.offset_ns, clock.error_ns)
 
     def bucket_rows(self, rows: Columns) -> pa.Table:
-        """Rows of SETTLED with the columns of the table `buckets`."""
         of = np.zeros(len(rows), np.int32)
-        return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), [rows])
+        return bucket_table(Origins([self._origin]), of, list(self.tables.flows.jobs), [rows])
 
     def full(self, rows: Columns, reason: str, gap: str) -> pa.Table:
         """Full resolution (SETTLED) as rows of the table `full`."""
         return full_table(self.bucket_rows(rows), reason, gap)
 
     def _flow_rows(self, changed: set[int]) -> FlowRows | None:
-        """Copies of the flows that have changed, as they are now."""
         if not changed:
             return None
         table, indices = self.window.flows, sorted(changed)
-        flows = [table.flows[index] for index in indices]
+        flows = [table[index] for index in indices]
         return FlowRows(flows, table.state[indices], self.tables.flows.ends.ranks(indices, flows))
 
     def _new_meta(self) -> SessionMeta | None:
@@ -439,7 +403,8 @@ class Session:
 
     def _state(self) -> SessionState:
         """What a restart needs to know once all that has settled is stored."""
-        window, resume = self.window, self._resume
+        window, resume, ledger = self.window, self._resume, self.tables.ledger
+        first, links = window.first_link, len(window.links)
         for row in self._ledger:
             self._ledger_until[row.link] = window.alignment.utc(row.end_ns)
         recent = window.alignment.utc(window.horizon_ns) - RECENT_NS
@@ -451,7 +416,7 @@ class Session:
             settled_ns=max(window.settled_ns, resume.settled_ns),
             clock=window.alignment.map,
             ledger_until_utc=dict(self._ledger_until),
-            ledger_totals={link: total.copy() for link, total in enumerate(window.ledger.totals)},
-            ledger_open=window.ledger.open_samples(),
+            ledger_totals=dict(enumerate(ledger.totals[first : first + links].copy())),
+            ledger_open=ledger.open_samples(first, links),
             ranks=tuple(self._ranks.values()),
         )

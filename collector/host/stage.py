@@ -7,6 +7,7 @@ never change again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,12 +16,10 @@ import numpy.typing as npt
 
 from collector.dataset.resume import Resume
 from collector.host.align import SET_NS, Update, update_all
-from collector.host.arriving import rows_of
-from collector.host.batches import Batches, Settled, failing
 from collector.host.flows import unknown_flow
-from collector.host.iteration_rows import IterationRows, iteration_rows
+from collector.host.iteration_rows import Accounted, IterationRows, iteration_rows
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
-from collector.host.pending_updates import STARTING_NS
+from collector.host.rows import STARTING_NS, rows_of
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
@@ -29,11 +28,88 @@ from collector.messages import TickAnswer, TickNews, flow_id_of, session_of
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.grouped import distinct, edges, latest_of, starts
+from netmon.dl.iterations import IterationTracker
 from netmon.errors import WireError
-from netmon.records import ClockExchange, ClockSample, Hello, Mark, Table
+from netmon.mark_runs import MarkRun, MarkTable, mark_table
+from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
 from netmon.wire.limits import FURTHEST_NS
+
+# --- The batches of one tick of the host stage, and what the tick has made of them.
+
+_Indices = npt.NDArray[np.int64]
+
+
+@dataclass
+class Settled:
+    """What a tick has made final, and what it could not take in."""
+
+    outputs: dict[int, list[Output]] = field(default_factory=dict)  # by index, where something has become final
+    refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by index: batch, and why it breaks the contract
+    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by index: batch, 0: none; how it failed
+    arrived: list[Columns] = field(default_factory=list)  # rows that have come, of ARRIVED
+    final: list[Classified] = field(default_factory=list)  # rows that have settled
+    ended: list[IterationRows] = field(default_factory=list)  # iterations that have; their accounts follow
+    unclear: dict[str, IterationTracker] = field(default_factory=dict)  # jobs that are not understood, a rank of each
+    accounted: list[Accounted] = field(default_factory=list)  # iterations whose rows have settled
+
+
+@dataclass
+class Batches:
+    """The batches of one tick, those that are refused marked as such."""
+
+    many: ManyBatches
+    session: _Indices  # of each batch
+    sequences: Sequence[int]  # of each batch
+    settled: Settled
+    flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
+    marks: dict[int, list[MarkRun]] = field(default_factory=dict)  # of ranks outside the rank table
+    table_marks: MarkTable = field(default_factory=lambda: mark_table(()))  # those of the others that are taken in
+    exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
+    nic: dict[int, list[NicSample]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Sort what comes alongside rows by its batch."""
+        self.good = np.ones(len(self.session), np.bool_)
+        for name in ("flows", "exchanges", "nic"):
+            found: dict[int, list[object]] = getattr(self, name)
+            for batch, one in getattr(self.many, name):
+                found.setdefault(batch, []).append(one)
+        for batch, reason in self.many.refused.items():
+            self.refuse(batch, reason)
+
+    def refuse(self, batch: int, reason: str) -> None:
+        """It breaks the contract; what follows it on its session comes again."""
+        session_index, sequence = int(self.session[batch]), self.sequences[batch]
+        known = self.settled.refused.get(session_index)
+        if known is None or sequence < known[0]:
+            self.settled.refused[session_index] = sequence, reason
+        self.good[batch:][self.session[batch:] == session_index] = False
+
+    def fail(self, batch: int, error: Exception) -> None:
+        """The stage fails at it: nothing of its session is what it should be."""
+        self.fail_session(int(self.session[batch]), error, self.sequences[batch])
+
+    def fail_session(self, session_index: int, error: Exception, sequence: int = 0) -> None:
+        """The stage fails at it; sequence: at which batch."""
+        self.settled.failed.setdefault(session_index, (sequence, error))
+        self.good[self.session == session_index] = False
+
+
+def failing(work: Callable[[list[int]], object], session_indices: list[int]) -> list[tuple[int, Exception]]:
+    """The sessions at which work(indices) fails, and how. Where it fails for many at once, it is tried on each half."""
+    if not session_indices:
+        return []
+    try:
+        work(session_indices)
+    except Exception as error:
+        if len(session_indices) == 1:
+            return [(session_indices[0], error)]
+        middle = len(session_indices) // 2
+        return failing(work, session_indices[:middle]) + failing(work, session_indices[middle:])
+    return []
+
 
 # --- What a tick's batches report of all hosts' clocks.
 
@@ -103,13 +179,6 @@ def add_table_marks(tables: Tables, batches: Batches) -> None:
         batches.marks.setdefault(batch, []).append(run)
 
 
-def publish_table_ranks(tables: Tables, sessions: Mapping[int, Session]) -> None:
-    """What the job stage gets of them."""
-    log, rank_table = tables.rank_log, tables.rank_table
-    log.stepped(rank_table.take_steps())
-    log.step_events(rank_table.check(log.young, lambda ranks: sessions[ranks.session].window.alignment.error_ns))
-
-
 # --- What is new goes to the rank registry within a tick, and its answer is applied.
 
 Answer = Callable[[TickNews], TickAnswer]
@@ -145,50 +214,6 @@ def exchange(tables: Tables, sessions: Mapping[int, Session], answer: Answer, fa
             session.set_peer(flow_id_of(flow), job, number)
 
 
-def query_names(
-    tables: Tables, sessions: Mapping[int, Session], answer: Answer, fail: Fail, session_indices: Iterable[int]
-) -> None:
-    """The same when those ranks of some sessions that have no name have asked for it."""
-    for session_index in sorted(session_indices):
-        ranks = sessions[session_index].window.ranks
-        try:
-            if ranks.unnamed:
-                ranks.request_names()
-        except Exception as error:
-            fail(session_index, error)
-    exchange(tables, sessions, answer, fail)
-
-
-def end_ranks(
-    tables: Tables, sessions: Mapping[int, Session], answer: Answer, fail: Fail, session_indices: Iterable[int]
-) -> None:
-    """No marks will come of some sessions any more: their ranks have names now or never, and end."""
-    ranks = [sessions[session_index].window.ranks for session_index in session_indices]
-    for own in ranks:
-        own.request_last_names()
-    exchange(tables, sessions, answer, fail)
-    for own in ranks:
-        own.end_of_stream()
-
-
-def find_peer_flows(
-    tables: Tables, sessions: Mapping[int, Session], fail: Fail, session_indices: Iterable[int]
-) -> None:
-    """Flows of some sessions that are a job's by their other end; the other end may be described before or after."""
-    horizon_ns = tables.sessions.table["horizon_ns"]
-    for session_index in session_indices:
-        session = sessions[session_index]
-        if session.serves:
-            try:
-                session.find_peer_flows(int(horizon_ns[session_index]))
-            except Exception as error:
-                fail(session_index, error)
-
-
-# --- stage
-
-
-_Indices = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
 
@@ -199,7 +224,8 @@ class HostStage:
         """answer: of the rank registry, to what is new within a tick."""
         self.tables, self._answer = Tables(settings), answer
         self._settings = settings
-        self._sessions: dict[int, Session] = {}
+        self.sessions: dict[int, Session] = {}
+        """By index."""
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
         self._waiting: set[int] = set()  # sessions of which the traffic has reported something
@@ -210,18 +236,16 @@ class HostStage:
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
         session = Session(hello, resume, self.tables)
-        self._sessions[session.index] = session
+        self.sessions[session.index] = session
         self._introduced.add(session.index)
         self._loose.add(session.index)
         return session.index
 
     def session(self, session_index: int) -> Session:
-        """The session at a place."""
-        return self._sessions[session_index]
+        return self.sessions[session_index]
 
     def close(self, session_index: int) -> None:
-        """Forget a session."""
-        session = self._sessions.pop(session_index)
+        session = self.sessions.pop(session_index)
         window, tables = session.window, self.tables
         session.forget()
         self._queue = [(of, message) for of, message in self._queue if of != session_index]
@@ -232,13 +256,12 @@ class HostStage:
         tables.sessions.remove(session_index, len(window.links))
 
     def add(self, session_index: int, message: netmon_pb2.Batch) -> None:
-        """Queue a batch for the next tick."""
         if session_index not in self._broken:
             self._queue.append((session_index, message))
 
     def add_marks(self, session_index: int, marks: Iterable[Mark]) -> None:
         """What the traffic tells about a host's ranks, for the next tick."""
-        self._sessions[session_index].window.add_marks(marks)
+        self.sessions[session_index].window.add_marks(marks)
         self._waiting.add(session_index)
 
     def tick(self) -> Settled:
@@ -278,9 +301,9 @@ class HostStage:
         """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
         settled = self.tick()
         if leaving:
-            end_ranks(self.tables, self._sessions, self._answer, partial(self._fail, settled), session_indices)
+            self._end_ranks(settled, session_indices)
         last = np.array(
-            [self._sessions[session_index].window.latest_ns() for session_index in session_indices], np.int64
+            [self.sessions[session_index].window.latest_ns() for session_index in session_indices], np.int64
         )
         rows = self.tables.pending.all()
         latest = np.full(len(self.tables.sessions.table), -1, np.int64)
@@ -293,7 +316,7 @@ class HostStage:
     def _describe(self, batches: Batches) -> None:
         heads = batches.many.heads
         for batch, flows in batches.flows.items():
-            session = self._sessions[int(batches.session[batch])]
+            session = self.sessions[int(batches.session[batch])]
             try:
                 for flow in flows:
                     session.describe(flow, int(heads["horizon_ns"][batch]))
@@ -318,7 +341,7 @@ class HostStage:
             samples[name] = ledger[name]
         links = []
         for batch, interface, direction in ledger[["batch", "interface", "direction"]].tolist():
-            window = self._sessions[int(batches.session[batch])].window
+            window = self.sessions[int(batches.session[batch])].window
             try:
                 links.append(window.first_link + window.links.number(interface, direction))
             except WireError as error:
@@ -336,11 +359,11 @@ class HostStage:
         last = dict(zip(batches.session[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
         sessions = self.tables.sessions.table
         settled_ns = sessions["settled_ns"].tolist()
-        align_clocks(self.tables, self._sessions, batches, last)
+        align_clocks(self.tables, self.sessions, batches, last)
         self._use_offsets()
         add_table_marks(self.tables, batches)
         sequence, until_ns = heads["sequence"].tolist(), heads["horizon_ns"].tolist()
-        self._introduced = {p for p in self._introduced if self._sessions[p].window.introduced}
+        self._introduced = {p for p in self._introduced if self.sessions[p].window.introduced}
         introduced = self._introduced.intersection(last)
         with_news = {*batches.marks, *batches.nic}
         with_news |= {b for b in good.tolist() if int(batches.session[b]) in introduced} if introduced else set()
@@ -351,19 +374,49 @@ class HostStage:
             marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
             news = News(sequence[batch], until_ns[batch], settled_ns[session_index], marks, nic)
             try:
-                batches.marks[batch] = list(self._sessions[session_index].add_news(news))
+                batches.marks[batch] = list(self.sessions[session_index].add_news(news))
             except Exception as error:
                 batches.fail(batch, error)
             if marks or session_index in introduced:
                 with_marks.add(session_index)
-        common = self.tables, self._sessions, self._answer, batches.fail_session
-        query_names(*common, (with_marks | self._unnamed) - self._broken)
-        find_peer_flows(self.tables, self._sessions, batches.fail_session, last)
+        self._query_names(batches, (with_marks | self._unnamed) - self._broken)
+        self._find_peer_flows(batches, last)
         inferred, self._waiting = self._waiting, set()
         for session_index in inferred:  # what the traffic has shown, now that the processes' ranks are known
-            self._sessions[session_index].window.infer()
-        query_names(*common, inferred)
+            self.sessions[session_index].window.infer()
+        self._query_names(batches, inferred)
         return with_marks | inferred
+
+    def _query_names(self, batches: Batches, session_indices: Iterable[int]) -> None:
+        """Ranks of some sessions that step and have no name ask for it."""
+        for session_index in sorted(session_indices):
+            ranks = self.sessions[session_index].window.ranks
+            try:
+                if ranks.unnamed:
+                    ranks.request_names()
+            except Exception as error:
+                batches.fail_session(session_index, error)
+        exchange(self.tables, self.sessions, self._answer, batches.fail_session)
+
+    def _end_ranks(self, settled: Settled, session_indices: Iterable[int]) -> None:
+        """No marks will come of some sessions any more: their ranks have names now or never, and end."""
+        ranks = [self.sessions[session_index].window.ranks for session_index in session_indices]
+        for own in ranks:
+            own.request_last_names()
+        exchange(self.tables, self.sessions, self._answer, partial(self._fail, settled))
+        for own in ranks:
+            own.end_of_stream()
+
+    def _find_peer_flows(self, batches: Batches, session_indices: Iterable[int]) -> None:
+        """Flows of some sessions that are a job's by their other end, which may be described before or after."""
+        horizon_ns = self.tables.sessions.table["horizon_ns"]
+        for session_index in session_indices:
+            session = self.sessions[session_index]
+            if session.serves:
+                try:
+                    session.find_peer_flows(int(horizon_ns[session_index]))
+                except Exception as error:
+                    batches.fail_session(session_index, error)
 
     def _use_offsets(self) -> None:
         """Tell the ranks what their clocks are off by now."""
@@ -372,7 +425,7 @@ class HostStage:
         offset_ns = sessions.utc(np.arange(len(now_ns)), now_ns) - now_ns
         self.tables.rank_table.use_offsets(offset_ns)
         for session_index in self._loose:
-            self._sessions[session_index].window.ranks.offset_ns = int(offset_ns[session_index])
+            self.sessions[session_index].window.ranks.offset_ns = int(offset_ns[session_index])
 
     def _advance(self, heads: Table, session_index: _Indices) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
@@ -404,7 +457,7 @@ class HostStage:
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.session[good], len(tables.sessions.table))
         for session_index in distinct(batches.session[good]).tolist():
-            mine, session = arrivals[at[session_index] : at[session_index + 1]], self._sessions[session_index]
+            mine, session = arrivals[at[session_index] : at[session_index + 1]], self.sessions[session_index]
             session.taken(mine[-1][0])
             session.window.arrive(mine)
         some = np.flatnonzero(rows["payload_bytes"])
@@ -427,17 +480,21 @@ class HostStage:
         tables = self.tables
         self._loose |= with_batches | tables.rank_table.given_back
         tables.rank_table.given_back.clear()
-        self._loose = {p for p in self._loose - self._broken if self._sessions[p].window.ranks.busy}
+        self._loose = {p for p in self._loose - self._broken if self.sessions[p].window.ranks.busy}
         busy = sorted(self._loose)
         training = sorted(with_batches.intersection(busy))
         for session_index in training:
-            window = self._sessions[session_index].window
+            window = self.sessions[session_index].window
             self._guard(settled, session_index, window.align_ranks)
             (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(session_index)
-        publish_table_ranks(self.tables, self._sessions)
-        exchange(self.tables, self._sessions, self._answer, partial(self._fail, settled))
+        log, rank_table = tables.rank_log, tables.rank_table
+        log.stepped(rank_table.take_steps())
+        log.step_events(
+            rank_table.check(log.young, lambda ranks: self.sessions[ranks.session].window.alignment.error_ns)
+        )
+        exchange(self.tables, self.sessions, self._answer, partial(self._fail, settled))
         for session_index in training:
-            self._sessions[session_index].window.ranks.aligned()
+            self.sessions[session_index].window.ranks.aligned()
         tables.rank_log.checked()
         tables.sessions.table["trains"] = False
         tables.sessions.table["trains"][busy] = tables.sessions.table["trains"][tables.rank_table.sessions()] = True
@@ -445,7 +502,7 @@ class HostStage:
         tables.reclassify_traffic()
         there = set(distinct(rows["session"]).tolist())
         steps = tables.steps(
-            [self._sessions[session_index].window.ranks for session_index in busy if session_index in there]
+            [self.sessions[session_index].window.ranks for session_index in busy if session_index in there]
         )
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
@@ -458,8 +515,11 @@ class HostStage:
         try:
             return self._computed(rows, steps)
         except Exception:
-            parts = partial(self._computed_of, rows, steps)
-            for session_index, error in failing(parts, distinct(rows["session"]).tolist()):
+
+            def compute(session_indices: list[int]) -> object:
+                return self._computed(rows[np.isin(rows["session"], session_indices)], steps)
+
+            for session_index, error in failing(compute, distinct(rows["session"]).tolist()):
                 self._fail(settled, session_index, error)
                 rows = rows[rows["session"] != session_index]
             return self._computed(rows, steps)
@@ -471,14 +531,11 @@ class HostStage:
         self._mend_old(rows, buckets)
         return found, buckets
 
-    def _computed_of(self, rows: Columns, steps: AllSteps, session_indices: list[int]) -> None:
-        self._computed(rows[np.isin(rows["session"], session_indices)], steps)
-
     def _mend_old(self, rows: Columns, buckets: Columns) -> None:
         older = self.tables.sessions.older(rows["session"], rows["start_ns"])
         for index in np.unique(rows["session"][older]).tolist():
             own = older[rows["session"][older] == index]
-            buckets["bucket_start_ns"][own] = self._sessions[index].window.alignment.map.utcs(rows["start_ns"][own])
+            buckets["bucket_start_ns"][own] = self.sessions[index].window.alignment.map.utcs(rows["start_ns"][own])
 
     def _output(self, settled: Settled, buckets: Columns, rows: Columns, with_batches: set[int]) -> None:
         tables, sessions = self.tables, self.tables.sessions
@@ -497,7 +554,7 @@ class HostStage:
         due = with_batches | set(np.flatnonzero(sessions.table["due_ns"] <= settled_ns).tolist())
         loose = sorted(self._loose & due)
         of_loose = {
-            session_index: self._guard(settled, session_index, self._sessions[session_index].settle_ranks)
+            session_index: self._guard(settled, session_index, self.sessions[session_index].window.settle_ranks)
             for session_index in loose
         }
         ended, over = (
@@ -512,12 +569,12 @@ class HostStage:
             self._let_go(session_index)
         for session_index in sorted((with_rows | ledger.keys()) - self._broken):
             output = Output(fresh[begins[session_index] : begins[session_index + 1]], ledger.get(session_index, []))
-            self._sessions[session_index].add_output(output)
+            self.sessions[session_index].add_output(output)
             settled.outputs.setdefault(session_index, []).append(output)
 
     def _let_go(self, session_index: int) -> None:
         """Move ranks that step regularly into the table; when the others have something to do."""
-        window, sessions = self._sessions[session_index].window, self.tables.sessions.table
+        window, sessions = self.sessions[session_index].window, self.tables.sessions.table
         if not window.introduced:
             window.ranks.move_to_table(window.flows, self.tables.flows)
         if not window.ranks.loose:

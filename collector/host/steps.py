@@ -113,10 +113,10 @@ class AllSteps:
         """The iteration of each rank at each time."""
         if not len(self._begin):
             return np.full(len(rank), -1, np.int64)
-        session_index = self._spans.positions(rank, start_ns) - 1
-        inside = (session_index >= 0) & (self._of_rank[session_index] == rank) & (start_ns < self._end[session_index])
-        inside &= self._number[session_index] >= 0
-        return np.where(inside, self._number[session_index] + self._shift[rank], -1)
+        at = self._spans.positions(rank, start_ns) - 1
+        inside = (at >= 0) & (self._of_rank[at] == rank) & (start_ns < self._end[at])
+        inside &= self._number[at] >= 0
+        return np.where(inside, self._number[at] + self._shift[rank], -1)
 
     def _alone(self, session: _Numbers, time_ns: _Numbers) -> _Numbers:
         """The only rank that trains on each host at each time; −1: none or several.
@@ -150,5 +150,5 @@ class _Presence:
         """Count and sum, by session and time."""
         if len(self._count) == 1:
             return np.zeros(len(session), np.int64), np.zeros(len(session), np.int64)
-        session_index, first = self._values.positions(session, time_ns), self._first[session]
-        return self._count[session_index] - self._count[first], self._number[session_index] - self._number[first]
+        at, first = self._values.positions(session, time_ns), self._first[session]
+        return self._count[at] - self._count[first], self._number[at] - self._number[first]

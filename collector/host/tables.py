@@ -1,34 +1,308 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of all sessions that the stage works on, and what can be computed from them without changing them."""
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.evidence import Evidence
-from collector.host.flows import AllFlows
-from collector.host.iteration_numbers import LONGEST_NEED_NS
+from collector.dataset.resume import Resume
+from collector.host.flows import AllFlows, Links, unknown_flow
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.ledger import LedgerAccounts
-from collector.host.pending_updates import PendingRows
-from collector.host.rank_log import RankLog
+from collector.host.rank import RankLog
 from collector.host.rank_table import RankTable
-from collector.host.ranks import LONGEST_HISTORY_NS, Ranks
-from collector.host.rows import COLUMNS, Pending, merge
-from collector.host.session_index import SessionIndex
+from collector.host.ranks import LONGEST_HISTORY_NS, LONGEST_NEED_NS, Ranks
+from collector.host.rows import COLUMNS, Pending, PendingRows, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored, UnstoredIterations
 from collector.settings import Settings
 from netmon.columnar import Columns, joined
 from netmon.dl.account import HostAccounts, TrafficQuery, row_keys
-from netmon.dl.classify import Rows, Windows, row_classes, share_windows
+from netmon.dl.classify import Rows, Windows, row_classes, share_windows, window_width
 from netmon.dl.grouped import starts
+from netmon.dl.timemap import TimeMap
 from netmon.dl.traffic import BULK
-from netmon.records import Class
+from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
+from netmon.records import Class, Direction, Hello, Table
+from netmon.wire.batch_fields import ManyBatches
+
+# --- What is known of each session and each link, as columns over all of them.
+
+
+NEVER = np.iinfo(np.int64).max
+_LONG_AGO = -(2**62)
+
+SESSION = np.dtype(
+    [
+        ("used", "?"),
+        ("trains", "?"),  # it has ranks
+        ("horizon_ns", "<i8"),  # all times are mono
+        ("settled_ns", "<i8"),
+        ("bucket_ns", "<i8"),  # of the newest rows
+        ("full_ns", "<i8"),  # of the agent's buckets
+        ("window_ns", "<i8"),  # of a share window
+        ("first_link", "<i8"),
+        ("onsets_ns", "<i8"),  # from when on a flow's first bucket is the flow's
+        ("due_ns", "<i8"),  # when its ranks have something to settle
+        ("needed_ns", "<i8"),  # start of the earliest iteration that is open or waits for its rows
+        ("stored_complete", "<i8"),  # what the dataset holds of the session: see Resume
+        ("stored_last", "<i8"),
+        ("stored_settled_ns", "<i8"),
+        # The last two knots of the map to UTC, and its slope from there on.
+        *((name, "<i8") for name in ("earlier_knot_ns", "earlier_offset_ns", "knot_ns", "offset_ns")),
+        ("slope", "<f8"),
+        # What the agent itself used lately.
+        ("cpu_fraction", "<f8"),
+        *((name, "<i8") for name in ("rss_bytes", "spool_bytes", "warnings")),
+    ]
+)
+
+LINK = np.dtype([("session", "<i8"), ("capacity_bps", "<i8"), ("window_ns", "<i8")])
+"""A link: index of its session, −1: of none; width of its share windows."""
+
+
+class SessionIndex:
+    """Sessions by index, and links by a number over all sessions: those of a session follow each other."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros(16, SESSION)
+        self._links = np.zeros(32, LINK)
+        self._count = self._link_count = 0
+        self._free: list[int] = []
+        self._free_links: dict[int, list[int]] = {}  # first links by how many
+
+    @property
+    def table(self) -> Table:
+        """A view, dtype SESSION, one row per place."""
+        return self._table[: self._count]
+
+    @property
+    def links(self) -> Table:
+        """A view, dtype LINK, one row per link."""
+        return self._links[: self._link_count]
+
+    def add(self, hello: Hello, links: Links, settings: Settings, resume: Resume) -> int:
+        """Give a session a place, and its links their numbers."""
+        session_index = self._free.pop() if self._free else self._count
+        self._count = max(self._count, session_index + 1)
+        if session_index == len(self._table):
+            self._table = np.concatenate([self._table, np.zeros(session_index, SESSION)])
+        self._table[session_index] = 0
+        row = self._table[session_index]
+        width = window_width(settings.share_window_ns, hello.streamed_ns)
+        begin_ns = hello.clock.mono_ns
+        for name, value in (
+            *(("used", True), ("horizon_ns", begin_ns), ("settled_ns", -1), ("onsets_ns", begin_ns)),
+            *(("bucket_ns", hello.streamed_ns), ("full_ns", hello.bucket_ns), ("window_ns", width)),
+            *(("due_ns", NEVER), ("needed_ns", NEVER)),
+            ("first_link", self._first_link(session_index, links, width)),
+            *(("stored_complete", resume.complete_sequence), ("stored_last", resume.last_sequence)),
+            ("stored_settled_ns", resume.settled_ns),
+        ):
+            row[name] = value
+        return session_index
+
+    def _first_link(self, session_index: int, links: Links, width_ns: int) -> int:
+        free = self._free_links.get(len(links))
+        first = free.pop() if free else self._link_count
+        end = first + len(links)
+        self._link_count = max(self._link_count, end)
+        while end > len(self._links):
+            self._links = np.concatenate([self._links, np.zeros(len(self._links), LINK)])
+        own = self._links[first:end]
+        own["session"], own["capacity_bps"], own["window_ns"] = session_index, links.capacity_bps, width_ns
+        return first
+
+    def remove(self, session_index: int, links: int) -> None:
+        """The session is gone; links: how many it had."""
+        first = int(self._table[session_index]["first_link"])
+        self._links[first : first + links] = 0
+        self._links["session"][first : first + links] = -1
+        self._free_links.setdefault(links, []).append(first)
+        self._table[session_index] = 0
+        self._table["needed_ns"][session_index] = self._table["due_ns"][session_index] = NEVER
+        self._free.append(session_index)
+
+    def use_map(self, session_index: int, clock: TimeMap) -> None:
+        """From now on the session's clock is mapped so."""
+        row, several = self._table[session_index], len(clock.knots_ns) > 1
+        row["knot_ns"], row["offset_ns"], row["slope"] = clock.knots_ns[-1], clock.offsets_ns[-1], clock.slope
+        row["earlier_knot_ns"] = clock.knots_ns[-2] if several else _LONG_AGO
+        row["earlier_offset_ns"] = clock.offsets_ns[-2] if several else clock.offsets_ns[-1]
+
+    def utc(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Mono times of sessions in UTC; of times before the last two knots of a map see `older`."""
+        own = {name: self.table[name][session] for name in ("knot_ns", "offset_ns", "slope")}
+        since = mono_ns - own["knot_ns"]
+        offsets = own["offset_ns"] + np.round(np.maximum(since, 0) * own["slope"]).astype(np.int64)
+        inside = np.flatnonzero((since < 0) & (self.table["earlier_offset_ns"][session] != own["offset_ns"]))
+        if len(inside):
+            first, base = (self.table[n][session[inside]] for n in ("earlier_knot_ns", "earlier_offset_ns"))
+            rise, span = own["offset_ns"][inside] - base, np.maximum(own["knot_ns"][inside] - first, 1)
+            offsets[inside] = base + np.round((mono_ns[inside] - first) * (rise / span)).astype(np.int64)
+        found: npt.NDArray[np.int64] = mono_ns + offsets
+        return found
+
+    def older(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+        """Which of the times lie before what `utc` knows of the sessions' maps."""
+        return np.flatnonzero(mono_ns < self.table["earlier_knot_ns"][session])
+
+
+# --- What agents report of connections and of their hosts' part, on its way to the dataset: all hosts in one table.
+
+STORED_TRANSPORT = np.dtype([("session", "<i4"), ("link", "<i4"), *((name, "<i8") for name in TRANSPORT.names or ())])
+"""A row on its way: index of its session, link as the session counts them; times are mono."""
+
+STORED_HOST_PART = np.dtype([("session", "<i4"), *((name, "<i8") for name in HOST_PART.names or ())])
+"""The same of the host's part; job: an index into the jobs of all hosts, UNKNOWN in the host's own row."""
+
+LATEST = np.dtype(
+    [("session", "<i4"), ("flow_id", "<u4")]
+    + [(name, "<i8") for name in ("end_ns", "sent_bytes", "retransmitted_bytes", "rtt_ns", "rtt_min_ns")]
+)
+"""The latest sample of a flow's connection, whichever way the flow goes. flow_id 0: nothing."""
+
+
+_JOINED, _LATELY_TABLES = 16, 16
+
+LATELY_NS = 3_000_000_000
+"""What was said longer ago is not the present."""
+
+_Indices = npt.NDArray[np.int64]
+
+
+class Lately:
+    """The tables that came last, oldest first; most of them joined, so that whoever looks at all of them has few."""
+
+    def __init__(self) -> None:
+        self._joined: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        self._single: list[Columns] = []
+
+    def append(self, rows: Columns) -> None:
+        """Keep a table; the oldest ones go."""
+        self._single.append(rows)
+        if len(self._single) == _JOINED:
+            self._joined.append(joined(self._single))
+            self._single = []
+
+    def all(self, names: Sequence[str]) -> Columns | None:
+        """These columns of all that are kept; None where there are none."""
+        kept = [*self._joined, *self._single]
+        return Columns({name: np.concatenate([rows[name] for rows in kept]) for name in names}) if kept else None
+
+
+class Evidence:
+    """All that is not stored yet, and the latest of each flow."""
+
+    def __init__(self, flows: AllFlows, sessions: SessionIndex) -> None:
+        """flows, sessions: of all sessions."""
+        self._flows, self._sessions = flows, sessions
+        self.transport, self.host = Unstored(), Unstored()
+        self._latest = np.zeros(0, LATEST)  # by flow
+        self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked
+        self.lately = Lately()
+        """The latest samples of the hosts' part, columns of STORED_HOST_PART, oldest first."""
+        self.said_lately = Lately()
+        """What TCP said last, columns of STORED_TRANSPORT, oldest first."""
+        self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
+        """Of a session: names of jobs by job and pid, where they are others than the agent's."""
+
+    def check(self, many: ManyBatches, session_index: _Indices) -> dict[int, str]:
+        """Why batches are to be refused: they name flows that nobody knows. session_index: the session of each.
+
+        To be called when their flows are described.
+        """
+        rows = many.transport
+        if not len(rows):
+            return {}
+        self._found = self._flows.keys.find(session_index[rows["batch"]], rows["flow_id"])
+        unknown = np.flatnonzero(self._found < 0)
+        return {int(rows["batch"][row]): str(unknown_flow(int(rows["flow_id"][row]))) for row in unknown.tolist()}
+
+    def add(self, many: ManyBatches, session_index: _Indices, good: npt.NDArray[np.bool_]) -> None:
+        """Add the rows of good batches, which have just been checked. session_index: of each batch."""
+        if len(many.transport):
+            self._add_transport(many, session_index, np.flatnonzero(good[many.transport["batch"]]))
+        if len(many.host):
+            self._add_host_part(many, session_index, np.flatnonzero(good[many.host["batch"]]))
+
+    def _add_transport(self, many: ManyBatches, session_index: _Indices, good: _Indices) -> None:
+        transport, flow = many.transport, self._found
+        if len(good) < len(transport):
+            transport, flow = transport.take(good), flow[good]
+        session = session_index[transport["batch"]]
+        columns = {name: transport[name] for name in TRANSPORT.names or ()}
+        link = self._flows.state["link"][flow]
+        rows = Columns({"session": session.astype("<i4"), "link": link.astype("<i4"), **columns})
+        self.said_lately.append(rows)
+        self._keep(self.transport, many, transport["batch"], rows)
+        self._note(session, flow, transport, transport["flow_id"])
+        other = self._flows.keys.find(session, transport["reverse_flow_id"])
+        known = np.flatnonzero(other >= 0)
+        self._note(session[known], other[known], transport.take(known), transport["reverse_flow_id"][known])
+
+    def _note(self, session: _Indices, flow: _Indices, columns: Columns, flow_id: _Indices) -> None:
+        if len(self._latest) < len(self._flows.flows):
+            grown = np.zeros(2 * len(self._flows.flows), LATEST)
+            grown[: len(self._latest)] = self._latest
+            self._latest = grown
+        rows = np.empty(len(columns), LATEST)
+        rows["session"], rows["flow_id"] = session, flow_id
+        for name in (LATEST.names or ())[2:]:
+            rows[name] = columns[name]
+        self._latest[flow] = rows  # in the batches' order: of several the last
+
+    def _add_host_part(self, many: ManyBatches, session_index: _Indices, good: _Indices) -> None:
+        host_rows = many.host if len(good) == len(many.host) else many.host.take(good)
+        columns = {name: host_rows[name] for name in HOST_PART.names or ()}
+        rows = Columns({"session": session_index[host_rows["batch"]].astype("<i4"), **columns})
+        of_rank = np.flatnonzero(host_rows["job"] != UNKNOWN)
+        whose = (host_rows["batch"], rows["session"], host_rows["job"], host_rows["pid"])
+        jobs = []
+        for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in whose), strict=True):
+            name = many.host_jobs[batch][job]
+            jobs.append(self._flows.job(self.renamed.get(session, {}).get((name, pid), name)))
+        rows = rows.replaced(job=host_rows["job"].copy())
+        rows["job"][of_rank] = jobs
+        self.lately.append(rows)
+        self._keep(self.host, many, host_rows["batch"], rows)
+
+    def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
+        """Those that the dataset does not have."""
+        sequence = many.heads["sequence"][batch]
+        new = sequence > self._sessions.table["stored_last"][rows["session"]]
+        fresh = rows if new.all() else rows[new]
+        unstored.add(fresh)
+
+    def latest_tcp(self, flow: int, direction: Direction) -> tuple[float, float, float]:
+        """What TCP said last of a flow's connection: RTT and its minimum in ns, and the share of what was sent that was
+        sent again; nan: nothing, or not lately.
+
+        flow: its index among the flows of all sessions. What comes in is sent again elsewhere.
+        """
+        nothing = math.nan, math.nan, math.nan
+        if flow >= len(self._latest):
+            return nothing
+        row, state = self._latest[flow], self._flows.state[flow]
+        if not row["flow_id"] or row["flow_id"] != state["flow_id"] or row["session"] != state["session"]:
+            return nothing
+        if row["end_ns"] < self._sessions.table["horizon_ns"][row["session"]] - LATELY_NS:
+            return nothing
+        rtt_ns, least_ns = (float(row[name]) if row[name] > 0 else math.nan for name in ("rtt_ns", "rtt_min_ns"))
+        known = direction == Direction.TX and row["sent_bytes"] > 0 and row["retransmitted_bytes"] >= 0
+        return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if known else math.nan
+
+    def drop(self, session_index: int) -> None:
+        self.transport.drop(session_index)
+        self.host.drop(session_index)
+        self.renamed.pop(session_index, None)
+
 
 # --- The last iterations of all hosts, as they were stored: what rows that are requested later can be part of.
 
@@ -82,36 +356,12 @@ class RecentIterations:
             yield from map(Over, *(found[name].tolist() for name in Over._fields))
 
     def drop(self, session_index: int) -> None:
-        """The session is gone."""
         kept = (rows[rows["session"] != session_index] for rows in self._pieces)
         self._pieces = [rows for rows in kept if len(rows)]
         self._count = sum(map(len, self._pieces))
 
 
-# --- The class of all hosts' rows.
-
-_Classes = npt.NDArray[np.uint8]
-
-
-class Classifier:
-    """Classifies rows by their flow's owner and what else its link carries meanwhile."""
-
-    def __init__(self, flows: AllFlows, sessions: SessionIndex, settings: Settings) -> None:
-        """flows, sessions: of all sessions."""
-        self._flows, self._sessions, self._settings = flows, sessions, settings
-
-    def classify(self, rows: Columns, link: npt.NDArray[np.int64]) -> tuple[Windows, _Classes]:
-        """rows: of ARRIVED; link: of each, of all sessions' → windows, the class of each row."""
-        class_, job, traffic = (self._flows.of_flows(name, rows["flow"]) for name in ("class", "job", "traffic"))
-        gradient = (class_ == Class.DL_ONLY) & np.isin(traffic, BULK)
-        query = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
-        links = self._sessions.links
-        windows = share_windows(query, links["capacity_bps"], links["window_ns"], self._settings.share_threshold)
-        return windows, row_classes(query, windows)
-
-
-# --- tables
-
+# --- Everything that is one table for all sessions.
 
 _NUMBERS_REST_S = 3600.0
 
@@ -123,7 +373,7 @@ class Classified:
     rows: Columns  # of ARRIVED
     link: npt.NDArray[np.int64]  # of each row, among all sessions' links
     windows: Windows
-    classes: _Classes
+    classes: npt.NDArray[np.uint8]
 
 
 class Tables:
@@ -138,12 +388,21 @@ class Tables:
         self.unstored = Unstored()
         self.payload, self.onsets = PendingRows(), PendingRows()
         self.evidence = Evidence(self.flows, self.sessions)
-        self.classifier = Classifier(self.flows, self.sessions, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
         self.iterations, self.over = UnstoredIterations(), RecentIterations()
         self._table_needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
+
+    @property
+    def unstored_bytes(self) -> int:
+        """Of rows that have settled and are not stored."""
+        return self.unstored.nbytes + self.evidence.transport.nbytes + self.evidence.host.nbytes
+
+    def has_unstored(self, session_index: int) -> bool:
+        """Whether rows of the session are not stored, nor on their way to the disk."""
+        pieces = self.unstored, self.evidence.transport, self.evidence.host
+        return any(session_index in rows.sessions for rows in pieces)
 
     def drop(self, session_index: int) -> None:
         """The session is gone, and with it its rows."""
@@ -159,9 +418,13 @@ class Tables:
         return found
 
     def classified(self, rows: Columns) -> Classified:
-        """Rows of ARRIVED with their classes."""
-        link = self.link(rows)
-        return Classified(rows, link, *self.classifier.classify(rows, link))
+        """Rows of ARRIVED with their classes, by their flow's owner and what else its link carries meanwhile."""
+        link, links = self.link(rows), self.sessions.links
+        class_, job, traffic = (self.flows.of_flows(name, rows["flow"]) for name in ("class", "job", "traffic"))
+        gradient = (class_ == Class.DL_ONLY) & np.isin(traffic, BULK)
+        query = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
+        windows = share_windows(query, links["capacity_bps"], links["window_ns"], self.settings.share_threshold)
+        return Classified(rows, link, windows, row_classes(query, windows))
 
     def merged(self, rows: Columns) -> Columns:
         """One row per flow and bucket, by session and time."""
@@ -173,7 +436,6 @@ class Tables:
         return AllSteps(of_sessions, self.flows, len(self.sessions.table), self.rank_table.steps())
 
     def reclassify_traffic(self) -> None:
-        """Decide anew what each DL flow carries."""
         recovered = [self.flows.job(name) for name in self.rank_log.recovered]
         self.flows.reclassify_traffic(self._unexplained(), recovered)
 
@@ -189,7 +451,7 @@ class Tables:
         names, of = rows.about.jobs
         return rows.take(np.array([name not in unclear for name in names])[of[rows.whose]])
 
-    def stamped(self, rows: Columns, classes: _Classes, steps: AllSteps) -> Columns:
+    def stamped(self, rows: Columns, classes: npt.NDArray[np.uint8], steps: AllSteps) -> Columns:
         """Settled rows as the dataset has them, of SETTLED; but for the times of long ago (see SessionIndex.older)."""
         session, flow, start = rows["session"], rows["flow"], rows["start_ns"]
         job, iteration = steps.stamp(session, flow, start)
@@ -206,14 +468,12 @@ class Tables:
         return np.repeat(self.sessions.utc(session[first], start_ns[first]), np.diff(np.append(first, len(session))))
 
     def accounted(self, rows: IterationRows) -> Accounted:
-        """Iterations with the account of their bytes."""
         window_ns, alone = self.sessions.table["window_ns"][rows.session], rows.each_of("size") == 1
         job = rows.numbers(self.flows.job)
         query = TrafficQuery(rows.session, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
         return Accounted(rows, self.accounts.tally(query, self.flows.traffic_owners, self.flows.jobs))
 
     def add_iterations(self, accounted: Accounted) -> None:
-        """Iterations on their way to the dataset."""
         rows = accounted.rows
         self.iterations.add(accounted)
         columns = {"start_ns": rows.start_ns, "end_ns": rows.end_ns, "number": rows.number}
@@ -263,7 +523,7 @@ class Tables:
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
             jobs, rank_ids = self.rank_table.numbers()
-            self.flows.release_numbers(self.unstored.jobs() | self.evidence.jobs() | jobs, rank_ids)
+            self.flows.release_numbers(self.unstored.jobs() | self.evidence.host.jobs() | jobs, rank_ids)
 
     def table_needed_since(self, session_index: int) -> int | None:
         """As Ranks.needed_since, of the ranks in the table."""

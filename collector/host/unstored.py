@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,66 +13,25 @@ import pyarrow as pa
 
 from collector.dataset.resume import SessionState
 from collector.dataset.tables import (
-    SCHEMAS,
     Origin,
     Origins,
     SessionMeta,
     bucket_table,
     column_of,
     flow_table,
+    host_table,
     iteration_table,
     ledger_table,
     nic_table,
     session_table,
+    transport_table,
 )
 from collector.host.iteration_rows import Accounted, all_accounted
 from collector.host.ledger import LedgerRow
 from netmon.columnar import Columns
-from netmon.dl.grouped import starts
+from netmon.dl.grouped import distinct, starts
 from netmon.dl.iterations import Iteration
-from netmon.evidence import UNKNOWN
 from netmon.records import Flow, NicSample, Table
-
-# --- Rows of what TCP says and of the host's part as Arrow tables.
-
-_Indices = npt.NDArray[np.integer]
-
-
-def transport_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.evidence.STORED_TRANSPORT as the table `transport`; null: the kernel does not report."""
-    columns = _numbers_evidence_tables("transport", pieces) | _times(origins, of, pieces)
-    limited = column_of(pieces, "application_limited")
-    columns["application_limited"] = pa.array(limited == 1, mask=limited == UNKNOWN)
-    return origins.table("transport", of, columns | origins.link_columns(of, column_of(pieces, "link")))
-
-
-def host_table(origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.evidence.STORED_HOST_PART as the table `host`; jobs: by the rows' number."""
-    columns = _numbers_evidence_tables("host", pieces) | _times(origins, of, pieces)
-    job = column_of(pieces, "job")
-    names = pa.array([*jobs, ""], pa.string())
-    columns["job"] = pa.DictionaryArray.from_arrays(pa.array(np.where(job < 0, len(jobs), job), pa.int32()), names)
-    columns["rank"] = column_of(pieces, "rank")
-    columns["pid"] = np.maximum(column_of(pieces, "pid"), 0)
-    return origins.table("host", of, columns)
-
-
-def _times(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> dict[str, Any]:
-    return {name: origins.utcs(of, column_of(pieces, name)) for name in ("start_ns", "end_ns")}
-
-
-def _numbers_evidence_tables(name: str, pieces: Sequence[Columns]) -> dict[str, Any]:
-    """The columns that are numbers or not known."""
-    there = [field for field in SCHEMAS[name] if field.name in pieces[0].names]
-    numbers = {}
-    for field in there:
-        if pa.types.is_integer(field.type):
-            column = column_of(pieces, field.name)
-            numbers[field.name] = pa.array(column, field.type, mask=column == UNKNOWN, safe=False)
-    return numbers
-
-
-# --- unstored
 
 _T = TypeVar("_T")
 _MOST_PARTS = 512  # that are put in order one by one
@@ -83,37 +42,36 @@ class Unstored:
 
     def __init__(self) -> None:
         self._pieces: list[Columns] = []
-        self.nbytes = 0
-        """Of all rows."""
-
-    def add(self, rows: Columns) -> None:
-        """Add rows of any sessions."""
-        if len(rows):
-            self._pieces.append(rows)
-            self.nbytes += rows.nbytes
-
-    def jobs(self) -> set[int]:
-        """The numbers of the jobs of all rows."""
-        return {job for rows in self._pieces for job in np.unique(rows["job"]).tolist()}
+        self.take()
 
     def take(self) -> list[Columns]:
         """Hand all of it over."""
-        pieces, self._pieces, self.nbytes = self._pieces, [], 0
+        pieces, self._pieces = self._pieces, []
+        self.nbytes = 0
+        self.sessions: set[int] = set()
+        """Indices of those with rows."""
         return pieces
+
+    def add(self, rows: Columns) -> None:
+        if len(rows):
+            self._pieces.append(rows)
+            self.nbytes += rows.nbytes
+            self.sessions.update(distinct(rows["session"]).tolist())
+
+    def jobs(self) -> set[int]:
+        return {job for rows in self._pieces for job in np.unique(rows["job"]).tolist()}
 
     def put_back(self, pieces: Sequence[Columns], session_indices: Container[int]) -> None:
         """What was handed over is not stored; session_indices: of the sessions that are still there."""
-        later, self._pieces, self.nbytes = self._pieces, [], 0
-        for rows in (*pieces, *later):
-            gone = [index for index in np.unique(rows["session"]).tolist() if index not in session_indices]
+        for rows in (*pieces, *self.take()):
+            gone = [index for index in distinct(rows["session"]).tolist() if index not in session_indices]
             self.add(rows[~np.isin(rows["session"], gone)] if gone else rows)
 
     def drop(self, session_index: int) -> None:
-        """The session is gone."""
-        pieces, self._pieces, self.nbytes = self._pieces, [], 0
-        for rows in pieces:
-            own = rows["session"] == session_index
-            self.add(rows[~own] if own.any() else rows)
+        if session_index in self.sessions:
+            for rows in self.take():
+                own = rows["session"] == session_index
+                self.add(rows[~own] if own.any() else rows)
 
 
 def by_session(pieces: Iterable[Columns]) -> dict[int, list[Columns]]:
@@ -125,17 +83,6 @@ def by_session(pieces: Iterable[Columns]) -> dict[int, list[Columns]]:
         for begin, end in pairwise(session_indices):
             found.setdefault(int(ordered["session"][begin]), []).append(ordered[begin:end])
     return found
-
-
-@dataclass(frozen=True)
-class EvidencePieces:
-    """Rows of STORED_TRANSPORT and of STORED_HOST_PART (collector.host.evidence), in the pieces in which they came."""
-
-    transport: Sequence[Columns] = ()
-    host: Sequence[Columns] = ()
-
-
-NO_EVIDENCE = EvidencePieces()
 
 
 @dataclass(frozen=True)
@@ -167,8 +114,9 @@ def flush_tables(
     sessions: Sequence[SessionFlush],
     buckets: Sequence[Columns],
     jobs: Sequence[str],
-    evidence: EvidencePieces = NO_EVIDENCE,
     iterations: Sequence[Accounted] = (),
+    transport: Sequence[Columns] = (),
+    host: Sequence[Columns] = (),
 ) -> dict[str, pa.Table]:
     """All that these sessions have to be stored, by table; pure, may run in a thread.
 
@@ -200,10 +148,10 @@ def flush_tables(
     whose, nic = _joined([session.nic for session in sessions])
     if nic:
         tables["nic"] = nic_table(origins, whose, nic)
-    rows, of = _own(sessions, evidence.transport)
+    rows, of = _own(sessions, transport)
     if len(of):
         tables["transport"] = transport_table(origins, of, rows)
-    rows, of = _own(sessions, evidence.host)
+    rows, of = _own(sessions, host)
     if len(of):
         tables["host"] = host_table(origins, of, jobs, rows)
     sessions_meta = {session_index: session.meta for session_index, session in enumerate(sessions) if session.meta}
@@ -276,7 +224,6 @@ class UnstoredIterations:
             self._latest = None
 
     def take(self) -> list[Accounted]:
-        """Hand all of them over."""
         pieces, self._pieces, self._latest = self._pieces, [], None
         return pieces
 
@@ -290,7 +237,6 @@ class UnstoredIterations:
             self.add(piece if there.all() else piece.take(there))
 
     def drop(self, session_index: int) -> None:
-        """The session is gone."""
         for piece in self.take():
             own = piece.rows.session == session_index
             self.add(piece.take(~own) if own.any() else piece)

@@ -9,10 +9,9 @@ from typing import NamedTuple
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
 from collector.host.flows import MOST_FLOWS, FlowTable, Links
-from collector.host.ledger import LedgerAccount, LedgerRow
+from collector.host.ledger import LedgerRow
 from collector.host.rank import Resumed
-from collector.host.ranks import Ranks
-from collector.host.rejected_marks import DISTANT
+from collector.host.ranks import DISTANT, Ranks
 from collector.host.rows import arrived, merge
 from collector.host.tables import Tables
 from collector.messages import Holder
@@ -23,17 +22,7 @@ from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.dl.timemap import TimeMap
 from netmon.mark_runs import MarkRun, mark_runs, marks_of
-from netmon.records import (
-    AgentCost,
-    ClockExchange,
-    ClockSample,
-    Flow,
-    Hello,
-    Mark,
-    Moment,
-    NicSample,
-    Table,
-)
+from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, Moment, NicSample, Table
 from netmon.wire.limits import FURTHEST_NS
 
 
@@ -78,7 +67,6 @@ class HostWindow:
         mono = self.alignment.map.mono
         until_ns = {link: mono(utc_ns) for link, utc_ns in resume.ledger_until_utc.items()}
         tables.ledger.open(*own, until_ns, resume.ledger_totals, resume.ledger_open)
-        self.ledger = LedgerAccount(tables.ledger, *own)
         account = HostAccount(tables.accounts, self.session)
         holder = Holder(hello.host, hello.session, 0)
         self.ranks = Ranks(
@@ -125,17 +113,6 @@ class HostWindow:
         """Every row that begins before it has settled (mono)."""
         return int(self._row["settled_ns"])
 
-    @property
-    def bucket_ns(self) -> int:
-        """Width of the newest rows."""
-        return int(self._row["bucket_ns"])
-
-    @property
-    def cost(self) -> AgentCost:
-        """What the agent used lately."""
-        names = ("rss_bytes", "spool_bytes", "warnings")
-        return AgentCost(float(self._row["cpu_fraction"]), *(int(self._row[name]) for name in names))
-
     def align(
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int
     ) -> Update | None:
@@ -158,7 +135,6 @@ class HostWindow:
         self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
 
     def use_map(self) -> None:
-        """The clock is mapped anew."""
         self._tables.sessions.use_map(self.session, self.alignment.map)
 
     def mark(self, news: News) -> Sequence[MarkRun]:
@@ -188,12 +164,11 @@ class HostWindow:
         if len(self.ranks.renamed) == self.renamed:
             return False
         self.renamed = len(self.ranks.renamed)
-        for flow in list(self.flows.flows):
+        for flow in list(self.flows):
             self.describe(flow)
         return True
 
     def describe(self, flow: Flow) -> None:
-        """Take in what a flow is."""
         self.flows.describe(self.named(flow))
         if self.flows.beyond and not self._crowded:
             self._crowded = True

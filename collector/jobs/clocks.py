@@ -8,12 +8,127 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from collector.jobs.flow_matching import FlowMatching
-from collector.messages import ONSET_UPDATE, ClockUpdate, HostClock, HostNews, session_of
+from collector.messages import ONSET_UPDATE, ClockUpdate, FlowUpdate, HostClock, HostNews, session_of
 from netmon.dl.clocks import Comparison, Correction, Points, Present, combine, fit_offsets
 from netmon.dl.grouped import joined
 from netmon.dl.onsets import MOST_DELAY_NS, REST_NS, coarse_lag, match_onsets
-from netmon.records import Table, empty
+from netmon.records import Direction, Table, empty
+
+# --- Flows of which both ends are seen, each on a host of its own.
+
+LINK = np.dtype([("sender", "<i8"), ("receiver", "<i8"), ("pair", "<i8"), ("by_first", "?")])
+"""Numbers of one flow at its sender and at its receiver, index of their hosts in FlowMatching.pairs, and which of the
+two sends."""
+
+_Numbers = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+_Key = tuple[str, str, int, int, int]
+_Pair = tuple[int, int]
+
+
+class FlowMatching:
+    """The links: one for each sender and receiver of a 5-tuple."""
+
+    def __init__(self) -> None:
+        self.pairs: list[_Pair] = []  # indices of two sessions, the lower one first
+        self._pair_numbers: dict[_Pair, int] = {}
+        self._sessions = np.empty(0, np.int64)  # of `pairs`, as far as they were requested
+        self._keys: dict[int, _Key] = {}  # by flow
+        self._ends: dict[_Key, tuple[list[int], list[int]]] = {}  # flows at senders, at receivers
+        self._links = np.empty(0, LINK)  # by sender
+        self._by_receiver = np.empty(0, np.int64)
+        self._new: list[tuple[int, int, int, bool]] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add_flow(self, flow: FlowUpdate) -> None:
+        if flow.flow in self._keys:
+            return
+        key = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol
+        self._keys[flow.flow] = key
+        ends = self._ends.setdefault(key, ([], []))
+        sends = flow.direction == Direction.TX
+        ends[0 if sends else 1].append(flow.flow)
+        for other in ends[1 if sends else 0]:
+            here, there = session_of(flow.flow), session_of(other)
+            if here != there:
+                sender, receiver = (flow.flow, other) if sends else (other, flow.flow)
+                pair = min(here, there), max(here, there)
+                self._new.append((sender, receiver, self._pair(pair), session_of(sender) == pair[0]))
+
+    def forget_flows(self, flows: Iterable[int]) -> None:
+        gone = [flow for flow in flows if flow in self._keys]
+        for flow in gone:
+            ends = self._ends[self._keys[flow]]
+            for own in ends:
+                if flow in own:
+                    own.remove(flow)
+            if not any(ends):
+                del self._ends[self._keys[flow]]
+            del self._keys[flow]
+        if gone:
+            links = self.links()
+            over = np.isin(links["sender"], gone) | np.isin(links["receiver"], gone)
+            self._keep(links.compress(~over))
+
+    def forget_sessions(self, session_indices: set[int]) -> npt.NDArray[np.bool_]:
+        """These sessions are over: so are their flows, and pairs of them. Says which pairs stay, in their old order."""
+        self.forget_flows([flow for flow in self._keys if session_of(flow) in session_indices])
+        stay = np.array([session_indices.isdisjoint(pair) for pair in self.pairs], np.bool_)
+        self.pairs = [pair for pair in self.pairs if session_indices.isdisjoint(pair)]
+        self._pair_numbers = {pair: number for number, pair in enumerate(self.pairs)}
+        self._sessions = np.empty(0, np.int64)
+        self._links["pair"] = (np.cumsum(stay) - 1)[self._links["pair"]]
+        return stay
+
+    def sessions(self) -> _Numbers:
+        """Of both sessions of each pair, shape (2 · pairs,): the sender's of each way."""
+        if len(self._sessions) != 2 * len(self.pairs):
+            self._sessions = np.array(self.pairs, np.int64).reshape(-1)
+        return self._sessions
+
+    def links(self) -> Table:
+        """All of them, dtype LINK, by sender."""
+        if self._new:
+            new, self._new = np.array(self._new, LINK), []
+            self._keep(np.concatenate([self._links, new]))
+        return self._links
+
+    def sent(self, flow: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Of rows, by flow: (row, link) of each row that is a sender's, once per link."""
+        return _find(flow, self.links()["sender"])
+
+    def received(self, flow: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Of rows, by flow: (row, link) of each row that is a receiver's, once per link."""
+        links = self.links()
+        rows, at = _find(flow, links["receiver"][self._by_receiver])
+        return rows, self._by_receiver[at]
+
+    def _keep(self, links: Table) -> None:
+        self._links = links.take(np.argsort(links["sender"], kind="stable"))
+        self._by_receiver = np.argsort(self._links["receiver"], kind="stable")
+
+    def _pair(self, pair: _Pair) -> int:
+        number = self._pair_numbers.setdefault(pair, len(self.pairs))
+        if number == len(self.pairs):
+            self.pairs.append(pair)
+        return number
+
+
+def _find(flow: _Numbers, among: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Indices in `flow` and in `among` (ascending) of what is equal."""
+    first = np.searchsorted(among, flow, "left")
+    if not len(among) or (among[1:] != among[:-1]).all():  # hardly ever does one have two links
+        found = np.zeros(len(flow), np.int64)
+        inside = first < len(among)
+        found[inside] = among[first[inside]] == flow[inside]
+    else:
+        found = np.searchsorted(among, flow, "right") - first
+    rows = np.repeat(np.arange(len(flow)), found)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(found) - found, found)
+    return rows, np.repeat(first, found) + within
+
 
 # --- When each packet that begins a burst was sent and received, between each two hosts that exchange traffic.
 
@@ -29,8 +144,6 @@ _WAIT_NS = 3_000_000_000  # in which the other end of a packet is reported
 _SLOTS = 32
 _SLOT_NS = WINDOW_NS // _SLOTS  # of all packets in it, one way between two hosts, the fastest is kept
 
-_Numbers_delays = npt.NDArray[np.int64]
-_Flags_delays = npt.NDArray[np.bool_]
 _ONSET = np.dtype([("key", "<i8"), ("time_ns", "<i8")])
 _LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
@@ -39,18 +152,18 @@ _LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 class HostLines:
     """The clocks of the hosts of one round, by their number: UTC = mono + offset + skew·(mono − at), within error."""
 
-    sessions: _Numbers_delays  # ascending
-    at_ns: _Numbers_delays  # about now
-    offset_ns: _Numbers_delays
+    sessions: _Numbers  # ascending
+    at_ns: _Numbers  # about now
+    offset_ns: _Numbers
     skew: npt.NDArray[np.float64]
-    error_ns: _Numbers_delays
+    error_ns: _Numbers
 
-    def utc(self, host: _Numbers_delays, mono_ns: _Numbers_delays) -> _Numbers_delays:
+    def utc(self, host: _Numbers, mono_ns: _Numbers) -> _Numbers:
         """Times of hosts' clocks, uncorrected."""
         grown = np.round(self.skew[host] * (mono_ns - self.at_ns[host])).astype(np.int64)
         return mono_ns + self.offset_ns[host] + grown
 
-    def hosts(self, session_index: _Numbers_delays) -> _Numbers_delays:
+    def hosts(self, session_index: _Numbers) -> _Numbers:
         """Numbers of the hosts at these indices; −1: none of this round's."""
         if not len(self.sessions):
             return np.full(len(session_index), -1, np.int64)
@@ -72,20 +185,20 @@ class Delays:
         self._waiting = empty(ONSET_UPDATE)
         self._window: deque[Table] = deque(maxlen=_MOST_ROUNDS)  # of flows of which both ends are seen
         self._kept = empty(DELAY)  # by way
-        self._senders_of: tuple[HostLines, _Numbers_delays] | None = None  # of each way, in this round
+        self._senders_of: tuple[HostLines, _Numbers] | None = None  # of each way, in this round
 
     def add_onsets(self, onsets: Table) -> None:
         """Take in onsets, dtype ONSET_UPDATE, of flows that have been reported."""
         if len(onsets):
             self._new.append(onsets)
 
-    def keep_pairs(self, stay: _Flags_delays) -> None:
+    def keep_pairs(self, stay: _Flags) -> None:
         """After FlowMatching.forget_sessions, which says which pairs stay."""
         kept = self._kept.compress(stay[self._kept["way"] // 2])
         kept["way"] = 2 * (np.cumsum(stay) - 1)[kept["way"] // 2] + kept["way"] % 2
         self._kept = kept
 
-    def match(self, lines: HostLines, near_ns: int, anew: _Flags_delays) -> Table:
+    def match(self, lines: HostLines, near_ns: int, anew: _Flags) -> Table:
         """All delays of the window, dtype DELAY, by way. near_ns: how well the clocks have to be known to each other.
 
         anew: which pairs to match from the beginning.
@@ -106,7 +219,7 @@ class Delays:
         self._kept = kept.take(np.argsort(kept["way"], kind="stable"))
         return self._kept
 
-    def of_pairs(self, which: _Flags_delays, lines: HostLines) -> tuple[Table, Table]:
+    def of_pairs(self, which: _Flags, lines: HostLines) -> tuple[Table, Table]:
         """What some pairs have sent and received in the window, dtypes of key (link) and time_ns (UTC)."""
         table, links = joined([empty(ONSET_UPDATE), *self._window]), self._ends.links()
         table = table.compress(lines.hosts(session_of(table["flow"])) >= 0)
@@ -121,7 +234,7 @@ class Delays:
             found.append(onsets)
         return found[0], found[1]
 
-    def shared(self, which: _Flags_delays, lines: HostLines) -> _Numbers_delays:
+    def shared(self, which: _Flags, lines: HostLines) -> _Numbers:
         """By way: how many onsets of some pairs' windows the receiver should have seen, too.
 
         Of the flows of which it has seen any, and since it began to look.
@@ -138,9 +251,7 @@ class Delays:
         seen = (sent["time_ns"] >= begin[at] - REST_NS) & (sent["time_ns"] <= end[at] + REST_NS)
         return np.bincount(at[seen], minlength=count)
 
-    def _matched(
-        self, onsets: Table, lines: HostLines, near_ns: int, of_links: _Flags_delays
-    ) -> tuple[Table, Table, _Flags_delays]:
+    def _matched(self, onsets: Table, lines: HostLines, near_ns: int, of_links: _Flags) -> tuple[Table, Table, _Flags]:
         """Delays along some links; the onsets that have found nothing and may yet; which of all belong to a link."""
         links, linked = self._ends.links(), np.zeros(len(onsets), np.bool_)
         host = lines.hosts(session_of(onsets["flow"]))
@@ -173,14 +284,14 @@ class Delays:
         left[left] = onsets["time_ns"][left] > lines.at_ns[host[left]] - _WAIT_NS
         return delays, onsets.compress(left), linked
 
-    def _senders(self, lines: HostLines, way: _Numbers_delays) -> _Numbers_delays:
+    def _senders(self, lines: HostLines, way: _Numbers) -> _Numbers:
         """Numbers of the hosts that send; −1: none of this round's."""
         sessions = self._ends.sessions()
         if self._senders_of is None or self._senders_of[0] is not lines or len(self._senders_of[1]) != len(sessions):
             self._senders_of = lines, lines.hosts(sessions)
         return self._senders_of[1][way] if len(sessions) else np.empty(0, np.int64)
 
-    def took(self, delays: Table, lines: HostLines) -> tuple[_Numbers_delays, _Numbers_delays]:
+    def took(self, delays: Table, lines: HostLines) -> tuple[_Numbers, _Numbers]:
         """When each was sent, and how much later it was received, by the uncorrected clocks; both are of this round."""
         sent = lines.utc(self._senders(lines, delays["way"]), delays["sent_ns"])
         return sent, lines.utc(self._senders(lines, delays["way"] ^ 1), delays["received_ns"]) - sent
@@ -197,8 +308,6 @@ class Delays:
         return fastest
 
 
-# --- clocks
-
 _INTERVAL_NS = 1_000_000_000
 _MOST_LAG_NS = 10_000_000_000  # of hosts whose clocks nobody knows
 _COARSE_NS = 5_000_000_000
@@ -206,9 +315,6 @@ _MOST_COARSE = 64  # pairs in one round, of those that are about to be brought n
 _NEAR_NS = (REST_NS - MOST_DELAY_NS) // 4  # how well two clocks have to be known to match their onsets
 _ROOM_NS = 100_000  # a comparison that is less exact says little: the traffic meets queues
 _MOVED_NS = 1_000_000  # a clock that has moved so far is matched anew
-
-_Numbers = npt.NDArray[np.int64]
-_Flags = npt.NDArray[np.bool_]
 
 
 class Clocks:
@@ -233,7 +339,6 @@ class Clocks:
         return True
 
     def add_news(self, news: HostNews) -> None:
-        """Take in flows and onsets, and what is over."""
         for flow in news.flows:
             self._ends.add_flow(flow)
         self._delays.add_onsets(news.onsets)

@@ -2,9 +2,8 @@
 """What the job stage answers within a tick: who is which rank, common numbers, remote ends."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
 
 from collector.messages import (
     BY_PEER,
@@ -134,15 +133,12 @@ class Claims:
         return claim.holder == holder
 
     def __len__(self) -> int:
-        """Jobs of which somebody is a rank."""
         return len(self._claims)
 
     def holder(self, name: str, rank: int) -> Holder | None:
-        """Who is this rank."""
         return self._claims[name].claims[rank].holder if self.is_claimed(name, rank) else None
 
     def is_claimed(self, name: str, rank: int) -> bool:
-        """Whether somebody is this rank."""
         return name in self._claims and rank in self._claims[name].claims
 
     def release(self, name: str, rank: int, holder: Holder) -> None:
@@ -194,7 +190,6 @@ class RemoteEnds:
         self._reported: dict[int, _Owner] = {}  # what was said of each flow's other end, but nobody
 
     def __len__(self) -> int:
-        """Flows."""
         return len(self._keys)
 
     def update(self, over: Iterable[int], flows: Iterable[tuple[int, Flow]]) -> list[PeerUpdate]:
@@ -255,70 +250,50 @@ def _opposite(key: _Key) -> _Key:
 
 
 class Numbers:
-    """JobNumbers by job; a job is there while one of its ranks is.
-
-    What the ranks tell is compared together, when the next one asks.
-    """
+    """JobNumbers by job; a job is there while one of its ranks is."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobNumbers] = {}
-        self._updates: list[tuple[str, RankEvents, Callable[[int], None]]] = []
-
-    def add_events(self, job: str, events: RankEvents, moved: Callable[[int], None]) -> None:
-        """What a rank tells; moved: called with its shift where numbers that were used have moved."""
-        self._updates.append((job, events, moved))
-
-    def decide(self) -> None:
-        """About all that was reported, in the order in which it was."""
-        if self._updates:
-            updates, self._updates = self._updates, []
-            decided = number_jobs([(self._jobs.setdefault(job, JobNumbers()), events) for job, events, _ in updates])
-            for (_, _, moved), one in zip(updates, decided, strict=True):
-                if one.moved:
-                    moved(one.shift)
 
     def __len__(self) -> int:
-        """Jobs."""
         return len(self._jobs)
+
+    def add_events(self, events: Sequence[tuple[int, str, RankEvents]]) -> list[tuple[int, int]]:
+        """What ranks tell, with their serials and jobs, compared together and decided in this order.
+
+        Returns the serials of those whose numbers were used and have moved, and their shifts.
+        """
+        if not events:
+            return []
+        decided = number_jobs([(self._of(job), one) for _, job, one in events])
+        return [(serial, one.shift) for (serial, _, _), one in zip(events, decided, strict=True) if one.moved]
+
+    def _of(self, job: str) -> JobNumbers:
+        return self._jobs.setdefault(job, JobNumbers())
 
     def version(self, job: str) -> int:
         """Another one than before where what is said of a rank of the job may have changed; 0: there is no such job."""
-        self.decide()
         return self._jobs[job].version if job in self._jobs else 0
 
     def resume(self, job: str, rank: int, trust: Trust, shift: int) -> None:
-        self.decide()
-        self._jobs.setdefault(job, JobNumbers()).resume(rank, trust, shift)
+        self._of(job).resume(rank, trust, shift)
 
     def take_over(self, job: str, rank: int, trust: Trust, shift: int) -> None:
-        self.decide()
-        self._jobs.setdefault(job, JobNumbers()).take_over(rank, trust, shift)
-
-    def shift(self, job: str, rank: int) -> int:
-        """What to add to the rank's own numbers."""
-        self.decide()
-        return self._jobs[job].shift(rank) if job in self._jobs else 0
+        self._of(job).take_over(rank, trust, shift)
 
     def relative(self, job: str, rank: int) -> bool:
         """Whether the rank's numbers count only from when somebody began to look."""
-        self.decide()
         return job not in self._jobs or self._jobs[job].relative(rank)
 
     def state(self, job: str, rank: int) -> tuple[Trust, int]:
-        """What JobNumbers.resume has to know of the rank: its trust and shift."""
-        self.decide()
+        """What JobNumbers.resume has to know of the rank: its trust, and what to add to its own numbers."""
         return self._jobs[job].state(rank) if job in self._jobs else (Trust.RELATIVE, 0)
 
     def forget(self, job: str, rank: int) -> None:
-        """The rank is gone."""
-        self.decide()
         if job in self._jobs:
             self._jobs[job].forget(rank)
             if not len(self._jobs[job]):
                 del self._jobs[job]
-
-
-# --- answering
 
 
 _Row = tuple[int, int, int, int, int, int, int, int, int, int, int]  # of RANK_UPDATE
@@ -356,7 +331,6 @@ class RankRegistry:
         return sum(map(len, (*ranks, self._versions, self._ends, self._numbers, self._claims)))
 
     def answer(self, news: TickNews) -> TickAnswer:
-        """Take in what is new on the hosts."""
         self._names, self._touched = {}, set()
         for session, holder in news.opened:
             self._sessions[session] = holder, set()
@@ -373,9 +347,9 @@ class RankRegistry:
     def _add_ranks(self, news: TickNews) -> None:
         steps = news.steps["after"].tolist()
         first = 0
-        for session_index, row in enumerate(news.ranks.tolist()):
+        for after, row in enumerate(news.ranks.tolist()):
             end = first
-            while end < len(steps) and steps[end] <= session_index:
+            while end < len(steps) and steps[end] <= after:
                 end += 1
             if end > first:
                 self._step(news.steps[first:end])
@@ -477,19 +451,14 @@ class RankRegistry:
         del self._sessions[session]
 
     def _add_step_events(self, step_events: Iterable[StepEvents]) -> list[tuple[int, int]]:
-        moved: list[tuple[int, int]] = []
-
-        def moves(serial: int, shift: int) -> None:
-            moved.append((serial, shift))
-
+        """Returns the serials of ranks whose numbers have moved, and their shifts."""
+        told = []
         for serial, trust, events, error_ns in step_events:
             rank = self._ranks.get(serial)
             if rank and rank.name:
                 self._touched.add(rank.name)
-                rank_events = RankEvents(rank.number, trust, events, error_ns)
-                self._numbers.add_events(rank.name, rank_events, partial(moves, serial))
-        self._numbers.decide()
-        return moved
+                told.append((serial, rank.name, RankEvents(rank.number, trust, events, error_ns)))
+        return self._numbers.add_events(told)
 
     def _counts(self) -> list[tuple[int, Count]]:
         changed = []

@@ -41,7 +41,7 @@ class Advising:
     def __init__(
         self, judging: Judging, tables: Tables, viewed: Jobs, advice: Callable[[Collection[str]], Advice]
     ) -> None:
-        """viewed: get the jobs that share links, on the loop. advice: see collector.stored_past.Dataset."""
+        """viewed: get the jobs that share links, on the loop. advice: see collector.live.Dataset."""
         self._judging, self._tables, self._viewed, self._advice = judging, tables, viewed, advice
         self._answers: dict[str, tuple[float, bytes]] = {}  # by the job asked for: when, and what
         self._turn = asyncio.Lock()

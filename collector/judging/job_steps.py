@@ -3,14 +3,12 @@
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.iteration_rows import IterationRows, goes_on
+from collector.host.iteration_rows import IterationRows, Ring, goes_on
 from netmon.dl.grouped import starts
-from netmon.dl.iterations import Iteration
 from netmon.dl.verdict import NOTABLE, Steps, matrix
 from netmon.dl.verdict.baseline import FEWEST
 from netmon.dl.verdict.change import CHANGED, LASTS
@@ -25,9 +23,11 @@ STEP = np.dtype(
 )
 """An iteration of a rank; times in its host's mono, index of its session."""
 
+_TOLD = [name for name in STEP.names or () if name != "shared"]
 _MOST = 32_768  # rows: of a job with many ranks fewer iterations are kept
 _ITERATIONS = 250
 _RANKS = 1 << 32
+_BEFORE = -(1 << 62)  # any number of an iteration
 _OPEN = 64  # iterations of which some rank may still be missing
 _AGAIN = 16  # iterations after which the usual is looked at again
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
@@ -37,9 +37,7 @@ class JobSteps:
     """Of one job."""
 
     def __init__(self) -> None:
-        self._rows = np.zeros(64, STEP)
-        self._next = self._count = 0
-        self._row: dict[int, int] = {}  # of each number and rank (as _whose names them), in the rows
+        self._steps = Ring(STEP, _ITERATIONS, _MOST)
         self.size = 0  # of the job, as it says; 0: unknown
         self.relative = False
         self.host_of: dict[int, str] = {}  # by index of its session
@@ -54,48 +52,25 @@ class JobSteps:
         self._other: list[tuple[int, int]] = []  # number and the same of those after them that differ, all one way
         self._published: deque[int] = deque(maxlen=_OPEN)  # numbers
 
-    def add(self, session_index: int, host: str, iteration: Iteration) -> list[int]:
-        """An iteration that has ended; its number, if it is whole by that and stands out; and that of an earlier one
-        if it is known by that that the job has changed its pace with it."""
-        if iteration.number <= self._last.get(iteration.rank, -1):
-            self._begin_anew(iteration.rank)
-        self._last[iteration.rank] = iteration.number
-        self.size, self.relative = iteration.size or self.size, iteration.relative
-        self.host_of[session_index] = host
-        i = iteration
-        times = i.start_ns, i.end_ns, i.comm_start_ns, i.comm_end_ns, i.exposed_ns, i.error_ns
-        self._put(i.number, i.rank, (i.number, i.rank, *times, False, session_index))
-        took_ns = i.end_ns - i.start_ns
-        return self._whole(i.number, 1, took_ns, took_ns - i.exposed_ns if i.exposed_ns >= 0 else 0)
-
-    def add_all(self, hosts: Mapping[int, str], rows: IterationRows) -> list[int]:
-        """As `add` of each; the numbers of those that are whole and stand out. hosts: by index."""
+    def add(self, hosts: Mapping[int, str], rows: IterationRows) -> list[int]:
+        """Iterations that have ended; the numbers of those that are whole by that and stand out, and of earlier ones of
+        which it is known by that that the job has changed its pace with them. hosts: by index."""
         rank = rows.each_of("rank")
-        if not goes_on(rows, rank, self._last):
-            each = zip(rows.session.tolist(), rows.each(), strict=True)
-            return [
-                number
-                for session_index, iteration in each
-                for number in self.add(session_index, hosts[session_index], iteration)
-            ]
+        if goes_on(rows, rank, dict.fromkeys(rank.tolist(), _BEFORE) | self._last):
+            return self._add(hosts, rows, rank)
+        found: list[int] = []
+        for row in range(len(rows)):  # a rank counts anew
+            if rows.number[row] <= self._last.get(int(rank[row]), -1):
+                self._begin_anew(int(rank[row]))
+            found += self._add(hosts, rows.take(np.array([row])), rank[row : row + 1])
+        return found
+
+    def _add(self, hosts: Mapping[int, str], rows: IterationRows, rank: npt.NDArray[np.int64]) -> list[int]:
         about = rows.about[int(rows.whose[-1])]
         self._last |= dict(zip(rank.tolist(), rows.number.tolist(), strict=True))
         self.size, self.relative = about.size or self.size, about.relative
         self.host_of |= hosts
-        steps = np.zeros(len(rows), STEP)
-        steps["rank"] = rank
-        for name in (
-            "number",
-            "start_ns",
-            "end_ns",
-            "comm_start_ns",
-            "comm_end_ns",
-            "exposed_ns",
-            "error_ns",
-            "session",
-        ):
-            steps[name] = getattr(rows, name)
-        self._put_all(steps)
+        self._steps.add(rows.table(STEP, _TOLD), len(self._last))
         order = np.argsort(rows.number, kind="stable")
         first = starts(rows.number[order])
         count = np.diff(np.append(first, len(order)))
@@ -106,30 +81,14 @@ class JobSteps:
         each_number = zip(*(column.tolist() for column in columns), strict=True)
         return [found for one in each_number for found in self._whole(*one)]
 
-    def _put_all(self, steps: npt.NDArray[np.void]) -> None:
-        limit = min(_MOST, _ITERATIONS * max(1, len(self._last)))
-        while len(steps):
-            if self._next == len(self._rows) and self._count < limit:
-                self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), STEP)])
-            elif self._next >= min(limit, len(self._rows)):
-                self._next = 0
-            count = min(len(steps), min(limit, len(self._rows)) - self._next)
-            at = slice(self._next, self._next + count)
-            gone = self._rows[at][: max(0, self._count - self._next)]
-            for whose in _whose(gone["number"], gone["rank"]).tolist():
-                self._row.pop(whose, None)
-            self._rows[at] = steps[:count]
-            session_indices = range(self._next, self._next + count)
-            self._row |= zip(
-                _whose(steps["number"][:count], steps["rank"][:count]).tolist(), session_indices, strict=True
-            )
-            self._next += count
-            self._count, steps = max(self._count, self._next), steps[count:]
-
     def were_shared(self, rows: IterationRows) -> None:
-        """As `was_shared` of each."""
-        session_indices = map(self._row.get, _whose(rows.number, rows.each_of("rank")).tolist())
-        self._rows["shared"][[session_index for session_index in session_indices if session_index is not None]] = True
+        """The nodes of these ranks carried foreign traffic in these iterations, which have ended."""
+        if not len(rows):
+            return
+        known, number = self._steps.rows, self._steps.rows["number"]
+        near = np.flatnonzero((number >= rows.number.min()) & (number <= rows.number.max()))
+        own = np.isin(_whose(number[near], known["rank"][near]), _whose(rows.number, rows.each_of("rank")))
+        known["shared"][near[own]] = True
         self._shared.extend(rows.number.tolist())
 
     def were_accounted(self, rows: IterationRows) -> None:
@@ -142,32 +101,9 @@ class JobSteps:
         """The last iteration of which it is known of all ranks; −1: none."""
         return min((self._accounted.get(rank, -1) for rank in self._last), default=-1)
 
-    def was_shared(self, number: int, rank: int) -> None:
-        """The node of a rank carried foreign traffic in an iteration that has ended."""
-        session_index = self._row.get(_whose(number, rank))
-        if session_index is not None:
-            self._rows["shared"][session_index] = True
-        self._shared.append(number)
-
-    def _put(self, number: int, rank: int, row: tuple[object, ...]) -> None:
-        limit = min(_MOST, _ITERATIONS * max(1, len(self._last)))
-        if self._next == len(self._rows) and self._count < limit:
-            self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), STEP)])
-        elif self._next >= min(limit, len(self._rows)):
-            self._next = 0
-        if self._next < self._count:
-            gone = self._rows[self._next]
-            self._row.pop(_whose(int(gone["number"]), int(gone["rank"])), None)
-        self._rows[self._next] = row
-        self._row[_whose(number, rank)] = self._next
-        self._next += 1
-        self._count = max(self._count, self._next)
-
     def _begin_anew(self, rank: int) -> None:
         """A new process, which counts from the start: what it was is no measure of what it is."""
-        rows = self._rows[: self._count]
-        rows["rank"][rows["rank"] == rank] = -1
-        self._row = {whose: session_index for whose, session_index in self._row.items() if whose % _RANKS != rank}
+        self._steps.drop(rank)
         self._open.clear()
         self._durations.clear()
         self._shared.clear()
@@ -247,21 +183,20 @@ class JobSteps:
 
     def rows(self) -> npt.NDArray[np.void]:
         """A copy, dtype STEP, in no order. Those of which it is not known yet count as shared: they are no measure."""
-        rows = self._rows[: self._count]
+        rows = self._steps.rows
         rows = rows[rows["rank"] >= 0]
         rows["shared"] |= rows["number"] > self._known_until
         return rows
 
 
-def _whose(number: Any, rank: Any) -> Any:
-    """One number for both, also of arrays: a pair takes twice the memory."""
+def _whose(number: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return number * _RANKS + rank
 
 
 def steps_in_utc(rows: npt.NDArray[np.void], utc: npt.NDArray[np.int64], hosts: list[str], size: int) -> Steps:
     """Rows of STEP as the verdict takes them; utc: (4, rows), of the four moments; hosts: of each row."""
     names = sorted(set(hosts))
-    session_index = {name: number for number, name in enumerate(names)}
+    number_of = {name: number for number, name in enumerate(names)}
     start, end, comm_start, comm_end = utc
     return Steps(
         *(rows["number"], rows["rank"], start, end),
@@ -270,7 +205,7 @@ def steps_in_utc(rows: npt.NDArray[np.void], utc: npt.NDArray[np.int64], hosts: 
         exposed_ns=rows["exposed_ns"],
         error_ns=rows["error_ns"],
         shared=rows["shared"],
-        host=np.array([session_index[host] for host in hosts], np.int64),
+        host=np.array([number_of[host] for host in hosts], np.int64),
         hosts=names,
         size=size,
     )

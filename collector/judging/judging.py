@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.batches import Settled
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.session import Session
+from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.judging.job_steps import JobSteps, steps_in_utc
-from collector.judging.recent_rows import Part, RecentRows, of_sessions
 from collector.view.job_views import Jobs
+from netmon.columnar import Columns, joined
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import (
@@ -45,6 +45,80 @@ from netmon.rate_limiter import TimeLimiter
 from netmon.records import Table
 from netmon.views import Cause, Verdict
 
+_Numbers = npt.NDArray[np.int64]
+
+# --- The rows of the last seconds, of all hosts, as they came to the host stage: what a verdict needs of them.
+
+KEPT_S = 20.0
+MOST_ROWS = 1_500_000
+"""About 50 MB. Of many hosts, or very busy ones, less than KEPT_S is kept."""
+
+_AHEAD_NS = 2_000_000_000
+
+RECENT = np.dtype(
+    [("session", "<i4"), ("flow", "<i4"), ("start_ns", "<i8")]
+    + [(name, "<u4") for name in ("bucket_ns", "wire_bytes", "payload_bytes")]
+)
+"""As in ARRIVED."""
+
+
+Wanted = Callable[[npt.NDArray[np.int32], _Numbers, npt.NDArray[np.uint32]], npt.NDArray[np.bool_]]
+
+
+def _all(session: npt.NDArray[np.int32], *_: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    return np.ones(len(session), np.bool_)
+
+
+class Part(NamedTuple):
+    """What came in one tick. It does not change."""
+
+    arrived_ns: int  # UTC, by the collector's clock
+    rows: Columns  # of RECENT
+
+
+class RecentRows:
+    """Rows of RECENT, oldest first. They may still change their class; that is not asked here."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[float, Part]] = deque()
+        self._count = 0
+
+    def add(self, settled: Settled) -> None:
+        now, utc_ns = time.monotonic(), time.time_ns()
+        for rows in settled.arrived:
+            if len(rows):
+                own = Columns({name: rows[name].astype(RECENT[name]) for name in RECENT.names or ()})
+                self._parts.append((now, Part(utc_ns, own)))
+                self._count += len(rows)
+        while self._parts and (self._count > MOST_ROWS or self._parts[0][0] < now - KEPT_S):
+            self._count -= len(self._parts.popleft()[1].rows)
+
+    def parts(self) -> list[Part]:
+        return [part for _, part in self._parts]
+
+
+def of_sessions(parts: Sequence[Part], session_indices: list[int], since_ns: int = 0, wanted: Wanted = _all) -> Columns:
+    """The rows of some sessions, without most of those from before `since_ns` (UTC); may be a thread's work.
+
+    Nothing arrives before it happens, by whatever clock: _AHEAD_NS is more than these are off by. wanted: which of some
+    rows are to be returned, by their sessions, starts (mono) and widths.
+    """
+    theirs = np.zeros(max(session_indices, default=0) + 2, np.bool_)
+    theirs[session_indices] = True
+    chosen = []
+    for rows in (part.rows for part in parts if part.arrived_ns >= since_ns - _AHEAD_NS):
+        own = np.flatnonzero(theirs[np.minimum(rows["session"], len(theirs) - 1)])
+        if len(own):
+            chosen.append((rows, own))
+    if not chosen:
+        return Columns.zeros(0, RECENT)
+    columns = (
+        np.concatenate([rows[name][own] for rows, own in chosen]) for name in ("session", "start_ns", "bucket_ns")
+    )
+    good = np.split(wanted(*columns), np.cumsum([len(own) for _, own in chosen])[:-1])
+    return joined(rows.take(own[kept]) for (rows, own), kept in zip(chosen, good, strict=True))
+
+
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -58,7 +132,7 @@ class JobEvidence(NamedTuple):
     """Rows with `start_ns` and `end_ns` in the clocks of their hosts."""
 
     rows: Table
-    session: npt.NDArray[np.int64]  # of each row: of its session
+    session: _Numbers  # of each row: of its session
 
 
 @dataclass(frozen=True)
@@ -78,8 +152,8 @@ class Case:
     whose: Sequence[Whose]  # distinct
     waited: JobEvidence  # of WAITED
     said: JobEvidence  # of SAID
-    link_of_flow: npt.NDArray[np.int64]  # by flow: number of its link
-    of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
+    link_of_flow: _Numbers  # by flow: number of its link
+    of_flow: _Numbers  # by flow: index into whose, −1: of another session
 
     def judged(self) -> Verdict | None:
         """The verdict; None where it is not worth telling, or nothing that it needs is left.
@@ -105,7 +179,7 @@ class Case:
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
         return replace(verdict, relative=self.relative, ranks=most_relevant(ranks, _MOST_RANKS))
 
-    def _link_totals(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> LinkTotals:
+    def _link_totals(self, maps: TimeMaps, there: _Numbers, times: list[tuple[int, int]]) -> LinkTotals:
         begins, ends = disjoint(times)
 
         def inside(session: npt.NDArray[np.int32], start: Numbers, width: npt.NDArray[np.uint32]) -> Any:
@@ -141,16 +215,13 @@ def disjoint(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
     return np.array([*(since for since, _ in found), never]), np.array([until for _, until in found], np.int64)
 
 
-def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
+def _in_utc(evidence: JobEvidence, maps: TimeMaps, there: _Numbers) -> Table | None:
     """The rows of the sessions that are there; None where there are none."""
     own = np.flatnonzero(np.isin(evidence.session, there))
     rows, of = evidence.rows[own], np.searchsorted(there, evidence.session[own])
     for name in ("start_ns", "end_ns"):
         rows[name] = maps.utcs(of, np.ascontiguousarray(rows[name]))
     return rows if len(rows) else None
-
-
-# --- judging
 
 
 _MOST_JOBS = 4_096
@@ -195,14 +266,20 @@ class Judging:
     """Of one worker; lives on the thread of its event loop, judges alongside it."""
 
     def __init__(
-        self, tables: Tables, viewed: Jobs, store: Callable[[Verdict], None], from_dataset: FromDataset
+        self,
+        tables: Tables,
+        sessions: Mapping[int, Session],
+        viewed: Jobs,
+        store: Callable[[Verdict], None],
+        from_dataset: FromDataset,
     ) -> None:
-        """tables: of all sessions. viewed: are reported each verdict, on the loop; store: the same."""
-        self._tables, self._wanted = tables, tables.settings.verdicts == "all"
+        """tables: of all sessions, which are known by index. viewed: are reported each verdict, on the loop; store: the
+        same.
+        """
+        self._tables, self._sessions, self._wanted = tables, sessions, tables.settings.verdicts == "all"
         self._viewed, self._store, self._from_dataset = viewed, store, from_dataset
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}
-        self._sessions: dict[int, Session] = {}  # by index, of ranks that have reported something
         self._coming: deque[tuple[float, str, int]] = deque()  # and when there is all about it
         self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be a change
         self._due: deque[_Due] = deque()
@@ -210,8 +287,8 @@ class Judging:
         self._working: asyncio.Task[None] | None = None
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
 
-    def add_ended(self, sessions: Mapping[int, Session], rows: IterationRows) -> None:
-        """Iterations have ended; sessions: by index."""
+    def add_ended(self, rows: IterationRows) -> None:
+        """Iterations have ended."""
         if not self._wanted:
             return
         now = time.monotonic()
@@ -219,9 +296,10 @@ class Judging:
             job, part = self._jobs.pop(name, None) or JobSteps(), rows.take(own)
             self._jobs[name] = job  # the job with the newest iteration is last
             job.last_step_s = now
-            hosts = {session_index: sessions[session_index].hello.host for session_index in set(part.session.tolist())}
-            self._coming.extend((now + _WAIT_S, name, number) for number in job.add_all(hosts, part))
-        self._sessions |= {session_index: sessions[session_index] for session_index in set(rows.session.tolist())}
+            hosts = {
+                session_index: self._sessions[session_index].hello.host for session_index in set(part.session.tolist())
+            }
+            self._coming.extend((now + _WAIT_S, name, number) for number in job.add(hosts, part))
 
     def add_accounts(self, accounted: Accounted) -> None:
         """The rows of iterations have settled."""
@@ -264,8 +342,6 @@ class Judging:
         return bool(self._late) and self._late[0].since_s < now - _STORED_S
 
     def forget(self, session_index: int) -> None:
-        """A session is gone."""
-        self._sessions.pop(session_index, None)
         for job in self._jobs.values():
             job.host_of.pop(session_index, None)
 
@@ -277,7 +353,6 @@ class Judging:
 
     @property
     def jobs_with_steps(self) -> int:
-        """Jobs that had iterations lately."""
         return len(self._jobs)
 
     async def finish(self) -> None:
@@ -344,9 +419,9 @@ class Judging:
             of_flow=of_flow,
         )
 
-    def _links_of_flows(self) -> npt.NDArray[np.int64]:
+    def _links_of_flows(self) -> _Numbers:
         state, sessions = self._tables.flows.state, self._tables.sessions.table
-        found: npt.NDArray[np.int64] = sessions["first_link"][np.maximum(state["session"], 0)] + state["link"]
+        found: _Numbers = sessions["first_link"][np.maximum(state["session"], 0)] + state["link"]
         return found
 
     def _waited(self, job: str) -> JobEvidence:
@@ -363,9 +438,7 @@ class Judging:
             waited[name] = np.maximum(rows[name], 0)
         return JobEvidence(waited, rows["session"].astype(np.int64))
 
-    def _said(
-        self, job: str, session_indices: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]
-    ) -> JobEvidence:
+    def _said(self, job: str, session_indices: Sequence[int], whose: Sequence[Whose], of_flow: _Numbers) -> JobEvidence:
         """What TCP said lately of the job's connections, on some sessions. of_flow: index into whose, by flow."""
         rows = self._tables.evidence.said_lately.all(("session", "flow_id", *_SAID))
         if rows is None:
@@ -381,7 +454,7 @@ class Judging:
             said[name] = rows[column][own]
         return JobEvidence(said, rows["session"][own].astype(np.int64))
 
-    def _whose(self, job: str, size: int, session_indices: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
+    def _whose(self, job: str, size: int, session_indices: Sequence[int]) -> tuple[list[Whose], _Numbers]:
         """Whose the flows of some sessions are; of the job's own, whom they go to. size: of the job; 0: unknown."""
         flows, state = self._tables.flows, self._tables.flows.state
         own = np.flatnonzero(np.isin(state["session"], session_indices))
@@ -393,19 +466,15 @@ class Judging:
         found[own] = of_owner
         numbers: dict[Whose, int] = {}
         ours = np.array([who.job == job for who in owners], np.bool_)[of_owner] if len(owners) else control
-        of_job = [
-            session_index
-            for session_index in np.flatnonzero(ours).tolist()
-            if flows.flows[own[session_index]] is not None
-        ]
-        described = [flow for session_index in of_job if (flow := flows.flows[own[session_index]])]
+        of_job = [at for at in np.flatnonzero(ours).tolist() if flows.flows[own[at]] is not None]
+        described = [flow for at in of_job if (flow := flows.flows[own[at]])]
         peers = flows.ends.ranks(own[of_job].tolist(), described)
         transfers = own_transfers([*map(job_flow, described, peers)], size)
-        for session_index, peer, transfer in zip(of_job, peers, transfers, strict=True):
-            who = owners[of_owner[session_index]]
+        for at, peer, transfer in zip(of_job, peers, transfers, strict=True):
+            who = owners[of_owner[at]]
             named = (transfer.name, transfer.far) if transfer else ("", "")
-            one = Whose(who.job, who.rank, peer, bool(control[session_index]), *named)
-            found[own[session_index]] = numbers.setdefault(one, len(whose) + len(numbers))
+            one = Whose(who.job, who.rank, peer, bool(control[at]), *named)
+            found[own[at]] = numbers.setdefault(one, len(whose) + len(numbers))
         return [*whose, *numbers], found
 
     def _forget_old(self) -> None:
@@ -427,9 +496,6 @@ def _links(session: Session) -> list[tuple[int, Link]]:
     window, host = session.window, session.hello.host
     links = window.links
     return [
-        (
-            window.first_link + n,
-            Link(host, links.interface(n).name, links.direction(n), int(links.capacity_bps[n])),
-        )
+        (window.first_link + n, Link(host, links.interface(n).name, links.direction(n), int(links.capacity_bps[n])))
         for n in range(len(links))
     ]

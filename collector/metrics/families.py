@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A frozen view in Prometheus' words. No flow is a label; of jobs MOST_JOBS are, of a host MOST_INTERFACES."""
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import Metric
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Exemplar,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
 
-from collector.metrics.delays import DELAY_BOUNDS_S, NO_DELAYS, Delays
+from collector.flushing import DELAY_BOUNDS_S, Delays
 from collector.metrics.job_counts import BOUNDS_S, JobCounts
 from collector.view.frozen import Frozen
 from netmon.dl.grouped import starts
 from netmon.records import CLASS_NAMES, Direction
+from netmon.telemetry.endpoint import Condition, Endpoint
 from netmon.telemetry.families import Used, counter, gauge, own_families
 from netmon.views import Cause
+from netmon.wire.identity import Role
+from netmon.wire.security import Security
 
 _LINK = ("host", "interface", "direction")
 MOST_INTERFACES = 32
@@ -40,14 +41,13 @@ class Seen:
     unwritten: float  # share of the memory for rows on their way to the disk that is used
     pending_bytes: int  # of rows that have settled and are not stored
     used: Used  # by this process
-    delays: Delays = NO_DELAYS  # from a batch's arrival to the word that it is stored
+    delays: Delays = field(default_factory=Delays)  # from a batch's arrival to the word that it is stored
     clock_jumps: int = 0
     helpers: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # CPU time (s), RSS of its other processes
     bus: tuple[int, int] | None = None  # batches and bytes that wait on the bus; None: there is none, or it is silent
 
 
 def families(seen: Seen) -> Iterator[Metric]:
-    """All of them."""
     yield from own_families("collector", seen.used)
     yield from _helpers(seen.helpers)
     yield from _hosts(seen.frozen)
@@ -190,13 +190,42 @@ def _own(seen: Seen) -> Iterator[Metric]:
     delays = HistogramMetricFamily(
         "netmon_acknowledgement_seconds", "From a batch's arrival to the word that it is stored, of some batches"
     )
-    delays.add_metric([], _cumulative(seen.delays), seen.delays.seconds)
+    labels = [f"{bound:g}" for bound in DELAY_BOUNDS_S] + ["+Inf"]
+    cumulative = map(float, accumulate(seen.delays.counts))
+    delays.add_metric([], list(zip(labels, cumulative, strict=True)), seen.delays.seconds)
     yield delays
     if seen.bus:
         yield GaugeMetricFamily("netmon_bus_batches", "Batches that wait on the bus", seen.bus[0])
         yield GaugeMetricFamily("netmon_bus_bytes", "Bytes that wait on the bus", seen.bus[1])
 
 
-def _cumulative(delays: Delays) -> list[tuple[str, float]]:
-    labels = [f"{bound:g}" for bound in DELAY_BOUNDS_S] + ["+Inf"]
-    return list(zip(labels, map(float, accumulate(delays.counts)), strict=True))
+# --- The collector's /metrics, /health and /ready: read on its loop at each request, rendered in a thread.
+
+_WITHIN_S = 5.0
+_T = TypeVar("_T")
+
+
+def metrics_endpoint(
+    address: str, security: Security, look: Callable[[], Coroutine[Any, Any, Seen]], condition: Callable[[], Condition]
+) -> Endpoint:
+    """Listens on HOST:PORT until it is closed; look, condition: called on this loop.
+
+    Raises UsageError, UnsupportedError, CertificateError.
+    """
+    loop = asyncio.get_running_loop()
+
+    def on_loop(work: Coroutine[Any, Any, _T]) -> _T:
+        asking = asyncio.run_coroutine_threadsafe(work, loop)
+        try:
+            return asking.result(_WITHIN_S)
+        except LateError:  # the loop is busy: the answer is an error
+            asking.cancel()
+            raise
+
+    async def now() -> Condition:
+        return condition()
+
+    def metrics() -> Iterable[Metric]:
+        return families(on_loop(look()))
+
+    return Endpoint(address, security, metrics, lambda: on_loop(now()), Role.COLLECTOR)

@@ -116,7 +116,6 @@ class Counts:
         self._begin(job, host)
 
     def ended(self, name: str, rows: IterationRows, hosts: Hosts = tuple) -> None:
-        """Iterations of ranks of one job."""
         job, seconds = self.of(name, hosts), rows.duration_ns / 1e9
         counts = np.bincount(np.searchsorted(BOUNDS_S, seconds), minlength=len(BOUNDS_S) + 1)
         job.iterations = [known + more for known, more in zip(job.iterations, counts.tolist(), strict=True)]
@@ -132,7 +131,6 @@ class Counts:
             job.exposed_of += len(known)
 
     def judged(self, verdict: Verdict) -> None:
-        """An iteration stood out."""
         self.on_verdict(verdict)
         job = self._jobs.get(verdict.job, self._others)
         cause, seconds = verdict.cause.name.lower(), verdict.duration_ns / 1e9
@@ -141,7 +139,6 @@ class Counts:
         job.slow[bisect_left(BOUNDS_S, seconds)] = Exemplar(number, cause, seconds, verdict.end_ns)
 
     def copy(self) -> dict[str, JobCounts]:
-        """By job, as it is now."""
         jobs = self._jobs | ({OTHER: self._others} if any(self._others.iterations) else {})
         return {
             name: replace(job, iterations=[*job.iterations], verdicts={**job.verdicts}, slow={**job.slow})

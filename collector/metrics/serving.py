@@ -40,8 +40,7 @@ def serve_metrics(
     if not address:
         return None
     try:
-        from collector.metrics.endpoint import metrics_endpoint
-        from collector.metrics.families import Seen
+        from collector.metrics.families import Seen, metrics_endpoint
         from netmon.telemetry.endpoint import Condition
         from netmon.telemetry.families import used, used_by
     except ImportError as error:  # it needs libraries that the rest does without

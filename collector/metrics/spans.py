@@ -68,7 +68,6 @@ class Spans:
             self._of(iteration.job, iteration.number).ranks.append((host, *ends, iteration, tally))
 
     def judged(self, verdict: Verdict) -> None:
-        """Why an iteration took long."""
         self._of(verdict.job, verdict.iteration).verdict = verdict
 
     def _of(self, job: str, number: int) -> _Waiting:
@@ -154,7 +153,6 @@ class _Said(SpanExporter):
         self._exporter, self._where, self._failed = exporter, where, False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Whether somebody took them."""
         try:
             result = self._exporter.export(spans)
         except Exception:
@@ -168,11 +166,9 @@ class _Said(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Nothing more comes."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nothing is kept here."""
         return True
 
 

@@ -22,8 +22,7 @@ import grpc
 
 from collector.agent_checks import BREAK_S, check_silence, end_of, read_hello
 from collector.allocator import give_back
-from collector.backpressure import MOST_BATCHES, MOST_ROWS, MOST_ROWS_OF_ALL, weight
-from collector.host_limiter import HostLimiter
+from collector.backpressure import MOST_BATCHES, MOST_ROWS, MOST_ROWS_OF_ALL, HostLimiter, weight
 from collector.receiving import frames
 from collector.receiving.frames import Called, CutOff, Ended, Full, HungUp, Introduced, Pipe, Received, Written
 from collector.service import CollectorService, Health, NoHealth, add_health, admission_to, listen_at, stop_listening

@@ -7,12 +7,89 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.view.groups import groups, summed
-from collector.view.series import INTERVAL_NS, SeriesCopy
-from collector.view.share_hysteresis import ShareHysteresis
-from collector.view.state import ARRIVED
+from collector.view.series import INTERVAL_NS, SeriesCopy, groups, summed
+from collector.view.sessions import ARRIVED
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table, empty
+
+_Numbers = npt.NDArray[np.int64]
+
+# --- Hysteresis for what people look at, over all links and jobs at once. What is stored is never smoothed.
+
+_MOST_JOBS = 1 << 20  # numbers of jobs on a link
+_EMPTY: _Numbers = np.empty(0, np.int64)
+
+
+class ShareHysteresis:
+    """Whether a job's traffic is shared on a link: it changes when `hold` windows in which it sends say so in a row."""
+
+    def __init__(self, hold: int) -> None:
+        self._hold = hold
+        self._pairs = _EMPTY  # link and job, ascending
+        self._state = np.zeros(0, np.bool_)
+        self._run = _EMPTY  # windows in a row, up to the last one, that contradict the state
+        self._next = _EMPTY  # number of the window after the last one
+
+    def flags(
+        self,
+        link: npt.NDArray[np.integer],
+        job: npt.NDArray[np.integer],
+        window: _Numbers,
+        shared: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.bool_]:
+        """Per row of a DL flow, whether it is shown as shared; window: the number of its window on the link.
+
+        shared: whether the window is, exactly. Windows up to the last one that came before are shown as the state is.
+        """
+        if not len(link):
+            return np.zeros(0, np.bool_)
+        distinct, of_row = groups(link.astype(np.int64) * _MOST_JOBS + job)
+        pairs = self._positions(distinct)
+        first = int(window.min())
+        span = int(window.max()) - first + 1
+        cells, of_cell = groups(of_row * span + (window - first))
+        on = np.zeros(len(cells), np.bool_)
+        on[of_cell[shared]] = True
+        return self._walk(pairs[cells // span], cells % span + first, on)[of_cell]
+
+    def copy(self) -> "ShareHysteresis":
+        """Another one in the same state."""
+        other = ShareHysteresis(self._hold)
+        other._pairs, other._state = self._pairs.copy(), self._state.copy()
+        other._run, other._next = self._run.copy(), self._next.copy()
+        return other
+
+    def forget(self, links: npt.NDArray[np.integer]) -> None:
+        keep = ~np.isin(self._pairs // _MOST_JOBS, links)
+        for name in ("_pairs", "_state", "_run", "_next"):
+            setattr(self, name, getattr(self, name)[keep])
+
+    def _positions(self, pairs: _Numbers) -> _Numbers:
+        new = pairs[~np.isin(pairs, self._pairs)]
+        if len(new):
+            at = np.searchsorted(self._pairs, new)
+            self._pairs = np.insert(self._pairs, at, new)
+            self._state = np.insert(self._state, at, False)
+            self._run, self._next = np.insert(self._run, at, 0), np.insert(self._next, at, 0)
+        return np.searchsorted(self._pairs, pairs)
+
+    def _walk(self, pair: _Numbers, window: _Numbers, on: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """The state in each cell; cells ascend by pair, then by window. One step is one window of every pair."""
+        flags = self._state[pair]
+        fresh = np.flatnonzero(window >= self._next[pair])
+        begins = np.flatnonzero(np.diff(pair[fresh], prepend=-1))
+        length = np.diff(begins, append=len(fresh))
+        for step in range(int(length.max(initial=0))):
+            cell = fresh[begins[length > step] + step]
+            own = pair[cell]
+            run = np.where(on[cell] != self._state[own], self._run[own] + 1, 0)
+            changes = run >= self._hold
+            self._state[own] ^= changes
+            self._run[own] = np.where(changes, 0, run)
+            self._next[own] = window[cell] + 1
+            flags[cell] = self._state[own]
+        return flags
+
 
 RATE_SPAN_NS = NS_PER_S
 _MOST_TABLES = 256  # that nobody has looked at
@@ -22,25 +99,16 @@ _MOST_ROWS = 1 << 20
 class Seen(NamedTuple):
     """Rows of one flow and share window as one; arrays of one length."""
 
-    flow: npt.NDArray[np.int64]
-    link: npt.NDArray[np.int64]
+    flow: _Numbers
+    link: _Numbers
     classes: npt.NDArray[np.uint8]
-    start_ns: npt.NDArray[np.int64]  # of the window
-    wire_bytes: npt.NDArray[np.int64]
+    start_ns: _Numbers  # of the window
+    wire_bytes: _Numbers
 
-    def take(self, session_indices: npt.NDArray[np.intp]) -> "Seen":
-        """Some of the rows."""
-        flow, link, classes, start_ns, wire_bytes = self
-        return Seen(
-            flow[session_indices],
-            link[session_indices],
-            classes[session_indices],
-            start_ns[session_indices],
-            wire_bytes[session_indices],
-        )
+    def take(self, rows: npt.NDArray[np.intp]) -> "Seen":
+        return Seen(*(column[rows] for column in self))  # type: ignore[arg-type]
 
     def __add__(self, other: tuple[Any, ...]) -> "Seen":
-        """The rows of both."""
         return Seen(*(np.concatenate(both) for both in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
@@ -52,9 +120,9 @@ _NONE = Seen(_NO_NUMBERS, _NO_NUMBERS, np.empty(0, np.uint8), _NO_NUMBERS, _NO_N
 class Present:
     """What a look needs to know of the links and flows, by their numbers; a link that is not shown has horizon −1."""
 
-    horizon_ns: npt.NDArray[np.int64]
-    settled_ns: npt.NDArray[np.int64]
-    window_ns: npt.NDArray[np.int64]
+    horizon_ns: _Numbers
+    settled_ns: _Numbers
+    window_ns: _Numbers
     enough: npt.NDArray[np.float64]  # bytes of foreign payload from which a window is shared
     flows: Table  # dtype FLOW
 
@@ -78,7 +146,6 @@ class Arrivals:
         return len(self._fresh) >= _MOST_TABLES or self._fresh_rows >= self._most_rows
 
     def forget(self, links: npt.NDArray[np.integer]) -> None:
-        """These links have gone."""
         self._fresh = [rows[~np.isin(rows["link"], links)] for rows in self._fresh]
         self._seen = self._seen.take(np.flatnonzero(~np.isin(self._seen.link, links)))
         self._hysteresis.forget(links)
@@ -111,10 +178,10 @@ class Arrivals:
     def _classified(self, rows: Table, present: Present) -> Seen:
         """Rows of ARRIVED, each flow and window as one."""
         flow, link_of = rows["flow"].astype(np.int64), rows["link"].astype(np.int64)
-        start: npt.NDArray[np.int64] = rows["start_ns"]
+        start: _Numbers = rows["start_ns"]
         width = present.window_ns[link_of]
         # Alike on all hosts, whatever their clocks say.
-        behind: npt.NDArray[np.int64] = present.horizon_ns[link_of] // width - start // width
+        behind: _Numbers = present.horizon_ns[link_of] // width - start // width
         nearest = int(behind.min(initial=0))
         span = int(behind.max(initial=0)) - nearest + 1
         keys, of_row = groups(flow * span + (behind - nearest))
@@ -136,7 +203,7 @@ class Arrivals:
         rows = seen.take(np.flatnonzero(seen.start_ns >= present.settled_ns[seen.link]))
         series.add(rows.start_ns // INTERVAL_NS, rows.link, rows.classes, rows.wire_bytes)
 
-    def flow_rates(self, present: Present, begin_ns: npt.NDArray[np.int64]) -> tuple[Seen, npt.NDArray[np.float64]]:
+    def flow_rates(self, present: Present, begin_ns: _Numbers) -> tuple[Seen, npt.NDArray[np.float64]]:
         """(one row of each flow of the last second of its link, with the class to show; its bit/s).
 
         begin_ns: by link; before it there was no agent.
@@ -156,9 +223,7 @@ class Arrivals:
         rates: npt.NDArray[np.float64] = wire * (8 * NS_PER_S) / span
         return Seen(numbers, link, classes, since[link], wire), rates
 
-    def _shown_shared(
-        self, flow: npt.NDArray[np.int64], shared: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.bool_]:
+    def _shown_shared(self, flow: _Numbers, shared: _Numbers, wire: _Numbers) -> npt.NDArray[np.bool_]:
         """Whether most of a flow's bytes are shared; it changes where two thirds of them say so."""
         more = int(flow.max(initial=-1)) + 1 - len(self._mostly_shared)
         if more > 0:
@@ -170,15 +235,15 @@ class Arrivals:
         return now
 
 
-def _needed_since(present: Present) -> npt.NDArray[np.int64]:
+def _needed_since(present: Present) -> _Numbers:
     return np.minimum(present.settled_ns, present.horizon_ns - RATE_SPAN_NS - INTERVAL_NS)
 
 
 def _shared(
-    link: npt.NDArray[np.int64],
-    window: npt.NDArray[np.int64],
+    link: _Numbers,
+    window: _Numbers,
     span: int,
-    payload: npt.NDArray[np.int64],
+    payload: _Numbers,
     flows: Table,
     enough: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.bool_]:

@@ -13,16 +13,86 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.iteration_rows import Accounted, IterationRows, goes_on, iteration_rows
+from collector.host.iteration_rows import Accounted, IterationRows, Ring, goes_on
 from collector.metrics.job_counts import Counts
-from collector.view.job_history import JobHistory
-from netmon.dl.account import Tally
+from collector.view.series import groups
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.step_alignment import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
 from netmon.records import Source, Table
-from netmon.views import NOT_UNDERSTOOD, JobView, RankView, SourceScore, Verdict, distinct_names
+from netmon.views import NOT_UNDERSTOOD, STEP, JobView, RankView, SourceScore, Verdict, distinct_names
+
+# --- The recent iterations of one job's ranks, in tables of bounded length.
+
+_ENDED = np.dtype([("number", "<i8"), ("rank", "<i8"), ("duration_ns", "<i8")])
+_MOMENTS = ("start_ns", "comm_start_ns", "wait_start_ns", "comm_end_ns", "end_ns")
+_STEP = np.dtype([*((name, _ENDED[name].str) for name in _ENDED.names or ()), *((name, "<i8") for name in _MOMENTS)])
+_MOST = 16_384  # rows: of a job with many ranks fewer iterations are kept
+
+
+class JobHistory:
+    """What a job's ranks have done lately."""
+
+    def __init__(self, recent: int, accounted: int) -> None:
+        """Begin empty; recent, accounted: iterations of each rank whose durations are kept, as they end and settle."""
+        self._ended, self._steps = Ring(_STEP, recent, _MOST), Ring(_ENDED, accounted, _MOST)
+
+    def end(self, rows: IterationRows, ranks: int) -> None:
+        self._ended.add(rows.table(_STEP), ranks)
+
+    def account(self, rows: IterationRows, ranks: int) -> None:
+        """The rows of iterations have settled."""
+        self._steps.add(rows.table(_ENDED), ranks)
+
+    def drop(self, rank: int) -> None:
+        """A rank has begun anew: what it was is no measure of what it is."""
+        self._ended.drop(rank)
+        self._steps.drop(rank)
+
+    def durations(self, size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Of ranks below `size`: (all durations, the numbers of their iterations ascending, the slowest of each)."""
+        rows = self._ended.rows
+        members = self._members(rows, size)
+        durations = rows["duration_ns"][members]
+        numbers, of_row = groups(rows["number"][members])
+        slowest = np.zeros(len(numbers), np.int64)
+        np.maximum.at(slowest, of_row, durations)
+        return durations, numbers, slowest
+
+    def steps(self, since_ns: int, offsets_ns: Mapping[int, int]) -> Table:
+        """Iterations, dtype netmon.views.STEP, that have ended since then (UTC).
+
+        offsets_ns: UTC − mono of each rank's host; those of other ranks are left out.
+        """
+        ranks = np.array(sorted(offsets_ns), np.int64)
+        offset = np.array([offsets_ns[rank] for rank in ranks.tolist()], np.int64)
+        rows = self._ended.rows
+        rows = rows[np.isin(rows["rank"], ranks)]
+        utc = offset[np.searchsorted(ranks, rows["rank"])]
+        late = rows["end_ns"] + utc >= since_ns
+        rows, utc = rows[late], utc[late]
+        steps = np.zeros(len(rows), STEP)
+        steps["rank"], steps["number"] = rows["rank"], rows["number"]
+        for name in _MOMENTS:
+            known = (rows[name] > 0) | (name in ("start_ns", "end_ns"))
+            steps[name] = np.where(known, rows[name] + utc, 0)
+        return steps
+
+    def baseline_ns(self, size: int, ranks: Collection[int], fewest: int) -> float:
+        """Median duration of iterations that are accounted for; nan where there are fewer of one of these ranks."""
+        rows = self._steps.rows
+        members = self._members(rows, size)
+        known, count = np.unique(rows["rank"][members], return_counts=True)
+        if not members.any() or not np.isin(list(ranks), known[count >= fewest]).all():
+            return float("nan")
+        return float(np.median(rows["duration_ns"][members]))
+
+    @staticmethod
+    def _members(rows: Table, size: int) -> npt.NDArray[np.bool_]:
+        members: npt.NDArray[np.bool_] = (rows["rank"] >= 0) & (rows["rank"] < size)
+        return members
+
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -57,13 +127,11 @@ class _Rank:
 
     @property
     def last(self) -> Iteration:
-        """Its last iteration."""
         rows, row = self.ended
         return rows.iteration(row)
 
     @property
     def source(self) -> Source:
-        """The source of its last iteration."""
         rows, row = self.ended
         return rows.about[int(rows.whose[row])].source
 
@@ -92,7 +160,6 @@ class _Job:
     facts: JobFacts | None = None  # the same
 
     def members(self) -> dict[int, _Rank]:
-        """The ranks that it has now."""
         return {number: rank for number, rank in self.ranks.items() if not self.size or number < self.size}
 
     @staticmethod
@@ -167,7 +234,6 @@ class Jobs:
         self.counts.ended(name, rows, lambda: {hosts[session_index] for session_index in rows.session.tolist()})
 
     def add_accounts(self, accounted: Accounted) -> None:
-        """The bytes of iterations that have ended."""
         for name, own in accounted.rows.by_job():
             part = accounted.take(own)
             self.counts.accounted(name, part.rows)
@@ -198,10 +264,6 @@ class Jobs:
             found.append(own[rows.duration_ns[own] >= NOTABLE * job.baseline_ns])
         return np.concatenate(found)
 
-    def ended(self, host: str, iteration: Iteration) -> None:
-        """An iteration has ended; its account follows."""
-        self.add_ended({0: host}, iteration_rows([(0, iteration)]))
-
     def _learn_name(self, job: _Job, iteration: Iteration) -> None:
         """The lowest rank's word counts, so that it does not change with who was heard last."""
         called = iteration.rank, iteration.job_name
@@ -227,13 +289,7 @@ class Jobs:
             self._renamed = True
             del self._jobs[first]
 
-    def accounted(self, iteration: Iteration, tally: Tally) -> None:
-        """The bytes of an iteration that has ended."""
-        columns = {name: np.array([value]) for name, value in tally._asdict().items()}
-        self.add_accounts(Accounted(iteration_rows([(0, iteration)]), columns))
-
     def judged(self, verdict: Verdict) -> None:
-        """Why an iteration that stands out took so long."""
         self.counts.judged(verdict)
         job = self._jobs.get(verdict.job)
         if job:
@@ -247,7 +303,6 @@ class Jobs:
                 job.sharing, job.view = now, None
 
     def hosts(self, job: str) -> tuple[str, ...]:
-        """Where its ranks are."""
         return tuple(sorted({rank.host for rank in self._jobs.get(job, _Job()).members().values()}))
 
     def names(self) -> dict[str, str]:
@@ -264,13 +319,8 @@ class Jobs:
         )
 
     def pattern(self, job: str, pattern: str) -> None:
-        """How the ranks of a job communicate."""
         if job in self._jobs:
             self._jobs[job].pattern, self._jobs[job].view = pattern, None
-
-    def warnings(self) -> list[str]:
-        """One line per rank that has stopped while the others went on."""
-        return [line for facts in self.facts() for line in facts.stopped]
 
     def facts(self) -> list[JobFacts]:
         """Of every job, by name."""
@@ -312,18 +362,15 @@ class Jobs:
         """One view for each of these jobs that is known, in their order; of all by name where none is named."""
         self._name()
         wanted = sorted(self._jobs) if names is None else [name for name in names if name in self._jobs]
-        return tuple(self._kept_view(name, self._jobs[name]) for name in wanted)
+        for name in wanted:
+            self._jobs[name].view = self._jobs[name].view or self._view(name, self._jobs[name])
+        return tuple(view for name in wanted if (view := self._jobs[name].view))
 
     def steps(self, name: str, since_ns: int, offsets_ns: Mapping[str, int]) -> Table:
         """As JobHistory.steps; offsets_ns: of each host."""
         job = self._jobs[name]
         of_rank = {number: offsets_ns[rank.host] for number, rank in job.members().items() if rank.host in offsets_ns}
         return job.history.steps(since_ns, of_rank)
-
-    def _kept_view(self, name: str, job: _Job) -> JobView:
-        if job.view is None:
-            job.view = self._view(name, job)
-        return job.view
 
     def _view(self, name: str, job: _Job) -> JobView:
         if job.unclear:
@@ -375,10 +422,10 @@ def _not_understood(name: str, job: _Job) -> JobView:
 def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:
     """In ns, as np.quantile interpolates them, in a tenth of its time."""
     ordered = np.sort(durations)
-    session_indices = np.array((0.5, 0.99)) * (len(ordered) - 1)
-    below = session_indices.astype(np.int64)
+    at = np.array((0.5, 0.99)) * (len(ordered) - 1)
+    below = at.astype(np.int64)
     low, high = ordered[below], ordered[np.minimum(below + 1, len(ordered) - 1)]
-    median, p99 = (low + (high - low) * (session_indices - below)).tolist()
+    median, p99 = (low + (high - low) * (at - below)).tolist()
     return int(median), int(p99)
 
 

@@ -8,6 +8,36 @@ import numpy.typing as npt
 
 from netmon.records import Class
 
+_Numbers = npt.NDArray[np.int64]
+
+# --- Equal keys as one group, without sorting where the keys lie close together.
+
+_CLOSE = 16  # × as many places as there are keys
+
+
+def groups(keys: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """(the distinct keys, ascending; the group of each key), as np.unique with return_inverse gives them."""
+    if not len(keys):
+        return keys, np.empty(0, np.int64)
+    first = int(keys.min())
+    places = int(keys.max()) - first + 1
+    if places > _CLOSE * len(keys):
+        distinct, of_key = np.unique(keys, return_inverse=True)
+        return distinct, of_key.astype(np.int64, copy=False)
+    place = keys - first
+    present = np.zeros(places, np.bool_)
+    present[place] = True
+    distinct = np.flatnonzero(present)
+    number = np.empty(places, np.int64)  # what is not written is not read
+    number[distinct] = np.arange(len(distinct))
+    return distinct + first, number[place]
+
+
+def summed(group: _Numbers, amount: npt.NDArray[np.generic], count: int) -> _Numbers:
+    """The sum of amounts of each of `count` groups."""
+    return np.bincount(group, weights=amount, minlength=count).astype(np.int64)
+
+
 INTERVAL_NS = 100_000_000
 COLUMNS = 100
 _SPARE = 20  # columns beyond those that are shown
@@ -19,13 +49,12 @@ class LinkSeries:
     def __init__(self, lag_ns: int) -> None:
         """Begin without links; lag_ns: how far behind the present rows are added."""
         self._ring = COLUMNS + lag_ns // INTERVAL_NS + _SPARE
-        self._sums: npt.NDArray[np.int64] = np.zeros((0, self._ring, len(Class)), np.int64)
-        self._newest: npt.NDArray[np.int64] = np.empty(0, np.int64)  # column, per link
-        self.totals: npt.NDArray[np.int64] = np.zeros((0, len(Class)), np.int64)
+        self._sums: _Numbers = np.zeros((0, self._ring, len(Class)), np.int64)
+        self._newest: _Numbers = np.empty(0, np.int64)  # column, per link
+        self.totals: _Numbers = np.zeros((0, len(Class)), np.int64)
         """Of all rows since the link came, (links, class)."""
 
     def extend(self, links: int) -> None:
-        """Have room for so many links."""
         more = links - len(self._newest)
         if more > 0:
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]), np.int64)])
@@ -39,10 +68,10 @@ class LinkSeries:
 
     def add(
         self,
-        start_ns: npt.NDArray[np.int64],
+        start_ns: _Numbers,
         link: npt.NDArray[np.integer],
         classes: npt.NDArray[np.uint8],
-        wire_bytes: npt.NDArray[np.int64],
+        wire_bytes: _Numbers,
     ) -> None:
         """Add rows, arrays of one length; those that are older than what is kept are in the totals only."""
         kind = link.astype(np.int64) * len(Class) + classes
@@ -55,7 +84,7 @@ class LinkSeries:
         cell = (link.astype(np.int64) * self._ring + column % self._ring) * len(Class) + classes
         np.add.at(self._sums.reshape(-1), cell[kept], wire_bytes[kept])
 
-    def _advance(self, newest: npt.NDArray[np.int64]) -> None:
+    def _advance(self, newest: _Numbers) -> None:
         """Zero the columns that come in place of the oldest ones."""
         shift = np.minimum(newest - self._newest, self._ring)
         self._sums[shift == self._ring] = 0
@@ -65,7 +94,7 @@ class LinkSeries:
             self._sums[own, (self._newest[own] + step) % self._ring] = 0
         self._newest = np.maximum(newest, self._newest)
 
-    def copy(self, end: npt.NDArray[np.int64]) -> "SeriesCopy":
+    def copy(self, end: _Numbers) -> "SeriesCopy":
         """As it is now; end: per link, the column after the last one that is shown."""
         newest = np.maximum(self._newest, end - 1)
         self._advance(newest)
@@ -80,22 +109,21 @@ class LinkSeries:
 class SeriesCopy:
     """Series that are not added to any more but by whoever has asked for them."""
 
-    sums: npt.NDArray[np.int64]  # (links, COLUMNS, class), oldest first
-    end: npt.NDArray[np.int64]  # (links,): the column after the last one
+    sums: _Numbers  # (links, COLUMNS, class), oldest first
+    end: _Numbers  # (links,): the column after the last one
 
     def add(
         self,
-        column: npt.NDArray[np.int64],
+        column: _Numbers,
         link: npt.NDArray[np.integer],
         classes: npt.NDArray[np.uint8],
-        wire_bytes: npt.NDArray[np.int64],
+        wire_bytes: _Numbers,
     ) -> None:
         """Add rows, arrays of one length; those of columns that are not shown are left out."""
-        session_index = column - self.end[link] + COLUMNS
-        kept = np.flatnonzero((session_index >= 0) & (session_index < COLUMNS))
-        cell = (link[kept].astype(np.int64) * COLUMNS + session_index[kept]) * len(Class) + classes[kept]
+        place = column - self.end[link] + COLUMNS
+        kept = np.flatnonzero((place >= 0) & (place < COLUMNS))
+        cell = (link[kept].astype(np.int64) * COLUMNS + place[kept]) * len(Class) + classes[kept]
         np.add.at(self.sums.reshape(-1), cell, wire_bytes[kept])
 
     def of(self, links: npt.NDArray[np.integer]) -> "SeriesCopy":
-        """Of these links only, in their order."""
         return SeriesCopy(self.sums[links], self.end[links])

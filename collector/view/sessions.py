@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host stage as the view reads it (HostState): its tables, and of each session what is no column there."""
+"""The host stage as the view reads it: its tables, and of each session what is no column there.
 
+Everything is arrays over all hosts of the worker. A *host number*, *link number* and *flow number* is the index of a
+row in those arrays; it is dense, and may be given out again once `View.forget_links` was reported its links. Times are
+the host's mono unless they say else. Reading changes nothing, and what is handed out is not written while it is read:
+the view copies what it keeps, and gives viewers only what it has frozen.
+"""
+
+import math
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,16 +15,88 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.batches import Settled
 from collector.host.session import Session
 from collector.host.tables import Classified, Tables
-from collector.view.state import ARRIVED, CLOCK_SOURCES, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
-from collector.view.view import View
 from netmon.columnar import Columns
 from netmon.dl.grouped import starts
 from netmon.dl.traffic import BULK, TRAFFIC_NAMES
-from netmon.records import Class, Direction, Table
+from netmon.records import Class, Direction, Flow, Table
 from netmon.views import SourceScore
+
+ARRIVED = np.dtype(
+    [("flow", "<i4"), ("link", "<i4"), ("start_ns", "<i8"), ("wire_bytes", "<i8"), ("payload_bytes", "<i8")]
+)
+"""A bucket row that has come, in any order, or several of one flow and share window: start_ns is the window's then."""
+
+FINAL = np.dtype([("link", "<i4"), ("job", "<i4"), ("class", "u1"), ("start_ns", "<i8"), ("wire_bytes", "<i8")])
+"""A bucket row whose class and job (as in FLOW) are final, or several of one share window; each comes once or never."""
+
+HOST = np.dtype(
+    [
+        ("connected", "?"),
+        ("begin_ns", "<i8"),  # the agent's start: before it nobody knows
+        ("horizon_ns", "<i8"),  # every row that ended before it has arrived
+        ("horizon_utc_ns", "<i8"),  # the same moment
+        ("settled_ns", "<i8"),  # every row that began before it is final
+        ("window_ns", "<i8"),  # width of a share window
+        ("bucket_ns", "<i8"),  # of the rows that it streams now
+        ("stream_ns", "<i8"),  # of those that it streams unless it is under pressure
+        ("clock_source", "u1"),  # index into CLOCK_SOURCES
+        ("clock_error_ns", "<i8"),
+        ("clock_offset_ns", "<i8"),
+        ("clock_skew_ppm", "<f8"),
+        ("cpu_fraction", "<f8"),
+        ("rss_bytes", "<i8"),
+        ("spool_bytes", "<i8"),
+        ("warnings", "<i8"),
+    ]
+)
+"""One host, as its newest session has it."""
+
+CLOCK_SOURCES = ("", "exchange", "traffic", "ptp", "ntp")
+
+LINK = np.dtype(
+    [
+        ("host", "<i4"),  # host number; -1: the link is not shown (its session was replaced, or has gone)
+        ("capacity_bps", "<i8"),  # 0: unknown
+        ("nic_bytes", "<i8"),  # the ledger since the agent's start, in wire bytes
+        ("attributed_bytes", "<i8"),
+        ("overflow_bytes", "<i8"),
+        ("lost_kernel_bytes", "<i8"),
+        ("lost_agent_bytes", "<i8"),
+    ]
+)
+"""One link; its names are in Sessions.link_names."""
+
+FLOW = np.dtype(
+    [
+        ("class", "u1"),  # the flow's own: never DL_SHARED
+        ("job", "<i4"),  # any number ≥ 0 that is the same for two flows of a host where their jobs are
+        ("gradient", "?"),  # a DL flow that carries gradients
+    ]
+)
+
+
+class LinkName(NamedTuple):
+    """What of a link does not change."""
+
+    host: str
+    interface: str
+    direction: Direction
+    hook: str
+
+
+class FlowFacts(NamedTuple):
+    """A flow that is shown."""
+
+    flow: Flow
+    link: int
+    wire_bytes: int  # since its start
+    traffic: str  # as in TRAFFIC_NAMES
+    rtt_ns: float = math.nan  # as in FlowView
+    rtt_min_ns: float = math.nan
+    loss: float = math.nan
+
 
 _SOURCES = {name: number for number, name in enumerate(CLOCK_SOURCES)}
 _CLOCKS_EVERY_S = 1.0  # they are estimates over seconds
@@ -51,13 +130,12 @@ class Sessions:
     """The sessions that viewers see, one of each host; links and flows have the numbers of the stage's tables."""
 
     def __init__(self, tables: Tables) -> None:
-        """tables: the host stage's."""
         self._tables = tables
         self._shown: list[Session] = []
         self._indices: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
-        self._host_names: tuple[str, ...] = ()
-        self._versions: tuple[str, ...] = ()
-        self._link_names: list[LinkName] = []
+        self.host_names: tuple[str, ...] = ()
+        self.agent_versions: tuple[str, ...] = ()
+        self.link_names: list[LinkName] = []
         self._hosts = np.zeros(0, HOST)
         self._clocks_s = -np.inf
         self._ranks: list[_Ranks] = []  # of the sessions that are shown, as they were asked last
@@ -68,29 +146,22 @@ class Sessions:
         self._shown = sorted(newest, key=lambda session: session.hello.host)
         sessions = self._shown
         self._indices = np.array([session.index for session in sessions], np.int32)
-        self._host_names = tuple(session.hello.host for session in sessions)
-        self._versions = tuple(session.hello.agent_version for session in sessions)
+        self.host_names = tuple(session.hello.host for session in sessions)
+        self.agent_versions = tuple(session.hello.agent_version for session in sessions)
         self._hosts = np.zeros(len(sessions), HOST)
         self._hosts["begin_ns"] = [session.hello.clock.mono_ns for session in sessions]
         self._hosts["stream_ns"] = [session.hello.streamed_ns for session in sessions]
-        self._link_names = [_NO_LINK] * len(self._tables.sessions.links)
+        self.link_names = [_NO_LINK] * len(self._tables.sessions.links)
         for session in sessions:
             links, first = session.window.links, session.window.first_link
             for number in range(len(links)):
                 about = session.hello.host, links.interface(number).name, links.direction(number), links.hook(number)
-                self._link_names[first + number] = LinkName(*about)
+                self.link_names[first + number] = LinkName(*about)
         self._clocks_s = -np.inf
         known = {id(ranks.session): ranks for ranks in self._ranks}
         self._ranks = [known.get(id(session)) or _ranks_of(session) for session in sessions]
 
-    def publish(self, settled: Settled, view: View) -> None:
-        """What a tick of the stage has brought."""
-        for rows in settled.arrived:
-            view.arrived(self._arrived(rows))
-        for found in settled.final:
-            view.final(self._final(found))
-
-    def _arrived(self, rows: Columns) -> Table:
+    def arrived(self, rows: Columns) -> Table:
         """Rows of ARRIVED (collector.host.rows); those of one flow and share window that follow each other as one."""
         width = self._tables.sessions.table["window_ns"]
         known = width[width > 0]
@@ -105,7 +176,7 @@ class Sessions:
             news[name] = np.add.reduceat(rows[name], first, dtype=np.int64) if len(first) else 0
         return news
 
-    def _final(self, found: Classified) -> Table:
+    def final(self, found: Classified) -> Table:
         """Final rows; those of one link, share window, class and job as one."""
         windows, wire = found.windows, found.rows["wire_bytes"]
         dl = (found.classes == Class.DL_ONLY) | (found.classes == Class.DL_SHARED)
@@ -126,7 +197,6 @@ class Sessions:
 
     @staticmethod
     def links_of(session: Session) -> npt.NDArray[np.int64]:
-        """The numbers of its links."""
         first = session.window.first_link
         return np.arange(first, first + len(session.window.links))
 
@@ -142,12 +212,6 @@ class Sessions:
         self._hosts["clock_offset_ns"] = [clock.host_offset_ns for clock in clocks]
         self._hosts["clock_skew_ppm"] = [clock.skew_ppm for clock in clocks]
 
-    def host_names(self) -> Sequence[str]:
-        return self._host_names
-
-    def agent_versions(self) -> Sequence[str]:
-        return self._versions
-
     def hosts(self) -> Table:
         sessions = self._tables.sessions
         for name in _OF_SESSION:
@@ -157,11 +221,8 @@ class Sessions:
         self._read_clocks()
         return self._hosts
 
-    def link_names(self) -> Sequence[LinkName]:
-        return self._link_names
-
     def links(self) -> Table:
-        own = self._tables.sessions.links[: len(self._link_names)]
+        own = self._tables.sessions.links[: len(self.link_names)]
         host_of = np.full(len(self._tables.sessions.table) + 1, -1, np.int32)  # the last one: of no session
         host_of[self._indices] = np.arange(len(self._indices))
         links = np.zeros(len(own), LINK)

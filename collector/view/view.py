@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.stage import Settled
 from collector.settings import Settings
-from collector.view.arrivals import Arrivals, Present
+from collector.view.arrivals import Arrivals, Present, ShareHysteresis
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.series import INTERVAL_NS, LinkSeries
-from collector.view.share_hysteresis import ShareHysteresis
-from collector.view.state import FINAL, HostState
+from collector.view.sessions import FINAL, Sessions
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table, empty
 from netmon.views import NOT_UNDERSTOOD
@@ -25,7 +25,7 @@ _LOOKED_NS = NS_PER_S  # after it, what was seen is of the past
 class View:
     """The view of one worker's hosts; lives on the thread that tells the news."""
 
-    def __init__(self, state: HostState, jobs: Jobs, settings: Settings) -> None:
+    def __init__(self, state: Sessions, jobs: Jobs, settings: Settings) -> None:
         self._state, self._jobs, self._settings = state, jobs, settings
         self._arrivals = Arrivals(settings.hold_windows)
         self._series = LinkSeries(settings.settle_ns)
@@ -33,6 +33,13 @@ class View:
         self._final: list[Table] = []
         self._final_rows = 0
         self._looked_ns = 0  # utc
+
+    def publish(self, settled: Settled) -> None:
+        """What a tick of the stage has brought."""
+        for rows in settled.arrived:
+            self.arrived(self._state.arrived(rows))
+        for found in settled.final:
+            self.final(self._state.final(found))
 
     def arrived(self, rows: Table) -> None:
         """Rows have come, dtype ARRIVED; they are not written any more."""
@@ -57,7 +64,7 @@ class View:
 
     def freeze(self, now_utc_ns: int, trouble: Sequence[str] = ()) -> Frozen:
         """Everything as it is now; trouble: the collector's own, one line each."""
-        host_names, hosts, links = self._state.host_names(), self._state.hosts().copy(), self._state.links()
+        host_names, hosts, links = self._state.host_names, self._state.hosts().copy(), self._state.links()
         present = self._present(hosts, links)
         self._count_final(present)
         looked, self._looked_ns = now_utc_ns - self._looked_ns < _LOOKED_NS, now_utc_ns
@@ -65,15 +72,15 @@ class View:
         series = self._series.copy(np.maximum(present.horizon_ns, 0) // INTERVAL_NS)
         self._arrivals.add_to(series, present)
         flows, rates = self._arrivals.flow_rates(present, _of_host(hosts["begin_ns"], links["host"], 0))
-        names = self._state.link_names()
+        names = self._state.link_names
         shown = np.flatnonzero(links["host"] >= 0)
         jobs = self._jobs.facts()
         unclear = (f"job {job.name}: {NOT_UNDERSTOOD}" for job in jobs if job.unclear)
         self._jobs.take_scores(self._state.scores(), self._state.stepping_jobs())
-        session_index = np.full(len(links), -1, np.int64)
-        session_index[shown] = np.arange(len(shown))
-        live = np.flatnonzero(session_index[flows.link] >= 0)
-        flows = flows._replace(link=session_index[flows.link]).take(live)
+        place = np.full(len(links), -1, np.int64)
+        place[shown] = np.arange(len(shown))
+        live = np.flatnonzero(place[flows.link] >= 0)
+        flows = flows._replace(link=place[flows.link]).take(live)
         return Frozen(
             time_ns=now_utc_ns,
             share_threshold=self._settings.share_threshold,
@@ -88,7 +95,7 @@ class View:
             flow_bps=rates[live],
             jobs=jobs,
             forgotten_jobs=self._jobs.forgotten,
-            agent_versions=self._state.agent_versions(),
+            agent_versions=self._state.agent_versions,
             warnings=(*trouble, *unclear, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
         )
 

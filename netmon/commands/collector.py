@@ -90,13 +90,13 @@ class StoredDataset:
         return StoredRows(self._data).batches(wanted)
 
     def verdicts(self, job: str, since_ns: int, until_ns: int) -> "list[Verdict]":
-        """See collector.stored_past.Dataset."""
+        """See collector.live.Dataset."""
         from netmon.history.judging import verdicts
 
         return list(verdicts(self._data, job, within_ns=(since_ns, until_ns)))
 
     def advice(self, jobs: "Collection[str]") -> "Advice":
-        """See collector.stored_past.Dataset."""
+        """See collector.live.Dataset."""
         from netmon.history.advice import advice
 
         return advice(self._data, _ADVISED_S, jobs=jobs, most=_MOST_JOBS)

@@ -18,7 +18,7 @@ from collector_stream import hello
 from crash_spool_run import Say, in_turn
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, flows, state, table
 
-from collector.dataset import compaction
+from collector.dataset import files
 from collector.dataset.retention import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.dl.timemap import TimeMap
@@ -82,7 +82,7 @@ def opened(directory: Path, chance: random.Random, alone: bool) -> Iterator[Parq
 
 
 def collectors(directory: Path, number: int, flushes: int, say: Say) -> None:
-    compaction.ROLL_S = -10
+    files.ROLL_S = -10
     chance = random.Random(number)
     alone = number % 3 != 2
     sinks = list(opened(directory / "above" / "data", chance, alone))

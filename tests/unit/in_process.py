@@ -14,7 +14,7 @@ from netmon.wire.batches import encode_batch
 
 
 class JobsHere:
-    """The job stage in this process, in a thread while it computes: a JobLink."""
+    """The job stage in this process, in a thread while it computes: as JobStageProcess does."""
 
     def __init__(self) -> None:
         self._stage = JobStage()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dataset_rows import BEGIN_NS, table
 
-from collector.dataset import compaction
+from collector.dataset import files
 from collector.dataset.sink import ParquetSink
 
 ROWS = 5  # of a write
@@ -38,7 +38,7 @@ def rows(first: int) -> dict[str, object]:
 
 
 def main(directory: Path) -> None:
-    compaction.ROLL_S = -1
+    files.ROLL_S = -1
     sink = ParquetSink(directory, durability="process")
     written = merged = 0
     while not select.select([sys.stdin], [], [], merged * PAUSE_S)[0]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from collector_stream import MS, hello, mark
 
 from collector.host.flows import AllFlows, FlowTable, Links
-from collector.host.rank_log import RankLog
+from collector.host.rank import RankLog
 from collector.host.rank_table import RankTable
 from collector.host.ranks import Ranks
 from collector.host.stage import exchange

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from collector.host.align import Alignment, Update, update_all
-from collector.host.job_updates import clock_of, correct
-from collector.host.pending_updates import PendingRows
+from collector.host.rows import PendingRows
+from collector.job_exchange import clock_of, correct
 from collector.jobs.clocks import Clocks
 from collector.messages import ONSET_UPDATE, FlowUpdate, HostNews, flow_numbers
 from netmon.dl.timemap import TimeMap
@@ -18,6 +18,11 @@ UTC = 1_760_000_000_000_000_000
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
 BEGIN = 500 * S
 BATCH = 200 * MS
+
+
+def updated(alignment: Alignment, *news):
+    """By how many ns its map steps."""
+    return update_all([Update(alignment, *news)])[0]
 
 
 class Host:
@@ -47,7 +52,7 @@ class Host:
         for _ in range(round(seconds * S / BATCH)):
             self.now += BATCH
             made = [self._exchange(self.now - 90 * MS), self._exchange(self.now - 40 * MS)] if self.exchanges else []
-            steps.append(self.alignment.update(self.sample(), made, self.now, self.now - S))
+            steps.append(updated(self.alignment, self.sample(), made, self.now, self.now - S))
         return steps
 
     def loaded(self, rng: np.random.Generator, seconds: float, most_ns: int = 2 * S) -> list[int]:
@@ -62,7 +67,7 @@ class Host:
             sent = self.now - there - back
             received = sent + there + self.theta(sent + there)
             exchange = ClockExchange(sent, received, self.now - back + self.theta(self.now - back), self.now)
-            self.alignment.update(self.sample(), [exchange], self.now, self.now - S)
+            updated(self.alignment, self.sample(), [exchange], self.now, self.now - S)
             assert abs(self.error(self.now)) <= self.alignment.error_ns + US
             errors.append(self.error(self.now - S))
         return errors
@@ -190,7 +195,7 @@ def test_what_no_collector_can_have_said_is_passed_over():
         ClockExchange(0, UTC, UTC + 1, 5),
         ClockExchange(-(2**63), UTC, UTC, 2**63 - 1),
     ]
-    assert host.alignment.update(host.sample(), wrong, host.now, host.now - S) is None
+    assert updated(host.alignment, host.sample(), wrong, host.now, host.now - S) is None
     assert host.alignment.source == ""
 
 

@@ -13,7 +13,7 @@ from nats_server import running
 
 from collector import registry
 from collector.bus import intake, session
-from collector.bus.deliveries import Deliveries
+from collector.bus.host import Deliveries
 from netmon.wire.bus import Bus, Label
 from netmon.wire.bus_streams import make_streams
 

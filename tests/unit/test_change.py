@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from collector.host.iteration_rows import iteration_rows
 from collector.judging.job_steps import JobSteps
 from netmon.dl.iterations import Iteration
 from netmon.dl.verdict import Steps, judge, no_link_totals, sentence, standing_out
@@ -104,9 +105,8 @@ def told(job, numbers, computed_ms=80):
             start, wait = number * 1000 * MS, int((number * 1000 + computed_ms) * MS)
             bounds = start, wait + 20 * MS, Moment.STEP_START, Moment.STEP_END
             waits = wait, wait + 20 * MS, wait
-            found += job.add(
-                rank, f"h{rank}", Iteration("job", rank, 2, number, *bounds, Source.HOOK, 2_000, False, 0, *waits)
-            )
+            one = Iteration("job", rank, 2, number, *bounds, Source.HOOK, 2_000, False, 0, *waits)
+            found += job.add({rank: f"h{rank}"}, iteration_rows([(rank, one)]))
     return found
 
 

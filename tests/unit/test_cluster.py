@@ -14,7 +14,7 @@ from in_process import JobsHere
 from nats_server import cluster, running
 
 import collector.server
-from collector.cluster.bucket import Bucket
+from collector.cluster.membership import Bucket
 from collector.cluster.worker import WorkerSettings
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry

@@ -168,7 +168,7 @@ def test_a_hangup_reads_the_level_and_names_what_waits(tmp_path, caplog, monkeyp
 
 
 def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypatch):
-    from collector.host_limiter import HostLimiter
+    from collector.backpressure import HostLimiter
     from collector.settings import DEFAULT_RATES, Rates
     from netmon.commands import collector
 

@@ -83,7 +83,7 @@ def test_a_host_with_many_short_flows_over_a_long_time_has_room(tmp_path: Path) 
             buckets = np.concatenate([batch.buckets, rows])
             take(registry, entry, replace(batch, buckets=buckets, flows=(lasting, *batch.flows)))
             assert await registry.flush()
-            most = max(most, len(entry.window.flows.flows))
+            most = max(most, len(entry.window.flows))
         beyond = len(entry.window.flows.beyond)
         store.close()
         return beyond

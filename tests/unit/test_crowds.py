@@ -17,7 +17,7 @@ from test_failing_sessions import last_stored, rows_of
 
 from collector import job_exchange, registry
 from collector.dataset.sink import ParquetSink
-from collector.host.job_updates import JobUpdates, build_news
+from collector.job_exchange import JobUpdates, build_news
 from collector.messages import HostNews
 from collector.registry import Registry
 from collector.settings import Settings

@@ -16,7 +16,8 @@ import pytest
 from collector_stream import hello
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows, table
 
-from collector.dataset import compaction, row_parts, staging
+from collector.dataset import files as files_module
+from collector.dataset import row_parts
 from collector.dataset import sink as sink_module
 from collector.dataset.manifest import Manifest
 from collector.dataset.retention import Keep, parse_keep, too_old
@@ -31,7 +32,7 @@ from netmon.past import RECENT
 
 @pytest.fixture(autouse=True)
 def _rolls_are_old(monkeypatch):
-    monkeypatch.setattr(compaction, "ROLL_S", -1)
+    monkeypatch.setattr(files_module, "ROLL_S", -1)
 
 
 def files(directory: Path, name: str = "buckets") -> list[Path]:
@@ -82,14 +83,14 @@ def test_the_files_of_some_minutes_become_one(tmp_path):
 
 
 def test_a_roll_is_merged_when_it_is_old_or_has_many_files_or_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(compaction, "ROLL_S", 3600)
+    monkeypatch.setattr(files_module, "ROLL_S", 3600)
     sink = filled(tmp_path, writes=3)
     assert not sink.merge_some(lambda: True)
-    monkeypatch.setattr(compaction, "MOST_FILES", 3)
+    monkeypatch.setattr(files_module, "MOST_FILES", 3)
     assert sink.merge_some(lambda: True)
     sink.write({"buckets": buckets(3, BEGIN_NS)}, {})
     assert not sink.merge_some(lambda: True)
-    monkeypatch.setattr(compaction, "_MOST_BYTES", 1)
+    monkeypatch.setattr(files_module, "_MOST_BYTES", 1)
     assert sink.merge_some(lambda: True)
     assert (len(files(tmp_path)), len(read(tmp_path))) == (2, 4 * 600)
     sink.write({"buckets": buckets(3, BEGIN_NS)}, {})
@@ -136,13 +137,13 @@ def test_a_power_cut_while_files_are_merged_costs_nothing(tmp_path, monkeypatch,
 
 
 def test_files_that_are_a_part_of_another_one_go_when_nobody_can_be_reading_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "_LOOK_S", -1)
+    monkeypatch.setattr(files_module, "_LOOK_S", -1)
     sink = filled(tmp_path, writes=2)
     assert sink.merge_some(lambda: True)
     assert not sink.merge_some(lambda: True)
     assert len(recent(tmp_path)) == 2
     sink.write({"buckets": buckets(3, BEGIN_NS)}, {})
-    monkeypatch.setattr(staging, "_READ_S", -1)
+    monkeypatch.setattr(files_module, "_READ_S", -1)
     assert sink.merge_some(lambda: True)
     assert len(recent(tmp_path)) == 1, "what is no part of another one stays"
     assert not sink.merge_some(lambda: True)
@@ -152,7 +153,7 @@ def test_files_that_are_a_part_of_another_one_go_when_nobody_can_be_reading_them
 
 
 def test_whoever_has_listed_an_hour_that_is_dropped_can_read_it_for_some_minutes(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "_LOOK_S", -1)
+    monkeypatch.setattr(files_module, "_LOOK_S", -1)
     sink = filled(tmp_path)
     sink.write({"buckets": buckets(1, BEGIN_NS + HOUR_NS)}, {})
     while sink.merge_some(lambda: True):
@@ -163,7 +164,7 @@ def test_whoever_has_listed_an_hour_that_is_dropped_can_read_it_for_some_minutes
     assert len(read(tmp_path)) == 200
     assert sum(map(len, stream(listed))) == 5 * 600 + 200
     assert not sink.merge_some(lambda: True)
-    monkeypatch.setattr(staging, "_READ_S", -1)
+    monkeypatch.setattr(files_module, "_READ_S", -1)
     assert not sink.merge_some(lambda: True)
     with pytest.raises(DataError, match="became a part of another file, or was removed"):
         list(stream(listed))
@@ -174,14 +175,16 @@ def test_whoever_has_listed_an_hour_that_is_dropped_can_read_it_for_some_minutes
 def test_a_file_that_could_not_be_renamed_before_is_merged_too(tmp_path, monkeypatch):
     sink = filled(tmp_path, writes=3)
     with monkeypatch.context() as patched:
-        patched.setattr(staging.Staging, "publish", lambda *_, **__: (_ for _ in ()).throw(OSError("no such luck")))
+        patched.setattr(
+            files_module.Staging, "publish", lambda *_, **__: (_ for _ in ()).throw(OSError("no such luck"))
+        )
         sink.write({"buckets": buckets(3, BEGIN_NS + 600 * MS)}, {})
     merge = sink_module.merge_files
 
     def and_again(*given: object) -> bool:
         """The rename fails for a second file, after the roll's files were chosen."""
         with monkeypatch.context() as patched:
-            patched.setattr(staging.Staging, "publish", lambda *_, **__: (_ for _ in ()).throw(OSError("nor now")))
+            patched.setattr(files_module.Staging, "publish", lambda *_, **__: (_ for _ in ()).throw(OSError("nor now")))
             with suppress(DataError):
                 sink.write({"buckets": buckets(3, BEGIN_NS + 800 * MS)}, {})
         return merge(*given)
@@ -255,7 +258,7 @@ def test_rows_that_change_are_in_their_table_at_once_and_are_not_merged(tmp_path
 
 def test_a_merged_hour_can_be_read_in_part(tmp_path, monkeypatch):
     """One job's iterations: statistics let a reader skip most row groups."""
-    monkeypatch.setattr(compaction, "ROWS_PER_GROUP", 1000)
+    monkeypatch.setattr(files_module, "ROWS_PER_GROUP", 1000)
     sink = filled(tmp_path, writes=10, hosts=16)
     assert sink.merge_some(lambda: True)
     sink.close()

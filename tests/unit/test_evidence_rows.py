@@ -12,9 +12,9 @@ from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, evidence, he
 from test_store import Collector, batches, read
 
 from collector.dataset.resume import Resume
-from collector.host.evidence import Lately
 from collector.host.incoming import gather
 from collector.host.stage import HostStage
+from collector.host.tables import Lately
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
 from netmon.columnar import Columns
@@ -87,8 +87,8 @@ class Stage:
 
     @property
     def rows(self) -> list:
-        taken = self.stage.tables.evidence.take()
-        return [*np.concatenate([np.zeros(0, np.int64), *(piece["flow_id"] for piece in taken.transport)])]
+        taken = self.stage.tables.evidence.transport.take()
+        return [*np.concatenate([np.zeros(0, np.int64), *(piece["flow_id"] for piece in taken)])]
 
 
 def a_row(flow_id: int, **known: int) -> np.ndarray:
@@ -141,22 +141,25 @@ def test_the_tables_that_came_last_are_kept_and_older_ones_go() -> None:
 
 def test_what_could_not_be_stored_comes_back_and_a_session_that_is_gone_takes_its_rows_along() -> None:
     stage = Stage()
-    evidence_, place = stage.stage.tables.evidence, stage.place
+    tables, place = stage.stage.tables, stage.place
+    unstored = tables.evidence.transport, tables.evidence.host
     for flow_id in (DL_TX, DL_RX):
         batch = stage.source.batch()
         object.__setattr__(batch, "transport", a_row(flow_id))
         object.__setattr__(batch, "host", evidence(HOST_PART))
         stage.take(batch)
-    assert evidence_.nbytes > 0
-    assert place in evidence_.waiting
-    taken = evidence_.take()
-    assert (evidence_.nbytes, evidence_.waiting) == (0, set())
-    evidence_.put_back(taken, {place})
-    assert place in evidence_.waiting
+    assert tables.unstored_bytes > 0
+    assert tables.has_unstored(place)
+    taken = [rows.take() for rows in unstored]
+    assert [(rows.nbytes, rows.sessions) for rows in unstored] == 2 * [(0, set())]
+    for rows, pieces in zip(unstored, taken, strict=True):
+        rows.put_back(pieces, {place})
+    assert tables.has_unstored(place)
     assert sorted(stage.rows) == [DL_TX, DL_RX]
-    evidence_.put_back(taken, {place})
+    for rows, pieces in zip(unstored, taken, strict=True):
+        rows.put_back(pieces, {place})
     stage.stage.close(place)
-    assert (evidence_.nbytes, evidence_.waiting, stage.rows) == (0, set(), [])
+    assert ([(rows.nbytes, rows.sessions) for rows in unstored], stage.rows) == (2 * [(0, set())], [])
 
 
 def test_the_tables_are_read_as_they_lie(stored: Path) -> None:

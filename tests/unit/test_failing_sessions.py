@@ -22,6 +22,7 @@ from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.unstored import SessionFlush
+from collector.host.window import HostWindow
 from collector.jobs.rank_registry import RankRegistry
 from collector.quarantine import FOLDER, Quarantine, read_messages
 from collector.settings import Settings
@@ -41,16 +42,16 @@ def set_aside(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "data" / FOLDER).glob("*.messages"))
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, when: Callable[..., bool]) -> None:
-    """Make a method of the bad host's session fail."""
-    honest: Callable[..., Any] = getattr(Session, name)
+def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, when: Callable[..., bool], part: type = Session) -> None:
+    """Make a method of the bad host's session, or of its window, fail."""
+    honest: Callable[..., Any] = getattr(part, name)
 
-    def failing(self: Session, *args: Any) -> Any:
+    def failing(self: Any, *args: Any) -> Any:
         if self.hello.session == BAD and when(*args):
             raise OverflowError("Python int too large\nto convert to C long")
         return honest(self, *args)
 
-    monkeypatch.setattr(Session, name, failing)
+    monkeypatch.setattr(part, name, failing)
 
 
 async def beside_an_honest_one(stub: CollectorStub, contents: list[Hello | Batch]) -> grpc.aio.AioRpcError:
@@ -151,9 +152,9 @@ def test_a_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [m.hello.host for m in read_messages(set_aside(tmp_path)[0])] == ["h1"]
 
 
-@pytest.mark.parametrize("name", ["settle_ranks", "flush"])
-def test_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    fail_at(monkeypatch, name, lambda *args: True)
+@pytest.mark.parametrize(("part", "name"), [(HostWindow, "settle_ranks"), (Session, "flush")])
+def test_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, name: str) -> None:
+    fail_at(monkeypatch, name, lambda *args: True, part)
 
     async def scenario() -> None:
         async with collector(tmp_path) as stub:

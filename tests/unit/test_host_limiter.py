@@ -10,11 +10,11 @@ from collector_stream import Host, hello
 from in_process import JobsHere
 from test_collector_server import FAST
 
-from collector import admission, host_limiter
+from collector import admission, backpressure
 from collector import registry as sessions
 from collector.admission import Admission, NotAdmittedError
+from collector.backpressure import HostLimiter
 from collector.dataset.sink import ParquetSink
-from collector.host_limiter import HostLimiter
 from collector.registry import Registry
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
@@ -26,7 +26,7 @@ from netmon.wire.secure import Watched
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     moment = [1000.0]
-    monkeypatch.setattr(host_limiter.time, "monotonic_ns", lambda: round(moment[0] * 1e9))
+    monkeypatch.setattr(backpressure.time, "monotonic_ns", lambda: round(moment[0] * 1e9))
     return moment
 
 

@@ -10,7 +10,7 @@ from collector_stream import MS, clock, hello, mark, rows
 from in_process import take
 from test_store import Collector, read
 
-from collector.host.job_updates import build_news
+from collector.job_exchange import build_news
 from netmon.dl.understanding import Understanding
 from netmon.history.job_names import not_understood
 from netmon.history.judging import verdicts
@@ -180,7 +180,7 @@ def test_a_broken_inference_stops_nothing_else(tmp_path, monkeypatch, caplog):
     def broken(*_):
         raise ValueError("no")
 
-    monkeypatch.setattr("collector.jobs.inferring.Inference.advance", broken)
+    monkeypatch.setattr("collector.jobs.worker.Inference.advance", broken)
     snapshot = asyncio.run(collect(tmp_path, 2))
     assert snapshot.warnings == ("nothing is inferred from traffic any more: ValueError('no')",)
     assert len(caplog.messages) == 1

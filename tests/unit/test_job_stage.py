@@ -108,7 +108,7 @@ def test_nothing_holds_a_session_that_is_over(tmp_path):
         await registry.discard(entry)
         del entry
         registry.tick()  # viewers see the sessions of the last one, and the job stage is told
-        assert not len(registry._rank_registry)
+        assert not len(registry._stage._answer.__self__)
         await registry.infer()  # the job stage is told
         gc.collect()
         store.close()

@@ -3,7 +3,9 @@
 
 import time
 
-from collector.host.iteration_rows import iteration_rows
+import numpy as np
+
+from collector.host.iteration_rows import Accounted, iteration_rows
 from collector.view.job_views import JobFacts, Jobs
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
@@ -27,12 +29,25 @@ def tally(cross_rx=0, sent=0):
     return Tally(sent, *([0] * 11), "backup" if cross_rx else "", 0, cross_rx, 0, cross_rx > 0)
 
 
+def ended(jobs, host, one):
+    jobs.add_ended({0: host}, iteration_rows([(0, one)]))
+
+
+def accounted(jobs, one, account):
+    columns = {name: np.array([value]) for name, value in account._asdict().items()}
+    jobs.add_accounts(Accounted(iteration_rows([(0, one)]), columns))
+
+
+def warnings(jobs):
+    return [line for facts in jobs.facts() for line in facts.stopped]
+
+
 def with_ranks(*counts):
     jobs = Jobs(0)
     for rank, count in enumerate(counts):
         for number in range(count):
-            jobs.ended(f"h{rank}", iteration(number, rank))
-            jobs.accounted(iteration(number, rank), tally())
+            ended(jobs, f"h{rank}", iteration(number, rank))
+            accounted(jobs, iteration(number, rank), tally())
     return jobs
 
 
@@ -40,21 +55,21 @@ def test_nothing_is_slow_before_five_iterations_of_each_rank_are_known():
     assert not stands_out(with_ranks(8, 3), iteration(3, 1, duration_ms=300))
     jobs = with_ranks(8)
     assert stands_out(jobs, iteration(8, duration_ms=300))
-    jobs.ended("h1", iteration(0, 1, duration_ms=300))  # a rank that is heard later
+    ended(jobs, "h1", iteration(0, 1, duration_ms=300))  # a rank that is heard later
     assert not stands_out(jobs, iteration(0, 1, duration_ms=300))
     assert stands_out(with_ranks(8, 5), iteration(5, 1, duration_ms=300))
     assert stands_out(with_ranks(30, 3), iteration(30, duration_ms=300))  # the other one has stopped
 
 
 def test_a_rank_that_vanishes_is_said():
-    assert with_ranks(12, 11).warnings() == []
-    assert with_ranks(12, 2).warnings() == ["rank 1 of job 'train' on h1: no iteration since 1"]
+    assert warnings(with_ranks(12, 11)) == []
+    assert warnings(with_ranks(12, 2)) == ["rank 1 of job 'train' on h1: no iteration since 1"]
 
 
 def test_a_job_that_begins_again_shows_its_new_iterations():
     jobs = with_ranks(30, 30)
     for rank in (0, 1):
-        jobs.ended(f"h{rank}", iteration(0, rank, start_ms=9000))
+        ended(jobs, f"h{rank}", iteration(0, rank, start_ms=9000))
     (view,) = jobs.views()
     assert (view.iteration, len(view.durations_ns)) == (0, 1)
 
@@ -73,11 +88,11 @@ def test_an_elastic_job_shows_the_ranks_that_it_has():
     jobs = with_ranks(12, 12, 12)
     for number in range(12, 30):
         for rank in (0, 1):
-            jobs.ended(f"h{rank}", iteration(number, rank))
-            jobs.accounted(iteration(number, rank), tally())
+            ended(jobs, f"h{rank}", iteration(number, rank))
+            accounted(jobs, iteration(number, rank), tally())
     (view,) = jobs.views()
     assert (view.size, [rank.rank for rank in view.ranks]) == (2, [0, 1])
-    assert jobs.warnings() == []
+    assert warnings(jobs) == []
 
 
 def test_a_source_that_has_left_is_not_scored_any_more():
@@ -101,11 +116,11 @@ def test_scores_of_all_ranks_are_one_and_stay_when_the_ranks_are_gone():
 def test_no_job_is_hidden_and_one_that_is_long_over_goes(monkeypatch):
     jobs = Jobs(0)
     for number in range(100):
-        jobs.ended("h0", iteration(1)._replace(job=f"job-{number:03}"))
+        ended(jobs, "h0", iteration(1)._replace(job=f"job-{number:03}"))
     assert len(jobs.views()) == len(jobs.facts()) == 100
     later = time.monotonic() + 3601
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    jobs.ended("h0", iteration(1))
+    ended(jobs, "h0", iteration(1))
     assert [view.job for view in jobs.views()] == ["train"]
     assert jobs.forgotten == 0
 
@@ -114,8 +129,8 @@ def test_a_job_of_many_ranks_keeps_bounded_tables():
     jobs = Jobs(0)
     for number in range(30):
         for rank in range(1000):
-            jobs.ended(f"h{rank}", iteration(number, rank)._replace(size=1000))
-            jobs.accounted(iteration(number, rank)._replace(size=1000), tally())
+            ended(jobs, f"h{rank}", iteration(number, rank)._replace(size=1000))
+            accounted(jobs, iteration(number, rank)._replace(size=1000), tally())
     (view,) = jobs.views()
     assert (view.size, view.iteration, len(view.ranks)) == (1000, 29, 1000)
     assert 16 <= len(view.durations_ns) <= 30
@@ -138,12 +153,12 @@ def called(rank, name, job="train"):
 def test_jobs_that_people_call_the_same_are_told_apart():
     jobs = Jobs(0)
     for job in ("10.0.0.1:9994", "10.0.0.1:9995"):
-        jobs.ended("h0", called(0, "train.py@node3", job))
+        ended(jobs, "h0", called(0, "train.py@node3", job))
     assert [view.name for view in jobs.views()] == [
         "train.py@node3 [10.0.0.1:9994]",
         "train.py@node3 [10.0.0.1:9995]",
     ]
-    jobs.ended("h0", called(0, "bert (Slurm 7)", "10.0.0.1:9995")._replace(number=1))
+    ended(jobs, "h0", called(0, "bert (Slurm 7)", "10.0.0.1:9995")._replace(number=1))
     assert [view.name for view in jobs.views()] == ["train.py@node3", "bert (Slurm 7)"]
     assert [fact.name for fact in jobs.facts()] == ["train.py@node3", "bert (Slurm 7)"]
 
@@ -151,11 +166,11 @@ def test_jobs_that_people_call_the_same_are_told_apart():
 def test_the_lowest_rank_says_what_a_job_is_called():
     jobs = Jobs(0)
     for rank, name in ((2, "c"), (0, "a"), (1, "b"), (2, "c")):
-        jobs.ended(f"h{rank}", called(rank, name))
+        ended(jobs, f"h{rank}", called(rank, name))
     assert [view.name for view in jobs.views()] == ["a"]
 
 
 def test_a_job_that_nobody_has_named_is_called_what_its_ranks_have_in_common():
     jobs = Jobs(0)
-    jobs.ended("h0", called(0, ""))
+    ended(jobs, "h0", called(0, ""))
     assert [view.name for view in jobs.views()] == ["train"]

@@ -12,15 +12,13 @@ from dataset_rows import BEGIN_NS, table
 from test_store import store_small
 
 from collector.dataset.sink import ParquetSink
-from collector.host.batches import Settled
 from collector.host.iteration_rows import iteration_rows
 from collector.host.rows import ARRIVED
+from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.judging import judging as judging_module
-from collector.judging import recent_rows
 from collector.judging.job_steps import JobSteps, steps_in_utc
-from collector.judging.judging import Judging
-from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
+from collector.judging.judging import MOST_ROWS, Judging, RecentRows, of_sessions
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
@@ -40,8 +38,8 @@ def iteration(number, rank, duration_ms=100, size=2):
 
 def told(job, numbers, ranks=(0, 1), duration_ms=100):
     """What is said to stand out."""
-    found = (job.add(rank, f"h{rank}", iteration(number, rank, duration_ms)) for number in numbers for rank in ranks)
-    return [number for numbers in found for number in numbers]
+    each = ((rank, iteration(number, rank, duration_ms)) for number in numbers for rank in ranks)
+    return [number for one in each for number in job.add({one[0]: f"h{one[0]}"}, iteration_rows([one]))]
 
 
 def test_an_iteration_stands_out_once_every_rank_has_ended_it():
@@ -64,7 +62,7 @@ def test_the_usual_is_that_of_iterations_without_foreign_traffic():
         slow = number >= 8
         assert told(job, [number], duration_ms=300 if slow else 100) == ([number] if slow else [])
         if slow:
-            job.was_shared(number, 0)
+            job.were_shared(iteration_rows([(0, iteration(number, 0))]))
         accounted(job, number)
     rows = job.rows()
     assert set(rows["number"][rows["shared"]].tolist()) == set(range(8, 40))
@@ -91,7 +89,7 @@ def test_where_all_iterations_had_foreign_traffic_those_stand_out_that_took_long
     for number in range(40):
         slow = number % 10 == 9
         assert told(job, [number], duration_ms=150 if slow else 100) == ([number] if slow else [])
-        job.was_shared(number, 0)
+        job.were_shared(iteration_rows([(0, iteration(number, 0))]))
         accounted(job, number)
 
 
@@ -171,7 +169,7 @@ def test_a_dataset_that_is_read_in_pieces_has_the_same_verdicts(tmp_path, monkey
 
 
 def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkeypatch):
-    judging_ = Judging(Tables(Settings()), None, None, None)
+    judging_ = Judging(Tables(Settings()), {}, None, None, None)
     seen = []
     monkeypatch.setattr(judging_, "_case", lambda job, number, parts: seen.append((number, len(parts))))
 
@@ -180,7 +178,7 @@ def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkey
             judging_._cpu_time.spend(10**18)  # the machine is busy with something else
             judging_._coming.append((0.0, "job", number))
             judging_.tick(Settled(arrived=[Columns.zeros(3, ARRIVED)]))
-        monkeypatch.setattr(recent_rows, "KEPT_S", -1.0)
+        monkeypatch.setattr(judging_module, "KEPT_S", -1.0)
         judging_._cpu_time = TimeLimiter(1, 10**9)
         judging_.tick(Settled())
         await judging_.finish()
@@ -199,7 +197,7 @@ def test_what_is_too_late_to_be_judged_by_what_is_kept_is_judged_by_the_dataset(
         return [Verdict(job, number, 0, 1, 1, 0, 1, Cause.CROSS) for number in (1, 2)]
 
     viewed = SimpleNamespace(judged=lambda verdict: None)
-    judging_ = Judging(Tables(Settings()), viewed, told.append, from_dataset)
+    judging_ = Judging(Tables(Settings()), {}, viewed, told.append, from_dataset)
     monkeypatch.setattr(judging_, "_case", lambda job, number, parts: None)
     monkeypatch.setattr(judging_module, "_MOST_WAITING" if why == "many" else "_LONGEST_S", 0)
     job = judging_._jobs["job"] = JobSteps()

@@ -6,7 +6,7 @@ import pytest
 from collector_stream import hello
 
 from collector.host.flows import Links
-from collector.host.ledger import SAMPLE, LedgerAccount, LedgerAccounts, account
+from collector.host.ledger import SAMPLE, LedgerAccounts, account
 from netmon.errors import WireError
 from netmon.records import Direction
 
@@ -126,7 +126,7 @@ def test_an_open_interval_goes_on_after_a_restart():
     before.accounts.add(np.array([S // 2, S]), np.array([1, 1]), np.array([100, 60]))
     assert len(before.rows(S + 1)) == 1
     assert not before.accounts.resumed.any()
-    after = Ledger({1: S}, {1: before.accounts.totals[1]}, LedgerAccount(before.accounts, 0, 2).open_samples())
+    after = Ledger({1: S}, {1: before.accounts.totals[1]}, before.accounts.open_samples(0, 2))
     assert after.accounts.resumed.tolist() == [False, True]
     after.accounts.sample(sample(1, nic_bytes=100))  # sent again
     after.accounts.add(np.array([S // 2, S + S // 2]), np.array([1, 1]), np.array([5, 30]))  # the first one is late

@@ -35,8 +35,8 @@ def telling(numbers: Numbers, ranks: int, begin: int) -> Callable[[], None]:
         for rank in range(ranks):
             number = np.arange(8)
             events = {StepMoment.END: Events(number, begin + number * S + rank)}
-            numbers.add_events("train", RankEvents(rank, Trust.COUNTED, events, 1_000), lambda shift: None)
-            numbers.shift("train", rank)
+            numbers.add_events([(rank, "train", RankEvents(rank, Trust.COUNTED, events, 1_000))])
+            numbers.state("train", rank)
             numbers.relative("train", rank)
 
     return work
@@ -58,7 +58,7 @@ def test_common_numbers_of_many_ranks():
     small, numbers = Numbers(), Numbers()
     few = lines_run(telling(small, RANKS // 16, 0))
     assert lines_run(telling(numbers, RANKS, 0)) < 2 * 16 * few
-    assert {numbers.shift("train", rank) for rank in range(RANKS)} == {0}
+    assert {numbers.state("train", rank)[1] for rank in range(RANKS)} == {0}
 
     def leaving(of: Numbers, ranks: int) -> Callable[[], None]:
         return lambda: [of.forget("train", rank) for rank in range(ranks)]

@@ -13,7 +13,7 @@ from collector_thread import collecting
 from snapshot_example import example
 from waiting import free_port, wait_for
 
-from collector import stored_past
+from collector import answers as answers_module
 from netmon.dl.past_frames import joined_times
 from netmon.errors import WireError
 from netmon.history.past import DatasetPast
@@ -118,7 +118,7 @@ def test_any_times_may_be_asked_for(address: str, since: int, until: int) -> Non
 
 
 def test_an_answer_is_bounded(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_past, "MOST_ROWS", 10)
+    monkeypatch.setattr(answers_module, "MOST_ROWS", 10)
     with pytest.raises(UnreachableError, match="more than 10 rows of buckets: ask for less time"):
         rows(CollectorRows(address), RowQuery("buckets"))
 

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from collector.host.pending_updates import COLUMNS, PendingRows, newest_onsets
+from collector.host.rows import PENDING, PendingRows, newest_onsets
 
 
 def add(rows, *found):
@@ -15,7 +15,7 @@ def test_rows_are_told_once_and_of_the_sessions_that_were_asked_for():
     add(rows, (0, 5, 10, 1), (2, 6, 11, 2), (1, 7, 12, 3))
     add(rows, (0, 5, 9, 4), (1, 8, 13, 5))
     told = rows.take(np.array([2, 0]), 3)
-    told = zip(*(told[name].tolist() for name in COLUMNS), strict=True)
+    told = zip(*(told[name].tolist() for name in PENDING), strict=True)
     assert list(told) == [(0, 5, 10, 1), (2, 6, 11, 2), (0, 5, 9, 4)]
     assert len(rows.take(np.array([2, 0]), 3)) == 0
     assert rows.take(np.array([1]), 3)["amount"].tolist() == [3, 5]

@@ -9,10 +9,9 @@ import pytest
 from collector_stream import MS, UTC, S, rows
 
 from collector.dataset.resume import Resume
-from collector.host.batches import Settled
 from collector.host.incoming import gather
 from collector.host.rank_table import RankTable
-from collector.host.stage import HostStage
+from collector.host.stage import HostStage, Settled
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
 from netmon.records import Batch, ClockSample, Direction, Flow, Hello, Interface, Mark, Moment, Owner, Source

@@ -10,7 +10,7 @@ from rank_hosts import Hosts, align, hear, ranks, settle, step, told
 
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.rank import Rank
-from collector.host.rejected_marks import DISTANT, GONE, REPEATED, STRANGER
+from collector.host.ranks import DISTANT, GONE, REPEATED, STRANGER
 from collector.host.steps import AllSteps
 from netmon.dl.iterations import IterationTracker
 from netmon.records import Direction, Flow, Moment, Owner, Source

@@ -281,14 +281,14 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
         collector = Collector(tmp_path)
         entry = await collector.feed([first, second], flush_every=1)
         table = entry.window.flows
-        assert len(table.flows) == 2  # those with rows of batch 2
+        assert len(table) == 2  # those with rows of batch 2
         take(collector.registry, entry, third)
         assert await collector.registry.flush()
-        assert len(table.flows) == 2 + 4 + MANY  # few are not worth the work
+        assert len(table) == 2 + 4 + MANY  # few are not worth the work
         collector.store.close()
         again = Collector(tmp_path)
         entry = await again.registry.open(hello(clock=third.clock), asyncio.Event())
-        assert len(entry.window.flows.flows) == 2 * (MANY + 4 - ROWS_PER_PART)  # the file of those that go on
+        assert len(entry.window.flows) == 2 * (MANY + 4 - ROWS_PER_PART)  # the file of those that go on
         again.store.close()
 
     asyncio.run(scenario())

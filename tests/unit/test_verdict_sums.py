@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 
-from collector.judging.judging import disjoint
-from collector.judging.recent_rows import RecentRows, of_sessions
+from collector.judging.judging import RecentRows, disjoint, of_sessions
 from netmon.columnar import Columns
 from netmon.dl.verdict import Link, Whose
 from netmon.dl.verdict.baseline import median, middle

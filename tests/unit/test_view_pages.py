@@ -8,15 +8,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from test_jobs import iteration, tally
+from test_jobs import accounted, ended, iteration, tally
 
+from collector import answers
+from collector.answers import Watching
 from collector.settings import Settings
-from collector.view import watching
+from collector.view.frozen import LONGEST_WARNING, MOST_WARNINGS, page
 from collector.view.job_views import Jobs
-from collector.view.pages import LONGEST_WARNING, MOST_WARNINGS, page
-from collector.view.state import ARRIVED, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
+from collector.view.sessions import ARRIVED, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
 from collector.view.view import View
-from collector.view.watching import Watching
 from netmon.records import Class, Direction, Flow, Owner
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
@@ -49,15 +49,18 @@ class Arrays:
         self.states["job"][::2], self.states["gradient"][::2] = 1, True
         self.lines: list[str] = []
 
+    @property
     def host_names(self) -> tuple[str, ...]:
         return self.names
 
+    @property
     def agent_versions(self) -> tuple[str, ...]:
         return ("0.1",) * len(self.names)
 
     def hosts(self) -> Any:
         return self.of_hosts
 
+    @property
     def link_names(self) -> list[LinkName]:
         return self.of_links
 
@@ -108,8 +111,8 @@ class Cluster:
         for job in range(HOSTS // 4):
             for rank in range(4):
                 one = iteration(7, rank, name=f"job-{job}", size=4)
-                self.jobs.ended(f"h{4 * job + rank:02}", one)
-                self.jobs.accounted(one, tally(cross_rx=10**6 if 4 * job + rank in crossed else 0))
+                ended(self.jobs, f"h{4 * job + rank:02}", one)
+                accounted(self.jobs, one, tally(cross_rx=10**6 if 4 * job + rank in crossed else 0))
 
     def page(self, **asked: Any) -> Snapshot:
         return page(self.view.freeze(UTC), Selection(**asked), self.state, self.jobs)
@@ -246,7 +249,7 @@ async def read_all(call: Any) -> None:
 
 def test_who_asks_for_the_same_gets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(answers.time, "monotonic", lambda: clock[0])
     counted = Counted()
     first = [counted.watching.latest(Selection(most_links=4)) for _ in range(100)]
     assert all(message is first[0] for message in first)
@@ -263,8 +266,8 @@ def test_who_asks_for_the_same_gets_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_viewers_take_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, used = [100.0], [0.0]
-    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(watching.time, "thread_time", lambda: used[0])
+    monkeypatch.setattr(answers.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(answers.time, "thread_time", lambda: used[0])
     counted = Counted()
 
     def slow(frozen: Any, asked: Selection) -> Snapshot:
@@ -285,8 +288,8 @@ def test_a_viewer_that_does_not_read_is_let_go_and_others_are_not_kept_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets the next snapshot only when it has taken the one before; what it does not take is never made."""
-    monkeypatch.setattr(watching, "_LET_GO_AFTER_S", 1.0)
-    monkeypatch.setattr(watching, "_OLDEST_S", 0.0)
+    monkeypatch.setattr(answers, "_SNAPSHOT_WITHIN_S", 1.0)
+    monkeypatch.setattr(answers, "_OLDEST_S", 0.0)
     address = f"unix:{tmp_path}/socket"
 
     async def scenario() -> tuple[int, grpc.StatusCode, str]:

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.view.arrivals import Arrivals, Present
-from collector.view.groups import groups
-from collector.view.series import COLUMNS, INTERVAL_NS, LinkSeries, SeriesCopy
-from collector.view.share_hysteresis import ShareHysteresis
-from collector.view.state import ARRIVED, FLOW
+from collector.view.arrivals import Arrivals, Present, ShareHysteresis
+from collector.view.series import COLUMNS, INTERVAL_NS, LinkSeries, SeriesCopy, groups
+from collector.view.sessions import ARRIVED, FLOW
 from netmon.records import Class
 
 MS = 1_000_000

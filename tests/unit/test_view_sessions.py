@@ -11,7 +11,7 @@ from collector_stream import MS, Host, S, clock, hello
 from in_process import take
 from test_store import Collector, read
 
-from collector.view.sessions import Sessions
+from collector.view.view import View
 from netmon.records import Class, Direction
 from netmon.views import Selection, Snapshot
 
@@ -82,7 +82,7 @@ def test_a_fault_of_the_view_costs_no_row(tmp_path: Path, monkeypatch: pytest.Mo
         raise ValueError("no")
 
     async def scenario() -> None:
-        monkeypatch.setattr(Sessions, "publish", fail)
+        monkeypatch.setattr(View, "publish", fail)
         collector = Collector(tmp_path)
         entry = await collector.feed([host.batch() for host in [Host()] for _ in range(30)])
         assert "what is shown is incomplete: ValueError: no" in collector.registry.snapshot(0).warnings

@@ -13,8 +13,8 @@ from collector_stream import MS, rows
 from nats_server import running
 
 from collector.cluster import ties
-from collector.cluster.bucket import Bucket
-from collector.cluster.components import HostTies, components
+from collector.cluster.membership import Bucket
+from collector.cluster.ties import HostTies, components
 from netmon.bench.pipeline.truth import compare
 from netmon.bench.pipeline.workers import Player, Recorded, playing
 from netmon.bench.specs import Load
