@@ -98,7 +98,7 @@ class Cause(IntEnum):
     COMPUTE = 5  # of a job of one rank
     LOSS = 6  # packets that the network dropped, with nobody else on the link
     SLOW_LINK = 7  # a link that gave less than it usually does, with nobody else on it
-    HOST = 8  # the host itself: its CPU, memory or storage
+    HOST = 8  # the host itself: its CPUs were busy, or a quota held the rank back
     OWN_TRANSFER = 9  # what a rank transferred alongside its gradients: a checkpoint, training data
     CHANGE = 10  # none: from this iteration on the job itself takes longer, or shorter, as with another batch size
 

@@ -132,7 +132,7 @@ _COLUMNS = {
     "own_transfer_ns": "share: what a rank transferred beside its gradients held it up",
     "loss_ns": "share: lost packets, with no other traffic on the link",
     "slow_link_ns": "share: a link that was slower than usual, with no other traffic on it",
-    "host_ns": "share: the host's CPU, memory or storage",
+    "host_ns": "share: the host's CPUs: waits for them, or a quota",
     "pause_ns": "share: all ranks did something else, or stopped",
     "unknown_ns": "share: unknown",
     "counterfactual_ns": "how long it would have taken without the culprit's bytes; null: nobody's bytes held it up",

@@ -27,7 +27,8 @@ from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, N
 from netmon.views import SHARES
 
 DATASET_VERSION = 1
-"""Of the files' schema; it rises with every change that a reader can tell."""
+"""Of the files' schema; one of another version is not continued. It rises where what a column means changes, or one
+goes; a new column does not raise it."""
 
 DIRECTIONS = ("rx", "tx")
 _WORD = pa.dictionary(pa.int32(), pa.string())

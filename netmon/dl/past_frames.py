@@ -83,8 +83,10 @@ def links_of(
     columns = max(1, -(-(until_ns - since_ns) // width))
     classes = rows["class"].map(_CODES).fillna(0).to_numpy(np.int64)
     start, end = rows["bucket_start_ns"].to_numpy(np.int64), rows["bucket_ns"].to_numpy(np.int64)
-    sums = _spread(start - since_ns, end, rows["wire_bytes"].to_numpy(np.float64), width, columns, link * 4 + classes)
-    rates = sums.reshape(len(names), 4, columns).transpose(0, 2, 1) * 8e9 / width
+    sums = _spread(
+        start - since_ns, end, rows["wire_bytes"].to_numpy(np.float64), width, columns, link * len(Class) + classes
+    )
+    rates = sums.reshape(len(names), len(Class), columns).transpose(0, 2, 1) * 8e9 / width
     return tuple(
         _link(name, rates[index], width, capacities.get((name[0], name[1]), 0)) for index, name in enumerate(names)
     )
@@ -99,7 +101,7 @@ def _spread(
     series: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float64]:
     """Sums by series and column, flat; what covers several columns is spread evenly over them."""
-    count = int(series.max(initial=-1) // 4 * 4 + 4) if len(series) else 0
+    count = (int(series.max(initial=-1)) // len(Class) + 1) * len(Class) if len(series) else 0
     first, last = start // width, (start + np.maximum(length, 1) - 1) // width
     spans = last - first + 1
     row = np.repeat(np.arange(len(start)), spans)

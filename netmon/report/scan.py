@@ -370,8 +370,8 @@ class Scan:
             cells.add(*self._spread(*(c[some] for c in (series, since // self._bucket_ns, width, wire, packets))))
             self._add_cells(*cells.sums())
         iteration = _numbers(batch, "iteration")
-        self._phases.add(series * 4 + self._phase(words, time, iteration), packets, wire, payload)
-        self._flows.add(flow * 4 + words["class"], packets, wire, payload)
+        self._phases.add(series * len(PHASES) + self._phase(words, time, iteration), packets, wire, payload)
+        self._flows.add(flow * len(Class) + words["class"], packets, wire, payload)
         self._slices.add((flow << 32 | since // SLICE_NS)[detail], payload[detail])
         training = (iteration >= 0) & np.isin(words["class"], _TRAINING)
         of_iterations = (flow << 32 | iteration)[detail], payload[detail]
@@ -456,7 +456,9 @@ class Scan:
         )
         key, sums = self._phases.sums()
         phases = pd.DataFrame(dict(zip(_AMOUNTS, sums, strict=True)))
-        phases = phases.assign(phase=np.array(PHASES)[key % 4]).join(series.loc[key // 4].reset_index(drop=True))
+        phases = phases.assign(phase=np.array(PHASES)[key % len(PHASES)]).join(
+            series.loc[key // len(PHASES)].reset_index(drop=True)
+        )
         slices, (slice_bytes,) = self._slices.sums()
         steps, (step_bytes,) = self._iterations.sums()
         detail = self._detail or (self._begin, self._end)
@@ -484,9 +486,13 @@ class Scan:
 
     def _flow_table(self, series: pd.DataFrame) -> pd.DataFrame:
         key, sums = self._flows.sums()
-        of_flow = series.loc[[self._flow_series[number] for number in (key // 4).tolist()]].reset_index(drop=True)
-        table = self._flow_ids(key // 4).join(of_flow.drop(columns="class"))
-        return table.assign(**{"class": np.array(CLASS_NAMES)[key % 4]}, **dict(zip(_AMOUNTS, sums, strict=True)))
+        of_flow = series.loc[[self._flow_series[number] for number in (key // len(Class)).tolist()]].reset_index(
+            drop=True
+        )
+        table = self._flow_ids(key // len(Class)).join(of_flow.drop(columns="class"))
+        return table.assign(
+            **{"class": np.array(CLASS_NAMES)[key % len(Class)]}, **dict(zip(_AMOUNTS, sums, strict=True))
+        )
 
     def _flow_ids(self, number: Ints) -> pd.DataFrame:
         packed = np.array(self._flow_codes.values, np.int64)[number]

@@ -6,7 +6,7 @@ counts and names. What only the session can tell (whether a flow or a link is kn
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -37,7 +37,7 @@ from netmon.wire.details import (
     read_nic,
 )
 from netmon.wire.evidence_columns import Columns as EvidenceColumns
-from netmon.wire.evidence_columns import no_evidence, read_jobs, split_evidence, stack_evidence
+from netmon.wire.evidence_columns import read_jobs, split_evidence, stack_evidence
 from netmon.wire.limits import (
     FURTHEST_NS,
     MAX_BYTES,
@@ -434,9 +434,9 @@ class ManyBatches:
     nic: Sequence[tuple[int, NicSample]]
     disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
     refused: Mapping[int, str]  # why, in one line; nothing of such a batch is in the tables
-    transport: Columns = field(default_factory=lambda: no_evidence(TRANSPORT))  # with `batch`, as the next one
-    host: Columns = field(default_factory=lambda: no_evidence(HOST_PART))
-    host_jobs: Mapping[int, Sequence[str]] = field(default_factory=dict)  # that `host` names, by batch
+    transport: Columns  # with `batch`, as the next one
+    host: Columns
+    host_jobs: Mapping[int, Sequence[str]]  # that `host` names, by batch
 
 
 def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:

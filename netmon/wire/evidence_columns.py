@@ -43,7 +43,7 @@ _FIXED = {
 _BY_UNIT = {"ns": MAX_SPAN_NS, "bytes": MAX_BYTES, "packets": MAX_PACKETS}
 _MOST_ROWS = {TRANSPORT: MAX_TRANSPORT, HOST_PART: MAX_HOST_PART}
 _NAMES = {TRANSPORT: "Transport", HOST_PART: "HostPart"}
-_STOPPED = len(HOST_PART.names or ()) - 1
+_STOPPED = (HOST_PART.names or ()).index("stopped_ns")
 """The column of HOST_PART that came later than the others, and travels by itself."""
 _JOB = (HOST_PART.names or ()).index("job")
 _NEEDED = ("flow_id", "start_ns", "end_ns")

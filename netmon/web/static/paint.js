@@ -62,7 +62,7 @@ function paintRates(pixels, bins, strip, series, scale, colours) {
       let y = 0;
       let sum = 0;
       for (const class_ of ORDER) {
-        const rates = series[direction * 4 + class_];
+        const rates = series[direction * colours.classes.length + class_];
         if (!rates || !rates[x]) continue;
         sum += rates[x];
         const end = Math.min(room, Math.max(y + 1, Math.round((sum / scale) * room)));

@@ -128,7 +128,7 @@ export function rateLines(catalogue, lane, series, bin) {
   const lines = [];
   for (const way of [1, 0])
     catalogue.classes.forEach((class_, at) => {
-      const value = series?.[way * 4 + at]?.[bin];
+      const value = series?.[way * catalogue.classes.length + at]?.[bin];
       if (value) lines.push(`${DIRECTIONS[way]} ${class_}: ${rate(value)}${lane.capacity ? `, ${Math.round((100 * value) / lane.capacity)} %` : ""}`);
     });
   return lines.length ? lines : ["silent"];
