@@ -225,7 +225,7 @@ MOST_ROWS, MOST_BATCHES = 1_000_000, 64
 
 MOST_ROWS_OF_ALL = 2_000_000
 _ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
-_weighing = attrgetter("marks", "nic", "exchanges", "ledger", "flows", "buckets")
+_weighing = attrgetter("marks", "nic", "exchanges", "ledger", "flows")
 _BURST_S = 1.0  # a session that is slowed down may save up
 
 
@@ -338,12 +338,16 @@ class Intake:
             _log.warning(f"{self._said} of {len(sending)} agents are asked for fewer batches, or for coarser rows too")
 
 
+def claimed_rows(batch: netmon_pb2.Batch) -> int:
+    """Of buckets, before anything is checked: no more than a batch may have."""
+    return min(int(batch.buckets.rows), MAX_ROWS)
+
+
 def weight(batch: netmon_pb2.Batch) -> int:
     """How much memory a batch takes when it is decoded, as a number of rows."""
-    marks, nic, exchanges, ledger, flows, buckets = _weighing(batch)
+    marks, nic, exchanges, ledger, flows = _weighing(batch)
     others = len(marks) + len(nic) + len(exchanges) + len(ledger)
-    rows: int = min(buckets.rows, MAX_ROWS)
-    return rows + _ROWS_PER_FLOW * len(flows) + _ROWS_PER_MARK * others
+    return claimed_rows(batch) + _ROWS_PER_FLOW * len(flows) + _ROWS_PER_MARK * others
 
 
 # --- How much of the collector one host may use, whatever it sends: seconds of its share, one for each that passes.
@@ -376,7 +380,7 @@ class HostLimiter:
     def add_batch(self, host: str, batch: netmon_pb2.Batch) -> None:
         """A batch of a host has come, which may claim anything."""
         rates, others = self.rates(), len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
-        cost_s = 1 / rates.batches + min(batch.buckets.rows, MAX_ROWS) / rates.rows + others / rates.others
+        cost_s = 1 / rates.batches + claimed_rows(batch) / rates.rows + others / rates.others
         self._spend(host, cost_s + len(batch.flows) / rates.flows + len(batch.marks) / rates.marks)
 
     def wait_s(self, host: str) -> float:

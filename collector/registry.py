@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.agent_checks import FailedSessionError, RefusedBatchError
-from collector.backpressure import HostLimiter, Intake, weight
+from collector.backpressure import HostLimiter, Intake, claimed_rows, weight
 from collector.dataset.sink import ParquetSink
 from collector.ending import Together
 from collector.flushing import Flushing
@@ -148,7 +148,7 @@ class Registry:
             batch = message.batch
             session.queue_batches(batch.sequence, [message], time.monotonic())
             self._stage.add(session.index, batch)
-            self.intake.add_waiting(session.hello.session, batch.buckets.rows, batch.horizon_ns)
+            self.intake.add_waiting(session.hello.session, claimed_rows(batch), batch.horizon_ns)
             self.intake.weight += weight(batch)
             self._taking.append((session, message))
             if self.intake.weight > _MOST_QUEUED or self.careful:

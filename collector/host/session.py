@@ -5,7 +5,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -179,7 +178,7 @@ class Session:
     def accept_run(self, sequences: Sequence[int]) -> bool:
         """Whether these follow each other and are all fresh: then they are accepted; else nothing is."""
         first, last = sequences[0], sequences[-1]
-        follow = all(after == before + 1 for before, after in pairwise(sequences))
+        follow = last - first + 1 == len(sequences) and list(range(first, last + 1)) == sequences
         if first <= max(self._last, self.queued) or not follow:
             return False
         self._notice_gap(first)

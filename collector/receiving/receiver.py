@@ -22,7 +22,7 @@ import grpc
 
 from collector.agent_checks import BREAK_S, check_silence, end_of, read_hello
 from collector.allocator import give_back
-from collector.backpressure import MOST_BATCHES, MOST_ROWS, MOST_ROWS_OF_ALL, HostLimiter, weight
+from collector.backpressure import MOST_BATCHES, MOST_ROWS, MOST_ROWS_OF_ALL, HostLimiter, claimed_rows, weight
 from collector.receiving import frames
 from collector.receiving.frames import Called, CutOff, Ended, Full, HungUp, Introduced, Pipe, Received, Written
 from collector.service import CollectorService, Health, NoHealth, add_health, admission_to, listen_at, stop_listening
@@ -33,7 +33,6 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
 from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity
-from netmon.wire.limits import MAX_ROWS
 
 # --- One agent's stream in the receiving process: read here, judged by the collector.
 
@@ -209,7 +208,7 @@ class ReceivedStream:
         self.waiting_rows += rows
         self.waiting_batches += 1
         if self._rows_per_s:
-            cost_s = min(message.batch.buckets.rows, MAX_ROWS) / self._rows_per_s
+            cost_s = claimed_rows(message.batch) / self._rows_per_s
             self._free_s = max(self._free_s, time.monotonic() - _BURST_S) + cost_s
         self._to.add(self, message, data, rows)
 

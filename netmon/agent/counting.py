@@ -24,7 +24,7 @@ from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
 from netmon.kernel.subprocess_calls import call_in_subprocess
 from netmon.own_module import keep_importable
-from netmon.records import STEP, Interface, Table
+from netmon.records import STEP, Interface
 from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY
 
@@ -88,10 +88,6 @@ class Counting:
         )
         if pid_namespace():
             log.warning("this is not the machine's PID namespace: %s", PARTIAL_VIEW)
-
-    def take_steps(self) -> Table:
-        """dtype STEP: the calls of training libraries since the last time."""
-        return self.steps.take()
 
     @property
     def steps_lost(self) -> int:

@@ -38,7 +38,7 @@ class TrainingMarks:
 
     def receive(self, now_ns: int) -> None:
         """Takes what scripts and libraries have told."""
-        hooked, calls = self._socket.take(), self._counting.take_steps()
+        hooked, calls = self._socket.take(), self._counting.steps.take()
         marks = [*hooked, *self._steps.rename(hooked), *(self._steps.steps(calls) if len(calls) else ())]
         if hooked or len(calls):
             self._marked_ns = now_ns

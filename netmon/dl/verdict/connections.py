@@ -111,15 +111,14 @@ def who_waited(connections: Connections, begin_ns: float, end_ns: float, resumed
         then = again & same
         if not then.any():
             continue
-        otherwise = said["again_bytes"][same & ~then] > 0
-        seldom = otherwise.sum() <= _SELDOM * len(otherwise)
         shares = (idle / np.maximum(length, 1))[known & (overlap <= 0) & same]
         clear = _CLEAR_PART if overlap[row] >= _PART * length[row] else _CLEAR
         baseline = max(0.0, median(shares) - clear * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - baseline * (length[row] - overlap[row])
-        to_resumed = connections.control[row] and connections.peer[row] == resumed
-        if to_resumed and seldom and said["busy_ns"][row] >= overlap[row]:
-            idle_then = 0.0
+        if connections.control[row] and connections.peer[row] == resumed and said["busy_ns"][row] >= overlap[row]:
+            otherwise = said["again_bytes"][same & ~then] > 0
+            if otherwise.sum() <= _SELDOM * len(otherwise):
+                idle_then = 0.0
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
             found.add((int(connections.rank[row]), int(connections.peer[row])))
     return found
