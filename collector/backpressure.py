@@ -12,13 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from statistics import median
 
 from collector.settings import DEFAULT_RATES, Rates
 from netmon.rate_limiter import RateLimiters
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_ROWS
+from netmon.wire.tables import FLOWS, MARKS, TABLES, claimed
 
 _MS = 1_000_000
 
@@ -224,8 +224,7 @@ MOST_ROWS, MOST_BATCHES = 1_000_000, 64
 """Of a session that wait for the tick."""
 
 MOST_ROWS_OF_ALL = 2_000_000
-_ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
-_weighing = attrgetter("marks", "nic", "exchanges", "ledger", "flows")
+_ROWS_PER_FLOW, _ROWS_PER_OTHER = 32, 8  # that take as much memory
 _BURST_S = 1.0  # a session that is slowed down may save up
 
 
@@ -343,11 +342,16 @@ def claimed_rows(batch: netmon_pb2.Batch) -> int:
     return min(int(batch.buckets.rows), MAX_ROWS)
 
 
+def claimed_tables(batch: netmon_pb2.Batch) -> dict[str, int]:
+    """The same of its other tables, by their names."""
+    return {format_.name: claimed(batch.tables, format_) for format_ in TABLES}
+
+
 def weight(batch: netmon_pb2.Batch) -> int:
     """How much memory a batch takes when it is decoded, as a number of rows."""
-    marks, nic, exchanges, ledger, flows = _weighing(batch)
-    others = len(marks) + len(nic) + len(exchanges) + len(ledger)
-    return claimed_rows(batch) + _ROWS_PER_FLOW * len(flows) + _ROWS_PER_MARK * others
+    rows = claimed_tables(batch)
+    flows = rows.pop(FLOWS.name)
+    return claimed_rows(batch) + _ROWS_PER_FLOW * flows + _ROWS_PER_OTHER * sum(rows.values())
 
 
 # --- How much of the collector one host may use, whatever it sends: seconds of its share, one for each that passes.
@@ -375,13 +379,15 @@ class HostLimiter:
 
     def add_hello(self, host: str, hello: netmon_pb2.Hello) -> None:
         rates = self.rates()
-        self._spend(host, SESSION_S + len(hello.flows) / rates.flows + len(hello.marks) / rates.marks)
+        flows, marks = (sum(claimed(tables, one) for tables in hello.tables) for one in (FLOWS, MARKS))
+        self._spend(host, SESSION_S + flows / rates.flows + marks / rates.marks)
 
     def add_batch(self, host: str, batch: netmon_pb2.Batch) -> None:
         """A batch of a host has come, which may claim anything."""
-        rates, others = self.rates(), len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
-        cost_s = 1 / rates.batches + claimed_rows(batch) / rates.rows + others / rates.others
-        self._spend(host, cost_s + len(batch.flows) / rates.flows + len(batch.marks) / rates.marks)
+        rates, rows = self.rates(), claimed_tables(batch)
+        flows, marks = (rows.pop(one.name) for one in (FLOWS, MARKS))
+        cost_s = 1 / rates.batches + claimed_rows(batch) / rates.rows + sum(rows.values()) / rates.others
+        self._spend(host, cost_s + flows / rates.flows + marks / rates.marks)
 
     def wait_s(self, host: str) -> float:
         """Until something more of a host is taken in; 0: now."""

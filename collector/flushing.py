@@ -81,8 +81,7 @@ class _Due:
     sessions: _Sessions
     buckets: list[Columns]
     iterations: list[Accounted]
-    transport: list[Columns]
-    host: list[Columns]
+    evidence: dict[str, list[Columns]]  # by table
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
     verdicts: list[Verdict]
@@ -175,8 +174,8 @@ class Flushing:
             there = {flush.session for session, flush in due.sessions if id(session) in known}
             tables.unstored.put_back(due.buckets, there)
             tables.iterations.put_back(due.iterations, there)
-            tables.evidence.transport.put_back(due.transport, there)
-            tables.evidence.host.put_back(due.host, there)
+            for name, rows in due.evidence.items():
+                tables.evidence.unstored[name].put_back(rows, there)
             self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
             if not isinstance(error, DataError):
                 raise
@@ -226,8 +225,8 @@ class Flushing:
         tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
         self.full_rows, self.verdicts = [], []
         jobs = list(tables.flows.jobs)
-        evidence = tables.evidence.transport.take(), tables.evidence.host.take()
-        return _Due(flushes, tables.unstored.take(), tables.iterations.take(), *evidence, jobs, full, verdicts)
+        evidence = {name: rows.take() for name, rows in tables.evidence.unstored.items()}
+        return _Due(flushes, tables.unstored.take(), tables.iterations.take(), evidence, jobs, full, verdicts)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Session, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -267,7 +266,7 @@ class Flushing:
 
 def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> dict[str, pa.Table]:
     flushes = [flush for _, flush in sessions]
-    return flush_tables(flushes, buckets, due.jobs, due.iterations, due.transport, due.host)
+    return flush_tables(flushes, buckets, due.jobs, due.iterations, due.evidence)
 
 
 def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Session, Exception]]]:

@@ -21,10 +21,11 @@ from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, WireError
+from netmon.marks import printable
 from netmon.records import BUCKET, Class, Table, empty
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets
-from netmon.wire.details import read_sentence
+from netmon.wire.limits import MAX_TEXT
 
 # --- When the collector asks for full resolution by itself: a slow iteration, a burst, a change of class.
 
@@ -186,7 +187,7 @@ class FullResolution:
             raise WireError(f"{session.hello.host} answers with other rows, or more, than were asked for")
         pull.tables.append(table)
         pull.rows += len(table)
-        pull.gap, pull.over = read_sentence(message.gap, "FullAnswer.gap"), message.last
+        pull.gap, pull.over = printable(message.gap, 4 * MAX_TEXT), message.last
         pull.news.set()
 
     def disconnected(self, session: Session) -> None:

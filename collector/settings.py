@@ -28,7 +28,7 @@ class Rates:
     rows: float = 4e6
     flows: float = 5e3
     marks: float = 5e4
-    others: float = 2e4  # samples of the ledger, of counters, of clocks
+    others: float = 5e4  # rows of other tables: the ledger, counters, clocks, what verdicts rest on
 
 
 DEFAULT_RATES = Rates()
@@ -165,7 +165,7 @@ class Settings:
     allowance: tuple[tuple[str, float], ...] = option(
         (),
         "what one host may send in a second before it has to wait: batches=500 rows=4e6 flows=5e3 marks=5e4 "
-        "others=2e4, which are the usual ones, far above what honest agents need",
+        "others=5e4, which are the usual ones, far above what honest agents need",
         nargs="+",
         type=_rate,
         metavar="WHAT=N",

@@ -40,7 +40,7 @@ HOST_PART = np.dtype(
         for name in (
             "start_ns",  # mono
             "end_ns",
-            "job",  # its place among the batch's names; unknown in the host's own row
+            "job",  # its place among the batch's words; unknown in the host's own row
             "rank",
             "pid",
             "missed_packets",  # that the NICs had no room for
@@ -58,3 +58,6 @@ HOST_PART = np.dtype(
     ]
 )
 """What held things up on a host in a time: rows of the host, and of each rank; differences of counters."""
+
+EVIDENCE = {"transport": TRANSPORT, "host": HOST_PART}
+"""By the names of the tables, in a batch and in the dataset."""

@@ -7,7 +7,7 @@ Byte counts say which bytes they are: wire (frames as sent on the link, a header
 """
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.evidence import HOST_PART, TRANSPORT
-
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 1
 
 Table = npt.NDArray[np.void]
 """A numpy structured array; its dtype is named where it is used."""
@@ -376,9 +374,8 @@ class Batch:
     exchanges: Sequence[ClockExchange] = ()
     nic: Sequence[NicSample] = ()
     bucket_ns: int = 0  # width of the rows; 0: the hello's bucket_ns
-    transport: Table = field(default_factory=lambda: empty(TRANSPORT))
-    host: Table = field(default_factory=lambda: empty(HOST_PART))
-    host_jobs: Sequence[str] = ()  # that `host` names
+    evidence: Mapping[str, Table] = field(default_factory=dict)  # of netmon.evidence.EVIDENCE, by their names
+    words: Sequence[str] = ()  # that these name by their places
 
 
 def address(packed: bytes) -> str:

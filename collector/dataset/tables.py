@@ -361,23 +361,24 @@ def full_table(buckets: pa.Table, reason: str, gap: str) -> pa.Table:
     return buckets.append_column("reason", _words(zeros, [reason])).append_column("gap", _words(zeros, [gap]))
 
 
-def transport_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.tables.STORED_TRANSPORT as the table `transport`; null: the kernel does not report."""
-    columns = _known_numbers("transport", pieces) | _times(origins, of, pieces)
-    limited = column_of(pieces, "application_limited")
-    columns["application_limited"] = pa.array(limited == 1, mask=limited == UNKNOWN)
-    return origins.table("transport", of, columns | origins.link_columns(of, column_of(pieces, "link")))
+def evidence_table(
+    name: str, origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]
+) -> pa.Table:
+    """Rows of collector.host.tables.Evidence as the table of this name; null: the kernel does not report.
 
-
-def host_table(origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
-    """Rows of collector.host.tables.STORED_HOST_PART as the table `host`; jobs: by the rows' number."""
-    columns = _known_numbers("host", pieces) | _times(origins, of, pieces)
-    job = column_of(pieces, "job")
-    names = pa.array([*jobs, ""], pa.string())
-    columns["job"] = pa.DictionaryArray.from_arrays(pa.array(np.where(job < 0, len(jobs), job), pa.int32()), names)
-    columns["rank"] = column_of(pieces, "rank")
-    columns["pid"] = np.maximum(column_of(pieces, "pid"), 0)
-    return origins.table("host", of, columns)
+    jobs: by the rows' number.
+    """
+    columns, there = _known_numbers(name, pieces) | _times(origins, of, pieces), pieces[0].names
+    for column in (field.name for field in SCHEMAS[name] if pa.types.is_boolean(field.type)):
+        holds = column_of(pieces, column)
+        columns[column] = pa.array(holds == 1, mask=holds == UNKNOWN)
+    if "job" in there:
+        job, names = column_of(pieces, "job"), pa.array([*jobs, ""], pa.string())
+        columns["job"] = pa.DictionaryArray.from_arrays(pa.array(np.where(job < 0, len(jobs), job), pa.int32()), names)
+        columns["rank"], columns["pid"] = column_of(pieces, "rank"), np.maximum(column_of(pieces, "pid"), 0)
+    if "link" in there:
+        columns |= origins.link_columns(of, column_of(pieces, "link"))
+    return origins.table(name, of, columns)
 
 
 def _times(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> dict[str, Any]:

@@ -8,10 +8,11 @@ import numpy as np
 from collector.host.rows import fill_counts
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import starts
-from netmon.evidence import HOST_PART, TRANSPORT
+from netmon.evidence import EVIDENCE
 from netmon.mark_runs import mark_runs, mark_table
-from netmon.records import Batch, Table
-from netmon.wire.batch_fields import HEADS, LEDGER, ROWS, ManyBatches, Runs
+from netmon.records import Batch, empty
+from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, Runs
+from netmon.wire.tables import LEDGER
 
 
 def gather(batches: Sequence[Batch]) -> ManyBatches:
@@ -24,13 +25,14 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
             *(batch.sequence, batch.horizon_ns, batch.bucket_ns, clock.mono_ns, clock.utc_ns, clock.error_ns),
             *(clock.utc_error_ns, cost.rss_bytes, cost.spool_bytes, cost.warnings, cost.cpu_fraction),
         )
-    fields = [name for name in LEDGER.names or () if name != "batch"]
-    samples = [(index, *(getattr(s, name) for name in fields)) for index, batch in there for s in batch.ledger]
+    words = dict[str, int]()
+    samples = [(index, *vars(sample).values()) for index, batch in there for sample in batch.ledger]
+    ledger = np.array(samples, np.int64).reshape(-1, 1 + len(LEDGER.columns)).T
     rows = joined([Columns.zeros(0, ROWS), *(_rows(index, batch) for index, batch in there)])
     return ManyBatches(
         rows=rows,
         runs=_runs(rows),
-        ledger=np.array(samples, LEDGER),
+        ledger=Columns(dict(zip(("batch", *LEDGER.columns), ledger.copy(), strict=True))),
         heads=heads,
         flows=[(index, flow) for index, batch in there for flow in batch.flows],
         marks=mark_table((index, run) for index, batch in there for run in mark_runs(batch.marks)),
@@ -38,17 +40,23 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
         nic=[(index, sample) for index, batch in there for sample in batch.nic],
         disciplines={index: batch.clock.discipline for index, batch in there if batch.clock.discipline},
         refused={},
-        transport=_evidence([batch.transport for batch in batches], TRANSPORT),
-        host=_evidence([batch.host for batch in batches], HOST_PART),
-        host_jobs={index: batch.host_jobs for index, batch in there if batch.host_jobs},
+        evidence={name: _evidence(name, batches, words) for name in EVIDENCE},
+        words=list(words),
     )
 
 
-def _evidence(tables: Sequence[Table], dtype: np.dtype[np.void]) -> Columns:
-    batch = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    return Columns(
-        {"batch": batch} | {name: np.concatenate([table[name] for table in tables]) for name in dtype.names or ()}
+def _evidence(name: str, batches: Sequence[Batch], words: dict[str, int]) -> Columns:
+    """words: places of those that all batches' tables name."""
+    tables = [batch.evidence.get(name, empty(EVIDENCE[name])) for batch in batches]
+    found = Columns(
+        {"batch": np.repeat(np.arange(len(tables)), [len(table) for table in tables])}
+        | {column: np.concatenate([table[column] for table in tables]) for column in EVIDENCE[name].names or ()}
     )
+    if "job" in found.names:
+        places = [[words.setdefault(word, len(words)) for word in batch.words] for batch in batches]
+        pairs = zip(found["batch"].tolist(), found["job"].tolist(), strict=True)
+        found["job"] = [places[batch][job] if job >= 0 else job for batch, job in pairs]
+    return found
 
 
 def _rows(index: int, batch: Batch) -> Columns:

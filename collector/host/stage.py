@@ -340,7 +340,7 @@ class HostStage:
         for name in ("batch", "time_ns", "nic_header_bytes", "uncounted", *COUNTERS):
             samples[name] = ledger[name]
         links = []
-        for batch, interface, direction in ledger[["batch", "interface", "direction"]].tolist():
+        for batch, interface, direction in zip(*(ledger[name].tolist() for name in _LINK), strict=True):
             window = self.sessions[int(batches.session[batch])].window
             try:
                 links.append(window.first_link + window.links.number(interface, direction))
@@ -617,4 +617,5 @@ class HostStage:
         settled.failed.setdefault(session_index, (0, error))
 
 
+_LINK = "batch", "interface", "direction"
 _SAMPLING = np.dtype([("batch", "<i4"), *((name, SAMPLE[name]) for name in SAMPLE.names or ())])

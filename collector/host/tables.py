@@ -28,9 +28,10 @@ from netmon.dl.classify import Rows, Windows, row_classes, share_windows, window
 from netmon.dl.grouped import starts
 from netmon.dl.timemap import TimeMap
 from netmon.dl.traffic import BULK
-from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
+from netmon.evidence import EVIDENCE, UNKNOWN
 from netmon.records import Class, Direction, Hello, Table
 from netmon.wire.batch_fields import ManyBatches
+from netmon.wire.limits import MAX_UTC_NS
 
 # --- What is known of each session and each link, as columns over all of them.
 
@@ -140,12 +141,12 @@ class SessionIndex:
         """Mono times of sessions in UTC; of times before the last two knots of a map see `older`."""
         own = {name: self.table[name][session] for name in ("knot_ns", "offset_ns", "slope")}
         since = mono_ns - own["knot_ns"]
-        offsets = own["offset_ns"] + np.round(np.maximum(since, 0) * own["slope"]).astype(np.int64)
+        offsets = own["offset_ns"] + _whole(np.maximum(since, 0) * own["slope"])
         inside = np.flatnonzero((since < 0) & (self.table["earlier_offset_ns"][session] != own["offset_ns"]))
         if len(inside):
             first, base = (self.table[n][session[inside]] for n in ("earlier_knot_ns", "earlier_offset_ns"))
             rise, span = own["offset_ns"][inside] - base, np.maximum(own["knot_ns"][inside] - first, 1)
-            offsets[inside] = base + np.round((mono_ns[inside] - first) * (rise / span)).astype(np.int64)
+            offsets[inside] = base + _whole((mono_ns[inside] - first) * (rise / span))
         found: npt.NDArray[np.int64] = mono_ns + offsets
         return found
 
@@ -154,13 +155,12 @@ class SessionIndex:
         return np.flatnonzero(mono_ns < self.table["earlier_knot_ns"][session])
 
 
+def _whole(ns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Rounded; of a clock that nobody could have, no further than a time may be."""
+    return np.clip(np.round(ns), -MAX_UTC_NS, MAX_UTC_NS).astype(np.int64)
+
+
 # --- What agents report of connections and of their hosts' part, on its way to the dataset: all hosts in one table.
-
-STORED_TRANSPORT = np.dtype([("session", "<i4"), ("link", "<i4"), *((name, "<i8") for name in TRANSPORT.names or ())])
-"""A row on its way: index of its session, link as the session counts them; times are mono."""
-
-STORED_HOST_PART = np.dtype([("session", "<i4"), *((name, "<i8") for name in HOST_PART.names or ())])
-"""The same of the host's part; job: an index into the jobs of all hosts, UNKNOWN in the host's own row."""
 
 LATEST = np.dtype(
     [("session", "<i4"), ("flow_id", "<u4")]
@@ -198,18 +198,20 @@ class Lately:
 
 
 class Evidence:
-    """All that is not stored yet, and the latest of each flow."""
+    """The tables of netmon.evidence: all that is not stored yet, and the latest of each flow.
+
+    A row on its way has the index of its session, too, and where it is of a flow the link as the session counts them;
+    times are mono, `job` is an index into the jobs of all hosts.
+    """
 
     def __init__(self, flows: AllFlows, sessions: SessionIndex) -> None:
         """flows, sessions: of all sessions."""
         self._flows, self._sessions = flows, sessions
-        self.transport, self.host = Unstored(), Unstored()
+        self.unstored = {name: Unstored() for name in EVIDENCE}
+        self.lately = {name: Lately() for name in EVIDENCE}
+        """The rows that came last, oldest first."""
         self._latest = np.zeros(0, LATEST)  # by flow
-        self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked
-        self.lately = Lately()
-        """The latest samples of the hosts' part, columns of STORED_HOST_PART, oldest first."""
-        self.said_lately = Lately()
-        """What TCP said last, columns of STORED_TRANSPORT, oldest first."""
+        self._found: dict[str, _Indices] = {}  # flows of the rows that have just been checked
         self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
         """Of a session: names of jobs by job and pid, where they are others than the agent's."""
 
@@ -218,36 +220,43 @@ class Evidence:
 
         To be called when their flows are described.
         """
-        rows = many.transport
-        if not len(rows):
-            return {}
-        self._found = self._flows.keys.find(session_index[rows["batch"]], rows["flow_id"])
-        unknown = np.flatnonzero(self._found < 0)
-        return {int(rows["batch"][row]): str(unknown_flow(int(rows["flow_id"][row]))) for row in unknown.tolist()}
+        faults: dict[int, str] = {}
+        for name, rows in many.evidence.items():
+            if "flow_id" not in rows.names or not len(rows):
+                continue
+            flow = self._found[name] = self._flows.keys.find(session_index[rows["batch"]], rows["flow_id"])
+            for row in np.flatnonzero(flow < 0).tolist():
+                faults[int(rows["batch"][row])] = str(unknown_flow(int(rows["flow_id"][row])))
+        return faults
 
     def add(self, many: ManyBatches, session_index: _Indices, good: npt.NDArray[np.bool_]) -> None:
         """Add the rows of good batches, which have just been checked. session_index: of each batch."""
-        if len(many.transport):
-            self._add_transport(many, session_index, np.flatnonzero(good[many.transport["batch"]]))
-        if len(many.host):
-            self._add_host_part(many, session_index, np.flatnonzero(good[many.host["batch"]]))
+        for name, rows in many.evidence.items():
+            if not len(rows):
+                continue
+            kept = np.flatnonzero(good[rows["batch"]])
+            whole = len(kept) == len(rows)
+            rows = rows if whole else rows.take(kept)
+            session = session_index[rows["batch"]]
+            columns = {"session": session.astype("<i4")} | {column: rows[column] for column in rows.names[1:]}
+            if "flow_id" in columns:
+                flow = self._found[name] if whole else self._found[name][kept]
+                columns["link"] = self._flows.state["link"][flow].astype("<i4")
+                self._note(session, flow, rows)
+            if "job" in columns:
+                columns["job"] = self._jobs(session, rows, many.words)
+            found = Columns(columns)
+            self.lately[name].append(found)
+            self._keep(self.unstored[name], many, rows["batch"], found)
 
-    def _add_transport(self, many: ManyBatches, session_index: _Indices, good: _Indices) -> None:
-        transport, flow = many.transport, self._found
-        if len(good) < len(transport):
-            transport, flow = transport.take(good), flow[good]
-        session = session_index[transport["batch"]]
-        columns = {name: transport[name] for name in TRANSPORT.names or ()}
-        link = self._flows.state["link"][flow]
-        rows = Columns({"session": session.astype("<i4"), "link": link.astype("<i4"), **columns})
-        self.said_lately.append(rows)
-        self._keep(self.transport, many, transport["batch"], rows)
-        self._note(session, flow, transport, transport["flow_id"])
-        other = self._flows.keys.find(session, transport["reverse_flow_id"])
+    def _note(self, session: _Indices, flow: _Indices, rows: Columns) -> None:
+        """What TCP says of both flows of each connection."""
+        self._note_flows(session, flow, rows, rows["flow_id"])
+        other = self._flows.keys.find(session, rows["reverse_flow_id"])
         known = np.flatnonzero(other >= 0)
-        self._note(session[known], other[known], transport.take(known), transport["reverse_flow_id"][known])
+        self._note_flows(session[known], other[known], rows.take(known), rows["reverse_flow_id"][known])
 
-    def _note(self, session: _Indices, flow: _Indices, columns: Columns, flow_id: _Indices) -> None:
+    def _note_flows(self, session: _Indices, flow: _Indices, columns: Columns, flow_id: _Indices) -> None:
         if len(self._latest) < len(self._flows.flows):
             grown = np.zeros(2 * len(self._flows.flows), LATEST)
             grown[: len(self._latest)] = self._latest
@@ -258,20 +267,16 @@ class Evidence:
             rows[name] = columns[name]
         self._latest[flow] = rows  # in the batches' order: of several the last
 
-    def _add_host_part(self, many: ManyBatches, session_index: _Indices, good: _Indices) -> None:
-        host_rows = many.host if len(good) == len(many.host) else many.host.take(good)
-        columns = {name: host_rows[name] for name in HOST_PART.names or ()}
-        rows = Columns({"session": session_index[host_rows["batch"]].astype("<i4"), **columns})
-        of_rank = np.flatnonzero(host_rows["job"] != UNKNOWN)
-        whose = (host_rows["batch"], rows["session"], host_rows["job"], host_rows["pid"])
-        jobs = []
-        for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in whose), strict=True):
-            name = many.host_jobs[batch][job]
-            jobs.append(self._flows.job(self.renamed.get(session, {}).get((name, pid), name)))
-        rows = rows.replaced(job=host_rows["job"].copy())
-        rows["job"][of_rank] = jobs
-        self.lately.append(rows)
-        self._keep(self.host, many, host_rows["batch"], rows)
+    def _jobs(self, session: _Indices, rows: Columns, words: Sequence[str]) -> _Indices:
+        job: _Indices = rows["job"].copy()
+        of_rank = np.flatnonzero(job != UNKNOWN)
+        whose = (session, job, rows["pid"])
+        for row, session_index, word, pid in zip(
+            of_rank.tolist(), *(column[of_rank].tolist() for column in whose), strict=True
+        ):
+            renamed = self.renamed.get(session_index, {})
+            job[row] = self._flows.job(renamed.get((words[word], pid), words[word]))
+        return job
 
     def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
         """Those that the dataset does not have."""
@@ -299,8 +304,8 @@ class Evidence:
         return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if known else math.nan
 
     def drop(self, session_index: int) -> None:
-        self.transport.drop(session_index)
-        self.host.drop(session_index)
+        for rows in self.unstored.values():
+            rows.drop(session_index)
         self.renamed.pop(session_index, None)
 
 
@@ -397,11 +402,11 @@ class Tables:
     @property
     def unstored_bytes(self) -> int:
         """Of rows that have settled and are not stored."""
-        return self.unstored.nbytes + self.evidence.transport.nbytes + self.evidence.host.nbytes
+        return self.unstored.nbytes + sum(rows.nbytes for rows in self.evidence.unstored.values())
 
     def has_unstored(self, session_index: int) -> bool:
         """Whether rows of the session are not stored, nor on their way to the disk."""
-        pieces = self.unstored, self.evidence.transport, self.evidence.host
+        pieces = self.unstored, *self.evidence.unstored.values()
         return any(session_index in rows.sessions for rows in pieces)
 
     def drop(self, session_index: int) -> None:
@@ -523,7 +528,7 @@ class Tables:
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
             jobs, rank_ids = self.rank_table.numbers()
-            self.flows.release_numbers(self.unstored.jobs() | self.evidence.host.jobs() | jobs, rank_ids)
+            self.flows.release_numbers(self.unstored.jobs() | self.evidence.unstored["host"].jobs() | jobs, rank_ids)
 
     def table_needed_since(self, session_index: int) -> int | None:
         """As Ranks.needed_since, of the ranks in the table."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -18,13 +19,12 @@ from collector.dataset.tables import (
     SessionMeta,
     bucket_table,
     column_of,
+    evidence_table,
     flow_table,
-    host_table,
     iteration_table,
     ledger_table,
     nic_table,
     session_table,
-    transport_table,
 )
 from collector.host.iteration_rows import Accounted, all_accounted
 from collector.host.ledger import LedgerRow
@@ -115,8 +115,7 @@ def flush_tables(
     buckets: Sequence[Columns],
     jobs: Sequence[str],
     iterations: Sequence[Accounted] = (),
-    transport: Sequence[Columns] = (),
-    host: Sequence[Columns] = (),
+    evidence: Mapping[str, Sequence[Columns]] = MappingProxyType({}),
 ) -> dict[str, pa.Table]:
     """All that these sessions have to be stored, by table; pure, may run in a thread.
 
@@ -148,12 +147,10 @@ def flush_tables(
     whose, nic = _joined([session.nic for session in sessions])
     if nic:
         tables["nic"] = nic_table(origins, whose, nic)
-    rows, of = _own(sessions, transport)
-    if len(of):
-        tables["transport"] = transport_table(origins, of, rows)
-    rows, of = _own(sessions, host)
-    if len(of):
-        tables["host"] = host_table(origins, of, jobs, rows)
+    for name, pieces in evidence.items():
+        rows, of = _own(sessions, pieces)
+        if len(of):
+            tables[name] = evidence_table(name, origins, of, jobs, rows)
     sessions_meta = {session_index: session.meta for session_index, session in enumerate(sessions) if session.meta}
     if sessions_meta:
         tables["sessions"] = session_table(origins, sessions_meta)

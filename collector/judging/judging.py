@@ -426,7 +426,7 @@ class Judging:
 
     def _waited(self, job: str) -> JobEvidence:
         """What kept the job's ranks from running, as the hosts reported lately."""
-        rows = self._tables.evidence.lately.all(("session", *_WAITED))
+        rows = self._tables.evidence.lately["host"].all(("session", *_WAITED))
         if rows is None:
             return JobEvidence(nothing_waited(), np.empty(0, np.int64))
         rows = rows.take(np.flatnonzero(rows["job"] == self._tables.flows.job(job)))
@@ -440,7 +440,7 @@ class Judging:
 
     def _said(self, job: str, session_indices: Sequence[int], whose: Sequence[Whose], of_flow: _Numbers) -> JobEvidence:
         """What TCP said lately of the job's connections, on some sessions. of_flow: index into whose, by flow."""
-        rows = self._tables.evidence.said_lately.all(("session", "flow_id", *_SAID))
+        rows = self._tables.evidence.lately["transport"].all(("session", "flow_id", *_SAID))
         if rows is None:
             return JobEvidence(no_tcp_rows(), np.empty(0, np.int64))
         rows = rows.take(np.flatnonzero(np.isin(rows["session"], session_indices)))

@@ -34,8 +34,8 @@ class Evidence:
         self.transport.count(rows)
         self._host.add_marks(marks)
         nic = self._nic.due(now_ns, idle)
-        host, host_jobs = self._host.due(now_ns, idle)
-        return {"nic": nic, "transport": self.transport.due(now_ns), "host": host, "host_jobs": host_jobs}
+        host, jobs = self._host.due(now_ns, idle)
+        return {"nic": nic, "evidence": {"transport": self.transport.due(now_ns), "host": host}, "words": jobs}
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:
         """As Agent.adjust."""

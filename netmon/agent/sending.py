@@ -96,10 +96,9 @@ class Sending:
         """Into the spool. accounts: how the ledger was reported last; empty: as before; flows: all that are known."""
         self.spool.ledger = accounts or self.spool.ledger
         for part in batch_parts(batch):
-            message = encode_body(part)
-            body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
+            body = netmon_pb2.AgentMessage(batch=encode_body(part)).SerializeToString()
             loss = link_totals(part.buckets, flows).tobytes()
-            described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
+            described = [(flow.flow_id, serialise_flow(flow)) for flow in part.flows]
             rows_message = serialise_buckets(part.buckets, part.bucket_ns)
             self.spool.append(part.sequence, body, rows_message, loss, described)
             self._sequence = part.sequence

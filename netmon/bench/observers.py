@@ -34,6 +34,9 @@ from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.buckets import decode_buckets
 from netmon.wire.channel import ALIVE_EVERY_S, COLLECTOR_OPTIONS
+from netmon.wire.limits import MAX_MONO_NS
+from netmon.wire.table_records import read_ledger
+from netmon.wire.tables import FLOWS, claimed, split_tables, stack_tables
 
 # --- What an agent needs of a collector, and nothing else: every batch is acknowledged, counted and forgotten.
 
@@ -88,12 +91,12 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
         received = self.received
         received.batches += 1
         received.bytes += batch.ByteSize()
-        received.flows += len(batch.flows)
+        received.flows += claimed(batch.tables, FLOWS)
         received.records += batch.buckets.rows
         received.record_bytes += int(decode_buckets(batch.buckets)["wire_bytes"].sum(dtype=np.int64))
-        for sample in batch.ledger:
-            name = f"{session}/{sample.interface}/{sample.direction}"
-            counters = {f.name: int(getattr(sample, f.name)) for f in sample.DESCRIPTOR.fields}
+        for sample in read_ledger(stack_tables([split_tables(batch.tables)], [0], [MAX_MONO_NS]).tables["ledger"]):
+            name = f"{session}/{sample.interface}/{int(sample.direction)}"
+            counters = {counter: int(value) for counter, value in vars(sample).items()}
             received.begun.setdefault(name, counters)
             received.links[name] = counters
 

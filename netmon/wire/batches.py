@@ -7,38 +7,38 @@ from urllib.parse import quote
 import numpy as np
 
 from netmon.errors import WireError
-from netmon.evidence import HOST_PART, TRANSPORT
-from netmon.records import SCHEMA_VERSION, Batch, Hello, Table
+from netmon.evidence import EVIDENCE
+from netmon.mark_runs import marks_of
+from netmon.records import SCHEMA_VERSION, AgentCost, Batch, ClockSample, Flow, Hello, Interface, Table
 from netmon.wire import netmon_pb2
+from netmon.wire.batch_fields import decode_many
 from netmon.wire.buckets import decode_buckets, encode_buckets
-from netmon.wire.details import (
-    check_counts,
-    check_head,
-    check_times,
-    read_clock,
-    read_cost,
-    read_exchange,
-    read_flow,
-    read_interface,
-    read_ledger,
-    read_mark,
-    read_name,
-    read_nic,
-)
-from netmon.wire.evidence_columns import Columns, encode_evidence, read_jobs, split_evidence, stack_evidence
 from netmon.wire.limits import (
     MAX_COUNT,
     MAX_FLOWS,
     MAX_HOST,
     MAX_INTERFACES,
-    MAX_MARKS,
+    MAX_MONO_NS,
     MAX_NAME,
+    MAX_PACKETS,
     MAX_SESSION,
     MAX_WIDTH_NS,
 )
-from netmon.wire.mapping import check, to_message
+from netmon.wire.mapping import check, from_message, to_message
+from netmon.wire.table_records import read_flows, read_ledger, read_marks, rows_of
+from netmon.wire.tables import (
+    HEAD,
+    TABLES,
+    Words,
+    check_limits,
+    encode_tables,
+    matrix,
+    read_name,
+    split_tables,
+    stack_tables,
+)
 
-OLDEST_AGENT = 3
+OLDEST_AGENT = 1
 """What agents of this version and later send is understood."""
 
 
@@ -57,7 +57,11 @@ _SESSION = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*")
 
 def encode_hello(hello: Hello) -> netmon_pb2.Hello:
     """Hello → message. Raises WireError where a value does not fit its field."""
-    return to_message(hello, netmon_pb2.Hello())
+    message = to_message(hello, netmon_pb2.Hello(), given=("flows", "marks"))
+    if hello.flows or hello.marks:
+        words = Words()
+        encode_tables(rows_of(words, flows=hello.flows, marks=hello.marks), words, message.tables.add())
+    return message
 
 
 def decode_hello(message: netmon_pb2.Hello) -> Hello:
@@ -71,20 +75,27 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
     check(bool(_SESSION.fullmatch(session)), f"Hello.session {session!r} has other characters than A-Za-z0-9_.-")
     check(cards > 0, "Hello.interfaces is empty")
     check(cards <= MAX_INTERFACES, f"Hello.interfaces are {cards}, more than {MAX_INTERFACES}")
-    for name, most in (("flows", MAX_FLOWS), ("marks", MAX_MARKS)):
-        count = len(getattr(message, name))
-        check(count <= most, f"Hello.{name} are {count}, more than {most}")
     check(message.HasField("clock"), "Hello.clock is missing")
+    check(len(message.tables) <= MAX_FLOWS, f"Hello.tables are {len(message.tables)}, more than {MAX_FLOWS}")
+    for at, format_ in enumerate(TABLES):
+        rows = sum(tables.rows[at] for tables in message.tables if at < len(tables.rows))
+        check(rows <= format_.most_rows, f"Hello.tables have {rows} {format_.name}, more than {format_.most_rows}")
+    pieces = [split_tables(tables) for tables in message.tables]
+    stacked = stack_tables(pieces, range(len(pieces)), [MAX_MONO_NS] * len(pieces))
+    flows, faults = read_flows(stacked)
+    for reason in (*stacked.faults.values(), *faults.values()):
+        raise WireError(f"Hello: {reason}")
+    marks = read_marks(stacked)
     hello = Hello(
         host=host,
         session=session,
         bucket_ns=message.bucket_ns,
-        clock=read_clock(message.clock),
-        interfaces=tuple(map(read_interface, message.interfaces)),
+        clock=_read_clock(message.clock),
+        interfaces=tuple(map(_read_interface, message.interfaces)),
         agent_version=read_name(message.agent_version, "Hello.agent_version"),
         schema_version=message.schema_version,
-        flows=tuple(map(read_flow, message.flows)),
-        marks=tuple(map(read_mark, message.marks)),
+        flows=tuple(flow for _, flow in flows),
+        marks=tuple(marks_of(run for _, run in marks.runs())),
         acknowledged=message.acknowledged,
         stream_ns=message.stream_ns,
         oldest_reader=message.oldest_reader,
@@ -105,6 +116,30 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
     return hello
 
 
+def _read_clock(message: netmon_pb2.ClockSample) -> ClockSample:
+    clock = ClockSample(
+        *(message.mono_ns, message.utc_ns, message.error_ns, message.utc_error_ns),
+        read_name(message.discipline, "clock"),
+    )
+    faults = dict[int, str]()
+    head = 1, 0, 0, clock.mono_ns, clock.utc_ns, clock.error_ns, clock.utc_error_ns, 0, 0, 0
+    check_limits(HEAD, np.array([head], np.int64), [0], faults)
+    check(not faults, faults.get(0, ""))
+    return clock
+
+
+def _read_interface(message: netmon_pb2.Interface) -> Interface:
+    card = from_message(message, Interface)
+    for name in ("name", "hook_rx", "hook_tx", "driver"):
+        text = getattr(card, name)
+        check(len(text) <= MAX_NAME, f"Interface.{name} has {len(text)} characters, more than {MAX_NAME}")
+        check(text.isprintable(), f"Interface.{name} {text!r} is not printable")
+    check(card.name != "", f"interface {card.index} has no name")
+    check(card.byte_basis.isprintable(), f"Interface.byte_basis of {card.name} is not printable")
+    check(card.capacity_bps <= MAX_PACKETS, f"{card.name} has a capacity of {card.capacity_bps} bit/s")
+    return card
+
+
 def encode_batch(batch: Batch) -> netmon_pb2.Batch:
     """Batch → message. Raises WireError where a value does not fit its field."""
     message = encode_body(batch)
@@ -114,14 +149,20 @@ def encode_batch(batch: Batch) -> netmon_pb2.Batch:
 
 def encode_body(batch: Batch) -> netmon_pb2.Batch:
     """Everything but the rows. Raises WireError where a value does not fit its field."""
-    tables = ("buckets", "bucket_ns", "transport", "host", "host_jobs")
-    message = to_message(batch, netmon_pb2.Batch(), given=tables)
+    message = netmon_pb2.Batch()
+    try:
+        message.sequence, message.horizon_ns = batch.sequence, batch.horizon_ns
+    except ValueError as error:
+        raise WireError(f"cannot send batch {batch.sequence}: {error}") from None
+    to_message(batch.clock, message.clock)
+    message.clock.SetInParent()
+    to_message(batch.cost, message.cost)
     message.buckets.bucket_ns = batch.bucket_ns
-    if len(batch.transport):
-        encode_evidence(batch.transport, message.transport)
-    if len(batch.host):
-        encode_evidence(batch.host, message.host)
-        message.host.jobs.extend(batch.host_jobs)
+    words = Words(batch.words)
+    tables = rows_of(words, batch.flows, batch.marks, batch.ledger, batch.exchanges, batch.nic)
+    tables |= {name: matrix(table) for name, table in batch.evidence.items() if len(table)}
+    if tables:
+        encode_tables(tables, words, message.tables)
     return message
 
 
@@ -137,45 +178,37 @@ def serialise_buckets(buckets: Table, bucket_ns: int) -> bytes:
     return message.SerializeToString()
 
 
-def serialise_flow(flow: netmon_pb2.Flow) -> bytes:
+def serialise_flow(flow: Flow) -> bytes:
     """An AgentMessage of nothing but an introduction's flow, to be put after one of the rest, as is each other one."""
-    return netmon_pb2.AgentMessage(hello=netmon_pb2.Hello(flows=(flow,))).SerializeToString()
+    message, words = netmon_pb2.AgentMessage(), Words()
+    encode_tables(rows_of(words, flows=[flow]), words, message.hello.tables.add())
+    return message.SerializeToString()
 
 
 def decode_batch(message: netmon_pb2.Batch) -> Batch:
     """Message → Batch, checked completely. Raises WireError with a one-line reason."""
-    width = message.buckets.bucket_ns
-    check(width <= MAX_WIDTH_NS, f"Buckets.bucket_ns is {width}, more than {MAX_WIDTH_NS}")
-    rows = decode_buckets(message.buckets)
-    check_counts(message)
-    sequence, horizon_ns = check_head(message)
-    host = split_evidence(message.host, HOST_PART)
-    batch = Batch(
-        sequence=sequence,
-        clock=read_clock(message.clock),
-        horizon_ns=horizon_ns,
-        buckets=rows,
-        flows=tuple(map(read_flow, message.flows)),
-        marks=tuple(map(read_mark, message.marks)),
-        ledger=tuple(map(read_ledger, message.ledger)),
-        cost=read_cost(message.cost),
-        exchanges=tuple(map(read_exchange, message.exchanges)),
-        nic=tuple(read_nic(message.nic)),
-        bucket_ns=width,
-        transport=_evidence(split_evidence(message.transport, TRANSPORT), horizon_ns, TRANSPORT),
-        host=_evidence(host, horizon_ns, HOST_PART),
-        host_jobs=read_jobs(message.host, host),
+    many = decode_many([message])
+    for reason in many.refused.values():
+        raise WireError(reason)
+    head = many.heads[0]
+    evidence = dict[str, Table]()
+    for name, dtype in EVIDENCE.items():
+        evidence[name] = np.zeros(len(many.evidence[name]), dtype)
+        for column in dtype.names or ():
+            evidence[name][column] = many.evidence[name][column]
+    mono_ns, utc_ns, *errors = (int(head[name]) for name in ("mono_ns", "utc_ns", "error_ns", "utc_error_ns"))
+    return Batch(
+        sequence=int(head["sequence"]),
+        clock=ClockSample(mono_ns, utc_ns, errors[0], errors[1], many.disciplines.get(0, "")),
+        horizon_ns=int(head["horizon_ns"]),
+        buckets=decode_buckets(message.buckets),
+        flows=tuple(flow for _, flow in many.flows),
+        marks=tuple(marks_of(run for _, run in many.marks.runs())),
+        ledger=tuple(read_ledger(many.ledger)),
+        cost=AgentCost(float(head["cpu_fraction"]), *map(int, head[["rss_bytes", "spool_bytes", "warnings"]].tolist())),
+        exchanges=tuple(exchange for _, exchange in many.exchanges),
+        nic=tuple(sample for _, sample in many.nic),
+        bucket_ns=int(head["bucket_ns"]),
+        evidence=evidence,
+        words=tuple(many.words),
     )
-    latest = int(rows["bucket_start_ns"].max(initial=0))
-    check_times(horizon_ns, latest, batch.flows, max((sample.time_ns for sample in batch.ledger), default=0))
-    return batch
-
-
-def _evidence(columns: Columns, horizon_ns: int, dtype: np.dtype[np.void]) -> Table:
-    table, faults = stack_evidence([columns], [0], [horizon_ns], dtype)
-    if faults:
-        raise WireError(faults[0])
-    found = np.empty(len(table), dtype)
-    for name in dtype.names or ():
-        found[name] = table[name]
-    return found

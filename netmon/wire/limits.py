@@ -55,5 +55,8 @@ MAX_FLOWS, MAX_MARKS, MAX_LEDGER, MAX_EXCHANGES, MAX_NIC = 1 << 16, 1 << 16, 1 <
 MAX_NIC_COUNTERS = 1 << 14
 """Of a batch, over all its devices."""
 
+MAX_WORDS = 1 << 17
+"""That the tables of a message name: each flow has a few of its own."""
+
 MAX_TRANSPORT, MAX_HOST_PART = 1 << 10, 1 << 10
 """Rows of a batch: connections that were looked at; the host and its ranks."""

@@ -78,14 +78,14 @@ def _write(message: Message, name: str, value: Any) -> None:
         target = getattr(message, name)
         for item in value:
             if dataclasses.is_dataclass(item):
-                add_message(item, target)
+                _add_message(item, target)
             else:
                 target.append(item)
     else:
         setattr(message, name, value)
 
 
-def add_message(record: Any, target: Any) -> None:
+def _add_message(record: Any, target: Any) -> None:
     """Append a record's message to a repeated field: its plain fields at once, which takes half of one by one.
 
     Raises TypeError, ValueError or WireError where a value does not fit its field.

@@ -351,8 +351,7 @@ class Hello(_message.Message):
     BUCKET_NS_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     INTERFACES_FIELD_NUMBER: _builtins.int
-    FLOWS_FIELD_NUMBER: _builtins.int
-    MARKS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     STREAM_NS_FIELD_NUMBER: _builtins.int
     OLDEST_READER_FIELD_NUMBER: _builtins.int
@@ -376,12 +375,10 @@ class Hello(_message.Message):
     @_builtins.property
     def interfaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interface]: ...
     @_builtins.property
-    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Flow]:
-        """that are alive, for a collector which has just started"""
-
-    @_builtins.property
-    def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mark]:
-        """of every rank: that it joined, and the step it is in"""
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tables]:
+        """Flows that are alive, for a collector which has just started; and marks of every rank: that it joined, and the step
+        it is in. Any number of messages, together they are one.
+        """
 
     def __init__(
         self,
@@ -393,8 +390,7 @@ class Hello(_message.Message):
         bucket_ns: _builtins.int = ...,
         clock: Global___ClockSample | None = ...,
         interfaces: _abc.Iterable[Global___Interface] | None = ...,
-        flows: _abc.Iterable[Global___Flow] | None = ...,
-        marks: _abc.Iterable[Global___Mark] | None = ...,
+        tables: _abc.Iterable[Global___Tables] | None = ...,
         acknowledged: _builtins.int = ...,
         stream_ns: _builtins.int = ...,
         oldest_reader: _builtins.int = ...,
@@ -402,7 +398,7 @@ class Hello(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "oldest_reader", b"oldest_reader", "proof", b"proof", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "host", b"host", "interfaces", b"interfaces", "oldest_reader", b"oldest_reader", "proof", b"proof", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,74 +532,6 @@ class ClockEcho(_message.Message):
 Global___ClockEcho: _TypeAlias = ClockEcho  # noqa: Y015
 
 @_typing.final
-class ClockExchange(_message.Message):
-    """One probe and its echo (RFC 5905's four timestamps): the agent's mono, the collector's UTC."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    AGENT_SENT_NS_FIELD_NUMBER: _builtins.int
-    COLLECTOR_RECEIVED_NS_FIELD_NUMBER: _builtins.int
-    COLLECTOR_SENT_NS_FIELD_NUMBER: _builtins.int
-    AGENT_RECEIVED_NS_FIELD_NUMBER: _builtins.int
-    agent_sent_ns: _builtins.int
-    collector_received_ns: _builtins.int
-    collector_sent_ns: _builtins.int
-    agent_received_ns: _builtins.int
-    def __init__(
-        self,
-        *,
-        agent_sent_ns: _builtins.int = ...,
-        collector_received_ns: _builtins.int = ...,
-        collector_sent_ns: _builtins.int = ...,
-        agent_received_ns: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_received_ns", b"agent_received_ns", "agent_sent_ns", b"agent_sent_ns", "collector_received_ns", b"collector_received_ns", "collector_sent_ns", b"collector_sent_ns"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ClockExchange: _TypeAlias = ClockExchange  # noqa: Y015
-
-@_typing.final
-class NicSample(_message.Message):
-    """Cumulative counters of one device, read together."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DEVICE_FIELD_NUMBER: _builtins.int
-    SOURCE_FIELD_NUMBER: _builtins.int
-    TIME_NS_FIELD_NUMBER: _builtins.int
-    NAMES_FIELD_NUMBER: _builtins.int
-    VALUES_FIELD_NUMBER: _builtins.int
-    device: _builtins.str
-    """an interface's name, or an RDMA device and its port"""
-    source: _builtins.str
-    """"ethtool", "sysfs" or "rdma" """
-    time_ns: _builtins.int
-    """mono"""
-    @_builtins.property
-    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        device: _builtins.str = ...,
-        source: _builtins.str = ...,
-        time_ns: _builtins.int = ...,
-        names: _abc.Iterable[_builtins.str] | None = ...,
-        values: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "names", b"names", "source", b"source", "time_ns", b"time_ns", "values", b"values"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NicSample: _TypeAlias = NicSample  # noqa: Y015
-
-@_typing.final
 class Batch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -611,14 +539,8 @@ class Batch(_message.Message):
     CLOCK_FIELD_NUMBER: _builtins.int
     HORIZON_NS_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
-    FLOWS_FIELD_NUMBER: _builtins.int
-    MARKS_FIELD_NUMBER: _builtins.int
-    LEDGER_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
-    EXCHANGES_FIELD_NUMBER: _builtins.int
-    NIC_FIELD_NUMBER: _builtins.int
-    TRANSPORT_FIELD_NUMBER: _builtins.int
-    HOST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     horizon_ns: _builtins.int
     """mono; every bucket that ended before it has been sent"""
@@ -627,23 +549,9 @@ class Batch(_message.Message):
     @_builtins.property
     def buckets(self) -> Global___Buckets: ...
     @_builtins.property
-    def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Flow]:
-        """new, or with a new owner"""
-
-    @_builtins.property
-    def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mark]: ...
-    @_builtins.property
-    def ledger(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerSample]: ...
+    def tables(self) -> Global___Tables: ...
     @_builtins.property
     def cost(self) -> Global___AgentCost: ...
-    @_builtins.property
-    def exchanges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClockExchange]: ...
-    @_builtins.property
-    def nic(self) -> _containers.RepeatedCompositeFieldContainer[Global___NicSample]: ...
-    @_builtins.property
-    def transport(self) -> Global___Transport: ...
-    @_builtins.property
-    def host(self) -> Global___HostPart: ...
     def __init__(
         self,
         *,
@@ -651,82 +559,54 @@ class Batch(_message.Message):
         clock: Global___ClockSample | None = ...,
         horizon_ns: _builtins.int = ...,
         buckets: Global___Buckets | None = ...,
-        flows: _abc.Iterable[Global___Flow] | None = ...,
-        marks: _abc.Iterable[Global___Mark] | None = ...,
-        ledger: _abc.Iterable[Global___LedgerSample] | None = ...,
+        tables: Global___Tables | None = ...,
         cost: Global___AgentCost | None = ...,
-        exchanges: _abc.Iterable[Global___ClockExchange] | None = ...,
-        nic: _abc.Iterable[Global___NicSample] | None = ...,
-        transport: Global___Transport | None = ...,
-        host: Global___HostPart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "host", b"host", "transport", b"transport"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "tables", b"tables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "exchanges", b"exchanges", "flows", b"flows", "horizon_ns", b"horizon_ns", "host", b"host", "ledger", b"ledger", "marks", b"marks", "nic", b"nic", "sequence", b"sequence", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "horizon_ns", b"horizon_ns", "sequence", b"sequence", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
-class Transport(_message.Message):
-    """What TCP itself says of connections. `columns` is a zlib stream of all columns of netmon.evidence.TRANSPORT, one after
-    the other, each of unsigned 64-bit numbers: the value plus one, 0 where it is not known.
+class Tables(_message.Message):
+    """Tables beside the bucket rows: their names, columns and limits are data, TABLES of netmon.wire.tables. `columns` has
+    table after table, of each column after column, of each the numbers, unsigned and of 64 bits, counted from the least
+    that the column may be. Columns of words name places in `words`, from 1 on; 0: the empty one.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
-    rows: _builtins.int
+    DEFLATED_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
     columns: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        rows: _builtins.int = ...,
-        columns: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "rows", b"rows"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Transport: _TypeAlias = Transport  # noqa: Y015
-
-@_typing.final
-class HostPart(_message.Message):
-    """The host's part in what happened: columns of netmon.evidence.HOST_PART, as Transport's."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROWS_FIELD_NUMBER: _builtins.int
-    COLUMNS_FIELD_NUMBER: _builtins.int
-    JOBS_FIELD_NUMBER: _builtins.int
-    STOPPED_FIELD_NUMBER: _builtins.int
-    rows: _builtins.int
-    columns: _builtins.bytes
-    stopped: _builtins.bytes
-    """the last column, in a zlib stream of its own; empty: nobody looked"""
+    deflated: _builtins.bool
+    """columns is a zlib stream"""
     @_builtins.property
-    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """that the column `job` names by their places here"""
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each table, in the order of TABLES; at the end those without rows are left out"""
 
+    @_builtins.property
+    def words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
-        rows: _builtins.int = ...,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
         columns: _builtins.bytes = ...,
-        jobs: _abc.Iterable[_builtins.str] | None = ...,
-        stopped: _builtins.bytes = ...,
+        deflated: _builtins.bool = ...,
+        words: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "jobs", b"jobs", "rows", b"rows", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "deflated", b"deflated", "rows", b"rows", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HostPart: _TypeAlias = HostPart  # noqa: Y015
+Global___Tables: _TypeAlias = Tables  # noqa: Y015
 
 @_typing.final
 class Buckets(_message.Message):
@@ -783,243 +663,6 @@ class Buckets(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Buckets: _TypeAlias = Buckets  # noqa: Y015
-
-@_typing.final
-class Flow(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FLOW_ID_FIELD_NUMBER: _builtins.int
-    INTERFACE_FIELD_NUMBER: _builtins.int
-    DIRECTION_FIELD_NUMBER: _builtins.int
-    SRC_FIELD_NUMBER: _builtins.int
-    DST_FIELD_NUMBER: _builtins.int
-    SRC_PORT_FIELD_NUMBER: _builtins.int
-    DST_PORT_FIELD_NUMBER: _builtins.int
-    PROTOCOL_FIELD_NUMBER: _builtins.int
-    FIRST_NS_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
-    MEMBERS_FIELD_NUMBER: _builtins.int
-    PREFIX_BITS_FIELD_NUMBER: _builtins.int
-    flow_id: _builtins.int
-    interface: _builtins.int
-    """Interface.index"""
-    direction: _builtins.int
-    """0 rx, 1 tx"""
-    src: _builtins.str
-    dst: _builtins.str
-    src_port: _builtins.int
-    dst_port: _builtins.int
-    protocol: _builtins.int
-    """255: not IP, dst_port is the EtherType"""
-    first_ns: _builtins.int
-    """mono"""
-    members: _builtins.int
-    """0: a flow; else an aggregate, in which a flow appeared so often"""
-    prefix_bits: _builtins.int
-    """of an aggregate's remote address; 0: any"""
-    @_builtins.property
-    def owner(self) -> Global___Owner: ...
-    def __init__(
-        self,
-        *,
-        flow_id: _builtins.int = ...,
-        interface: _builtins.int = ...,
-        direction: _builtins.int = ...,
-        src: _builtins.str = ...,
-        dst: _builtins.str = ...,
-        src_port: _builtins.int = ...,
-        dst_port: _builtins.int = ...,
-        protocol: _builtins.int = ...,
-        first_ns: _builtins.int = ...,
-        owner: Global___Owner | None = ...,
-        members: _builtins.int = ...,
-        prefix_bits: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "dst", b"dst", "dst_port", b"dst_port", "first_ns", b"first_ns", "flow_id", b"flow_id", "interface", b"interface", "members", b"members", "owner", b"owner", "prefix_bits", b"prefix_bits", "protocol", b"protocol", "src", b"src", "src_port", b"src_port"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Flow: _TypeAlias = Flow  # noqa: Y015
-
-@_typing.final
-class Owner(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PID_FIELD_NUMBER: _builtins.int
-    PROCESS_FIELD_NUMBER: _builtins.int
-    CONTAINER_FIELD_NUMBER: _builtins.int
-    JOB_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    SOURCE_FIELD_NUMBER: _builtins.int
-    USER_FIELD_NUMBER: _builtins.int
-    pid: _builtins.int
-    process: _builtins.str
-    container: _builtins.str
-    job: _builtins.str
-    rank: _builtins.int
-    source: _builtins.str
-    user: _builtins.str
-    def __init__(
-        self,
-        *,
-        pid: _builtins.int = ...,
-        process: _builtins.str = ...,
-        container: _builtins.str = ...,
-        job: _builtins.str = ...,
-        rank: _builtins.int = ...,
-        source: _builtins.str = ...,
-        user: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container", b"container", "job", b"job", "pid", b"pid", "process", b"process", "rank", b"rank", "source", b"source", "user", b"user"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Owner: _TypeAlias = Owner  # noqa: Y015
-
-@_typing.final
-class Mark(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JOB_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    SIZE_FIELD_NUMBER: _builtins.int
-    PID_FIELD_NUMBER: _builtins.int
-    ITERATION_FIELD_NUMBER: _builtins.int
-    MOMENT_FIELD_NUMBER: _builtins.int
-    TIME_NS_FIELD_NUMBER: _builtins.int
-    SOURCE_FIELD_NUMBER: _builtins.int
-    ERROR_NS_FIELD_NUMBER: _builtins.int
-    PARAMETERS_FIELD_NUMBER: _builtins.int
-    RELATIVE_FIELD_NUMBER: _builtins.int
-    GRADIENT_BYTES_FIELD_NUMBER: _builtins.int
-    JOB_NAME_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
-    rank: _builtins.int
-    size: _builtins.int
-    pid: _builtins.int
-    iteration: _builtins.int
-    moment: _builtins.int
-    """netmon.records.Moment"""
-    time_ns: _builtins.int
-    """mono"""
-    source: _builtins.int
-    """netmon.records.Source"""
-    error_ns: _builtins.int
-    parameters: _builtins.int
-    relative: _builtins.bool
-    gradient_bytes: _builtins.int
-    """of all gradients of a step; 0: 4 for each parameter"""
-    job_name: _builtins.str
-    """what people call the job, of a mark that it joined"""
-    def __init__(
-        self,
-        *,
-        job: _builtins.str = ...,
-        rank: _builtins.int = ...,
-        size: _builtins.int = ...,
-        pid: _builtins.int = ...,
-        iteration: _builtins.int = ...,
-        moment: _builtins.int = ...,
-        time_ns: _builtins.int = ...,
-        source: _builtins.int = ...,
-        error_ns: _builtins.int = ...,
-        parameters: _builtins.int = ...,
-        relative: _builtins.bool = ...,
-        gradient_bytes: _builtins.int = ...,
-        job_name: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_ns", b"error_ns", "gradient_bytes", b"gradient_bytes", "iteration", b"iteration", "job", b"job", "job_name", b"job_name", "moment", b"moment", "parameters", b"parameters", "pid", b"pid", "rank", b"rank", "relative", b"relative", "size", b"size", "source", b"source", "time_ns", b"time_ns"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Mark: _TypeAlias = Mark  # noqa: Y015
-
-@_typing.final
-class LedgerSample(_message.Message):
-    """Cumulative counters of one link, all read at time_ns."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INTERFACE_FIELD_NUMBER: _builtins.int
-    DIRECTION_FIELD_NUMBER: _builtins.int
-    TIME_NS_FIELD_NUMBER: _builtins.int
-    NIC_BYTES_FIELD_NUMBER: _builtins.int
-    NIC_PACKETS_FIELD_NUMBER: _builtins.int
-    NIC_HEADER_BYTES_FIELD_NUMBER: _builtins.int
-    FRAMES_FIELD_NUMBER: _builtins.int
-    FRAME_BYTES_FIELD_NUMBER: _builtins.int
-    WIRE_BYTES_FIELD_NUMBER: _builtins.int
-    OVERFLOW_PACKETS_FIELD_NUMBER: _builtins.int
-    OVERFLOW_WIRE_BYTES_FIELD_NUMBER: _builtins.int
-    OVERFLOW_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
-    LOST_KERNEL_PACKETS_FIELD_NUMBER: _builtins.int
-    LOST_KERNEL_WIRE_BYTES_FIELD_NUMBER: _builtins.int
-    LOST_KERNEL_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
-    LOST_AGENT_PACKETS_FIELD_NUMBER: _builtins.int
-    LOST_AGENT_WIRE_BYTES_FIELD_NUMBER: _builtins.int
-    LOST_AGENT_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
-    PACKETS_FIELD_NUMBER: _builtins.int
-    UNCOUNTED_FIELD_NUMBER: _builtins.int
-    interface: _builtins.int
-    """Interface.index"""
-    direction: _builtins.int
-    time_ns: _builtins.int
-    nic_bytes: _builtins.int
-    nic_packets: _builtins.int
-    nic_header_bytes: _builtins.int
-    frames: _builtins.int
-    frame_bytes: _builtins.int
-    wire_bytes: _builtins.int
-    overflow_packets: _builtins.int
-    overflow_wire_bytes: _builtins.int
-    overflow_payload_bytes: _builtins.int
-    lost_kernel_packets: _builtins.int
-    lost_kernel_wire_bytes: _builtins.int
-    lost_kernel_payload_bytes: _builtins.int
-    lost_agent_packets: _builtins.int
-    lost_agent_wire_bytes: _builtins.int
-    lost_agent_payload_bytes: _builtins.int
-    packets: _builtins.int
-    """segments of the frames"""
-    uncounted: _builtins.int
-    """1: no agent has counted since the sample before; only the NIC's counters are the present"""
-    def __init__(
-        self,
-        *,
-        interface: _builtins.int = ...,
-        direction: _builtins.int = ...,
-        time_ns: _builtins.int = ...,
-        nic_bytes: _builtins.int = ...,
-        nic_packets: _builtins.int = ...,
-        nic_header_bytes: _builtins.int = ...,
-        frames: _builtins.int = ...,
-        frame_bytes: _builtins.int = ...,
-        wire_bytes: _builtins.int = ...,
-        overflow_packets: _builtins.int = ...,
-        overflow_wire_bytes: _builtins.int = ...,
-        overflow_payload_bytes: _builtins.int = ...,
-        lost_kernel_packets: _builtins.int = ...,
-        lost_kernel_wire_bytes: _builtins.int = ...,
-        lost_kernel_payload_bytes: _builtins.int = ...,
-        lost_agent_packets: _builtins.int = ...,
-        lost_agent_wire_bytes: _builtins.int = ...,
-        lost_agent_payload_bytes: _builtins.int = ...,
-        packets: _builtins.int = ...,
-        uncounted: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "frame_bytes", b"frame_bytes", "frames", b"frames", "interface", b"interface", "lost_agent_packets", b"lost_agent_packets", "lost_agent_payload_bytes", b"lost_agent_payload_bytes", "lost_agent_wire_bytes", b"lost_agent_wire_bytes", "lost_kernel_packets", b"lost_kernel_packets", "lost_kernel_payload_bytes", b"lost_kernel_payload_bytes", "lost_kernel_wire_bytes", b"lost_kernel_wire_bytes", "nic_bytes", b"nic_bytes", "nic_header_bytes", b"nic_header_bytes", "nic_packets", b"nic_packets", "overflow_packets", b"overflow_packets", "overflow_payload_bytes", b"overflow_payload_bytes", "overflow_wire_bytes", b"overflow_wire_bytes", "packets", b"packets", "time_ns", b"time_ns", "uncounted", b"uncounted", "wire_bytes", b"wire_bytes"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LedgerSample: _TypeAlias = LedgerSample  # noqa: Y015
 
 @_typing.final
 class AgentCost(_message.Message):
@@ -1820,6 +1463,102 @@ class RankView(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RankView: _TypeAlias = RankView  # noqa: Y015
+
+@_typing.final
+class Flow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLOW_ID_FIELD_NUMBER: _builtins.int
+    INTERFACE_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    SRC_FIELD_NUMBER: _builtins.int
+    DST_FIELD_NUMBER: _builtins.int
+    SRC_PORT_FIELD_NUMBER: _builtins.int
+    DST_PORT_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    FIRST_NS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    PREFIX_BITS_FIELD_NUMBER: _builtins.int
+    flow_id: _builtins.int
+    interface: _builtins.int
+    """Interface.index"""
+    direction: _builtins.int
+    """0 rx, 1 tx"""
+    src: _builtins.str
+    dst: _builtins.str
+    src_port: _builtins.int
+    dst_port: _builtins.int
+    protocol: _builtins.int
+    """255: not IP, dst_port is the EtherType"""
+    first_ns: _builtins.int
+    """mono"""
+    members: _builtins.int
+    """0: a flow; else an aggregate, in which a flow appeared so often"""
+    prefix_bits: _builtins.int
+    """of an aggregate's remote address; 0: any"""
+    @_builtins.property
+    def owner(self) -> Global___Owner: ...
+    def __init__(
+        self,
+        *,
+        flow_id: _builtins.int = ...,
+        interface: _builtins.int = ...,
+        direction: _builtins.int = ...,
+        src: _builtins.str = ...,
+        dst: _builtins.str = ...,
+        src_port: _builtins.int = ...,
+        dst_port: _builtins.int = ...,
+        protocol: _builtins.int = ...,
+        first_ns: _builtins.int = ...,
+        owner: Global___Owner | None = ...,
+        members: _builtins.int = ...,
+        prefix_bits: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "dst", b"dst", "dst_port", b"dst_port", "first_ns", b"first_ns", "flow_id", b"flow_id", "interface", b"interface", "members", b"members", "owner", b"owner", "prefix_bits", b"prefix_bits", "protocol", b"protocol", "src", b"src", "src_port", b"src_port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Flow: _TypeAlias = Flow  # noqa: Y015
+
+@_typing.final
+class Owner(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    process: _builtins.str
+    container: _builtins.str
+    job: _builtins.str
+    rank: _builtins.int
+    source: _builtins.str
+    user: _builtins.str
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        process: _builtins.str = ...,
+        container: _builtins.str = ...,
+        job: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        source: _builtins.str = ...,
+        user: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container", b"container", "job", b"job", "pid", b"pid", "process", b"process", "rank", b"rank", "source", b"source", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Owner: _TypeAlias = Owner  # noqa: Y015
 
 @_typing.final
 class FlowView(_message.Message):

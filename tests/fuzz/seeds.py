@@ -18,6 +18,7 @@ from netmon.views import Selection
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
 from netmon.wire.snapshots import encode_selection, encode_snapshot
+from netmon.wire.tables import split_tables
 
 _ENTRY = b'{"ph": "%s", "name": "%s", "ts": %d, "pid": %d, "args": {"dtype": "float32"}}'
 
@@ -41,7 +42,11 @@ def library(names: bytes) -> bytes:
 
 def main() -> None:
     for number, one in enumerate(honest_batches(6)):
-        put("batch", f"honest{number}", encode_batch(one).SerializeToString())
+        message = encode_batch(one)
+        put("batch", f"honest{number}", message.SerializeToString())
+        few = [table[:, :3] for table in split_tables(message.tables).tables]
+        rows = bytes(table.shape[1] for table in few)
+        put("tables", f"honest{number}", rows + b"".join(table.tobytes() for table in few))
     put("hello", "honest", netmon_pb2.AgentMessage(hello=encode_hello(hello())).SerializeToString())
     put("marks", "one", encode(MarkPacket("train", 1, 4, 7, 2, 10**12, 25_000_000)))
     events = b",\n".join(_ENTRY % (ph, b"NEGOTIATE_ALLREDUCE", 1000 * n, 3) for n, ph in enumerate((b"B", b"E", b"X")))

@@ -22,6 +22,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import decode_batch, encode_batch, encode_hello
 from netmon.wire.snapshots import decode_selection, decode_snapshot
+from netmon.wire.tables import TABLES
 
 CORPUS = Path(__file__).with_name("corpus")
 _PREFIXES = ("horovod_torch_", "_ZN7horovod", "ncclAllReduce")
@@ -44,6 +45,17 @@ def batch(data: bytes) -> None:
     with suppress(WireError):  # a number that fits the record and not the message
         again = decode_batch(encode_batch(one))
         assert again.flows == one.flows
+
+
+def tables(data: bytes) -> None:
+    """Rows of each table, their columns and words, as they lie in a batch before they are deflated."""
+    rows, columns = [count % 4 for count in data[: len(TABLES)]], data[len(TABLES) :]
+    size = 8 * sum(len(format_.columns) * count for format_, count in zip(TABLES, rows, strict=False))
+    message = netmon_pb2.Batch(sequence=1, horizon_ns=10**9, clock=netmon_pb2.ClockSample(mono_ns=1))
+    message.tables.rows.extend(rows)
+    message.tables.words.extend(["10.0.0.1", "::1", "train", ""])
+    message.tables.columns = columns[:size].ljust(size, b"\0")
+    batch(message.SerializeToString())
 
 
 def hello(data: bytes) -> None:
@@ -124,7 +136,7 @@ def viewer(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    one.__name__: one for one in (batch, hello, marks, timeline, pcap, elf, viewer)
+    one.__name__: one for one in (batch, tables, hello, marks, timeline, pcap, elf, viewer)
 }
 
 

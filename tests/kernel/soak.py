@@ -141,9 +141,7 @@ class Churner(Host):
             replace(flow, owner=replace(flow.owner, job=self.job)) if flow.owner.job else flow for flow in made.flows
         ]
         buckets, clock = np.concatenate([made.buckets, rows]), self.at(made.clock.mono_ns)
-        return replace(
-            made, buckets=buckets, flows=(*named, *flows), marks=marks, clock=clock, host_jobs=(), host=made.host[:0]
-        )
+        return replace(made, buckets=buckets, flows=(*named, *flows), marks=marks, clock=clock, evidence={}, words=())
 
 
 def churn(address: str, over: threading.Event, numbers: "itertools.count[int]", chance: random.Random) -> None:

@@ -14,9 +14,9 @@ from collector.bus.intake import BusIntake
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from collector.settings import Settings
-from netmon.records import Hello
+from netmon.records import Direction, Flow, Hello
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import encode_batch, encode_hello
+from netmon.wire.batches import decode_batch, encode_batch, encode_hello
 from netmon.wire.bus import Bus, BusSettings, Label, batch_subject, hello_subject
 
 TICK_S, FLUSH_S = 0.02, 0.05
@@ -48,8 +48,9 @@ class Publisher:
     def spoil(self, sequence: int) -> None:
         """The batch names an interface that its host does not have."""
         message = netmon_pb2.AgentMessage.FromString(self.batches[sequence - 1])
-        flow = message.batch.flows.add(flow_id=99, interface=77, src="198.18.0.1", dst="198.18.0.2", protocol=6)
-        flow.owner.rank = -1
+        batch = decode_batch(message.batch)
+        stranger = Flow(99, 77, Direction.RX, "198.18.0.1", "198.18.0.2", 0, 0, 6, 0)
+        message.batch.CopyFrom(encode_batch(replace(batch, flows=[*batch.flows, stranger])))
         self.batches[sequence - 1] = message.SerializeToString()
 
     async def send(self, sequence: int, previous: int | None = None, known: int = 0) -> None:

@@ -112,9 +112,13 @@ class Host:
             samples,
             AgentCost(0.01, 50_000_000),
             nic=[self._counters()] if samples else [],
-            transport=evidence(TRANSPORT, self._connection()) if samples else evidence(TRANSPORT),
-            host=evidence(HOST_PART, *self._host_part()) if samples else evidence(HOST_PART),
-            host_jobs=("train",) if samples else (),
+            evidence={
+                "transport": evidence(TRANSPORT, self._connection()),
+                "host": evidence(HOST_PART, *self._host_part()),
+            }
+            if samples
+            else {},
+            words=("train",) if samples else (),
         )
 
     def _connection(self) -> dict[str, int]:

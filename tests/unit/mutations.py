@@ -10,9 +10,11 @@ from collector_stream import MS, UTC, Host
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from netmon.errors import WireError
 from netmon.records import COARSE, Batch, ClockExchange, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch
+from netmon.wire.tables import TABLES, split_tables
 
 _BITS = [0, 1, 7, 8, 15, 16, 20, 31, 32, 33, 48, 53, 54, 59, 60, 61, 62, 63, 64]
 NUMBERS = sorted({sign * (1 << bits) + near for bits in _BITS for sign in (-1, 1) for near in (-1, 0, 1)})
@@ -31,6 +33,16 @@ def coarse(table: Table) -> Table:
         rows[name] = table[name]
     rows["peak_bytes"], rows["busy_buckets"] = table["wire_bytes"], 1
     return rows
+
+
+def set_cell(message: netmon_pb2.Tables, table: str, column: str, value: int, row: int = 0) -> None:
+    """Another number in a table of a message that has this row; whether it may be there is all the same."""
+    stored = [one.copy() for one in split_tables(message).tables]
+    format_ = next(one for one in TABLES if one.name == table)
+    place = list(format_.columns).index(column)
+    cell = (value - format_.columns[column].least) % (1 << 64)
+    stored[TABLES.index(format_)][place, row] = cell
+    message.columns, message.deflated = b"".join(one.tobytes() for one in stored), False
 
 
 def honest_batches(count: int, job: str = "train") -> list[Batch]:
@@ -94,7 +106,20 @@ class Mutator:
                 changed[at:at] = changed[first : first + pick.randrange(64)]
         return bytes(changed)
 
+    def _change_table(self, message: netmon_pb2.Tables) -> None:
+        """A number in one of the tables."""
+        filled = [(format_, rows) for format_, rows in zip(TABLES, message.rows, strict=False) if rows]
+        try:
+            format_, rows = self.random.choice(filled)
+            column = self.random.choice(list(format_.columns))
+            set_cell(message, format_.name, column, self.random.choice(NUMBERS), self.random.randrange(rows))
+        except (WireError, IndexError, ValueError):  # it is spoilt already
+            return
+
     def _change_field(self, message: Message) -> None:
+        if isinstance(message, netmon_pb2.Tables) and self.random.random() < 0.8:
+            self._change_table(message)
+            return
         field = self.random.choice(message.DESCRIPTOR.fields)
         repeated = field.is_repeated
         if repeated and (field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE or self.random.random() < 0.7):

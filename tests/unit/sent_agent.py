@@ -92,10 +92,9 @@ def introduction(opening: Hello) -> bytes:
 
 def put(spool: Spool, batch: Batch) -> None:
     known = {flow.flow_id: flow for flow in Host().batch().flows}
-    message = encode_body(batch)
-    body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
+    body = netmon_pb2.AgentMessage(batch=encode_body(batch)).SerializeToString()
     loss = link_totals(batch.buckets[np_known(batch.buckets, known)], known).tobytes()
-    described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
+    described = [(flow.flow_id, serialise_flow(flow)) for flow in batch.flows]
     spool.append(batch.sequence, body, serialise_buckets(batch.buckets, batch.bucket_ns), loss, described)
 
 

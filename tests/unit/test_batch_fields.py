@@ -78,7 +78,7 @@ def assert_same(many: ManyBatches, messages: list[netmon_pb2.Batch]) -> None:
         assert list(getattr(many, name)) == wanted_pairs
     ledger = [(index, *astuple(sample)) for index, batch in batches.items() for sample in batch.ledger]
     names = ["batch", *(field for field in type(a_batch().ledger[0]).__dataclass_fields__)]
-    assert [tuple(int(row[name]) for name in names) for row in many.ledger] == ledger
+    assert list(zip(*(many.ledger[name].tolist() for name in names), strict=True)) == ledger
 
 
 @given(MESSAGES)

@@ -18,7 +18,7 @@ from collector.host.tables import Lately
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
 from netmon.columnar import Columns
-from netmon.evidence import HOST_PART, TRANSPORT
+from netmon.evidence import TRANSPORT
 from netmon.records import Direction
 
 
@@ -87,7 +87,7 @@ class Stage:
 
     @property
     def rows(self) -> list:
-        taken = self.stage.tables.evidence.transport.take()
+        taken = self.stage.tables.evidence.unstored["transport"].take()
         return [*np.concatenate([np.zeros(0, np.int64), *(piece["flow_id"] for piece in taken)])]
 
 
@@ -98,7 +98,7 @@ def a_row(flow_id: int, **known: int) -> np.ndarray:
 def test_a_flow_that_nobody_knows_is_refused_by_its_number_and_nothing_of_its_batch_is_kept() -> None:
     stage = Stage()
     batch = stage.source.batch()
-    object.__setattr__(batch, "transport", np.concatenate([a_row(DL_TX), a_row(99)]))
+    object.__setattr__(batch, "evidence", {"transport": np.concatenate([a_row(DL_TX), a_row(99)])})
     settled = stage.take(batch)
     sequence, reason = settled.refused[stage.place]
     assert sequence == 2
@@ -110,7 +110,7 @@ def test_the_latest_is_known_of_both_ways_and_not_of_who_has_the_index_next() ->
     stage = Stage()
     batch = stage.source.batch()
     told = a_row(DL_TX, reverse_flow_id=DL_RX, rtt_ns=5, rtt_min_ns=3, sent_bytes=100, retransmitted_bytes=7)
-    object.__setattr__(batch, "transport", told)
+    object.__setattr__(batch, "evidence", {"transport": told})
     stage.take(batch)
     tables = stage.stage.tables
     places = np.array([stage.place] * 3)
@@ -142,11 +142,10 @@ def test_the_tables_that_came_last_are_kept_and_older_ones_go() -> None:
 def test_what_could_not_be_stored_comes_back_and_a_session_that_is_gone_takes_its_rows_along() -> None:
     stage = Stage()
     tables, place = stage.stage.tables, stage.place
-    unstored = tables.evidence.transport, tables.evidence.host
+    unstored = tuple(tables.evidence.unstored.values())
     for flow_id in (DL_TX, DL_RX):
         batch = stage.source.batch()
-        object.__setattr__(batch, "transport", a_row(flow_id))
-        object.__setattr__(batch, "host", evidence(HOST_PART))
+        object.__setattr__(batch, "evidence", {"transport": a_row(flow_id)})
         stage.take(batch)
     assert tables.unstored_bytes > 0
     assert tables.has_unstored(place)

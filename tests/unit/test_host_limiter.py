@@ -21,6 +21,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch
 from netmon.wire.identity import Identity, Role
 from netmon.wire.secure import Watched
+from netmon.wire.tables import TABLES
 
 
 @pytest.fixture
@@ -40,11 +41,12 @@ def test_an_hour_of_batches_at_once_is_taken_in_as_it_comes(now: list[float]) ->
 @pytest.mark.parametrize(
     "flood",
     [
-        netmon_pb2.Batch(flows=[netmon_pb2.Flow()] * 50_000),
-        netmon_pb2.Batch(marks=[netmon_pb2.Mark()] * 50_000),
+        netmon_pb2.Batch(tables=netmon_pb2.Tables(rows=[50_000])),  # flows
+        netmon_pb2.Batch(tables=netmon_pb2.Tables(rows=[0, 50_000])),  # marks
+        netmon_pb2.Batch(tables=netmon_pb2.Tables(rows=[(1 << 32) - 1] * len(TABLES))),
         netmon_pb2.Batch(buckets=netmon_pb2.Buckets(rows=1 << 18)),
         netmon_pb2.Batch(buckets=netmon_pb2.Buckets(rows=(1 << 32) - 1)),  # which it claims
-        netmon_pb2.Batch(ledger=[netmon_pb2.LedgerSample()] * 4096),
+        netmon_pb2.Batch(tables=netmon_pb2.Tables(rows=[0, 0, 4096])),  # of the ledger
         netmon_pb2.Batch(),
     ],
 )

@@ -24,6 +24,7 @@ from collector.server import serve
 from netmon.bench.usage import children, command_line
 from netmon.columnar import Columns
 from netmon.errors import UnsupportedError
+from netmon.evidence import EVIDENCE
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many, filter_batches
@@ -146,12 +147,12 @@ def test_some_of_many_batches() -> None:
     kept = filter_batches(decode_many(messages), good)
     alone = decode_many([one for one, is_good in zip(messages, good.tolist(), strict=True) if is_good])
     assert kept.refused == alone.refused
-    for name in ("rows", "ledger", "heads", "transport", "host"):
-        ours, theirs = getattr(kept, name), getattr(alone, name)
+    pairs = [(getattr(kept, name), getattr(alone, name)) for name in ("rows", "ledger", "heads")]
+    for ours, theirs in [*pairs, *((kept.evidence[name], alone.evidence[name]) for name in EVIDENCE)]:
         columns = theirs.names if isinstance(theirs, Columns) else theirs.dtype.names
         assert all((ours[column] == theirs[column]).all() for column in columns)
     assert all((ours == theirs).all() for ours, theirs in zip(kept.runs, alone.runs, strict=True))
-    for name in ("flows", "exchanges", "nic", "disciplines", "host_jobs"):
+    for name in ("flows", "exchanges", "nic", "disciplines"):
         assert getattr(kept, name) == getattr(alone, name)
     assert kept.marks.runs() == alone.marks.runs()
     assert MS * 100 in kept.heads["horizon_ns"]

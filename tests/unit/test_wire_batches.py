@@ -2,14 +2,16 @@
 """Hello and Batch on the wire: literal bytes, round trips, and every way in which a message can be wrong."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import set_cell
 
 from netmon.errors import WireError
+from netmon.evidence import EVIDENCE, UNKNOWN
 from netmon.marks import printable
 from netmon.records import (
     BUCKET,
@@ -32,17 +34,21 @@ from netmon.records import (
     empty,
 )
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello
+from netmon.wire.batch_fields import decode_many
+from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello, serialise_flow
 from netmon.wire.buckets import MAX_ROWS, decode_buckets, encode_buckets
-from netmon.wire.details import LEDGER_MOST
-from netmon.wire.limits import MAX_COUNT, MAX_MONO_NS, MAX_UTC_NS
+from netmon.wire.limits import MAX_BYTES, MAX_COUNT, MAX_MONO_NS, MAX_UTC_NS
+from netmon.wire.tables import LEDGER as LEDGER_FORMAT
+from netmon.wire.tables import TABLES, Format
 
 U16, U32 = (st.integers(0, 2**bits - 1) for bits in (16, 32))
 MONO, UTC, COUNT = (st.integers(0, most) for most in (MAX_MONO_NS, MAX_UTC_NS, MAX_COUNT))
 HORIZON = st.just(MAX_MONO_NS)  # nothing lies behind it
 TEXT = st.text(max_size=20).map(printable)
 CLOCK = st.builds(ClockSample, MONO, UTC, MONO)
-OWNER = st.builds(Owner, U32, TEXT, TEXT, TEXT, st.integers(-1, 1000), TEXT)
+OWNER = st.just(Owner()) | st.builds(
+    Owner, st.integers(1, 2**32 - 1), TEXT, TEXT, TEXT, st.integers(-1, 1000), TEXT, TEXT
+)
 FLOW = st.builds(
     Flow,
     flow_id=U32,
@@ -70,11 +76,11 @@ MARK = st.builds(
     parameters=COUNT,
     relative=st.booleans(),
 )
-_RANGES = {name: st.integers(0, most) for name, most in LEDGER_MOST.items()}
-LEDGER = st.builds(LedgerSample, interface=U32, direction=st.sampled_from(Direction), **_RANGES)
-COST = st.builds(AgentCost, st.floats(0, 100), COUNT, COUNT, COUNT)
+_RANGES = {name: st.integers(limits.least, limits.most) for name, limits in LEDGER_FORMAT.columns.items()}
+LEDGER = st.builds(LedgerSample, **_RANGES | {"direction": st.sampled_from(Direction)})
+COST = st.builds(AgentCost, st.floats(0, 100), *[st.integers(0, MAX_BYTES)] * 3)
 EXCHANGE = st.builds(ClockExchange, MONO, UTC, UTC, MONO)
-NIC = st.lists(st.tuples(TEXT, st.integers(-(2**63), 2**63 - 1)), max_size=3).flatmap(
+NIC = st.lists(st.tuples(TEXT, st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=3).flatmap(
     lambda pairs: st.builds(
         NicSample, TEXT, TEXT, MONO, st.just(tuple(n for n, _ in pairs)), st.just(tuple(v for _, v in pairs))
     )
@@ -109,13 +115,33 @@ BATCH = st.builds(
 A_CLOCK = ClockSample(1_000, 2_000, 30)
 A_FLOW = Flow(7, 2, Direction.TX, "10.0.0.1", "10.0.0.2", 40000, 5000, 6, 900)
 A_MARK = Mark("job", 0, 3, 4711, 12, Moment.FIRST_ENQUEUE, 950, Source.UPROBE, 10)
-A_HELLO = Hello("h0", "session", 10_000, A_CLOCK, (Interface(2, "eth0", 10**9, "tcx", "tcx"),), "0.1.0")
+A_HELLO = Hello(
+    *("h0", "session", 10_000, A_CLOCK, (Interface(2, "eth0", 10**9, "tcx", "tcx"),), "0.1.0"),
+    flows=(A_FLOW,),
+    marks=(A_MARK,),
+)
 
 
 def a_batch() -> Batch:
     buckets = a_table([(7, 880, 1, 1514, 1460), (7, 890, 2, 3028, 2920)])
     ledger = LedgerSample(2, Direction.TX, 940, *range(16))
-    return Batch(1, A_CLOCK, 900, buckets, (A_FLOW,), (A_MARK,), (ledger,), AgentCost(0.02, 1000))
+    evidence = {name: table_of(dtype, [(UNKNOWN,) * len(dtype)]) for name, dtype in EVIDENCE.items()}
+    return Batch(
+        *(1, A_CLOCK, 900, buckets, (A_FLOW,), (A_MARK,), (ledger,), AgentCost(0.02, 1000)),
+        *((ClockExchange(1, 2, 3, 4),), (NicSample("eth0", "sysfs", 5, ("drops",), (6,)),)),
+        evidence=evidence,
+        words=("10.0.0.1", "10.0.0.2", "job"),
+    )
+
+
+def table_of(dtype: np.dtype, rows: list[tuple[int, ...]]) -> Table:
+    """Rows of evidence of flow 7 and the third word's job, in a time that the batch may tell of."""
+    table = np.full(len(rows), UNKNOWN, dtype)
+    table[:] = rows
+    for name, value in (("start_ns", 500), ("end_ns", 900), ("flow_id", 7), ("application_limited", 1), ("job", 2)):
+        if name in (dtype.names or ()):
+            table[name] = value
+    return table
 
 
 def in_order(table: Table) -> list[tuple[int, ...]]:
@@ -124,13 +150,16 @@ def in_order(table: Table) -> list[tuple[int, ...]]:
 
 
 def same(one: Batch, other: Batch) -> bool:
-    tables = ("buckets", "transport", "host")
-    rest = [field.name for field in fields(Batch) if field.name not in tables]
+    rest = [field.name for field in fields(Batch) if field.name not in ("buckets", "evidence", "words")]
+    evidence = one.evidence.keys() | other.evidence.keys()
     return (
         in_order(one.buckets) == in_order(other.buckets)
         and all(getattr(one, n) == getattr(other, n) for n in rest)
-        and all(np.array_equal(getattr(one, n), getattr(other, n)) for n in tables[1:])
+        and all(one.evidence.get(n, NOTHING).tolist() == other.evidence.get(n, NOTHING).tolist() for n in evidence)
     )
+
+
+NOTHING = empty(BUCKET)
 
 
 def test_a_literal_message_is_decoded() -> None:
@@ -194,7 +223,8 @@ def test_a_batch_survives_the_wire(batch: Batch) -> None:
 @settings(max_examples=50, deadline=None)
 def test_a_hello_survives_the_wire(clock: ClockSample, version: str, indices: list[int]) -> None:
     interfaces = tuple(Interface(index, f"eth{index}", index, "xdp", "tcx", "veth", 1500) for index in indices)
-    hello = Hello("node-1.rack", "s", 10_000, clock, interfaces, version)
+    flow = replace(A_FLOW, interface=indices[0])
+    hello = Hello("node-1.rack", "s", 10_000, clock, interfaces, version, flows=(flow,), marks=(A_MARK, A_MARK))
     assert decode_hello(netmon_pb2.Hello.FromString(encode_hello(hello).SerializeToString())) == hello
 
 
@@ -210,10 +240,9 @@ def plain(message: netmon_pb2.Batch, columns: bytes = b"\0" * 4, runs: bytes = b
 Break = Callable[[netmon_pb2.Batch], object]
 BROKEN_BATCHES: dict[str, Break] = {
     "Batch.clock is missing": lambda m: m.ClearField("clock"),
-    "the clock sample has a negative time": lambda m: setattr(m.clock, "error_ns", -1),
-    "Batch.sequence is 0": lambda m: m.ClearField("sequence"),
-    "Batch.sequence is 9223372036854775808, more than 46116": lambda m: setattr(m, "sequence", 2**63),
-    "Batch.horizon_ns is negative: -1": lambda m: setattr(m, "horizon_ns", -1),
+    "batch.error_ns is out": lambda m: setattr(m.clock, "error_ns", -1),
+    "batch.sequence is out of its range, 1 to": lambda m: m.ClearField("sequence"),
+    "batch.sequence is out": lambda m: setattr(m, "sequence", 2**62),
     "Buckets.columns is cut short or has a column of": lambda m: setattr(m.buckets, "rows", 3),
     "Buckets.columns cannot be inflated": lambda m: setattr(m.buckets, "columns", b"\0" * 7),
     "Buckets.columns is more or less than one zlib stream": lambda m: m.buckets.ClearField("columns"),
@@ -226,41 +255,45 @@ BROKEN_BATCHES: dict[str, Break] = {
     f"Buckets.rows is {MAX_ROWS + 1}, more": lambda m: setattr(m.buckets, "rows", MAX_ROWS + 1),
     "Buckets.start has 18446744073709551615": lambda m: setattr(m.buckets, "base_ns", 2**64 - 11),
     "a bucket begins 11 s after the batch's horizon": lambda m: setattr(m.buckets, "base_ns", 11 * 10**9),
-    "a flow begins 11 s after the batch's horizon": lambda m: setattr(m.flows[0], "first_ns", 11 * 10**9),
-    "a ledger sample begins 11 s after the batch's horizon": lambda m: setattr(m.ledger[0], "time_ns", 11 * 10**9),
-    "Flow.direction is 2, not one of 0, 1": lambda m: setattr(m.flows[0], "direction", 2),
-    "flow 7 has a port above 65535": lambda m: setattr(m.flows[0], "dst_port", 65536),
-    "flow 7 has protocol 256": lambda m: setattr(m.flows[0], "protocol", 256),
-    "flow 7 begins at a negative time": lambda m: setattr(m.flows[0], "first_ns", -1),
-    "flow 7 has '10.0.0' for an address": lambda m: setattr(m.flows[0], "src", "10.0.0"),
-    "flow 7 belongs to rank -2": lambda m: setattr(m.flows[0].owner, "rank", -2),
-    "flow 7 begins at 2": lambda m: setattr(m.flows[0], "first_ns", 2**61),
-    "flow 7 has a prefix of 129 bits": lambda m: setattr(m.flows[0], "prefix_bits", 129),
-    "flow 7 belongs to rank 1048576": lambda m: setattr(m.flows[0].owner, "rank", 2**20),
-    "Owner.process has 256 characters, more than 255": lambda m: setattr(m.flows[0].owner, "process", "x" * 256),
-    "Batch.horizon_ns is 2305843009213693952, more": lambda m: setattr(m, "horizon_ns", 2**61),
-    "the clock sample has a time that is none": lambda m: setattr(m.clock, "utc_ns", 4 * 10**18),
-    "the clock sample has an error of": lambda m: setattr(m.clock, "error_ns", 2**62),
-    "Batch.marks are 65537, more than 65536": lambda m: m.marks.extend([m.marks[0]] * 65536),
+    "flows.first_ns is long after the batch's horizon": lambda m: set_cell(m.tables, "flows", "first_ns", 11 * 10**9),
+    "ledger.time_ns is long after the batch's horizon": lambda m: set_cell(m.tables, "ledger", "time_ns", 11 * 10**9),
+    "flows.direction is out of its range, 0 to 1": lambda m: set_cell(m.tables, "flows", "direction", 2),
+    "flows.dst_port is out": lambda m: set_cell(m.tables, "flows", "dst_port", 65536),
+    "flows.protocol is out": lambda m: set_cell(m.tables, "flows", "protocol", 256),
+    "flows.first_ns is out": lambda m: set_cell(m.tables, "flows", "first_ns", -1),
+    "flow 7 has 'job' and '10.0.0.2' for addresses": lambda m: set_cell(m.tables, "flows", "src", 2),
+    "flows.src is out of its range, the words there are": lambda m: set_cell(m.tables, "flows", "src", 99),
+    "flows.dst is out of its range, the words there are": lambda m: set_cell(m.tables, "flows", "dst", -2),
+    "flows.rank is out": lambda m: set_cell(m.tables, "flows", "rank", -2),
+    "flows.prefix_bits is out": lambda m: set_cell(m.tables, "flows", "prefix_bits", 129),
+    "a word has 256 characters, more than 255": lambda m: m.tables.words.append("x" * 256),
+    "batch.horizon_ns is out": lambda m: setattr(m, "horizon_ns", 2**61),
+    "batch.utc_ns is out": lambda m: setattr(m.clock, "utc_ns", 4 * 10**18),
+    "batch.utc_error_ns is out": lambda m: setattr(m.clock, "utc_error_ns", 2**62),
+    "batch.rss_bytes is out": lambda m: setattr(m.cost, "rss_bytes", 2**62),
+    "batch.warnings is out": lambda m: setattr(m.cost, "warnings", -1),
     "AgentCost.cpu_fraction is nan": lambda m: setattr(m.cost, "cpu_fraction", float("nan")),
-    "AgentCost has 18446744073709551615": lambda m: setattr(m.cost, "rss_bytes", 2**64 - 1),
-    "ClockExchange.agent_sent_ns is -1": lambda m: m.exchanges.add(agent_sent_ns=-1),
-    "ClockExchange.collector_sent_ns is 4": lambda m: m.exchanges.add(collector_sent_ns=4 * 10**18),
-    "a sample of eth0 has 1 counters and 0 values": lambda m: m.nic.add(device="eth0", names=["x"]),
-    "a sample of eth0 has a negative time": lambda m: m.nic.add(device="eth0", time_ns=-1),
-    "a batch has more than 16384 counters of NICs": lambda m: m.nic.add(names=["x"] * 16385, values=[0] * 16385),
-    "names rank 1048576 of 3": lambda m: setattr(m.marks[0], "rank", 2**20),
-    "is at no time": lambda m: setattr(m.marks[0], "time_ns", 2**61),
-    "a mark of job 'job' has iteration": lambda m: setattr(m.marks[0], "iteration", 2**62),
-    "LedgerSample.nic_header_bytes is 256": lambda m: setattr(m.ledger[0], "nic_header_bytes", 256),
-    "LedgerSample.nic_packets is 18014398509481984": lambda m: setattr(m.ledger[0], "nic_packets", 2**54),
-    "Mark.moment is 9, not one of": lambda m: setattr(m.marks[0], "moment", 9),
-    "Mark.source is 0, not one of": lambda m: setattr(m.marks[0], "source", 0),
-    "names rank -1 of 3": lambda m: setattr(m.marks[0], "rank", -1),
-    "a mark of job 'job' is negative": lambda m: setattr(m.marks[0], "time_ns", -1),
-    "LedgerSample.direction is 7": lambda m: setattr(m.ledger[0], "direction", 7),
-    "LedgerSample.nic_bytes is 9223372036854775808": lambda m: setattr(m.ledger[0], "nic_bytes", 2**63),
-    "LedgerSample.time_ns is -1, negative": lambda m: setattr(m.ledger[0], "time_ns", -1),
+    "marks are 65537 rows, more than 65536": lambda m: m.tables.rows.__setitem__(1, 65537),
+    "Tables.rows are of 8 tables, there are 7": lambda m: m.tables.rows.append(1),
+    "Tables.columns has 0 bytes or more where its rows need": lambda m: (
+        m.tables.ClearField("deflated") or m.tables.ClearField("columns")
+    ),
+    "Tables.columns cannot be inflated": lambda m: setattr(m.tables, "columns", b"nothing"),
+    "exchanges.collector_sent_ns is out": lambda m: set_cell(m.tables, "exchanges", "collector_sent_ns", 4 * 10**18),
+    "nic.time_ns is out": lambda m: set_cell(m.tables, "nic", "time_ns", -1),
+    "marks.rank is out": lambda m: set_cell(m.tables, "marks", "rank", 2**20),
+    "marks.time_ns is out": lambda m: set_cell(m.tables, "marks", "time_ns", 2**61),
+    "marks.iteration is out": lambda m: set_cell(m.tables, "marks", "iteration", 2**62),
+    "marks.moment is out": lambda m: set_cell(m.tables, "marks", "moment", 9),
+    "marks.source is out": lambda m: set_cell(m.tables, "marks", "source", 0),
+    "ledger.nic_header_bytes is out": lambda m: set_cell(m.tables, "ledger", "nic_header_bytes", 256),
+    "ledger.nic_packets is out": lambda m: set_cell(m.tables, "ledger", "nic_packets", 2**54),
+    "ledger.nic_bytes is out": lambda m: set_cell(m.tables, "ledger", "nic_bytes", 2**63),
+    "transport.sent_bytes is out": lambda m: set_cell(m.tables, "transport", "sent_bytes", 2**63),
+    "transport.flow_id is out": lambda m: set_cell(m.tables, "transport", "flow_id", -1),
+    "transport has a time that ends before it begins": lambda m: set_cell(m.tables, "transport", "end_ns", 499),
+    "host.end_ns is long after the batch's horizon": lambda m: set_cell(m.tables, "host", "end_ns", 10**12),
+    "host.job is out of its range, the words there are": lambda m: set_cell(m.tables, "host", "job", 99),
 }
 
 
@@ -295,10 +328,11 @@ BROKEN_HELLOS: dict[str, Callable[[netmon_pb2.Hello], object]] = {
     "interface 3 has no name": lambda m: m.interfaces.add(index=3),
     "Interface.name 'e\\n' is not printable": lambda m: setattr(m.interfaces[0], "name", "e\n"),
     "eth0 has a capacity of": lambda m: setattr(m.interfaces[0], "capacity_bps", 2**54),
-    "Hello.flows name interface 9": lambda m: m.flows.add(interface=9, protocol=255),
-    "flow 3 begins at a negative time": lambda m: m.flows.add(flow_id=3, interface=2, protocol=255, first_ns=-1),
-    "Hello.marks are 65537": lambda m: m.marks.extend([netmon_pb2.Mark()] * 65537),
-    "the clock sample has a time that is none": lambda m: setattr(m.clock, "mono_ns", 2**60),
+    "Hello.flows name interface 9": lambda m: set_cell(m.tables[0], "flows", "interface", 9),
+    "Hello: flows.first_ns is out": lambda m: set_cell(m.tables[0], "flows", "first_ns", -1),
+    "Hello.tables have 65537 marks": lambda m: m.tables.add(rows=[0, 65536]),
+    "Hello.tables are 65537": lambda m: m.tables.extend([netmon_pb2.Tables()] * 65536),
+    "batch.mono_ns is out": lambda m: setattr(m.clock, "mono_ns", 2**60),
     "Interface.name has 2000 characters": lambda m: setattr(m.interfaces[0], "name", "x" * 2000),
 }
 
@@ -319,26 +353,70 @@ def test_what_does_not_fit_is_not_sent() -> None:
         encode_batch(Batch(1, A_CLOCK, 0, np.zeros(1, [("flow_id", "<u8")])))
 
 
+def test_flows_of_an_introduction_are_one_after_the_other() -> None:
+    opening = netmon_pb2.AgentMessage(hello=encode_hello(A_HELLO)).SerializeToString()
+    more = [replace(A_FLOW, flow_id=number, src=f"10.0.1.{number}", owner=Owner(4, "iperf3")) for number in range(3)]
+    data = opening + b"".join(map(serialise_flow, more))
+    assert decode_hello(netmon_pb2.AgentMessage.FromString(data).hello).flows == (A_FLOW, *more)
+
+
 def test_a_name_is_made_printable() -> None:
     message = encode_batch(a_batch())
-    message.flows[0].owner.process, message.marks[0].job = "a\x1b[2Jb", "j\u202eb"
-    batch = decode_batch(message)
-    assert (batch.flows[0].owner.process, batch.marks[0].job) == ("a\ufffd[2Jb", "j\ufffdb")
+    message.tables.words[2] = "j\u202eb"
+    assert decode_batch(message).marks[0].job == "j\ufffdb"
 
 
 def test_a_flow_that_is_not_ip_needs_no_address() -> None:
     message = encode_batch(a_batch())
-    message.flows[0].protocol, message.flows[0].src, message.flows[0].dst = 255, "", ""
+    set_cell(message.tables, "flows", "protocol", 255)
+    set_cell(message.tables, "flows", "src", -1)
     assert decode_batch(message).flows[0].src == ""
 
 
-@pytest.mark.parametrize("record", [Hello, Interface, ClockSample, Flow, Owner, Mark, LedgerSample, AgentCost, Batch])
+@pytest.mark.parametrize("record", [Hello, Interface, ClockSample, AgentCost])
 def test_records_and_messages_have_the_same_fields(record: type) -> None:
     message = getattr(netmon_pb2, record.__name__)
-    # Buckets and HostPart have these.
-    names = {field.name for field in fields(record)} - ({"bucket_ns", "host_jobs"} if record is Batch else set())
-    secret = {"proof"} if record is Hello else set()  # looked at and let go
-    assert names | secret == set(message.DESCRIPTOR.fields_by_name)
+    names = {field.name for field in fields(record)}
+    if record is Hello:  # proof: looked at and let go
+        names = names - {"flows", "marks"} | {"tables", "proof"}
+    assert names == set(message.DESCRIPTOR.fields_by_name)
+
+
+RECORDS = {"flows": Flow, "marks": Mark, "ledger": LedgerSample, "exchanges": ClockExchange}
+
+
+@pytest.mark.parametrize("format_", TABLES, ids=lambda format_: format_.name)
+def test_records_and_tables_have_the_same_fields(format_: Format) -> None:
+    if format_.name in EVIDENCE:
+        assert tuple(format_.columns) == EVIDENCE[format_.name].names
+    elif format_.name != "nic":
+        names = [field.name for field in fields(RECORDS[format_.name]) if field.name != "owner"]
+        names += [field.name for field in fields(Owner)] if format_.name == "flows" else []
+        assert sorted(names) == sorted(format_.columns)
+
+
+SMALL = st.integers(UNKNOWN, 1000)
+
+
+def evidence_of(dtype: np.dtype) -> st.SearchStrategy[Table]:
+    row = st.tuples(*(SMALL for _ in dtype.names or ()))
+    return st.lists(row, max_size=4).map(lambda rows: table_of(dtype, rows))
+
+
+@given(*map(evidence_of, EVIDENCE.values()))
+def test_evidence_arrives_as_it_was_sent(transport: Table, host: Table) -> None:
+    sent = {"transport": transport, "host": host}
+    batch = replace(a_batch(), evidence=sent)
+    message = netmon_pb2.Batch.FromString(encode_batch(batch).SerializeToString())
+    assert same(decode_batch(message), batch)
+    other = encode_batch(replace(a_batch(), evidence={}, words=("another", "10.0.0.1")))
+    many = decode_many([message, other, message])
+    for name, table in sent.items():
+        got = many.evidence[name]
+        assert got["batch"].tolist() == [0] * len(table) + [2] * len(table)
+        assert all(np.array_equal(got[c], np.tile(table[c], 2)) for c in table.dtype.names or () if c != "job")
+    assert {many.words[job] for job in many.evidence["host"]["job"].tolist()} <= {"job"}
+    assert many.refused == {}
 
 
 def test_a_cost_below_nothing_is_nothing() -> None:

@@ -16,8 +16,9 @@ import time
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import numpy as np
@@ -29,7 +30,8 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
 from netmon.wire.channel import AGENT_OPTIONS
 from netmon.wire.limits import MAX_ROWS
-from netmon.wire.mapping import add_message
+from netmon.wire.table_records import rows_of
+from netmon.wire.tables import Words, encode_tables
 
 if TYPE_CHECKING:
     from netmon.wire.bus import Bus
@@ -47,6 +49,7 @@ _EXCHANGES_EVERY_S = 2
 _ON_THE_WAY_NS = 60_000
 _PREPARED_S = 40  # of batches; later ones are alike
 _ENCODED: dict[tuple[Hashable, int], tuple[bytes, int]] = {}  # by sort of batch and width
+_T = TypeVar("_T")
 _COST = netmon_pb2.AgentCost(cpu_fraction=0.02, rss_bytes=160_000_000)
 
 
@@ -224,13 +227,16 @@ class _Agent:
         head.buckets.bucket_ns = width_ms * MS
         if rows:
             head.buckets.base_ns = begin + base_ns
-        if spans.start == 0:
-            _add(simulated.first_flows(), head.flows)
-        for span in spans:
-            _add(simulated.new_flows(span), head.flows)
-            _add(simulated.marks(span), head.marks)
-            _add(self._account.samples(span), head.ledger)
-            _add(self._exchanges(span), head.exchanges)
+        words, first = Words(), simulated.first_flows() if spans.start == 0 else []
+        tables = rows_of(
+            words,
+            flows=[*first, *_all(simulated.new_flows(span) for span in spans)],
+            marks=_all(simulated.marks(span) for span in spans),
+            ledger=_all(self._account.samples(span) for span in spans),
+            exchanges=_all(self._exchanges(span) for span in spans),
+        )
+        if tables:
+            encode_tables(tables, words, head.tables)
         return rows + netmon_pb2.AgentMessage(batch=head).SerializeToString()
 
     def _rows(self, spans: range, width_ms: int) -> tuple[bytes, int]:
@@ -271,9 +277,8 @@ def _encode(host: SimulatedHost, spans: range, width_ms: int) -> tuple[bytes, in
     return serialise_buckets(rows, width_ms * MS), int(rows["bucket_start_ns"].min(initial=1 << 62))
 
 
-def _add(records: Iterable[Any], repeated: Any) -> None:
-    for record in records:
-        add_message(record, repeated)
+def _all(some: Iterable[Iterable[_T]]) -> list[_T]:
+    return list(chain.from_iterable(some))
 
 
 def record(load: Load, host: int, utc_ns: int) -> tuple[Hello, list[bytes]]:

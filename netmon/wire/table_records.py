@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of which a message has few, as rows of the tables that travel, and back."""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter, itemgetter
+
+import numpy as np
+
+from netmon.columnar import Columns
+from netmon.errors import WireError
+from netmon.mark_runs import MarkTable, mark_table
+from netmon.records import (
+    PROTOCOL_NON_IP,
+    ClockExchange,
+    Direction,
+    Flow,
+    LedgerSample,
+    Mark,
+    NicSample,
+    Owner,
+    Source,
+)
+from netmon.wire.tables import EXCHANGES, FLOWS, LEDGER, MARKS, NIC, Format, Matrix, Stacked, Words
+
+# --- records → rows
+
+
+def rows_of(
+    words: Words,
+    flows: Sequence[Flow] = (),
+    marks: Sequence[Mark] = (),
+    ledger: Sequence[LedgerSample] = (),
+    exchanges: Sequence[ClockExchange] = (),
+    nic: Sequence[NicSample] = (),
+) -> dict[str, Matrix]:
+    """Tables by their names; words: what they name gets its places. Raises WireError where a number is no int64."""
+    place = words.place
+    counters = [
+        (number, place(sample.device), place(sample.source), sample.time_ns, place(name), value)
+        for number, sample in enumerate(nic)
+        for name, value in zip(sample.names, sample.values, strict=True)
+    ]
+    return {
+        **_table(FLOWS, [_flow_row(flow, words) for flow in flows]),
+        **_table(MARKS, [_mark_row(mark, words) for mark in marks]),
+        **_table(LEDGER, list(map(_of_ledger, ledger))),
+        **_table(EXCHANGES, list(map(_of_exchange, exchanges))),
+        **_table(NIC, counters),
+    }
+
+
+_of_ledger = attrgetter(*LEDGER.columns)
+_of_exchange = attrgetter(*EXCHANGES.columns)
+
+
+def _flow_row(flow: Flow, words: Words) -> tuple[int, ...]:
+    place, owner = words.place, flow.owner
+    return (
+        *(flow.flow_id, flow.interface, flow.direction, place(flow.src), place(flow.dst)),
+        *(flow.src_port, flow.dst_port, flow.protocol, flow.first_ns),
+        *(owner.pid, place(owner.process), place(owner.container), place(owner.job), owner.rank),
+        *(place(owner.source), place(owner.user), flow.members, flow.prefix_bits),
+    )
+
+
+def _mark_row(mark: Mark, words: Words) -> tuple[int, ...]:
+    return (
+        *(words.place(mark.job), mark.rank, mark.size, mark.pid, mark.iteration, mark.moment, mark.time_ns),
+        *(mark.source, mark.error_ns, mark.parameters, mark.relative, mark.gradient_bytes, words.place(mark.job_name)),
+    )
+
+
+def _table(format_: Format, rows: Sequence[tuple[int, ...]]) -> dict[str, Matrix]:
+    if not rows:
+        return {}
+    try:
+        return {format_.name: np.array(rows, np.int64)}
+    except OverflowError as error:
+        raise WireError(f"cannot send {format_.name}: {error}") from None
+
+
+# --- rows → records
+
+_UNOWNED = Owner()
+_DIRECTIONS = {int(direction): direction for direction in Direction}
+_SOURCES = {int(source): source for source in Source}
+
+
+def _rows(table: Columns) -> Iterable[tuple[int, ...]]:
+    return zip(*(table[name].tolist() for name in table.names), strict=True)
+
+
+def read_flows(stacked: Stacked) -> tuple[list[tuple[int, Flow]], dict[int, str]]:
+    """Each with its message's number; and why messages are refused: they name what is no address."""
+    found, faults, word = list[tuple[int, Flow]](), dict[int, str](), stacked.word
+    for batch, flow_id, interface, direction, src, dst, *row in _rows(stacked.tables[FLOWS.name]):
+        *ports, first_ns, pid, process, container, job, rank, source, user, members, prefix_bits = row
+        ends = word(src), word(dst)
+        if ports[2] != PROTOCOL_NON_IP and not all(map(_is_address, ends)):
+            faults.setdefault(batch, f"flow {flow_id} has {ends[0][:64]!r} and {ends[1][:64]!r} for addresses")
+            continue
+        names = word(process), word(container), word(job)
+        owner = Owner(pid, *names, rank, word(source), word(user)) if pid or max(job, source) >= 0 else _UNOWNED
+        at = flow_id, interface, _DIRECTIONS[direction], *ends
+        found.append((batch, Flow(*at, ports[0], ports[1], ports[2], first_ns, owner, members, prefix_bits)))
+    return found, faults
+
+
+@lru_cache(maxsize=4096)
+def _is_address(text: str) -> bool:
+    try:
+        return len(text) <= 64 and ipaddress.ip_address(text) is not None
+    except ValueError:
+        return False
+
+
+_WHOSE = ("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
+
+
+def read_marks(stacked: Stacked) -> MarkTable:
+    """All of them; those of one rank have one entry in `about`."""
+    table = stacked.tables[MARKS.name]
+    if not len(table):
+        return mark_table(())
+    keys = np.stack([table[name] for name in _WHOSE], axis=1)
+    one = np.dtype((np.void, keys.itemsize * len(_WHOSE)))
+    _, first, number = np.unique(keys.view(one).ravel(), return_index=True, return_inverse=True)
+    about = [
+        (stacked.word(job), *who, _SOURCES[source], parameters, bool(relative), gradients, stacked.word(name))
+        for job, *who, source, parameters, relative, gradients, name in keys[first].tolist()
+    ]
+    names = ("moment", "iteration", "time_ns", "error_ns")
+    return MarkTable(about, table["batch"].astype(np.int64), number, *(table[name] for name in names))
+
+
+def read_exchanges(stacked: Stacked) -> list[tuple[int, ClockExchange]]:
+    """Each with its message's number."""
+    return [(batch, ClockExchange(*times)) for batch, *times in _rows(stacked.tables[EXCHANGES.name])]
+
+
+def read_ledger(table: Columns) -> list[LedgerSample]:
+    """The samples of a table of LEDGER."""
+    return [LedgerSample(link, _DIRECTIONS[direction], *rest) for _, link, direction, *rest in _rows(table)]
+
+
+def read_nic(stacked: Stacked) -> list[tuple[int, NicSample]]:
+    """Each with its message's number."""
+    found, word = list[tuple[int, NicSample]](), stacked.word
+    for _, rows in groupby(_rows(stacked.tables[NIC.name]), itemgetter(0, 1)):
+        own = list(rows)
+        batch, _, device, source, time_ns, _, _ = own[0]
+        names, values = tuple(word(row[5]) for row in own), tuple(row[6] for row in own)
+        found.append((batch, NicSample(word(device), word(source), time_ns, names, values)))
+    return found

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every table that an agent sends beside its bucket rows: which columns it has, what they may hold, and the one way in
+which all of them travel. A new table is an entry of TABLES.
+
+A table is a matrix of int64, a row per row. On the wire all tables of a message lie one after the other, each column by
+column, as unsigned numbers that count from the least that the column may be. Columns of words hold places among the
+message's words; a reader of many messages gets places among the words of all of them. Decoding trusts nothing.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.columnar import Columns
+from netmon.errors import WireError
+from netmon.evidence import EVIDENCE, UNKNOWN
+from netmon.marks import MOST_RANKS, printable
+from netmon.records import Moment, Source, Table
+from netmon.wire import netmon_pb2
+from netmon.wire.limits import (
+    FURTHEST_NS,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_EXCHANGES,
+    MAX_FLOWS,
+    MAX_HEADER_BYTES,
+    MAX_HOST_PART,
+    MAX_LEDGER,
+    MAX_MARKS,
+    MAX_MONO_NS,
+    MAX_NAME,
+    MAX_NIC,
+    MAX_NIC_COUNTERS,
+    MAX_PACKETS,
+    MAX_SPAN_NS,
+    MAX_TRANSPORT,
+    MAX_UTC_NS,
+    MAX_WIDTH_NS,
+    MAX_WORDS,
+)
+
+Matrix = npt.NDArray[np.int64]
+"""(rows, columns) of a table."""
+
+_Stored = npt.NDArray[np.uint64]
+"""(columns, rows) of a table, as it travels."""
+
+_Numbers = npt.NDArray[np.int64]
+
+
+class Limits(NamedTuple):
+    """What a column may hold. is_word: a place among the words; −1: the empty one."""
+
+    least: int
+    most: int
+    is_word: bool = False
+
+
+WORD = Limits(-1, MAX_WORDS - 1, is_word=True)
+_U32 = Limits(0, 2**32 - 1)
+_MONO, _UTC, _SPAN = Limits(0, MAX_MONO_NS), Limits(0, MAX_UTC_NS), Limits(0, MAX_SPAN_NS)
+_COUNT, _BYTES, _PACKETS = Limits(0, MAX_COUNT), Limits(0, MAX_BYTES), Limits(0, MAX_PACKETS)
+_FLAG, _PORT, _RANK = Limits(0, 1), Limits(0, 0xFFFF), Limits(0, MOST_RANKS - 1)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A table: its name, the most rows of it in a message, its columns in their order.
+
+    latest: the column that lies at most FURTHEST_NS after the batch's horizon; empty: none. Where there are `start_ns`
+    and `end_ns`, none ends before it begins.
+    """
+
+    name: str
+    most_rows: int
+    columns: Mapping[str, Limits]
+    latest: str = ""
+
+    @cached_property
+    def least(self) -> _Stored:
+        """Of each column, (columns, 1); below zero it is what it takes to get there modulo 2^64."""
+        return np.array([[limits.least] for limits in self.columns.values()], np.int64).view(np.uint64)
+
+    @cached_property
+    def span(self) -> _Stored:
+        """The most that each column may be above its least."""
+        return np.array([[limits.most - limits.least] for limits in self.columns.values()], np.uint64)
+
+    @cached_property
+    def words(self) -> list[int]:
+        """Places of the columns of words."""
+        return [place for place, limits in enumerate(self.columns.values()) if limits.is_word]
+
+    def stored(self, rows: Matrix) -> _Stored:
+        """As they travel."""
+        return np.ascontiguousarray(rows.T).view(np.uint64) - self.least
+
+    def empty(self) -> Columns:
+        """No row."""
+        return Columns({name: np.zeros(0, np.int64) for name in ("batch", *self.columns)})
+
+
+_BY_UNIT = {"ns": MAX_SPAN_NS, "bytes": MAX_BYTES, "packets": MAX_PACKETS}
+_OF_EVIDENCE = {
+    **dict.fromkeys(("start_ns", "end_ns"), _MONO),
+    **{
+        "flow_id": _U32,
+        "job": WORD,
+        "application_limited": Limits(UNKNOWN, 1),
+        "rank": Limits(UNKNOWN, MOST_RANKS - 1),
+    },
+    **{name: Limits(UNKNOWN, _U32.most) for name in ("reverse_flow_id", "pid")},
+    **{name: Limits(UNKNOWN, MAX_PACKETS) for name in ("softnet_dropped", "softnet_squeezed")},
+    "delivery_bps": Limits(UNKNOWN, MAX_COUNT),
+}
+"""Columns of netmon.evidence whose limits their units do not give; all may be unknown that need not be known."""
+_MOST_EVIDENCE = {"transport": MAX_TRANSPORT, "host": MAX_HOST_PART}
+
+
+def _evidence(name: str, dtype: np.dtype[np.void]) -> Format:
+    columns = {
+        column: _OF_EVIDENCE.get(column) or Limits(UNKNOWN, _BY_UNIT[column.rpartition("_")[2]])
+        for column in dtype.names or ()
+    }
+    return Format(name, _MOST_EVIDENCE[name], columns, "end_ns")
+
+
+FLOWS = Format(
+    "flows",
+    MAX_FLOWS,
+    {
+        **{"flow_id": _U32, "interface": _U32, "direction": _FLAG, "src": WORD, "dst": WORD},
+        **{"src_port": _PORT, "dst_port": _PORT, "protocol": Limits(0, 0xFF), "first_ns": _MONO},
+        **{"pid": _U32, "process": WORD, "container": WORD, "job": WORD, "rank": Limits(-1, MOST_RANKS - 1)},
+        **{"source": WORD, "user": WORD, "members": _U32, "prefix_bits": Limits(0, 128)},
+    },
+    latest="first_ns",
+)
+MARKS = Format(
+    "marks",
+    MAX_MARKS,
+    {
+        **{"job": WORD, "rank": _RANK, "size": Limits(0, MOST_RANKS), "pid": _U32, "iteration": _COUNT},
+        **{"moment": Limits(min(Moment), max(Moment)), "time_ns": _MONO, "source": Limits(min(Source), max(Source))},
+        **{"error_ns": _SPAN, "parameters": _COUNT, "relative": _FLAG, "gradient_bytes": _COUNT, "job_name": WORD},
+    },
+)
+LEDGER = Format(
+    "ledger",
+    MAX_LEDGER,
+    {
+        **{"interface": _U32, "direction": _FLAG, "time_ns": _MONO, "nic_bytes": _BYTES, "nic_packets": _PACKETS},
+        **{"nic_header_bytes": Limits(0, MAX_HEADER_BYTES), "frames": _PACKETS, "packets": _PACKETS},
+        **{"frame_bytes": _BYTES, "wire_bytes": _BYTES},
+        **{
+            f"{what}_{unit}": most
+            for what in ("overflow", "lost_kernel", "lost_agent")
+            for unit, most in (("packets", _PACKETS), ("wire_bytes", _BYTES), ("payload_bytes", _BYTES))
+        },
+        "uncounted": _FLAG,
+    },
+    latest="time_ns",
+)
+EXCHANGES = Format(
+    "exchanges",
+    MAX_EXCHANGES,
+    {
+        **{"agent_sent_ns": _MONO, "collector_received_ns": _UTC},
+        **{"collector_sent_ns": _UTC, "agent_received_ns": _MONO},
+    },
+)
+NIC = Format(
+    "nic",
+    MAX_NIC_COUNTERS,
+    {
+        **{"sample": Limits(0, MAX_NIC - 1), "device": WORD, "source": WORD, "time_ns": _MONO},
+        **{"counter": WORD, "value": Limits(-(2**63), 2**63 - 1)},
+    },
+)
+"""A row per counter; sample: which of the message's samples it is of."""
+
+TABLES = (FLOWS, MARKS, LEDGER, EXCHANGES, NIC, *(_evidence(name, dtype) for name, dtype in EVIDENCE.items()))
+"""In the order in which they travel."""
+
+HEAD = Format(
+    "batch",
+    0,
+    {
+        **{"sequence": Limits(1, MAX_COUNT), "horizon_ns": _MONO, "bucket_ns": Limits(0, MAX_WIDTH_NS)},
+        **{"mono_ns": _MONO, "utc_ns": _UTC, "error_ns": _SPAN, "utc_error_ns": _SPAN},
+        **{"rss_bytes": _BYTES, "spool_bytes": _BYTES, "warnings": _BYTES},
+    },
+)
+"""Of a batch: fields of its message and of the messages in it."""
+
+
+# --- tables → message
+
+
+class Words:
+    """The words of a message, each once."""
+
+    def __init__(self, words: Sequence[str] = ()) -> None:
+        """words: that have their places already."""
+        self._places = {word: place for place, word in enumerate(words)}
+
+    def place(self, word: str) -> int:
+        """Of a word, which it has from here on; −1: it is empty."""
+        return self._places.setdefault(word, len(self._places)) if word else -1
+
+    @property
+    def all(self) -> list[str]:
+        """In the order of their places."""
+        return list(self._places)
+
+
+def matrix(table: Table) -> Matrix:
+    """The rows of a structured table whose columns are all int64."""
+    return np.frombuffer(table.tobytes(), np.int64).reshape(len(table), -1)
+
+
+def encode_tables(tables: Mapping[str, Matrix], words: Words, message: netmon_pb2.Tables) -> None:
+    """Into an empty message. tables: by their names; those without rows may be left out."""
+    rows = [len(tables[format_.name]) if format_.name in tables else 0 for format_ in TABLES]
+    while rows and not rows[-1]:
+        rows.pop()
+    message.rows.extend(rows)
+    message.words.extend(words.all)
+    data = b"".join([TABLES[at].stored(tables[TABLES[at].name]).tobytes() for at, count in enumerate(rows) if count])
+    message.columns, message.deflated = zlib.compress(data, 1) if data else b"", bool(data)
+
+
+# --- messages → tables
+
+
+class Pieces(NamedTuple):
+    """One message's tables, where they lie in its bytes, in the order of TABLES; and its words."""
+
+    tables: Sequence[_Stored]
+    words: Sequence[str]
+
+
+_NONE = tuple(np.zeros((len(format_.columns), 0), np.uint64) for format_ in TABLES)
+
+
+def split_tables(message: netmon_pb2.Tables) -> Pieces:
+    """Inflate the columns of a message, and find them. Raises WireError with a one-line reason."""
+    rows = list(message.rows)
+    if not rows:
+        return Pieces(_NONE, ())
+    if len(rows) > len(TABLES):
+        raise WireError(f"Tables.rows are of {len(rows)} tables, there are {len(TABLES)}")
+    for format_, count in zip(TABLES, rows, strict=False):
+        if count > format_.most_rows:
+            raise WireError(f"{format_.name} are {count} rows, more than {format_.most_rows}")
+    if len(message.words) > MAX_WORDS:
+        raise WireError(f"Tables.words are {len(message.words)}, more than {MAX_WORDS}")
+    shapes = [(len(format_.columns), count) for format_, count in zip(TABLES, rows, strict=False)]
+    data = _inflated(message, 8 * sum(columns * count for columns, count in shapes))
+    tables, offset = list(_NONE), 0
+    for at, (columns, count) in enumerate(shapes):
+        if count:
+            size = columns * count
+            tables[at] = np.frombuffer(data, "<u8", size, offset).reshape(columns, count)
+            offset += 8 * size
+    return Pieces(tables, [read_name(word, "a word") for word in message.words])
+
+
+def _inflated(message: netmon_pb2.Tables, size: int) -> bytes:
+    data = message.columns
+    if message.deflated:
+        try:
+            data = zlib.decompressobj().decompress(data, size + 1) if size else b""
+        except zlib.error as error:
+            raise WireError(f"Tables.columns cannot be inflated: {error}") from None
+    if len(data) != size:
+        raise WireError(f"Tables.columns has {len(data)} bytes or more where its rows need {size}")
+    return data
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """The tables of many messages. In each, `batch` says of which; words: of all, which columns of words name."""
+
+    tables: Mapping[str, Columns]
+    words: Sequence[str]
+    faults: Mapping[int, str]  # why messages are refused; their rows mean nothing
+
+    def word(self, place: int) -> str:
+        """By its place."""
+        return self.words[place] if place >= 0 else ""
+
+
+def stack_tables(pieces: Sequence[Pieces], of: Sequence[int], horizons_ns: Sequence[int]) -> Stacked:
+    """of, horizons_ns: of each message, its number and its batch's horizon."""
+    known: dict[str, int] = {}
+    first, places = [], list[int]()
+    for own in pieces:
+        first.append(len(places))
+        places += [known.setdefault(word, len(known)) for word in own.words]
+    words = np.array(first, np.int64), np.array([len(own.words) for own in pieces], np.uint64)
+    faults: dict[int, str] = {}
+    tables = {}
+    for at, format_ in enumerate(TABLES):
+        there = [number for number, own in enumerate(pieces) if own.tables[at].shape[1]]
+        if not there:
+            tables[format_.name] = format_.empty()
+            continue
+        parts = [pieces[number].tables[at] for number in there]
+        stored = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        piece = np.repeat(np.array(there, np.int64), [part.shape[1] for part in parts])
+        tables[format_.name] = _read(
+            format_, stored, piece, np.array(of, np.int32), words, np.array(places, np.int64), faults
+        )
+        _check_times(format_, tables[format_.name], np.array(horizons_ns, np.int64)[piece], faults)
+    return Stacked(tables, list(known), faults)
+
+
+def _read(
+    format_: Format,
+    stored: _Stored,
+    piece: _Numbers,
+    of: npt.NDArray[np.int32],
+    words: tuple[_Numbers, npt.NDArray[np.uint64]],
+    places: _Numbers,
+    faults: dict[int, str],
+) -> Columns:
+    """piece: of each row, which of the messages it is of; words: of each of these, the first in `places`, and how
+    many."""
+    (first, count), batch = words, of[piece]
+    over = stored > format_.span
+    for column in format_.words:
+        over[column] |= stored[column] > count[piece]
+    if over.any():
+        stored = np.where(over, np.uint64(0), stored)
+        _blame(format_, over, batch, faults)
+    columns: dict[str, npt.NDArray[np.integer]] = {"batch": batch}
+    columns |= dict(zip(format_.columns, (stored + format_.least).view(np.int64), strict=True))
+    for name, limits in format_.columns.items():
+        if limits.is_word:
+            place, found = columns[name], np.full(len(batch), -1)
+            there = np.flatnonzero(place >= 0)
+            found[there] = places[first[piece[there]] + place[there]]
+            columns[name] = found
+    return Columns(columns)
+
+
+def _blame(format_: Format, over: npt.NDArray[np.bool_], batch: npt.NDArray[np.int32], faults: dict[int, str]) -> None:
+    """Which column of which message is out of its range."""
+    for column, (name, limits) in enumerate(format_.columns.items()):
+        for index in np.unique(batch[over[column]]).tolist():
+            most = "the words there are" if limits.is_word else f"{limits.least} to {limits.most}"
+            faults.setdefault(index, f"{format_.name}.{name} is out of its range, {most}")
+
+
+def check_limits(format_: Format, values: Matrix, of: Sequence[int], faults: dict[int, str]) -> None:
+    """Say of rows that are no table on the wire which are out of their ranges. of: of each row, its message."""
+    over = format_.stored(values) > format_.span
+    if over.any():
+        _blame(format_, over, np.array(of, np.int32), faults)
+
+
+def _check_times(format_: Format, table: Columns, horizon_ns: _Numbers, faults: dict[int, str]) -> None:
+    batch = table["batch"]
+    if "start_ns" in format_.columns:
+        for index in np.unique(batch[table["end_ns"] < table["start_ns"]]).tolist():
+            faults.setdefault(index, f"{format_.name} has a time that ends before it begins")
+    if format_.latest:
+        for index in np.unique(batch[table[format_.latest] > horizon_ns + FURTHEST_NS]).tolist():
+            faults.setdefault(index, f"{format_.name}.{format_.latest} is long after the batch's horizon")
+
+
+def claimed(message: netmon_pb2.Tables, format_: Format) -> int:
+    """Rows of a table, before anything is checked: no more than a message may have."""
+    at = TABLES.index(format_)
+    return min(message.rows[at], format_.most_rows) if at < len(message.rows) else 0
+
+
+@lru_cache(4096)
+def read_name(text: str, label: str) -> str:
+    """A name that a stranger has given, printable. Raises WireError where it is too long."""
+    if len(text) > MAX_NAME:
+        raise WireError(f"{label} has {len(text)} characters, more than {MAX_NAME}")
+    return text if text.isprintable() else printable(text, 4 * MAX_NAME)
