@@ -215,9 +215,12 @@ def read_study(
     interval_ns = max([bucket_ns, *(int(ns) for ns in tables.sessions["super_packet_ns"] if ns)])
     total = tables.rows("buckets")
     into = Scan(bucket_ns, rate, interval_ns, times or training_times([ranks]), _detail(tables, total, bucket_ns))
+    lacks = sorted({*COLUMNS}.difference(tables.columns("buckets"))) if total else []
+    if lacks:
+        tables.missing.append(f"buckets has no column {', '.join(lacks)}: what was on the links is not shown")
     try:
         batches = tables.batches("buckets", COLUMNS, _around(ranks) if job else None)
-        traffic = scan(batches, into, lambda rows: progress(rows, total))
+        traffic = None if lacks else scan(batches, into, lambda rows: progress(rows, total))
     except ValueError:
         traffic = None
     flows = _flows(tables, traffic, runs)

@@ -73,6 +73,14 @@ def test_a_missing_table_is_named_and_the_rest_is_shown(data, table):
     assert len(missing) < len(shown(study))
 
 
+def test_a_missing_column_is_named_and_the_rest_is_shown(data):
+    for path in data.glob("buckets/*/*/*.parquet"):
+        pq.write_table(pq.ParquetFile(path).read().drop_columns(["packets"]), path)
+    study = read_study(data)
+    assert any("buckets has no column packets" in sentence for sentence in study.tables.missing)
+    assert gaps(study) < set(shown(study))
+
+
 def test_missing_partitions(data):
     for whose in ("buckets/*/*/part-h1-*", "iterations/*/*/part-h2-*", "flows/*/*/part-h0-*"):
         for path in data.glob(whose):
