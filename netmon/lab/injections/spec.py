@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from netmon import views
 from netmon.errors import UsageError
 from netmon.lab.traffic.profiles import PROFILES
 from netmon.records import Direction
@@ -46,8 +47,8 @@ CAUSES = {
 }
 """Every kind, and the cause that it is, in the words of a verdict; "": none."""
 
-NETWORK = ("cross", "other_job", "own_transfer", "loss", "slow_link")
-"""The causes that blame the network."""
+NETWORK = tuple(cause.name.lower() for cause in views.NETWORK)
+"""The causes that blame the network, in the words of a verdict."""
 
 _STRENGTHS = {
     "cross": (0.0, 1.0, 0.8),

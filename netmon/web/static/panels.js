@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What stands beside the timeline. Names come from other machines: they are only ever text.
 
-import { json } from "./data.js";
+import { json, NETWORK } from "./data.js";
 import { bytes, clock, duration, rate } from "./format.js";
 
-const NETWORK = new Set(["cross", "other_job", "own_transfer", "loss", "slow_link"]);
 const DIRECTIONS = ["rx", "tx"];
 
 // An element with attributes and children; a text is a text.

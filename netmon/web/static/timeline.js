@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The timeline: lanes from top to bottom, time from left to right, on one canvas that is drawn when something changes.
 
+import { NETWORK } from "./data.js";
 import { clock, day, duration, rate } from "./format.js";
 import { GAP, HEIGHTS, palette, strips } from "./paint.js";
 import { Tiles } from "./tiles.js";
@@ -10,7 +11,6 @@ export const AXIS = 30;
 const STEPS = [1, 2, 5];
 const FONT = "12px system-ui, sans-serif";
 const SMALL = "11px system-ui, sans-serif";
-const NETWORK = new Set(["cross", "other_job", "own_transfer", "loss", "slow_link"]);
 const LETTERS = { cross: "X", other_job: "J", own_transfer: "O", straggler: "S", pause: "P", compute: "C", loss: "L", slow_link: "K", host: "H", change: "Δ", unknown: "?" };
 
 export class Timeline {
