@@ -18,7 +18,7 @@ from netmon.agent.markers import MarkSocket
 from netmon.agent.poll_schedule import LOOK_NS, PollSchedule
 from netmon.agent.sending import Sending
 from netmon.agent.settings import Settings
-from netmon.agent.spool_disk import open_folder
+from netmon.agent.spool_folder import open_folder
 from netmon.agent.stream import channel
 from netmon.agent.training_marks import TrainingMarks
 from netmon.errors import KernelError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches by their sequence number, and the flows that they name, in one SQLite database: a file, or memory.
+"""Batches by their sequence number, and the flows that they name, in one SQLite file.
 
 A batch is there completely or not at all, however the agent ends: that is what the write-ahead log is for. The file is
 locked as long as it is open, so that nobody takes a living session for one that was left behind. Everything here
@@ -7,10 +7,9 @@ blocks for the disk and raises sqlite3.Error.
 """
 
 import logging
-import math
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +39,9 @@ _TABLES = (
     " over INTEGER, message BLOB NOT NULL)",
     # ledger: as the session's latest samples have it (netmon.agent.downtime); sequence: of its newest batch.
     "CREATE TABLE IF NOT EXISTS account (id INTEGER PRIMARY KEY CHECK (id = 1), sequence INTEGER, ledger BLOB)",
-    "CREATE INDEX IF NOT EXISTS flow_over ON flow (over) WHERE over IS NOT NULL",
     f"PRAGMA user_version = {_FORMAT}",
 )
-_DESCRIBE = (
-    "INSERT INTO flow VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET batch = min(batch, excluded.batch),"
-    " message = CASE WHEN excluded.told < told THEN message ELSE excluded.message END, told = max(told, excluded.told),"
-    " over = coalesce(excluded.over, over)"
-)
-_AT_ONCE_BYTES = 1 << 20  # go from one table to another
 _OBJECTS_BYTES = 400  # of a batch's Python objects
-_OVER_BYTES = "SELECT coalesce(sum(length(message)), 0) FROM flow WHERE over IS NOT NULL"
 
 Description = tuple[int, bytes]
 """(flow id, what the introduction says of it)"""
@@ -60,10 +51,7 @@ Account = tuple[int, bytes]
 NO_ACCOUNT: Account = (0, b"")
 
 FlowRow = tuple[int, int, int, int | None, bytes]
-"""(flow id, the first and the last batch that has described it, the last that may have rows of it, message)
-
-The last is -1 where this only says that the flow is over.
-"""
+"""(flow id, the first and the last batch that has described it, the last that may have rows of it, message)"""
 
 
 @dataclass(frozen=True)
@@ -86,18 +74,31 @@ class Kept:
         return self.size + len(self.link_totals) + _OBJECTS_BYTES
 
 
-class BatchTable:
-    """Not thread-safe. `size`: bytes of all messages in it, and of the flows that are over."""
+@dataclass(frozen=True)
+class Change:
+    """What is done to a table, all of it or nothing."""
 
-    def __init__(self, path: Path | None, durability: str = "process") -> None:
-        """path: of the file, new or left behind; None: in memory. durability: what a batch outlives."""
+    batches: Sequence[Kept] = ()  # new ones
+    account: Account = NO_ACCOUNT
+    flows: Sequence[FlowRow] = ()  # as they are now
+    flows_gone: Sequence[int] = ()
+    acknowledged: int = 0  # batches up to here are forgotten
+    gone: Sequence[int] = ()  # these, too
+    stripped: Sequence[int] = ()  # these lose their buckets
+    hello: bytes | None = None  # in place of the one before
+
+
+class BatchTable:
+    """Used by one thread at a time."""
+
+    def __init__(self, path: Path, durability: str = "process") -> None:
+        """path: of the file, new or left behind. durability: what a batch outlives."""
         self._path, self._inode = path, 0
-        self._settings = (*_SETTINGS, f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}") if path else ()
+        self._settings = (*_SETTINGS, f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
         self._open()
-        self._full_from = 0  # below it no batch has buckets
 
     def _open(self) -> None:
-        self._db = sqlite3.connect(self._path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self._db.execute(_ALONE).fetchall()
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -105,24 +106,21 @@ class BatchTable:
                 raise sqlite3.DatabaseError(f"spool of format {version}, not {_FORMAT}")
             for statement in (*self._settings, "BEGIN IMMEDIATE", *_TABLES, "COMMIT"):
                 self._db.execute(statement).fetchall()
-            query = "SELECT coalesce(sum(length(body) + length(buckets)), 0) FROM batch"
-            self.size: int = sum(self._db.execute(text).fetchone()[0] for text in (query, _OVER_BYTES))
         except sqlite3.Error:
             self._db.close()
             raise
         with suppress(OSError):
-            self._inode = os.stat(self._path).st_ino if self._path else 0
+            self._inode = os.stat(self._path).st_ino
 
     def _look_for_file(self) -> None:
         """Somebody may have removed it, or its folder: what is in it goes into a new one, while it can be read."""
         try:
-            if not self._inode or (self._path and os.stat(self._path).st_ino == self._inode):
+            if not self._inode or os.stat(self._path).st_ino == self._inode:
                 return
         except FileNotFoundError:
             pass
         except OSError:  # it may come back
             return
-        assert self._path
         with suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._db.execute("VACUUM INTO ?", (str(self._path),))
@@ -135,141 +133,59 @@ class BatchTable:
         row = self._db.execute("SELECT hello FROM session").fetchone()
         return bytes(row[0]) if row else b""
 
-    def write_hello(self, message: bytes) -> None:
-        """In place of the one before."""
-        self._db.execute("INSERT OR REPLACE INTO session VALUES (1, ?)", (message,))
-
     def account(self) -> Account:
         """As kept last; (0, b"") before."""
         row = self._db.execute("SELECT sequence, ledger FROM account").fetchone()
         return (int(row[0]), bytes(row[1])) if row else NO_ACCOUNT
 
-    def insert(self, batch: Kept, flows: Iterable[Description] = (), account: Account = NO_ACCOUNT) -> None:
-        """Keep it, the flows that it describes and the account: all or nothing."""
-        self.take([batch], _rows(batch.sequence, flows), account)
-
-    def describe(self, sequence: int, flows: Iterable[Description]) -> None:
-        """Keep the flows that this batch describes."""
-        self.take((), _rows(sequence, flows))
-
-    def take(self, batches: Sequence[Kept], flows: Sequence[FlowRow], account: Account = NO_ACCOUNT) -> None:
-        """Keep what another table has, too: all of it or nothing."""
+    def apply(self, change: Change) -> None:
+        """All of it or nothing."""
         self._look_for_file()
-        rows = [(batch.sequence, batch.body, batch.buckets, batch.link_totals) for batch in batches]
-        over = any(row[3] is not None for row in flows)
-        self._db.execute("BEGIN IMMEDIATE")
+        run, many = self._db.execute, self._db.executemany
+        run("BEGIN IMMEDIATE")
         try:
-            before = self._over_bytes() if over else 0
-            self._db.executemany("INSERT INTO batch VALUES (?, ?, ?, ?)", rows)
-            self._db.executemany(_DESCRIBE, flows)
-            if account[1]:
-                self._db.execute("INSERT OR REPLACE INTO account VALUES (1, ?, ?)", account)
-            more = self._over_bytes() - before if over else 0
-            self._db.execute("COMMIT")
+            if change.hello is not None:
+                run("INSERT OR REPLACE INTO session VALUES (1, ?)", (change.hello,))
+            rows = [(batch.sequence, batch.body, batch.buckets, batch.link_totals) for batch in change.batches]
+            many("INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?)", rows)
+            many("INSERT OR REPLACE INTO flow VALUES (?, ?, ?, ?, ?)", change.flows)
+            many("DELETE FROM flow WHERE id = ?", [(number,) for number in change.flows_gone])
+            run("DELETE FROM batch WHERE sequence <= ?", (change.acknowledged,))
+            many("DELETE FROM batch WHERE sequence = ?", [(number,) for number in change.gone])
+            stripped = [(number,) for number in change.stripped]
+            many("UPDATE batch SET buckets = x'', carried = x'' WHERE sequence = ?", stripped)
+            if change.account[1]:
+                run("INSERT OR REPLACE INTO account VALUES (1, ?, ?)", change.account)
+            run("COMMIT")
         except sqlite3.Error:
             if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+                run("ROLLBACK")
             raise
-        self.size += sum(batch.size for batch in batches) + more
-
-    def _over_bytes(self) -> int:
-        return int(self._db.execute(_OVER_BYTES).fetchone()[0])
-
-    def oldest(self, most: int) -> list[Kept]:
-        """The first ones, at most so many, and about a megabyte where that is more than two."""
-        found, size = list[Kept](), 0
-        query = "SELECT sequence, body, buckets, carried FROM batch ORDER BY sequence LIMIT ?"
-        for row in self._db.execute(query, (most,)):
-            found.append(Kept(*row))
-            size += found[-1].size
-            if size > _AT_ONCE_BYTES and len(found) > 1:
-                break
-        return found
-
-    def release(self, batches: Iterable[Kept]) -> None:
-        """Another table has taken these, and all flows."""
-        for batch in batches:
-            self.delete(batch)
-        self.size -= self._over_bytes()
-        self._db.execute("DELETE FROM flow")
+        self._shrink()
 
     def flows(self) -> list[FlowRow]:
-        """Its flows."""
-        return self._db.execute("SELECT id, batch, told, over, message FROM flow").fetchall()
+        """Its flows, by when they were over; first those that are not."""
+        return self._db.execute("SELECT id, batch, told, over, message FROM flow ORDER BY over, id").fetchall()
 
-    def end_flows(self, flow_ids: Iterable[int], sequence: int) -> None:
-        """No batch after this one has rows of these; they are forgotten when it is."""
-        before = self._over_bytes()
-        self._db.executemany("UPDATE flow SET over = ? WHERE id = ?", [(sequence, number) for number in flow_ids])
-        self.size += self._over_bytes() - before
+    def batches(self) -> list[tuple[int, int, int, bytes]]:
+        """Number, bytes of the message, bytes of its buckets, and what these carry, of each in their order."""
+        query = "SELECT sequence, length(body) + length(buckets), length(buckets), carried FROM batch ORDER BY sequence"
+        return self._db.execute(query).fetchall()
 
-    def forget_flows(self, sequence: int) -> None:
-        """Those of which only batches up to this one have rows."""
-        (size,) = self._db.execute(f"{_OVER_BYTES} AND over <= ?", (sequence,)).fetchone()
-        if size:
-            self._db.execute("DELETE FROM flow WHERE over <= ?", (sequence,))
-            self.size -= size
-
-    def sequences(self) -> set[int]:
-        """The numbers of all batches."""
-        return {number for (number,) in self._db.execute("SELECT sequence FROM batch")}
-
-    def first_after(self, sequence: int) -> int | None:
-        """The lowest number above it."""
-        found: int | None = self._db.execute(
-            "SELECT min(sequence) FROM batch WHERE sequence > ?", (sequence,)
-        ).fetchone()[0]
+    def read(self, sequence: int, most_bytes: int = 0) -> list[Kept]:
+        """From this one on; no more than so many bytes, but for the first."""
+        found, size = list[Kept](), 0
+        query = "SELECT sequence, body, buckets, carried FROM batch WHERE sequence >= ? ORDER BY sequence"
+        for row in self._db.execute(query, (sequence,)):
+            found.append(Kept(*row))
+            size += found[-1].size
+            if size > most_bytes:
+                break
         return found
 
     def last(self) -> int:
         """The highest number; 0: it is empty."""
         return int(self._db.execute("SELECT coalesce(max(sequence), 0) FROM batch").fetchone()[0])
-
-    def read(self, sequence: int) -> Kept:
-        """One that is there."""
-        query = "SELECT body, buckets, carried FROM batch WHERE sequence = ?"
-        return Kept(sequence, *self._db.execute(query, (sequence,)).fetchone())
-
-    def delete_to(self, sequence: int) -> None:
-        """Forget all batches up to this one, and the flows that only they have rows of."""
-        self.forget_flows(sequence)
-        query = "SELECT coalesce(sum(length(body) + length(buckets)), 0) FROM batch WHERE sequence <= ?"
-        (size,) = self._db.execute(query, (sequence,)).fetchone()
-        self._db.execute("DELETE FROM batch WHERE sequence <= ?", (sequence,))
-        self.size -= size
-        self._shrink()
-
-    def delete(self, batch: Kept) -> None:
-        """Forget this one."""
-        self._db.execute("DELETE FROM batch WHERE sequence = ?", (batch.sequence,))
-        self.size -= batch.size
-
-    def keep_only(self, sequences: Collection[int]) -> None:
-        """Forget all other batches, from both ends: whoever is killed meanwhile leaves no gap."""
-        first = min(sequences, default=math.inf)
-        for number in sorted(self.sequences().difference(sequences), key=lambda n: n if n < first else -n):
-            self.delete(self.read(number))
-
-    def oldest_with_buckets(self) -> int | None:
-        """The batch that loses them next."""
-        query = "SELECT min(sequence) FROM batch WHERE sequence >= ? AND length(buckets) > 0"
-        found: int | None = self._db.execute(query, (self._full_from,)).fetchone()[0]
-        return found
-
-    def strip_oldest(self, newest: int) -> Kept | None:
-        """Take the buckets out of the oldest that has any and is not the newest; as it was. None: there is none."""
-        found = self.oldest_with_buckets()
-        if found is None or found == newest:
-            return None
-        batch = self.read(found)
-        self._db.execute("UPDATE batch SET buckets = x'', carried = x'' WHERE sequence = ?", (batch.sequence,))
-        self.size -= len(batch.buckets)
-        self._full_from = batch.sequence + 1
-        return batch
-
-    def link_totals(self) -> dict[int, bytes]:
-        """What each batch carries, in their order."""
-        return dict(self._db.execute("SELECT sequence, carried FROM batch ORDER BY sequence"))
 
     def _shrink(self) -> None:
         (free,) = self._db.execute("PRAGMA freelist_count").fetchone()
@@ -279,7 +195,3 @@ class BatchTable:
     def close(self) -> None:
         """Unlock it; what is in it stays."""
         self._db.close()
-
-
-def _rows(sequence: int, flows: Iterable[Description]) -> list[FlowRow]:
-    return [(number, sequence, sequence, None, message) for number, message in flows]

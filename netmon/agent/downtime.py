@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from netmon.agent.batch_table import BatchTable, Kept
+from netmon.agent.batch_table import BatchTable, Change, Kept
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import BUCKET, Batch, ClockSample, Direction, LedgerSample
@@ -129,7 +129,7 @@ def _end_account(table: BatchTable, began: Beginning, clock: ClockSample) -> Non
     sequence = max(table.last(), table.account()[0]) + 1
     batch = Batch(sequence, clock, began.time_ns, np.zeros(0, BUCKET), ledger=[link.sample for link in ended])
     body = netmon_pb2.AgentMessage(batch=encode_body(batch)).SerializeToString()
-    table.take([Kept(sequence, body, b"", b"")], (), (sequence, encode_accounts(ended)))
+    table.apply(Change([Kept(sequence, body, b"", b"")], (sequence, encode_accounts(ended))))
 
 
 def _boot() -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from netmon.agent.batch_table import BatchTable
 from netmon.durability import sync_way_to
 from netmon.errors import DataError
+from netmon.kernel.stalling import StalledError, StallingCalls
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,19 @@ _MOST_REFUSED_BYTES = 64 << 20
 _SUFFIX = ".spool"
 _UNWELL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """What a disk may recover from. Anything else is in the configuration, and for somebody to put right."""
+
+
+_OPENS_S = 10.0
+
+
+def open_folder(path: Path, durability: str) -> "SpoolFolder":
+    """A spool's folder. Raises DataError, also where the disk does not answer for ten seconds."""
+    try:
+        return StallingCalls(_OPENS_S).call(None, lambda: SpoolFolder(path, durability), lambda late: None)
+    except StalledError:
+        raise DataError(
+            f"cannot use {path} as a spool: its disk has not answered for {_OPENS_S:.0f} s; give another --spool"
+        ) from None
 
 
 class SpoolFolder:

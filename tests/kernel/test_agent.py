@@ -166,7 +166,7 @@ def spooled_bytes(session: Path, folder: Path) -> int:
     except sqlite3.Error:  # half a copy
         return 0
     with contextlib.closing(table):
-        return int(summed(list(table.link_totals().values()))["wire_bytes"].sum())
+        return int(summed([totals for *_, totals in table.batches()])["wire_bytes"].sum())
 
 
 @pytest.mark.parametrize("hook", ["tc", "xdp"])

@@ -22,7 +22,6 @@ from collector.metrics.serving import why_not_ready
 from collector.registry import Registry
 from collector.settings import Settings
 from netmon.agent import spool as spool_module
-from netmon.agent import spool_disk
 from netmon.agent.link_totals import LINK_TOTALS
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
@@ -76,25 +75,26 @@ def frozen(directory: Path) -> Iterator[None]:
 
 
 def test_a_spool_whose_disk_stands_still_says_so_and_holds_nobody_up(disk, monkeypatch, caplog):
-    monkeypatch.setattr(spool_disk, "_ANSWERS_S", 0.1)
+    monkeypatch.setattr(spool_module, "_ANSWERS_S", 0.1)
     spool = Spool(SpoolFolder(disk / "spool"), "s1", 1 << 24, print)
     spool.append(1, b"before", b"", b"")
+    wait_for(lambda: spool.spooled == 1)
     with caplog.at_level(logging.WARNING):
         with frozen(disk):
             for sequence in range(2, 12):  # the test's own limit ends it
                 spool.append(sequence, b"x" * 100_000, b"", b"")
                 assert spool.after(sequence - 1, lambda: False).sequence == sequence  # whoever is connected gets it
+            wait_for(lambda: spool.silent)
+            spool.append(12, b"still", b"", b"")
             assert any("the disk does not answer; batches wait in memory" in line for line in caplog.messages)
             assert spool.silent_s > 0
-        wait_for(lambda: not spool._disk._silent_since)
-        sequences = iter(range(12, 1000))
-        wait_for(lambda: spool.append(next(sequences), b"again", b"", b"") or not spool._disk.trouble)
+        wait_for(lambda: spool.spooled == 12)
     assert any("takes batches again" in line for line in caplog.messages)
     last = spool.newest
     assert [spool.after(number, lambda: False).sequence for number in range(last)] == list(range(1, last + 1))
     spool.close()
     table = SpoolFolder(disk / "spool").take_over("s1")
-    assert list(table.link_totals()) == list(range(1, last + 1))
+    assert [number for number, *_ in table.batches()] == list(range(1, last + 1))
     table.close()
 
 
@@ -126,16 +126,17 @@ def test_a_collector_whose_disk_stands_still_says_so_and_acknowledges_nothing(di
 def test_a_spool_on_a_disk_that_goes_away_goes_on_in_memory_and_counts_what_it_lost(disk, monkeypatch, caplog):
     monkeypatch.setattr(spool_module, "_UNREADABLE_S", 0.0)
     monkeypatch.setattr(spool_module, "_RECENT_BYTES", 0)  # all but the newest has to be read from there
-    monkeypatch.setattr(spool_disk, "_OPEN_AGAIN_S", 0.0)
     lost: list[Table] = []
     carried = empty(LINK_TOTALS)
     carried.resize(1)
     spool = Spool(SpoolFolder(disk / "spool"), "s1", 1 << 24, lost.append)
     spool.append(1, b"on the disk", b"", carried.tobytes())
+    wait_for(lambda: spool.spooled == 1)
     with caplog.at_level(logging.WARNING):
         command(disk, _SHUTDOWN, _NO_FLUSH)
         for sequence in range(2, 5):
             spool.append(sequence, b"in memory " * 1000, b"", carried.tobytes())
+        wait_for(lambda: spool.trouble)
         assert sum("batches wait in memory" in line for line in caplog.messages) == 1
         run("umount", "--lazy", str(disk))
         run("mount", "-t", "tmpfs", "tmpfs", str(disk))  # another one in its place
@@ -150,6 +151,7 @@ def test_a_spool_on_a_disk_that_goes_away_goes_on_in_memory_and_counts_what_it_l
     assert sent >= {2, 3, 4}
     assert sent == {1, 2, 3, 4} or (spool.given_up == 1 and len(lost) == 1)
     spool.append(5, b"again on a disk", b"", carried.tobytes())
+    wait_for(lambda: spool.spooled == 5)
     assert any("takes batches again" in line for line in caplog.messages)
     spool.close()
 
@@ -173,6 +175,7 @@ def test_a_disk_without_inodes_is_a_full_disk(tmp_path, caplog):
         assert len(taken) < 100
         spool = Spool(SpoolFolder(spool_directory), "s1", 1 << 24, print)
         spool.append(1, b"a batch", b"", b"")
+        wait_for(lambda: spool.trouble)
         assert not await registry.flush()
         assert "No space left on device" in registry.snapshot(0).warnings[0]
         assert entry.acknowledge == 0
@@ -181,8 +184,8 @@ def test_a_disk_without_inodes_is_a_full_disk(tmp_path, caplog):
         assert await registry.flush()
         assert entry.acknowledge > 0
         sink.close()
-        spool._disk._open_again = 0.0  # it looks every few seconds
         spool.append(2, b"another", b"", b"")
+        wait_for(lambda: spool.spooled == 2)
         assert (spool_directory / "s1.spool").exists()
         assert [spool.after(number, lambda: False).sequence for number in (0, 1)] == [1, 2]
         spool.close()

@@ -93,7 +93,7 @@ class SpoolCheck:
         if numbers != list(range(numbers[0], numbers[-1] + 1) if numbers else ()):
             return f"a gap: {session} {numbers}"
         wrong = self._flows(spool, numbers)
-        spool._disk.close()  # as a process that ends
+        spool.close()
         return wrong or range(spool.newest - len(numbers) + 1, spool.newest + 1)
 
     def judge(self, found: dict[str, range | str], killed: bool) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from collector_stream import clock
+from waiting import wait_for
 
 from netmon.agent import downtime
 from netmon.agent.downtime import Beginning, LinkAccount, encode_accounts, end_accounts
@@ -13,6 +14,7 @@ from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.records import Direction, LedgerSample
 from netmon.wire import netmon_pb2
+from netmon.wire.batches import decode_batch
 
 LINK = "eth0", 3, Direction.RX
 NOW = Beginning(9_000, {LINK: (5_000, 50)})
@@ -30,17 +32,20 @@ def killed(folder: SpoolFolder, session: str, ledger: bytes, acknowledged: int) 
     spool.hello, spool.ledger = b"hello", ledger
     for sequence in (1, 2, 3):
         spool.append(sequence, b"body", b"", b"")
+    wait_for(lambda: spool.spooled == 3)
     spool.acknowledge(acknowledged)
-    spool._disk.close()
+    wait_for(lambda: not (spool._is_due or spool._busy_since))
+    assert spool._table
+    spool._table.close()
 
 
-def last_words(folder: SpoolFolder, session: str) -> list[tuple[int, list[netmon_pb2.LedgerSample]]]:
+def last_words(folder: SpoolFolder, session: str) -> list[tuple[int, list[LedgerSample]]]:
     """Batches that a ledger was appended in."""
     table = folder.take_over(session)
     assert table
-    found = [(n, netmon_pb2.AgentMessage.FromString(table.read(n).body)) for n in table.sequences() if n > 3]
+    found = [(one.sequence, netmon_pb2.AgentMessage.FromString(one.body)) for one in table.read(4, 1 << 30)]
     table.close()
-    return [(number, list(message.batch.ledger)) for number, message in found]
+    return [(number, list(decode_batch(message.batch).ledger)) for number, message in found]
 
 
 @pytest.mark.parametrize("acknowledged", [0, 2, 3])
