@@ -402,11 +402,12 @@ class Spool:
 
     @property
     def _is_due(self) -> bool:
+        """What can wait goes with the next batch, or at the end."""
         if self._table is None:
             return not self._left
-        unstored = self._following(self._stored_to) is not None
-        others = self._gone or self._stripped or self._changed_flows or self._refused or self._hello_waits
-        return bool(unstored or others or self._tidied_to < self.acknowledged)
+        now = self._gone or self._stripped or self._refused or self._following(self._stored_to) is not None
+        later = self._hello_waits or self._changed_flows or self._tidied_to < self.acknowledged
+        return bool(now or (self._closed and later))
 
     def _change(self) -> Change | None:
         """What to do to the file next."""
