@@ -185,7 +185,7 @@ class RemoteEnds:
     def __init__(self) -> None:
         self._at: dict[
             _Key, dict[int, _Owner]
-        ] = {}  # flows by number, and whose they are: several where links are stacked
+        ] = {}  # flows by number, and whose they are: several where links are joined
         self._keys: dict[int, _Key] = {}  # by flow
         self._reported: dict[int, _Owner] = {}  # what was said of each flow's other end, but nobody
 

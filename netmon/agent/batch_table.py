@@ -32,10 +32,10 @@ _SETTINGS = (
 )
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS batch"
-    " (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, buckets BLOB NOT NULL, carried BLOB NOT NULL)",
+    " (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, buckets BLOB NOT NULL, link_totals BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS session (id INTEGER PRIMARY KEY CHECK (id = 1), hello BLOB NOT NULL)",
-    # batch: the first that has described the flow; told: the last; over: no later batch than this one has rows of it.
-    "CREATE TABLE IF NOT EXISTS flow (id INTEGER PRIMARY KEY, batch INTEGER NOT NULL, told INTEGER NOT NULL,"
+    # first, last: batches that have described the flow; over: no later batch than this one has rows of it.
+    "CREATE TABLE IF NOT EXISTS flow (id INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL,"
     " over INTEGER, message BLOB NOT NULL)",
     # ledger: as the session's latest samples have it (netmon.agent.downtime); sequence: of its newest batch.
     "CREATE TABLE IF NOT EXISTS account (id INTEGER PRIMARY KEY CHECK (id = 1), sequence INTEGER, ledger BLOB)",
@@ -153,7 +153,7 @@ class BatchTable:
             run("DELETE FROM batch WHERE sequence <= ?", (change.acknowledged,))
             many("DELETE FROM batch WHERE sequence = ?", [(number,) for number in change.gone])
             stripped = [(number,) for number in change.stripped]
-            many("UPDATE batch SET buckets = x'', carried = x'' WHERE sequence = ?", stripped)
+            many("UPDATE batch SET buckets = x'', link_totals = x'' WHERE sequence = ?", stripped)
             if change.account[1]:
                 run("INSERT OR REPLACE INTO account VALUES (1, ?, ?)", change.account)
             run("COMMIT")
@@ -165,17 +165,19 @@ class BatchTable:
 
     def flows(self) -> list[FlowRow]:
         """Its flows, by when they were over; first those that are not."""
-        return self._db.execute("SELECT id, batch, told, over, message FROM flow ORDER BY over, id").fetchall()
+        return self._db.execute("SELECT id, first, last, over, message FROM flow ORDER BY over, id").fetchall()
 
     def batches(self) -> list[tuple[int, int, int, bytes]]:
         """Number, bytes of the message, bytes of its buckets, and what these carry, of each in their order."""
-        query = "SELECT sequence, length(body) + length(buckets), length(buckets), carried FROM batch ORDER BY sequence"
+        query = (
+            "SELECT sequence, length(body) + length(buckets), length(buckets), link_totals FROM batch ORDER BY sequence"
+        )
         return self._db.execute(query).fetchall()
 
     def read(self, sequence: int, most_bytes: int = 0) -> list[Kept]:
         """From this one on; no more than so many bytes, but for the first."""
         found, size = list[Kept](), 0
-        query = "SELECT sequence, body, buckets, carried FROM batch WHERE sequence >= ? ORDER BY sequence"
+        query = "SELECT sequence, body, buckets, link_totals FROM batch WHERE sequence >= ? ORDER BY sequence"
         for row in self._db.execute(query, (sequence,)):
             found.append(Kept(*row))
             size += found[-1].size

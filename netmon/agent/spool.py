@@ -174,22 +174,22 @@ class Spool:
             self._changed.notify_all()
 
     def append(
-        self, sequence: int, body: bytes, buckets: bytes, carried: bytes, flows: Collection[Description] = ()
+        self, sequence: int, body: bytes, buckets: bytes, totals: bytes, flows: Collection[Description] = ()
     ) -> None:
         """Keeps a batch until it is acknowledged: in memory until `spooled` says so. body + buckets: the message.
 
-        carried: of its buckets.
+        totals: of its buckets, dtype LINK_TOTALS.
 
         flows: that it describes, each as an introduction with this flow alone.
         """
-        batch = Kept(sequence, body, buckets, carried)
+        batch = Kept(sequence, body, buckets, totals)
         with self._changed:
             for number, message in flows:
                 known = self._flows.setdefault(number, _Flow(sequence, sequence, None, message))
                 self.size += len(message) - len(known.message) if known.over is not None else 0
                 known.last, known.message = sequence, message
                 self._changed_flows.add(number)
-            self._batches[sequence] = _Waiting(sequence, batch.size, len(buckets), carried, batch, self.ledger)
+            self._batches[sequence] = _Waiting(sequence, batch.size, len(buckets), totals, batch, self.ledger)
             if buckets:
                 self._whole[sequence] = None
             self._recent[sequence] = batch.nbytes

@@ -36,7 +36,7 @@ from netmon.wire.buckets import decode_buckets
 from netmon.wire.channel import ALIVE_EVERY_S, COLLECTOR_OPTIONS
 from netmon.wire.limits import MAX_MONO_NS
 from netmon.wire.table_records import read_ledger
-from netmon.wire.tables import FLOWS, claimed, split_tables, stack_tables
+from netmon.wire.tables import FLOWS, claimed, join_tables, split_tables
 
 # --- What an agent needs of a collector, and nothing else: every batch is acknowledged, counted and forgotten.
 
@@ -94,7 +94,7 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
         received.flows += claimed(batch.tables, FLOWS)
         received.records += batch.buckets.rows
         received.record_bytes += int(decode_buckets(batch.buckets)["wire_bytes"].sum(dtype=np.int64))
-        for sample in read_ledger(stack_tables([split_tables(batch.tables)], [0], [MAX_MONO_NS]).tables["ledger"]):
+        for sample in read_ledger(join_tables([split_tables(batch.tables)], [0], [MAX_MONO_NS]).tables["ledger"]):
             name = f"{session}/{sample.interface}/{int(sample.direction)}"
             counters = {counter: int(value) for counter, value in vars(sample).items()}
             received.begun.setdefault(name, counters)

@@ -22,7 +22,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, column_widths, plain_columns
 from netmon.wire.limits import FURTHEST_NS, MAX_MONO_NS, MAX_ROWS, MAX_WIDTH_NS
 from netmon.wire.table_records import read_exchanges, read_flows, read_marks, read_nic
-from netmon.wire.tables import HEAD, Pieces, check_limits, read_name, split_tables, stack_tables
+from netmon.wire.tables import HEAD, Pieces, check_limits, join_tables, read_name, split_tables
 
 ROWS = np.dtype(
     [("batch", "<i4"), ("flow_id", "<u4"), ("start_ns", "<i8"), ("bucket_ns", "<i8")]
@@ -83,7 +83,7 @@ def split_buckets(message: netmon_pb2.Buckets) -> Split:
     )
 
 
-def stack_buckets(
+def join_buckets(
     splits: Sequence[Split], indices: Sequence[int], horizons_ns: Sequence[int]
 ) -> tuple[Columns, Runs, dict[int, str]]:
     """The rows of all messages (columns of ROWS), their runs, and why some are refused; of those, rows mean nothing.
@@ -313,17 +313,17 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
     for name, column in zip(HEAD.columns, columns.T, strict=True):
         heads[name][there] = column
     horizons = columns[:, 1].tolist()
-    rows, runs, faults = stack_buckets(splits, there, horizons)
-    stacked = stack_tables(pieces, there, horizons)
-    flows, wrong = read_flows(stacked)
-    for of in (faults, stacked.faults, wrong):
+    rows, runs, faults = join_buckets(splits, there, horizons)
+    joined = join_tables(pieces, there, horizons)
+    flows, wrong = read_flows(joined)
+    for of in (faults, joined.faults, wrong):
         for index, reason in of.items():
             refused.setdefault(index, reason)
     many = ManyBatches(
-        *(rows, runs, stacked.tables["ledger"], heads, flows, read_marks(stacked), read_exchanges(stacked)),
-        *(read_nic(stacked), disciplines, refused),
-        evidence={name: stacked.tables[name] for name in EVIDENCE},
-        words=stacked.words,
+        *(rows, runs, joined.tables["ledger"], heads, flows, read_marks(joined), read_exchanges(joined)),
+        *(read_nic(joined), disciplines, refused),
+        evidence={name: joined.tables[name] for name in EVIDENCE},
+        words=joined.words,
     )
     if not refused:
         return many

@@ -32,10 +32,10 @@ from netmon.wire.tables import (
     Words,
     check_limits,
     encode_tables,
+    join_tables,
     matrix,
     read_name,
     split_tables,
-    stack_tables,
 )
 
 OLDEST_AGENT = 1
@@ -81,11 +81,11 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
         rows = sum(tables.rows[at] for tables in message.tables if at < len(tables.rows))
         check(rows <= format_.most_rows, f"Hello.tables have {rows} {format_.name}, more than {format_.most_rows}")
     pieces = [split_tables(tables) for tables in message.tables]
-    stacked = stack_tables(pieces, range(len(pieces)), [MAX_MONO_NS] * len(pieces))
-    flows, faults = read_flows(stacked)
-    for reason in (*stacked.faults.values(), *faults.values()):
+    joined = join_tables(pieces, range(len(pieces)), [MAX_MONO_NS] * len(pieces))
+    flows, faults = read_flows(joined)
+    for reason in (*joined.faults.values(), *faults.values()):
         raise WireError(f"Hello: {reason}")
-    marks = read_marks(stacked)
+    marks = read_marks(joined)
     hello = Hello(
         host=host,
         session=session,

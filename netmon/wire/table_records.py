@@ -23,7 +23,7 @@ from netmon.records import (
     Owner,
     Source,
 )
-from netmon.wire.tables import EXCHANGES, FLOWS, LEDGER, MARKS, NIC, Format, Matrix, Stacked, Words
+from netmon.wire.tables import EXCHANGES, FLOWS, LEDGER, MARKS, NIC, Format, JoinedTables, Matrix, Words
 
 # --- records → rows
 
@@ -93,10 +93,10 @@ def _rows(table: Columns) -> Iterable[tuple[int, ...]]:
     return zip(*(table[name].tolist() for name in table.names), strict=True)
 
 
-def read_flows(stacked: Stacked) -> tuple[list[tuple[int, Flow]], dict[int, str]]:
+def read_flows(joined: JoinedTables) -> tuple[list[tuple[int, Flow]], dict[int, str]]:
     """Each with its message's number; and why messages are refused: they name what is no address."""
-    found, faults, word = list[tuple[int, Flow]](), dict[int, str](), stacked.word
-    for batch, flow_id, interface, direction, src, dst, *row in _rows(stacked.tables[FLOWS.name]):
+    found, faults, word = list[tuple[int, Flow]](), dict[int, str](), joined.word
+    for batch, flow_id, interface, direction, src, dst, *row in _rows(joined.tables[FLOWS.name]):
         *ports, first_ns, pid, process, container, job, rank, source, user, members, prefix_bits = row
         ends = word(src), word(dst)
         if ports[2] != PROTOCOL_NON_IP and not all(map(_is_address, ends)):
@@ -120,25 +120,25 @@ def _is_address(text: str) -> bool:
 _WHOSE = ("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
 
 
-def read_marks(stacked: Stacked) -> MarkTable:
+def read_marks(joined: JoinedTables) -> MarkTable:
     """All of them; those of one rank have one entry in `about`."""
-    table = stacked.tables[MARKS.name]
+    table = joined.tables[MARKS.name]
     if not len(table):
         return mark_table(())
     keys = np.stack([table[name] for name in _WHOSE], axis=1)
     one = np.dtype((np.void, keys.itemsize * len(_WHOSE)))
     _, first, number = np.unique(keys.view(one).ravel(), return_index=True, return_inverse=True)
     about = [
-        (stacked.word(job), *who, _SOURCES[source], parameters, bool(relative), gradients, stacked.word(name))
+        (joined.word(job), *who, _SOURCES[source], parameters, bool(relative), gradients, joined.word(name))
         for job, *who, source, parameters, relative, gradients, name in keys[first].tolist()
     ]
     names = ("moment", "iteration", "time_ns", "error_ns")
     return MarkTable(about, table["batch"].astype(np.int64), number, *(table[name] for name in names))
 
 
-def read_exchanges(stacked: Stacked) -> list[tuple[int, ClockExchange]]:
+def read_exchanges(joined: JoinedTables) -> list[tuple[int, ClockExchange]]:
     """Each with its message's number."""
-    return [(batch, ClockExchange(*times)) for batch, *times in _rows(stacked.tables[EXCHANGES.name])]
+    return [(batch, ClockExchange(*times)) for batch, *times in _rows(joined.tables[EXCHANGES.name])]
 
 
 def read_ledger(table: Columns) -> list[LedgerSample]:
@@ -146,10 +146,10 @@ def read_ledger(table: Columns) -> list[LedgerSample]:
     return [LedgerSample(link, _DIRECTIONS[direction], *rest) for _, link, direction, *rest in _rows(table)]
 
 
-def read_nic(stacked: Stacked) -> list[tuple[int, NicSample]]:
+def read_nic(joined: JoinedTables) -> list[tuple[int, NicSample]]:
     """Each with its message's number."""
-    found, word = list[tuple[int, NicSample]](), stacked.word
-    for _, rows in groupby(_rows(stacked.tables[NIC.name]), itemgetter(0, 1)):
+    found, word = list[tuple[int, NicSample]](), joined.word
+    for _, rows in groupby(_rows(joined.tables[NIC.name]), itemgetter(0, 1)):
         own = list(rows)
         batch, _, device, source, time_ns, _, _ = own[0]
         names, values = tuple(word(row[5]) for row in own), tuple(row[6] for row in own)

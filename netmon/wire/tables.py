@@ -284,7 +284,7 @@ def _inflated(message: netmon_pb2.Tables, size: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Stacked:
+class JoinedTables:
     """The tables of many messages. In each, `batch` says of which; words: of all, which columns of words name."""
 
     tables: Mapping[str, Columns]
@@ -296,7 +296,7 @@ class Stacked:
         return self.words[place] if place >= 0 else ""
 
 
-def stack_tables(pieces: Sequence[Pieces], of: Sequence[int], horizons_ns: Sequence[int]) -> Stacked:
+def join_tables(pieces: Sequence[Pieces], of: Sequence[int], horizons_ns: Sequence[int]) -> JoinedTables:
     """of, horizons_ns: of each message, its number and its batch's horizon."""
     known: dict[str, int] = {}
     first, places = [], list[int]()
@@ -318,7 +318,7 @@ def stack_tables(pieces: Sequence[Pieces], of: Sequence[int], horizons_ns: Seque
             format_, stored, piece, np.array(of, np.int32), words, np.array(places, np.int64), faults
         )
         _check_times(format_, tables[format_.name], np.array(horizons_ns, np.int64)[piece], faults)
-    return Stacked(tables, list(known), faults)
+    return JoinedTables(tables, list(known), faults)
 
 
 def _read(
