@@ -21,7 +21,7 @@ _MOST_JOBS = 16
 
 
 def volume(figure: Figure, volume: pd.DataFrame) -> None:
-    """JoinedTables bars by class: sent and received, a row per job."""
+    """Stacked bars by class: sent and received, a row per job."""
     jobs = sorted(volume["job"].unique())[:_MOST_JOBS]
     axes = panels(figure, ["sent", "received"], height=1.4 + 0.26 * len(jobs), sharey=True)
     for ax, direction in zip(axes, ("tx", "rx"), strict=True):
