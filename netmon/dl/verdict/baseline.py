@@ -163,17 +163,20 @@ def _baselines(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp
     found = np.full((len(rows), MOST + 1), -1, np.intp)
     changed = np.diff(of.pace, prepend=of.pace[:1]) > 0
     paces = (of.pace - changed)[rows]
-    for pace in np.unique(paces).tolist():
+    for pace in set(paces.tolist()):
         asked = np.flatnonzero(paces == pace)
         others = of.whole & (of.pace == pace)
         begun = others.copy()
         begun[0] = False  # connections begin slowly
         many = others.sum() - others[rows[asked]] > FEWEST
         for some, some_others in ((asked[many], begun), (asked[~many], others)):
+            if not len(some):
+                continue
             quiet = some_others & ~of.shared
             enough = quiet.sum() - quiet[rows[some]] >= FEWEST
-            _nearest(found, some[enough], rows[some[enough]], quiet)
-            _nearest(found, some[~enough], rows[some[~enough]], some_others)
+            for into, measure in ((some[enough], quiet), (some[~enough], some_others)):
+                if len(into):
+                    _nearest(found, into, rows[into], measure)
     return found
 
 
@@ -182,10 +185,10 @@ def _nearest(
 ) -> None:
     """Put in the measures that are nearest to each row, itself not, if there are enough."""
     members = np.flatnonzero(measure)
-    most = MOST + measure[rows]  # itself is among the nearest
-    for count in np.unique(most).tolist():
-        own = np.flatnonzero(most == count)
-        width = min(count, len(members))
+    for own in (np.flatnonzero(measure[rows]), np.flatnonzero(~measure[rows])):
+        if not len(own):
+            continue
+        width = min(MOST + int(measure[rows[own[0]]]), len(members))  # itself is among the nearest
         # The window of the members up to which the one before it is further away than the one after it.
         first = np.searchsorted(members[: len(members) - width] + members[width:], 2 * rows[own])
         window = members[first[:, None] + np.arange(width)]
