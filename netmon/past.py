@@ -19,8 +19,11 @@ STEP_TIMES = np.dtype(
         ("start_ns", "<i8"),  # of the first rank
         ("end_ns", "<i8"),  # of the last
         ("longest_ns", "<i8"),  # the slowest rank's duration
-        ("usual_ns", "<i8"),  # median of the job's iterations before it; 0: too few
+        ("usual_ns", "<i8"),  # how long it usually takes, as its verdict says; 0: not known
         ("relative", "?"),  # its number counts from when somebody began to look
+        ("whole", "?"),  # every rank that the job had has a row
+        ("shared", "?"),  # some rank's host carried foreign traffic, or it is not known yet
+        ("changed", "?"),  # the job has changed its pace with it
     ]
 )
 """One iteration of a job, all its ranks. Rows are in the order of their ends."""

@@ -190,15 +190,20 @@ NOT_UNDERSTOOD = "this job's steps are not understood"
 """Said of a job whose ranks send each other what no sum of gradients explains."""
 
 
+RECENT_ITERATIONS = 500
+"""Those whose durations a JobView has, at most."""
+
+
 @dataclass(frozen=True)
 class JobView:
-    """One training job. Durations are over its recent iterations, all ranks."""
+    """One training job. Its durations are of the slowest rank in each of its recent iterations, whatever these met: how
+    long an iteration usually takes is another number (netmon.dl.verdict.baseline)."""
 
     job: str
     size: int
     iteration: int
     last_ns: int
-    median_ns: int
+    median_ns: int  # of durations_ns, as the next one
     p99_ns: int
     source: Source
     error_ns: int

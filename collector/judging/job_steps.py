@@ -10,7 +10,7 @@ import numpy.typing as npt
 from collector.host.iteration_rows import IterationRows, Ring, goes_on
 from netmon.dl.grouped import starts
 from netmon.dl.verdict import NOTABLE, Steps, matrix
-from netmon.dl.verdict.baseline import FEWEST
+from netmon.dl.verdict.baseline import FEWEST, Durations, baseline_rows, usual_by
 from netmon.dl.verdict.change import CHANGED, LASTS
 
 STEP = np.dtype(
@@ -29,7 +29,7 @@ _ITERATIONS = 250
 _RANKS = 1 << 32
 _BEFORE = -(1 << 62)  # any number of an iteration
 _OPEN = 64  # iterations of which some rank may still be missing
-_AGAIN = 16  # iterations after which the usual is looked at again
+_AGAIN = 16  # iterations after which the baseline is looked at again
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
 
 
@@ -44,10 +44,10 @@ class JobSteps:
         self.last_step_s = 0.0
         self._last: dict[int, int] = {}  # iteration of each rank
         self._open: dict[int, tuple[int, int, int]] = {}  # ranks that have ended it, longest, least computed
-        self._durations: deque[tuple[int, int]] = deque(maxlen=200)  # number and duration of whole iterations
+        self._durations: deque[tuple[int, int]] = deque(maxlen=_ITERATIONS)  # number and duration of whole iterations
         self._shared: deque[int] = deque(maxlen=1_000)  # numbers of those with foreign traffic
         self._accounted: dict[int, int] = {}  # the last iteration of each rank of which it is known what else there was
-        self._baseline_ns, self._baseline_until = float("nan"), 0
+        self._baseline_ns = self._baseline_until = 0
         self._computed: deque[int] = deque(maxlen=2 * LASTS)  # of the rank with the least, in the last iterations
         self._other: list[tuple[int, int]] = []  # number and the same of those after them that differ, all one way
         self._published: deque[int] = deque(maxlen=_OPEN)  # numbers
@@ -123,8 +123,8 @@ class JobSteps:
                 del self._open[next(iter(self._open))]
             return []
         self._open.pop(number, None)
-        stands_out = longest >= NOTABLE * self._baseline()
         self._durations.append((number, longest))
+        stands_out = 0 < NOTABLE * self._baseline() <= longest
         found = self._change(number, least) if least > 0 else []
         return [*found, number] if stands_out and number not in found else found
 
@@ -141,13 +141,13 @@ class JobSteps:
 
     def _change(self, number: int, computed_ns: int) -> list[int]:
         """The first iteration of a new pace, if it is known with this one. Which it is the rows tell."""
-        baseline = float(np.median(self._computed)) if len(self._computed) >= FEWEST else computed_ns
-        longer = computed_ns >= CHANGED * baseline
-        if not longer and computed_ns * CHANGED > baseline:
+        before = float(np.median(self._computed)) if len(self._computed) >= FEWEST else computed_ns
+        longer = computed_ns >= CHANGED * before
+        if not longer and computed_ns * CHANGED > before:
             self._computed.append(computed_ns)
             self._other.clear()
             return []
-        if self._other and longer != (self._other[-1][1] > baseline):
+        if self._other and longer != (self._other[-1][1] > before):
             self._other.clear()
         self._other.append((number, computed_ns))
         if len(self._other) < LASTS:
@@ -161,24 +161,25 @@ class JobSteps:
             self._durations = deque((one for one in self._durations if one[0] >= first), maxlen=self._durations.maxlen)
             self._computed.clear()
             self._baseline_until = 0
-        if found or len(self._other) == 2 * LASTS:  # it is no change, and the baseline goes on with it
+        if found or len(self._other) == 2 * LASTS:  # it is no change, and what it computes goes on with it
             self._computed.extend(computed for _, computed in self._other)
             self._other.clear()
         return [first] if found else []
 
-    def _baseline(self) -> float:
-        """Median duration of whole iterations: those that are known to have had no foreign traffic where there are
-        enough; nan: too few."""
+    def _baseline(self) -> int:
+        """How long the last whole iteration usually takes, or one shortly before it; 0: not known.
+
+        One of which it is not known yet that it met no foreign traffic is no measure.
+        """
         if self._baseline_until > 0:
             self._baseline_until -= 1
             return self._baseline_ns
-        shared, known_until = set(self._shared), self._known_until
-        quiet = [ns for number, ns in self._durations if number <= known_until and number not in shared]
-        chosen = quiet if len(quiet) >= FEWEST else [ns for _, ns in self._durations]
-        if len(chosen) < FEWEST:
-            return float("nan")
-        self._baseline_ns = float(np.median(chosen))
-        self._baseline_until = _AGAIN if len(chosen) >= _AGAIN else 0
+        number, took = np.array(self._durations, np.int64).T
+        shared = (number > self._known_until) | np.isin(number, list(self._shared))
+        whole, pace = np.ones(len(number), np.bool_), np.zeros(len(number), np.int64)
+        of = Durations(took.astype(np.float64), whole, shared, pace)
+        rows = baseline_rows(of, len(of) - 1)
+        self._baseline_ns, self._baseline_until = usual_by(of, rows), _AGAIN if len(rows) >= _AGAIN else 0
         return self._baseline_ns
 
     def rows(self) -> npt.NDArray[np.void]:

@@ -27,6 +27,7 @@ from netmon.dl.verdict import (
     Link,
     LinkTotals,
     Whose,
+    host_part,
     in_cells,
     judge_input,
     matrix,
@@ -39,7 +40,6 @@ from netmon.dl.verdict import (
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.evidence import Numbers
-from netmon.dl.verdict.host_part import WAITED, nothing_waited
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Table
@@ -235,7 +235,6 @@ _CPU_SHARE = 0.3  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
 _FINISH_S = 2.0
-_WAITED = ("job", "rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns", "cpu_ns")
 _SAID = ("start_ns", "end_ns", *COLUMNS.values())
 _SAVED_NS = 1_000_000_000  # of CPU time that has not been used
 
@@ -426,16 +425,11 @@ class Judging:
 
     def _waited(self, job: str) -> JobEvidence:
         """What kept the job's ranks from running, as the hosts reported lately."""
-        rows = self._tables.evidence.lately["host"].all(("session", *_WAITED))
+        rows = self._tables.evidence.lately["host"].all(("session", "job", *host_part.COLUMNS))
         if rows is None:
-            return JobEvidence(nothing_waited(), np.empty(0, np.int64))
+            return JobEvidence(host_part.nothing_waited(), np.empty(0, np.int64))
         rows = rows.take(np.flatnonzero(rows["job"] == self._tables.flows.job(job)))
-        waited = np.empty(len(rows), WAITED)
-        for name in ("rank", "start_ns", "end_ns"):
-            waited[name] = rows[name]
-        waited["waited_ns"] = np.maximum(rows["run_delay_ns"], 0)
-        for name in ("throttled_ns", "stopped_ns", "cpu_ns"):
-            waited[name] = np.maximum(rows[name], 0)
+        waited = host_part.waited_rows({name: rows[name] for name in host_part.COLUMNS}, len(rows))
         return JobEvidence(waited, rows["session"].astype(np.int64))
 
     def _said(self, job: str, session_indices: Sequence[int], whose: Sequence[Whose], of_flow: _Numbers) -> JobEvidence:

@@ -20,45 +20,62 @@ from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.step_alignment import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
+from netmon.dl.verdict.baseline import MOST, Durations, baseline_rows, usual_by
 from netmon.records import Source, Table
-from netmon.views import NOT_UNDERSTOOD, STEP, JobView, RankView, SourceScore, Verdict, distinct_names
+from netmon.views import (
+    NOT_UNDERSTOOD,
+    RECENT_ITERATIONS,
+    STEP,
+    Cause,
+    JobView,
+    RankView,
+    SourceScore,
+    Verdict,
+    distinct_names,
+)
 
 # --- The recent iterations of one job's ranks, in tables of bounded length.
 
 _ENDED = np.dtype([("number", "<i8"), ("rank", "<i8"), ("duration_ns", "<i8")])
 _MOMENTS = ("start_ns", "comm_start_ns", "wait_start_ns", "comm_end_ns", "end_ns")
 _STEP = np.dtype([*((name, _ENDED[name].str) for name in _ENDED.names or ()), *((name, "<i8") for name in _MOMENTS)])
+_ACCOUNTED = np.dtype([*((name, _ENDED[name].str) for name in _ENDED.names or ()), ("shared", "?")])
 _MOST = 16_384  # rows: of a job with many ranks fewer iterations are kept
 
 
 class JobHistory:
     """What a job's ranks have done lately."""
 
-    def __init__(self, recent: int, accounted: int) -> None:
-        """Begin empty; recent, accounted: iterations of each rank whose durations are kept, as they end and settle."""
-        self._ended, self._steps = Ring(_STEP, recent, _MOST), Ring(_ENDED, accounted, _MOST)
+    def __init__(self) -> None:
+        self._ended, self._accounted = Ring(_STEP, RECENT_ITERATIONS, _MOST), Ring(_ACCOUNTED, MOST, _MOST)
 
     def end(self, rows: IterationRows, ranks: int) -> None:
         self._ended.add(rows.table(_STEP), ranks)
 
-    def account(self, rows: IterationRows, ranks: int) -> None:
+    def account(self, accounted: Accounted, ranks: int) -> None:
         """The rows of iterations have settled."""
-        self._steps.add(rows.table(_ENDED), ranks)
+        table = accounted.rows.table(_ACCOUNTED, _ENDED.names or ())
+        table["shared"] = accounted.tallies["node_shared"]
+        self._accounted.add(table, ranks)
 
     def drop(self, rank: int) -> None:
         """A rank has begun anew: what it was is no measure of what it is."""
         self._ended.drop(rank)
-        self._steps.drop(rank)
+        self._accounted.drop(rank)
 
-    def durations(self, size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Of ranks below `size`: (all durations, the numbers of their iterations ascending, the slowest of each)."""
+    def changed(self, number: int) -> None:
+        """The job has changed its pace with this iteration: those before it are no measure any more."""
+        rows = self._accounted.rows
+        rows["rank"][rows["number"] < number] = -1
+
+    def durations(self, size: int) -> npt.NDArray[np.int64]:
+        """Of the slowest of the ranks below `size`, of each of the recent iterations, oldest first."""
         rows = self._ended.rows
-        members = self._members(rows, size)
-        durations = rows["duration_ns"][members]
+        members = (rows["rank"] >= 0) & (rows["rank"] < size)
         numbers, of_row = groups(rows["number"][members])
         slowest = np.zeros(len(numbers), np.int64)
-        np.maximum.at(slowest, of_row, durations)
-        return durations, numbers, slowest
+        np.maximum.at(slowest, of_row, rows["duration_ns"][members])
+        return slowest[-RECENT_ITERATIONS:]
 
     def steps(self, since_ns: int, offsets_ns: Mapping[int, int]) -> Table:
         """Iterations, dtype netmon.views.STEP, that have ended since then (UTC).
@@ -79,28 +96,24 @@ class JobHistory:
             steps[name] = np.where(known, rows[name] + utc, 0)
         return steps
 
-    def baseline_ns(self, size: int, ranks: Collection[int], fewest: int) -> float:
-        """Median duration of iterations that are accounted for; nan where there are fewer of one of these ranks."""
-        rows = self._steps.rows
-        members = self._members(rows, size)
-        known, count = np.unique(rows["rank"][members], return_counts=True)
-        if not members.any() or not np.isin(list(ranks), known[count >= fewest]).all():
-            return float("nan")
-        return float(np.median(rows["duration_ns"][members]))
-
-    @staticmethod
-    def _members(rows: Table, size: int) -> npt.NDArray[np.bool_]:
-        members: npt.NDArray[np.bool_] = (rows["rank"] >= 0) & (rows["rank"] < size)
-        return members
+    def usual_ns(self, ranks: Collection[int], number: int) -> int:
+        """How long an iteration usually takes by what has settled; whole are those that all of these ranks have. 0: not
+        known."""
+        rows = self._accounted.rows
+        rows = rows[np.isin(rows["rank"], list(ranks))]
+        numbers, of_row = groups(rows["number"])
+        slowest, shared = np.zeros(len(numbers) + 1), np.zeros(len(numbers) + 1, np.bool_)  # and what is not there yet
+        np.maximum.at(slowest, of_row, rows["duration_ns"].astype(np.float64))
+        shared[of_row[rows["shared"]]] = True
+        whole = np.bincount(of_row, minlength=len(slowest)) == len(ranks)
+        of = Durations(slowest, whole, shared, np.zeros(len(slowest), np.int64))
+        return usual_by(of, baseline_rows(of, int(np.searchsorted(numbers, number))))
 
 
 _Numbers = npt.NDArray[np.int64]
 
-RECENT = 500  # iterations
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
-_BASELINE = 200  # iterations that make the baseline
-_FEWEST = 5  # iterations of each rank that goes on, from which on there is a baseline
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
 _VERDICTS = 5  # the newest
 _ANY_RANK = 1 << 62
@@ -144,7 +157,7 @@ class _Rank:
 @dataclass
 class _Job:
     ranks: dict[int, _Rank] = field(default_factory=dict)
-    history: JobHistory = field(default_factory=lambda: JobHistory(RECENT, _BASELINE))
+    history: JobHistory = field(default_factory=JobHistory)
     size: int = 0  # as the rank says that was heard last: an elastic job changes it; 0: unknown
     pattern: str = ""  # as the traffic shows it
     called: tuple[int, str] = (_ANY_RANK, "")  # what people call it, as that rank says; ranks may disagree
@@ -152,7 +165,7 @@ class _Job:
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
     verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=_VERDICTS))  # newest first
     sharing: tuple[str, ...] = ()
-    baseline_ns: float = math.nan  # as of iteration usual_of
+    baseline_ns: int = 0  # as of iteration baseline_at; 0: not known
     baseline_at: int = -1
     last_step_s: float = 0.0
     unclear: bool = False  # its steps are not understood
@@ -246,22 +259,24 @@ class Jobs:
             for row in known:
                 job.ranks[number[row]].of = part, row
             if known:
-                job.history.account(part.rows.take(np.array(known)), len(job.ranks))
+                job.history.account(part.take(np.array(known)), len(job.ranks))
                 job.view = job.facts = None
 
     def standing_out(self, rows: IterationRows) -> npt.NDArray[np.intp]:
-        """Those that took notably longer than their job's iterations usually do (NOTABLE × their median)."""
+        """Those that took notably longer than their job's iterations usually do, by what has settled: the verdict knows
+        more. Ranks that have stopped do not count."""
         found = [np.empty(0, np.intp)]
         for name, own in rows.by_job():
             job, number = self._jobs.get(name), rows.number[own]
             if job is None:
                 continue
-            if number.max() > job.baseline_at or number.min() < job.baseline_at - _BASELINE:  # once for all its ranks
+            if number.max() > job.baseline_at or number.min() < job.baseline_at - MOST:  # once for all its ranks
                 members = job.members()
                 going = members.keys() - dict(job.behind(members)).keys()
                 job.baseline_at = int(number.max())
-                job.baseline_ns = job.history.baseline_ns(job.size or _ANY_RANK, going, _FEWEST)
-            found.append(own[rows.duration_ns[own] >= NOTABLE * job.baseline_ns])
+                job.baseline_ns = job.history.usual_ns(going, job.baseline_at)
+            if job.baseline_ns:
+                found.append(own[rows.duration_ns[own] >= NOTABLE * job.baseline_ns])
         return np.concatenate(found)
 
     def _learn_name(self, job: _Job, iteration: Iteration) -> None:
@@ -295,6 +310,9 @@ class Jobs:
         if job:
             job.verdicts.appendleft(verdict)
             job.view = None
+            if verdict.cause == Cause.CHANGE:
+                job.history.changed(verdict.iteration)
+                job.baseline_at = -1
 
     def sharing(self, lines: Mapping[str, tuple[str, ...]]) -> None:
         """What is to be said of jobs that share links; of the others nothing."""
@@ -376,7 +394,7 @@ class Jobs:
         if job.unclear:
             return _not_understood(name, job)
         ranks = job.members()
-        durations, _, slowest_ns = job.history.durations(job.size or _ANY_RANK)
+        durations = job.history.durations(job.size or _ANY_RANK)
         latest = max(ranks.values(), key=lambda rank: rank.number).last
         size = max(len(ranks), job.size)
         parameters = latest.parameters or self._parameters
@@ -387,7 +405,7 @@ class Jobs:
             job=name,
             size=size,
             iteration=latest.number,
-            last_ns=int(slowest_ns[-1]),
+            last_ns=int(durations[-1]),
             median_ns=median_ns,
             p99_ns=p99_ns,
             source=latest.source,
@@ -396,7 +414,7 @@ class Jobs:
             parameters=parameters,
             measured_bytes=float(median(sent)) if sent else math.nan,
             theory_bytes=ring_bytes(size, parameters, latest.gradient_bytes),
-            durations_ns=slowest_ns[-RECENT:],
+            durations_ns=durations,
             ranks=rank_views,
             pattern=job.pattern,
             scores=job.scores,

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from netmon.dl.verdict.baseline import Durations, matrix, usual
+from netmon.dl.verdict.evidence import Steps
 from netmon.past import STEP_TIMES
 from netmon.records import CLASS_NAMES, Class, Direction, Flow, Table
 from netmon.views import FlowView, LinkView
@@ -17,32 +19,46 @@ WIDTHS_NS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000, *(10**n * m for 
 
 _MOST_CELLS = 2_000_000
 _SAME_NS = 1_000_000_000
-_BEFORE, _FEWEST = 200, 5  # iterations that make the baseline
 LINK = ("host", "interface", "direction")
 _CODES = {name: code for code, name in enumerate(CLASS_NAMES)}
 
 
 def step_times(rows: pd.DataFrame) -> dict[str, Table]:
-    """Rows of the table iterations → by job, dtype STEP_TIMES, in the order of their ends."""
+    """Rows of the table iterations → by job, dtype STEP_TIMES, in the order of their ends.
+
+    Rows without node_shared are of iterations of which it is not known yet.
+    """
     found = {}
     for job, own in rows.groupby("job", sort=True, observed=True):
         # A job that began anew counts from 0 again: its numbers fall.
         own = own.sort_values(["start_ns", "rank"], kind="stable")
         run = (own["iteration"].diff() < -1).cumsum()
-        by = own.assign(length=own["end_ns"] - own["start_ns"]).groupby([run, own["iteration"]], sort=False)
-        steps = by.agg(
-            number=("iteration", "first"), start_ns=("start_ns", "min"), end_ns=("end_ns", "max"),
-            longest_ns=("length", "max"), relative=("relative", "any"),
-        ).sort_values("end_ns", kind="stable")  # fmt: skip
-        table = np.zeros(len(steps), STEP_TIMES)
-        for name in ("number", "start_ns", "end_ns", "longest_ns", "relative"):
-            table[name] = steps[name].to_numpy()
-        found[str(job)] = _with_baseline(table)
+        tables = [_times_of_run(part) for _, part in own.groupby(run, sort=False)]
+        found[str(job)] = _with_usual(np.sort(np.concatenate(tables), order="end_ns", kind="stable"))
     return found
 
 
+def _times_of_run(rows: pd.DataFrame) -> Table:
+    """Of one job, in which numbers do not repeat; dtype STEP_TIMES, by number, without usual_ns."""
+    number, rank, start, end = (rows[name].to_numpy(np.int64) for name in ("iteration", "rank", "start_ns", "end_ns"))
+    none = np.zeros(len(rows), np.int64)
+    exposed = rows["exposed_ns"].fillna(-1).to_numpy(np.int64) if "exposed_ns" in rows else none - 1
+    shared = rows["node_shared"].fillna(False).to_numpy(np.bool_) if "node_shared" in rows else none == 0
+    size = int(np.nan_to_num(rows["size"].max())) if "size" in rows else 0
+    of = matrix(Steps(number, rank, start, end, none, none, exposed, none, shared, none, ("",), size))
+    table = np.zeros(len(of.number), STEP_TIMES)
+    table["number"], table["longest_ns"] = of.number, of.slowest
+    table["start_ns"] = np.fmin.reduce(of.start, axis=1).astype(np.int64) + of.base_ns
+    table["end_ns"] = np.fmax.reduce(of.end, axis=1).astype(np.int64) + of.base_ns
+    table["relative"] = rows["relative"].any()
+    table["whole"], table["shared"] = of.whole, of.durations.shared
+    table["changed"][of.changes] = True
+    return table
+
+
 def joined_times(stored: Mapping[str, Table], tables: Mapping[str, Table]) -> dict[str, Table]:
-    """Tables of `step_times` that may have iterations in common; what `told` says of one counts."""
+    """Tables of `step_times` that may have iterations in common: of one, what `tables` says of its time counts, if
+    it is of all ranks, and what either knows besides."""
     joined = {}
     for job in sorted({*stored, *tables}):
         rows = np.concatenate([table[job] for table in (stored, tables) if job in table])
@@ -50,13 +66,23 @@ def joined_times(stored: Mapping[str, Table], tables: Mapping[str, Table]) -> di
         ordered = rows[order]
         # A job that began anew counts from 0 again: one number, at another time.
         same = (np.diff(ordered["number"]) == 0) & (np.abs(np.diff(ordered["end_ns"])) < _SAME_NS)
-        joined[job] = _with_baseline(np.sort(ordered[np.append(~same, True)], order="end_ns"))
+        first, second = np.flatnonzero(same), np.flatnonzero(same) + 1
+        part = ordered["whole"][first] & ~ordered["whole"][second]  # not all of its ranks had been asked for
+        ordered[second[part]] = ordered[first[part]]
+        ordered["shared"][second] &= ordered["shared"][first]
+        ordered["changed"][second] |= ordered["changed"][first]
+        joined[job] = _with_usual(np.sort(ordered[np.append(~same, True)], order="end_ns"))
     return joined
 
 
-def _with_baseline(steps: Table) -> Table:
-    baseline = pd.Series(steps["longest_ns"]).rolling(_BEFORE, min_periods=_FEWEST).median().shift().fillna(0)
-    steps["usual_ns"] = baseline.to_numpy()
+def _with_usual(steps: Table) -> Table:
+    """steps: of one job, in the order of their ends, in which it may begin anew."""
+    anew = np.flatnonzero(np.diff(steps["number"]) < -1) + 1
+    for run in np.split(steps, anew):  # views
+        order = np.argsort(run["number"], kind="stable")
+        of = run[order]
+        pace = np.cumsum(of["changed"]) - int(of["changed"][:1].sum())
+        run["usual_ns"][order] = usual(Durations(of["longest_ns"].astype(np.float64), of["whole"], of["shared"], pace))
     return steps
 
 

@@ -19,6 +19,7 @@ from netmon.dl.verdict import (
     LinkTotals,
     Steps,
     Whose,
+    host_part,
     in_cells,
     judge_input,
     matrix,
@@ -30,7 +31,6 @@ from netmon.dl.verdict import (
     worth_reporting,
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
-from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
 from netmon.errors import DataError, NoRowsError
@@ -47,14 +47,9 @@ _UNKNOWN = -1
 
 def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray[np.void] | None:
     """What kept a job's ranks from running in a time (UTC), dtype WAITED; None where nobody tells."""
-    names = ["rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns", "cpu_ns"]
-    table = _begun(data, "host", names, (begin_ns, end_ns), (ds.field("job") == job) & (ds.field("rank") >= 0))
-    if not len(table):
-        return None
-    waited = np.empty(len(table), WAITED)
-    for name, column in zip(("rank", "start_ns", "end_ns", "waited_ns", *names[4:]), names, strict=True):
-        waited[name] = table[column].fillna(0)
-    return waited
+    of_ranks = (ds.field("job") == job) & (ds.field("rank") >= 0)
+    table = _begun(data, "host", [*host_part.COLUMNS], (begin_ns, end_ns), of_ranks)
+    return host_part.waited_rows({name: table[name] for name in host_part.COLUMNS}, len(table)) if len(table) else None
 
 
 def read_tcp_rows(

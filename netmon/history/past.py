@@ -18,13 +18,26 @@ from netmon.history.job_names import names_of, requested_job
 from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, RowQuery, Rows
 from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
 from netmon.units import format_duration
-from netmon.views import HostView, JobView, LinkView, Page, RankTimes, RankView, Snapshot, Totals, Verdict
+from netmon.views import (
+    RECENT_ITERATIONS,
+    HostView,
+    JobView,
+    LinkView,
+    Page,
+    RankTimes,
+    RankView,
+    Snapshot,
+    Totals,
+    Verdict,
+)
 
 MOST_FLOWS = 200
 _MOST_LINKS = 64
 _WIDEST_NS = 1_000_000_000  # of a row
 _LATE_NS = 300_000_000_000  # rows that came later than others are looked for so far back
-_STEP = ["job", "job_name", "rank", "iteration", "start_ns", "end_ns", "relative"]
+_STEP = [
+    *("job", "job_name", "rank", "size", "iteration", "start_ns", "end_ns", "exposed_ns", "relative", "node_shared")
+]
 _ITERATION = [
     *("host", "job", "job_name", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
     *("exposed_ns", "source", "error_ns", "relative", "parameters", "parameters_basis", "node_shared"),
@@ -171,7 +184,7 @@ class DatasetPast:
         ranks = own[own["iteration"] == at].sort_values("start_ns").drop_duplicates("rank", keep="last")
         steps = self._past.jobs.get(name, np.zeros(0, STEP_TIMES))
         lately = steps[steps["start_ns"] < until]
-        durations = lately["longest_ns"].astype(np.int64)
+        durations = lately["longest_ns"].astype(np.int64)[-RECENT_ITERATIONS:]
         last = lately["longest_ns"][lately["number"] == at]
         newest = (ranks if len(ranks) else own).iloc[-1]
         size, parameters = _whole(newest["size"]), _whole(newest["parameters"])
@@ -190,7 +203,7 @@ class DatasetPast:
             parameters=parameters,
             measured_bytes=float(ranks["dl_tx_bytes"].median()) if len(ranks) else float("nan"),
             theory_bytes=ring_bytes(size, parameters) if size and parameters else float("nan"),
-            durations_ns=durations[-500:],
+            durations_ns=durations,
             ranks=tuple(_rank(row) for row in ranks.sort_values("rank").to_dict("records")),
             verdicts=tuple(verdicts[:5]),
             known_ranks=len(ranks),

@@ -79,13 +79,16 @@ class CollectorPast:
             jobs = dict(self._steps)
             verdicts = sorted(self._verdicts.values(), key=lambda one: one.end_ns)
             names = {job.job: job.name or job.job for job in self._newest.values()}
-            relative = {job.job: job.relative for job in self._newest.values()}
+            views = {job: self._newest[job] for job in jobs}
         times = dict[str, Table]()
         for job, rows in jobs.items():
             steps = pd.DataFrame(rows).rename(columns={"number": "iteration"})
-            times |= step_times(steps.assign(job=job, relative=relative.get(job, False)))
-        known = {(one.job, one.iteration, one.end_ns) for one in verdicts}
-        earlier = [one for one in stored.verdicts if (one.job, one.iteration, one.end_ns) not in known]
+            known = (rows["wait_start_ns"] > 0) & (rows["comm_end_ns"] > 0)
+            exposed = np.where(known, rows["comm_end_ns"] - rows["wait_start_ns"], -1)
+            view = views[job]
+            times |= step_times(steps.assign(job=job, exposed_ns=exposed, size=view.size, relative=view.relative))
+        later = {(one.job, one.iteration, one.end_ns) for one in verdicts}
+        earlier = [one for one in stored.verdicts if (one.job, one.iteration, one.end_ns) not in later]
         return PastSteps(
             joined_times(stored.jobs, times),
             sorted([*earlier, *verdicts], key=lambda one: one.end_ns),

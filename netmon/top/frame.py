@@ -144,13 +144,12 @@ def _row(job: JobView, name: str, room_for_recent: int) -> list[str | Text]:
     known = job.known_ranks or len(job.ranks)
     shared = job.shared_ranks if job.known_ranks else sum(rank.node_shared for rank in job.ranks)
     recent = job.durations_ns[-room_for_recent:].astype(np.float64) if room_for_recent else np.empty(0)
-    slow = ran and job.median_ns > 0 and job.last_ns >= 1.2 * job.median_ns
     measured = not np.isnan(job.measured_bytes)
     return [
         Text(name, "bold"),
         f"{job.size}" if job.size else "?",
         iteration(job.iteration, job.relative) if ran else no_steps(job),
-        Text(format_duration(job.last_ns), "yellow" if slow else "") if ran else "",
+        jobs.last_text(job) if ran else "",
         format_duration(job.median_ns) if ran else "",
         format_duration(job.p99_ns) if ran else "",
         format_bytes(job.measured_bytes) if measured else "?",

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE, sentence
+from netmon.dl.verdict.baseline import usual_of_last
 from netmon.records import Class
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
@@ -203,10 +204,11 @@ def _ran(job: JobView) -> bool:
     return len(job.durations_ns) > 0
 
 
-def _last(job: JobView, ink: Options, width: int) -> Text | str:
+def last_text(job: JobView) -> Text | str:
+    """How long its last iteration took; yellow, if that stands out by the durations of those before it."""
     if not _ran(job):
         return ""
-    slow = job.median_ns > 0 and job.last_ns >= NOTABLE * job.median_ns
+    slow = 0 < NOTABLE * usual_of_last(job.durations_ns) <= job.last_ns
     return Text(format_duration(job.last_ns), "yellow" if slow else "")
 
 
@@ -248,7 +250,7 @@ JOBS = Kind(
             12,
             8,
         ),
-        numeric("last", _last, lambda job: job.last_ns, 7, 9, 9),
+        numeric("last", lambda job, *_: last_text(job), lambda job: job.last_ns, 7, 9, 9),
         numeric(
             "median",
             lambda job, *_: format_duration(job.median_ns) if _ran(job) else "",

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from netmon.dl.verdict.baseline import of_durations, usual
 from netmon.past import Frame, PastSteps
 from netmon.top.filters import Filter
 from netmon.top.flows import FLOWS, GROUPS, FlowGroup, FlowKey, FlowRow, flow_key, flow_rows, grouped
@@ -156,11 +155,8 @@ def _from_durations(job: JobView | None) -> list[Step]:
     if job is None:
         return []
     first = job.iteration - len(job.durations_ns) + 1
-    baseline = int(np.median(job.durations_ns)) if len(job.durations_ns) else 0
-    steps = [
-        Step(job.job, number, 0, 0, duration, baseline, job.relative)
-        for number, duration in enumerate(job.durations_ns.tolist(), first)
-    ]
+    each = zip(job.durations_ns.tolist(), usual(of_durations(job.durations_ns)).tolist(), strict=True)
+    steps = [Step(job.job, number, 0, 0, *times, job.relative) for number, times in enumerate(each, first)]
     return steps[::-1]
 
 

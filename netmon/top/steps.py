@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
     @property
     def slow(self) -> bool:
-        """Whether it took notably longer than the ones before it."""
+        """Whether it stands out."""
         return self.usual_ns > 0 and self.longest_ns >= NOTABLE * self.usual_ns
 
 
@@ -45,7 +45,12 @@ def steps_of(past: PastSteps, job: str) -> list[Step]:
     if rows is None:
         return []
     columns = zip(*(rows[name].tolist() for name in Step._fields[1:-1]), strict=True)
-    return [Step._make((job, *values, _of(judged, values[0], values[1]))) for values in columns]
+    return [_judged(Step._make((job, *values, _of(judged, values[0], values[1])))) for values in columns]
+
+
+def _judged(step: Step) -> Step:
+    """With the usual of its verdict: while it happened, the iterations after it were not known."""
+    return step._replace(usual_ns=step.verdict.usual_ns) if step.verdict and step.verdict.usual_ns else step
 
 
 def _of(judged: dict[int, Verdict], number: int, start_ns: int) -> Verdict | None:

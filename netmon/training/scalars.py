@@ -63,8 +63,8 @@ class Known:
         """Steps of which something new is known, oldest first; never waits, never raises.
 
         Each has `iteration` and, once known: duration_ns, communication_ns, exposed_ns (waited for gradients),
-        sent_bytes, others_bytes (payload of others on the host's links meanwhile), theory_bytes, usual_ns; cause,
-        culprit, excess_ns and verdict (a sentence) where it stood out.
+        sent_bytes, others_bytes (payload of others on the host's links meanwhile), theory_bytes, usual_ns (by the
+        durations of the steps before it only); cause, culprit, excess_ns and verdict (a sentence) where it stood out.
         """
         try:
             return self._take()

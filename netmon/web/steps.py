@@ -2,8 +2,9 @@
 """Iterations of many ranks in arrays: where each one's time went, and how much of each bin that is.
 
 What a rank does is distinguished as netmon.dl.verdict.rank_times does: it computes until it waits for gradients; it
-only waits while another rank has not handed its own over; from then on the transfer takes as long as in the baseline,
-and what it takes beyond, in an iteration that stands out, has delayed it.
+only waits while another rank has not handed its own over; then the transfer begins. Of millions of iterations it is not
+looked up what each is compared with in its verdict. Those are slow that take NOTABLE × what the quickest quarter of the
+rank's iterations take, at most; of their transfers has held them up what is beyond the same quarter's.
 """
 
 from collections.abc import Sequence
@@ -93,7 +94,9 @@ def _phases(steps: _Steps) -> tuple[_Times, npt.NDArray[np.bool_]]:
     everybody = np.where(known, np.clip(_everybody(steps, known), idle, done), end)
     done = np.where(known, done, end)
     transfer = done - everybody
-    stalled = np.where(_notable(steps), np.maximum(0, transfer - _baseline(steps, transfer, known)), 0).astype(np.int64)
+    stalled = np.where(_slow(steps), np.maximum(0, transfer - _quick_transfer(steps, transfer, known)), 0).astype(
+        np.int64
+    )
     return np.stack([start, idle, everybody, done - stalled, done], axis=1), known
 
 
@@ -120,7 +123,7 @@ def _everybody(steps: _Steps, known: npt.NDArray[np.bool_]) -> _Times:
 
 
 def _quartiles(steps: _Steps, values: npt.NDArray[np.float64], *names: str) -> npt.NDArray[np.float64]:
-    """The lower one of each row's group, without nan: usual is what it is like when half of the time is disturbed."""
+    """The lower one of each row's group, without nan: half of the time may be disturbed."""
     group, count = _groups(steps, *names)
     order = np.lexsort((values, group))
     known = np.bincount(group, np.isfinite(values), count).astype(np.int64)
@@ -130,15 +133,14 @@ def _quartiles(steps: _Steps, values: npt.NDArray[np.float64], *names: str) -> n
     return found[group]
 
 
-def _baseline(steps: _Steps, transfer: _Times, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+def _quick_transfer(steps: _Steps, transfer: _Times, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     return np.nan_to_num(_quartiles(steps, np.where(known, transfer.astype(float), np.nan), "rank", "job"))
 
 
-def _notable(steps: _Steps) -> npt.NDArray[np.bool_]:
-    """Iterations that stand out: of the verdict's threshold times the baseline duration of their rank."""
+def _slow(steps: _Steps) -> npt.NDArray[np.bool_]:
     duration = (steps["end_ns"] - steps["start_ns"]).astype(float)
-    notable: npt.NDArray[np.bool_] = duration >= NOTABLE * _quartiles(steps, duration, "rank", "job")
-    return notable
+    slow: npt.NDArray[np.bool_] = duration >= NOTABLE * _quartiles(steps, duration, "rank", "job")
+    return slow
 
 
 def density(lanes: Lanes, lane: int, begin_ns: int, width_ns: int, bins: int) -> npt.NDArray[np.uint8]:

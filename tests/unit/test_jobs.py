@@ -10,7 +10,7 @@ from collector.view.job_views import JobFacts, Jobs
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.records import Moment, Source
-from netmon.views import SourceScore, Verdict
+from netmon.views import Cause, SourceScore, Verdict
 
 MS = 1_000_000
 
@@ -59,6 +59,27 @@ def test_nothing_is_slow_before_five_iterations_of_each_rank_are_known():
     assert not stands_out(jobs, iteration(0, 1, duration_ms=300))
     assert stands_out(with_ranks(8, 5), iteration(5, 1, duration_ms=300))
     assert stands_out(with_ranks(30, 3), iteration(30, duration_ms=300))  # the other one has stopped
+
+
+def test_what_stands_out_is_measured_by_iterations_without_foreign_traffic():
+    jobs = with_ranks(8, 8)
+    for number in range(8, 30):
+        for rank in (0, 1):
+            ended(jobs, f"h{rank}", slow := iteration(number, rank, duration_ms=130))
+            accounted(jobs, slow, tally(cross_rx=1000))
+            assert stands_out(jobs, slow)
+
+
+def test_a_job_that_has_changed_its_pace_is_measured_by_what_it_is_then():
+    jobs = with_ranks(30, 30)
+    for number in range(30, 40):
+        for rank in (0, 1):
+            ended(jobs, f"h{rank}", slower := iteration(number, rank, duration_ms=150))
+            accounted(jobs, slower, tally())
+    assert stands_out(jobs, iteration(40, duration_ms=150))
+    jobs.judged(Verdict("train", 30, 0, 1, 150 * MS, 100 * MS, 50 * MS, Cause.CHANGE))
+    assert not stands_out(jobs, iteration(40, duration_ms=150))
+    assert stands_out(jobs, iteration(40, duration_ms=190))
 
 
 def test_a_rank_that_vanishes_is_said():

@@ -103,7 +103,7 @@ _SHIFTS = 96  # candidates over an iteration of the job that is shifted
 _ROUNDS = 3
 _ITERATIONS = 20  # that the model is run for
 _LATELY = 12  # iterations, of the job whose are longest
-_PAUSE = 4  # times the baseline iteration: others meanwhile did some of theirs alone
+_PAUSE = 4  # times the median iteration: others meanwhile did some of theirs alone
 _ROUND = 36  # at most, in which they go round each other
 _ENOUGH = 1e-3  # scores that differ by less are as good as each other
 _CROWDED = 1.5  # times what fair shares cost: as much as a crowded link was seen to
@@ -416,8 +416,8 @@ def _model(jobs: Sequence[Demand], shifts: Sequence[float], capacity_bps: Mappin
 def _since(job: Demand, time_ns: int) -> int:
     """How long ago the iteration began that began nearest to a time; a job that is over goes on as before."""
     nearest = int(job.starts_ns[np.abs(job.starts_ns - time_ns).argmin()])
-    since, baseline_ns = time_ns - nearest, int(job.measured_ns)
-    return since if abs(since) < baseline_ns else since % baseline_ns
+    since, measured_ns = time_ns - nearest, int(job.measured_ns)
+    return since if abs(since) < measured_ns else since % measured_ns
 
 
 # --- Whether two jobs drift together or apart by themselves.
@@ -449,7 +449,7 @@ class Phases:
 
     time_ns: _Times
     phase_ns: npt.NDArray[np.float64]
-    period_ns: float  # usual duration of the other job's iterations
+    period_ns: float  # median duration of the other job's iterations
 
     @property
     def moves_ns(self) -> npt.NDArray[np.float64]:

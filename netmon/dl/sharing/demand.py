@@ -112,8 +112,8 @@ def demand(
     )
     lengths = np.diff(starts_ns)
     alone = np.flatnonzero(met <= _ALONE)
-    baseline = np.median(lengths[alone]) if len(alone) else 0.0
-    alone = alone[lengths[alone] <= 2 * baseline]  # a pause between two steps is no step
+    middle = np.median(lengths[alone]) if len(alone) else 0.0
+    alone = alone[lengths[alone] <= 2 * middle]  # a pause between two steps is no step
     chosen = alone if len(alone) else np.argsort(lengths, kind="stable")[: max(1, len(lengths) // 10)]
     one = int(chosen[np.argsort(lengths[chosen], kind="stable")[len(chosen) // 2]])
     start, period = int(starts_ns[one]), int(lengths[one])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterations of a job as a matrix of iterations and ranks, and the baseline among them."""
+"""The iterations of a job as a matrix of iterations and ranks, and the baseline among them.
+
+How long an iteration usually takes is what `usual` says of it, wherever netmon says it.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +16,25 @@ from netmon.dl.verdict.evidence import Steps
 FEWEST = 5
 """Iterations from which on there is a baseline."""
 
-_MOST = 200  # iterations that make it: the nearest
+MOST = 200
+"""Iterations that make it: the nearest."""
+
+_AT_ONCE = 4_096  # iterations whose baselines are in memory together
 
 _Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Durations:
+    """The iterations of one job, none twice, in their order: all that their baseline takes. Arrays (iterations,)."""
+
+    slowest: _Floats  # ns, of the slowest rank
+    whole: npt.NDArray[np.bool_]  # every rank that the job had has a row
+    shared: npt.NDArray[np.bool_]  # some rank's host carried foreign traffic, or it is not known yet
+    pace: npt.NDArray[np.int64]  # how often the job had changed its pace until then
+
+    def __len__(self) -> int:
+        return len(self.slowest)
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,10 @@ class Matrix:
         """(iterations,): how many changes there were until then."""
         return np.searchsorted(self.changes, np.arange(len(self.number)), "right")
 
+    @cached_property
+    def durations(self) -> Durations:
+        return Durations(self.slowest, self.whole, np.asarray(self.shared.any(axis=1)), self.pace)
+
 
 def matrix(steps: Steps) -> Matrix:
     """The iterations of a job, at least one; of ranks that the job has by its size, where that is known."""
@@ -93,24 +116,85 @@ def matrix(steps: Steps) -> Matrix:
     )
 
 
-def baseline_rows(table: Matrix, row: int) -> npt.NDArray[np.intp]:
-    """The iterations that one is compared with: the nearest 200 of those that are a measure at its time; of one with
-    which the job changes its pace, before it. None where there are too few."""
-    chosen = measure(table, int(table.pace[row]) - (row in table.changes), row)
-    return np.sort(chosen[np.argsort(np.abs(chosen - row), kind="stable")[:_MOST]])
+def baseline_rows(of: Durations, row: int) -> npt.NDArray[np.intp]:
+    """The iterations that one is compared with, ascending: the nearest MOST of its pace that are whole, not the job's
+    first, and met no foreign traffic if there are enough of these; of one with which the job changes its pace, of the
+    pace before. None where there are fewer than FEWEST."""
+    (found,) = _baselines(of, np.array([row]))
+    return np.asarray(found[found >= 0])
 
 
-def measure(table: Matrix, pace: int, but: int | None = None) -> npt.NDArray[np.intp]:
-    """The iterations of one pace that are a measure: whole, not the job's first, those that met no foreign traffic if
-    there are enough of them. None where there are too few. but: one that is left out."""
-    others = table.whole & (table.pace == pace)
-    if but is not None:
-        others[but] = False
-    if others.sum() > FEWEST:
-        others[0] = False  # connections begin slowly
-    quiet = others & ~table.shared.any(axis=1)
-    chosen = np.flatnonzero(quiet if quiet.sum() >= FEWEST else others)
-    return chosen if len(chosen) >= FEWEST else chosen[:0]
+def usual(of: Durations) -> npt.NDArray[np.int64]:
+    """(iterations,): how long each usually takes, ns: the median of those that it is compared with. 0: not known."""
+    rows = np.arange(len(of))
+    pieces = (rows[first : first + _AT_ONCE] for first in range(0, len(of), _AT_ONCE))
+    return np.concatenate([np.empty(0, np.int64), *(_medians(of, piece) for piece in pieces)])
+
+
+def usual_by(of: Durations, compared: npt.NDArray[np.intp]) -> int:
+    """The same of one, by its baseline_rows."""
+    return int(median(of.slowest[compared])) if len(compared) else 0
+
+
+def of_durations(slowest_ns: npt.ArrayLike) -> Durations:
+    """Iterations of which no more is known than how long they took: each is a measure."""
+    slowest = np.asarray(slowest_ns, np.float64)
+    every, none = np.ones(len(slowest), np.bool_), np.zeros(len(slowest), np.bool_)
+    return Durations(slowest, every, none, none.astype(np.int64))
+
+
+def usual_of_last(slowest_ns: npt.ArrayLike) -> int:
+    """How long the last of these iterations usually takes, ns, where no more is known of them. 0: not known."""
+    of = of_durations(slowest_ns)
+    return usual_by(of, baseline_rows(of, len(of) - 1)) if len(of) else 0
+
+
+def _medians(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    compared = _baselines(of, rows)
+    count = (compared >= 0).sum(axis=1)
+    took = np.sort(np.where(compared >= 0, of.slowest[compared], np.inf), axis=1)
+    each, upper = np.arange(len(rows)), count // 2
+    both = took[each, upper - (count % 2 == 0)], took[each, np.minimum(upper, took.shape[1] - 1)]
+    return np.where(count > 0, (both[0] + both[1]) / 2, 0).astype(np.int64)
+
+
+def _baselines(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """(rows, MOST + 1): the iterations that each is compared with, ascending, and −1 where there are no more."""
+    found = np.full((len(rows), MOST + 1), -1, np.intp)
+    changed = np.diff(of.pace, prepend=of.pace[:1]) > 0
+    paces = (of.pace - changed)[rows]
+    for pace in set(paces.tolist()):
+        asked = np.flatnonzero(paces == pace)
+        others = of.whole & (of.pace == pace)
+        begun = others.copy()
+        begun[0] = False  # connections begin slowly
+        many = others.sum() - others[rows[asked]] > FEWEST
+        for some, some_others in ((asked[many], begun), (asked[~many], others)):
+            if not len(some):
+                continue
+            quiet = some_others & ~of.shared
+            enough = quiet.sum() - quiet[rows[some]] >= FEWEST
+            for into, measure in ((some[enough], quiet), (some[~enough], some_others)):
+                if len(into):
+                    _nearest(found, into, rows[into], measure)
+    return found
+
+
+def _nearest(
+    found: npt.NDArray[np.intp], into: npt.NDArray[np.intp], rows: npt.NDArray[np.intp], measure: npt.NDArray[np.bool_]
+) -> None:
+    """Put in the measures that are nearest to each row, itself not, if there are enough."""
+    members = np.flatnonzero(measure)
+    for own in (np.flatnonzero(measure[rows]), np.flatnonzero(~measure[rows])):
+        if not len(own):
+            continue
+        width = min(MOST + int(measure[rows[own[0]]]), len(members))  # itself is among the nearest
+        # The window of the members up to which the one before it is further away than the one after it.
+        first = np.searchsorted(members[: len(members) - width] + members[width:], 2 * rows[own])
+        window = members[first[:, None] + np.arange(width)]
+        window[window == rows[own, None]] = -1
+        window[(window >= 0).sum(axis=1) < FEWEST] = -1
+        found[into[own], :width] = window
 
 
 def median(values: npt.ArrayLike) -> float:

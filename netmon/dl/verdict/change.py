@@ -45,30 +45,40 @@ def _first(log: _Floats, duration: _Floats) -> int | None:
     count = len(log) - LASTS + 1
     if count <= _FEWEST:
         return None
-    before = _medians_before(np.column_stack([log, duration]))[_FEWEST:count]
-    after = np.lib.stride_tricks.sliding_window_view(log, LASTS, axis=0)[_FEWEST:]
-    more = after - before[:, :-1, None]  # (rows, ranks, LASTS)
+    rows = np.arange(_FEWEST, count)
+    # Most jobs never change: the whole and one rank tell, before all ranks are looked at.
+    for values, least in ((duration, _TAKES), (log[:, 0], CHANGED)):
+        column = values[:, None]
+        later = np.median(_after(column, rows), axis=2) - _medians_before(column, rows)
+        rows = rows[np.abs(later[:, 0]) >= np.log(least)]
+    if not len(rows):
+        return None
+    before = _medians_before(np.column_stack([log, duration]), rows)
+    more = _after(log, rows) - before[:, :-1, None]  # (rows, ranks, LASTS)
     of_ranks = np.median(more, axis=2)
     side = np.sign(of_ranks[:, 0])
     all_of_them = (side[:, None] * of_ranks >= np.log(CHANGED)).all(axis=1)
     each = np.median(more, axis=1)
     apart = np.maximum(np.log(_ALIKE), _ALIKE_SHARE * np.abs(np.median(each, axis=1)))
     alike = ((side[:, None] * each) >= np.log(CHANGED)).all(axis=1) & (np.ptp(each, axis=1) <= apart)
-    takes = np.median(np.lib.stride_tricks.sliding_window_view(duration, LASTS)[_FEWEST:], axis=1) - before[:, -1]
-    indices = np.flatnonzero(all_of_them & alike & (side * takes >= np.log(_TAKES)))
-    if not len(indices):
+    takes = np.median(_after(duration[:, None], rows)[:, 0], axis=1) - before[:, -1]
+    found = np.flatnonzero(all_of_them & alike & (side * takes >= np.log(_TAKES)))
+    if not len(found):
         return None
-    index, level, base = int(indices[0]) + _FEWEST, of_ranks[indices[0]], before[indices[0], :-1]
+    index, level, base = int(rows[found[0]]), of_ranks[found[0]], before[found[0], :-1]
     while index > _FEWEST and np.median((log[index - 1] - base) / level) > 0.5:  # changed, and not alike yet
         index -= 1
     return index
 
 
-def _medians_before(values: _Floats) -> _Floats:
-    """(rows, columns): the median of each column over up to _BEFORE rows before each row; nan for the first."""
-    padded = np.concatenate([np.full((_BEFORE, values.shape[1]), np.nan), values])
-    ordered = np.sort(np.lib.stride_tricks.sliding_window_view(padded, _BEFORE, axis=0), axis=2)[: len(values)]
-    count = np.minimum(np.arange(len(values)), _BEFORE)
-    rows = np.arange(len(values))
-    low, high = ordered[rows, :, np.maximum(count - 1, 0) // 2], ordered[rows, :, np.minimum(count // 2, _BEFORE - 1)]
-    return np.asarray((low + high) / 2)
+def _after(values: _Floats, rows: npt.NDArray[np.intp]) -> _Floats:
+    """(rows, columns, LASTS): of each of these rows itself and those after it."""
+    return np.asarray(np.lib.stride_tricks.sliding_window_view(values, LASTS, axis=0)[rows])
+
+
+def _medians_before(values: _Floats, rows: npt.NDArray[np.intp]) -> _Floats:
+    """(rows, columns): the median of each column over up to _BEFORE rows before each of these; none is the first."""
+    index = rows[:, None] - np.arange(1, _BEFORE + 1)
+    ordered = np.sort(np.where(index[..., None] >= 0, values[index], np.nan), axis=1)  # nan is last
+    count, each = np.minimum(rows, _BEFORE), np.arange(len(rows))
+    return np.asarray((ordered[each, (count - 1) // 2] + ordered[each, count // 2]) / 2)

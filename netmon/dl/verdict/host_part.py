@@ -14,8 +14,12 @@ import numpy.typing as npt
 from netmon.dl.verdict.baseline import median, spread
 from netmon.records import Table
 
-_COLUMNS = ("rank", "start_ns", "end_ns", "waited_ns", "throttled_ns", "stopped_ns", "cpu_ns")
-WAITED = np.dtype([(name, "<i8") for name in _COLUMNS])
+_WHOSE = ("rank", "start_ns", "end_ns")
+_COUNTED = {"waited_ns": "run_delay_ns"} | {name: name for name in ("throttled_ns", "stopped_ns", "cpu_ns")}
+COLUMNS = (*_WHOSE, *_COUNTED.values())
+"""Of the table `host`, of which WAITED is made."""
+
+WAITED = np.dtype([(name, "<i8") for name in (*_WHOSE, *_COUNTED)])
 """How long the thread of a rank that waited most for a CPU did in a time (UTC), for how long the rank's CPU quota
 throttled it, summed over CPUs, for how long the rank was stopped, by a signal or a debugger, and the CPU time of all
 its threads; 0 where that is not known."""
@@ -30,6 +34,16 @@ _ALIKE = 0.5  # of the longest stop, or wait for a CPU
 _SHORTEST_NS = 40_000_000  # of a stop: half of a step of the agent's
 
 _Span = tuple[float, float]
+
+
+def waited_rows(columns: Mapping[str, npt.ArrayLike], count: int) -> Table:
+    """So many rows of WAITED, by COLUMNS, in which −1 or nan is what is not known."""
+    waited = np.empty(count, WAITED)
+    for name in _WHOSE:
+        waited[name] = columns[name]
+    for name, column in _COUNTED.items():
+        waited[name] = np.maximum(np.nan_to_num(columns[column]), 0)
+    return waited
 
 
 def within(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, measure, median, spread
+from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, median, spread, usual, usual_by
 from netmon.dl.verdict.blame import SILENT, blame_shares
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps
@@ -156,12 +156,8 @@ def standing_out(steps: Steps) -> list[int]:
     if not len(steps.number):
         return []
     table = matrix(steps)
-    stands_out = np.zeros(len(table.number), np.bool_)
-    for pace in range(len(table.changes) + 1):
-        rows = measure(table, pace)
-        if len(rows):
-            baseline = median(table.slowest[rows])
-            stands_out |= (table.pace == pace) & table.whole & (table.slowest >= NOTABLE * baseline)
+    baseline = usual(table.durations)
+    stands_out = table.whole & (baseline > 0) & (table.slowest >= NOTABLE * baseline)
     stands_out[0], stands_out[table.changes] = False, True
     return table.number[stands_out].tolist()  # type: ignore[no-any-return]
 
@@ -171,7 +167,7 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
     rows: set[int] = set()
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
-        rows |= {row, *_near(table, baseline_rows(table, row), row)}
+        rows |= {row, *_near(table, baseline_rows(table.durations, row), row)}
     begin, end = np.nanmin(table.start, axis=1), np.nanmax(table.end, axis=1)
     return [(int(begin[row]) + table.base_ns, int(end[row]) + table.base_ns) for row in sorted(rows)]
 
@@ -189,7 +185,7 @@ def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int) -
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
-    baseline = baseline_rows(table, row)
+    baseline = baseline_rows(table.durations, row)
     traffic = JobTraffic(link_totals, job)
     seen = traffic.window(*span_of(table, row))
     near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, baseline, row))
@@ -207,7 +203,7 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     table, row, baseline = one.table, one.row, one.baseline
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
-    normal = int(median(table.slowest[baseline])) if len(baseline) else 0
+    normal = usual_by(table.durations, baseline)
     excess = end - start - normal if normal else 0
     verdict = Verdict(one.job, int(table.number[row]), start, end, end - start, normal, excess, relative=steps.relative)
     if row in table.changes and normal:

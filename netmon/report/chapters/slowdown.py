@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from netmon.dl.past_frames import step_times
 from netmon.dl.verdict.verdict_text import cause_words, renamed, sentence
 from netmon.history.frames import groups, records
 from netmon.report.iteration_times import CongestionPoint, Fit, fit_families, quiet_in_every_profile, rescaled
@@ -221,10 +222,10 @@ def _cdf_frames(study: Study) -> Frames:
 
 def _slowest_frames(study: Study) -> Frames:
     """The slowest iterations, and the verdict on each that stood out."""
-    times = need(study.times, NO_TIMES)
-    baseline = times.groupby(["run", "job"])["time_s"].transform("median")
-    slowest = times.assign(times_median=times["time_s"] / baseline).nlargest(_SLOWEST, "times_median")
     by = ["run", "job", "iteration"]
+    times = need(study.times, NO_TIMES).merge(_usual_times(study.ranks), on=by, how="left")
+    times = times.assign(times_usual=times["time_s"] / times["usual_s"].where(times["usual_s"] > 0))
+    slowest = times.sort_values(["times_usual", "time_s"], ascending=False, kind="stable").head(_SLOWEST)
     ranks = slowest[by].merge(study.ranks[[*by, "start_ns", "end_ns"]], on=by)
     # An iteration ends with its slowest rank, by which its verdict is found.
     said = {(one.job, one.iteration, one.end_ns): renamed(one, study.job_names) for one in study.verdicts}
@@ -234,8 +235,20 @@ def _slowest_frames(study: Study) -> Frames:
             of[run, job, iteration] = verdict
     verdicts = [of.get(key) for key in slowest[by].itertuples(index=False, name=None)]
     why = [sentence(one).partition(" because ")[2] or "not known" if one else "" for one in verdicts]
-    columns = [*by, "time_s", "times_median", "cross_bytes", "level"]
+    told = [one.duration_ns / one.usual_ns if one and one.usual_ns else np.nan for one in verdicts]
+    slowest = slowest.assign(times_usual=pd.Series(told, slowest.index).fillna(slowest["times_usual"]))
+    columns = [*by, "time_s", "times_usual", "cross_bytes", "level"]
     return {"slowest": slowest[columns].assign(cause=[cause_words(one) if one else "" for one in verdicts], why=why)}
+
+
+def _usual_times(ranks: pd.DataFrame) -> pd.DataFrame:
+    """How long each iteration usually takes, as its verdict has it: usual_s by run, job and iteration; 0: not known."""
+    found = [
+        pd.DataFrame({"run": run, "job": job, "iteration": table["number"], "usual_s": table["usual_ns"] / 1e9})
+        for (run,), rows in groups(ranks, "run")
+        for job, table in step_times(rows).items()
+    ]
+    return pd.concat(found).drop_duplicates(["run", "job", "iteration"], keep="last")
 
 
 CHAPTER = Chapter(
@@ -292,8 +305,8 @@ CHAPTER = Chapter(
             "slowest-iterations",
             "Slowest iterations",
             "",
-            "By their time in medians of their job, and why, as `netmon why` says: nothing where an iteration took less"
-            " than 1.2 × its usual time.",
+            "By how many times as long as usual they took, and why, as `netmon why` says: nothing where an iteration "
+            "took less than 1.2 × its usual time.",
             _slowest_frames,
         ),
     ),

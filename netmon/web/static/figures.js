@@ -52,7 +52,7 @@ export class Figures {
       const times = rows.map((row) => told.step_ns[row]);
       const dots = [rows.map((row) => told.step_s[row]), rows.map((row, n) => (told.step_held[row] ? null : times[n])), rows.map((row, n) => (told.step_held[row] ? times[n] : null))];
       const dot = (label, stroke) => ({ label, stroke, paths: () => null, points: { show: true, size: 4, fill: stroke }, value: (_, v) => (v === null ? "" : duration(v)) });
-      parts.push(this.chart(`${job}: iteration time`, dots, [dot("usual", catalogue.colours[1]), dot("stands out", "#D55E00")], duration));
+      parts.push(this.chart(`${job}: iteration time`, dots, [dot("not held up", catalogue.colours[1]), dot("held up", "#D55E00")], duration));
       parts.push(this.chart(`${job}: share of iterations that took at most so long`, ...this.cumulative(times), (v) => `${Math.round(100 * v)} %`, duration));
     }
     parts.push(element("h2", { class: "sub" }, "Payload that a rank sends in an iteration"));
