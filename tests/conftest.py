@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Tests start hundreds of processes: what one of these has compiled, the next one is not to compile again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A machine that does other things as well is slow; that is no failure.
 same_examples = bool(os.environ.get("CI"))
 # Tests of the kernel that neither measure nor train: it is all the same to them what runs beside them.
