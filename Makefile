@@ -29,11 +29,11 @@ demo: setup ## watch a training job meet cross traffic, on this machine, for hal
 demo-cluster: setup-dev horovod ## the same on three NATS servers and two workers, with real Horovod (root)
 	@$(python) -m netmon lab run --bus --trainer horovod --iterations 40 --overwrite --data out/demo-cluster
 
-# Most tests wait most of the time: one worker has kernel and lab, another one all the rest. Real training and real traffic
-# share a few cores with whatever else runs there: a test that fails has to fail twice, the second time by itself.
-# Both failures are printed.
+# Most tests wait most of the time: one worker has kernel and lab, two have all the rest, those that take long first. Real
+# training and real traffic share a few cores with whatever else runs there: a test that fails has to fail twice, the
+# second time by itself. Both failures are printed.
 test: setup-dev frameworks ## every test: unit, kernel and lab (kernel and lab: root); what fails is run once more, alone
-	@$(python) -m pytest -n 2 || { [ $$? = 1 ] && echo "netmon: once more, alone:" && \
+	@$(python) -m pytest -n 3 --no-loadscope-reorder || { [ $$? = 1 ] && echo "netmon: once more, alone:" && \
 	  $(python) -m pytest --last-failed --last-failed-no-failures none; }
 
 test-unit: setup-dev ## the tests that need no privilege

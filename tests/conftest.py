@@ -16,10 +16,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Tests start hundreds of processes: what one of these has compiled, the next one is not to compile again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A machine that does other things as well is slow; that is no failure.
 same_examples = bool(os.environ.get("CI"))
 # Tests of the kernel that neither measure nor train: it is all the same to them what runs beside them.
-BESIDE_OTHERS = tuple(f"tests/kernel/test_{name}.py" for name in ("doctor", "kept_programs", "tls_agent"))
+BESIDE_OTHERS = tuple(
+    f"tests/kernel/test_{name}.py"
+    for name in ("agent", "coexistence", "cuts", "differential", "doctor", "kept_programs", "matrix", "tls_agent")
+)
 settings.register_profile(
     "busy", deadline=None, derandomize=same_examples, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -51,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With two workers one has the kernel and the lab, where what runs beside each other would measure each other."""
+    """Of several workers one has the kernel and the lab, where what runs beside each other would measure each other."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneLab(LoadScopeScheduling):

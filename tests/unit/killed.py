@@ -143,7 +143,7 @@ def kill_at_random(
     chance, killed = random.Random(seed), Counter[str]()
     try:
         processes.start()
-        wait_for(lambda: (processes.data / "buckets").is_dir(), LATEST_S)
+        wait_for(lambda: len(processes.stored()) > 0, LATEST_S)
         while killed.total() < kills:
             time.sleep(chance.uniform(0.1, 1.0))
             what = chance.choice([*processes.workers, *processes.agents, *more])
