@@ -18,7 +18,7 @@ from aiohttp import web
 
 from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UnsupportedError, UsageError
-from netmon.records import CLASS_COLOURS, CLASS_NAMES
+from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
 from netmon.views import NOT_UNDERSTOOD, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
@@ -209,6 +209,7 @@ class Page:
                 "tile": {"bins": BINS, "finest_ns": FINEST_NS, "most_level": MOST_LEVEL, "block": BLOCK},
                 "classes": CLASS_NAMES,
                 "colours": CLASS_COLOURS,
+                "stack": STACK,
                 "phases": PHASES,
                 "hosts": hosts,
                 "capacity_bps": [known.capacity_bps.get(host, 0.0) for host in hosts],
