@@ -319,8 +319,11 @@ def _flow_views(
     flows = frozen.flows.take(wanted)
     return tuple(
         FlowView(
-            *(frozen.link_names[link].host, frozen.link_names[link].interface, sent.flow, Class(class_), rate),
-            *(sent.wire_bytes, sent.traffic, sent.rtt_ns, sent.rtt_min_ns, sent.loss),
+            host=frozen.link_names[link].host,
+            interface=frozen.link_names[link].interface,
+            class_=Class(class_),
+            wire_bps=rate,
+            **sent._asdict(),
         )
         for link, class_, rate, sent in zip(
             flows.link.tolist(),
