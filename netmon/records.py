@@ -171,8 +171,17 @@ class Class(IntEnum):
 CLASS_NAMES = ("unclassified", "DL-only", "DL-shared", "cross")
 """Names of Class, in its order, as shown and as stored."""
 
+CLASS_LETTERS = ("?", "dl", "sh", "x")
+"""What stands for each Class where there is no room for its name."""
+
 CLASS_COLOURS = ("#999999", "#0072B2", "#E69F00", "#CC79A7")
 """One colour per Class everywhere (Okabe and Ito's colour-blind-safe palette)."""
+
+CLASS_PATTERNS = "░█▓▒"
+"""One character per Class where there are no colours."""
+
+STACK = (Class.DL_ONLY, Class.DL_SHARED, Class.CROSS, Class.UNCLASSIFIED)
+"""The classes in the order in which bars and columns show them."""
 
 
 @dataclass(frozen=True)

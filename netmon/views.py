@@ -112,6 +112,26 @@ SHARES = (
 )
 """Of an iteration's excess; Verdict has NAME_ns of each, which add up to excess_ns."""
 
+CAUSE_OF = {
+    "compute": Cause.COMPUTE,
+    "late": Cause.STRAGGLER,
+    "cross": Cause.CROSS,
+    "other_job": Cause.OTHER_JOB,
+    "own_transfer": Cause.OWN_TRANSFER,
+    "loss": Cause.LOSS,
+    "slow_link": Cause.SLOW_LINK,
+    "host": Cause.HOST,
+    "pause": Cause.PAUSE,
+}
+"""The cause that a share of the excess tells of; `transfer` and `unknown` tell of none."""
+
+LETTERS = {
+    **{Cause.CROSS: "X", Cause.OTHER_JOB: "J", Cause.OWN_TRANSFER: "O", Cause.STRAGGLER: "S", Cause.PAUSE: "P"},
+    **{Cause.COMPUTE: "C", Cause.LOSS: "L", Cause.SLOW_LINK: "K", Cause.HOST: "H", Cause.CHANGE: "Δ"},
+    Cause.UNKNOWN: "?",
+}
+"""What stands for a cause on a flag of the page."""
+
 
 @dataclass(frozen=True)
 class RankTimes:

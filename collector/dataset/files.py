@@ -25,6 +25,7 @@ from collector.host.rows import COUNTS
 from netmon.dl.grouped import ascending, order_by
 from netmon.durability import sync_directory, sync_way_to
 from netmon.errors import DataError
+from netmon.evidence import EVIDENCE
 from netmon.past import DROPPED, RECENT
 
 ROWS_PER_GROUP = 1 << 17
@@ -152,7 +153,7 @@ def _deltas(name: str, rows: pa.Table) -> list[str]:
     of the NICs' counters and of the evidence hardly ever do: a dictionary makes them twice as long and takes five times
     as long. So do the counts of buckets where hardly two are alike.
     """
-    if name in ("iterations", "ledger", "nic", "transport", "host"):
+    if name in ("iterations", "ledger", "nic", *EVIDENCE):
         return [field.name for field in SCHEMAS[name] if pa.types.is_int64(field.type)]
     if name not in ("buckets", "full"):
         return [TIMES[name]]

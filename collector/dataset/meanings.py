@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the dataset's tables and columns mean, in words for the documentation."""
 
+from netmon.records import CLASS_NAMES, STACK
+
 TABLES = {
     "buckets": "A flow in a bucket of `bucket_ns`. Empty buckets have no row.",
     "full": "As `buckets`, at the agents' own resolution: windows of slow iterations, bursts or changes of class.",
@@ -14,6 +16,7 @@ TABLES = {
     "sessions": "An interface of an agent's session: what holds for all its rows.",
 }
 
+_CLASSES = [f"`{CLASS_NAMES[class_]}`" for class_ in STACK]
 _COLUMNS = {
     "host": "name of the host",
     "session": "name of the agent's session: one run of an agent",
@@ -27,7 +30,7 @@ _COLUMNS = {
     "payload_bytes": "bytes of transport payload",
     "peak_bytes": "wire bytes of the largest full-resolution bucket within the row",
     "busy_buckets": "number of full-resolution buckets within the row that are not empty",
-    "class": "`DL-only`, `DL-shared`, `cross` or `unclassified`",
+    "class": " or ".join((", ".join(_CLASSES[:-1]), _CLASSES[-1])),
     "job": "the job's identity, which its launcher gave to all ranks",
     "job_name": "what people call the job",
     "iteration": "number of the iteration in its job",

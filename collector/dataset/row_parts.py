@@ -48,7 +48,7 @@ class Changes:
 class RowParts:
     """One table's rows that may still change."""
 
-    def __init__(self, schema: pa.Schema, key: str, later: Iterable[str] = ()) -> None:
+    def __init__(self, schema: pa.Schema, key: str, later: Iterable[str]) -> None:
         """key: the column that tells a session's rows apart. later: columns whose changes can wait."""
         self._plain = pa.schema([pa.field(f.name, _plain(f.type)) for f in schema])
         self._key, self._later = key, frozenset(later)

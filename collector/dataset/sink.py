@@ -29,7 +29,7 @@ from collector.dataset.resume import Resume, SessionState, over_before, resume_f
 from collector.dataset.retention import Keep, too_old
 from collector.dataset.row_parts import Changes, RowParts, hosts_in, without_hosts
 from collector.dataset.sharing import Alone, LostHostsError, Worker, take_all, take_over
-from collector.dataset.tables import SCHEMAS, TIMES
+from collector.dataset.tables import LATER, SCHEMAS, TIMES
 from netmon.errors import DataError
 from netmon.records import Hello
 
@@ -57,8 +57,8 @@ class ParquetSink:
         self._begin()
 
     def _begin(self) -> None:
-        self._flows = RowParts(SCHEMAS["flows"], "flow_id", later=("last_ns", "traffic"))
-        self._sessions = RowParts(SCHEMAS["sessions"], "interface", later=("clock_error_ns",))
+        self._flows = RowParts(SCHEMAS["flows"], "flow_id", LATER["flows"])
+        self._sessions = RowParts(SCHEMAS["sessions"], "interface", LATER["sessions"])
         self._seen: dict[str, int] = {}
         self._rolls = Rolls()
         self._changing = {"flows": self._flows, "sessions": self._sessions}

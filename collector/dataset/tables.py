@@ -22,7 +22,7 @@ from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import TRAFFIC_NAMES
-from netmon.evidence import UNKNOWN
+from netmon.evidence import EVIDENCE, UNKNOWN
 from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
 from netmon.views import SHARES
 
@@ -191,12 +191,14 @@ TIMES = {
     "iterations": "start_ns",
     "ledger": "start_ns",
     "nic": "time_ns",
-    "transport": "start_ns",
-    "host": "start_ns",
     "verdicts": "start_ns",
+    **dict.fromkeys(EVIDENCE, "start_ns"),
     "sessions": "start_ns",
 }
 """The column that tells which hour a row belongs to."""
+
+LATER = {"flows": ("last_ns", "traffic"), "sessions": ("clock_error_ns",)}
+"""Columns of rows that change, which grow with each flush: alone they are no reason to write a row anew at once."""
 
 
 class Origin(NamedTuple):

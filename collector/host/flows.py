@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from collector.dataset.resume import StoredFlow
 from collector.messages import BY_PEER, BY_TRAFFIC, flow_numbers
 from netmon.columnar import Columns
 from netmon.dl.account import TrafficOwner, traffic_owner
@@ -485,13 +486,14 @@ class FlowTable:
             self._all.set(index, self._links.number(flow.interface, flow.direction), replace(flow, owner=owner))
         return True
 
-    def restore(self, flow: Flow, last_ns: int, shared: bool) -> None:
+    def restore(self, stored: StoredFlow) -> None:
         """Take in a flow as the dataset has it, in the order of their appearance."""
+        flow = stored.flow
         self.describe(flow)
         if flow.flow_id in self.beyond:
             return
         row = self.state[self._index[flow.flow_id]]
-        row["last_ns"], row["shared"], row["changed"] = last_ns, shared, False
+        row["last_ns"], row["shared"], row["changed"] = stored.last_ns, stored.shared, False
 
     def _append(self, flow: Flow) -> int:
         index = self._index[flow.flow_id] = self._all.append(self._session, flow)

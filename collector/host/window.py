@@ -85,7 +85,7 @@ class HostWindow:
 
     def _resume_state(self, resume: Resume) -> None:
         for stored in resume.flows:
-            self.flows.restore(stored.flow, stored.last_ns, stored.shared)
+            self.flows.restore(stored)
         for rank in resume.ranks:
             known = Resumed(rank.size, rank.parameters, self.alignment.map.mono(rank.end_utc), rank.number)
             self.ranks.resume(rank.job, rank.rank, known, Trust(rank.trust), rank.shift)

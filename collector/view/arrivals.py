@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from collector.view.series import INTERVAL_NS, SeriesCopy, groups, summed
 from collector.view.sessions import ARRIVED
-from netmon.dl.classify import NS_PER_S
+from netmon.dl.classify import NS_PER_S, crosses
 from netmon.records import Class, Table, empty
 
 _Numbers = npt.NDArray[np.int64]
@@ -253,7 +253,7 @@ def _shared(
     """
     cells, of_row = groups(link * span + window)
     gradient = np.where(flows["gradient"], payload, 0)
-    foreign = summed(of_row, gradient + np.where(flows["class"] == Class.CROSS, payload, 0), len(cells))
+    foreign = summed(of_row, gradient + np.where(crosses(flows["class"]), payload, 0), len(cells))
     jobs = int(flows["job"].max(initial=0)) + 1
     own, of_own = groups(of_row * jobs + flows["job"])
     others = foreign[of_row] - summed(of_own, gradient, len(own))[of_own]

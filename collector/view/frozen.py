@@ -15,7 +15,7 @@ from collector.view.arrivals import Seen
 from collector.view.job_views import JobFacts, Jobs
 from collector.view.series import COLUMNS, INTERVAL_NS, SeriesCopy
 from collector.view.sessions import CLOCK_SOURCES, FlowFacts, LinkName, Sessions
-from netmon.dl.classify import NS_PER_S
+from netmon.dl.classify import NS_PER_S, crosses
 from netmon.marks import printable
 from netmon.records import AgentCost, Class, Table
 from netmon.views import (
@@ -34,6 +34,7 @@ from netmon.views import (
 _Numbers = npt.NDArray[np.int64]
 
 _NOW = NS_PER_S // INTERVAL_NS  # columns
+_CROSS = np.flatnonzero(crosses(np.arange(len(Class))))
 _STEPS = 10  # of a share: links do not change places because of less
 _LARGE_SPOOL = 16_000_000  # bytes
 
@@ -104,7 +105,7 @@ class Frozen:
         turn[self.by_name] = np.arange(len(self.links))
         capacity = self.links["capacity_bps"]
         total = np.where(capacity > 0, capacity, self.now_bps.sum(axis=1))
-        cross = np.divide(self.now_bps[:, Class.CROSS], total, out=np.zeros(len(total)), where=total > 0)
+        cross = np.divide(self.now_bps[:, _CROSS].sum(axis=1), total, out=np.zeros(len(total)), where=total > 0)
         sums = self.series.sums
         trains = (sums[:, :, Class.DL_ONLY] | sums[:, :, Class.DL_SHARED]).any(axis=1)
         met = trains & (cross >= self.share_threshold) & ~self.silent[self.links["host"]]
@@ -318,8 +319,11 @@ def _flow_views(
     flows = frozen.flows.take(wanted)
     return tuple(
         FlowView(
-            *(frozen.link_names[link].host, frozen.link_names[link].interface, sent.flow, Class(class_), rate),
-            *(sent.wire_bytes, sent.traffic, sent.rtt_ns, sent.rtt_min_ns, sent.loss),
+            host=frozen.link_names[link].host,
+            interface=frozen.link_names[link].interface,
+            class_=Class(class_),
+            wire_bps=rate,
+            **sent._asdict(),
         )
         for link, class_, rate, sent in zip(
             flows.link.tolist(),

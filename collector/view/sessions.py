@@ -87,13 +87,12 @@ class LinkName(NamedTuple):
 
 
 class FlowFacts(NamedTuple):
-    """A flow that is shown."""
+    """Of a flow that is shown: fields of FlowView."""
 
     flow: Flow
-    link: int
     wire_bytes: int  # since its start
     traffic: str  # as in TRAFFIC_NAMES
-    rtt_ns: float = math.nan  # as in FlowView
+    rtt_ns: float = math.nan
     rtt_min_ns: float = math.nan
     loss: float = math.nan
 
@@ -247,9 +246,8 @@ class Sessions:
         if flow is None:
             return None
         row = table.state[number]
-        link = int(self._tables.sessions.table["first_link"][row["session"]]) + int(row["link"])
         said = self._tables.evidence.latest_tcp(number, flow.direction)
-        return FlowFacts(flow, link, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]], *said)
+        return FlowFacts(flow, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]], *said)
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
         self._refresh_some()

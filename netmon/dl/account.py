@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.classify import NS_PER_S, Windows
+from netmon.dl.classify import NS_PER_S, Windows, crosses
 from netmon.dl.grouped import distinct, order_by, starts, sums_by_two
 from netmon.dl.history import HostBlocks, PayloadHistory
 from netmon.dl.traffic import Traffic
@@ -130,7 +130,7 @@ class HostAccounts:
         of_job = dl & (self._traffic_owners.job[whose] == job[question])
         own = of_job & (self._traffic_owners.rank[whose] == rank[question])
         other = dl & ~of_job
-        cross = other | (class_ == Class.CROSS)
+        cross = other | crosses(class_)
         amounts = []
         for some in (
             *(own, own & (class_ == Class.DL_SHARED), own & (traffic == Traffic.CONTROL)),

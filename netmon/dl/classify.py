@@ -19,6 +19,12 @@ def flow_class(owner: Owner) -> Class:
     return Class.CROSS if owner.source else Class.UNCLASSIFIED
 
 
+def crosses(classes: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    """Which of these are cross traffic: foreign to every job, so that a link that carries enough of it is shared."""
+    is_cross: npt.NDArray[np.bool_] = classes == Class.CROSS
+    return is_cross
+
+
 def window_width(share_window_ns: int, bucket_ns: int) -> int:
     """The share window in whole buckets, at least one, so that no bucket lies in two windows (ns)."""
     return max(1, -(-share_window_ns // bucket_ns)) * bucket_ns
@@ -92,7 +98,7 @@ def share_windows(
         rows.start_ns // (known[0] if alike else width[rows.link]), rows.link, len(capacity_bps)
     )
     count = len(number)
-    cross = _sums(of_row, rows.payload_bytes * (rows.flow_class == Class.CROSS), count)
+    cross = _sums(of_row, rows.payload_bytes * crosses(rows.flow_class), count)
     dl = np.flatnonzero(rows.flow_class == Class.DL_ONLY)
     gradient = rows.payload_bytes[dl] * rows.gradient[dl]
     all_gradient = _sums(of_row[dl], gradient, count)

@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from netmon.errors import DataError, NoRowsError, UsageError
+from netmon.evidence import EVIDENCE
 from netmon.history.files import (
     check_rows,
     check_schema,
@@ -30,7 +31,7 @@ from netmon.history.files import (
 from netmon.history.frames import plain_words
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
-_OPTIONAL = ("nic", "transport", "host", "sessions")  # not a gap where it is missing
+_OPTIONAL = ("nic", *EVIDENCE, "sessions")  # not a gap where it is missing
 _PARTITIONS = ds.partitioning(pa.schema([("date", pa.string())]), flavor="hive")
 _LINK = ("session", "host", "interface", "direction")
 EXPECTED = {
@@ -344,8 +345,7 @@ _SPANS = {
     "iterations": ("start_ns", "end_ns"),
     "ledger": ("start_ns", "end_ns"),
     "nic": ("time_ns", "time_ns"),
-    "transport": ("start_ns", "end_ns"),
-    "host": ("start_ns", "end_ns"),
+    **dict.fromkeys(EVIDENCE, ("start_ns", "end_ns")),
     "verdicts": ("start_ns", "end_ns"),
 }
 TIMED_TABLES = tuple(_SPANS)

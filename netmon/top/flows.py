@@ -13,9 +13,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
-from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, Direction, Flow, Owner
+from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, STACK, Direction, Flow, Owner
 from netmon.top.filters import Values, exactly
-from netmon.top.glyphs import STACK, Column, bar, class_style, longest, rate_unit, room, short_rate, swatch, table
+from netmon.top.glyphs import Column, bar, class_style, longest, rate_unit, room, short_rate, swatch, table
 from netmon.top.links import ARROWS, WIDE
 from netmon.top.options import Options, short_names
 from netmon.top.rows import Kind, Part, numeric

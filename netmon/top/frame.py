@@ -10,10 +10,9 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from netmon.records import CLASS_NAMES, Class
+from netmon.records import CLASS_NAMES, STACK, Class
 from netmon.top import flows, jobs, links
 from netmon.top.glyphs import (
-    STACK,
     UNKNOWN,
     Column,
     class_style,

@@ -12,19 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from netmon.marks import printable
-from netmon.records import CLASS_COLOURS, Class
+from netmon.records import CLASS_COLOURS, CLASS_PATTERNS, STACK, Class
 from netmon.units import format_bytes, format_rate
 from netmon.views import JobView
 
 UNKNOWN = "unknown"
 _MEASURE = Console()  # to break lines with
 _LONGEST = 4096  # bytes of a text
-STACK = (Class.DL_ONLY, Class.DL_SHARED, Class.CROSS, Class.UNCLASSIFIED)
-"""The classes in the order in which bars and columns show them."""
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LEVELS = "▁▂▃▄▅▆▇█"
-_PATTERNS = dict(zip(STACK, "█▓▒░", strict=True))
 _EMPTY = "·"
 
 
@@ -34,7 +31,7 @@ def class_style(class_: Class) -> str:
 
 def swatch(class_: Class, colour: bool) -> Text:
     """One character that stands for a class in a legend."""
-    return Text("■", class_style(class_)) if colour else Text(_PATTERNS[class_])
+    return Text("■", class_style(class_)) if colour else Text(CLASS_PATTERNS[class_])
 
 
 def bar(values: npt.NDArray[np.float64], full: float, width: int, colour: bool) -> Text:
@@ -51,7 +48,7 @@ def bar(values: npt.NDArray[np.float64], full: float, width: int, colour: bool) 
         if not inside:
             text.append(_EMPTY, "dim")
         elif not colour:
-            text.append(_PATTERNS[inside[0][0]])
+            text.append(CLASS_PATTERNS[inside[0][0]])
         else:
             (first, end), *others = inside
             behind = f" on {class_style(others[0][0])}" if others else ""

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from netmon.dl.verdict import path_of, sentence
 from netmon.dl.verdict.verdict_text import arithmetic, renamed
-from netmon.records import CLASS_NAMES, Class
+from netmon.records import CLASS_LETTERS, CLASS_NAMES, STACK
 from netmon.top.flows import five_tuple, flow_key, job_and_rank, loss_share, owner, round_trip
 from netmon.top.frame import class_legend, facts
-from netmon.top.glyphs import STACK, broken, coverage, iteration, rate, rate_unit, shown, swatch, wrapped
+from netmon.top.glyphs import broken, coverage, iteration, rate, rate_unit, shown, swatch, wrapped
 from netmon.top.glyphs import shown as printable
 from netmon.top.jobs import lines_of
 from netmon.top.levels import Level, Scene, Shown
@@ -195,7 +195,6 @@ def key_line(in_past: bool, has_past: bool, width: int) -> Text:
 
 
 _NARROW = 50  # cells
-_SHORT = {Class.DL_ONLY: "dl", Class.DL_SHARED: "sh", Class.CROSS: "x", Class.UNCLASSIFIED: "?"}
 _MEDIUM = 14  # lines of the screen: below, there is one table only, and nothing is said above it
 _LEAST_ROWS = 3
 _MOST_AXIS = 12
@@ -218,7 +217,7 @@ def legend(ink: Options, width: int) -> list[Text]:
         return class_legend(ink.colour, ink.bytes_, width)
     line = Text(no_wrap=True)
     for class_ in STACK:
-        line.append_text(swatch(class_, ink.colour)).append(f"{_SHORT[class_]} ")
+        line.append_text(swatch(class_, ink.colour)).append(f"{CLASS_LETTERS[class_]} ")
     line.append(rate_unit(ink.bytes_), "dim")
     line.truncate(width)
     return [line]

@@ -9,10 +9,9 @@ import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from netmon.records import CLASS_NAMES, Class, Direction
+from netmon.records import CLASS_NAMES, STACK, Class, Direction
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
-    STACK,
     Column,
     bar,
     class_sparkline,
@@ -38,6 +37,7 @@ WIDE = 120
 """From this width on, columns spell out their units and classes."""
 
 _NOW_NS = 1_000_000_000
+_WORTH = {Class.CROSS: 6, Class.UNCLASSIFIED: 3}  # of a class's rate; 5: any other
 """How much of the series the bar and the rates stand for."""
 
 _EDGE_BYTES = 1 << 17
@@ -261,10 +261,7 @@ LINKS = Kind(
         Part(
             "course", _course, lambda link: float(current_rates(link).sum()), 10, 100, worth=4, grows=True, falling=True
         ),
-        _rate_part(Class.DL_ONLY, 5),
-        _rate_part(Class.DL_SHARED, 5),
-        _rate_part(Class.CROSS, 6),
-        _rate_part(Class.UNCLASSIFIED, 3),
+        *(_rate_part(class_, _WORTH.get(class_, 5)) for class_ in STACK),
         Part("coverage", _coverage, lambda link: link.coverage, 8, 9, right=True, worth=8),
         numeric(
             "not attributed",

@@ -18,9 +18,9 @@ from aiohttp import web
 
 from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UnsupportedError, UsageError
-from netmon.records import CLASS_COLOURS, CLASS_NAMES
+from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
-from netmon.views import NOT_UNDERSTOOD, Verdict
+from netmon.views import LETTERS, NOT_UNDERSTOOD, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
@@ -209,6 +209,7 @@ class Page:
                 "tile": {"bins": BINS, "finest_ns": FINEST_NS, "most_level": MOST_LEVEL, "block": BLOCK},
                 "classes": CLASS_NAMES,
                 "colours": CLASS_COLOURS,
+                "stack": STACK,
                 "phases": PHASES,
                 "hosts": hosts,
                 "capacity_bps": [known.capacity_bps.get(host, 0.0) for host in hosts],
@@ -322,7 +323,8 @@ def _plain(value: Any) -> Any:
 def _verdict(verdict: Verdict) -> dict[str, Any]:
     document = columns(verdict)
     times = {name: str(document[name]) for name in ("start_ns", "end_ns")}
-    return {**document, **times, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
+    shown = {"letter": LETTERS[verdict.cause], "network": verdict.network}
+    return {**document, **times, **shown, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
 
 
 def _theory(bounds: tuple[float, float] | None) -> dict[str, float | None]:

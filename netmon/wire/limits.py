@@ -58,5 +58,5 @@ MAX_NIC_COUNTERS = 1 << 14
 MAX_WORDS = 1 << 17
 """That the tables of a message name: each flow has a few of its own."""
 
-MAX_TRANSPORT, MAX_HOST_PART = 1 << 10, 1 << 10
-"""Rows of a batch: connections that were looked at; the host and its ranks."""
+MAX_EVIDENCE = 1 << 10
+"""Rows of a batch in each table of netmon.evidence: connections that were looked at; the host and its ranks."""

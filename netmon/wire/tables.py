@@ -26,10 +26,10 @@ from netmon.wire.limits import (
     FURTHEST_NS,
     MAX_BYTES,
     MAX_COUNT,
+    MAX_EVIDENCE,
     MAX_EXCHANGES,
     MAX_FLOWS,
     MAX_HEADER_BYTES,
-    MAX_HOST_PART,
     MAX_LEDGER,
     MAX_MARKS,
     MAX_MONO_NS,
@@ -38,7 +38,6 @@ from netmon.wire.limits import (
     MAX_NIC_COUNTERS,
     MAX_PACKETS,
     MAX_SPAN_NS,
-    MAX_TRANSPORT,
     MAX_UTC_NS,
     MAX_WIDTH_NS,
     MAX_WORDS,
@@ -119,7 +118,6 @@ _OF_EVIDENCE = {
     "delivery_bps": Limits(UNKNOWN, MAX_COUNT),
 }
 """Columns of netmon.evidence whose limits their units do not give; all may be unknown that need not be known."""
-_MOST_EVIDENCE = {"transport": MAX_TRANSPORT, "host": MAX_HOST_PART}
 
 
 def _evidence(name: str, dtype: np.dtype[np.void]) -> Format:
@@ -127,7 +125,7 @@ def _evidence(name: str, dtype: np.dtype[np.void]) -> Format:
         column: _OF_EVIDENCE.get(column) or Limits(UNKNOWN, _BY_UNIT[column.rpartition("_")[2]])
         for column in dtype.names or ()
     }
-    return Format(name, _MOST_EVIDENCE[name], columns, "end_ns")
+    return Format(name, MAX_EVIDENCE, columns, "end_ns")
 
 
 FLOWS = Format(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.classify import Rows, flow_class, row_classes, share_windows, window_width
+from netmon.dl.classify import Rows, crosses, flow_class, row_classes, share_windows, window_width
 from netmon.dl.theory import ring_bytes
-from netmon.records import Class, Owner
+from netmon.records import CLASS_COLOURS, CLASS_LETTERS, CLASS_NAMES, CLASS_PATTERNS, STACK, Class, Owner
 
 MS = 1_000_000
 GBIT = np.array([10**9, 10**9], np.int64)
@@ -103,3 +103,13 @@ def test_equation_3_1():
     assert ring_bytes(1, 4_000_000) == 0
     assert math.isnan(ring_bytes(3, 0))
     assert math.isnan(ring_bytes(0, 10))
+
+
+def test_every_class_has_all_that_is_shown_of_it():
+    assert sorted(STACK) == list(Class)
+    for shown in (CLASS_NAMES, CLASS_LETTERS, CLASS_COLOURS, CLASS_PATTERNS):
+        assert len(shown) == len(set(shown)) == len(Class)
+
+
+def test_only_other_traffic_is_foreign_to_every_job():
+    assert crosses(np.arange(len(Class))).tolist() == [class_ == Class.CROSS for class_ in Class]

@@ -15,6 +15,7 @@ from collector.dataset.sink import ParquetSink
 from collector.flushing import verdict_table
 from netmon.commands import export
 from netmon.errors import DataError, UsageError
+from netmon.history.dataset import TIMED_TABLES
 from netmon.report.summary import summarise
 from netmon.views import Cause, RankTimes, Verdict
 
@@ -45,6 +46,10 @@ def test_every_table_in_every_format(data, tmp_path, suffix, table, rows, capsys
     assert set(frame["host"]) == {"h0"}
     assert capsys.readouterr().out == f"{rows} rows of {table} in {out}\n"
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_every_table_that_has_times_can_be_exported():
+    assert sorted(export._TABLES) == sorted(TIMED_TABLES)
 
 
 def test_lists_are_json_in_csv(tmp_path):

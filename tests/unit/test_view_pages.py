@@ -73,7 +73,7 @@ class Arrays:
     def flow_facts(self, numbers: Any) -> list[FlowFacts | None]:
         owner = Owner(1, "x", source="socket")
         flows = [Flow(n, 1, Direction.RX, "10.0.0.1", "10.0.0.2", 1, 2, 6, 0, owner) for n in numbers.tolist()]
-        return [FlowFacts(flow, 2 * (flow.flow_id // 2), 10**6, "") for flow in flows]
+        return [FlowFacts(flow, 10**6, "") for flow in flows]
 
     def scores(self) -> list[Any]:
         return []

@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 
 from netmon.bench.verdict.scoring import Outcome
 from netmon.errors import DataError
+from netmon.evidence import EVIDENCE
 from netmon.history.dataset import open_table, stream
 from netmon.lab.record import read_truth
 
 TRUTH = "truth.json"
-_TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", "transport": "start_ns", "host": "start_ns"}
+_TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", **dict.fromkeys(EVIDENCE, "start_ns")}
 _WHOLE = ("flows", "sessions")
 _LEFT_OUT = {"buckets": ("peak_bytes", "busy_buckets", "packets", "class", "iteration")}
 _ORDER = ("job", "session", "direction", "flow_id", "bucket_start_ns", "iteration", "rank", "start_ns")

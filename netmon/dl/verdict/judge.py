@@ -26,7 +26,7 @@ from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stoppe
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
 from netmon.dl.verdict.window import JobTraffic, Window
-from netmon.views import NETWORK, SHARES, Cause, Verdict
+from netmon.views import CAUSE_OF, NETWORK, SHARES, Cause, Verdict
 
 # --- The shares of an excess become a verdict: the cause, who and where, and what would have been without.
 
@@ -36,18 +36,6 @@ _KNOWN = 0.5  # of what is not known: as much has to be known of a cause, and of
 _OTHERS = ("cross", "other_job")
 _MAY_BE_HIS = ("unknown", "loss", "slow_link")
 _INTERVAL = 1.645  # standard deviations: 90 %
-
-_CAUSES = {
-    "compute": Cause.COMPUTE,
-    "late": Cause.STRAGGLER,
-    "cross": Cause.CROSS,
-    "other_job": Cause.OTHER_JOB,
-    "own_transfer": Cause.OWN_TRANSFER,
-    "loss": Cause.LOSS,
-    "slow_link": Cause.SLOW_LINK,
-    "host": Cause.HOST,
-    "pause": Cause.PAUSE,
-}
 
 
 def conclude(
@@ -62,7 +50,7 @@ def conclude(
     """shares: ns, by SHARES; of_ranks: of those that were late, and whose hosts were slow, ns by rank."""
     excess = float(verdict.excess_ns)
     ranks = dict(zip(("late", "host"), of_ranks, strict=True))
-    names = sorted(_CAUSES, key=lambda name: -shares[name])
+    names = sorted(CAUSE_OF, key=lambda name: -shares[name])
     first, second = names[0], names[1]
     whole: dict[str, Any] = {f"{name}_ns": round(shares[name]) for name in SHARES}
     whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
@@ -70,11 +58,11 @@ def conclude(
     doubt = shares["unknown"] * (1.0 if first in _OTHERS else _KNOWN)
     if shares[first] < max(_LEAST_SHARE * excess, noise_ns, doubt):
         return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
-    verdict = replace(verdict, cause=_CAUSES[first])
+    verdict = replace(verdict, cause=CAUSE_OF[first])
     if shares[second] >= max(_SECOND_SHARE * excess, noise_ns):
         verdict = replace(
             verdict,
-            second_cause=_CAUSES[second],
+            second_cause=CAUSE_OF[second],
             second_culprit=_who(second, ranks.get(second, {}), blamed),
         )
     sure = float(np.clip(shares[first] / max(excess - shares[second], 1.0), 0.0, 1.0))

@@ -8,7 +8,7 @@ from typing import Any
 from netmon.dl.account import JOB
 from netmon.records import Direction
 from netmon.units import format_bytes, format_duration
-from netmon.views import SHARES, Cause, RankTimes, Verdict
+from netmon.views import CAUSE_OF, SHARES, Cause, RankTimes, Verdict
 
 _LEAST_NS = 1_000  # of a share that is worth a line: less is what rounding left
 _SHARES = {
@@ -118,19 +118,7 @@ def reason(verdict: Verdict) -> str:
     return text + (_windows(verdict) if verdict.cause in _NOBODY_ELSE else "")
 
 
-_NAMES = {
-    Cause.CROSS: "cross",
-    Cause.OTHER_JOB: "other_job",
-    Cause.OWN_TRANSFER: "own_transfer",
-    Cause.STRAGGLER: "late",
-    Cause.PAUSE: "pause",
-    Cause.COMPUTE: "compute",
-    Cause.LOSS: "loss",
-    Cause.SLOW_LINK: "slow_link",
-    Cause.HOST: "host",
-    Cause.CHANGE: "compute",
-    Cause.UNKNOWN: "unknown",
-}
+_NAMES = {Cause.CHANGE: "compute", Cause.UNKNOWN: "unknown"} | {cause: name for name, cause in CAUSE_OF.items()}
 
 
 def _reason(verdict: Verdict) -> str:

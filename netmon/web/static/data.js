@@ -3,9 +3,6 @@
 
 const ARRAYS = { f32: Float32Array, f64: Float64Array, u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, i32: Int32Array };
 
-// Causes of verdicts that blame the network or its users, as netmon.views has them.
-export const NETWORK = new Set(["cross", "other_job", "own_transfer", "loss", "slow_link"]);
-
 export class Refused extends Error {
   constructor(status, reason) {
     super(reason);

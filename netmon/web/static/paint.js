@@ -17,6 +17,7 @@ export function palette(catalogue) {
   const hex = {
     phases: catalogue.phases.map((_, at) => read(`--phase-${at}`)),
     classes: catalogue.colours,
+    stack: catalogue.stack,
     ...Object.fromEntries(["ink", "faint", "line", "ground", "lane", "accent", "bad", "calm"].map((name) => [name, read(`--${name}`)])),
   };
   return { ...hex, phasePixels: hex.phases.map(number), classPixels: hex.classes.map(number), middle: number(hex.line) };
@@ -50,8 +51,6 @@ function paintPhases(pixels, bins, strip, shares, colours) {
   }
 }
 
-const ORDER = [1, 2, 3, 0]; // DL-only, DL-shared, cross, unclassified: from the middle
-
 function paintRates(pixels, bins, strip, series, scale, colours) {
   const middle = strip.y + (strip.height >> 1);
   const room = (strip.height >> 1) - 1;
@@ -61,7 +60,7 @@ function paintRates(pixels, bins, strip, series, scale, colours) {
       const way = direction ? -1 : 1; // rx below, tx above
       let y = 0;
       let sum = 0;
-      for (const class_ of ORDER) {
+      for (const class_ of colours.stack) { // from the middle
         const rates = series[direction * colours.classes.length + class_];
         if (!rates || !rates[x]) continue;
         sum += rates[x];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What stands beside the timeline. Names come from other machines: they are only ever text.
 
-import { json, NETWORK } from "./data.js";
+import { json } from "./data.js";
 import { bytes, clock, duration, rate } from "./format.js";
 
 const DIRECTIONS = ["rx", "tx"];
@@ -44,7 +44,7 @@ export function verdicts(node, catalogue, found, open) {
     return;
   }
   node.replaceChildren(...unclear, ...found.toReversed().slice(0, 300).map((one) =>
-    element("button", { class: `verdict${NETWORK.has(one.cause) ? " network" : ""}`, "data-at": one.at, onclick: () => open(one) },
+    element("button", { class: `verdict${one.network ? " network" : ""}`, "data-at": one.at, onclick: () => open(one) },
       one.sentence, element("small", {}, `${clock(catalogue.origin + BigInt(Math.round(one.at)), 1e6)} · ${one.cause.replaceAll("_", " ")} · confidence ${one.confidence.toFixed(2)}`))));
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The timeline: lanes from top to bottom, time from left to right, on one canvas that is drawn when something changes.
 
-import { NETWORK } from "./data.js";
 import { clock, day, duration, rate } from "./format.js";
 import { GAP, HEIGHTS, palette, strips } from "./paint.js";
 import { Tiles } from "./tiles.js";
@@ -11,7 +10,6 @@ export const AXIS = 30;
 const STEPS = [1, 2, 5];
 const FONT = "12px system-ui, sans-serif";
 const SMALL = "11px system-ui, sans-serif";
-const LETTERS = { cross: "X", other_job: "J", own_transfer: "O", straggler: "S", pause: "P", compute: "C", loss: "L", slow_link: "K", host: "H", change: "Δ", unknown: "?" };
 
 export class Timeline {
   // told: onstale (other lanes), onmoved (another time is shown), onnews (a tile has come), onframe (ms since the last one).
@@ -226,11 +224,10 @@ export class Timeline {
       const x = this.x(verdict.at);
       const lane = this.byJob.get(verdict.job);
       if (lane === undefined || x < LABELS - 20 || x > this.width + 20) continue;
-      const bad = NETWORK.has(verdict.cause);
       const y = this.y(lane);
       let end = lane + 1;
       while (end < this.places.length && this.catalogue.lanes[end].kind !== "job" && this.catalogue.lanes[end].job) end++;
-      c.fillStyle = bad ? this.colours.bad : this.colours.calm;
+      c.fillStyle = verdict.network ? this.colours.bad : this.colours.calm;
       const crowded = x - (before.get(lane) ?? -Infinity) < 17;
       if (crowded) {
         if (lane >= first && lane < last) c.fillRect(x, y, 2, 5);
@@ -251,7 +248,7 @@ export class Timeline {
       c.fillStyle = this.colours.ground;
       c.font = "bold 10px system-ui, sans-serif";
       c.textBaseline = "middle";
-      c.fillText(LETTERS[verdict.cause] ?? "?", x + 2.5, y + 7);
+      c.fillText(verdict.letter, x + 2.5, y + 7);
     }
     if (this.selected) {
       const { lane, bounds } = this.selected;
