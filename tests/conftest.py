@@ -24,7 +24,11 @@ same_examples = bool(os.environ.get("CI"))
 # Tests of the kernel that neither measure nor train: it is all the same to them what runs beside them.
 BESIDE_OTHERS = tuple(
     f"tests/kernel/test_{name}.py"
-    for name in ("agent", "coexistence", "cuts", "differential", "doctor", "kept_programs", "matrix", "tls_agent")
+    for name in (
+        *("agent", "coexistence", "cuts", "differential", "doctor", "full_disk", "hostile", "interrupts", "kept_programs"),
+        *("matrix", "namespaces", "pid_namespace", "privileged", "refusals", "remote_disk", "service_user", "services"),
+        *("slow_disk", "tls_agent"),
+    )
 )
 settings.register_profile(
     "busy", deadline=None, derandomize=same_examples, suppress_health_check=[HealthCheck.too_slow]

@@ -160,6 +160,7 @@ def agents_own(tmp_path: Path) -> str:
     """What an agent tells of itself, after a batch on an interface."""
     spool = Spool(SpoolFolder(tmp_path / "spool"), "s1", 1 << 20, print)
     spool.append(1, b"a batch", b"", b"")
+    wait_for(lambda: spool.spooled == 1)
     news = AgentNews({7: "eth0"})
     host = Host()
     *_, batch = (host.batch() for _ in range(5))
