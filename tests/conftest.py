@@ -25,9 +25,9 @@ same_examples = bool(os.environ.get("CI"))
 BESIDE_OTHERS = tuple(
     f"tests/kernel/test_{name}.py"
     for name in (
-        *("agent", "coexistence", "cuts", "differential", "doctor", "full_disk", "hostile", "interrupts", "kept_programs"),
-        *("matrix", "namespaces", "pid_namespace", "privileged", "refusals", "remote_disk", "service_user", "services"),
-        *("slow_disk", "tls_agent"),
+        *("agent", "coexistence", "cuts", "differential", "doctor", "full_disk", "hostile", "interrupts"),
+        *("kept_programs", "matrix", "namespaces", "pid_namespace", "privileged", "refusals", "remote_disk"),
+        *("service_user", "services", "slow_disk", "tls_agent"),
     )
 )
 settings.register_profile(
