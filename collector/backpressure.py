@@ -18,7 +18,7 @@ from collector.settings import DEFAULT_RATES, Rates
 from netmon.rate_limiter import RateLimiters
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_ROWS
-from netmon.wire.tables import FLOWS, MARKS, TABLES, claimed
+from netmon.wire.tables import FLOWS, MARKS, claimed
 
 _MS = 1_000_000
 
@@ -342,15 +342,10 @@ def claimed_rows(batch: netmon_pb2.Batch) -> int:
     return min(int(batch.buckets.rows), MAX_ROWS)
 
 
-def claimed_tables(batch: netmon_pb2.Batch) -> dict[str, int]:
-    """The same of its other tables, by their names."""
-    return {format_.name: claimed(batch.tables, format_) for format_ in TABLES}
-
-
 def weight(batch: netmon_pb2.Batch) -> int:
     """How much memory a batch takes when it is decoded, as a number of rows."""
-    rows = claimed_tables(batch)
-    flows = rows.pop(FLOWS.name)
+    rows = claimed(batch.tables)
+    flows = rows.pop(FLOWS.name, 0)
     return claimed_rows(batch) + _ROWS_PER_FLOW * flows + _ROWS_PER_OTHER * sum(rows.values())
 
 
@@ -379,13 +374,14 @@ class HostLimiter:
 
     def add_hello(self, host: str, hello: netmon_pb2.Hello) -> None:
         rates = self.rates()
-        flows, marks = (sum(claimed(tables, one) for tables in hello.tables) for one in (FLOWS, MARKS))
+        rows = [claimed(tables) for tables in hello.tables]
+        flows, marks = (sum(own.get(one.name, 0) for own in rows) for one in (FLOWS, MARKS))
         self._spend(host, SESSION_S + flows / rates.flows + marks / rates.marks)
 
     def add_batch(self, host: str, batch: netmon_pb2.Batch) -> None:
         """A batch of a host has come, which may claim anything."""
-        rates, rows = self.rates(), claimed_tables(batch)
-        flows, marks = (rows.pop(one.name) for one in (FLOWS, MARKS))
+        rates, rows = self.rates(), claimed(batch.tables)
+        flows, marks = (rows.pop(one.name, 0) for one in (FLOWS, MARKS))
         cost_s = 1 / rates.batches + claimed_rows(batch) / rates.rows + sum(rows.values()) / rates.others
         self._spend(host, cost_s + flows / rates.flows + marks / rates.marks)
 

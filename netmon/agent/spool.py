@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from netmon.agent.batch_parts import within_a_message
-from netmon.agent.batch_table import NO_ACCOUNT, BatchTable, Change, Description, Kept
+from netmon.agent.batch_table import NO_ACCOUNT, BatchTable, Change, Description, FlowRow, Kept
 from netmon.agent.link_totals import described, summed
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
@@ -64,6 +64,10 @@ class _Flow:
     last: int  # the same
     over: int | None  # no later batch has rows of it
     message: bytes
+
+    def row(self, number: int) -> FlowRow:
+        """Of the file; number: its id."""
+        return number, self.first, self.last, self.over, self.message
 
 
 class Spool:
@@ -424,7 +428,7 @@ class Spool:
             hello=self._hello if self._hello_waits or self._table is None else None,
             batches=batches,
             account=(batches[-1].sequence, ledger) if batches else NO_ACCOUNT,
-            flows=[(number, flow.first, flow.last, flow.over, flow.message) for number, flow in flows.items() if flow],
+            flows=[flow.row(number) for number, flow in flows.items() if flow],
             flows_gone=[number for number, flow in flows.items() if not flow],
             acknowledged=self.acknowledged,
             gone=list(self._gone),
@@ -456,7 +460,7 @@ class Spool:
             self._stored_to = batch.sequence
         self._gone.difference_update(change.gone)
         self._stripped.difference_update(change.stripped)
-        same = {number for number, *row in change.flows if _row(self._flows.get(number)) == tuple(row)}
+        same = {row[0] for row in change.flows if (flow := self._flows.get(row[0])) and flow.row(row[0]) == row}
         self._changed_flows -= same | {number for number in change.flows_gone if number not in self._flows}
         self._hello_waits = self._hello_waits and self._hello != change.hello
         self._tidied_to = max(self._tidied_to, change.acknowledged)
@@ -563,7 +567,3 @@ class Spool:
         if self.trouble and not trouble:
             log.warning("%s takes batches again", self.folder.directory)
         self.trouble = trouble
-
-
-def _row(flow: _Flow | None) -> tuple[int, int, int | None, bytes] | None:
-    return (flow.first, flow.last, flow.over, flow.message) if flow else None

@@ -91,7 +91,7 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
         received = self.received
         received.batches += 1
         received.bytes += batch.ByteSize()
-        received.flows += claimed(batch.tables, FLOWS)
+        received.flows += claimed(batch.tables).get(FLOWS.name, 0)
         received.records += batch.buckets.rows
         received.record_bytes += int(decode_buckets(batch.buckets)["wire_bytes"].sum(dtype=np.int64))
         for sample in read_ledger(join_tables([split_tables(batch.tables)], [0], [MAX_MONO_NS]).tables["ledger"]):

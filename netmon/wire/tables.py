@@ -373,10 +373,10 @@ def _check_times(format_: Format, table: Columns, horizon_ns: _Numbers, faults: 
             faults.setdefault(index, f"{format_.name}.{format_.latest} is long after the batch's horizon")
 
 
-def claimed(message: netmon_pb2.Tables, format_: Format) -> int:
-    """Rows of a table, before anything is checked: no more than a message may have."""
-    at = TABLES.index(format_)
-    return min(message.rows[at], format_.most_rows) if at < len(message.rows) else 0
+def claimed(message: netmon_pb2.Tables) -> dict[str, int]:
+    """Rows of each table, before anything is checked: no more than a message may have."""
+    rows = zip(TABLES, message.rows, strict=False)
+    return {format_.name: min(count, format_.most_rows) for format_, count in rows}
 
 
 @lru_cache(4096)
