@@ -18,7 +18,7 @@ from collector.settings import DEFAULT_RATES, Rates
 from netmon.rate_limiter import RateLimiters
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_ROWS
-from netmon.wire.tables import FLOWS, MARKS, claimed
+from netmon.wire.tables import FLOWS, ITERATIONS, claimed
 
 _MS = 1_000_000
 
@@ -375,15 +375,15 @@ class HostLimiter:
     def add_hello(self, host: str, hello: netmon_pb2.Hello) -> None:
         rates = self.rates()
         rows = [claimed(tables) for tables in hello.tables]
-        flows, marks = (sum(own.get(one.name, 0) for own in rows) for one in (FLOWS, MARKS))
-        self._spend(host, SESSION_S + flows / rates.flows + marks / rates.marks)
+        flows, iterations = (sum(own.get(one.name, 0) for own in rows) for one in (FLOWS, ITERATIONS))
+        self._spend(host, SESSION_S + flows / rates.flows + iterations / rates.iterations)
 
     def add_batch(self, host: str, batch: netmon_pb2.Batch) -> None:
         """A batch of a host has come, which may claim anything."""
         rates, rows = self.rates(), claimed(batch.tables)
-        flows, marks = (rows.pop(one.name, 0) for one in (FLOWS, MARKS))
+        flows, iterations = (rows.pop(one.name, 0) for one in (FLOWS, ITERATIONS))
         cost_s = 1 / rates.batches + claimed_rows(batch) / rates.rows + sum(rows.values()) / rates.others
-        self._spend(host, cost_s + flows / rates.flows + marks / rates.marks)
+        self._spend(host, cost_s + flows / rates.flows + iterations / rates.iterations)
 
     def wait_s(self, host: str) -> float:
         """Until something more of a host is taken in; 0: now."""

@@ -184,8 +184,8 @@ RANK_UPDATE = np.dtype(
     ]
 )
 
-STEP_UPDATE = np.dtype([("after", "<i8"), ("serial", "<i8"), ("size", "<i8"), ("last_ns", "<i8")])
-"""A rank has stepped on, after so many rows of RANK_UPDATE."""
+STEP_UPDATE = np.dtype([("serial", "<i8"), ("size", "<i8"), ("last_ns", "<i8")])
+"""A rank has stepped on; before what the rows of RANK_UPDATE say."""
 
 
 class StepEvents(NamedTuple):
@@ -204,7 +204,7 @@ class TickNews:
     opened: Sequence[tuple[int, Holder]] = ()  # sessions and whose they are, pid 0
     jobs: Sequence[str] = ()
     ranks: Table = field(default_factory=lambda: empty(RANK_UPDATE))  # in the order in which it came to be
-    steps: Table = field(default_factory=lambda: empty(STEP_UPDATE))  # the same
+    steps: Table = field(default_factory=lambda: empty(STEP_UPDATE))  # before all of that
     step_events: Sequence[StepEvents] = ()  # after all of that
     flows_over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ask no more; before…
     flows: Sequence[tuple[int, Flow]] = ()  # …those whose other end is requested, or which are others' other end

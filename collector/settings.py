@@ -27,7 +27,7 @@ class Rates:
     batches: float = 500
     rows: float = 4e6
     flows: float = 5e3
-    marks: float = 5e4
+    iterations: float = 2e4
     others: float = 5e4  # rows of other tables: the ledger, counters, clocks, what verdicts rest on
 
 
@@ -100,7 +100,7 @@ class Settings:
         metavar="X",
         above="0",
     )
-    settle_ns: int = option("1s", "how long rows wait for late owners and marks (%(default)s)", above="0s", **TIME)
+    settle_ns: int = option("1s", "how long rows wait for late owners and iterations (%(default)s)", above="0s", **TIME)
     flush_ns: int = option("2s", "interval between writes (%(default)s)", above="0s", **TIME)
     keep: tuple["Keep", ...] = option(
         (),
@@ -164,7 +164,7 @@ class Settings:
     )
     allowance: tuple[tuple[str, float], ...] = option(
         (),
-        "what one host may send in a second before it has to wait: batches=500 rows=4e6 flows=5e3 marks=5e4 "
+        "what one host may send in a second before it has to wait: batches=500 rows=4e6 flows=5e3 iterations=2e4 "
         "others=5e4, which are the usual ones, far above what honest agents need",
         nargs="+",
         type=_rate,

@@ -310,6 +310,69 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class RankState:
+    """A process as one rank of a job, as its host knows it by now. Times are mono."""
+
+    rank_id: int  # of its session: no other process, and not this one as another rank, gets it
+    job: str  # as the process calls it
+    rank: int
+    size: int  # ranks in the job; 0: unknown
+    pid: int
+    joined_ns: int
+    left_ns: int = 0  # 0: it is there
+    trust: int = 2  # netmon.dl.numbering.Trust: where the zero of its numbers comes from
+    hooked: bool = False  # its training script tells its steps itself
+    understanding: int = 0  # netmon.dl.understanding.Understanding, of its library's calls
+    set_ups: int = 0  # how often it was set up anew as the same rank
+    parameters: int = 0  # model size in float32 parameters; 0: unknown
+    gradient_bytes: int = 0  # of all gradients of a step; 0: not known, so 4 for each parameter
+    parameters_source: int = 0  # the Source of the two; 0: none
+    job_name: str = ""  # what people call the job; empty: the same
+
+
+ITERATION = np.dtype(
+    [
+        (name, "<i8")
+        for name in (
+            *("rank_id", "number", "source", "start_moment", "end_moment", "start_ns", "end_ns", "error_ns"),
+            *("comm_start_ns", "wait_start_ns", "comm_end_ns"),
+        )
+    ]
+)
+"""An iteration of a rank, as its host knows it by now: again when more is known of it. Times are mono.
+
+A rank's iterations ascend in number and time. end_ns 0: it is under way; end_ns as start_ns: it never was. The last
+three: 0 where they are not known. number −1: no iteration of the rank's, but between these times another one of its
+sources has seen one, and may turn out to be right.
+"""
+
+SCORE = np.dtype(
+    [(name, "<i8") for name in ("rank_id", "source", "reference", "iterations", "found", "matched", "error_ns")]
+)
+"""A views.SourceScore of a rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What a host knows of its ranks."""
+
+    ranks: Sequence[RankState] = ()  # those with iterations, and those of which something has changed
+    iterations: Table = field(default_factory=lambda: np.empty(0, ITERATION))
+    scores: Table = field(default_factory=lambda: np.empty(0, SCORE))
+
+    def __bool__(self) -> bool:
+        return bool(self.ranks)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Training):
+            return NotImplemented
+        tables = (self.iterations, other.iterations), (self.scores, other.scores)
+        return tuple(self.ranks) == tuple(other.ranks) and all(np.array_equal(*pair) for pair in tables)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class Hello:
     """How an agent introduces itself. A session is one run of an agent; its sequence numbers start at 1."""
 
@@ -321,7 +384,7 @@ class Hello:
     agent_version: str
     schema_version: int = SCHEMA_VERSION
     flows: Sequence[Flow] = ()  # that are alive, for a collector which has just started
-    marks: Sequence[Mark] = ()  # of every rank: that it joined, and the step it is in
+    training: Training = field(default_factory=Training)  # who is there, and the iterations under way
     acknowledged: int = 0  # the last batch of which the agent knows that it is stored
     stream_ns: int = 0  # width of the buckets that it streams unless it is under pressure; 0: bucket_ns
     oldest_reader: int = 0  # a collector of this schema version understands what follows; 0: schema_version
@@ -377,7 +440,7 @@ class Batch:
     horizon_ns: int  # mono
     buckets: Table  # dtype BUCKET, or COARSE where they are wider than the agent's buckets
     flows: Sequence[Flow] = ()  # new, or with a new owner
-    marks: Sequence[Mark] = ()
+    training: Training = field(default_factory=Training)
     ledger: Sequence[LedgerSample] = ()
     cost: AgentCost = AgentCost()
     exchanges: Sequence[ClockExchange] = ()

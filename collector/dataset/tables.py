@@ -317,12 +317,11 @@ def iteration_table(origins: Origins, of: _Indices, accounted: Accounted) -> pa.
         "job": lambda one: one.job,
         "job_name": lambda one: one.job_name or one.job,
         "parameters_basis": lambda one: one.parameters_basis,
-        "start_moment": lambda one: _MOMENTS[one.start_moment],
-        "end_moment": lambda one: _MOMENTS[one.end_moment],
-        "source": lambda one: _SOURCES[one.source],
     }
     for name, word_of in words.items():
         columns[name] = origins.words(rows.whose, map(word_of, rows.about))
+    for name, words_of in (("start_moment", _MOMENTS), ("end_moment", _MOMENTS), ("source", _SOURCES)):
+        columns[name] = _words(getattr(rows, name).astype(np.int32), words_of)
     columns["cross_top"] = _encode(accounted.tallies["cross_top"].tolist())
     return origins.table("iterations", of, columns)
 

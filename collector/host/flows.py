@@ -77,7 +77,7 @@ class PeerLookups:
 _ID_BITS = 32  # of a key: the session above the flow's own id
 
 
-class FlowKeys:
+class SessionKeys:
     """Lives on one thread; what is added or removed counts from the next `find` on."""
 
     def __init__(self) -> None:
@@ -286,7 +286,7 @@ class AllFlows:
         self._rank_ids = Numbered[tuple[int, int, int]]()
         self._state = np.zeros(1024, STATE)
         self._free: list[int] = []  # indices to use again
-        self.keys = FlowKeys()
+        self.keys = SessionKeys()
         self.of_host = Counter[str]()
         """How many flows there are."""
         self.ends = PeerLookups()
@@ -441,6 +441,10 @@ class FlowTable:
     def job(self, name: str) -> int:
         self.jobs_here.add(name)
         return self._all.job(name)
+
+    def rank_id(self, job: int, rank: int) -> int:
+        """As AllFlows.rank_id, of a rank on this host."""
+        return self._all.rank_id(self._session, job, rank)
 
     def describe(self, flow: Flow) -> None:
         """Take in a flow, or what is newly known of it; an owner once known is not forgotten.

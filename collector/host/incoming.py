@@ -9,10 +9,10 @@ from collector.host.rows import fill_counts
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import starts
 from netmon.evidence import EVIDENCE
-from netmon.mark_runs import mark_runs, mark_table
 from netmon.records import Batch, empty
 from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, Runs
-from netmon.wire.tables import LEDGER
+from netmon.wire.table_records import rows_of
+from netmon.wire.tables import ITERATIONS, LEDGER, RANKS, SCORES, Format, Words
 
 
 def gather(batches: Sequence[Batch]) -> ManyBatches:
@@ -35,7 +35,9 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
         ledger=Columns(dict(zip(("batch", *LEDGER.columns), ledger.copy(), strict=True))),
         heads=heads,
         flows=[(index, flow) for index, batch in there for flow in batch.flows],
-        marks=mark_table((index, run) for index, batch in there for run in mark_runs(batch.marks)),
+        ranks=_of_training(batches, RANKS, words),
+        iterations=_of_training(batches, ITERATIONS, words),
+        scores=_of_training(batches, SCORES, words),
         exchanges=[(index, exchange) for index, batch in there for exchange in batch.exchanges],
         nic=[(index, sample) for index, batch in there for sample in batch.nic],
         disciplines={index: batch.clock.discipline for index, batch in there if batch.clock.discipline},
@@ -43,6 +45,23 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
         evidence={name: _evidence(name, batches, words) for name in EVIDENCE},
         words=list(words),
     )
+
+
+def _of_training(batches: Sequence[Batch], format_: Format, words: dict[str, int]) -> Columns:
+    """words: as `_evidence` takes them."""
+    own = [Words(list(words)) for _ in batches]
+    tables = [rows_of(one, training=batch.training).get(format_.name) for one, batch in zip(own, batches, strict=True)]
+    found = [Columns.zeros(0, np.dtype([("batch", "<i4"), *((name, "<i8") for name in format_.columns)]))]
+    for index, (table, one) in enumerate(zip(tables, own, strict=True)):
+        if table is None:
+            continue
+        columns = dict(zip(format_.columns, table.T.copy(), strict=True))
+        places = np.array([*(words.setdefault(word, len(words)) for word in one.all), -1])
+        for name, limits in format_.columns.items():
+            if limits.is_word:
+                columns[name] = places[columns[name]]
+        found.append(Columns({"batch": np.full(len(table), index, np.int32), **columns}))
+    return joined(found)
 
 
 def _evidence(name: str, batches: Sequence[Batch], words: dict[str, int]) -> Columns:

@@ -12,12 +12,13 @@ import numpy.typing as npt
 from netmon.dl.account import Tally
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
-from netmon.records import Table
+from netmon.records import Moment, Source, Table
 
 _Numbers = npt.NDArray[np.int64]
 
 TIMES = ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns", "wait_start_ns")
-VARYING = ("number", *TIMES)
+_ENUMS = {"source": Source, "start_moment": Moment, "end_moment": Moment}
+VARYING = ("number", *TIMES, *_ENUMS)
 """Fields of Iteration that are another one's in every row."""
 
 _COLUMNS = ("session", "whose", *VARYING)
@@ -71,6 +72,9 @@ class IterationRows:
     comm_start_ns: _Numbers
     comm_end_ns: _Numbers
     wait_start_ns: _Numbers
+    source: _Numbers
+    start_moment: _Numbers
+    end_moment: _Numbers
 
     def __len__(self) -> int:
         return len(self.session)
@@ -88,6 +92,7 @@ class IterationRows:
 
     def iteration(self, row: int) -> Iteration:
         values: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in VARYING}
+        values |= {name: kind(values[name]) for name, kind in _ENUMS.items()}
         return self.about[int(self.whose[row])]._replace(**values)
 
     def each(self) -> list[Iteration]:
@@ -127,18 +132,6 @@ class IterationRows:
 
 
 NONE = IterationRows(Common(()), *(np.empty(0, np.int64) for _ in _COLUMNS))
-
-
-def iteration_rows(iterations: Iterable[tuple[int, Iteration]]) -> IterationRows:
-    """Iterations with the indices of their sessions."""
-    iterations = list(iterations)
-    if not iterations:
-        return NONE
-    columns = [
-        (session_index, row, one.number, *(getattr(one, name) for name in TIMES))
-        for row, (session_index, one) in enumerate(iterations)
-    ]
-    return IterationRows(Common([one for _, one in iterations]), *np.array(columns, np.int64).T.copy())
 
 
 def joined(tables: Sequence[IterationRows]) -> IterationRows:

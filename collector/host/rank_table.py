@@ -1,260 +1,570 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of all hosts that go on as they have, in one table: their marks make iterations in a few passes for all.
+"""The ranks of all hosts and their iterations, in one table: what is new of them is worked on for all at once."""
 
-A rank is steady once its process alone reports it, step by step, each with its marks in order. As long as it goes on
-so, nothing has to be decided about it. Anything else that is heard of it, and it is a Rank again, as if it had always
-been: what is in here is given back to it.
-"""
-
-from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.flows import SessionKeys
 from collector.host.iteration_rows import Common, IterationRows
-from collector.host.rank import CHECK_EVERY, CHECK_EVERY_NS, SELDOM_NS, Owner, Rank
+from collector.host.rank import Owner, Rank, Resumed
 from collector.messages import STEP_UPDATE, StepEvents
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import starts
+from netmon.dl.history import PayloadHistory
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import EVIDENCE, Trust
-from netmon.dl.source import IN_ORDER, RECENT, UnderWay
 from netmon.dl.step_alignment import Events, StepMoment
-from netmon.mark_runs import MarkTable, Whose
 from netmon.records import Moment, Source, Table
-
-# --- Moves a rank that steps regularly from a Rank into a row of the rank table, and back.
+from netmon.wire.limits import FURTHEST_NS
+from netmon.wire.tables import RANKS
 
 _Numbers = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+
+NEVER = int(np.iinfo(np.int64).max)
+_FIRST = 64  # rows
+_RECENT = 200  # events of a kind, for comparisons
+_CHECKS_AT_FIRST = 10
+_CHECK_EVERY_NS, _SELDOM_NS = 500_000_000, 2_000_000_000
+_CHECK_EVERY = EVIDENCE // 4  # iterations
+_NEAR_NS = 1_000_000  # how far the times of one clock, by way of UTC, may differ
+_SILENT_AFTER = 3  # iterations that the traffic has shown since a process was heard
+
+_MOST_WORDS = 1 << 17
+
+BY_TRAFFIC = 1 << 31
+"""Agents give their ranks lower numbers."""
+
+LONGEST_HISTORY_NS = 3_600_000_000_000
+"""Of a longer iteration, the account is that of its last hour."""
+
+DISTANT, UNKNOWN_RANK, CONTRADICTS = (
+    "from a distant past or future",
+    "of a process that is not known",
+    "that contradict those before",
+)
+"""Why an iteration is not used."""
 
 ROW = np.dtype(
     [
         ("used", "?"),
-        ("fresh", "?"),  # as in Rank, as the next ones
-        ("checked_ns", "<i8"),
-        ("checked_number", "<i8"),
+        ("named", "?"),  # its job is known
+        ("by_process", "?"),  # else by its traffic only
+        ("hidden", "?"),  # the process that was this rank has left, the traffic is understood late
+        ("understood", "?"),  # its steps are
+        ("frozen", "?"),  # its count stays as it is
+        ("released", "?"),  # it has left, and that is reported
+        ("late", "?"),  # its latest iteration came after the rows around it had settled, or never was
+        ("fresh", "?"),  # it has iterations that its number in the job has not been checked with
         ("trust", "u1"),
-        *((name, "<i8") for name in ("session", "serial", "job", "rank_id", "size", "since_ns")),
-        ("shift", "<i8"),  # what to add to its own numbers
-        ("own_shift", "<i8"),  # what to add to its source's, to have its own
-        ("number", "<i8"),  # of the step that its last mark is of, as its source counts
-        ("reached", "<i8"),  # what that mark is, by IN_ORDER
-        *((name, "<i8") for name in ("newest_ns", "finished_ns", "last_number")),
+        ("source", "u1"),  # of its latest iteration; 0: there is none
+        *((name, "<i8") for name in ("session", "agent_id", "serial", "job", "rank_id", "size")),
+        ("since_ns", "<i8"),  # it was there from here…
+        ("until_ns", "<i8"),  # …to here
+        ("first_ns", "<i8"),  # its first step; 0: it has not stepped
+        ("newest_ns", "<i8"),  # the latest time that is known of its steps
+        ("settled_ns", "<i8"),  # end of its last iteration whose rows have settled, or are in the dataset
+        ("finished_ns", "<i8"),  # end of the last one; −1: there is none
+        ("last_number", "<i8"),  # of that one
+        ("own_shift", "<i8"),  # what to add to its host's numbers, to have its own: they never go back
+        ("shift", "<i8"),  # what to add to its own, to have its job's
+        *((name, "<i8") for name in ("checked_ns", "checked_number", "checks")),
         ("offset_ns", "<i8"),  # from mono to UTC, by now
-        ("recent", "<i8", (len(IN_ORDER),)),  # marks of each kind that have been kept
+        ("events", "<i8", (len(StepMoment),)),  # of each kind that have been kept
     ]
 )
-"""A row of the rank table. Times are mono, where nothing else is said."""
+"""A row of the rank table. Times are mono."""
 
-ENDED = np.dtype(
-    [(name, "<i8") for name in ("row", "number", "start_ns", "end_ns", "error_ns")]
-    + [(name, "<i8") for name in ("comm_start_ns", "wait_start_ns", "comm_end_ns")]
+_TIMES = ("start_ns", "end_ns", "error_ns", "comm_start_ns", "wait_start_ns", "comm_end_ns")
+ITERATIONS = np.dtype(
+    [(name, "<i8") for name in ("row", "number", "own", "source", "start_moment", "end_moment", *_TIMES)]
+    + [("reported", "?")]
 )
-"""An iteration of one, under its own number. The last three: 0 where it is not known."""
-
-ORDER: npt.NDArray[np.int64] = np.full(max(Moment) + 1, -1)
-"""Place of each moment among the marks of a step; −1: it is none of them."""
-ORDER[list(IN_ORDER)] = np.arange(len(IN_ORDER))
-
-_PRECISE = (Source.HOOK, Source.UPROBE)
-
-
-class State(NamedTuple):
-    """All that there is of one rank."""
-
-    row: Any  # of ROW
-    under_way: _Numbers  # times and errors of the step that has begun, (2, marks); 0: not heard of
-    recent: _Numbers  # numbers and times of the latest marks of each kind, (marks, 2, RECENT)
-    ended: Columns  # of ENDED: iterations whose rows have not settled
-
-
-def _alike(rank: Rank) -> bool:
-    """Whether its iterations that wait say what the next ones will."""
-    tracker = rank.tracker
-    now = tracker.size, tracker.source, tracker.relative, tracker.parameters, tracker.gradient_bytes
-    names = tracker.parameters_basis, tracker.job_name
-    return all(
-        (one.size, one.source, one.relative, one.parameters, one.gradient_bytes) == now
-        and (one.parameters_basis, one.job_name) == names
-        and (one.start_moment, one.end_moment) == (Moment.STEP_START, Moment.STEP_END)
-        for one in rank.ended
-    )
-
-
-def state_of(rank: Rank) -> State | None:
-    """The row of a rank that steps regularly; None: it does not."""
-    tracker = rank.tracker
-    marks = tracker.only_source()
-    rejected = (
-        not (rank.pid and rank.name and rank.first_ns) or rank.left or rank.late or rank.later or rank.settled_count
-    )
-    if rejected or rank.young or marks is None or tracker.source not in _PRECISE:
-        return None
-    under_way = marks.under_way()
-    if under_way is None or not _alike(rank) or marks.done + tracker.own_shift < tracker.last_number:
-        return None
-    row: Table = np.zeros(1, ROW)
-    recent = np.zeros((len(IN_ORDER), 2, RECENT), np.int64)
-    for kind, events in enumerate(marks.recent()):
-        count = len(events.number)
-        recent[kind, :, :count] = events
-        row["recent"][0, kind] = count
-    moments = [kind for kind, time_ns in enumerate(under_way.times_ns) if time_ns]
-    for name, value in (
-        *(("serial", rank.serial), ("size", tracker.size), ("since_ns", min(rank.joined.values(), default=0))),
-        *(("fresh", rank.fresh), ("checked_ns", rank.checked_ns), ("checked_number", rank.checked_number)),
-        *(("trust", tracker.trust), ("own_shift", tracker.own_shift), ("number", under_way.number)),
-        ("reached", moments[-1] if moments else len(IN_ORDER) - 1),
-        ("newest_ns", max(marks.newest_ns, tracker.finished_ns, rank.last_ns)),
-        *(("finished_ns", tracker.finished_ns), ("last_number", tracker.last_number)),
-    ):
-        row[name] = value
-    marks_now = np.array([under_way.times_ns, under_way.errors_ns], np.int64)
-    return State(row[0], marks_now, recent, _ended(rank))
-
-
-def _ended(rank: Rank) -> Columns:
-    rows = [
-        (0, one.number, one.start_ns, one.end_ns, one.error_ns, first, wait, last)
-        for one in rank.ended
-        for first, last, wait in [rank.tracker.communication(one.start_ns, one.end_ns)]
-    ]
-    columns = np.array(rows, np.int64).reshape(-1, len(ENDED.names or ())).T
-    return Columns({name: column.copy() for name, column in zip(ENDED.names or (), columns, strict=True)})
-
-
-def restore(rank: Rank, state: State) -> None:
-    """The rank goes on from there by itself."""
-    tracker, row = rank.tracker, state.row
-    marks, source = tracker.only_source(), tracker.source
-    assert marks
-    assert source
-    ended = [
-        dict(zip(ENDED.names or (), one, strict=True))
-        for one in zip(*(state.ended[name].tolist() for name in ENDED.names or ()), strict=True)
-    ]
-    own_shift, number, over = int(row["own_shift"]), int(row["number"]), int(row["reached"]) == len(IN_ORDER) - 1
-    settling = {
-        one["number"] - own_shift: [one[name] for name in ("start_ns", "comm_start_ns", "wait_start_ns")]
-        + [one["comm_end_ns"], one["end_ns"]]
-        for one in ended
-    }
-    times, errors = state.under_way.tolist()
-    under_way = None if over else UnderWay(number, times, errors)
-    recent = [_events(own, int(count)) for own, count in zip(state.recent, row["recent"], strict=True)]
-    done = int(row["last_number"]) - own_shift
-    marks.catch_up(done, int(row["newest_ns"]), under_way, settling, recent)
-    spans = array("q", [one[name] for one in ended for name in ("start_ns", "end_ns", "number")])
-    tracker.catch_up(int(row["finished_ns"]), int(row["last_number"]), spans)
-    about = Iteration(
-        *(tracker.job, tracker.rank, tracker.size, 0, 0, 0, Moment.STEP_START, Moment.STEP_END),
-        *(source, 0, tracker.relative, tracker.parameters),
-        gradient_bytes=tracker.gradient_bytes,
-        parameters_basis=tracker.parameters_basis,
-        job_name=tracker.job_name,
-    )
-    same = ("number", "start_ns", "end_ns", "error_ns")
-    rank.ended = [about._replace(**{name: one[name] for name in same}) for one in ended]
-    rank.last_ns, rank.fresh = max(rank.last_ns, int(row["newest_ns"])), bool(row["fresh"])
-    rank.checked_ns, rank.checked_number = int(row["checked_ns"]), int(row["checked_number"])
-
-
-def _events(own: _Numbers, count: int) -> Events:
-    at = np.arange(max(0, count - RECENT), count) % RECENT
-    return Events(*own[:, at])
-
-
-_FIRST = 64  # rows
-_MARKS = len(IN_ORDER)
-_BEGIN, _END = 0, _MARKS - 1  # of a step
-_NEVER = np.iinfo(np.int64).max
-_STEP_MOMENTS = {
-    StepMoment.END: (3, 4),
-    StepMoment.BEGIN: (1,),
-    StepMoment.START: (0,),
-}  # the marks that stand for each, best first
+"""An iteration of one, as netmon.records.ITERATION has it. number: its host's; own: the rank's."""
 
 
 class RankSteps(NamedTuple):
-    """What rows have to know of the ranks in the table: see collector.host.steps. The last four are of iterations."""
+    """What rows have to know of the ranks: see collector.host.steps. The last four are of iterations."""
 
     session: _Numbers
     job: _Numbers
     rank_id: _Numbers
     shift: _Numbers
     since_ns: _Numbers
+    until_ns: _Numbers
+    by_process: _Bools
+    hidden: _Bools
     of_rank: _Numbers
     begin_ns: _Numbers
     end_ns: _Numbers
     number: _Numbers
 
 
-NO_STEPS = RankSteps(*(np.empty(0, np.int64) for _ in RankSteps._fields))
+class Refused(NamedTuple):
+    """What is to be said of iterations that were not, or not well, taken in."""
+
+    unusable: dict[int, Counter[str]]  # by session: how many, by reason
+    late: list[tuple[Owner, Rank]]  # ranks whose iterations came after their rows had settled
 
 
 class RankTable:
-    """Of all sessions. A rank in here knows its row."""
+    """Of all sessions. A rank knows its row."""
 
-    def __init__(self) -> None:
+    def __init__(self, payload: PayloadHistory) -> None:
+        """payload: of all hosts, which is separated where iterations begin and end."""
+        self._payload = payload
         self._rows = np.zeros(_FIRST, ROW)
-        self._open = np.zeros((_FIRST, 2, _MARKS), np.int64)  # times and errors of the step that has begun; 0: none
-        self._recent = np.zeros((_FIRST, _MARKS, 2, RECENT), np.int64)  # numbers and times, in turn
+        self._events = np.zeros((_FIRST, len(StepMoment), 2, _RECENT), np.int64)  # numbers and times, in turn
         self._ranks: list[tuple[Owner, Rank] | None] = []
         self._each: list[Iteration] = []  # what all iterations of each row's rank have in common
         self._common: Common | None = None  # the same as it is now, once it has been asked for
-        self._row_of: dict[tuple[int, Whose], int] = {}
+        self._keys = SessionKeys()  # by session and its agent's id
+        self._told = np.zeros((_FIRST, len(RANKS.columns)), np.int64)  # as agents have told of ranks last
+        self._words: dict[str, int] = {}  # numbers for the words in there
         self._free: list[int] = []
         self._left: list[int] = []  # rows that are free once this tick has reported what has ended
-        self._waiting = Columns.zeros(0, ENDED)  # iterations whose rows have not settled; of each rank ascending
-        self._ended: list[Columns] = []  # not reported yet
-        self._steps: list[Table] = []  # the same
-        self.given_back: set[int] = set()
-        """Indices of sessions with ranks that have left the table; the reader clears it."""
+        self._waiting = Columns.zeros(0, ITERATIONS)  # those whose rows have not settled; by row, ascending
+        self._stepped: list[Table] = []  # of STEP_UPDATE, not reported yet
+        self._offset_ns: _Numbers = np.empty(0, np.int64)  # by session
 
     def __len__(self) -> int:
-        return len(self._row_of)
+        return int(self._rows["used"].sum())
+
+    @property
+    def _known(self) -> Table:
+        rows: Table = self._rows[: len(self._ranks)]
+        return rows
 
     def sessions(self) -> _Numbers:
-        """Of the sessions of those."""
-        return np.unique(self._rows["session"][: self.count][self._rows["used"][: self.count]])
+        """That have ranks."""
+        return np.unique(self._known["session"][self._known["used"]])
 
     def numbers(self) -> tuple[set[int], set[int]]:
         """The numbers of their jobs and rank ids."""
-        used = self._rows[: self.count][self._rows["used"][: self.count]]
+        used = self._known[self._known["used"]]
         return set(used["job"].tolist()), set(used["rank_id"].tolist())
-
-    @property
-    def count(self) -> int:
-        return len(self._ranks)
 
     # --- who is in here
 
-    def adopt(self, ranks: Owner, rank: Rank, job: int, rank_id: int, about: Iteration) -> bool:
-        """Add a rank, if it steps regularly. job, rank_id: as rows call it; about: what all its iterations have."""
-        state = state_of(rank)
-        if state is None or rank.marked_by is None:
-            return False
+    def add(self, owner: Owner, rank: Rank, agent_id: int) -> None:
+        """A rank begins; agent_id: by which its host calls it; from BY_TRAFFIC on: only its traffic is known."""
         row = self._free.pop() if self._free else len(self._ranks)
         if row == len(self._ranks):
             self._ranks.append(None)
-            self._each.append(about)
+            self._each.append(_NOBODY)
         if row == len(self._rows):
-            grown = (np.concatenate([one, np.zeros_like(one)]) for one in (self._rows, self._open, self._recent))
-            self._rows, self._open, self._recent = grown
-        self._ranks[row] = ranks, rank
-        self._row_of[ranks.session, rank.marked_by] = row
-        self._rows[row], self._open[row], self._recent[row] = state.row, state.under_way, state.recent
+            tables = self._rows, self._events, self._told
+            self._rows, self._events, self._told = (np.concatenate([one, np.zeros_like(one)]) for one in tables)
+        self._ranks[row], rank.row = (owner, rank), row
+        self._rows[row] = 0
         own = self._rows[row]
-        own["used"], own["session"], own["job"], own["rank_id"] = True, ranks.session, job, rank_id
-        own["shift"] = rank.count.shift
-        self._each[row], self._common = about, None
-        ended = state.ended
-        ended["row"] = row
-        self._waiting = joined([self._waiting, ended])
-        rank.row = row
-        return True
+        own["used"], own["session"], own["agent_id"] = True, owner.session, agent_id
+        own["by_process"] = agent_id < BY_TRAFFIC
+        own["offset_ns"] = self._offset_ns[owner.session] if owner.session < len(self._offset_ns) else 0
+        own["finished_ns"] = own["last_number"] = own["settled_ns"] = -1
+        self._told[row] = -2
+        self._keys.add(owner.session, agent_id, row, 0)
+        self.update(rank)
+
+    def update(self, rank: Rank) -> None:
+        """Its host knows more of it."""
+        own, state = self._rows[rank.row], rank.state
+        own["serial"], own["size"], own["trust"], own["since_ns"] = (
+            rank.serial,
+            state.size,
+            state.trust,
+            state.joined_ns,
+        )
+        own["until_ns"] = state.left_ns if rank.left else NEVER
+        own["understood"] = not state.understanding
+
+    def name(self, rank: Rank, job: int, rank_id: int, stored: Resumed) -> None:
+        """Its job is known. job, rank_id: as rows call it; stored: it counts on from there, what was before is left
+        out."""
+        own = self._rows[rank.row]
+        own["named"], own["job"], own["rank_id"], own["shift"] = True, job, rank_id, rank.count.shift
+        self._resume(rank, stored)
+
+    def _resume(self, rank: Rank, stored: Resumed) -> None:
+        own = self._rows[rank.row]
+        own["settled_ns"], own["last_number"] = stored.end_ns, stored.number
+        own["finished_ns"], own["events"] = stored.end_ns, 0
+        waiting = self._waiting
+        mine = waiting["row"] == rank.row
+        kept = ~mine | _follow(waiting, np.full(len(waiting), stored.end_ns))
+        self._waiting = waiting = waiting[kept]
+        mine = mine[kept]
+        if mine.any():
+            numbers = waiting["number"][mine]
+            own["own_shift"] = max(0, stored.number + 1 - int(numbers[0]))
+            waiting["own"] = np.where(mine, waiting["number"] + own["own_shift"], waiting["own"])
+            self._finish(waiting[mine])
+
+    def describe(self, rank: Rank, about: Iteration) -> None:
+        """What all its iterations have in common, and how its job counts them now."""
+        self._rows["shift"][rank.row] = rank.counted.shift
+        self._each[rank.row], self._common = about, None
+
+    def freeze(self, rank: Rank) -> None:
+        self._rows["frozen"][rank.row] = True
+
+    def unfreeze(self, rank: Rank) -> None:
+        self._rows["frozen"][rank.row] = False
+
+    def hide(self, rank: Rank, hidden: bool) -> None:
+        self._rows["hidden"][rank.row] = hidden
+
+    def is_hidden(self, rank: Rank) -> bool:
+        return bool(self._rows["hidden"][rank.row])
+
+    def agent_id(self, rank: Rank) -> int:
+        """By which iterations name it."""
+        return int(self._rows["agent_id"][rank.row])
+
+    def source(self, rank: Rank) -> Source | None:
+        """Of its latest iteration."""
+        source = int(self._rows["source"][rank.row])
+        return Source(source) if source else None
+
+    def steps_since(self, rank: Rank) -> tuple[int, int]:
+        """Its first step, 0: it has not stepped, and the latest time that is known of its steps (mono)."""
+        own = self._rows[rank.row]
+        return int(own["first_ns"]), int(own["newest_ns"])
+
+    def came_to(self, rank: Rank) -> Resumed:
+        """How far it has come."""
+        if rank.row < 0:
+            return rank.came_to
+        own = self._rows[rank.row]
+        end_ns = max(int(own["finished_ns"]), rank.state.left_ns)
+        return Resumed(rank.state.size, rank.state.parameters, end_ns, int(own["last_number"]))
+
+    def drop(self, rank: Rank) -> None:
+        row = rank.row
+        rank.came_to = self.came_to(rank)
+        own = self._rows[row]
+        self._keys.remove(int(own["session"]), [int(own["agent_id"])])
+        self._waiting = self._waiting[self._waiting["row"] != row]
+        own["used"] = False
+        self._ranks[row], rank.row = None, -1
+        self._left.append(row)
+
+    def gone(self, settled_ns: _Numbers) -> list[tuple[Owner, Rank]]:
+        """Ranks that have left, and all of whose rows have settled. settled_ns: by session."""
+        rows = self._known
+        over = np.flatnonzero(rows["used"] & (rows["until_ns"] < settled_ns[rows["session"]]))
+        if not len(over):
+            return []
+        waits = np.isin(over, self._waiting["row"][self._waiting["end_ns"] > 0])
+        return [self._at(row) for row in over[~waits].tolist()]
+
+    def released(self, rank: Rank) -> None:
+        """It has left, and that is reported."""
+        self._rows["released"][rank.row] = True
+
+    def unreported(self) -> list[tuple[Owner, Rank]]:
+        """Ranks that step, and it is not known of which job, and those that have left; host after host."""
+        rows = self._known
+        found = (~rows["named"] & (rows["first_ns"] > 0)) | ((rows["until_ns"] < NEVER) & ~rows["released"])
+        some = np.flatnonzero(rows["used"] & found)
+        return [self._at(row) for row in some[np.lexsort((rows["serial"][some], rows["session"][some]))].tolist()]
+
+    def _at(self, row: int) -> tuple[Owner, Rank]:
+        known = self._ranks[row]
+        assert known is not None
+        return known
+
+    # --- what agents tell of ranks
+    #
+    # They name them with each batch that has iterations of them; mostly it is what they have told before.
+
+    def news(self, ranks: Columns, session: _Numbers, words: Sequence[str]) -> _Numbers:
+        """Which rows of a table of RANKS tell of a rank what it was not told last. session: of each; words: as
+        JoinedTables has them."""
+        if not len(ranks):
+            return np.empty(0, np.int64)
+        row = self._keys.find(session, ranks["rank_id"])
+        new = (row < 0) | (self._told[row] != self._matrix(ranks, words)).any(axis=1)
+        key = session << 32 | ranks["rank_id"]
+        found: _Numbers = np.flatnonzero(np.isin(key, key[new])) if new.any() else np.empty(0, np.int64)
+        return found
+
+    def learn(self, ranks: Columns, session: _Numbers, words: Sequence[str]) -> None:
+        """These have been taken in."""
+        if len(ranks):
+            row = self._keys.find(session, ranks["rank_id"])
+            self._told[row[row >= 0]] = self._matrix(ranks, words)[row >= 0]
+
+    def _matrix(self, ranks: Columns, words: Sequence[str]) -> _Numbers:
+        """The rows with numbers for words that stay from tick to tick."""
+        if len(self._words) > _MOST_WORDS:
+            self._words.clear()
+            self._told[:] = -2
+        matrix = np.stack([ranks[name] for name in RANKS.columns], axis=1)
+        for column in RANKS.words:
+            places, of = np.unique(matrix[:, column], return_inverse=True)
+            numbers = [self._words.setdefault(words[place], len(self._words)) if place >= 0 else -1 for place in places]
+            matrix[:, column] = np.array(numbers, np.int64)[of]
+        return matrix
+
+    # --- iterations
+
+    def take(self, iterations: Columns, settled_ns: _Numbers, horizon_ns: _Numbers) -> Refused:
+        """Iterations as hosts know them by now, of netmon.records.ITERATION with `session`, in the order in which they
+        came. settled_ns, horizon_ns: by session.
+        """
+        refused = Refused({}, [])
+        row = self._keys.find(iterations["session"], iterations["rank_id"])
+        start_ns, end_ns = iterations["start_ns"], iterations["end_ns"]
+        settled, horizon = settled_ns[iterations["session"]], horizon_ns[iterations["session"]]
+        latest = np.maximum(start_ns, end_ns)
+        near = (latest <= horizon + FURTHEST_NS) & (start_ns >= settled - LONGEST_HISTORY_NS)
+        self._refuse(refused, iterations["session"][row < 0], UNKNOWN_RANK)
+        self._refuse(refused, iterations["session"][(row >= 0) & ~near], DISTANT)
+        some = np.flatnonzero((row >= 0) & near)
+        if not len(some):
+            return refused
+        taken, row, settled = iterations.take(some), row[some], settled[some]
+        self._separate(taken, row, settled, refused)
+        real = np.flatnonzero(taken["number"] >= 0)
+        self._put(taken.take(real), row[real], refused)
+        return refused
+
+    @staticmethod
+    def _refuse(refused: Refused, sessions: _Numbers, reason: str) -> None:
+        for session in sessions.tolist():
+            refused.unusable.setdefault(session, Counter())[reason] += 1
+
+    def _separate(self, taken: Columns, row: _Numbers, settled_ns: _Numbers, refused: Refused) -> None:
+        """What was sent before each begins or ends from what was sent after it, as far as it has not settled."""
+        known, start_ns, end_ns = self._rows, taken["start_ns"], taken["end_ns"]
+        time_ns, of = np.append(start_ns, end_ns), np.tile(np.arange(len(row)), 2)
+        on_time = np.flatnonzero(time_ns >= settled_ns[of])
+        session = known["session"][row[of[on_time]]]
+        order = np.lexsort((time_ns[on_time], session))
+        self._payload.cut_in_order(session[order], time_ns[on_time][order])
+        ended = end_ns > 0
+        bound_ns = np.where(ended, end_ns, start_ns)
+        fresh = (taken["number"] >= 0) & (taken["source"] != Source.INFERRED)
+        fresh &= ended | ~np.isin(_pairs(row, start_ns), _pairs(self._waiting["row"], self._waiting["start_ns"]))
+        late = bound_ns < settled_ns
+        # After one that never was, the next one may have begun long ago.
+        known["late"][row[fresh]] = (late | (end_ns == start_ns))[fresh]
+        # A wait bounds an iteration only where nothing follows. The first step of a process is reported once the second
+        # one has shown what a step is. What is in the dataset comes again where batches do.
+        moment = np.where(ended, taken["end_moment"], taken["start_moment"])
+        told = fresh & late & (moment != Moment.LAST_WAIT) & (end_ns != start_ns)
+        told &= (known["finished_ns"][row] >= 0) & (start_ns > known["settled_ns"][row])
+        refused.late.extend(self._at(one) for one in np.unique(row[told]).tolist())
+
+    def _put(self, taken: Columns, row: _Numbers, refused: Refused) -> None:
+        if not len(row):
+            return
+        known = self._rows
+        new = Columns({name: taken[name] for name in taken.names if name in (ITERATIONS.names or ())})
+        new = new.replaced(row=row, own=np.full(len(row), -1), reported=np.zeros(len(row), np.bool_))
+        new = Columns({name: new[name] for name in ITERATIONS.names or ()})
+        new = new[_follow(new, known["settled_ns"][row])]  # else those are known from before
+        self._waiting = self._merged(joined([self._waiting, new]), refused)
+        first = starts(row) if (np.diff(row) >= 0).all() else np.sort(np.unique(row, return_index=True)[1])
+        begun = row[first]
+        newest = np.maximum(taken["start_ns"], np.maximum(taken["end_ns"], taken["comm_start_ns"]))
+        np.maximum.at(known["newest_ns"], row, newest)
+        unstepped = known["first_ns"][begun] == 0
+        known["first_ns"][begun[unstepped]] = np.maximum(taken["start_ns"][first[unstepped]], 1)
+        known["fresh"][begun] = True
+        for one in begun[known["frozen"][begun] & (known["until_ns"][begun] == NEVER)].tolist():
+            self._at(one)[0].hear()
+        known["source"][row] = taken["source"]
+        named = begun[known["named"][begun]]
+        stepped = np.zeros(len(named), STEP_UPDATE)
+        for name, column in (("serial", "serial"), ("size", "size"), ("last_ns", "newest_ns")):
+            stepped[name] = known[column][named]
+        stepped["last_ns"] += known["offset_ns"][named]
+        self._stepped.append(stepped)
+
+    def _merged(self, rows: Columns, refused: Refused) -> Columns:
+        """Of each iteration what is known of it last; by row, ascending, without those that contradict others."""
+        if not len(rows):
+            return rows
+        rows = rows.take(np.lexsort((np.arange(len(rows)), rows["number"], rows["row"])))
+        first = starts(rows["row"], rows["number"])
+        last = np.append(first[1:], len(rows)) - 1
+        reported, own = np.logical_or.reduceat(rows["reported"], first), rows["own"][first]
+        rows = rows.take(last).replaced(reported=reported, own=own)
+        rows = self._in_order(rows, refused)
+        self._number(rows)
+        return rows
+
+    def _in_order(self, rows: Columns, refused: Refused) -> Columns:
+        """Without what never was, what has begun and not ended although others follow, and what lies in others."""
+        row, start_ns, end_ns = rows["row"], rows["start_ns"], rows["end_ns"]
+        ended = end_ns > 0
+        follows = np.append(row[1:] == row[:-1], False) if len(row) else np.zeros(0, np.bool_)
+        good = (ended & (end_ns > start_ns) & (rows["end_moment"] > 0)) | (~ended & ~follows)
+        first = starts(row)
+        reported = np.maximum.reduceat(np.where(rows["reported"], rows["number"], -1), first)
+        good &= rows["reported"] | (rows["number"] > np.repeat(reported, np.diff(np.append(first, len(row)))))
+        rows = rows[good]
+        while len(rows):
+            row, source = rows["row"], rows["source"]
+            before_ns, before = np.empty(len(row), np.int64), np.empty(len(row), np.int64)
+            before_ns[1:], before[1:] = rows["end_ns"][:-1], source[:-1]
+            first = starts(row)
+            before_ns[first], before[first] = self._rows["settled_ns"][row[first]], 0
+            within = (rows["start_ns"] < before_ns) & ~rows["reported"]
+            if not within.any():
+                break
+            clipped = within & (source != before) & _follow(rows, before_ns)
+            rows["start_ns"] = np.where(clipped, before_ns, rows["start_ns"])
+            out = within & ~clipped
+            if out.any():
+                self._refuse(refused, self._rows["session"][row[out]], CONTRADICTS)
+                rows = rows[~out]
+        return rows
+
+    def _number(self, rows: Columns) -> None:
+        """Give new ones their own numbers, and note how far their ranks have come."""
+        known, row = self._rows, rows["row"]
+        new = np.flatnonzero(rows["own"] < 0)
+        if len(new):
+            first = new[starts(row[new])]
+            of = row[first]
+            behind = rows["number"][first] + known["own_shift"][of] <= known["last_number"][of]
+            some = of[behind]
+            known["own_shift"][some] = known["last_number"][some] + 1 - rows["number"][first[behind]]
+            own = rows["own"].copy()
+            own[new] = rows["number"][new] + known["own_shift"][row[new]]
+            rows["own"] = own
+        self._finish(rows)
+
+    def _finish(self, rows: Columns) -> None:
+        """Those that have ended and were not known as ended: how far their ranks have come, and when their beats
+        were."""
+        known = self._rows
+        over = rows[(rows["end_ns"] > known["finished_ns"][rows["row"]]) & (rows["end_ns"] > 0)]
+        if not len(over):
+            return
+        row = over["row"]
+        np.maximum.at(known["finished_ns"], row, over["end_ns"])
+        np.maximum.at(known["last_number"], row, over["own"])
+        step_end = over["end_moment"] == Moment.STEP_END
+        beats = (
+            np.where(over["comm_end_ns"] > 0, over["comm_end_ns"], np.where(step_end, over["end_ns"], 0)),
+            over["comm_start_ns"],
+            np.where(over["start_moment"] == Moment.STEP_START, over["start_ns"], 0),
+        )
+        for kind, time_ns in enumerate(beats):
+            there = np.flatnonzero(time_ns)
+            of, first = row[there], starts(row[there])
+            count = np.diff(np.append(first, len(there)))
+            turn = np.arange(len(there)) - np.repeat(first, count)
+            at = (known["events"][of, kind] + turn) % _RECENT
+            self._events[of, kind, 0, at], self._events[of, kind, 1, at] = over["own"][there], time_ns[there]
+            known["events"][of[first], kind] += count
+
+    # --- what the traffic shows of ranks whose process tells nothing
+
+    def is_silent(self, rank: Rank, starts_ns: Collection[int]) -> bool:
+        """Whether it has not been heard for so many iterations as the traffic has shown."""
+        newest_ns = self._rows["newest_ns"][rank.row]
+        return sum(start_ns > int(newest_ns) for start_ns in starts_ns) >= _SILENT_AFTER
+
+    def own_shift(self, rank: Rank) -> int:
+        return int(self._rows["own_shift"][rank.row])
+
+    def finished_ns(self, rank: Rank) -> int:
+        """The end of its last iteration; −1: there is none."""
+        return int(self._rows["finished_ns"][rank.row])
+
+    def events(self, rank: Rank, most: int = _RECENT, offset_ns: int = 0) -> dict[StepMoment, Events]:
+        """Its latest beats by its own numbers. offset_ns: what to add to mono times."""
+        found = {}
+        for kind, moment in enumerate(StepMoment):
+            count = int(self._rows["events"][rank.row, kind])
+            at = np.arange(max(0, count - most), count) % _RECENT
+            number, time_ns = self._events[rank.row, kind][:, at]
+            found[moment] = Events(number, time_ns + offset_ns) if count else Events.none()
+        return found
+
+    # --- what the job stage gets
+
+    def use_offsets(self, offset_ns: _Numbers) -> None:
+        """What the clock of each session's host is off by now."""
+        self._offset_ns, rows = offset_ns, self._known
+        rows["offset_ns"] = offset_ns[rows["session"]]
+
+    def offset_ns(self, rank: Rank) -> int:
+        return int(self._rows["offset_ns"][rank.row])
+
+    def take_steps(self) -> list[Table]:
+        """Hand over which ranks have stepped, of STEP_UPDATE."""
+        stepped, self._stepped = self._stepped, []
+        return stepped
+
+    def check(self, young: Collection[str], error_of: Callable[[Owner], int]) -> tuple[list[StepEvents], set[str]]:
+        """The latest beats of ranks whose number in their job is to be checked: at first and at the end always, then
+        seldom; and the jobs whose ranks were all of that kind lately.
+
+        young: jobs whose ranks all are to be; error_of: to how many ns the clock of a host is right.
+        """
+        rows = self._known
+        fresh = rows["used"] & rows["named"] & rows["fresh"]
+        since_ns = rows["newest_ns"] - rows["checked_ns"]
+        stepped = rows["last_number"] - rows["checked_number"] >= _CHECK_EVERY
+        due = since_ns >= np.where(stepped, _CHECK_EVERY_NS, _SELDOM_NS)
+        due |= (rows["checks"] < _CHECKS_AT_FIRST) | (rows["until_ns"] < NEVER)
+        if young:
+            due |= np.isin(rows["job"], [rows["job"][rank.row] for _, rank in self._named() if rank.name in young])
+        found, again = list[StepEvents](), set[str]()
+        for row in np.flatnonzero(fresh & due).tolist():
+            owner, rank = self._at(row)
+            one = rows[row]
+            one["fresh"], one["checked_ns"], one["checked_number"] = False, one["newest_ns"], one["last_number"]
+            one["checks"] += 1
+            if one["checks"] < _CHECKS_AT_FIRST:
+                again.add(rank.name)
+            if not one["frozen"]:
+                events = self.events(rank, EVIDENCE, int(one["offset_ns"]))
+                found.append(StepEvents(rank.serial, Trust(int(one["trust"])), events, error_of(owner)))
+        return found, again
+
+    def _named(self) -> list[tuple[Owner, Rank]]:
+        return [known for known in self._ranks if known and known[1].name]
+
+    def leaving(self) -> list[tuple[Owner, Rank]]:
+        """Those that have left and whose count may still change."""
+        rows = self._known
+        left = rows["used"] & rows["named"] & (rows["until_ns"] < NEVER) & ~rows["frozen"]
+        return [self._at(row) for row in np.flatnonzero(left).tolist()]
+
+    # --- what rows and the dataset get
+
+    def ended(self) -> IterationRows:
+        """Iterations that have ended since the last call, as their jobs count them now."""
+        waiting = self._waiting
+        fresh = (waiting["end_ns"] > 0) & ~waiting["reported"] & self._rows["named"][waiting["row"]]
+        found = self._iterations(waiting[fresh])
+        waiting["reported"] = waiting["reported"] | fresh
+        self._free += self._left
+        self._left = []
+        return found
+
+    def settle(self, settled_ns: _Numbers) -> IterationRows:
+        """The iterations that are over by the time that is settled, by session."""
+        waiting = self._waiting
+        row = waiting["row"]
+        over = (waiting["end_ns"] > 0) & (waiting["end_ns"] <= settled_ns[self._rows["session"][row]])
+        over &= self._rows["named"][row]
+        due = waiting[over]
+        if len(due):
+            self._waiting = waiting[~over]
+            np.maximum.at(self._rows["settled_ns"], due["row"], due["end_ns"])
+        return self._iterations(due)
 
     @property
     def _about(self) -> Common:
@@ -262,244 +572,61 @@ class RankTable:
             self._common = Common(list(self._each))
         return self._common
 
-    def remove(self, rank: Rank) -> None:
-        row = rank.row
-        ranks, _ = self._known(row)
-        ranks.offset_ns = int(self._rows["offset_ns"][row])
-        self.given_back.add(ranks.session)
-        own = self._waiting["row"] == row
-        restore(rank, State(self._rows[row], self._open[row], self._recent[row], self._waiting[own]))
-        self._waiting = self._waiting[~own]
-        self.drop(rank)
-
-    def drop(self, rank: Rank) -> None:
-        row, whose = rank.row, rank.marked_by
-        assert whose is not None
-        del self._row_of[int(self._rows["session"][row]), whose]
-        self._waiting = self._waiting[self._waiting["row"] != row]
-        self._rows["used"][row] = False
-        self._ranks[row], rank.row = None, -1
-        self._left.append(row)
-
-    def recount(self, rank: Rank, about: Iteration) -> None:
-        """Its job counts it in another way now."""
-        self._rows["shift"][rank.row] = rank.count.shift
-        self._each[rank.row], self._common = about, None
-
-    # --- marks
-
-    def find(self, marks: MarkTable, session_index: _Numbers) -> _Numbers:
-        """The row of each mark's rank, −1: it is not in here; session_index: of each batch's session."""
-        first = marks.starts()
-        if not (self._row_of and len(first)):
-            return np.full(len(marks), -1)
-        session, who = session_index[marks.batch[first]], marks.whose[first]
-        pairs, of_run = np.unique(session * len(marks.about) + who, return_inverse=True)
-        known, about = self._row_of, marks.about
-        sessions, whose = (column.tolist() for column in np.divmod(pairs, len(about)))
-        rows = np.array([known.get((one, about[two]), -1) for one, two in zip(sessions, whose, strict=True)], np.int64)
-        return np.repeat(rows[of_run], np.diff(np.append(first, len(marks))))
-
-    def add_marks(
-        self, marks: MarkTable, row: _Numbers, least_ns: _Numbers, most_ns: _Numbers
-    ) -> npt.NDArray[np.bool_]:
-        """Add marks of ranks in the table, rank after rank. row: of each. Returns which of them were added.
-
-        least_ns, most_ns: between which times each counts. Ranks with irregular marks leave the table.
-        """
-        turn = np.argsort(row, kind="stable")
-        turn_marks, row = marks.take(turn), row[turn]
-        good = self._regular(
-            turn_marks, row, (turn_marks.time_ns >= least_ns[turn]) & (turn_marks.time_ns <= most_ns[turn])
-        )
-        if not good.all():
-            for rejected in np.unique(row[~good]).tolist():
-                if (known := self._ranks[rejected]) is not None:
-                    self.remove(known[1])
-            turn_marks, row = turn_marks.take(good), row[good]
-        if len(turn_marks):
-            self._take(turn_marks, row)
-        taken = np.zeros(len(marks), np.bool_)
-        taken[turn] = good
-        return taken
-
-    def _regular(self, marks: MarkTable, row: _Numbers, on_time: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Of each mark whether its rank's marks are all in order: each step from its beginning to its end."""
-        known, first = self._rows, starts(row)
-        kind = ORDER[marks.moment]
-        before_kind, before_number, before_ns = (np.empty(len(row), np.int64) for _ in range(3))
-        for before, now, at_first in (
-            (before_kind, kind, known["reached"]),
-            (before_number, marks.iteration, known["number"]),
-            (before_ns, marks.time_ns, known["newest_ns"]),
-        ):
-            before[1:] = now[:-1]
-            before[first] = at_first[row[first]]
-        same = marks.iteration == before_number
-        goes_on = np.where(
-            same, kind > before_kind, (kind == _BEGIN) & (before_kind == _END) & (marks.iteration > before_number)
-        )
-        good = on_time & (kind >= 0) & goes_on & (marks.time_ns > before_ns) & known["used"][row]
-        of_rank = np.logical_and.reduceat(good, first) if len(first) else good
-        return np.repeat(of_rank, np.diff(np.append(first, len(row))))
-
-    def _take(self, run: MarkTable, row: _Numbers) -> None:
-        known, kind = self._rows, ORDER[run.moment]
-        first = starts(row, run.iteration)
-        steps, of_step = row[first], np.repeat(np.arange(len(first)), np.diff(np.append(first, len(row))))
-        marks = np.zeros((len(first), 2, _MARKS), np.int64)
-        begins = starts(steps)  # of each rank the first step
-        under_way = begins[known["number"][steps[begins]] == run.iteration[first[begins]]]
-        marks[under_way] = self._open[steps[under_way]]
-        marks[of_step, 0, kind], marks[of_step, 1, kind] = run.time_ns, run.error_ns
-        self._end(steps, run.iteration[first], marks)
-        last = np.append(begins[1:], len(steps)) - 1
-        self._open[steps[last]] = marks[last]
-        newest = np.append(starts(row)[1:], len(row)) - 1
-        ranks = row[newest]
-        known["number"][ranks], known["reached"][ranks] = run.iteration[newest], kind[newest]
-        known["newest_ns"][ranks], known["fresh"][ranks] = run.time_ns[newest], True
-        self._remember(row, kind, run)
-        stepped = np.zeros(len(ranks), STEP_UPDATE)
-        for name, source in (("serial", "serial"), ("size", "size"), ("last_ns", "newest_ns")):
-            stepped[name] = known[source][ranks]
-        stepped["last_ns"] += known["offset_ns"][ranks]
-        self._steps.append(stepped)
-
-    def _end(self, row: _Numbers, number: _Numbers, marks: _Numbers) -> None:
-        """Steps of which all marks are known that have come; marks: (steps, 2, marks)."""
-        over = np.flatnonzero(marks[:, 0, _END])
-        if not len(over):
-            return
-        row, number, times, errors = row[over], number[over], marks[over, 0], marks[over, 1]
-        own = number + self._rows["own_shift"][row]
-        columns = {"row": row, "number": own, "start_ns": times[:, _BEGIN], "end_ns": times[:, _END]}
-        columns |= {"error_ns": np.maximum(errors[:, _BEGIN], errors[:, _END])}
-        columns |= {"comm_start_ns": times[:, 1], "wait_start_ns": times[:, 2], "comm_end_ns": times[:, 3]}
-        ended = Columns({name: np.ascontiguousarray(columns[name]) for name in ENDED.names or ()})
-        self._ended.append(ended)
-        self._waiting = joined([self._waiting, ended])
-        last = np.append(starts(row)[1:], len(row)) - 1
-        self._rows["last_number"][row[last]], self._rows["finished_ns"][row[last]] = own[last], times[last, _END]
-
-    def _remember(self, row: _Numbers, kind: _Numbers, marks: MarkTable) -> None:
-        """The latest marks of each kind, for comparisons."""
-        order = np.argsort(row * _MARKS + kind, kind="stable")
-        row, kind = row[order], kind[order]
-        first = starts(row, kind)
-        count = np.diff(np.append(first, len(row)))
-        turn = np.arange(len(row)) - np.repeat(first, count)
-        at = (self._rows["recent"][row, kind] + turn) % RECENT
-        self._recent[row, kind, 0, at], self._recent[row, kind, 1, at] = marks.iteration[order], marks.time_ns[order]
-        self._rows["recent"][row[first], kind[first]] += count
-
-    # --- what the job stage gets
-
-    def use_offsets(self, offset_ns: _Numbers) -> None:
-        """What the clock of each place's host is off by now, for those that are distinguished from here on."""
-        rows = self._rows[: self.count]
-        rows["offset_ns"] = offset_ns[rows["session"]]
-
-    def take_steps(self) -> list[Table]:
-        """Hand over which ranks have stepped, of STEP_UPDATE."""
-        steps, self._steps = self._steps, []
-        return steps
-
-    def check(self, young: Collection[str], error_of: Callable[[Owner], int]) -> list[StepEvents]:
-        """The latest events of ranks whose number in their job is to be checked, as Rank.check_due says.
-
-        young: jobs whose ranks all are; error_of: to how many ns the clock of a host is right.
-        """
-        rows = self._rows[: self.count]
-        fresh = rows["used"] & rows["fresh"]
-        since_ns = rows["newest_ns"] - rows["checked_ns"]
-        stepped = rows["last_number"] - rows["checked_number"] >= CHECK_EVERY
-        due = fresh & (since_ns >= np.where(stepped, CHECK_EVERY_NS, SELDOM_NS))
-        if young:
-            names, of = self._about.jobs
-            due |= fresh & np.array([name in young for name in names], np.bool_)[of]
-        found = []
-        for row in np.flatnonzero(due).tolist():
-            ranks, rank = self._known(row)
-            checked = rows[row]
-            checked["fresh"], checked["checked_ns"] = False, checked["newest_ns"]
-            checked["checked_number"] = checked["last_number"]
-            events = {step_moment: self._events(row, kinds) for step_moment, kinds in _STEP_MOMENTS.items()}
-            found.append(StepEvents(rank.serial, Trust(int(checked["trust"])), events, error_of(ranks)))
-        return found
-
-    def _known(self, row: int) -> tuple[Owner, Rank]:
-        known = self._ranks[row]
-        assert known is not None
-        return known
-
-    def _events(self, row: int, kinds: Sequence[int]) -> Events:
-        own = self._rows[row]
-        for kind in kinds:
-            count = int(own["recent"][kind])
-            if count:
-                at = np.arange(max(0, count - EVIDENCE), count) % RECENT
-                number, time_ns = self._recent[row, kind][:, at]
-                return Events(number + own["own_shift"], time_ns + own["offset_ns"])
-        return Events.none()
-
-    # --- what rows and the dataset get
-
-    def ended(self) -> IterationRows:
-        """Iterations that have ended since the last call, as their jobs count them now."""
-        ended, self._ended = self._ended, []
-        found = self._iterations(joined([Columns.zeros(0, ENDED), *ended]))
-        self._free += self._left
-        self._left = []
-        return found
-
-    def settle(self, settled_ns: _Numbers) -> IterationRows:
-        """The iterations that are over by the time that is settled, by index."""
-        waiting = self._waiting
-        session = self._rows["session"][waiting["row"]]
-        over = waiting["end_ns"] <= settled_ns[session]
-        due = waiting[over]
-        if len(due):
-            self._waiting = waiting[~over]
-        return self._iterations(due)
-
-    def _iterations(self, ended: Columns) -> IterationRows:
-        row = ended["row"]
-        number = ended["number"] + self._rows["shift"][row]
-        times = (ended[name] for name in ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns"))
-        columns = self._rows["session"][row], row, number, *times, ended["wait_start_ns"]
-        return IterationRows(self._about, *columns)
+    def _iterations(self, found: Columns) -> IterationRows:
+        row = found["row"]
+        number = found["own"] + self._rows["shift"][row]
+        times = (found[name] for name in ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns"))
+        known = (found[name] for name in ("wait_start_ns", "source", "start_moment", "end_moment"))
+        return IterationRows(self._about, self._rows["session"][row], row, number, *times, *known)
 
     def needed_ns(self, sessions: int, before_ns: _Numbers | None = None) -> _Numbers:
-        """By place: start of the earliest iteration that is open or waits; NEVER: there is none.
+        """By session: start of the earliest iteration that is open or waits; NEVER: there is none.
 
-        before_ns: by index too; those that began so long ago are passed over.
+        before_ns: by session too; those that began so long ago are passed over. What only the traffic shows holds
+        nothing back: it comes late, by a guess, and of whoever looks like a rank.
         """
-        found, under_way = np.full(sessions, _NEVER), self._under_way()
-        session = self._rows["session"][np.append(self._waiting["row"], under_way)]
-        start_ns = np.append(self._waiting["start_ns"], self._open[under_way, 0, _BEGIN])
+        found, rows, waiting = np.full(sessions, NEVER), self._known, self._waiting
+        of = rows[waiting["row"]]
+        holds = of["by_process"] & (of["understood"] | (waiting["end_ns"] > 0)) & (waiting["source"] != Source.INFERRED)
+        # Who has not stepped yet, and who comes late: its next one may have begun, and nobody has said so.
+        there = np.flatnonzero(rows["used"] & rows["by_process"] & rows["understood"] & (rows["until_ns"] == NEVER))
+        there = there[(rows["finished_ns"][there] < 0) | rows["late"][there]]
+        since_ns = np.where(rows["finished_ns"][there] < 0, rows["since_ns"][there], rows["finished_ns"][there])
+        session = np.append(of["session"][holds], rows["session"][there])
+        start_ns = np.append(waiting["start_ns"][holds], since_ns)
         if before_ns is not None:
-            late = start_ns > before_ns[session]
-            session, start_ns = session[late], start_ns[late]
+            recent = start_ns > before_ns[session]
+            session, start_ns = session[recent], start_ns[recent]
         np.minimum.at(found, session, start_ns)
         return found
 
-    def _under_way(self) -> _Numbers:
-        rows = self._rows[: self.count]
-        return np.flatnonzero(rows["used"] & (rows["reached"] != _END))
-
     def steps(self) -> RankSteps:
-        """All of them and their iterations."""
-        used = np.flatnonzero(self._rows["used"][: self.count])
+        """All of them that have a name, and their iterations."""
+        used = np.flatnonzero(self._known["used"] & self._known["named"])
         rows = self._rows[used]
-        at = np.zeros(self.count, np.int64)
+        at = np.full(len(self._ranks) + 1, -1, np.int64)
         at[used] = np.arange(len(used))
-        under_way, waiting = self._under_way(), self._waiting
-        known = self._rows[under_way]
-        begins = np.append(waiting["start_ns"], self._open[under_way, 0, _BEGIN])
-        ends = np.append(waiting["end_ns"], np.full(len(under_way), _NEVER))
-        number = np.append(waiting["number"], known["number"] + known["own_shift"])
-        of_rank = at[np.append(waiting["row"], under_way)]
-        order = np.lexsort((begins, of_rank))
-        columns = (np.ascontiguousarray(rows[name]) for name in ("session", "job", "rank_id", "shift", "since_ns"))
-        return RankSteps(*columns, *(column[order] for column in (of_rank, begins, ends, number)))
+        waiting = self._waiting
+        of_rank = at[waiting["row"]]
+        some = np.flatnonzero(of_rank >= 0)
+        ends = np.where(waiting["end_ns"] > 0, waiting["end_ns"], NEVER)
+        columns = (np.ascontiguousarray(rows[name]) for name in RankSteps._fields[:8])
+        return RankSteps(*columns, *(column[some] for column in (of_rank, waiting["start_ns"], ends, waiting["own"])))
+
+
+def _pairs(one: _Numbers, other: _Numbers) -> npt.NDArray[np.void]:
+    return np.stack([one, other], axis=1).astype(np.int64).view("V16").ravel()
+
+
+def _follow(rows: Columns, after_ns: _Numbers) -> _Bools:
+    """Whether most of each iteration does: what another source has seen, or another clock has timed, may begin before.
+
+    What the traffic shows begins when it says, or later.
+    """
+    start_ns, end_ns = rows["start_ns"], rows["end_ns"]
+    begins = np.where(end_ns > 0, start_ns + (end_ns - start_ns) // 2, start_ns + _NEAR_NS)
+    found: _Bools = np.where(rows["source"] == Source.INFERRED, start_ns, begins) >= after_ns
+    return found
+
+
+_NOBODY = Iteration("", 0, 0, 0, 0, 0, Moment.STEP_START, Moment.STEP_END, Source.HOOK, 0, True, 0)

@@ -16,12 +16,11 @@ from collector.dataset.tables import Origin, Origins, SessionMeta, bucket_table,
 from collector.host.ledger import LedgerRow
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, Latest, SessionFlush
-from collector.host.window import HostWindow, News, Output
-from collector.messages import BY_PEER
+from collector.host.window import HostWindow, Output
+from collector.messages import BY_PEER, NO_NUMBERS
 from netmon.columnar import Columns
 from netmon.dl.numbering import Trust
 from netmon.errors import WireError
-from netmon.mark_runs import MarkRun
 from netmon.records import Flow, Hello, NicSample
 from netmon.wire import netmon_pb2
 
@@ -292,15 +291,13 @@ class Session:
             self.tables.flows.ends.set_rank(index, rank)
         self._peer_flows.set_job(flow_id, job)
 
-    def add_news(self, news: News) -> Sequence[MarkRun]:
-        """Take in what a batch tells alongside its rows; returns the marks that count."""
-        marks = self.window.mark(news)
-        if news.sequence > self._resume.last_sequence:
-            self._nic += news.nic
-        for sample in news.nic:
+    def add_counters(self, sequence: int, samples: Sequence[NicSample]) -> None:
+        """Take in a batch's NIC counters."""
+        if sequence > self._resume.last_sequence:
+            self._nic += samples
+        for sample in samples:
             if sample.source == _RDMA:
                 self._look_at_port(sample)
-        return marks
 
     def _look_at_port(self, sample: NicSample) -> None:
         """What its counters say of traffic that no hook sees."""
@@ -343,7 +340,8 @@ class Session:
         latest = self._latest
         states = self.window.ranks.states() if latest else {}
         for whose, last in latest.items():
-            self._stored(last, *states.get(whose, (Trust.RELATIVE, 0)))
+            count = states.get(whose, NO_NUMBERS)
+            self._stored(last, count.trust, count.shift)
         changed = self.window.flows.changed
         ledger, meta = self._ledger, self._clock
         nic, self._nic = self._nic, []

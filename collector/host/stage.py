@@ -17,24 +17,25 @@ import numpy.typing as npt
 from collector.dataset.resume import Resume
 from collector.host.align import SET_NS, Update, update_all
 from collector.host.flows import unknown_flow
-from collector.host.iteration_rows import Accounted, IterationRows, iteration_rows
+from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
+from collector.host.rank import Owner, Rank
 from collector.host.rows import STARTING_NS, rows_of
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
-from collector.host.window import News, Output
+from collector.host.window import HostWindow, Output
 from collector.messages import TickAnswer, TickNews, flow_id_of, session_of
 from collector.settings import Settings
-from netmon.columnar import Columns
+from netmon.columnar import Columns, joined
 from netmon.dl.grouped import distinct, edges, latest_of, starts
-from netmon.dl.iterations import IterationTracker
 from netmon.errors import WireError
-from netmon.mark_runs import MarkRun, MarkTable, mark_table
-from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Table
+from netmon.records import ITERATION, ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Source, Table
+from netmon.views import SourceScore
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
 from netmon.wire.limits import FURTHEST_NS
+from netmon.wire.table_records import read_ranks
 
 # --- The batches of one tick of the host stage, and what the tick has made of them.
 
@@ -51,7 +52,7 @@ class Settled:
     arrived: list[Columns] = field(default_factory=list)  # rows that have come, of ARRIVED
     final: list[Classified] = field(default_factory=list)  # rows that have settled
     ended: list[IterationRows] = field(default_factory=list)  # iterations that have; their accounts follow
-    unclear: dict[str, IterationTracker] = field(default_factory=dict)  # jobs that are not understood, a rank of each
+    unclear: dict[str, Rank] = field(default_factory=dict)  # jobs that are not understood, a rank of each
     accounted: list[Accounted] = field(default_factory=list)  # iterations whose rows have settled
 
 
@@ -63,9 +64,7 @@ class Batches:
     session: _Indices  # of each batch
     sequences: Sequence[int]  # of each batch
     settled: Settled
-    flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
-    marks: dict[int, list[MarkRun]] = field(default_factory=dict)  # of ranks outside the rank table
-    table_marks: MarkTable = field(default_factory=lambda: mark_table(()))  # those of the others that are taken in
+    flows: dict[int, list[Flow]] = field(default_factory=dict)  # these three by batch
     exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
     nic: dict[int, list[NicSample]] = field(default_factory=dict)
 
@@ -158,27 +157,6 @@ def _set(batches: Batches, session_index: int, known_ns: int) -> tuple[int, int]
     return int(clocks["mono_ns"][first]), int(moved_ns[first])
 
 
-# --- The way of the rank table's marks through a tick, for all hosts at once.
-
-
-def add_table_marks(tables: Tables, batches: Batches) -> None:
-    """Add the marks of ranks in the table; all others are handed on, by batch."""
-    marks, session_index, heads = batches.many.marks, batches.session, batches.many.heads
-    marks = marks.take(batches.good[marks.batch])
-    row = tables.rank_table.find(marks, session_index)
-    known = np.flatnonzero(row >= 0)
-    taken = np.zeros(len(marks), np.bool_)
-    if len(known):
-        settled_ns = tables.sessions.table["settled_ns"]
-        own = marks.take(known)
-        latest_ns = heads["horizon_ns"][own.batch] + FURTHEST_NS
-        taken[known] = tables.rank_table.add_marks(own, row[known], settled_ns[session_index[own.batch]], latest_ns)
-        batches.table_marks = marks.take(taken)
-        tables.accounts.payload.cut_in_order(session_index[batches.table_marks.batch], batches.table_marks.time_ns)
-    for batch, run in marks.take(~taken).runs():
-        batches.marks.setdefault(batch, []).append(run)
-
-
 # --- What is new goes to the rank registry within a tick, and its answer is applied.
 
 Answer = Callable[[TickNews], TickAnswer]
@@ -229,16 +207,13 @@ class HostStage:
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
         self._waiting: set[int] = set()  # sessions of which the traffic has reported something
-        self._unnamed: set[int] = set()  # sessions with processes of which it is not known who they are
         self._introduced: set[int] = set()  # sessions that have reported steps which no batch has reached yet
-        self._loose: set[int] = set()  # sessions that may have ranks outside the table
 
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
         session = Session(hello, resume, self.tables)
         self.sessions[session.index] = session
         self._introduced.add(session.index)
-        self._loose.add(session.index)
         return session.index
 
     def session(self, session_index: int) -> Session:
@@ -249,7 +224,7 @@ class HostStage:
         window, tables = session.window, self.tables
         session.forget()
         self._queue = [(of, message) for of, message in self._queue if of != session_index]
-        for some in (self._waiting, self._unnamed, self._broken, self._introduced, self._loose):
+        for some in (self._waiting, self._broken, self._introduced):
             some.discard(session_index)
         tables.drop(session_index)
         tables.ledger.close(window.first_link, len(window.links))
@@ -284,7 +259,7 @@ class HostStage:
         samples = self._samples(batches)
         for batch, reason in self.tables.evidence.check(many, batches.session).items():
             batches.refuse(batch, reason)
-        with_marks = self._add_news(batches)
+        self._add_news(batches)
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
@@ -294,7 +269,7 @@ class HostStage:
         self.tables.evidence.add(many, batches.session, batches.good)
         with_batches = distinct(batches.session[batches.good])
         self._settle_until(with_batches, self._grid(with_batches))
-        self._settle(settled, with_marks | self._unnamed)
+        self._settle(settled)
         return settled
 
     def settle_all(self, session_indices: Sequence[int], leaving: bool) -> Settled:
@@ -310,7 +285,7 @@ class HostStage:
         np.maximum.at(latest, rows["session"], rows["start_ns"])
         at = np.array(session_indices, np.int64)
         self._settle_until(at, np.maximum(last, latest[at] + 1))
-        self._settle(settled, set(session_indices))
+        self._settle(settled)
         return settled
 
     def _describe(self, batches: Batches) -> None:
@@ -350,62 +325,81 @@ class HostStage:
         samples["link"] = links
         return samples
 
-    def _add_news(self, batches: Batches) -> set[int]:
-        """Take in what the batches tell alongside rows; returns the sessions with marks."""
+    def _add_news(self, batches: Batches) -> None:
+        """Take in what the batches tell alongside rows."""
         heads = batches.many.heads
         good = np.flatnonzero(batches.good)
         self._advance(heads[good], batches.session[good])
-        with_marks: set[int] = set()
         last = dict(zip(batches.session[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
-        sessions = self.tables.sessions.table
-        settled_ns = sessions["settled_ns"].tolist()
         align_clocks(self.tables, self.sessions, batches, last)
         self._use_offsets()
-        add_table_marks(self.tables, batches)
-        sequence, until_ns = heads["sequence"].tolist(), heads["horizon_ns"].tolist()
-        self._introduced = {p for p in self._introduced if self.sessions[p].window.introduced}
-        introduced = self._introduced.intersection(last)
-        with_news = {*batches.marks, *batches.nic}
-        with_news |= {b for b in good.tolist() if int(batches.session[b]) in introduced} if introduced else set()
-        for batch in sorted(with_news):
-            session_index = int(batches.session[batch])
-            if not batches.good[batch]:
-                continue
-            marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
-            news = News(sequence[batch], until_ns[batch], settled_ns[session_index], marks, nic)
-            try:
-                batches.marks[batch] = list(self.sessions[session_index].add_news(news))
-            except Exception as error:
-                batches.fail(batch, error)
-            if marks or session_index in introduced:
-                with_marks.add(session_index)
-        self._query_names(batches, (with_marks | self._unnamed) - self._broken)
+        for batch, samples in sorted(batches.nic.items()):
+            if batches.good[batch]:
+                try:
+                    self.sessions[int(batches.session[batch])].add_counters(int(heads["sequence"][batch]), samples)
+                except Exception as error:
+                    batches.fail(batch, error)
+        self._update_ranks(batches)
+        self._take(self._iterations(batches, last), batches.fail_session)
         self._find_peer_flows(batches, last)
         inferred, self._waiting = self._waiting, set()
-        for session_index in inferred:  # what the traffic has shown, now that the processes' ranks are known
-            self.sessions[session_index].window.infer()
-        self._query_names(batches, inferred)
-        return with_marks | inferred
+        for session_index in sorted(inferred):  # what the traffic has shown, now that the processes' ranks are known
+            self._take(_of_session(session_index, self.sessions[session_index].window.infer()), batches.fail_session)
 
-    def _query_names(self, batches: Batches, session_indices: Iterable[int]) -> None:
-        """Ranks of some sessions that step and have no name ask for it."""
-        for session_index in sorted(session_indices):
-            ranks = self.sessions[session_index].window.ranks
+    def _update_ranks(self, batches: Batches) -> None:
+        """Ranks that have joined, left, or of which something else is new."""
+        many, table = batches.many, self.tables.rank_table
+        rows = many.ranks[batches.good[many.ranks["batch"]]]
+        news = table.news(rows, batches.session[rows["batch"]], many.words)
+        for batch, state in zip(rows["batch"][news].tolist(), read_ranks(rows.take(news), many.words), strict=True):
             try:
-                if ranks.unnamed:
-                    ranks.request_names()
+                self.sessions[int(batches.session[batch])].window.ranks.update(state)
             except Exception as error:
-                batches.fail_session(session_index, error)
-        exchange(self.tables, self.sessions, self._answer, batches.fail_session)
+                batches.fail(batch, error)
+        table.learn(rows.take(news), batches.session[rows["batch"][news]], many.words)
+        scores = many.scores[batches.good[many.scores["batch"]]]
+        of_rank: dict[tuple[int, int], list[SourceScore]] = {}
+        for batch, rank_id, *score in zip(*(scores[name].tolist() for name in scores.names), strict=True):
+            source, reference = map(Source, score[:2])
+            of_rank.setdefault((batch, rank_id), []).append(SourceScore(source, reference, *score[2:]))
+        for (batch, rank_id), own in of_rank.items():
+            self.sessions[int(batches.session[batch])].window.ranks.add_scores(rank_id, own)
+
+    def _iterations(self, batches: Batches, session_indices: Iterable[int]) -> Columns:
+        """What the batches tell of iterations, and what introductions have told that they have reached."""
+        rows = batches.many.iterations
+        rows = rows[batches.good[rows["batch"]]]
+        found = [_of_sessions(batches.session[rows["batch"]], rows)]
+        introduced = {place for place in self._introduced if len(self.sessions[place].window.introduced)}
+        self._introduced = introduced
+        for session_index in sorted(introduced.intersection(session_indices)):
+            found.append(_of_session(session_index, self.sessions[session_index].window.take_introduced()))
+        return joined(found)
+
+    def _take(self, iterations: Columns, fail: Fail) -> None:
+        """Take in iterations, with `session`; their ranks get their names, if these are known by now."""
+        tables = self.tables
+        settled_ns, horizon_ns = (tables.sessions.table[name] for name in ("settled_ns", "horizon_ns"))
+        refused = tables.rank_table.take(iterations, settled_ns, horizon_ns)
+        for session_index, reasons in refused.unusable.items():
+            self.sessions[session_index].window.ranks.rejected.unusable += reasons
+        for owner, rank in refused.late:
+            owner.rejected.late(rank)
+        tables.rank_log.stepped(tables.rank_table.take_steps())
+        for owner, rank in tables.rank_table.unreported():
+            try:
+                owner.report(rank)
+            except Exception as error:
+                fail(owner.session, error)
+        exchange(tables, self.sessions, self._answer, fail)
 
     def _end_ranks(self, settled: Settled, session_indices: Iterable[int]) -> None:
-        """No marks will come of some sessions any more: their ranks have names now or never, and end."""
-        ranks = [self.sessions[session_index].window.ranks for session_index in session_indices]
-        for own in ranks:
-            own.request_last_names()
+        """No more will come of some sessions: their ranks have names now or never."""
+        ending = set(session_indices)
+        for owner, rank in self.tables.rank_table.unreported():
+            if owner.session in ending:
+                owner.claim(rank, wait=False)
         exchange(self.tables, self.sessions, self._answer, partial(self._fail, settled))
-        for own in ranks:
-            own.end_of_stream()
 
     def _find_peer_flows(self, batches: Batches, session_indices: Iterable[int]) -> None:
         """Flows of some sessions that are a job's by their other end, which may be described before or after."""
@@ -424,8 +418,6 @@ class HostStage:
         now_ns = sessions.table["horizon_ns"]
         offset_ns = sessions.utc(np.arange(len(now_ns)), now_ns) - now_ns
         self.tables.rank_table.use_offsets(offset_ns)
-        for session_index in self._loose:
-            self.sessions[session_index].window.ranks.offset_ns = int(offset_ns[session_index])
 
     def _advance(self, heads: Table, session_index: _Indices) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
@@ -449,9 +441,10 @@ class HostStage:
         first = starts(of_batch)
         last_row[of_batch[first]] = latest_of(rows["start_ns"], first)
         np.maximum.at(last, samples["batch"], samples["time_ns"])
-        np.maximum.at(last, batches.table_marks.batch, batches.table_marks.time_ns)
-        for batch, marks in batches.marks.items():
-            last[batch] = max([int(last[batch]), *(max(run.times_ns) for run in marks)])
+        iterations = batches.many.iterations
+        told_ns, of = np.maximum(iterations["start_ns"], iterations["end_ns"]), iterations["batch"]
+        near = told_ns <= heads["horizon_ns"][of] + FURTHEST_NS
+        np.maximum.at(last, of[near], told_ns[near])
         last = np.maximum(last, last_row)
         good = np.flatnonzero(batches.good)
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
@@ -475,40 +468,28 @@ class HostStage:
         settled_ns = self.tables.sessions.table["settled_ns"]
         settled_ns[session_indices] = np.maximum(settled_ns[session_indices], until_ns)
 
-    def _settle(self, settled: Settled, with_batches: set[int]) -> None:
-        """Make final what begins before the settled times; with_batches: sessions of which something is new."""
+    def _settle(self, settled: Settled) -> None:
+        """Make final what begins before the settled times."""
         tables = self.tables
-        self._loose |= with_batches | tables.rank_table.given_back
-        tables.rank_table.given_back.clear()
-        self._loose = {p for p in self._loose - self._broken if self.sessions[p].window.ranks.busy}
-        busy = sorted(self._loose)
-        training = sorted(with_batches.intersection(busy))
-        for session_index in training:
-            window = self.sessions[session_index].window
-            self._guard(settled, session_index, window.align_ranks)
-            (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(session_index)
         log, rank_table = tables.rank_log, tables.rank_table
-        log.stepped(rank_table.take_steps())
-        log.step_events(
-            rank_table.check(log.young, lambda ranks: self.sessions[ranks.session].window.alignment.error_ns)
-        )
-        exchange(self.tables, self.sessions, self._answer, partial(self._fail, settled))
-        for session_index in training:
-            self.sessions[session_index].window.ranks.aligned()
-        tables.rank_log.checked()
+        events, again = rank_table.check(log.young, lambda owner: self._window(owner).alignment.error_ns)
+        log.step_events(events)
+        exchange(tables, self.sessions, self._answer, partial(self._fail, settled))
+        for owner, rank in rank_table.leaving():
+            owner.freeze(rank)
+        log.checked(again)
         tables.sessions.table["trains"] = False
-        tables.sessions.table["trains"][busy] = tables.sessions.table["trains"][tables.rank_table.sessions()] = True
+        tables.sessions.table["trains"][rank_table.sessions()] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.sessions.table["settled_ns"]))
         tables.reclassify_traffic()
-        there = set(distinct(rows["session"]).tolist())
-        steps = tables.steps(
-            [self.sessions[session_index].window.ranks for session_index in busy if session_index in there]
-        )
-        found, buckets = self._final(settled, rows, steps)
+        found, buckets = self._final(settled, rows, tables.steps())
         tables.account(found)
         settled.final.append(found)
-        self._output(settled, buckets, found.rows, with_batches)
+        self._output(settled, buckets, found.rows)
         tables.forget()
+
+    def _window(self, owner: Owner) -> HostWindow:
+        return self.sessions[owner.session].window
 
     def _final(self, settled: Settled, rows: Columns, steps: AllSteps) -> tuple[Classified, Columns]:
         """Rows with their class, and as the dataset has them. Those of a session at which this fails are left out."""
@@ -537,7 +518,7 @@ class HostStage:
             own = older[rows["session"][older] == index]
             buckets["bucket_start_ns"][own] = self.sessions[index].window.alignment.map.utcs(rows["start_ns"][own])
 
-    def _output(self, settled: Settled, buckets: Columns, rows: Columns, with_batches: set[int]) -> None:
+    def _output(self, settled: Settled, buckets: Columns, rows: Columns) -> None:
         tables, sessions = self.tables, self.tables.sessions
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
@@ -551,41 +532,25 @@ class HostStage:
                 ledger.setdefault(session_index, []).append(row)
         begins = edges(fresh["session"], len(sessions.table))
         with_rows = set(distinct(fresh["session"]).tolist())
-        due = with_batches | set(np.flatnonzero(sessions.table["due_ns"] <= settled_ns).tolist())
-        loose = sorted(self._loose & due)
-        of_loose = {
-            session_index: self._guard(settled, session_index, self.sessions[session_index].window.settle_ranks)
-            for session_index in loose
-        }
-        ended, over = (
-            iteration_rows((session_index, one) for session_index, own in of_loose.items() if own for one in own[which])
-            for which in (0, 1)
-        )
-        settled.unclear |= {name: rank.tracker for name, rank in tables.rank_log.unclear_jobs().items()}
-        settled.ended += [good for each in (ended, tables.rank_table.ended()) if len(good := tables.understood(each))]
-        for due_rows in (over, tables.rank_table.settle(np.ascontiguousarray(settled_ns))):
-            self._account(settled, tables.understood(due_rows))
-        for session_index in loose:
-            self._let_go(session_index)
+        settled.unclear |= tables.rank_log.unclear_jobs()
+        ended = tables.understood(self._sound(tables.rank_table.ended()))
+        settled.ended += [ended] if len(ended) else []
+        self._account(settled, tables.understood(tables.rank_table.settle(np.ascontiguousarray(settled_ns))))
+        for owner, rank in tables.rank_table.gone(settled_ns):
+            self._guard(settled, owner.session, partial(owner.forget, rank))
         for session_index in sorted((with_rows | ledger.keys()) - self._broken):
             output = Output(fresh[begins[session_index] : begins[session_index + 1]], ledger.get(session_index, []))
             self.sessions[session_index].add_output(output)
             settled.outputs.setdefault(session_index, []).append(output)
 
-    def _let_go(self, session_index: int) -> None:
-        """Move ranks that step regularly into the table; when the others have something to do."""
-        window, sessions = self.sessions[session_index].window, self.tables.sessions.table
-        if not window.introduced:
-            window.ranks.move_to_table(window.flows, self.tables.flows)
-        if not window.ranks.loose:
-            self._loose.discard(session_index)
-        sessions["due_ns"][session_index], sessions["needed_ns"][session_index] = window.ranks.waiting_ns()
+    def _sound(self, rows: IterationRows) -> IterationRows:
+        """Without those of sessions at which this has failed."""
+        return rows.take(~np.isin(rows.session, list(self._broken))) if self._broken else rows
 
     def _account(self, settled: Settled, rows: IterationRows) -> None:
         """The account of iterations that are over. Those of a session at which this fails are left out."""
         tables = self.tables
-        if self._broken:
-            rows = rows.take(~np.isin(rows.session, list(self._broken)))
+        rows = self._sound(rows)
         if not len(rows):
             return
         try:
@@ -615,6 +580,16 @@ class HostStage:
     def _fail(self, settled: Settled, session_index: int, error: Exception) -> None:
         self._broken.add(session_index)
         settled.failed.setdefault(session_index, (0, error))
+
+
+def _of_sessions(session: _Indices, rows: Columns) -> Columns:
+    """Iterations with the session of each."""
+    return Columns({"session": session} | {name: rows[name] for name in ITERATION.names or ()})
+
+
+def _of_session(session_index: int, rows: Table) -> Columns:
+    session = np.full(len(rows), session_index, np.int64)
+    return Columns({"session": session} | {name: np.ascontiguousarray(rows[name]) for name in ITERATION.names or ()})
 
 
 _LINK = "batch", "interface", "direction"

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which iteration each row of all hosts belongs to."""
 
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from collector.host.flows import AllFlows
-from collector.host.rank import Steps
-from collector.host.rank_table import NO_STEPS, RankSteps
+from collector.host.rank_table import RankSteps
 from netmon.dl.grouped import GroupedValues, edges, starts
 
 _Numbers = npt.NDArray[np.int64]
@@ -18,55 +15,19 @@ _NEVER = np.iinfo(np.int64).max
 class AllSteps:
     """The ranks of all hosts and their iterations, as they are now."""
 
-    def __init__(
-        self,
-        of_sessions: Iterable[tuple[int, Sequence[Steps]]],
-        flows: AllFlows,
-        sessions: int,
-        rank_table: RankSteps = NO_STEPS,
-    ) -> None:
-        """of_sessions: index of each session that has ranks, and those; sessions: one more than the largest index.
-
-        steady: those ranks that are in none of them.
-        """
-        ranks = [(session, steps) for session, own in of_sessions for steps in own]
+    def __init__(self, ranks: RankSteps, flows: AllFlows, sessions: int) -> None:
+        """sessions: one more than the largest index."""
         self._flows, self._sessions = flows, sessions
-        about = [
-            (session, flows.job(one.job), one.rank, one.shift, one.by_process, one.hidden, one.since_ns, one.until_ns)
-            for session, one in ranks
-        ]
-        columns = np.array(about, np.int64).reshape(-1, 8).T
-        session, job, rank, shift, by_process, hidden, since_ns, until_ns = columns
-        rank_id = [flows.rank_id(*one) for one in zip(*(c.tolist() for c in (session, job, rank)), strict=True)]
-        spans = np.frombuffer(b"".join(steps.spans for _, steps in ranks), np.int64).reshape(-1, 3)
-        of_rank = np.repeat(np.arange(len(ranks)), np.array([len(steps.spans) // 3 for _, steps in ranks], np.int64))
-        more = np.ones(len(rank_table.session), np.int64)
-        self._session, self._job, self._shift, since_ns, until_ns, by_process, hidden, number = (
-            np.concatenate(pair)
-            for pair in (
-                *(
-                    (session, rank_table.session),
-                    (job, rank_table.job),
-                    (shift, rank_table.shift),
-                    (since_ns, rank_table.since_ns),
-                ),
-                *((until_ns, _NEVER * more), (by_process, more), (hidden, 0 * more)),
-                (np.array(rank_id, np.int64), rank_table.rank_id),
-            )
-        )
-        self._begin, self._end, self._number, self._of_rank = (
-            np.concatenate(pair)
-            for pair in (
-                *zip(spans.T, (rank_table.begin_ns, rank_table.end_ns, rank_table.number), strict=True),
-                (of_rank, rank_table.of_rank + len(ranks)),
-            )
-        )
+        self._session, self._job, self._shift = ranks.session, ranks.job, ranks.shift
+        order = np.lexsort((ranks.begin_ns, ranks.of_rank))
+        of_iterations = (ranks.begin_ns, ranks.end_ns, ranks.number, ranks.of_rank)
+        self._begin, self._end, self._number, self._of_rank = (column[order] for column in of_iterations)
         self._spans = GroupedValues(self._of_rank, self._begin, len(self._session))
-        self._passes = self._by_rank_id(number)
-        seen = hidden == 0
+        self._passes = self._by_rank_id(ranks.rank_id)
+        seen = ~ranks.hidden
         self._by_process, self._inferred = (
-            _Presence(self._session[some], since_ns[some], until_ns[some], some, sessions)
-            for some in (np.flatnonzero(seen & (by_process != 0)), np.flatnonzero(seen & (by_process == 0)))
+            _Presence(self._session[some], ranks.since_ns[some], ranks.until_ns[some], some, sessions)
+            for some in (np.flatnonzero(seen & ranks.by_process), np.flatnonzero(seen & ~ranks.by_process))
         )
 
     def _by_rank_id(self, rank_id: _Numbers) -> list[_Numbers]:

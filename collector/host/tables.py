@@ -4,7 +4,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,8 +16,7 @@ from collector.host.flows import AllFlows, Links, unknown_flow
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.ledger import LedgerAccounts
 from collector.host.rank import RankLog
-from collector.host.rank_table import RankTable
-from collector.host.ranks import LONGEST_HISTORY_NS, LONGEST_NEED_NS, Ranks
+from collector.host.rank_table import LONGEST_HISTORY_NS, RankTable
 from collector.host.rows import COLUMNS, Pending, PendingRows, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored, UnstoredIterations
@@ -36,7 +35,9 @@ from netmon.wire.limits import MAX_UTC_NS
 # --- What is known of each session and each link, as columns over all of them.
 
 
-NEVER = np.iinfo(np.int64).max
+LONGEST_NEED_NS = 30_000_000_000
+"""An iteration that has been open for longer no longer holds back acknowledgements."""
+
 _LONG_AGO = -(2**62)
 
 SESSION = np.dtype(
@@ -50,8 +51,6 @@ SESSION = np.dtype(
         ("window_ns", "<i8"),  # of a share window
         ("first_link", "<i8"),
         ("onsets_ns", "<i8"),  # from when on a flow's first bucket is the flow's
-        ("due_ns", "<i8"),  # when its ranks have something to settle
-        ("needed_ns", "<i8"),  # start of the earliest iteration that is open or waits for its rows
         ("stored_complete", "<i8"),  # what the dataset holds of the session: see Resume
         ("stored_last", "<i8"),
         ("stored_settled_ns", "<i8"),
@@ -101,7 +100,6 @@ class SessionIndex:
         for name, value in (
             *(("used", True), ("horizon_ns", begin_ns), ("settled_ns", -1), ("onsets_ns", begin_ns)),
             *(("bucket_ns", hello.streamed_ns), ("full_ns", hello.bucket_ns), ("window_ns", width)),
-            *(("due_ns", NEVER), ("needed_ns", NEVER)),
             ("first_link", self._first_link(session_index, links, width)),
             *(("stored_complete", resume.complete_sequence), ("stored_last", resume.last_sequence)),
             ("stored_settled_ns", resume.settled_ns),
@@ -127,7 +125,6 @@ class SessionIndex:
         self._links["session"][first : first + links] = -1
         self._free_links.setdefault(links, []).append(first)
         self._table[session_index] = 0
-        self._table["needed_ns"][session_index] = self._table["due_ns"][session_index] = NEVER
         self._free.append(session_index)
 
     def use_map(self, session_index: int, clock: TimeMap) -> None:
@@ -386,7 +383,6 @@ class Tables:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.rank_log, self.rank_table = RankLog(), RankTable()
         self.sessions = SessionIndex()
         self.flows = AllFlows()
         self.pending = Pending()
@@ -394,9 +390,10 @@ class Tables:
         self.payload, self.onsets = PendingRows(), PendingRows()
         self.evidence = Evidence(self.flows, self.sessions)
         self.accounts = HostAccounts()
+        self.rank_log, self.rank_table = RankLog(), RankTable(self.accounts.payload)
         self.ledger = LedgerAccounts()
         self.iterations, self.over = UnstoredIterations(), RecentIterations()
-        self._table_needed: npt.NDArray[np.int64] | None = None
+        self._needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
 
     @property
@@ -435,10 +432,9 @@ class Tables:
         """One row per flow and bucket, by session and time."""
         return merge(rows, self.sessions.table["full_ns"])
 
-    def steps(self, sessions: Iterable[Ranks]) -> AllSteps:
-        """The ranks as they are now: of these sessions, and all in the rank table."""
-        of_sessions = ((ranks.session, ranks.steps()) for ranks in sessions if ranks.busy)
-        return AllSteps(of_sessions, self.flows, len(self.sessions.table), self.rank_table.steps())
+    def steps(self) -> AllSteps:
+        """The ranks as they are now."""
+        return AllSteps(self.rank_table.steps(), self.flows, len(self.sessions.table))
 
     def reclassify_traffic(self) -> None:
         recovered = [self.flows.job(name) for name in self.rank_log.recovered]
@@ -520,20 +516,20 @@ class Tables:
         """Let go of what no iteration will ask for any more."""
         sessions = self.sessions.table
         settled_ns = np.ascontiguousarray(sessions["settled_ns"])
-        table_ns = np.maximum(self.rank_table.needed_ns(len(sessions)), settled_ns - LONGEST_HISTORY_NS)
-        needed = np.minimum(np.minimum(sessions["needed_ns"], table_ns), settled_ns)
+        needed = np.maximum(self.rank_table.needed_ns(len(sessions)), settled_ns - LONGEST_HISTORY_NS)
+        needed = np.minimum(needed, settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(sessions["window_ns"], 1))
-        self._table_needed = None
+        self._needed = None
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
             jobs, rank_ids = self.rank_table.numbers()
             self.flows.release_numbers(self.unstored.jobs() | self.evidence.unstored["host"].jobs() | jobs, rank_ids)
 
-    def table_needed_since(self, session_index: int) -> int | None:
-        """As Ranks.needed_since, of the ranks in the table."""
-        if self._table_needed is None or session_index >= len(self._table_needed):  # it is new
+    def needed_since(self, session_index: int) -> int | None:
+        """Start of the earliest iteration of a session that is still open, unless it is too old to wait for (mono)."""
+        if self._needed is None or session_index >= len(self._needed):  # it is new
             sessions = self.sessions.table
-            self._table_needed = self.rank_table.needed_ns(len(sessions), sessions["horizon_ns"] - LONGEST_NEED_NS)
-        needed = int(self._table_needed[session_index])
+            self._needed = self.rank_table.needed_ns(len(sessions), sessions["horizon_ns"] - LONGEST_NEED_NS)
+        needed = int(self._needed[session_index])
         return needed if needed < np.iinfo(np.int64).max else None

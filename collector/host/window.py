@@ -6,24 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
 from collector.host.flows import MOST_FLOWS, FlowTable, Links
 from collector.host.ledger import LedgerRow
 from collector.host.rank import Resumed
-from collector.host.ranks import DISTANT, Ranks
+from collector.host.ranks import Ranks
 from collector.host.rows import arrived, merge
 from collector.host.tables import Tables
 from collector.messages import Holder
 from netmon.columnar import Columns
-from netmon.dl.account import HostAccount
 from netmon.dl.classify import NS_PER_S
-from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.dl.timemap import TimeMap
-from netmon.mark_runs import MarkRun, mark_runs, marks_of
-from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, Moment, NicSample, Table
-from netmon.wire.limits import FURTHEST_NS
+from netmon.records import ITERATION, ClockExchange, ClockSample, Flow, Hello, Mark, Table
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,6 @@ class Output:
 
     buckets: Columns  # of SETTLED
     ledger: list[LedgerRow]
-
-
-class News(NamedTuple):
-    """What a batch tells alongside its rows, flows and counters."""
-
-    sequence: int
-    horizon_ns: int
-    settled_ns: int  # every row that begins before it has settled
-    marks: Sequence[MarkRun] = ()
-    nic: Sequence[NicSample] = ()
 
 
 class _Arrival(NamedTuple):
@@ -67,20 +55,19 @@ class HostWindow:
         mono = self.alignment.map.mono
         until_ns = {link: mono(utc_ns) for link, utc_ns in resume.ledger_until_utc.items()}
         tables.ledger.open(*own, until_ns, resume.ledger_totals, resume.ledger_open)
-        account = HostAccount(tables.accounts, self.session)
         holder = Holder(hello.host, hello.session, 0)
         self.ranks = Ranks(
-            self.session, holder, account, tables.settings.parameters, tables.rank_log, tables.rank_table
+            self.session, holder, tables.settings.parameters, tables.rank_log, tables.rank_table, self.flows
         )
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
-        self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
+        self.introduced = hello.training.iterations
+        """Under way at the introduction, maybe later than batches that are sent again: no batch has reached them."""
         self._inferred: list[Mark] = []  # that the traffic has shown, not added yet
         self.renamed = 0  # processes
         self._crowded = False  # that there were too many flows was said
         self._resume_state(resume)
         self.use_map()
-        self.ranks.offset_ns = self.alignment.offset_ns
         self._introduce(hello)
 
     def _resume_state(self, resume: Resume) -> None:
@@ -94,9 +81,8 @@ class HostWindow:
         """What is under way already: the flows that are alive, and the step that each rank is in."""
         for flow in hello.flows:
             self.describe(flow)
-        for mark in hello.marks:
-            if mark.moment == Moment.JOIN:
-                self.ranks.add_runs(mark_runs([mark]), self.settled_ns)
+        for state in hello.training.ranks:
+            self.ranks.update(state)
 
     @property
     def _row(self) -> Table:
@@ -130,34 +116,14 @@ class HostWindow:
                 f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known"
             )
 
-    def align_ranks(self) -> None:
-        """Ask for the common numbers of the ranks."""
-        self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
-
     def use_map(self) -> None:
         self._tables.sessions.use_map(self.session, self.alignment.map)
 
-    def mark(self, news: News) -> Sequence[MarkRun]:
-        """Take in a batch's marks; returns those that count for it."""
-        runs, latest_ns, settled_ns = news.marks, news.horizon_ns + FURTHEST_NS, news.settled_ns
-        # A mark's time is what a training process says: one from the future is left out, the batch is not to blame.
-        if any(max(run.times_ns) > latest_ns for run in runs):
-            marks = marks_of(runs)
-            runs = mark_runs(mark for mark in marks if mark.time_ns <= latest_ns)
-            self.ranks.rejected.unusable[DISTANT] += len(marks) - sum(len(run.times_ns) for run in runs)
-        self.ranks.add_runs(runs, settled_ns)
-        # The introduction reports the step that is under way, which may be later than batches that are sent again.
-        if self._introduced:
-            due = [mark for mark in self._introduced if mark.time_ns <= news.horizon_ns]
-            self._introduced = [mark for mark in self._introduced if mark.time_ns > news.horizon_ns]
-            known = set(marks_of(runs))
-            self.ranks.add_runs(mark_runs(mark for mark in due if mark not in known), settled_ns)
-        return runs
-
-    @property
-    def introduced(self) -> bool:
-        """Whether the introduction has reported steps that no batch has reached yet."""
-        return bool(self._introduced)
+    def take_introduced(self) -> Table:
+        """Those that batches have reached by now, of netmon.records.ITERATION."""
+        due = self.introduced["start_ns"] <= self.horizon_ns
+        found, self.introduced = self.introduced[due], self.introduced[~due]
+        return found
 
     def rename(self) -> bool:
         """Flows of a process that turned out to be of another job of the same name; whether there were any."""
@@ -186,10 +152,10 @@ class HostWindow:
         """What the traffic tells about this host's ranks; it counts from the next tick on."""
         self._inferred += marks
 
-    def infer(self) -> None:
-        """Add the marks that the traffic has shown."""
+    def infer(self) -> Table:
+        """What the traffic has shown of iterations, of netmon.records.ITERATION."""
         marks, self._inferred = self._inferred, []
-        self.ranks.add_runs(mark_runs(marks), self.settled_ns)
+        return np.array(self.ranks.infer(marks, self.settled_ns), ITERATION)
 
     def arrive(self, arrivals: Iterable[tuple[int, int, int]]) -> None:
         """Batches have come: number, last row and latest time of each."""
@@ -199,11 +165,6 @@ class HostWindow:
         """The latest time that anything has reported."""
         return max([self.horizon_ns, *(arrival.last_ns for arrival in self._arrivals)])
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
-        """The iterations that have ended, and those whose rows have all been added: as Ranks.settle."""
-        ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
-        return ended, self.ranks.settle(self.settled_ns, self.flows)
-
     def full(self, buckets: Table) -> Columns:
         """Rows of full resolution that were requested, dtype BUCKET, of whole share windows → rows of SETTLED.
 
@@ -212,7 +173,7 @@ class HostWindow:
         """
         rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns, self.session)
         rows = merge(rows[rows["flow"] >= 0], self.hello.bucket_ns)
-        settled = self._tables.stamped(rows, self._tables.classified(rows).classes, self._tables.steps([self.ranks]))
+        settled = self._tables.stamped(rows, self._tables.classified(rows).classes, self._tables.steps())
         whose = self.flows.state[rows["flow"]]
         start, first, last = rows["start_ns"], rows["start_ns"].min(initial=0), rows["start_ns"].max(initial=-1)
         for over in self._tables.over.within(self.session, int(first), int(last)):
@@ -231,8 +192,8 @@ class HostWindow:
     def acknowledgeable(self) -> int | None:
         """The last batch that nothing needs any more once all settled rows are stored; None: no new one."""
         settled_ns = self.settled_ns
-        needed = self.ranks.needed_since(self.horizon_ns), self._tables.table_needed_since(self.session)
-        limit_ns = min([settled_ns + 1, *(time for time in needed if time is not None)])
+        needed_ns = self._tables.needed_since(self.session)
+        limit_ns = settled_ns + 1 if needed_ns is None else min(settled_ns + 1, needed_ns)
         return self._last_of(lambda arrival: arrival.last_row_ns < settled_ns and arrival.last_ns < limit_ns)
 
     def _last_of(self, done: Callable[[_Arrival], bool]) -> int | None:

@@ -19,7 +19,7 @@ from collector.messages import (
     TickNews,
 )
 from netmon.dl.numbering import JobNumbers, RankEvents, Trust, number_jobs
-from netmon.records import Flow, Table
+from netmon.records import Flow
 
 # --- Which process is which rank of which job, where two jobs call themselves by one name or a job changes its ranks.
 
@@ -345,23 +345,12 @@ class RankRegistry:
         )
 
     def _add_ranks(self, news: TickNews) -> None:
-        steps = news.steps["after"].tolist()
-        first = 0
-        for after, row in enumerate(news.ranks.tolist()):
-            end = first
-            while end < len(steps) and steps[end] <= after:
-                end += 1
-            if end > first:
-                self._step(news.steps[first:end])
-                first = end
-            self._take(row, news.jobs)
-        self._step(news.steps[first:])
-
-    def _step(self, steps: Table) -> None:
-        for _, serial, size, last_ns in steps.tolist():
+        for serial, size, last_ns in news.steps.tolist():
             rank = self._ranks.get(serial)
             if rank and rank.name:
                 self._claims.hold(rank.name, Step(rank.number, size, last_ns, last_ns), rank.holder)
+        for row in news.ranks.tolist():
+            self._take(row, news.jobs)
 
     def _take(self, row: _Row, jobs: Sequence[str]) -> None:
         about, session, serial, job, number, pid, size, since_ns, last_ns, trust, shift = row

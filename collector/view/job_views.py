@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.iteration_rows import Accounted, IterationRows, Ring, goes_on
+from collector.host.rank import Rank
 from collector.metrics.job_counts import Counts
 from collector.view.series import groups
-from netmon.dl.iterations import Iteration, IterationTracker
+from netmon.dl.iterations import Iteration
 from netmon.dl.step_alignment import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
@@ -146,7 +147,7 @@ class _Rank:
     @property
     def source(self) -> Source:
         rows, row = self.ended
-        return rows.about[int(rows.whose[row])].source
+        return Source(int(rows.source[row]))
 
     @property
     def shared(self) -> bool:
@@ -206,7 +207,7 @@ class Jobs:
                 one = part.take(np.array([row]))
                 self._have_ended(name, hosts, one, number[row : row + 1])
 
-    def are_unclear(self, now: Mapping[str, IterationTracker]) -> list[str]:
+    def are_unclear(self, now: Mapping[str, Rank]) -> list[str]:
         """The jobs whose steps are not understood now, with a rank of each; returns a line on each that is new."""
         for name in [name for name, job in self._jobs.items() if job.unclear and name not in now]:
             del self._jobs[name]
@@ -214,7 +215,9 @@ class Jobs:
         lines = []
         for name, rank in now.items():
             if name not in self._jobs or not self._jobs[name].unclear:
-                job = self._jobs[name] = _Job(size=rank.size, called=(rank.rank, rank.job_name), name=name)
+                job = self._jobs[name] = _Job(
+                    size=rank.state.size, called=(rank.number, rank.state.job_name), name=name
+                )
                 job.unclear = self._renamed = True
                 if name not in self._said:
                     lines.append(f"job {job.called[1] or name}: {NOT_UNDERSTOOD}")

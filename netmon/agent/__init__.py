@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: drains the kernel, names the flows' owners, takes marks, and streams batches to the collector."""
+"""The agent: drains the kernel, names flows' owners, makes marks iterations, and streams batches to the collector."""

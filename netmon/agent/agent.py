@@ -166,7 +166,7 @@ class Agent:
         owners.add(self._aggregates.described(seen, now_ns, last=last is not None), now_ns)
         horizon_ns = max(0, now_ns - STALE_NS - self._settings.bucket_ns)
         streamed = sending.streamed(rows, horizon_ns, last=last is not None)
-        marks = self._marks.take()
+        training, marks = self._marks.take()
         batch = Batch(
             sequence=sending.next_sequence,
             clock=self._clock.sample(),
@@ -174,7 +174,7 @@ class Agent:
             buckets=streamed.buckets,
             bucket_ns=streamed.bucket_ns,
             flows=owners.changed(),
-            marks=marks,
+            training=training,
             ledger=ledger.due(now_ns) if last is None else last,
             cost=self._evidence.cost.measure(sending.spool.size, self._marks.refused + sending.leftovers.lost),
             exchanges=sending.exchanges.take(),

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from netmon.records import Batch
+from netmon.records import Batch, Training
 from netmon.wire.channel import MAX_MESSAGE_BYTES
 from netmon.wire.limits import MAX_FLOWS
 
 MOST_ROWS = 1 << 17
 """Of a batch: at most 6 MB of a message, and half of what a collector takes."""
 
-_NOTHING_ELSE: dict[str, Any] = dict.fromkeys(("flows", "marks", "ledger", "exchanges", "nic", "words"), ())
-_NOTHING_ELSE["evidence"] = {}
+_NOTHING_ELSE: dict[str, Any] = dict.fromkeys(("flows", "ledger", "exchanges", "nic", "words"), ())
+_NOTHING_ELSE |= {"evidence": {}, "training": Training()}
 _BEHIND_NS = 5_000_000_000  # what else is in the batch must not lie too long after its horizon
 
 

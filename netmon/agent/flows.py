@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """New flow keys from the kernel, and aggregates of what is not described one by one → flows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from netmon.kernel.meter.flow_numbers import Aggregate
 from netmon.kernel.meter.meter import Drained
-from netmon.records import Direction, Flow, Mark, Moment, Owner, Source, address
+from netmon.records import Direction, Flow, Owner, address
 
 _AGAIN_NS = 60_000_000_000
 """An aggregate with traffic is described at least so often: a collector forgets what was silent for long."""
@@ -148,30 +148,3 @@ def distinct_ids(flow_ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     seen = np.zeros(int(flow_ids.max()) - least + 1, bool)
     seen[flow_ids - np.uint32(least)] = True
     return (np.flatnonzero(seen) + least).astype(np.uint32)
-
-
-class RecentMarks:
-    """Of every rank and source: that it joined, and the marks of its current step."""
-
-    def __init__(self) -> None:
-        self._joined: dict[tuple[str, int, Source], Mark] = {}
-        self._current: dict[tuple[str, int, Source], list[Mark]] = {}
-
-    def add(self, marks: Iterable[Mark]) -> None:
-        """Marks in the order in which they came."""
-        for mark in marks:
-            key = (mark.job, mark.rank, mark.source)
-            current = self._current.setdefault(key, [])
-            if mark.moment is Moment.JOIN:
-                self._joined[key] = mark
-            elif mark.moment is Moment.LEAVE:
-                self._joined.pop(key, None)
-                del self._current[key]
-            else:
-                if current and current[-1].iteration != mark.iteration:
-                    current.clear()
-                current.append(mark)
-
-    def all(self) -> tuple[Mark, ...]:
-        """Joins first, then the steps under way."""
-        return (*self._joined.values(), *(mark for marks in self._current.values() for mark in marks))

@@ -123,7 +123,7 @@ class Sending:
             clock=self._clock.sample(),
             interfaces=self._interfaces,
             agent_version=__version__,
-            marks=self._marks.recent(),
+            training=self._marks.present(),
         )
         message = encode_hello(hello)
         message.proof = self._proof

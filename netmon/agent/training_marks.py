@@ -1,31 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks on this host say and show of their steps: training scripts, calls of their libraries, timelines."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 from netmon.agent.clock import Clock
 from netmon.agent.counting import Counting
 from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import RecentMarks
 from netmon.agent.markers import MarkSocket
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
+from netmon.dl.host_iterations import HostIterations
 from netmon.kernel.training.timelines import Opened
-from netmon.records import Mark
+from netmon.records import Mark, Training
+
+log = logging.getLogger(__name__)
 
 _EXPECTED_NS = 1_000_000_000  # after a mark, others are for so long
 
 
 class TrainingMarks:
-    """Marks that wait for a batch. One per agent."""
+    """What of it waits for a batch, as iterations. One per agent."""
 
     def __init__(self, socket: MarkSocket, counting: Counting, owners: FlowOwners, clock: Clock) -> None:
         """socket: of training scripts; owners: told of marks before the flows that come with them."""
         self._socket, self._counting, self._owners, self._clock = socket, counting, owners, clock
-        self._steps, self._timelines, self._recent = StepMarks(), TimelineMarks(), RecentMarks()
+        self._steps, self._timelines = StepMarks(), TimelineMarks()
+        self._iterations = HostIterations()
         self._waiting: list[Mark] = []
         self._marked_ns = 0
+        self._said: set[str] = set()  # why marks have led to nothing
 
     def expected(self, now_ns: int) -> bool:
         """Whether there was one lately."""
@@ -54,21 +59,25 @@ class TrainingMarks:
             self._waiting += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
         self._waiting += self._timelines.read(now_ns, self._clock.sample().offset_ns)
 
-    def take(self) -> list[Mark]:
-        """Those that wait: a batch carries them."""
+    def take(self) -> tuple[Training, list[Mark]]:
+        """What a batch carries of it, and the marks that it was made of."""
         marks, self._waiting = self._waiting, []
-        self._recent.add(marks)
-        return marks
+        self._iterations.add(marks)
+        training = self._iterations.take()
+        for reason in self._iterations.unusable.keys() - self._said:
+            self._said.add(reason)
+            log.warning("marks %s lead to nothing; further ones are only counted", reason)
+        return training, marks
 
-    def recent(self) -> tuple[Mark, ...]:
-        """Of what was taken, that ranks have joined, and their steps under way: for whoever hears of them first."""
-        return self._recent.all()
+    def present(self) -> Training:
+        """Of what was taken, who is there and the iterations under way: for whoever hears of them first."""
+        return self._iterations.present()
 
     @property
     def refused(self) -> int:
         """Marks, calls and timelines that led to nothing, since the start."""
         of_socket_and_calls = self._socket.refused + self._steps.refused + self._counting.steps_lost
-        return of_socket_and_calls + self._timelines.refused
+        return of_socket_and_calls + self._timelines.refused + self._iterations.unusable.total()
 
     def finish(self, now_ns: int) -> None:
         """The last ones of all ranks."""

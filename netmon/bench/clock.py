@@ -30,7 +30,7 @@ from netmon.history.dataset import read_rows
 from netmon.lab.network import INTERFACE, Host, network
 from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns
-from netmon.records import Batch, ClockSample, Flow, Hello, LedgerSample, Mark, NicSample
+from netmon.records import Batch, ClockSample, Flow, Hello, LedgerSample, NicSample, Training
 from netmon.service_user import give_socket
 from netmon.terminal import BREAK, FittingTable, figures, labels
 from netmon.units import format_duration, format_rate
@@ -41,7 +41,7 @@ from netmon.wire.watch import watch_once
 
 # --- Gives a real agent another clock: a relay on its way to a real collector that maps every time it sends.
 
-_Timed = TypeVar("_Timed", Mark, LedgerSample, NicSample)
+_Timed = TypeVar("_Timed", LedgerSample, NicSample)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -63,8 +63,8 @@ class Shift:
 
     def hello(self, hello: Hello) -> Hello:
         """A hello with the other clock's times."""
-        flows, marks = tuple(map(self._flow, hello.flows)), tuple(map(self._timed, hello.marks))
-        return replace(hello, clock=self._sample(hello.clock), flows=flows, marks=marks)
+        flows = tuple(map(self._flow, hello.flows))
+        return replace(hello, clock=self._sample(hello.clock), flows=flows, training=self._training(hello.training))
 
     def batch(self, batch: Batch, bucket_ns: int) -> Batch:
         """A batch with the other clock's times, its packets in the buckets of that clock which hold most of theirs."""
@@ -78,7 +78,7 @@ class Shift:
             horizon_ns=self.of(batch.horizon_ns),
             buckets=buckets,
             flows=tuple(map(self._flow, batch.flows)),
-            marks=tuple(map(self._timed, batch.marks)),
+            training=self._training(batch.training),
             ledger=tuple(map(self._timed, batch.ledger)),
             nic=tuple(map(self._timed, batch.nic)),
             exchanges=tuple(
@@ -93,6 +93,16 @@ class Shift:
 
     def _flow(self, flow: Flow) -> Flow:
         return replace(flow, first_ns=self.of(flow.first_ns))
+
+    def _training(self, training: Training) -> Training:
+        ranks = tuple(
+            replace(rank, joined_ns=self.of(rank.joined_ns), left_ns=self.of(rank.left_ns) if rank.left_ns else 0)
+            for rank in training.ranks
+        )
+        iterations = training.iterations.copy()
+        for name in ("start_ns", "end_ns", "comm_start_ns", "wait_start_ns", "comm_end_ns"):
+            iterations[name] = [self.of(time_ns) if time_ns else 0 for time_ns in iterations[name].tolist()]
+        return replace(training, ranks=ranks, iterations=iterations)
 
     def _timed(self, record: _Timed) -> _Timed:
         return replace(record, time_ns=self.of(record.time_ns))

@@ -214,21 +214,6 @@ class _Parties:
         return found
 
 
-class HostAccount:
-    """One host's part of it."""
-
-    def __init__(self, accounts: HostAccounts, host: int) -> None:
-        """host: its place."""
-        self._accounts, self._host = accounts, host
-
-    def cut(self, time_ns: int, added_until_ns: int) -> bool:
-        return self._accounts.payload.cut(self._host, time_ns, added_until_ns)
-
-    def cut_all(self, times_ns: Sequence[int]) -> None:
-        """As `cut` at several times from which on no row has been added."""
-        self._accounts.payload.cut_all(self._host, times_ns)
-
-
 class WindowHistory:
     """The share windows of all hosts' links while an iteration may still ask for them."""
 

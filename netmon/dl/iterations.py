@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """From marks to iterations, for one rank."""
 
-from array import array
 from typing import NamedTuple
 
-import numpy as np
-
-from netmon.dl.numbering import EVIDENCE, Trust
+from netmon.dl.numbering import Trust
 from netmon.dl.source import Bound, Bounds, SourceMarks
 from netmon.dl.step_alignment import Events, StepMoment, best_shifts, score
-from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
 _MOST_WAITING = 1_000
-_NEVER = int(np.iinfo(np.int64).max)
 _SILENT_AFTER = 3  # iterations that another source has seen since a source's last word
 
-_BASES = {Source.HOOK: "hook", Source.UPROBE: "calls"}
+PARAMETERS_BASES = {Source.HOOK: "hook", Source.UPROBE: "calls"}
+"""What the size of a model is known by."""
 _ABOUT_PROCESSES = (Moment.JOIN, Moment.LEAVE)
 _MOMENTS = {int(moment): moment for moment in Moment}
 
@@ -71,7 +67,8 @@ class IterationTracker:
     def __init__(self, job: str, rank: int) -> None:
         self.job, self.rank = job, rank
         self.size = self.parameters = self.gradient_bytes = 0
-        self.parameters_basis = self.job_name = ""
+        self.job_name = ""
+        self.parameters_source: Source | None = None
         self.unusable = 0  # marks that repeat, contradict or come after their iteration
         self.finished_ns = -1  # end of the last finished iteration
         self.ending = False  # something has come by which an iteration may have ended: `finished` is to be asked
@@ -83,69 +80,32 @@ class IterationTracker:
         self._waiting: dict[Source, list[Bounds]] = {}  # iterations of each source that are not (yet) the rank's
         self._shifts: dict[Source, int] = {}
         self._relative: dict[Source, bool] = {}
-        self._spans = array("q")  # start, end and number of each iteration, ascending, not yet forgotten
+        self.beside: list[Bounds] = []  # iterations by sources that do not decide; whoever reads them clears it
         self._opened: Bound | None = None  # start of the iteration that has begun and not ended, if that is known
         self._knows_opened = False
         self._unsure = False  # something has changed by which another source may have to decide
 
-    def resume(self, end_ns: int, number: int) -> None:
-        """Leave out iterations that begin before end_ns and count on: those up to `number` are in the dataset."""
-        self._knows_opened, self.ending = False, True
-        self.finished_ns, self.last_number = max(self.finished_ns, end_ns), max(self.last_number, number)
-
     def add(self, mark: Mark) -> None:
         self._learn(mark)
         if mark.moment not in _ABOUT_PROCESSES:
-            self._take(self._marks_of(mark.source), mark, mark.moment, mark.iteration, mark.time_ns, mark.error_ns)
-
-    def add_run(self, run: MarkRun) -> tuple[list[Iteration], list[int]]:
-        """As `add` of marks of steps, and `finished` after each: iterations that have ended, times of marks of use."""
-        self._learn(run)
-        marks = self._marks_of(run.source)
-        ended, used = list[Iteration](), list[int]()
-        for moment, number, time_ns, error_ns in zip(
-            run.moments, run.iterations, run.times_ns, run.errors_ns, strict=True
-        ):
-            if self._take(marks, run, moment, number, time_ns, error_ns):
-                used.append(time_ns)
-            if self.ending:
-                ended += self.finished()
-        return ended, used
-
-    def only_source(self) -> SourceMarks | None:
-        """The marks of the source that alone tells, step by step, where nothing has to be decided; else None."""
-        if self.source is None or len(self._sources) > 1 or self._waiting or self._silent:
-            return None
-        marks = self._sources.get(self.source)
-        return marks if marks and marks.in_step and not (self.ending or self._unsure) else None
-
-    @property
-    def own_shift(self) -> int:
-        """What is added to the numbers of the source that decides."""
-        return self._shifts.get(self.source, 0) if self.source is not None else 0
+            self._take(self._marks_of(mark.source), mark)
 
     @property
     def relative(self) -> bool:
         """Whether its numbers count only from when somebody began to look."""
         return self.trust == Trust.RELATIVE
 
-    def catch_up(self, finished_ns: int, last_number: int, spans: "array[int]") -> None:
-        """Its only source has gone on without it, as SourceMarks.catch_up says; spans: as `spans` gives them."""
-        self.finished_ns, self.last_number, self._spans = finished_ns, last_number, spans
-        self._knows_opened = False
-
-    def _learn(self, mark: Mark | MarkRun) -> None:
+    def _learn(self, mark: Mark) -> None:
         if mark.source != Source.INFERRED or not self.size:
             self.size = mark.size or self.size
         self.observe_job(mark)
 
-    def observe_job(self, mark: Mark | MarkRun) -> None:
+    def observe_job(self, mark: Mark) -> None:
         """What a mark says of the job as a whole; of its model's size the script knows better than its calls."""
         self.job_name = mark.job_name or self.job_name
-        basis = _BASES.get(mark.source, "")
-        if mark.parameters and (self.parameters_basis != "hook" or basis == "hook"):
+        if mark.parameters and (self.parameters_source != Source.HOOK or mark.source == Source.HOOK):
             self.parameters, self.gradient_bytes = mark.parameters, mark.gradient_bytes
-            self.parameters_basis = basis
+            self.parameters_source = mark.source
 
     def _marks_of(self, source: Source) -> SourceMarks:
         marks = self._sources.get(source)
@@ -153,13 +113,11 @@ class IterationTracker:
             marks = self._sources[source] = SourceMarks(steps=source == Source.HOOK)
         return marks
 
-    def _take(
-        self, marks: SourceMarks, mark: Mark | MarkRun, moment: int, number: int, time_ns: int, error_ns: int
-    ) -> bool:
+    def _take(self, marks: SourceMarks, mark: Mark) -> None:
         source, begun, left = mark.source, marks.begun, marks.left
-        if not marks.add(moment, number, time_ns, error_ns):
+        if not marks.add(mark.moment, mark.iteration, mark.time_ns, mark.error_ns):
             self.unusable += source != Source.INFERRED  # those nobody has sent
-            return False
+            return
         self._knows_opened = False
         if marks.touched:
             self.ending = True
@@ -169,7 +127,6 @@ class IterationTracker:
             self._unsure = True
         if self._unsure:
             self._choose()
-        return True
 
     def join(self, source: Source) -> None:
         """The source looks at this rank from now on; one that had left counts anew."""
@@ -196,7 +153,9 @@ class IterationTracker:
             if found:
                 self._knows_opened = False
                 self._waiting.setdefault(source, []).extend(found)
-                self._unsure |= source != self.source
+                if source != self.source:
+                    self._unsure = True
+                    self.beside += found
         iterations = self._decided()
         return iterations + self._decided() if self._choose() else iterations
 
@@ -226,13 +185,12 @@ class IterationTracker:
             self._shifts[source] = self.last_number + 1 - start.number
             number = self.last_number + 1
         self.finished_ns, self.last_number, self._source = end.time_ns, number, source
-        self._spans.extend((start.time_ns, end.time_ns, number))
         return Iteration(
             *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns),
             *(_MOMENTS[start.moment], _MOMENTS[end.moment], source, max(start.error_ns, end.error_ns)),
             *(self.relative, self.parameters),
             gradient_bytes=self.gradient_bytes,
-            parameters_basis=self.parameters_basis,
+            parameters_basis=PARAMETERS_BASES.get(self.parameters_source, "") if self.parameters_source else "",
             job_name=self.job_name,
         )
 
@@ -283,13 +241,17 @@ class IterationTracker:
     def _events(self, source: Source) -> dict[StepMoment, Events]:
         return {step_moment: self._sources[source].events(step_moment) for step_moment in StepMoment}
 
-    def events(self, offset_ns: int) -> dict[StepMoment, Events]:
-        """The latest events of the deciding source with the rank's numbers; offset_ns: what to add to mono times."""
+    def events(self) -> dict[StepMoment, Events]:
+        """The latest events of the source that decides, with the rank's numbers."""
         if self.source is None or self.source not in self._sources:
             return {}
-        marks, shift = self._sources[self.source], self._shifts.get(self.source, 0)
-        latest = ((step_moment, marks.events(step_moment, EVIDENCE)) for step_moment in StepMoment)
-        return {step_moment: Events(one.number + shift, one.time_ns + offset_ns) for step_moment, one in latest}
+        shift = self._shifts.get(self.source, 0)
+        return {moment: one._replace(number=one.number + shift) for moment, one in self._events(self.source).items()}
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one source tells of it."""
+        return len(self._sources) > 1
 
     def scores(self) -> list[SourceScore]:
         """Each other source against the one that decides, over its recent marks: all of them, once all have left."""
@@ -317,27 +279,16 @@ class IterationTracker:
         )
         return first, last, wait
 
-    def open_since(self) -> int | None:
-        """Start of the iteration that has begun and not ended (mono ns)."""
+    def under_way(self) -> Bound | None:
+        """What has begun the iteration that has not ended, with the rank's number."""
         start = self._open()
-        return start.time_ns if start else None
-
-    def spans(self) -> "array[int]":
-        """Start, end, number, start, … of the iterations that are not forgotten; the open one ends at the largest."""
-        spans, start = self._spans[:], self._open()
-        if start is not None:
-            shift = self._shifts.get(self.source, 0) if self.source is not None else 0
-            number = max(start.number + shift, self.last_number + 1)
-            spans.extend((start.time_ns, _NEVER, number))
-        return spans
+        if start is None:
+            return None
+        shift = self._shifts.get(self.source, 0) if self.source is not None else 0
+        return start._replace(number=max(start.number + shift, self.last_number + 1))
 
     def forget(self, before_ns: int) -> None:
         """Drop what concerns only the time before before_ns."""
-        spans, over = self._spans, 0
-        while over < len(spans) and spans[over + 1] <= before_ns:
-            over += 3
-        if over:
-            del spans[:over]
         for marks in self._sources.values():
             marks.forget(before_ns)
 

@@ -2,7 +2,6 @@
 """What one source tells about one rank: its marks, and which of them bound a step."""
 
 from array import array
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +17,7 @@ _SOME_MORE = 40
 # Plain numbers: an enum's own cost more to look up, and there is one for every mark.
 _STEP_START, _STEP_END = int(Moment.STEP_START), int(Moment.STEP_END)
 _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT = int(Moment.FIRST_ENQUEUE), int(Moment.FIRST_WAIT), int(Moment.LAST_WAIT)
-IN_ORDER = (_STEP_START, _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT, _STEP_END)
-"""The marks of a step as they follow each other; no others are kept."""
+_KEPT = (_STEP_START, _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT, _STEP_END)
 _MOMENTS = max(Moment) + 1
 _NONE = -(1 << 63)  # no mark
 _ERROR = _MOMENTS  # where the errors begin
@@ -41,14 +39,6 @@ Bounds = tuple[Bound, Bound]
 """The marks that begin and end an iteration."""
 
 
-class UnderWay(NamedTuple):
-    """A step that has begun and not ended. Marks by IN_ORDER, of those that are not known 0."""
-
-    number: int
-    times_ns: list[int]
-    errors_ns: list[int]
-
-
 class _Recent:
     """Numbers and times of the latest marks of one moment, in the order of their arrival."""
 
@@ -65,11 +55,6 @@ class _Recent:
         self._times.append(time_ns)
         if len(self._times) == RECENT + _SOME_MORE:  # not one at a time: each would move all others
             del self._numbers[:_SOME_MORE], self._times[:_SOME_MORE]
-
-    def fill(self, events: Events) -> None:
-        """These are the latest ones, ascending in time."""
-        self._numbers, self._times = array("q", events.number.tolist()), array("q", events.time_ns.tolist())
-        self._in_order = len(self._times)
 
     def events(self, most: int) -> Events:
         """Copies of the last ones, ascending in time."""
@@ -97,7 +82,7 @@ class SourceMarks:
         self.done = -1  # last number that can no longer become an iteration
         self._steps = steps
         self._marks: dict[int, list[int]] = {}  # by number, as _EMPTY
-        self._recent: list[_Recent | None] = [_Recent() if moment in IN_ORDER else None for moment in range(_MOMENTS)]
+        self._recent: list[_Recent | None] = [_Recent() if moment in _KEPT else None for moment in range(_MOMENTS)]
         self._many = _SOME  # marks of so many iterations are looked through for those that are not needed
         self.touched: set[int] = set()  # iterations that a mark may have ended since `finished` was asked
 
@@ -129,53 +114,6 @@ class SourceMarks:
         if len(self._marks) > _MOST_OPEN:
             del self._marks[min(self._marks)]
         return True
-
-    @property
-    def in_step(self) -> bool:
-        """Whether it marks steps and goes on, and `finished` has been asked after its last mark."""
-        return self._steps and not (self.left or self.touched)
-
-    def under_way(self) -> UnderWay | None:
-        """The step that is under way, where all is in order: else None. Of its number alone where none has begun."""
-        later = [number for number in self._marks if number > self.done]
-        if len(later) > 1 or self.done < 0:
-            return None
-        if not later:
-            return UnderWay(self.done, [0] * len(IN_ORDER), [0] * len(IN_ORDER))
-        marks = self._marks[later[0]]
-        times = [0 if marks[moment] == _NONE else marks[moment] for moment in IN_ORDER]
-        known = [time_ns for time_ns in times if time_ns]
-        if not times[0] or known != sorted(set(known)):
-            return None
-        return UnderWay(later[0], times, [marks[_ERROR + moment] for moment in IN_ORDER])
-
-    def recent(self) -> list[Events]:
-        """The latest marks by IN_ORDER, ascending in time."""
-        return [kept.events(RECENT) if (kept := self._recent[moment]) else Events.none() for moment in IN_ORDER]
-
-    def catch_up(
-        self,
-        done: int,
-        newest_ns: int,
-        under_way: UnderWay | None,
-        over: Mapping[int, Sequence[int]],
-        recent: Sequence[Events],
-    ) -> None:
-        """It went on in step in the rank table. over: times by IN_ORDER of iterations that have ended."""
-        self.done, self.newest_ns = done, newest_ns
-        marks = {number: (times, [0] * len(IN_ORDER)) for number, times in over.items()}
-        marks |= {under_way.number: (under_way.times_ns, under_way.errors_ns)} if under_way else {}
-        self._marks = {}
-        for number, (times, errors) in sorted(marks.items()):
-            known = self._marks[number] = _EMPTY.copy()
-            for moment, time_ns, error_ns in zip(IN_ORDER, times, errors, strict=True):
-                if time_ns:
-                    known[moment], known[_ERROR + moment] = time_ns, error_ns
-            known[_NEWEST] = max(times)
-        for moment, events in zip(IN_ORDER, recent, strict=True):
-            kept = self._recent[moment]
-            assert kept is not None
-            kept.fill(events)
 
     def _touch(self, number: int, moment: int, times: list[int]) -> None:
         """A mark may bound its own iteration, and the one that it ends or begins alongside it."""

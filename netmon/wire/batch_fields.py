@@ -16,12 +16,11 @@ import numpy.typing as npt
 from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import EVIDENCE
-from netmon.mark_runs import MarkTable
 from netmon.records import ClockExchange, Flow, NicSample, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, column_widths, plain_columns
 from netmon.wire.limits import FURTHEST_NS, MAX_MONO_NS, MAX_ROWS, MAX_WIDTH_NS
-from netmon.wire.table_records import read_exchanges, read_flows, read_marks, read_nic
+from netmon.wire.table_records import read_exchanges, read_flows, read_nic
 from netmon.wire.tables import HEAD, Pieces, check_limits, join_tables, read_name, split_tables
 
 ROWS = np.dtype(
@@ -248,7 +247,9 @@ class ManyBatches:
     ledger: Columns  # of tables.LEDGER
     heads: Table  # (n,), dtype HEADS
     flows: Sequence[tuple[int, Flow]]
-    marks: MarkTable
+    ranks: Columns  # of tables.RANKS
+    iterations: Columns  # of tables.ITERATIONS
+    scores: Columns  # of tables.SCORES
     exchanges: Sequence[tuple[int, ClockExchange]]
     nic: Sequence[tuple[int, NicSample]]
     disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
@@ -267,14 +268,16 @@ class ManyBatches:
         def pairs(some: Sequence[tuple[int, _T]]) -> list[tuple[int, _T]]:
             return [(of[batch], one) for batch, one in some if batch in of]
 
-        runs, marks = self.runs.of(good), self.marks.take(good[self.marks.batch])
+        runs = self.runs.of(good)
         return replace(
             self,
             rows=rows(self.rows),
             runs=runs._replace(batch=number[runs.batch]),
             ledger=rows(self.ledger),
             flows=pairs(self.flows),
-            marks=replace(marks, batch=number[marks.batch]),
+            ranks=rows(self.ranks),
+            iterations=rows(self.iterations),
+            scores=rows(self.scores),
             exchanges=pairs(self.exchanges),
             nic=pairs(self.nic),
             disciplines={of[batch]: one for batch, one in self.disciplines.items() if batch in of},
@@ -319,10 +322,11 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
     for of in (faults, joined.faults, wrong):
         for index, reason in of.items():
             refused.setdefault(index, reason)
+    tables = joined.tables
     many = ManyBatches(
-        *(rows, runs, joined.tables["ledger"], heads, flows, read_marks(joined), read_exchanges(joined)),
-        *(read_nic(joined), disciplines, refused),
-        evidence={name: joined.tables[name] for name in EVIDENCE},
+        *(rows, runs, tables["ledger"], heads, flows, tables["ranks"], tables["iterations"], tables["scores"]),
+        *(read_exchanges(joined), read_nic(joined), disciplines, refused),
+        evidence={name: tables[name] for name in EVIDENCE},
         words=joined.words,
     )
     if not refused:

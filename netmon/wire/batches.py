@@ -8,7 +8,6 @@ import numpy as np
 
 from netmon.errors import WireError
 from netmon.evidence import EVIDENCE
-from netmon.mark_runs import marks_of
 from netmon.records import SCHEMA_VERSION, AgentCost, Batch, ClockSample, Flow, Hello, Interface, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many
@@ -25,7 +24,7 @@ from netmon.wire.limits import (
     MAX_WIDTH_NS,
 )
 from netmon.wire.mapping import check, from_message, to_message
-from netmon.wire.table_records import read_flows, read_ledger, read_marks, rows_of
+from netmon.wire.table_records import read_flows, read_ledger, read_training, rows_of, table_of
 from netmon.wire.tables import (
     HEAD,
     TABLES,
@@ -57,10 +56,10 @@ _SESSION = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*")
 
 def encode_hello(hello: Hello) -> netmon_pb2.Hello:
     """Hello → message. Raises WireError where a value does not fit its field."""
-    message = to_message(hello, netmon_pb2.Hello(), given=("flows", "marks"))
-    if hello.flows or hello.marks:
+    message = to_message(hello, netmon_pb2.Hello(), given=("flows", "training"))
+    if hello.flows or hello.training:
         words = Words()
-        encode_tables(rows_of(words, flows=hello.flows, marks=hello.marks), words, message.tables.add())
+        encode_tables(rows_of(words, flows=hello.flows, training=hello.training), words, message.tables.add())
     return message
 
 
@@ -85,7 +84,7 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
     flows, faults = read_flows(joined)
     for reason in (*joined.faults.values(), *faults.values()):
         raise WireError(f"Hello: {reason}")
-    marks = read_marks(joined)
+    ranks, iterations, scores = (joined.tables[name] for name in ("ranks", "iterations", "scores"))
     hello = Hello(
         host=host,
         session=session,
@@ -95,7 +94,7 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
         agent_version=read_name(message.agent_version, "Hello.agent_version"),
         schema_version=message.schema_version,
         flows=tuple(flow for _, flow in flows),
-        marks=tuple(marks_of(run for _, run in marks.runs())),
+        training=read_training(ranks, iterations, scores, joined.words),
         acknowledged=message.acknowledged,
         stream_ns=message.stream_ns,
         oldest_reader=message.oldest_reader,
@@ -159,7 +158,7 @@ def encode_body(batch: Batch) -> netmon_pb2.Batch:
     to_message(batch.cost, message.cost)
     message.buckets.bucket_ns = batch.bucket_ns
     words = Words(batch.words)
-    tables = rows_of(words, batch.flows, batch.marks, batch.ledger, batch.exchanges, batch.nic)
+    tables = rows_of(words, batch.flows, batch.training, batch.ledger, batch.exchanges, batch.nic)
     tables |= {name: matrix(table) for name, table in batch.evidence.items() if len(table)}
     if tables:
         encode_tables(tables, words, message.tables)
@@ -191,11 +190,7 @@ def decode_batch(message: netmon_pb2.Batch) -> Batch:
     for reason in many.refused.values():
         raise WireError(reason)
     head = many.heads[0]
-    evidence = dict[str, Table]()
-    for name, dtype in EVIDENCE.items():
-        evidence[name] = np.zeros(len(many.evidence[name]), dtype)
-        for column in dtype.names or ():
-            evidence[name][column] = many.evidence[name][column]
+    evidence = {name: table_of(many.evidence[name], dtype) for name, dtype in EVIDENCE.items()}
     mono_ns, utc_ns, *errors = (int(head[name]) for name in ("mono_ns", "utc_ns", "error_ns", "utc_error_ns"))
     return Batch(
         sequence=int(head["sequence"]),
@@ -203,7 +198,7 @@ def decode_batch(message: netmon_pb2.Batch) -> Batch:
         horizon_ns=int(head["horizon_ns"]),
         buckets=decode_buckets(message.buckets),
         flows=tuple(flow for _, flow in many.flows),
-        marks=tuple(marks_of(run for _, run in many.marks.runs())),
+        training=read_training(many.ranks, many.iterations, many.scores, many.words),
         ledger=tuple(read_ledger(many.ledger)),
         cost=AgentCost(float(head["cpu_fraction"]), *map(int, head[["rss_bytes", "spool_bytes", "warnings"]].tolist())),
         exchanges=tuple(exchange for _, exchange in many.exchanges),

@@ -49,8 +49,11 @@ MAX_INTERFACES = 512
 MAX_ROWS = 1 << 18
 """Bucket rows of a batch; in memory each takes 64 bytes or more, on the wire it may be next to nothing."""
 
-MAX_FLOWS, MAX_MARKS, MAX_LEDGER, MAX_EXCHANGES, MAX_NIC = 1 << 16, 1 << 16, 1 << 12, 1 << 12, 1 << 10
-"""Of a batch; flows and marks of a hello, too. An agent describes a third as many flows one by one."""
+MAX_FLOWS, MAX_ITERATIONS, MAX_RANKS = 1 << 16, 1 << 15, 1 << 10
+"""Of a batch, and of a hello. An agent describes a third as many flows one by one."""
+
+MAX_LEDGER, MAX_EXCHANGES, MAX_NIC = 1 << 12, 1 << 12, 1 << 10
+"""Of a batch."""
 
 MAX_NIC_COUNTERS = 1 << 14
 """Of a batch, over all its devices."""

@@ -11,27 +11,44 @@ import numpy as np
 
 from netmon.columnar import Columns
 from netmon.errors import WireError
-from netmon.mark_runs import MarkTable, mark_table
 from netmon.records import (
+    ITERATION,
     PROTOCOL_NON_IP,
+    SCORE,
     ClockExchange,
     Direction,
     Flow,
     LedgerSample,
-    Mark,
     NicSample,
     Owner,
-    Source,
+    RankState,
+    Table,
+    Training,
 )
-from netmon.wire.tables import EXCHANGES, FLOWS, LEDGER, MARKS, NIC, Format, JoinedTables, Matrix, Words
+from netmon.wire.tables import (
+    EXCHANGES,
+    FLOWS,
+    ITERATIONS,
+    LEDGER,
+    NIC,
+    RANKS,
+    SCORES,
+    Format,
+    JoinedTables,
+    Matrix,
+    Words,
+    matrix,
+)
 
 # --- records → rows
+
+_NO_TRAINING = Training()
 
 
 def rows_of(
     words: Words,
     flows: Sequence[Flow] = (),
-    marks: Sequence[Mark] = (),
+    training: Training = _NO_TRAINING,
     ledger: Sequence[LedgerSample] = (),
     exchanges: Sequence[ClockExchange] = (),
     nic: Sequence[NicSample] = (),
@@ -45,7 +62,9 @@ def rows_of(
     ]
     return {
         **_table(FLOWS, [_flow_row(flow, words) for flow in flows]),
-        **_table(MARKS, [_mark_row(mark, words) for mark in marks]),
+        **_table(RANKS, [_rank_row(rank, words) for rank in training.ranks]),
+        **_matrix(ITERATIONS, training.iterations),
+        **_matrix(SCORES, training.scores),
         **_table(LEDGER, list(map(_of_ledger, ledger))),
         **_table(EXCHANGES, list(map(_of_exchange, exchanges))),
         **_table(NIC, counters),
@@ -66,11 +85,16 @@ def _flow_row(flow: Flow, words: Words) -> tuple[int, ...]:
     )
 
 
-def _mark_row(mark: Mark, words: Words) -> tuple[int, ...]:
+def _rank_row(state: RankState, words: Words) -> tuple[int, ...]:
     return (
-        *(words.place(mark.job), mark.rank, mark.size, mark.pid, mark.iteration, mark.moment, mark.time_ns),
-        *(mark.source, mark.error_ns, mark.parameters, mark.relative, mark.gradient_bytes, words.place(mark.job_name)),
+        *(state.rank_id, words.place(state.job), state.rank, state.size, state.pid, state.joined_ns, state.left_ns),
+        *(state.trust, state.hooked, state.understanding, state.set_ups, state.parameters, state.gradient_bytes),
+        *(state.parameters_source, words.place(state.job_name)),
     )
+
+
+def _matrix(format_: Format, table: Table) -> dict[str, Matrix]:
+    return {format_.name: matrix(table)} if len(table) else {}
 
 
 def _table(format_: Format, rows: Sequence[tuple[int, ...]]) -> dict[str, Matrix]:
@@ -86,7 +110,6 @@ def _table(format_: Format, rows: Sequence[tuple[int, ...]]) -> dict[str, Matrix
 
 _UNOWNED = Owner()
 _DIRECTIONS = {int(direction): direction for direction in Direction}
-_SOURCES = {int(source): source for source in Source}
 
 
 def _rows(table: Columns) -> Iterable[tuple[int, ...]]:
@@ -117,23 +140,32 @@ def _is_address(text: str) -> bool:
         return False
 
 
-_WHOSE = ("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
+def read_ranks(table: Columns, words: Sequence[str]) -> list[RankState]:
+    """Of a table of RANKS; words: as JoinedTables has them."""
+    found = []
+    for _, rank_id, job, rank, size, pid, joined_ns, left_ns, trust, hooked, understanding, *row in _rows(table):
+        set_ups, parameters, gradient_bytes, source, name = row
+        whose = rank_id, _word(words, job), rank, size, pid, joined_ns, left_ns
+        about = set_ups, parameters, gradient_bytes, source, _word(words, name)
+        found.append(RankState(*whose, trust, bool(hooked), understanding, *about))
+    return found
 
 
-def read_marks(joined: JoinedTables) -> MarkTable:
-    """All of them; those of one rank have one entry in `about`."""
-    table = joined.tables[MARKS.name]
-    if not len(table):
-        return mark_table(())
-    keys = np.stack([table[name] for name in _WHOSE], axis=1)
-    one = np.dtype((np.void, keys.itemsize * len(_WHOSE)))
-    _, first, number = np.unique(keys.view(one).ravel(), return_index=True, return_inverse=True)
-    about = [
-        (joined.word(job), *who, _SOURCES[source], parameters, bool(relative), gradients, joined.word(name))
-        for job, *who, source, parameters, relative, gradients, name in keys[first].tolist()
-    ]
-    names = ("moment", "iteration", "time_ns", "error_ns")
-    return MarkTable(about, table["batch"].astype(np.int64), number, *(table[name] for name in names))
+def read_training(ranks: Columns, iterations: Columns, scores: Columns, words: Sequence[str]) -> Training:
+    """Of one message."""
+    return Training(tuple(read_ranks(ranks, words)), table_of(iterations, ITERATION), table_of(scores, SCORE))
+
+
+def table_of(columns: Columns, dtype: np.dtype[np.void]) -> Table:
+    """Columns that are a dtype's as a structured table."""
+    table = np.zeros(len(columns), dtype)
+    for name in dtype.names or ():
+        table[name] = columns[name]
+    return table
+
+
+def _word(words: Sequence[str], place: int) -> str:
+    return words[place] if place >= 0 else ""
 
 
 def read_exchanges(joined: JoinedTables) -> list[tuple[int, ClockExchange]]:

@@ -30,13 +30,14 @@ from netmon.wire.limits import (
     MAX_EXCHANGES,
     MAX_FLOWS,
     MAX_HEADER_BYTES,
+    MAX_ITERATIONS,
     MAX_LEDGER,
-    MAX_MARKS,
     MAX_MONO_NS,
     MAX_NAME,
     MAX_NIC,
     MAX_NIC_COUNTERS,
     MAX_PACKETS,
+    MAX_RANKS,
     MAX_SPAN_NS,
     MAX_UTC_NS,
     MAX_WIDTH_NS,
@@ -64,6 +65,7 @@ WORD = Limits(-1, MAX_WORDS - 1, is_word=True)
 _U32 = Limits(0, 2**32 - 1)
 _MONO, _UTC, _SPAN = Limits(0, MAX_MONO_NS), Limits(0, MAX_UTC_NS), Limits(0, MAX_SPAN_NS)
 _COUNT, _BYTES, _PACKETS = Limits(0, MAX_COUNT), Limits(0, MAX_BYTES), Limits(0, MAX_PACKETS)
+_RANK_ID = Limits(1, 2**31 - 1)
 _FLAG, _PORT, _RANK = Limits(0, 1), Limits(0, 0xFFFF), Limits(0, MOST_RANKS - 1)
 
 
@@ -72,7 +74,7 @@ class Format:
     """A table: its name, the most rows of it in a message, its columns in their order.
 
     latest: the column that lies at most FURTHEST_NS after the batch's horizon; empty: none. Where there are `start_ns`
-    and `end_ns`, none ends before it begins.
+    and `end_ns`, none ends before it begins, but those that have not ended: at 0.
     """
 
     name: str
@@ -139,13 +141,34 @@ FLOWS = Format(
     },
     latest="first_ns",
 )
-MARKS = Format(
-    "marks",
-    MAX_MARKS,
+_SOURCE = Limits(min(Source), max(Source))
+RANKS = Format(
+    "ranks",
+    MAX_RANKS,
     {
-        **{"job": WORD, "rank": _RANK, "size": Limits(0, MOST_RANKS), "pid": _U32, "iteration": _COUNT},
-        **{"moment": Limits(min(Moment), max(Moment)), "time_ns": _MONO, "source": Limits(min(Source), max(Source))},
-        **{"error_ns": _SPAN, "parameters": _COUNT, "relative": _FLAG, "gradient_bytes": _COUNT, "job_name": WORD},
+        **{"rank_id": _RANK_ID, "job": WORD, "rank": _RANK, "size": Limits(0, MOST_RANKS), "pid": _U32},
+        **{"joined_ns": _MONO, "left_ns": _MONO, "trust": Limits(0, 2), "hooked": _FLAG, "understanding": Limits(0, 2)},
+        **{"set_ups": _U32, "parameters": _COUNT, "gradient_bytes": _COUNT},
+        **{"parameters_source": Limits(0, max(Source)), "job_name": WORD},
+    },
+)
+ITERATIONS = Format(
+    "iterations",
+    MAX_ITERATIONS,
+    {
+        **{"rank_id": _RANK_ID, "number": Limits(-1, MAX_COUNT), "source": _SOURCE},
+        **{"start_moment": Limits(min(Moment), max(Moment)), "end_moment": Limits(0, max(Moment))},
+        **{"start_ns": _MONO, "end_ns": _MONO, "error_ns": _SPAN},
+        **dict.fromkeys(("comm_start_ns", "wait_start_ns", "comm_end_ns"), _MONO),
+    },
+)
+"""As netmon.records.ITERATION. A time is what a training process says: none is the message's fault."""
+SCORES = Format(
+    "scores",
+    MAX_RANKS,
+    {
+        **{"rank_id": _RANK_ID, "source": _SOURCE, "reference": _SOURCE},
+        **dict.fromkeys(("iterations", "found", "matched", "error_ns"), _COUNT),
     },
 )
 LEDGER = Format(
@@ -182,7 +205,8 @@ NIC = Format(
 )
 """A row per counter; sample: which of the message's samples it is of."""
 
-TABLES = (FLOWS, MARKS, LEDGER, EXCHANGES, NIC, *(_evidence(name, dtype) for name, dtype in EVIDENCE.items()))
+_EVIDENCE = [_evidence(name, dtype) for name, dtype in EVIDENCE.items()]
+TABLES = (FLOWS, RANKS, ITERATIONS, SCORES, LEDGER, EXCHANGES, NIC, *_EVIDENCE)
 """In the order in which they travel."""
 
 HEAD = Format(
@@ -366,7 +390,7 @@ def check_limits(format_: Format, values: Matrix, of: Sequence[int], faults: dic
 def _check_times(format_: Format, table: Columns, horizon_ns: _Numbers, faults: dict[int, str]) -> None:
     batch = table["batch"]
     if "start_ns" in format_.columns:
-        for index in np.unique(batch[table["end_ns"] < table["start_ns"]]).tolist():
+        for index in np.unique(batch[(table["end_ns"] < table["start_ns"]) & (table["end_ns"] != 0)]).tolist():
             faults.setdefault(index, f"{format_.name} has a time that ends before it begins")
     if format_.latest:
         for index in np.unique(batch[table[format_.latest] > horizon_ns + FURTHEST_NS]).tolist():

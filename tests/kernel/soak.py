@@ -136,12 +136,15 @@ class Churner(Host):
         rows = np.repeat(made.buckets[:1], len(ids))
         rows["flow_id"] = ids
         flows = [Flow(n, 7, Direction.RX, "198.18.9.9", "198.18.0.1", n % 60_000, 80, 17, 0, Owner()) for n in ids]
-        marks = [replace(mark, job=self.job) for mark in made.marks]
+        ranks = [replace(rank, job=self.job) for rank in made.training.ranks]
+        training = replace(made.training, ranks=ranks)
         named = [
             replace(flow, owner=replace(flow.owner, job=self.job)) if flow.owner.job else flow for flow in made.flows
         ]
         buckets, clock = np.concatenate([made.buckets, rows]), self.at(made.clock.mono_ns)
-        return replace(made, buckets=buckets, flows=(*named, *flows), marks=marks, clock=clock, evidence={}, words=())
+        return replace(
+            made, buckets=buckets, flows=(*named, *flows), training=training, clock=clock, evidence={}, words=()
+        )
 
 
 def churn(address: str, over: threading.Event, numbers: "itertools.count[int]", chance: random.Random) -> None:

@@ -35,7 +35,8 @@ def main(spool: str, where: str, host: str, session: str, number: int, record: P
 
     def of_host(batch: Batch) -> Batch:
         """Each host trains a job of its own."""
-        return replace(batch, marks=[replace(mark, job=f"train-{host}", size=1) for mark in batch.marks])
+        ranks = [replace(rank, job=f"train-{host}", size=1) for rank in batch.training.ranks]
+        return replace(batch, training=replace(batch.training, ranks=ranks))
 
     while not ended.wait(0.02):
         sent.append(change=of_host)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A synthetic host for the collector's tests: one interface, one DL flow each way, one cross flow, one rank."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from netmon.dl.host_iterations import HostIterations
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import (
     BUCKET,
@@ -21,6 +23,7 @@ from netmon.records import (
     NicSample,
     Owner,
     Source,
+    Training,
 )
 
 MS = 1_000_000
@@ -77,6 +80,32 @@ def mark(moment: Moment, iteration: int, time_ms: float, **changes: object) -> M
     )
 
 
+class TrainingAgent:
+    """Turns marks into what its batches tell of ranks."""
+
+    def __init__(self) -> None:
+        self.iterations = HostIterations()
+
+    def training(self, marks: Iterable[Mark]) -> Training:
+        """What the next batch tells."""
+        self.iterations.add(marks)
+        return self.iterations.take()
+
+
+@dataclass(frozen=True)
+class MarkedBatch(Batch):
+    """A batch, and the marks that its agent had."""
+
+    marks: Sequence[Mark] = ()
+
+
+def as_told(batches: Iterable[Batch], marks: Iterable[Iterable[Mark]] | None = None) -> list[Batch]:
+    """One host's batches in their order, with what their marks, or these, make of its ranks."""
+    batches, agent = list(batches), TrainingAgent()
+    each = [getattr(batch, "marks", ()) for batch in batches] if marks is None else marks
+    return [replace(batch, training=agent.training(own)) for batch, own in zip(batches, each, strict=True)]
+
+
 @dataclass
 class Host:
     """Batches of 100 ms; each ms the DL flows carry 1000 payload bytes, from cross_from_ms the cross flow 100000."""
@@ -86,8 +115,9 @@ class Host:
     now_ms: int = 0
     sequence: int = 0
     nic: dict[Direction, list[int]] = field(default_factory=lambda: {d: [0, 0] for d in Direction})
+    agent: TrainingAgent = field(default_factory=TrainingAgent)
 
-    def batch(self) -> Batch:
+    def batch(self) -> MarkedBatch:
         """The next one."""
         first, self.now_ms = self.now_ms, self.now_ms + 100
         self.sequence += 1
@@ -102,13 +132,14 @@ class Host:
             self.nic[direction][0] += int(own.sum())
             self.nic[direction][1] += len(own)
         samples = [self._sample(direction) for direction in Direction] if self.now_ms % 500 == 0 else []
-        return Batch(
+        marks = self.marks(first)
+        return MarkedBatch(
             self.sequence,
             clock(self.now_ms * MS),
             self.now_ms * MS,
             table,
             flows() if self.sequence == 1 else (),
-            self._marks(first),
+            self.agent.training(marks),
             samples,
             AgentCost(0.01, 50_000_000),
             nic=[self._counters()] if samples else [],
@@ -119,6 +150,7 @@ class Host:
             if samples
             else {},
             words=("train",) if samples else (),
+            marks=marks,
         )
 
     def _connection(self) -> dict[str, int]:
@@ -144,7 +176,7 @@ class Host:
         nic = wire - 14 * packets
         return LedgerSample(7, direction, self.now_ms * MS, nic, packets, 14, **seen, **dict.fromkeys(rest, 0))
 
-    def _marks(self, first_ms: int) -> list[Mark]:
+    def marks(self, first_ms: int) -> list[Mark]:
         marks = [mark(Moment.JOIN, 0, 0)] if first_ms == 0 else []
         for time_ms in range(first_ms, self.now_ms):
             number, phase = divmod(time_ms, self.iteration_ms)

@@ -55,7 +55,8 @@ def honest_batches(count: int, job: str = "train") -> list[Batch]:
         batch = replace(batch, exchanges=(exchange,) if number % 3 == 0 else ())
         rows = batch.buckets[batch.buckets["bucket_start_ns"] % (5 * MS) == 0]
         flows = [replace(f, owner=replace(f.owner, job=job if f.owner.job else "")) for f in batch.flows]
-        batch = replace(batch, flows=flows, marks=[replace(mark, job=job) for mark in batch.marks])
+        ranks = [replace(rank, job=job) for rank in batch.training.ranks]
+        batch = replace(batch, flows=flows, training=replace(batch.training, ranks=ranks))
         batches.append(replace(batch, buckets=coarse(rows) if number % 2 else rows, bucket_ns=MS))
     return batches
 

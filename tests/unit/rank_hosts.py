@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of several hosts with a job stage, for tests: what they tell it and what it answers."""
+"""The ranks of several hosts with a job stage, for tests: what their agents tell of marks, and what it answers."""
 
 import pickle
-from types import SimpleNamespace
 
-from collector_stream import MS, hello, mark
+import numpy as np
+from collector_stream import MS, TrainingAgent, hello, mark
 
-from collector.host.flows import AllFlows, FlowTable, Links
-from collector.host.rank import RankLog
-from collector.host.rank_table import RankTable
-from collector.host.ranks import Ranks
-from collector.host.stage import exchange
+from collector.dataset.resume import Resume
+from collector.host.incoming import gather
+from collector.host.stage import HostStage
 from collector.jobs.rank_registry import RankRegistry
-from collector.messages import Holder
-from netmon.dl.account import HostAccount, HostAccounts
-from netmon.mark_runs import mark_runs
-from netmon.records import Moment
+from collector.settings import Settings
+from netmon.records import BUCKET, Batch, ClockSample, Mark, Moment, Source
 
 START, END = Moment.STEP_START, Moment.STEP_END
+UTC = 1_760_000_000_000 * MS
 
 
 class PickledRegistry(RankRegistry):
@@ -27,52 +24,81 @@ class PickledRegistry(RankRegistry):
         return pickle.loads(pickle.dumps(super().answer(pickle.loads(pickle.dumps(news)))))
 
 
+class Host:
+    """One of them: an agent that turns marks into iterations, and its session in the stage."""
+
+    def __init__(self, hosts, name):
+        self.hosts, self._agent = hosts, TrainingAgent()
+        own = hello(host=name, session=f"s-{name}", clock=ClockSample(0, UTC, 1_000))
+        self.place = hosts.stage.open(own, Resume())
+        self._sequence = self.flow_id = 0
+
+    @property
+    def ranks(self):
+        return self.hosts.stage.session(self.place).window.ranks
+
+    @property
+    def rejected(self):
+        return self.ranks.rejected
+
+    @property
+    def unusable(self):
+        """Marks that its agent could not use, by reason."""
+        return +self._agent.iterations.unusable
+
+    def hear(self, marks, horizon_ms=0):
+        """A batch with these; what the traffic tells comes by its own way."""
+        inferred = [one for one in marks if one.source is Source.INFERRED]
+        if inferred:
+            self.hosts.stage.add_marks(self.place, inferred)
+        return self.tell(self._agent.training([one for one in marks if one.source is not Source.INFERRED]), horizon_ms)
+
+    def tell(self, told, horizon_ms=0):
+        """A batch that tells this of its ranks."""
+        self._sequence += 1
+        horizon_ns = int(horizon_ms * MS)
+        clock = ClockSample(horizon_ns, UTC + horizon_ns, 1_000)
+        batch = Batch(self._sequence, clock, horizon_ns, np.zeros(0, BUCKET), training=told)
+        settled = self.hosts.stage.take([self.place], gather([batch]))
+        assert not settled.failed
+        for rows in settled.ended:
+            for place, one in zip(rows.session.tolist(), rows.each(), strict=True):
+                self.hosts.ended.setdefault(place, []).append(one)
+        return settled
+
+    def settle(self, until_ms):
+        """Everything before; the iterations that are over by then."""
+        return over(self.hear([], until_ms))
+
+
 class Hosts:
-    """What several hosts tell the job stage, and its answers."""
+    """Several of them in one stage."""
 
     def __init__(self):
-        self.rank_log, self.flows, self._sessions = RankLog(), AllFlows(), {}
-        self._registry = PickledRegistry()
+        self.ended = {}  # iterations that nobody has asked about yet, by place
+        self.stage = HostStage(Settings(settle_ns=0), PickledRegistry().answer)
 
     def ranks(self, host="h0"):
-        account, place = HostAccount(HostAccounts(), 0), len(self._sessions)
-        found = Ranks(place, Holder(host, f"s-{host}", 0), account, 0, self.rank_log, RankTable())
-        found.hosts = self
-        self._sessions[place] = SimpleNamespace(window=SimpleNamespace(rename=lambda: None))
-        return found
+        return Host(self, host)
 
-    def talk(self):
-        def fail(place, error):
-            raise error
+    def end(self, host):
+        """Nothing more comes of it; its iterations."""
+        return over(self.stage.settle_all([host.place], leaving=True))
 
-        exchange(self, self._sessions, self._registry.answer, fail)
+
+def over(settled):
+    return [one for accounted in settled.accounted for one, _ in accounted.each()]
 
 
 def ranks(host="h0"):
     return Hosts().ranks(host)
 
 
-def hear(of, marks, settled_ns=-1):
-    of.add_runs(mark_runs(marks), settled_ns)
-    align(of)
-
-
-def align(of):
-    of.request_names()
-    of.hosts.talk()
-    of.align(0, 0)
-    of.hosts.talk()
-    of.aligned()
-
-
-def told(of, *marks, settled_ns=-1):
-    hear(of, marks, settled_ns)
-    return [(i.job, i.number, i.start_ns // MS, i.end_ns // MS) for i in of.ended()]
+def told(of, *marks: Mark, horizon_ms=0):
+    """(job, number, begin, end) in ms of the iterations of this host that have ended with these marks."""
+    of.hear(list(marks), horizon_ms)
+    return [(i.job, i.number, i.start_ns // MS, i.end_ns // MS) for i in of.hosts.ended.pop(of.place, [])]
 
 
 def step(number, start, **changes):
     return [mark(START, number, start, **changes), mark(END, number, start + 9, **changes)]
-
-
-def settle(of, until_ns):
-    return of.settle(until_ns, FlowTable(Links(hello()), AllFlows(), 0))

@@ -12,7 +12,7 @@ from collector.host.stage import HostStage
 from collector.jobs.rank_registry import RankRegistry
 from collector.server import flush_pause_s
 from collector.settings import Settings
-from netmon.records import Batch, Direction, Mark, Moment, Source
+from netmon.records import Batch, Direction, Mark, Moment, Source, Training
 
 SETTINGS = Settings()
 SETTLE_BATCHES = SETTINGS.settle_ns // (100 * MS)
@@ -58,7 +58,7 @@ def test_an_open_iteration_of_a_process_does_for_half_a_minute() -> None:
 
 def test_a_batch_waits_for_its_rows_and_no_longer() -> None:
     host = Host()
-    batches = [replace(host.batch(), marks=[]) for _ in range(40)]
+    batches = [replace(host.batch(), training=Training()) for _ in range(40)]
     assert acknowledged_after(batches, {}) == 40 - SETTLE_BATCHES
 
 

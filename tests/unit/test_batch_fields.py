@@ -15,6 +15,7 @@ from netmon.records import COARSE, Batch, ClockSample
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, decode_many
 from netmon.wire.batches import decode_batch, encode_batch
+from netmon.wire.table_records import read_ranks
 
 
 def coarse_batch(rows: list[tuple[int, ...]], sequence: int, width: int, horizon_ns: int) -> Batch:
@@ -70,8 +71,8 @@ def assert_same(many: ManyBatches, messages: list[netmon_pb2.Batch]) -> None:
             *(cost.rss_bytes, cost.spool_bytes, cost.warnings, cost.cpu_fraction),
         )
         assert many.disciplines.get(index, "") == clock.discipline
-    assert [(index, mark) for index, run in many.marks.runs() for mark in run.marks()] == [
-        (index, mark) for index, batch in batches.items() for mark in batch.marks
+    assert list(zip(many.ranks["batch"].tolist(), read_ranks(many.ranks, many.words), strict=True)) == [
+        (index, rank) for index, batch in batches.items() for rank in batch.training.ranks
     ]
     for name in ("flows", "exchanges", "nic"):
         wanted_pairs = [(index, item) for index, batch in batches.items() for item in getattr(batch, name)]

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from test_wire_batches import A_FLOW, A_MARK, a_batch, in_order
+from test_wire_batches import A_FLOW, A_TRAINING, a_batch, in_order
 
 from netmon.agent.batch_parts import MOST_ROWS, batch_parts
 from netmon.records import BUCKET, COARSE, Batch, ClockSample, Table
@@ -22,7 +22,7 @@ def a_large_batch(rows: int, span_ns: int) -> Batch:
     table["bucket_start_ns"] = 100 * SECOND + rng.integers(0, span_ns, rows)
     table["flow_id"], table["packets"] = rng.integers(0, 9, rows), 1
     ledger = a_batch().ledger
-    return Batch(7, ClockSample(1, 2, 3), 100 * SECOND + span_ns, table, (A_FLOW,), (A_MARK,), ledger)
+    return Batch(7, ClockSample(1, 2, 3), 100 * SECOND + span_ns, table, (A_FLOW,), A_TRAINING, ledger)
 
 
 @pytest.mark.parametrize("rows", [0, 10, 11, 35])
@@ -31,8 +31,8 @@ def test_parts_are_the_batch(rows: int) -> None:
     parts = list(batch_parts(batch, 10))
     assert [part.sequence for part in parts] == list(range(7, 7 + len(parts)))
     assert in_order(np.concatenate([part.buckets for part in parts])) == in_order(batch.buckets)
-    assert (parts[0].flows, parts[0].marks, parts[0].ledger) == (batch.flows, batch.marks, batch.ledger)
-    assert not any(part.flows or part.marks or part.ledger for part in parts[1:])
+    assert (parts[0].flows, parts[0].training, parts[0].ledger) == (batch.flows, batch.training, batch.ledger)
+    assert not any(part.flows or part.training or part.ledger for part in parts[1:])
     assert parts[-1].horizon_ns == batch.horizon_ns
     for part, after in itertools.pairwise(parts):
         assert part.horizon_ns <= after.buckets["bucket_start_ns"].min()

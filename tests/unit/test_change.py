@@ -3,8 +3,8 @@
 
 import numpy as np
 import pytest
+from iteration_tables import iteration_rows
 
-from collector.host.iteration_rows import iteration_rows
 from collector.judging.job_steps import JobSteps
 from netmon.dl.iterations import Iteration
 from netmon.dl.verdict import Steps, judge, no_link_totals, sentence, standing_out

@@ -22,11 +22,11 @@ from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.unstored import SessionFlush
-from collector.host.window import HostWindow
 from collector.jobs.rank_registry import RankRegistry
 from collector.quarantine import FOLDER, Quarantine, read_messages
 from collector.settings import Settings
-from netmon.records import Batch, Hello, Moment
+from netmon.dl.host_iterations import training_of
+from netmon.records import Batch, Hello, Moment, Training
 from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 
@@ -89,21 +89,21 @@ def rows_of(tmp_path: Path, host: str) -> int:
 
 
 def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    fail_at(monkeypatch, "add_news", lambda news: news.sequence == 3)
+    fail_at(monkeypatch, "add_counters", lambda sequence, samples: sequence == 5)
 
     async def scenario() -> None:
         for _ in range(2):  # the same is sent again to the collector that comes after
             async with collector(tmp_path) as stub:
-                error = await beside_an_honest_one(stub, of_bad(3))
+                error = await beside_an_honest_one(stub, of_bad(5))
                 assert error.code() == grpc.StatusCode.INTERNAL
-                assert ("netmon-sequence", "3") in list(error.trailing_metadata())
+                assert ("netmon-sequence", "5") in list(error.trailing_metadata())
                 assert "OverflowError: Python int too large to convert" in error.details()
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())
     first, second = set_aside(tmp_path)
     opening, batch = read_messages(first)
-    assert (opening.hello.session, batch.batch.sequence) == (BAD, 3)
+    assert (opening.hello.session, batch.batch.sequence) == (BAD, 5)
     assert "OverflowError" in first.with_suffix(".txt").read_text()
     lines = [record.getMessage() for record in caplog.records if "collector failed" in record.getMessage()]
     assert [str(path) in line for path, line in zip((first, second), lines, strict=True)] == [True, True]
@@ -152,9 +152,8 @@ def test_a_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [m.hello.host for m in read_messages(set_aside(tmp_path)[0])] == ["h1"]
 
 
-@pytest.mark.parametrize(("part", "name"), [(HostWindow, "settle_ranks"), (Session, "flush")])
-def test_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: type, name: str) -> None:
-    fail_at(monkeypatch, name, lambda *args: True, part)
+def test_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_at(monkeypatch, "flush", lambda *args: True)
 
     async def scenario() -> None:
         async with collector(tmp_path) as stub:
@@ -280,7 +279,8 @@ def test_a_job_of_4096_ranks(tmp_path: Path) -> None:
                 contents: list[Hello | Batch] = [hello(host=f"h{host}", session=f"s{host}")]
                 for number in range(15):
                     batch = source.batch()
-                    object.__setattr__(batch, "marks", joins(512 * host, 512) if number == 0 else [])
+                    training = training_of(joins(512 * host, 512)) if number == 0 else Training()
+                    object.__setattr__(batch, "training", training)
                     contents.append(batch)
                 sent.append(send(stub, contents))
             return [acknowledged[-1] for acknowledged in await asyncio.gather(*sent)]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, S, hello, mark
+from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, S, TrainingAgent, hello, mark
 from in_process import take
 from test_store import Collector, read
 
@@ -211,7 +211,7 @@ def test_a_change_of_class_is_stored_in_full_from_both_sides(tmp_path: Path) -> 
 def with_a_slow_step(count: int, slow: int, iteration_ms: int = 250) -> tuple[list[Batch], list[Table]]:
     """Steps of 250 ms, one of which takes three times as long."""
     batches, full = sent(count)
-    made = []
+    made, agent = [], TrainingAgent()
     for batch in batches:
         first, last = (batch.sequence - 1) * 100, batch.sequence * 100
         marks = [mark(Moment.JOIN, 0, 0)] if first == 0 else []
@@ -222,7 +222,7 @@ def with_a_slow_step(count: int, slow: int, iteration_ms: int = 250) -> tuple[li
             ends = phase == iteration_ms - 10 and not slow <= time_ms // iteration_ms < slow + 2
             marks += [mark(Moment.STEP_START, number, time_ms)] if begins else []
             marks += [mark(Moment.STEP_END, number, time_ms)] if ends else []
-        made.append(replace(batch, marks=marks))
+        made.append(replace(batch, training=agent.training(marks)))
     return made, full
 
 

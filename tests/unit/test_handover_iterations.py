@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from collector_stream import Host, hello
+from collector_stream import Host, as_told, hello
 from in_process import JobsHere, take
 
 from collector.dataset.sink import ParquetSink
@@ -44,7 +44,7 @@ def told_batches(sources: Iterable[tuple[Source, Sequence[Moment], int]]) -> lis
                 at = number + later * (mark.moment not in ABOUT_ALL)
                 if at < len(batches):
                     marks[at].append(replace(mark, source=source))
-    return [replace(batch, marks=own) for batch, own in zip(batches, marks, strict=True)]
+    return as_told(batches, marks)
 
 
 class Having:

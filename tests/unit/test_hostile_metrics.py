@@ -2,12 +2,11 @@
 """One agent that makes up links and jobs: it makes few series, and takes none from jobs that carry bytes."""
 
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
-from collector_stream import Host, hello, mark
+from collector_stream import Host, as_told, hello, mark
 from collector_thread import collecting
 from prometheus_client.parser import text_string_to_metric_families
 from test_collector_server import message
@@ -33,7 +32,9 @@ def hostile() -> list[Hello | Batch]:
         for number in range(2)
         for moment in moments[number > 0 :]
     ]
-    batches[4] = replace(batches[4], marks=sorted(marks, key=lambda one: one.time_ns))
+    own = [batch.marks for batch in batches]
+    own[4] = sorted(marks, key=lambda one: one.time_ns)
+    batches = as_told(batches, own)
     return [hello(host="bad", session="bad", interfaces=interfaces), *batches]
 
 

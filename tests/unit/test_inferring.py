@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from collector_stream import MS, clock, hello, mark, rows
+from collector_stream import MS, TrainingAgent, clock, hello, mark, rows
 from in_process import take
 from test_store import Collector, read
 
@@ -35,13 +35,13 @@ def flows(host, owner):
 
 def batches(host, seconds, owner=Owner(), marks=lambda first, last: ()):  # noqa: B008 (frozen)
     """10 batches a second; each iteration sends 15 MB to the next host, the first one at 1 s."""
-    random = np.random.default_rng(host)
+    random, agent = np.random.default_rng(host), TrainingAgent()
     for number in range(10 * seconds):
         first, last = 100 * number, 100 * number + 100
         times = [t for t in range(first, last) if t >= 1000 and (t - 1000) % PERIOD_MS < SENDING_MS]
         sent = [(flow, t, 100_000 + int(random.integers(-500, 500))) for t in times for flow in (TX, RX)]
         described = flows(host, owner) if number == 0 else ()
-        yield Batch(number + 1, clock(last * MS), last * MS, rows(*sent), described, list(marks(first, last)))
+        yield Batch(number + 1, clock(last * MS), last * MS, rows(*sent), described, agent.training(marks(first, last)))
 
 
 async def collect(directory, seconds, **said):

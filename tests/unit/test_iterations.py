@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from itertools import pairwise
 
-import numpy as np
 from collector_stream import MS, mark
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,7 +8,6 @@ from lines_run import lines_run
 
 from netmon.dl.iterations import IterationTracker
 from netmon.dl.source import SourceMarks
-from netmon.mark_runs import mark_runs
 from netmon.records import Moment, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -107,13 +105,13 @@ def test_a_missing_enqueue_ends_nothing():
     assert spans(found) == [(0, 0, 10), (3, 30, 40)]
 
 
-def test_spans_of_iterations():
+def test_the_iteration_under_way():
     tracker, _ = track(*step(0, 0), *step(1, 10), mark(START, 2, 20))
-    never = np.iinfo(np.int64).max
-    assert np.reshape(tracker.spans(), (-1, 3)).tolist() == [[0, 9 * MS, 0], [10 * MS, 19 * MS, 1], [20 * MS, never, 2]]
-    assert tracker.open_since() == 20 * MS
-    tracker.forget(15 * MS)
-    assert np.reshape(tracker.spans(), (-1, 3)).tolist() == [[10 * MS, 19 * MS, 1], [20 * MS, never, 2]]
+    start = tracker.under_way()
+    assert (start.number, start.time_ns) == (2, 20 * MS)
+    tracker.add(mark(END, 2, 29))
+    tracker.finished()
+    assert tracker.under_way() is None
 
 
 @given(st.permutations([m for k in range(4) for m in step(k, 10 * k)]), st.data())
@@ -232,32 +230,13 @@ def test_what_a_mark_does_not_touch_has_not_changed(told):
             if isinstance(kind, Moment):
                 number, time_ms, source = about
                 of.add(mark(kind, number, time_ms, source=source))
-                of.found.append((of.finished(), of.source, of.open_since(), of.spans().tolist(), of.unusable))
+                of.found.append((of.finished(), of.source, of.under_way(), of.unusable))
             elif kind == "forget":
                 of.forget(of.finished_ns - 20 * MS)
             else:
                 getattr(of, kind)(*about)
         of.found.append(of.finished(leaving=True))
     assert quick.found == slow.found
-
-
-@given(st.lists(st.lists(told, min_size=1, max_size=12)))
-def test_marks_in_columns_are_what_each_is_by_itself(batches):
-    one_by_one, together = IterationTracker("train", 0), IterationTracker("train", 0)
-    for batch in batches:
-        for run in mark_runs(mark(kind, number, at, source=source) for kind, number, at, source in batch):
-            assert mark_runs(run.marks()) == [run]
-            found, used = [], []
-            for one in run.marks():
-                before = one_by_one.unusable
-                one_by_one.add(one)
-                used += [one.time_ns] if one_by_one.unusable == before else []
-                found += one_by_one.finished()
-            ended, times = together.add_run(run)
-            assert ended == found
-            assert run.source == Source.INFERRED or times == used
-            assert (together.unusable, together.source) == (one_by_one.unusable, one_by_one.source)
-            assert (together.open_since(), together.spans()) == (one_by_one.open_since(), one_by_one.spans())
 
 
 @given(st.lists(st.tuples(st.sampled_from([ENQUEUE, WAIT, Moment.FIRST_WAIT]), st.integers(0, 300)), max_size=40))

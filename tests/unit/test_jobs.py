@@ -4,8 +4,9 @@
 import time
 
 import numpy as np
+from iteration_tables import iteration_rows
 
-from collector.host.iteration_rows import Accounted, iteration_rows
+from collector.host.iteration_rows import Accounted
 from collector.view.job_views import JobFacts, Jobs
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration

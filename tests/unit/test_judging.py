@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from dataset_rows import BEGIN_NS, table
+from iteration_tables import iteration_rows
 from test_store import store_small
 
 from collector.dataset.sink import ParquetSink
-from collector.host.iteration_rows import iteration_rows
 from collector.host.rows import ARRIVED
 from collector.host.stage import Settled
 from collector.host.tables import Tables

@@ -19,13 +19,14 @@ import pytest
 from collector_stream import Host, hello
 from collector_thread import collecting
 from in_process import JobsHere
+from iteration_tables import iteration_rows
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from waiting import DIES_WITH_US, free_port, wait_for
 
 from collector.dataset.sink import ParquetSink
-from collector.host.iteration_rows import IterationRows, iteration_rows
+from collector.host.iteration_rows import IterationRows
 from collector.metrics.families import Seen, families
 from collector.metrics.job_counts import BOUNDS_S, MOST_JOBS, OTHER, Counts
 from collector.registry import Registry

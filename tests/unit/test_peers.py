@@ -4,7 +4,7 @@
 import asyncio
 from dataclasses import replace
 
-from collector_stream import MS, clock, hello, rows
+from collector_stream import MS, TrainingAgent, clock, hello, rows
 from in_process import take
 from test_store import Collector, read
 
@@ -106,6 +106,7 @@ def test_a_process_that_serves_another_job_of_the_same_name_is_not_this_ones(tmp
     async def scenario():
         collector = Collector(tmp_path)
         entries = {h: await collector.registry.open(hello(host=h, session=f"s{h}"), asyncio.Event()) for h in described}
+        agents = {host: TrainingAgent() for host in described}
         for sequence in range(1, 30):
             for (host, entry), pid in zip(entries.items(), (10, 11), strict=True):
                 marks = [
@@ -118,7 +119,7 @@ def test_a_process_that_serves_another_job_of_the_same_name_is_not_this_ones(tmp
                 ]
                 numbers = [flow.flow_id for flow in described[host]]
                 sent = batch(sequence, described[host] if sequence == 1 else (), numbers)
-                take(collector.registry, entry, replace(sent, marks=marks))
+                take(collector.registry, entry, replace(sent, training=agents[host].training(marks)))
         first, second = entries.values()
         collector.registry.settle(second, leaving=True)
         await collector.end(first)

@@ -1,20 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that go on as they have are worked on in one table: nothing that is told or stored depends on that."""
+"""The ranks of all hosts in one table: whatever agents tell, and however it comes together."""
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
-from collector_stream import MS, UTC, S, rows
+from collector_stream import MS, UTC, S, TrainingAgent, rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_hosts import over, ranks
 
 from collector.dataset.resume import Resume
 from collector.host.incoming import gather
-from collector.host.rank_table import RankTable
 from collector.host.stage import HostStage, Settled
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
-from netmon.records import Batch, ClockSample, Direction, Flow, Hello, Interface, Mark, Moment, Owner, Source
+from netmon.records import (
+    ITERATION,
+    Batch,
+    ClockSample,
+    Direction,
+    Flow,
+    Hello,
+    Interface,
+    Mark,
+    Moment,
+    Owner,
+    RankState,
+    Source,
+    Training,
+)
 
 HOSTS, TICKS = 2, 48
 STEP_MS, SPAN_MS = 130, 200
@@ -25,7 +42,7 @@ _MOMENTS = {
 
 
 @dataclass
-class Training:
+class TwoHosts:
     """Two ranks on each host, which are disturbed now and then."""
 
     seed: int
@@ -34,7 +51,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
-        self.skip = dict.fromkeys(range(2 * HOSTS), 0)
+        self.agents = [TrainingAgent() for _ in range(HOSTS)]
 
     def begin(self, host: int) -> int:
         return (100 + host) * S
@@ -60,14 +77,15 @@ class Training:
         ]
         marks = [mark for number in (0, 1) for mark in self._marks(host, number, first, tick)]
         clock = ClockSample(now, UTC + now - begin, 1_000)
-        return Batch(tick + 1, clock, now, table, flows if tick == 0 else [], self._odd(host, tick, marks))
+        told = self.agents[host].training(self._odd(host, tick, marks))
+        return Batch(tick + 1, clock, now, table, flows if tick == 0 else [], told)
 
     def _marks(self, host: int, number: int, first: int, tick: int) -> list[Mark]:
         rank, begin = 2 * host + number, self.begin(host)
         joins = [Mark("train", rank, 2 * HOSTS, 10 + number, 0, Moment.JOIN, begin, Source.HOOK, 0, 10)]
         steps = [
             Mark(
-                *("train", rank, 2 * HOSTS, 10 + number, (time - 7 * number) // STEP_MS + self.skip[rank]),
+                *("train", rank, 2 * HOSTS, 10 + number, (time - 7 * number) // STEP_MS),
                 *(moment, begin + time * MS, Source.HOOK, 1_000, 10),
             )
             for time in range(first, first + SPAN_MS)
@@ -81,7 +99,7 @@ class Training:
             return marks
         place = int(self.rng.integers(len(marks)))
         one = marks[place]
-        kind = int(self.rng.integers(9))
+        kind = int(self.rng.integers(8))
         if kind == 0:
             return marks[:place] + marks[place + 1 :]
         if kind == 1:
@@ -96,30 +114,23 @@ class Training:
         if kind == 5:
             return [*marks, replace(one, source=Source.UPROBE)]
         if kind == 6:
-            self.skip[one.rank] += 5
-            return marks
-        if kind == 7:
             return [*marks, replace(one, time_ns=one.time_ns + 40 * S)]
         return [replace(mark, parameters=11) for mark in marks]
 
 
-def told(seed: int, disturbed: float, together: int) -> tuple[dict[str, pd.DataFrame], int]:
-    """All that becomes final, and the most ranks that were steady at a time."""
-    training, settled, most = Training(seed, disturbed), list[Settled](), 0
+def told(seed: int, disturbed: float, together: int) -> dict[str, pd.DataFrame]:
+    """All that becomes final, where so many hosts' batches come together."""
+    training, settled = TwoHosts(seed, disturbed), list[Settled]()
     stage = HostStage(Settings(), RankRegistry().answer)
     places = [stage.open(training.hello(host), Resume()) for host in range(HOSTS)]
     for tick in range(TICKS):
         batches = [training.batch(host, tick) for host in range(HOSTS)]
         if tick % 16 == 15 and disturbed:
-            place = int(training.rng.integers(HOSTS))
-            horizon_ns, by_traffic = batches[place].horizon_ns, {"pid": 0, "source": Source.INFERRED}
-            mark = Mark("train", 2 * place, 2 * HOSTS, 0, tick, Moment.LAST_WAIT, horizon_ns, Source.INFERRED, 0, 0)
-            stage.add_marks(places[place], [replace(mark, **by_traffic)])
-        if tick == 36 and disturbed:
-            stage.session(places[0]).window.ranks.release()
+            host = int(training.rng.integers(HOSTS))
+            whose = "train", 2 * host, 2 * HOSTS, 0, tick, Moment.LAST_WAIT
+            stage.add_marks(places[host], [Mark(*whose, batches[host].horizon_ns, Source.INFERRED, 0, 0)])
         for first in range(0, HOSTS, together):
             settled.append(stage.take(places[first : first + together], gather(batches[first : first + together])))
-        most = max(most, len(stage.tables.rank_table))
     settled.append(stage.settle_all(places, leaving=True))
     assert not any(one.refused or one.failed for one in settled)
     ended = [
@@ -137,15 +148,34 @@ def told(seed: int, disturbed: float, together: int) -> tuple[dict[str, pd.DataF
     odd = [(place, "; ".join(stage.session(place).window.ranks.rejected.warnings)) for place in places]
     tables = {"ended": ended, "accounts": accounts, "rows": stamped, "odd": odd}
     frames = {name: pd.DataFrame(table) for name, table in tables.items()}
-    return {name: f.sort_values(list(f.columns)).reset_index(drop=True) for name, f in frames.items()}, most
+    return {name: f.sort_values(list(f.columns)).reset_index(drop=True) for name, f in frames.items()}
 
 
-@pytest.mark.parametrize(("seed", "disturbed", "together"), [(0, 0.0, 1), (1, 0.1, 2), (2, 0.3, 1), (3, 0.6, 2)])
-def test_it_changes_nothing(seed: int, disturbed: float, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    steady, most = told(seed, disturbed, together)
-    monkeypatch.setattr(RankTable, "adopt", lambda *_: False)
-    alone, none = told(seed, disturbed, together)
-    assert (most > 0, none) == (True, 0)
+@pytest.mark.parametrize(("seed", "disturbed"), [(0, 0.0), (1, 0.1), (2, 0.3), (3, 0.6)])
+def test_how_batches_come_together_changes_nothing(seed: int, disturbed: float) -> None:
+    alone, together = told(seed, disturbed, 1), told(seed, disturbed, HOSTS)
     assert len(alone["ended"]) > 100
     for name, table in alone.items():
-        pd.testing.assert_frame_equal(table, steady[name])
+        pd.testing.assert_frame_equal(table, together[name])
+
+
+numbers, times = st.integers(-1, 12), st.integers(0, 120).map(lambda ms: ms * MS)
+moments = st.sampled_from([int(moment) for moment in Moment])
+garbage = st.tuples(
+    st.integers(1, 3), numbers, st.integers(1, 4), moments, moments, times, times, st.just(0), times, times, times
+)
+
+
+@given(st.lists(st.lists(garbage, max_size=8), max_size=8))
+@settings(max_examples=50, deadline=None)
+def test_whatever_an_agent_tells_iterations_ascend(batches: list[list[tuple[int, ...]]]) -> None:
+    host = ranks()
+    settled, known = list[Settled](), tuple(RankState(n, "train", n, 4, 10 + n, 0) for n in (1, 2))
+    for rows_of_batch in batches:
+        told = Training(known, np.array([row for row in rows_of_batch if row[6] == 0 or row[6] >= row[5]], ITERATION))
+        settled.append(host.tell(told))
+    account = [one for each in settled for one in over(each)] + host.hosts.end(host)
+    for rank in (1, 2):
+        own = [one for one in account if one.rank == rank]
+        assert all(one.number < other.number for one, other in pairwise(own))
+        assert all(one.end_ns <= other.start_ns for one, other in pairwise(own))

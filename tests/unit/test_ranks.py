@@ -5,14 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from collector_stream import MS, S, hello, mark
-from rank_hosts import Hosts, align, hear, ranks, settle, step, told
+from collector_stream import MS, mark
+from rank_hosts import Hosts, ranks, step, told
 
-from collector.host.flows import AllFlows, FlowTable, Links
-from collector.host.rank import Rank
-from collector.host.ranks import DISTANT, GONE, REPEATED, STRANGER
-from collector.host.steps import AllSteps
-from netmon.dl.iterations import IterationTracker
+from collector.host.rank_table import DISTANT
+from netmon.dl.host_iterations import GONE, REPEATED, STRANGER
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -22,22 +19,22 @@ UPROBE = {"source": Source.UPROBE}
 
 def stamps(of, times_ms, job="", rank=-1):
     """Job and iteration of rows at these times of a flow of that job and rank, or of nobody's."""
-    links, everything = Links(hello()), AllFlows()
-    table = FlowTable(links, everything, 0)
-    table.describe(Flow(1, 7, Direction.TX, "a", "b", 1, 2, 6, 0, Owner(1, "x", "", job, rank, "socket")))
+    stage = of.hosts.stage
+    flows = stage.session(of.place).window.flows
+    of.flow_id += 1
+    owner = Owner(1, "x", "", job, rank, "socket")
+    flows.describe(Flow(of.flow_id, 7, Direction.TX, "10.0.0.1", "10.0.0.2", 1, 2, 6, 0, owner))
     time_ns = np.array(times_ms) * MS
-    none = np.zeros(len(time_ns), np.int64)
-    jobs, numbers = AllSteps([(0, of.steps())], everything, 1).stamp(none, none, time_ns)
-    return [everything.jobs[job] for job in jobs.tolist()], numbers.tolist()
+    whose = np.full(len(time_ns), of.place), np.full(len(time_ns), flows.index_of(of.flow_id))
+    jobs, numbers = stage.tables.steps().stamp(*whose, time_ns)
+    return [stage.tables.flows.jobs[job] for job in jobs.tolist()], numbers.tolist()
 
 
-def test_marks_without_a_join_are_kept_aside(caplog):
+def test_marks_without_a_join_are_not_used():
     host = ranks()
     assert told(host, *step(0, 0), *step(1, 10)) == []
-    assert host.rejected.unusable == {STRANGER: 4}
-    assert caplog.messages == ["marks of rank 0 of job 'train' on h0 are kept aside: it never joined"]
-    assert host.rejected.warnings == [*caplog.messages, f"h0: marks that were not used: 4 {STRANGER}"]
-    assert told(host, mark(JOIN, 0, 0)) == [("train", 0, 0, 9), ("train", 1, 10, 19)]
+    assert host.unusable == {STRANGER: 4}
+    assert told(host, mark(JOIN, 0, 0), *step(2, 20)) == [("train", 2, 20, 29)]
 
 
 def test_a_new_process_starts_again_from_0():
@@ -50,19 +47,17 @@ def test_marks_heard_again_warn_of_nothing(caplog):
     host = ranks()
     marks = [mark(JOIN, 0, 0), *step(0, 0)]
     told(host, *marks)
-    assert len(settle(host, 1000 * MS)) == 1
-    assert told(host, *marks, settled_ns=1000 * MS) == []
-    assert host.rejected.unusable == {REPEATED: 2}
+    assert len(host.settle(1000)) == 1
+    assert told(host, *marks, horizon_ms=1000) == []
+    assert host.unusable == {REPEATED: 2}
     assert not caplog.messages
 
 
 def test_a_process_that_is_gone_is_not_heard():
     host = ranks()
     told(host, mark(JOIN, 0, 0), *step(0, 0), mark(LEAVE, 0, 10))
-    settle(host, 1000 * MS)
     assert told(host, *step(1, 20)) == []
-    assert host.rejected.unusable[GONE] == 2
-    assert host.rejected.warnings == [f"h0: marks that were not used: 2 {GONE}"]
+    assert host.unusable[GONE] == 2
 
 
 def test_two_jobs_of_one_name_are_two_jobs(caplog):
@@ -73,7 +68,7 @@ def test_two_jobs_of_one_name_are_two_jobs(caplog):
         (job, k, 20 * k + o, 20 * k + o + 9) for job, o in (("train", 0), ("train#2", 5)) for k in range(3)
     ]
     assert "process 11 on h0 steps as rank 0 of job 'train' while another process does" in caplog.messages[0]
-    assert host.renamed == {("train", 11): "train#2"}
+    assert host.ranks.renamed == {("train", 11): "train#2"}
 
 
 def test_two_jobs_of_one_name_on_two_hosts_are_two_jobs():
@@ -81,28 +76,30 @@ def test_two_jobs_of_one_name_on_two_hosts_are_two_jobs():
     first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     assert told(first, mark(JOIN, 0, 0), *step(0, 0)) == [("train", 0, 0, 9)]
     assert told(second, mark(JOIN, 0, 0), *step(0, 0)) == [("train#2", 0, 0, 9)]
-    first.release()  # its agent is cut off; the job goes on elsewhere
+    first.ranks.release()  # its agent is cut off; the job goes on elsewhere
     assert told(hosts.ranks("h2"), mark(JOIN, 0, 0), *step(0, 20)) == [("train", 0, 20, 29)]
 
 
 def test_a_child_that_only_looks_like_the_rank_changes_nothing():
     host = ranks()
     assert told(host, mark(JOIN, 0, 0), mark(JOIN, 0, 1, pid=11), *step(0, 5)) == [("train", 0, 5, 14)]
-    assert host.names() == [("train", 0)]
+    assert host.ranks.names() == [("train", 0)]
 
 
-def test_a_mark_from_a_distant_past_is_not_used():
+@pytest.mark.parametrize("at_ms", [0, 7_300_000])
+def test_an_iteration_from_a_distant_past_or_future_is_not_used(at_ms):
     host = ranks()
-    told(host, mark(JOIN, 0, 0))
-    assert told(host, *step(0, 0), settled_ns=7200 * S) == []
-    assert host.rejected.unusable == {DISTANT: 2}
+    told(host, mark(JOIN, 0, 0), horizon_ms=7_200_000)
+    assert told(host, *step(0, at_ms), horizon_ms=7_200_000) == []
+    assert host.rejected.unusable == {DISTANT: 1}
+    assert host.rejected.warnings == [f"h0: iterations that were not used: 1 {DISTANT}"]
 
 
 def test_a_clock_that_goes_back_invents_nothing():
     host = ranks()
     marks = [mark(JOIN, 0, 0), *step(0, 1000), *step(1, 500), *step(2, 1020)]
     assert told(host, *marks) == [("train", 0, 1000, 1009), ("train", 2, 1020, 1029)]
-    assert host.rejected.unusable[REPEATED] == 2
+    assert host.unusable[REPEATED] == 2
 
 
 def test_a_training_that_begins_again_in_its_process_goes_on_counting():
@@ -133,8 +130,8 @@ def test_the_last_iteration_of_a_late_rank_is_numbered_as_the_others_though_they
     late = {"rank": 1, "relative": True}
     told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10), mark(LEAVE, 9, 980, **UPROBE))
     told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late), mark(LEAVE, 5, 980, **UPROBE, **late))
-    settle(first, 2000 * MS)
-    settled = settle(second, 2000 * MS)
+    first.settle(2000)
+    settled = second.settle(2000)
     assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
 
 
@@ -144,15 +141,11 @@ def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks(
     late = {"rank": 1, "relative": True}
     told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10), mark(LEAVE, 9, 980, **UPROBE))
     told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late))
-    settle(first, 2000 * MS)
-    second.release()
+    first.settle(2000)
+    second.ranks.release()
     by_traffic = {"rank": 1, "relative": True, "pid": 0, "source": Source.INFERRED}
     told(first, *(replace(m, **by_traffic) for m in enqueues(6, 402.0)))
-    second.request_last_names()
-    second.hosts.talk()
-    second.end_of_stream()
-    align(second)
-    settled = settle(second, 2000 * MS)
+    settled = second.hosts.end(second)
     assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
 
 
@@ -166,9 +159,10 @@ def test_a_rank_whose_numbers_are_true_makes_the_others_true(cut_off):
     told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *counted)
     later = [replace(m, time_ns=m.time_ns + 500 * MS, iteration=m.iteration + 5) for m in enqueues(3, relative=True)]
     if cut_off:
-        first.release()
-    hear(first, later)
-    assert [(i.number, i.relative) for i in first.ended()] == [(805, False), (806, False), (807, False)]
+        first.ranks.release()
+    found = told(first, *later)
+    assert [number for _, number, *_ in found] == [805, 806, 807]
+    assert not any(one.relative for one in first.settle(2000))
 
 
 def test_a_missed_first_cycle_is_made_up_for():
@@ -177,14 +171,14 @@ def test_a_missed_first_cycle_is_made_up_for():
     told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(3, 100.0))  # it missed the one from 0 to 100 ms
     found = told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *enqueues(4, 1.0, rank=1))
     assert [number for _, number, *_ in found] == [0, 1, 2, 3]
-    align(first)
+    told(first)
     assert stamps(first, [150, 350], "train", 0)[1] == [1, 3]
 
 
 def test_a_job_of_one_rank_says_so():
     host = ranks()
     told(host, mark(JOIN, 0, 0, size=1), *step(0, 0, size=1))
-    assert [one.size for one in settle(host, 1000 * MS)] == [1]
+    assert [one.size for one in host.settle(1000)] == [1]
 
 
 @pytest.mark.parametrize("after", [1, 3])
@@ -197,7 +191,7 @@ def test_when_the_hook_stops_the_uprobes_go_on(after):
     host = ranks()
     found = told(host, mark(JOIN, 0, 0), mark(JOIN, 0, 0, **UPROBE), *marks)
     assert [number for _, number, *_ in found] == list(range(12))
-    assert host.scores() == ([], [])  # nothing is held against what has stopped
+    assert host.ranks.scores() == ([], [])  # nothing is held against what has stopped
     edges = [edge for *_, start, end in found for edge in (start, end)]
     assert edges == sorted(edges)
 
@@ -205,10 +199,10 @@ def test_when_the_hook_stops_the_uprobes_go_on(after):
 def test_what_the_traffic_tells_late_does_not_come_beside_what_the_process_told():
     host = ranks()
     told(host, mark(JOIN, 0, 0), *step(0, 0), *step(1, 10), mark(LEAVE, 1, 20))
-    settle(host, 1000 * MS)
+    host.settle(1000)
     traffic = {"pid": 0, "source": Source.INFERRED}
     late = [mark(moment, k, 10 * k + at, **traffic) for k in range(5) for moment, at in ((ENQUEUE, 2), (WAIT, 8))]
-    found = told(host, *late, settled_ns=1000 * MS)
+    found = told(host, *late, horizon_ms=1000)
     assert [(start, end) for *_, start, end in found] == [(28, 38), (38, 48)]
 
 
@@ -218,11 +212,11 @@ def test_what_the_traffic_tells_late_does_not_make_a_rank_train_that_has_left():
     assert stamps(host, times)[0] == ["train", "train", "train"]
     told(host, mark(LEAVE, 0, 1000))
     assert stamps(host, times)[0] == ["train", "train", ""]
-    settle(host, 1100 * MS)
-    assert host.names() == []
+    host.settle(1100)
+    assert host.ranks.names() == []
     late = [mark(moment, 7, time, pid=0, source=Source.INFERRED) for moment, time in ((START, 900), (END, 990))]
-    told(host, *late, settled_ns=1100 * MS)
-    assert (host.names(), host.stepping_jobs()) == ([("train", 0)], set())
+    told(host, *late, horizon_ms=1100)
+    assert (host.ranks.names(), host.ranks.stepping_jobs()) == ([("train", 0)], set())
     assert stamps(host, times) == (["", "", ""], [-1, -1, -1])
 
 
@@ -232,15 +226,14 @@ def test_a_source_whose_last_words_come_with_its_leaving_is_scored():
     told(host, mark(JOIN, 0, 0), mark(JOIN, 0, 0, **timeline), *(m for k in range(5) for m in step(k, 10 * k)))
     told(host, mark(LEAVE, 4, 51))
     written = [mark(moment, k, 10 * k + at, **timeline) for k in range(5) for moment, at in ((ENQUEUE, 1), (WAIT, 8))]
-    told(host, *written, mark(LEAVE, 4, 48, **timeline), settled_ns=600 * MS)
-    settle(host, 600 * MS)
+    told(host, *written, mark(LEAVE, 4, 48, **timeline), horizon_ms=600)
+    host.settle(600)
     for _ in range(2):
-        present, ((job, score),) = host.scores()
-        assert (present, host.stepping_jobs(), job) == ([], set(), "train")
+        present, ((job, score),) = host.ranks.scores()
+        assert (present, host.ranks.stepping_jobs(), job) == ([], set(), "train")
         assert (score.source, score.reference, score.found, score.matched) == (Source.TIMELINE, Source.HOOK, 5, 5)
-        told(host, *(mark(moment, 7, at, **traffic) for moment, at in ((START, 900), (END, 990))), settled_ns=600 * MS)
-        host.end_of_stream()
-        settle(host, 1_000_000 * MS)
+        told(host, *(mark(moment, 7, at, **traffic) for moment, at in ((START, 900), (END, 990))), horizon_ms=600)
+        host.settle(1_000_000)
 
 
 def test_an_elastic_job_gives_its_ranks_out_anew():
@@ -268,11 +261,9 @@ def test_an_elastic_job_gives_its_ranks_out_anew():
     told(b, mark(LEAVE, 8, 2380, rank=0, size=2, **UPROBE), *again(0, 3, 9, 4, 4000))
     told(d, *again(2, 3, 0, 4, 4000))
     told(c, mark(LEAVE, 8, 2380, rank=1, size=2, **UPROBE), *again(1, 3, 9, 4, 4000))
-    for host in (b, d, c):
-        align(host)
-    last = [host.steps()[-1] for host in (b, d, c)]
-    spans = [(rank, *rank.spans[place : place + 3]) for rank in last for place in range(0, len(rank.spans), 3)]
-    assert {rank.shift + number for rank, begin, end, number in spans if begin <= 4250 * MS < end} == {11}
+    for host, rank, number in ((b, 0, 13), (d, 2, 4), (c, 1, 13)):
+        told(host, *again(rank, 3, number, 1, 4400)[1:])
+    assert [stamps(host, [4250], "train", rank)[1] for host, rank in ((b, 0), (d, 2), (c, 1))] == [[11]] * 3
     assert not any("another job" in line for host in (a, b, c, d) for line in host.rejected.warnings)
 
 
@@ -281,7 +272,7 @@ def test_a_rival_that_has_not_stepped_since_is_waited_for_but_not_for_ever():
     first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     told(first, mark(JOIN, 0, 0), *step(0, 0))
     assert told(second, mark(JOIN, 0, 0), *step(0, 20), *step(1, 30)) == []
-    assert told(second, *step(2, 20_000)) == [
+    assert told(second, *step(2, 20_000), horizon_ms=15_000) == [
         ("train#2", k, start, start + 9) for k, start in ((0, 20), (1, 30), (2, 20_000))
     ]
 
@@ -337,10 +328,15 @@ def test_claims_hear_of_all_steps_before_somebody_else_claims(together):
 
 
 def test_a_rank_that_has_not_stepped_yet_holds_back_its_join():
-    """Who takes the session up from the dataset knows of ranks with stored iterations only."""
-    rank = Rank(IterationTracker("train", 0), pid=10)
-    assert rank.needed_since() is None
-    rank.joined[Source.UPROBE] = 5 * MS
-    assert rank.needed_since() == 5 * MS
-    rank.left[Source.UPROBE] = 6 * MS
-    assert rank.needed_since() is None
+    """Its first step may be told late."""
+    host = ranks()
+
+    def needed():
+        return host.hosts.stage.tables.needed_since(host.place)
+
+    told(host)
+    assert needed() is None
+    told(host, mark(JOIN, 0, 5, **UPROBE))
+    assert needed() == 5 * MS
+    told(host, mark(LEAVE, 0, 6, **UPROBE))
+    assert needed() is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from collector_stream import MS, Host, flows, mark, rows
+from collector_stream import MS, Host, as_told, flows, mark, rows
 from test_store import Collector, read
 
 from collector.dataset import files
@@ -57,7 +57,7 @@ def batches(count):
                 ledger=(),
             )
         )
-    return made
+    return as_told(made)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,7 @@ def test_viewers_see_the_same(stored):
 def test_exposed_communication_is_stored_where_it_is_known(tmp_path):
     made = batches(10)
     made[1] = replace(made[1], marks=[*made[1].marks, mark(Moment.FIRST_WAIT, 0, 180)])
+    made = as_told(made)
 
     async def scenario():
         collector = Collector(tmp_path)
@@ -165,6 +166,7 @@ def test_a_second_process_with_the_jobs_name_is_kept_apart(tmp_path):
         table = np.concatenate([made[number].buckets, rows(*((50, first + ms, 100) for ms in range(100)))])
         own = [mark(Moment.STEP_START, number, first, pid=40), mark(Moment.STEP_END, number, first + 90, pid=40)]
         made[number] = replace(made[number], buckets=table, marks=[*made[number].marks, *own])
+    made = as_told(made)
 
     async def scenario():
         collector = Collector(tmp_path)
@@ -193,6 +195,7 @@ def test_cross_traffic_meets_the_job_that_trains_then(tmp_path):
         if number % 20 == 10:
             renamed.append(mark(Moment.LEAVE, 0, 100 * number, job=job, pid=pid))
         made.append(replace(batch, marks=renamed))
+    made = as_told(made)
 
     async def scenario():
         collector = Collector(tmp_path)

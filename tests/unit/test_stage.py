@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 import pytest
-from collector_stream import MS, UTC, S
+from collector_stream import MS, UTC, S, TrainingAgent
 
 from collector.dataset.resume import Resume
 from collector.host.incoming import gather
@@ -29,6 +29,7 @@ from netmon.records import (
     Moment,
     Owner,
     Source,
+    Training,
 )
 from netmon.wire.batches import encode_batch
 
@@ -60,6 +61,7 @@ class Simulated:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
+        self.agents = [TrainingAgent() for _ in range(HOSTS)]
         self.begin = [int(self.rng.integers(1, 5000)) * S for _ in range(HOSTS)]
 
     def clock(self, host: int, now: int) -> ClockSample:
@@ -89,7 +91,7 @@ class Simulated:
                 for way in Direction
             ]
         rows, clock = self._rows(host, tick, known), self.clock(host, now)
-        return Batch(tick + 1, clock, begin + now, rows, described, self._marks(host, tick), samples, bucket_ns=MS)
+        return Batch(tick + 1, clock, begin + now, rows, described, self._training(host, tick), samples, bucket_ns=MS)
 
     def _flow(self, host: int, number: int, known: bool) -> Flow:
         whose = owner(host, number) if known else Owner()
@@ -106,6 +108,9 @@ class Simulated:
         rows["payload_bytes"] = rows["packets"] * np.where(self.rng.random(count) < 0.2, 0, 1000)
         rows["wire_bytes"] = rows["payload_bytes"] + 66 * rows["packets"]
         return rows
+
+    def _training(self, host: int, tick: int) -> Training:
+        return self.agents[host].training(self._marks(host, tick))
 
     def _marks(self, host: int, tick: int) -> list[Mark]:
         marks = []

@@ -22,9 +22,10 @@ from collector.host.rows import ARRIVED, merge
 from collector.registry import Registry
 from collector.settings import Settings
 from netmon.columnar import Columns
+from netmon.dl.host_iterations import training_of
 from netmon.errors import DataError
 from netmon.past import RECENT
-from netmon.records import Batch, ClockSample, Direction, Hello, Moment
+from netmon.records import Batch, ClockSample, Direction, Hello, Moment, Training
 
 DEFAULTS = Settings()
 MANY = 5_000  # flows: more than one file of them holds
@@ -128,7 +129,6 @@ def test_a_crash_at_any_moment_stores_everything_once(tmp_path, crash_after):
         rest = sent[acknowledged:]
         if acknowledged:  # what the agent says again on every connection
             object.__setattr__(rest[0], "flows", sent[0].flows)
-            object.__setattr__(rest[0], "marks", [sent[0].marks[0], *rest[0].marks])
         await collector.end(await collector.feed(rest, flush_every=5))
 
     asyncio.run(second(asyncio.run(first())))
@@ -212,7 +212,8 @@ def test_peers_of_a_job_find_each_other(tmp_path):
             mirrored.append(type(flow)(**(vars(flow) | {"owner": owner, "direction": Direction(1 - flow.direction)})))
         object.__setattr__(far[0], "flows", mirrored)
         for batch in far:
-            object.__setattr__(batch, "marks", [replace(mark, rank=1) for mark in batch.marks])
+            ranks = [replace(rank, rank=1) for rank in batch.training.ranks]
+            object.__setattr__(batch, "training", replace(batch.training, ranks=ranks))
         first = await collector.feed(near)
         second = await collector.feed(far, introduction=hello(host="h1", session="s2"))
         collector.registry.settle(second, leaving=True)
@@ -267,7 +268,8 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
         rows = batch.buckets.copy()
         rows["bucket_start_ns"] += np.uint64(seconds * S)
         clock = ClockSample(batch.clock.mono_ns + seconds * S, batch.clock.utc_ns + seconds * S, 1000)
-        return replace(batch, buckets=rows, clock=clock, horizon_ns=batch.horizon_ns + seconds * S, ledger=(), marks=())
+        horizon_ns = batch.horizon_ns + seconds * S
+        return replace(batch, buckets=rows, clock=clock, horizon_ns=horizon_ns, ledger=(), training=Training())
 
     first, second, third = batches(3)
     described = [replace(first.flows[0], flow_id=number, src_port=number % 60_000) for number in range(10, 10 + MANY)]
@@ -299,8 +301,9 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
 def test_what_is_under_way_is_known_from_the_introduction(tmp_path):
     """A collector that has just started, with an empty directory: its agents say flows and ranks once more."""
     sent = batches(40)
-    open_step = [mark for mark in sent[35].marks if mark.moment is Moment.STEP_START]
-    under_way = hello(clock=sent[20].clock, flows=sent[0].flows, marks=[sent[0].marks[0], *open_step])
+    begun = [mark for mark in sent[35].marks if mark.moment is Moment.STEP_START]
+    training = training_of([sent[0].marks[0], *begun])
+    under_way = hello(clock=sent[20].clock, flows=sent[0].flows, training=training)
 
     async def scenario():
         collector = Collector(tmp_path)

@@ -9,7 +9,7 @@ import logging
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +23,14 @@ from sent_agent import LIMIT, Sent, check_whole, introduction, put
 from tcp_relay import TcpRelay
 from waiting import free_port, wait_for
 
-from collector.host.window import HostWindow, News
+from collector.host.session import Session
 from netmon.agent import grpc_connection, leftovers
 from netmon.agent.connection import Patience
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.stream import Backoff, Worker, check_alive
 from netmon.errors import KernelError
-from netmon.records import BUCKET, empty
+from netmon.records import BUCKET, NicSample, empty
 from netmon.wire import netmon_pb2
 
 
@@ -187,16 +187,15 @@ def test_what_a_refused_batch_describes_is_introduced(tmp_path: Path) -> None:
 def test_a_batch_at_which_the_collector_fails_is_lost_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real, tries = HostWindow.mark, []
+    real, tries = Session.add_counters, []
 
-    def fails(window: HostWindow, news: News) -> object:
-        output = real(window, news)  # half of the work is done
-        if news.sequence == 7:
-            tries.append(news.sequence)
+    def fails(session: Session, sequence: int, samples: Sequence[NicSample]) -> None:
+        real(session, sequence, samples)  # half of the work is done
+        if sequence == 10:
+            tries.append(sequence)
             raise IndexError("a fault of the collector's")
-        return output
 
-    monkeypatch.setattr(HostWindow, "mark", fails)
+    monkeypatch.setattr(Session, "add_counters", fails)
     address = f"127.0.0.1:{free_port()}"
     sent = Sent(tmp_path / "spool", address)
     sent.append(20)
@@ -208,7 +207,7 @@ def test_a_batch_at_which_the_collector_fails_is_lost_alone(
     assert len(tries) == 3
     assert len(buckets) == sent.rows - 200
     assert int(sent.lost["packets"].sum()) == 200
-    assert caplog.text.count("batch 7 is lost") == 1
+    assert caplog.text.count("batch 10 is lost") == 1
 
 
 def leave_behind(directory: Path, session: str, batches: int) -> int:

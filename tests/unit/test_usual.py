@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+from iteration_tables import iteration_rows
 from test_verdict_recorded import BEFORE, EVIDENCE, OWN, RECORDED
 
-from collector.host.iteration_rows import Accounted, iteration_rows
+from collector.host.iteration_rows import Accounted
 from collector.view.job_views import JobHistory
 from netmon.cli import main
 from netmon.dl.iterations import Iteration

@@ -16,6 +16,8 @@ from netmon.marks import printable
 from netmon.records import (
     BUCKET,
     COARSE,
+    ITERATION,
+    SCORE,
     AgentCost,
     Batch,
     ClockExchange,
@@ -25,12 +27,13 @@ from netmon.records import (
     Hello,
     Interface,
     LedgerSample,
-    Mark,
     Moment,
     NicSample,
     Owner,
+    RankState,
     Source,
     Table,
+    Training,
     empty,
 )
 from netmon.wire import netmon_pb2
@@ -38,8 +41,8 @@ from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello, serialise_flow
 from netmon.wire.buckets import MAX_ROWS, decode_buckets, encode_buckets
 from netmon.wire.limits import MAX_BYTES, MAX_COUNT, MAX_MONO_NS, MAX_UTC_NS
+from netmon.wire.tables import ITERATIONS, RANKS, SCORES, TABLES, Format
 from netmon.wire.tables import LEDGER as LEDGER_FORMAT
-from netmon.wire.tables import TABLES, Format
 
 U16, U32 = (st.integers(0, 2**bits - 1) for bits in (16, 32))
 MONO, UTC, COUNT = (st.integers(0, most) for most in (MAX_MONO_NS, MAX_UTC_NS, MAX_COUNT))
@@ -62,20 +65,20 @@ FLOW = st.builds(
     first_ns=MONO,
     owner=OWNER,
 )
-MARK = st.builds(
-    Mark,
-    job=TEXT,
-    rank=st.integers(0, 2**20 - 1),
-    size=st.integers(0, 2**20),
-    pid=U32,
-    iteration=COUNT,
-    moment=st.sampled_from(Moment),
-    time_ns=MONO,
-    source=st.sampled_from(Source),
-    error_ns=MONO,
-    parameters=COUNT,
-    relative=st.booleans(),
-)
+
+
+def rows_of(format_: Format, dtype: np.dtype) -> st.SearchStrategy[Table]:
+    columns = [st.integers(limits.least, limits.most) for limits in format_.columns.values()]
+    return st.lists(st.tuples(*columns), max_size=3).map(lambda rows: np.array(rows, dtype))
+
+
+_OF_RANK = {
+    name: st.integers(limits.least, limits.most) for name, limits in RANKS.columns.items() if not limits.is_word
+}
+RANK = st.builds(RankState, **_OF_RANK | {"hooked": st.booleans(), "job": TEXT, "job_name": TEXT})
+# None ends before it begins.
+ITERATION_ROWS = rows_of(ITERATIONS, ITERATION).map(lambda rows: rows[rows["end_ns"] >= rows["start_ns"]])
+TRAINING = st.builds(Training, st.lists(RANK, max_size=3).map(tuple), ITERATION_ROWS, rows_of(SCORES, SCORE))
 _RANGES = {name: st.integers(limits.least, limits.most) for name, limits in LEDGER_FORMAT.columns.items()}
 LEDGER = st.builds(LedgerSample, **_RANGES | {"direction": st.sampled_from(Direction)})
 COST = st.builds(AgentCost, st.floats(0, 100), *[st.integers(0, MAX_BYTES)] * 3)
@@ -104,7 +107,7 @@ BATCH = st.builds(
     horizon_ns=HORIZON,
     buckets=BUCKETS,
     flows=st.lists(FLOW, max_size=3).map(tuple),
-    marks=st.lists(MARK, max_size=3).map(tuple),
+    training=TRAINING,
     ledger=st.lists(LEDGER, max_size=2).map(tuple),
     cost=COST,
     exchanges=st.lists(EXCHANGE, max_size=2).map(tuple),
@@ -114,11 +117,12 @@ BATCH = st.builds(
 
 A_CLOCK = ClockSample(1_000, 2_000, 30)
 A_FLOW = Flow(7, 2, Direction.TX, "10.0.0.1", "10.0.0.2", 40000, 5000, 6, 900)
-A_MARK = Mark("job", 0, 3, 4711, 12, Moment.FIRST_ENQUEUE, 950, Source.UPROBE, 10)
+AN_ITERATION = (1, 12, Source.UPROBE, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT, 850, 950, 10, 850, 0, 950)
+A_TRAINING = Training((RankState(1, "job", 0, 3, 4711, 800),), np.array([AN_ITERATION], ITERATION))
 A_HELLO = Hello(
     *("h0", "session", 10_000, A_CLOCK, (Interface(2, "eth0", 10**9, "tcx", "tcx"),), "0.1.0"),
     flows=(A_FLOW,),
-    marks=(A_MARK,),
+    training=A_TRAINING,
 )
 
 
@@ -127,7 +131,7 @@ def a_batch() -> Batch:
     ledger = LedgerSample(2, Direction.TX, 940, *range(16))
     evidence = {name: table_of(dtype, [(UNKNOWN,) * len(dtype)]) for name, dtype in EVIDENCE.items()}
     return Batch(
-        *(1, A_CLOCK, 900, buckets, (A_FLOW,), (A_MARK,), (ledger,), AgentCost(0.02, 1000)),
+        *(1, A_CLOCK, 900, buckets, (A_FLOW,), A_TRAINING, (ledger,), AgentCost(0.02, 1000)),
         *((ClockExchange(1, 2, 3, 4),), (NicSample("eth0", "sysfs", 5, ("drops",), (6,)),)),
         evidence=evidence,
         words=("10.0.0.1", "10.0.0.2", "job"),
@@ -184,7 +188,7 @@ def test_a_literal_message_is_decoded() -> None:
     assert in_order(batch.buckets) == in_order(a_table([(7, 2, 1, 1514, 1460), (7, 12, 2, 1028, 974)]))
     assert batch.bucket_ns == 10
     assert batch.buckets.dtype == BUCKET
-    assert (batch.flows, batch.marks, batch.ledger, batch.cost) == ((), (), (), AgentCost())
+    assert (batch.flows, batch.training, batch.ledger, batch.cost) == ((), Training(), (), AgentCost())
 
 
 COARSE_ROWS = st.lists(st.tuples(*[U32] * 6, st.integers(0, 2**60 - 1)), max_size=50)
@@ -224,7 +228,7 @@ def test_a_batch_survives_the_wire(batch: Batch) -> None:
 def test_a_hello_survives_the_wire(clock: ClockSample, version: str, indices: list[int]) -> None:
     interfaces = tuple(Interface(index, f"eth{index}", index, "xdp", "tcx", "veth", 1500) for index in indices)
     flow = replace(A_FLOW, interface=indices[0])
-    hello = Hello("node-1.rack", "s", 10_000, clock, interfaces, version, flows=(flow,), marks=(A_MARK, A_MARK))
+    hello = Hello("node-1.rack", "s", 10_000, clock, interfaces, version, flows=(flow,), training=A_TRAINING)
     assert decode_hello(netmon_pb2.Hello.FromString(encode_hello(hello).SerializeToString())) == hello
 
 
@@ -273,19 +277,22 @@ BROKEN_BATCHES: dict[str, Break] = {
     "batch.rss_bytes is out": lambda m: setattr(m.cost, "rss_bytes", 2**62),
     "batch.warnings is out": lambda m: setattr(m.cost, "warnings", -1),
     "AgentCost.cpu_fraction is nan": lambda m: setattr(m.cost, "cpu_fraction", float("nan")),
-    "marks are 65537 rows, more than 65536": lambda m: m.tables.rows.__setitem__(1, 65537),
-    "Tables.rows are of 8 tables, there are 7": lambda m: m.tables.rows.append(1),
+    "iterations are 32769 rows, more than 32768": lambda m: m.tables.rows.__setitem__(2, 32769),
+    "Tables.rows are of 10 tables, there are 9": lambda m: m.tables.rows.append(1),
     "Tables.columns has 0 bytes or more where its rows need": lambda m: (
         m.tables.ClearField("deflated") or m.tables.ClearField("columns")
     ),
     "Tables.columns cannot be inflated": lambda m: setattr(m.tables, "columns", b"nothing"),
     "exchanges.collector_sent_ns is out": lambda m: set_cell(m.tables, "exchanges", "collector_sent_ns", 4 * 10**18),
     "nic.time_ns is out": lambda m: set_cell(m.tables, "nic", "time_ns", -1),
-    "marks.rank is out": lambda m: set_cell(m.tables, "marks", "rank", 2**20),
-    "marks.time_ns is out": lambda m: set_cell(m.tables, "marks", "time_ns", 2**61),
-    "marks.iteration is out": lambda m: set_cell(m.tables, "marks", "iteration", 2**62),
-    "marks.moment is out": lambda m: set_cell(m.tables, "marks", "moment", 9),
-    "marks.source is out": lambda m: set_cell(m.tables, "marks", "source", 0),
+    "ranks.rank is out": lambda m: set_cell(m.tables, "ranks", "rank", 2**20),
+    "ranks.rank_id is out": lambda m: set_cell(m.tables, "ranks", "rank_id", 2**31),
+    "ranks.job is out of its range, the words there are": lambda m: set_cell(m.tables, "ranks", "job", 99),
+    "iterations.start_ns is out": lambda m: set_cell(m.tables, "iterations", "start_ns", 2**61),
+    "iterations.number is out": lambda m: set_cell(m.tables, "iterations", "number", 2**62),
+    "iterations.end_moment is out": lambda m: set_cell(m.tables, "iterations", "end_moment", 9),
+    "iterations.source is out": lambda m: set_cell(m.tables, "iterations", "source", 0),
+    "iterations has a time that ends before it begins": lambda m: set_cell(m.tables, "iterations", "end_ns", 849),
     "ledger.nic_header_bytes is out": lambda m: set_cell(m.tables, "ledger", "nic_header_bytes", 256),
     "ledger.nic_packets is out": lambda m: set_cell(m.tables, "ledger", "nic_packets", 2**54),
     "ledger.nic_bytes is out": lambda m: set_cell(m.tables, "ledger", "nic_bytes", 2**63),
@@ -330,7 +337,7 @@ BROKEN_HELLOS: dict[str, Callable[[netmon_pb2.Hello], object]] = {
     "eth0 has a capacity of": lambda m: setattr(m.interfaces[0], "capacity_bps", 2**54),
     "Hello.flows name interface 9": lambda m: set_cell(m.tables[0], "flows", "interface", 9),
     "Hello: flows.first_ns is out": lambda m: set_cell(m.tables[0], "flows", "first_ns", -1),
-    "Hello.tables have 65537 marks": lambda m: m.tables.add(rows=[0, 65536]),
+    "Hello.tables have 32769 iterations": lambda m: m.tables.add(rows=[0, 0, 32768]),
     "Hello.tables are 65537": lambda m: m.tables.extend([netmon_pb2.Tables()] * 65536),
     "batch.mono_ns is out": lambda m: setattr(m.clock, "mono_ns", 2**60),
     "Interface.name has 2000 characters": lambda m: setattr(m.interfaces[0], "name", "x" * 2000),
@@ -363,7 +370,7 @@ def test_flows_of_an_introduction_are_one_after_the_other() -> None:
 def test_a_name_is_made_printable() -> None:
     message = encode_batch(a_batch())
     message.tables.words[2] = "j\u202eb"
-    assert decode_batch(message).marks[0].job == "j\ufffdb"
+    assert decode_batch(message).training.ranks[0].job == "j\ufffdb"
 
 
 def test_a_flow_that_is_not_ip_needs_no_address() -> None:
@@ -378,17 +385,18 @@ def test_records_and_messages_have_the_same_fields(record: type) -> None:
     message = getattr(netmon_pb2, record.__name__)
     names = {field.name for field in fields(record)}
     if record is Hello:  # proof: looked at and let go
-        names = names - {"flows", "marks"} | {"tables", "proof"}
+        names = names - {"flows", "training"} | {"tables", "proof"}
     assert names == set(message.DESCRIPTOR.fields_by_name)
 
 
-RECORDS = {"flows": Flow, "marks": Mark, "ledger": LedgerSample, "exchanges": ClockExchange}
+RECORDS = {"flows": Flow, "ranks": RankState, "ledger": LedgerSample, "exchanges": ClockExchange}
 
 
 @pytest.mark.parametrize("format_", TABLES, ids=lambda format_: format_.name)
 def test_records_and_tables_have_the_same_fields(format_: Format) -> None:
-    if format_.name in EVIDENCE:
-        assert tuple(format_.columns) == EVIDENCE[format_.name].names
+    dtypes = EVIDENCE | {"iterations": ITERATION, "scores": SCORE}
+    if format_.name in dtypes:
+        assert tuple(format_.columns) == dtypes[format_.name].names
     elif format_.name != "nic":
         names = [field.name for field in fields(RECORDS[format_.name]) if field.name != "owner"]
         names += [field.name for field in fields(Owner)] if format_.name == "flows" else []

@@ -231,7 +231,7 @@ class _Agent:
         tables = rows_of(
             words,
             flows=[*first, *_all(simulated.new_flows(span) for span in spans)],
-            marks=_all(simulated.marks(span) for span in spans),
+            training=simulated.training(spans),
             ledger=_all(self._account.samples(span) for span in spans),
             exchanges=_all(self._exchanges(span) for span in spans),
         )

@@ -17,17 +17,20 @@ import numpy.typing as npt
 from netmon.bench.specs import WIDTH_MS, Load
 from netmon.records import (
     COARSE,
+    ITERATION,
     ClockSample,
     Direction,
     Flow,
     Hello,
     Interface,
     LedgerSample,
-    Mark,
     Moment,
     Owner,
+    RankState,
     Source,
     Table,
+    Training,
+    empty,
 )
 
 # --- The rows of a second, in a few variants that hosts go through at different times.
@@ -162,13 +165,7 @@ _BUCKET_NS = 10_000
 _ENQUEUE_MS, _FIRST_WAIT_MS, _LAST_WAIT_MS = 100, 160, 230
 _NOT_COUNTED = 14  # of a frame by the NIC
 _UNOWNED = 8
-_MOMENTS = (
-    (0, Moment.STEP_START),
-    (_ENQUEUE_MS, Moment.FIRST_ENQUEUE),
-    (_FIRST_WAIT_MS, Moment.FIRST_WAIT),
-    (_LAST_WAIT_MS, Moment.LAST_WAIT),
-    (STEP_END_MS, Moment.STEP_END),
-)
+_MOMENTS_MS = 0, _ENQUEUE_MS, _FIRST_WAIT_MS, _LAST_WAIT_MS, STEP_END_MS
 _TOTALS: dict[Hashable, list[tuple[int, int]]] = {}  # by sort of batch
 
 
@@ -291,26 +288,33 @@ class SimulatedHost:
         name = host_name(self.host)
         return Hello(name, f"{name}s", _BUCKET_NS, clock, (interface,), "bench", stream_ns=WIDTH_MS * MS)
 
-    def marks(self, batch: int) -> list[Mark]:
-        """Those of a batch; a step that could not end before the run does is not begun."""
+    def training(self, spans: range) -> Training:
+        """What a batch of these spans tells of its rank. A step that could not end before the run does is not begun."""
         if self.job < 0:
-            return []
-        span, length = self.load.span_ms, self.load.seconds * SECOND_MS
-        begin = batch * span
-        marks = [self._mark(Moment.JOIN, 0, 0)] if batch == 0 else []
-        for step in range(max(0, (begin - self._phase_ms) // STEP_MS), (begin + span - self._phase_ms) // STEP_MS + 1):
-            start = self._phase_ms + step * STEP_MS
-            if start + STEP_END_MS < length:
-                marks += [
-                    self._mark(moment, step, start + at)
-                    for at, moment in _MOMENTS
-                    if begin <= start + at < begin + span
-                ]
-        return marks
+            return Training()
+        begin, end = spans.start * self.load.span_ms, spans.stop * self.load.span_ms
+        most = self.load.seconds * SECOND_MS - STEP_END_MS - self._phase_ms
+        steps = range(max(0, (begin - self._phase_ms - STEP_END_MS) // STEP_MS), (end - self._phase_ms) // STEP_MS + 1)
+        rows = [self._iteration(step, begin, end) for step in steps if step * STEP_MS < most]
+        rows = [row for row in rows if row]
+        table = (
+            np.array(rows, np.int64).reshape(len(rows), -1).view(ITERATION).reshape(-1) if rows else empty(ITERATION)
+        )
+        whose = 1, self.job_name, self.rank, self.size, 4_000, self._ns(0)
+        state = RankState(*whose, trust=0, hooked=True, parameters=1_000_000, parameters_source=Source.HOOK)
+        return Training((state,) if rows or not spans.start else (), table)
 
-    def _mark(self, moment: Moment, step: int, at_ms: int) -> Mark:
-        time_ns = boot_ns(self.host) + (self.since_s * SECOND_MS + at_ms) * MS
-        return Mark(self.job_name, self.rank, self.size, 4_000, step, moment, time_ns, Source.HOOK, 1_000, 1_000_000)
+    def _iteration(self, step: int, begin_ms: int, end_ms: int) -> tuple[int, ...]:
+        """Of ITERATION; empty where nothing of it is in a batch of this time."""
+        times = [self._phase_ms + step * STEP_MS + at for at in _MOMENTS_MS]
+        if not any(begin_ms <= time < end_ms for time in times):
+            return ()
+        start, first, wait, last, over = (self._ns(time) if time < end_ms else 0 for time in times)
+        moments = int(Moment.STEP_START), int(Moment.STEP_END) if over else 0
+        return 1, step, int(Source.HOOK), *moments, start, over, 1_000, first, wait, last
+
+    def _ns(self, at_ms: int) -> int:
+        return boot_ns(self.host) + (self.since_s * SECOND_MS + at_ms) * MS
 
     def steps(self, batches: int) -> _Ints:
         """Begin of each step whose end is in the first batches, since the session began."""
