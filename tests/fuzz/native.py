@@ -50,7 +50,9 @@ def test(library: str, seconds: float) -> int:
     spec.loader.exec_module(sys.modules[name])
     until, rounds = time.monotonic() + seconds, 0
     while not rounds or time.monotonic() < until:
-        if failed := pytest.main(["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--no-summary", str(TESTS)]):
+        if failed := pytest.main(
+            ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--no-summary", "-s", str(TESTS)]
+        ):
             return int(failed)
         rounds += 1
     return 0
