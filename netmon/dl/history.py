@@ -43,9 +43,13 @@ class CutsInOrder:
         """The last cut of each host that is not later than the time; the earliest int64 where there is none."""
         found = np.full(len(host), _EARLIEST)
         row = np.arange(len(host))
+        latest = np.full(int(host.max(initial=0)) + 1, _EARLIEST)
+        np.maximum.at(latest, host, time_ns)
         for block in reversed(self._blocks):
             if not len(row):
                 break
+            if block.is_later(latest):
+                continue
             cut = block.last(host[row], time_ns[row])
             there = cut > _EARLIEST
             found[row[there]] = cut[there]
@@ -81,6 +85,11 @@ class _Block:
         if len(self._base) * (self._span + 2) >= _MOST_KEYS:
             raise OverflowError("cuts of hosts are centuries apart")
         self._keys = host * (self._span + 2) + (time_ns - self._base[host]) + 1
+
+    def is_later(self, latest_ns: _Numbers) -> bool:
+        """Whether all its cuts are later than a time of their host; latest_ns: by host."""
+        both = min(len(latest_ns), len(self._base))
+        return not (self._base[:both] <= latest_ns[:both]).any()
 
     def last(self, host: _Numbers, time_ns: _Numbers) -> _Numbers:
         host = np.minimum(host, len(self._base) - 1)  # the last one: nobody's
@@ -323,6 +332,10 @@ class PayloadHistory:
         old = now_ns - _KEPT_NS
         since = self._since = np.minimum(before_ns, old)
         self._in_order.forget(since)
+        for host in [
+            host for host, cuts in self._cuts.items() if host < len(since) and (not cuts or cuts[-1] < since[host])
+        ]:
+            del self._cuts[host]
         if self._blocks.forget(since):
             self._tidy(since, old)
 
