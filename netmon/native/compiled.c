@@ -326,9 +326,73 @@ out:
 	return result;
 }
 
+/* --- sums of payload */
+
+#define MOST_KEYS 256 /* of a group, that are looked through one by one */
+
+/* sum_runs(host, label, count, key, payload, sums): payload of rows, which follow each other in runs of `count`, summed
+ * by the host and label of the run and the row's key, into four arrays as long as key. How many sums there are; -1:
+ * hosts and labels do not ascend, or there are too many keys. See netmon.dl.history. */
+static PyObject *sum_runs(PyObject *self, PyObject *args)
+{
+	PyObject *objects[5], *sums;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OOOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &sums))
+		return NULL;
+	Py_ssize_t runs = PyObject_Size(objects[0]), rows = PyObject_Size(objects[3]);
+	if (runs < 0 || rows < 0)
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	const int64_t *in[5];
+	void *out[4];
+	long found = -1;
+	for (int i = 0; i < 5; i++)
+		if (!(in[i] = array(&arrays, objects[i], i < 3 ? runs : rows, 8, 0)))
+			goto out;
+	if (tuple_arrays(&arrays, sums, rows, "8888", out))
+		goto out;
+	const int64_t *host = in[0], *label = in[1], *count = in[2], *key = in[3], *payload = in[4];
+	int64_t *sum_host = out[0], *sum_label = out[1], *sum_key = out[2], *sum = out[3];
+	Py_ssize_t row = 0, first = 0, end = 0; /* the sums of this group are first to end */
+	for (Py_ssize_t run = 0; run < runs; run++) {
+		if (count[run] < 0 || count[run] > rows - row) {
+			PyErr_SetString(PyExc_ValueError, "runs of more rows than there are");
+			goto out;
+		}
+		if (run && (host[run] != host[run - 1] || label[run] != label[run - 1])) {
+			if (host[run] < host[run - 1] || (host[run] == host[run - 1] && label[run] < label[run - 1]))
+				goto out;
+			first = end;
+		}
+		for (Py_ssize_t last = row + (Py_ssize_t)count[run]; row < last; row++) {
+			if (payload[row] <= 0)
+				continue;
+			Py_ssize_t at = end;
+			while (at > first && sum_key[at - 1] > key[row])
+				at--;
+			if (at > first && sum_key[at - 1] == key[row]) {
+				sum[at - 1] = (int64_t)((uint64_t)sum[at - 1] + (uint64_t)payload[row]);
+				continue;
+			}
+			if (end - first == MOST_KEYS)
+				goto out;
+			memmove(sum_key + at + 1, sum_key + at, (size_t)(end - at) * sizeof *sum_key);
+			memmove(sum + at + 1, sum + at, (size_t)(end - at) * sizeof *sum);
+			sum_host[end] = host[run], sum_label[end] = label[run];
+			sum_key[at] = key[row], sum[at] = payload[row];
+			end++;
+		}
+	}
+	found = (long)end;
+out:
+	release(&arrays);
+	return PyErr_Occurred() ? NULL : PyLong_FromLong(found);
+}
+
 static PyMethodDef methods[] = {
 	{"column_widths", column_widths, METH_VARARGS, "Bytes of a number in each column; None: the data is not good."},
 	{"join_buckets", join_buckets, METH_VARARGS, "Bucket rows of many messages into arrays."},
+	{"sum_runs", sum_runs, METH_VARARGS, "Payload of rows by host, label and key."},
 	{NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "compiled", NULL, 0, methods, NULL, NULL, NULL, NULL};

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "native": set(),
     "wire": TYPES | {"native"},
     "certificates": TYPES | {"wire"},
-    "dl": {"columnar", "records", "mark_runs", "evidence", "errors", "views", "past", "units"},
+    "dl": {"columnar", "native", "records", "mark_runs", "evidence", "errors", "views", "past", "units"},
     "kernel": SHARED,
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},

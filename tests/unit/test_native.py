@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netmon.columnar import Columns
+from netmon.dl import history
 from netmon.errors import WireError
 from netmon.native.load import compiled
 from netmon.records import BUCKET, COARSE
@@ -154,3 +155,55 @@ def test_arguments_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
     arguments = good_arguments() | wrong
     with pytest.raises((ValueError, TypeError, OverflowError, BufferError)):
         compiled.join_buckets(*arguments.values())
+
+
+# --- sums of payload
+
+
+@given(st.data())
+def test_sums_of_payload(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    runs, keys = data.draw(st.integers(1, 30)), data.draw(st.sampled_from((1, 3, 300, 2**60)))
+    host, label = np.sort(rng.integers(0, 3, runs)), rng.integers(-3, 3, runs) * 10**17
+    label = label[np.lexsort((label, host))]
+    count = rng.integers(0, data.draw(st.sampled_from((2, 40, 400))), runs)
+    rows = int(count.sum())
+    key, payload = (
+        rng.integers(0, keys, rows),
+        rng.integers(0, 3, rows).astype(data.draw(st.sampled_from(("u4", "i8")))),
+    )
+    some = np.flatnonzero(payload)
+    each = (np.repeat(column, count)[some] for column in (host, label))
+    wanted = history._summed(*each, key[some], payload[some])
+    found = history._summed_in_order(host, label, count, key, payload)
+    if found is None:
+        assert keys > 256
+        return
+    for name, column in wanted.items():
+        assert found[name].tolist() == column.tolist(), name
+
+
+def test_hosts_that_do_not_ascend_are_left_to_others() -> None:
+    one, two = np.ones(2, np.int64), np.array([1, 0])
+    assert history._summed_in_order(two, one, one, one, one) is None
+    assert history._summed_in_order(one, two, one, one, one) is None
+
+
+@pytest.mark.parametrize("count", [[3], [1], [-1], [2**62]])
+def test_runs_with_other_rows_than_there_are(count: list[int]) -> None:
+    one, two = np.ones(1, np.int64), np.ones(2, np.int64)
+    sums = tuple(np.zeros(2, np.int64) for _ in range(4))
+    if count == [1]:  # a part of them
+        assert compiled.sum_runs(one, one, np.array(count), two, two, sums) == 1
+        return
+    with pytest.raises(ValueError, match="more rows"):
+        compiled.sum_runs(one, one, np.array(count), two, two, sums)
+
+
+def test_arrays_of_other_lengths_are_refused() -> None:
+    one, two = np.ones(1, np.int64), np.ones(2, np.int64)
+    for arguments in ((one, two, one, two, two), (one, one, one, two, one), (one, one, one.astype("i4"), two, two)):
+        with pytest.raises(ValueError, match="items"):
+            compiled.sum_runs(*arguments, (two, two, two, two))
+    with pytest.raises(ValueError, match="items"):
+        compiled.sum_runs(one, one, one, two, two, (two, two, two, one))
