@@ -48,7 +48,7 @@ test-kernels: setup-dev ## the tests that hold on every kernel, on other kernels
 	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
 
 test-machine: setup-dev ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (half an hour; before a release; root)
-	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-pip
+	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-dev python3-pip
 	@$(python) -m pytest -s -m machine -k '$(ONLY)' tests/machine
 
 test-lab: setup-dev frameworks ## the tests with real training, in the lab (root)
@@ -103,7 +103,7 @@ wheel: man ## the wheel, with programs, units and examples inside, into dist
 	@ls dist/*.whl
 
 deb: man ## Debian packages of agent and collector, for the interpreter of this distribution, into dist
-	@.ci/packages debhelper dpkg-dev python3-pip
+	@.ci/packages debhelper dpkg-dev python3-dev python3-pip
 	@packaging/debian/build dist
 
 sbom: setup-dev ## dist/netmon.cdx.json: the libraries that an installation consists of, as they were tested (CycloneDX)
