@@ -4,13 +4,14 @@
 
 python := .venv/bin/python
 kernel_sources := $(wildcard bpf/*.c bpf/*.h)
+native_sources := $(wildcard netmon/native/*.c)
 
 # An index that hiccups is asked again.
 export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-machine test-lab test-readers test-long crash-states soak fuzz lint format \
+.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-machine test-lab test-readers test-long crash-states soak fuzz fuzz-native lint format \
   docs proto man wheel deb sbom audit release horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -20,7 +21,7 @@ setup: .venv/.complete ## make .venv on the interpreter that can import bcc, wit
 
 setup-dev: .venv/.complete-dev ## the same with everything that tests, linters and documentation need
 
-.venv/.complete .venv/.complete-dev: pyproject.toml .ci/setup .ci/packages
+.venv/.complete .venv/.complete-dev: pyproject.toml .ci/setup .ci/packages $(native_sources)
 	@.ci/setup $(if $(findstring dev,$@),dev)
 
 demo: setup ## watch a training job meet cross traffic, on this machine, for half a minute (root)
@@ -47,7 +48,7 @@ test-kernels: setup-dev ## the tests that hold on every kernel, on other kernels
 	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
 
 test-machine: setup-dev ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (half an hour; before a release; root)
-	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-pip
+	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-dev python3-pip
 	@$(python) -m pytest -s -m machine -k '$(ONLY)' tests/machine
 
 test-lab: setup-dev frameworks ## the tests with real training, in the lab (root)
@@ -65,6 +66,9 @@ fuzz: setup-dev ## coverage-guided fuzzing of what strangers send, ten minutes e
 	  $(python) tests/fuzz/fuzz.py $$target out/fuzz -max_total_time=$(SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
 	    >out/fuzz-$$target.log 2>&1 && tail -n 1 out/fuzz-$$target.log || { tail -n 30 out/fuzz-$$target.log; exit 1; }; done
 
+fuzz-native: setup-dev ## the loops in C under the sanitizers of gcc, against their twins in numpy (SECONDS=5)
+	@$(python) tests/fuzz/native.py $(SECONDS)
+
 crash-states: setup-dev ## everything that a power cut may leave of spool and dataset, opened by the real start-up (20 minutes)
 	@.ci/packages strace
 	@$(python) -m pytest -s -m long tests/unit/test_crash_states.py
@@ -77,12 +81,12 @@ lint: setup-dev ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy --num-workers 2
-	@.venv/bin/clang-format --dry-run -Werror $(kernel_sources)
+	@.venv/bin/clang-format --dry-run -Werror $(kernel_sources) $(native_sources)
 
 format: setup-dev ## let ruff and clang-format put the sources in order
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
-	@.venv/bin/clang-format -i $(kernel_sources)
+	@.venv/bin/clang-format -i $(kernel_sources) $(native_sources)
 
 docs: setup-dev ## the documentation as a site in out/site, with the reference made from the code
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --config-file docs/mkdocs.yml
@@ -99,7 +103,7 @@ wheel: man ## the wheel, with programs, units and examples inside, into dist
 	@ls dist/*.whl
 
 deb: man ## Debian packages of agent and collector, for the interpreter of this distribution, into dist
-	@.ci/packages debhelper dpkg-dev python3-pip
+	@.ci/packages debhelper dpkg-dev python3-dev python3-pip
 	@packaging/debian/build dist
 
 sbom: setup-dev ## dist/netmon.cdx.json: the libraries that an installation consists of, as they were tested (CycloneDX)

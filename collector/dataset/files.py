@@ -359,13 +359,15 @@ def merge_files(disk: Disk, name: str, sources: list[Path], target: Path, go_on:
 def _groups(name: str, batches: Iterator[pa.RecordBatch], go_on: Callable[[], bool]) -> Iterator[pa.Table]:
     """The rows of each row group, as long as it is to go on."""
     waiting: list[pa.RecordBatch] = []
+    rows = 0
     for batch in batches:
         if not go_on():
             return
         waiting.append(batch)
-        if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+        rows += len(batch)
+        if rows >= ROWS_PER_GROUP:
             yield in_order(name, pa.Table.from_batches(waiting)).cast(SCHEMAS[name])
-            waiting = []
+            waiting, rows = [], 0
     if waiting:
         yield in_order(name, pa.Table.from_batches(waiting)).cast(SCHEMAS[name])
 

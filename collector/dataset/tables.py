@@ -18,7 +18,6 @@ from collector.host.ledger import LedgerRow
 from collector.host.rows import COLUMNS
 from netmon.columnar import Columns
 from netmon.dl.classify import NS_PER_S
-from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import TRAFFIC_NAMES
@@ -234,8 +233,7 @@ class Origins:
         """The word of each row; words: by what `of` says, may repeat."""
         numbers: dict[str, int] = {}
         codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
-        first = starts(of)
-        return _words(np.repeat(codes[of[first]], np.diff(np.append(first, len(of)))), list(numbers))
+        return _words(codes[of], list(numbers))
 
     def interface_words(
         self, of: _Indices, link: npt.NDArray[np.integer], word_of: Callable[[Links, int], str]
@@ -262,13 +260,27 @@ def _encode(values: Sequence[str]) -> pa.DictionaryArray:
     return pa.array(values, pa.string()).dictionary_encode()
 
 
-def bucket_table(origins: Origins, of: _Indices, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
-    """Settled rows (collector.host.rows.SETTLED) as the table `buckets`; jobs: by the rows' number."""
-    plain = ("bucket_start_ns", *COLUMNS, "iteration")
-    columns = origins.link_columns(of, column_of(pieces, "link")) | {"flow_id": column_of(pieces, "flow_id")}
-    columns |= {name: column_of(pieces, name).astype(np.int64, copy=False) for name in plain}
-    columns["class"] = _words(column_of(pieces, "class").astype(np.int32), CLASS_NAMES)
-    columns["job"] = _words(column_of(pieces, "job").astype(np.int32), jobs)
+def bucket_table(
+    origins: Origins,
+    of: _Indices,
+    jobs: Sequence[str],
+    pieces: Sequence[Columns],
+    order: npt.NDArray[np.intp] | None = None,
+) -> pa.Table:
+    """Settled rows (collector.host.rows.SETTLED) as the table `buckets`; jobs: by the rows' number.
+
+    order: in which they are stored; None: as they are.
+    """
+
+    def column(name: str, dtype: npt.DTypeLike = np.int64) -> npt.NDArray[Any]:
+        plain = column_of(pieces, name)
+        return (plain if order is None else plain.take(order)).astype(dtype, copy=False)
+
+    of = of if order is None else of.take(order)
+    columns = origins.link_columns(of, column("link", np.int32)) | {"flow_id": column("flow_id", np.uint32)}
+    columns |= {name: column(name) for name in ("bucket_start_ns", *COLUMNS, "iteration")}
+    columns["class"] = _words(column("class", np.int32), CLASS_NAMES)
+    columns["job"] = _words(column("job", np.int32), jobs)
     return origins.table("buckets", of, columns)
 
 

@@ -4,7 +4,6 @@
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -29,12 +28,11 @@ from collector.dataset.tables import (
 from collector.host.iteration_rows import Accounted, all_accounted
 from collector.host.ledger import LedgerRow
 from netmon.columnar import Columns
-from netmon.dl.grouped import distinct, starts
+from netmon.dl.grouped import distinct, order_by, starts
 from netmon.dl.iterations import Iteration
 from netmon.records import Flow, NicSample, Table
 
 _T = TypeVar("_T")
-_MOST_PARTS = 512  # that are put in order one by one
 
 
 class Unstored:
@@ -126,9 +124,9 @@ def flush_tables(
         return {}
     origins = Origins([session.origin for session in sessions])
     tables = {}
-    rows, of = _own(sessions, _by_host(sessions, buckets))
+    rows, of = _own(sessions, buckets)
     if len(of):
-        tables["buckets"] = bucket_table(origins, of, jobs, rows)
+        tables["buckets"] = bucket_table(origins, of, jobs, rows, _order(sessions, rows, of))
     flows = [(session_index, session.flows) for session_index, session in enumerate(sessions) if session.flows]
     if flows:
         of = np.repeat([session_index for session_index, _ in flows], [len(own.flows) for _, own in flows])
@@ -162,18 +160,13 @@ def _joined(rows: Sequence[Sequence[_T]]) -> tuple[npt.NDArray[np.int64], list[_
     return np.repeat(np.arange(len(rows)), [len(own) for own in rows]), list(chain.from_iterable(rows))
 
 
-def _by_host(sessions: Sequence[SessionFlush], pieces: Sequence[Columns]) -> Sequence[Columns]:
-    """The same rows in the order in which they are stored, where they are in few parts; each has its rows by time."""
-    host_of = {session.session: session.origin.hello.host for session in sessions}
-    parts: list[tuple[str, Columns]] = []
-    for rows in pieces:
-        first = starts(rows["session"])
-        if len(parts) + len(first) > _MOST_PARTS:
-            return pieces
-        whose = rows["session"][first].tolist()
-        spans = zip(whose, pairwise([*first.tolist(), len(rows)]), strict=True)
-        parts += [(host_of.get(session_index, ""), rows[begin:end]) for session_index, (begin, end) in spans]
-    return [rows for _, rows in sorted(parts, key=itemgetter(0))]
+def _order(
+    sessions: Sequence[SessionFlush], pieces: Sequence[Columns], of: npt.NDArray[np.int32]
+) -> npt.NDArray[np.intp]:
+    """The order in which rows are stored: by host, time and flow. of: the session of each."""
+    hosts = {host: rank for rank, host in enumerate(sorted({session.origin.hello.host for session in sessions}))}
+    rank = np.array([hosts[session.origin.hello.host] for session in sessions], np.int32)
+    return order_by(rank[of], *(column_of(pieces, name) for name in ("bucket_start_ns", "flow_id")))
 
 
 def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Columns]) -> tuple[list[Columns], npt.NDArray[np.int32]]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import GroupedValues, edges, order_by, starts, sums_by_two
+from netmon.native.load import compiled
 
 # --- Times at which rows of hosts are separated: those of a host that come in order, many hosts' at once.
 
@@ -43,9 +44,13 @@ class CutsInOrder:
         """The last cut of each host that is not later than the time; the earliest int64 where there is none."""
         found = np.full(len(host), _EARLIEST)
         row = np.arange(len(host))
+        latest = np.full(int(host.max(initial=0)) + 1, _EARLIEST)
+        np.maximum.at(latest, host, time_ns)
         for block in reversed(self._blocks):
             if not len(row):
                 break
+            if block.is_later(latest):
+                continue
             cut = block.last(host[row], time_ns[row])
             there = cut > _EARLIEST
             found[row[there]] = cut[there]
@@ -82,6 +87,11 @@ class _Block:
             raise OverflowError("cuts of hosts are centuries apart")
         self._keys = host * (self._span + 2) + (time_ns - self._base[host]) + 1
 
+    def is_later(self, latest_ns: _Numbers) -> bool:
+        """Whether all its cuts are later than a time of their host; latest_ns: by host."""
+        both = min(len(latest_ns), len(self._base))
+        return not (self._base[:both] <= latest_ns[:both]).any()
+
     def last(self, host: _Numbers, time_ns: _Numbers) -> _Numbers:
         host = np.minimum(host, len(self._base) - 1)  # the last one: nobody's
         base = self._base[host]
@@ -100,7 +110,6 @@ GRAIN_NS = 1_000_000
 _KEPT_NS = 30_000_000_000  # for so long every grain is kept, then only what lies between two cuts
 _FEW = 0.2  # of a block's rows: so many are set aside for the hosts that still need them, and the block goes
 _MOST_PENDING = 50  # blocks
-_MOST_CELLS = 4  # for each row, that are worth being counted without sorting
 _MOST_CUTS = 256  # of a host before old ones are looked for
 
 
@@ -302,7 +311,7 @@ class PayloadHistory:
         count = np.diff(np.append(first, len(host)))
         of_host, time_ns = host[first], time_ns[first]
         label = np.maximum(time_ns // GRAIN_NS * GRAIN_NS, self._last_cut(of_host, time_ns, len(until_ns)))
-        found = _counted(of_host, label, count, key, payload_bytes)
+        found = _summed_in_order(of_host, label, count, key, payload_bytes)
         if found is None:
             some = np.flatnonzero(payload_bytes > 0)
             found = _summed(host[some], np.repeat(label, count)[some], key[some], payload_bytes[some])
@@ -323,6 +332,10 @@ class PayloadHistory:
         old = now_ns - _KEPT_NS
         since = self._since = np.minimum(before_ns, old)
         self._in_order.forget(since)
+        for host in [
+            host for host, cuts in self._cuts.items() if host < len(since) and (not cuts or cuts[-1] < since[host])
+        ]:
+            del self._cuts[host]
         if self._blocks.forget(since):
             self._tidy(since, old)
 
@@ -362,25 +375,19 @@ class PayloadHistory:
         return np.where(there, times[index], np.iinfo(np.int64).min)
 
 
-def _counted(
+def _summed_in_order(
     host: _Numbers, label: _Numbers, count: _Numbers, key: _Numbers, payload_bytes: npt.NDArray[np.integer]
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """As _summed, without sorting, where hosts and labels ascend and there are few keys; else None.
+    """As _summed, without sorting, where hosts and labels ascend and few keys have one of them; else None.
 
     host, label: of so many rows each, as `count` says; key, payload_bytes: of each row.
     """
-    first = starts(host, label)
-    keys = int(key.max()) + 1
-    ascending = (host[1:] > host[:-1]) | ((host[1:] == host[:-1]) & (label[1:] >= label[:-1]))
-    if len(first) * keys > _MOST_CELLS * len(key) or not ascending.all():
+    if compiled is None:
         return None
-    rows = np.add.reduceat(count, first)
-    cell = np.repeat(np.arange(len(first)) * keys, rows) + key
-    sums = np.bincount(cell, weights=payload_bytes, minlength=len(first) * keys)
-    there = np.flatnonzero(sums)
-    group = first[there // keys]
-    amounts = sums[there].astype(np.int64)
-    return {"host": host[group], "label": label[group], "key": there % keys, "payload_bytes": amounts}
+    sums = {name: np.empty(len(key), np.int64) for name in ("host", "label", "key", "payload_bytes")}
+    rows = (np.ascontiguousarray(column, np.int64) for column in (host, label, count, key, payload_bytes))
+    found: int = compiled.sum_runs(*rows, tuple(sums.values()))
+    return {name: column[:found] for name, column in sums.items()} if found >= 0 else None
 
 
 def _summed(host: _Numbers, label: _Numbers, key: _Numbers, payload_bytes: _Numbers) -> dict[str, npt.NDArray[Any]]:

@@ -104,23 +104,49 @@ class TimeMap:
         return TimeMap(np.array(knots, np.int64), np.array(offsets, np.int64), slope)
 
 
+_RECENT_KNOTS = 8  # of a map; earlier times are asked of the map itself
+
+
 class TimeMaps:
     """Several clocks' maps, asked for many times at once."""
 
     def __init__(self, maps: Sequence[TimeMap]) -> None:
         """maps: known by their indices."""
         self._maps = maps
-        self._knot = np.array([one.knots_ns[-1] for one in maps], np.int64)
-        self._offset = np.array([one.offsets_ns[-1] for one in maps], np.int64)
+        knots = [one.knots_ns[-_RECENT_KNOTS:] for one in maps]
+        self._end = np.cumsum([len(own) for own in knots])  # of each map's knots
+        self._first = self._end - [len(own) for own in knots]
+        self._whole = np.array([len(one.knots_ns) <= _RECENT_KNOTS for one in maps], np.bool_)
+        self._knots = np.concatenate(knots)
+        self._offsets = np.concatenate([one.offsets_ns[-_RECENT_KNOTS:] for one in maps])
         self._slope = np.array([one.slope for one in maps], np.float64)
 
     def utcs(self, of: npt.NDArray[np.integer], mono_ns: _Times) -> _Times:
         """Mono times in UTC, each by the map at a place; arrays of one shape."""
-        since = mono_ns - self._knot[of]
-        offsets = self._offset[of] + np.round(np.maximum(since, 0) * self._slope[of]).astype(np.int64)
+        last = self._end - 1
+        since = mono_ns - self._knots[last][of]
+        offsets = self._offsets[last][of] + np.round(np.maximum(since, 0) * self._slope[of]).astype(np.int64)
         earlier = np.flatnonzero(since < 0)
-        for index in np.unique(of[earlier]).tolist():
-            own = earlier[of[earlier] == index]
-            offsets[own] = self._maps[index].offsets(mono_ns[own])
+        if len(earlier):
+            offsets[earlier] = self._between_knots(of[earlier], mono_ns[earlier])
         found: _Times = mono_ns + offsets
         return found
+
+    def _between_knots(self, of: npt.NDArray[np.integer], mono_ns: _Times) -> _Times:
+        """The offsets at times before the last knots."""
+        first = self._first[of]
+        after = first.copy()
+        for step in range(_RECENT_KNOTS):  # the first knot that is later
+            at = first + step
+            after += (at < self._end[of]) & (self._knots[np.minimum(at, len(self._knots) - 1)] <= mono_ns)
+        before = np.maximum(after - 1, first)
+        span = np.maximum(self._knots[after] - self._knots[before], 1)
+        rise = self._offsets[after] - self._offsets[before]
+        offsets: _Times = self._offsets[before] + np.round((mono_ns - self._knots[before]) * (rise / span)).astype(
+            np.int64
+        )
+        older = np.flatnonzero((after == first) & ~self._whole[of])
+        for index in np.unique(of[older]).tolist():
+            own = older[of[older] == index]
+            offsets[own] = self._maps[index].offsets(mono_ns[own])
+        return offsets

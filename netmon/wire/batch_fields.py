@@ -16,6 +16,7 @@ import numpy.typing as npt
 from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import EVIDENCE
+from netmon.native.load import compiled
 from netmon.records import ClockExchange, Flow, NicSample, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, column_widths, plain_columns
@@ -97,24 +98,44 @@ def join_buckets(
     if not kept:
         return Columns.zeros(0, ROWS), Runs(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.int64)), {}
     splits = [split for split, _, _ in kept]
+    batch = np.array([index for _, index, _ in kept], np.int32)
+    columns, runs, latest, good = _join_compiled(splits, batch) if compiled else _join(splits, batch)
+    refused = {}
+    for (split, index, horizon_ns), last, whole in zip(kept, latest.tolist(), good.tolist(), strict=True):
+        try:
+            if not whole:
+                raise WireError(f"Buckets.runs do not have {split.rows} rows")
+            check_start(last * split.unit_ns + split.base_ns, horizon_ns)
+        except WireError as error:
+            refused[index] = str(error)
+    return columns, runs, refused
+
+
+_Joined = tuple[Columns, Runs, _Column, npt.NDArray[np.bool_]]
+"""Rows and runs; of each message the latest start in its units, and whether its runs have all its rows."""
+
+
+def _join_compiled(splits: Sequence[Split], batch: npt.NDArray[np.int32]) -> _Joined:
+    assert compiled
+    rows, flows = sum(split.rows for split in splits), sum(split.flows for split in splits)
+    columns = {name: np.empty(rows, ROWS[name]) for name in ROWS.names or ()}
+    runs = Runs(np.empty(flows, np.int64), np.empty(flows, np.uint32), np.empty(flows, np.int64))
+    latest, good = np.empty(len(splits), np.uint64), np.empty(len(splits), np.bool_)
+    compiled.join_buckets(splits, batch, tuple(columns.values()), tuple(runs), latest, good)
+    return Columns(columns), runs, latest, good
+
+
+def _join(splits: Sequence[Split], batch: npt.NDArray[np.int32]) -> _Joined:
+    """The same without what is compiled."""
     counts, flows = (np.array([split[position] for split in splits], np.int64) for position in (0, 1))
     flow, run_rows, w, h = _join_columns([(s.runs, s.run_widths, s.flows) for s in splits], RUNS, _RUN_TYPES)
     run_rows = run_rows.astype(np.uint64)
-    faults = _mend_runs(run_rows, flows, counts)
+    good = _mend_runs(run_rows, flows, counts)
     flow, run_of = flow.astype(np.uint32, copy=False), run_rows.astype(np.int64)
     start, packets, short, headers = _join_columns(
         [(s.columns, s.column_widths, s.rows) for s in splits], COLUMNS, _COLUMN_TYPES
     )
-    refused = {}
-    latest = np.maximum.reduceat(start, np.cumsum(counts) - counts).tolist()
-    for position, (split, index, horizon_ns) in enumerate(kept):
-        try:
-            if position in faults:
-                raise WireError(f"Buckets.runs do not have {split.rows} rows")
-            check_start(latest[position] * split.unit_ns + split.base_ns, horizon_ns)
-        except WireError as error:
-            refused[index] = str(error)
-    batch = np.array([index for _, index, _ in kept], np.int32)
+    latest = np.maximum.reduceat(start, np.cumsum(counts) - counts)
     base, unit = (_of_rows(np.array([split[position] for split in splits], np.uint64), counts) for position in (3, 4))
     w, h = (np.repeat(column.astype(np.uint32, copy=False), run_of) for column in (w, h))
     packets = packets.astype(np.uint32, copy=False)
@@ -143,7 +164,7 @@ def join_buckets(
             own, columns["peak_bytes"] = np.repeat(coarse, counts), wire.copy()
             columns["peak_bytes"][own] = pieces * w[own] - less
             columns["busy_buckets"][own] = busy
-    return Columns(columns), Runs(np.repeat(batch, flows).astype(np.int64), flow, run_of), refused
+    return Columns(columns), Runs(np.repeat(batch, flows).astype(np.int64), flow, run_of), latest, good
 
 
 def _of_rows(values: _Numbers, counts: _Counts) -> _Numbers:
@@ -215,16 +236,16 @@ def _together(planes: Sequence[npt.NDArray[np.uint8]], dtype: np.dtype[np.unsign
     return column
 
 
-def _mend_runs(run_rows: _Column, flows: _Counts, counts: _Counts) -> set[int]:
-    """Messages whose runs do not have its number of rows; they are made to, so that all others fall in place."""
+def _mend_runs(run_rows: _Column, flows: _Counts, counts: _Counts) -> npt.NDArray[np.bool_]:
+    """Whether each message's runs have its number of rows; others are made to, so that what follows falls in place."""
     first = np.cumsum(flows) - flows
     most = np.maximum.reduceat(run_rows, first)
     sums = np.add.reduceat(np.minimum(run_rows, np.uint64(MAX_ROWS + 1)), first)
-    wrong = (most > counts.astype(np.uint64)) | (sums != counts.astype(np.uint64))
+    wrong: npt.NDArray[np.bool_] = (most > counts.astype(np.uint64)) | (sums != counts.astype(np.uint64))
     for index in np.flatnonzero(wrong).tolist():
         run_rows[first[index] : first[index] + flows[index]] = 0
         run_rows[first[index]] = counts[index]
-    return set(np.flatnonzero(wrong).tolist())
+    return ~wrong
 
 
 # --- batches

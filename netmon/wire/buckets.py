@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.errors import WireError
+from netmon.native.load import compiled
 from netmon.records import BUCKET, COARSE, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_MONO_NS, MAX_ROWS
@@ -99,8 +100,14 @@ def plain_columns(message: netmon_pb2.Buckets) -> tuple[bytes, bytes]:
     return runs, columns
 
 
-def column_widths(data: bytes, wanted: int, count: int, name: str) -> list[int]:
+def column_widths(data: bytes, wanted: int, count: int, name: str) -> Sequence[int]:
     """Bytes of a number in each column: a byte that says so, then `count` numbers. Raises WireError."""
+    found: bytes | None = compiled.column_widths(data, wanted, count) if compiled else None
+    return _column_widths(data, wanted, count, name) if found is None else found
+
+
+def _column_widths(data: bytes, wanted: int, count: int, name: str) -> Sequence[int]:
+    """The same without what is compiled, and what is wrong."""
     widths, offset = [], 0
     for _ in range(wanted):
         width = data[offset] if offset < len(data) else -1

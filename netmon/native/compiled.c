@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What numpy takes many passes for, in one. Each function has a twin in Python beside its caller, which serves where
+ * this is not built. Arrays come through the buffer protocol; what their lengths do not allow raises ValueError, and
+ * nothing outside them is read or written.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+/* --- arrays */
+
+#define MOST_ARRAYS 16
+
+struct arrays {
+	Py_buffer views[MOST_ARRAYS];
+	int count;
+};
+
+static void release(struct arrays *arrays)
+{
+	while (arrays->count)
+		PyBuffer_Release(&arrays->views[--arrays->count]);
+}
+
+/* The memory of an array of so many items of so many bytes, until `release`. NULL: raised. */
+static void *array(struct arrays *arrays, PyObject *object, Py_ssize_t items, Py_ssize_t size, int writable)
+{
+	if (arrays->count == MOST_ARRAYS) {
+		PyErr_SetString(PyExc_ValueError, "too many arrays");
+		return NULL;
+	}
+	Py_buffer *view = &arrays->views[arrays->count];
+	if (PyObject_GetBuffer(object, view, PyBUF_ND | writable))
+		return NULL;
+	arrays->count++;
+	if (view->itemsize != size || view->len / size != items) {
+		PyErr_Format(PyExc_ValueError, "an array of %zd items of %zd bytes where %zd of %zd are wanted",
+			     view->len / size, view->itemsize, items, size);
+		return NULL;
+	}
+	return view->len ? view->buf : (void *)"";
+}
+
+/* Items of a tuple as arrays, of so many items of sizes[i] bytes; 0: done, -1: raised. */
+static int tuple_arrays(struct arrays *arrays, PyObject *tuple, Py_ssize_t items, const char *sizes, void **out)
+{
+	Py_ssize_t count = (Py_ssize_t)strlen(sizes);
+	if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+		PyErr_Format(PyExc_ValueError, "no tuple of %zd arrays", count);
+		return -1;
+	}
+	for (Py_ssize_t i = 0; i < count; i++)
+		if (!(out[i] = array(arrays, PyTuple_GetItem(tuple, i), items, sizes[i] - '0', PyBUF_WRITABLE)))
+			return -1;
+	return 0;
+}
+
+/* --- columns of numbers as they come: a byte that says how many bytes a number has, then the planes of these */
+
+struct column {
+	const uint8_t *planes;
+	int width;
+};
+
+/* How many columns are found; `wanted` and no more, or the data is not good. */
+static int split_columns(const uint8_t *data, uint64_t length, int wanted, uint64_t rows, struct column *columns)
+{
+	uint64_t at = 0;
+	for (int i = 0; i < wanted; i++) {
+		if (at >= length)
+			return i;
+		int width = data[at++];
+		if (width > 2 && width != 4 && width != 8)
+			return i;
+		if (width && rows > (length - at) / (uint64_t)width)
+			return i;
+		columns[i].planes = data + at;
+		columns[i].width = width;
+		at += (uint64_t)width * rows;
+	}
+	return at == length ? wanted : wanted + 1;
+}
+
+#define BLOCK 512
+
+/* Numbers from `first` on, at most BLOCK. */
+static void numbers(const struct column *column, uint64_t rows, uint64_t first, uint64_t count, uint64_t *out)
+{
+	const uint8_t *plane = column->planes + first;
+	memset(out, 0, count * sizeof *out);
+	for (int shift = 0; shift < 8 * column->width; shift += 8, plane += rows)
+		for (uint64_t i = 0; i < count; i++)
+			out[i] |= (uint64_t)plane[i] << shift;
+}
+
+static void numbers32(const struct column *column, uint64_t rows, uint64_t first, uint64_t count, uint32_t *out)
+{
+	const uint8_t *plane = column->planes + first;
+	int width = column->width > 4 ? 4 : column->width;
+	memset(out, 0, count * sizeof *out);
+	for (int shift = 0; shift < 8 * width; shift += 8, plane += rows)
+		for (uint64_t i = 0; i < count; i++)
+			out[i] |= (uint32_t)plane[i] << shift;
+}
+
+static PyObject *column_widths(PyObject *self, PyObject *args)
+{
+	Py_buffer view;
+	int wanted;
+	unsigned long long rows;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "y*iK", &view, &wanted, &rows))
+		return NULL;
+	struct column columns[MOST_ARRAYS];
+	PyObject *found = NULL;
+	if (wanted < 0 || wanted > MOST_ARRAYS) {
+		PyErr_SetString(PyExc_ValueError, "too many columns");
+	} else if (split_columns(view.buf, (uint64_t)view.len, wanted, rows, columns) != wanted) {
+		found = Py_None;
+		Py_INCREF(found);
+	} else {
+		uint8_t widths[MOST_ARRAYS];
+		for (int i = 0; i < wanted; i++)
+			widths[i] = (uint8_t)columns[i].width;
+		found = PyBytes_FromStringAndSize((const char *)widths, wanted);
+	}
+	PyBuffer_Release(&view);
+	return found;
+}
+
+/* --- bucket rows of many messages */
+
+enum { RUNS = 4, COLUMNS = 4, COLUMNS_COARSE = 7 };
+
+struct rows_out {
+	int32_t *batch;
+	uint32_t *flow_id;
+	uint64_t *start_ns;
+	int64_t *bucket_ns;
+	uint32_t *packets, *wire, *payload, *peak, *busy;
+};
+
+struct runs_out {
+	int64_t *batch;
+	uint32_t *flow_id;
+	int64_t *rows;
+};
+
+struct message {
+	uint64_t rows, flows, bucket_ns, base_ns, unit_ns;
+	int coarse;
+	int32_t batch;
+};
+
+/* The runs of a message. Whether they have its number of rows; if not, the first one is made to. */
+static int read_runs(const struct message *message, const struct column *columns, uint64_t at,
+		     const struct runs_out *out)
+{
+	uint64_t left = message->rows;
+	int good = 1;
+	for (uint64_t first = 0; first < message->flows; first += BLOCK) {
+		uint64_t count = message->flows - first < BLOCK ? message->flows - first : BLOCK, rows[BLOCK];
+		numbers32(&columns[0], message->flows, first, count, out->flow_id + at + first);
+		numbers(&columns[1], message->flows, first, count, rows);
+		for (uint64_t i = 0; i < count; i++) {
+			good = good && rows[i] <= left;
+			if (good)
+				left -= rows[i];
+			out->batch[at + first + i] = message->batch;
+			out->rows[at + first + i] = (int64_t)rows[i];
+		}
+	}
+	if (good && !left)
+		return 1;
+	memset(out->rows + at, 0, message->flows * sizeof *out->rows);
+	out->rows[at] = (int64_t)message->rows;
+	return 0;
+}
+
+/* The rows of a message whose runs have been read; the latest start, in units. */
+static uint64_t read_rows(const struct message *message, const struct column *run_columns, const struct column *columns,
+			  const struct runs_out *runs, uint64_t run, const struct rows_out *out, uint64_t at)
+{
+	uint64_t latest = 0, left = 0, of = 0;
+	uint32_t w = 0, h = 0;
+	for (uint64_t first = 0; first < message->rows; first += BLOCK) {
+		uint64_t count = message->rows - first < BLOCK ? message->rows - first : BLOCK, start[BLOCK];
+		uint32_t packets[BLOCK], lack[BLOCK], headers[BLOCK], pieces[BLOCK], less[BLOCK], busy[BLOCK];
+		numbers(&columns[0], message->rows, first, count, start);
+		numbers32(&columns[1], message->rows, first, count, packets);
+		numbers32(&columns[2], message->rows, first, count, lack);
+		numbers32(&columns[3], message->rows, first, count, headers);
+		if (message->coarse) {
+			numbers32(&columns[4], message->rows, first, count, pieces);
+			numbers32(&columns[5], message->rows, first, count, less);
+			numbers32(&columns[6], message->rows, first, count, busy);
+		}
+		for (uint64_t i = 0; i < count; i++, at++) {
+			while (!left) { /* ends: the runs have as many rows as the message */
+				left = (uint64_t)runs->rows[run + of];
+				numbers32(&run_columns[2], message->flows, of, 1, &w);
+				numbers32(&run_columns[3], message->flows, of, 1, &h);
+				of++;
+			}
+			left--;
+			uint32_t wire = packets[i] * w - lack[i];
+			out->batch[at] = message->batch;
+			out->flow_id[at] = runs->flow_id[run + of - 1];
+			out->start_ns[at] = start[i] * message->unit_ns + message->base_ns;
+			out->bucket_ns[at] = (int64_t)message->bucket_ns;
+			out->packets[at] = packets[i];
+			out->wire[at] = wire;
+			out->payload[at] = wire - (packets[i] * h - headers[i]);
+			out->peak[at] = message->coarse ? pieces[i] * w - less[i] : wire;
+			out->busy[at] = message->coarse ? busy[i] : 1;
+			if (start[i] > latest)
+				latest = start[i];
+		}
+	}
+	return latest;
+}
+
+/* Places in a Split of netmon.wire.batch_fields. */
+enum {
+	ROWS_AT,
+	FLOWS_AT,
+	BUCKET_AT,
+	BASE_AT,
+	UNIT_AT,
+	COARSE_AT,
+	RUNS_AT,
+	COLUMNS_AT = RUNS_AT + 2,
+	FIELDS = COLUMNS_AT + 2
+};
+
+/* A Split of netmon.wire.batch_fields, checked but for its columns; 0: done, -1: raised. */
+static int read_split(PyObject *split, struct message *message)
+{
+	uint64_t *fields[] = {&message->rows, &message->flows, &message->bucket_ns, &message->base_ns,
+			      &message->unit_ns};
+	if (!split || !PyTuple_Check(split) || PyTuple_Size(split) != FIELDS) {
+		PyErr_SetString(PyExc_ValueError, "no Split");
+		return -1;
+	}
+	for (Py_ssize_t i = ROWS_AT; i <= UNIT_AT; i++) {
+		*fields[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(split, i));
+		if (PyErr_Occurred())
+			return -1;
+	}
+	message->coarse = PyTuple_GetItem(split, COARSE_AT) == Py_True;
+	if (message->flows && message->flows <= message->rows && message->rows <= INT32_MAX)
+		return 0;
+	PyErr_SetString(PyExc_ValueError, "a message of no rows, too many, or more flows than rows");
+	return -1;
+}
+
+/* Reads one message at these places of the arrays; 0: done, -1: raised. */
+static int read_message(PyObject *split, struct message *message, uint64_t rows, uint64_t runs,
+			const struct rows_out *rows_out, const struct runs_out *runs_out, uint64_t *latest,
+			uint8_t *good)
+{
+	Py_buffer run_data, data;
+	struct column run_columns[RUNS], columns[COLUMNS_COARSE];
+	int wanted = message->coarse ? COLUMNS_COARSE : COLUMNS, done = -1;
+	if (PyObject_GetBuffer(PyTuple_GetItem(split, RUNS_AT), &run_data, PyBUF_SIMPLE))
+		return -1;
+	if (!PyObject_GetBuffer(PyTuple_GetItem(split, COLUMNS_AT), &data, PyBUF_SIMPLE)) {
+		if (split_columns(run_data.buf, (uint64_t)run_data.len, RUNS, message->flows, run_columns) == RUNS &&
+		    split_columns(data.buf, (uint64_t)data.len, wanted, message->rows, columns) == wanted) {
+			*good = (uint8_t)read_runs(message, run_columns, runs, runs_out);
+			*latest = read_rows(message, run_columns, columns, runs_out, runs, rows_out, rows);
+			done = 0;
+		} else {
+			PyErr_SetString(PyExc_ValueError, "columns that are cut short");
+		}
+		PyBuffer_Release(&data);
+	}
+	PyBuffer_Release(&run_data);
+	return done;
+}
+
+/* join_buckets(splits, batches, rows, runs, latest, good): fills the arrays; see netmon.wire.batch_fields. */
+static PyObject *join_buckets(PyObject *self, PyObject *args)
+{
+	PyObject *splits, *batches, *rows, *runs, *latest_array, *good_array, *result = NULL;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "O!OO!O!OO", &PyList_Type, &splits, &batches, &PyTuple_Type, &rows, &PyTuple_Type,
+			      &runs, &latest_array, &good_array))
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	Py_ssize_t count = PyList_Size(splits), total_rows = 0, total_runs = 0;
+	struct message message = {0};
+	for (Py_ssize_t i = 0; i < count; i++) {
+		if (read_split(PyList_GetItem(splits, i), &message))
+			return NULL;
+		total_rows += (Py_ssize_t)message.rows;
+		total_runs += (Py_ssize_t)message.flows;
+	}
+	void *row_arrays[9], *run_arrays[3];
+	const int32_t *batch = array(&arrays, batches, count, 4, 0);
+	uint64_t *latest = batch ? array(&arrays, latest_array, count, 8, PyBUF_WRITABLE) : NULL;
+	uint8_t *good = latest ? array(&arrays, good_array, count, 1, PyBUF_WRITABLE) : NULL;
+	if (!good || tuple_arrays(&arrays, rows, total_rows, "448844444", row_arrays) ||
+	    tuple_arrays(&arrays, runs, total_runs, "848", run_arrays))
+		goto out;
+	struct rows_out rows_out = {row_arrays[0], row_arrays[1], row_arrays[2], row_arrays[3], row_arrays[4],
+				    row_arrays[5], row_arrays[6], row_arrays[7], row_arrays[8]};
+	struct runs_out runs_out = {run_arrays[0], run_arrays[1], run_arrays[2]};
+	Py_ssize_t row = 0, run = 0;
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *split = PyList_GetItem(splits, i);
+		if (read_split(split, &message))
+			goto out;
+		message.batch = batch[i];
+		if (read_message(split, &message, (uint64_t)row, (uint64_t)run, &rows_out, &runs_out, &latest[i],
+				 &good[i]))
+			goto out;
+		row += (Py_ssize_t)message.rows, run += (Py_ssize_t)message.flows;
+	}
+	result = Py_None;
+	Py_INCREF(result);
+out:
+	release(&arrays);
+	return result;
+}
+
+/* --- sums of payload */
+
+#define MOST_KEYS 256 /* of a group, that are looked through one by one */
+
+/* sum_runs(host, label, count, key, payload, sums): payload of rows, which follow each other in runs of `count`, summed
+ * by the host and label of the run and the row's key, into four arrays as long as key. How many sums there are; -1:
+ * hosts and labels do not ascend, or there are too many keys. See netmon.dl.history. */
+static PyObject *sum_runs(PyObject *self, PyObject *args)
+{
+	PyObject *objects[5], *sums;
+	(void)self;
+	if (!PyArg_ParseTuple(args, "OOOOOO", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &sums))
+		return NULL;
+	Py_ssize_t runs = PyObject_Size(objects[0]), rows = PyObject_Size(objects[3]);
+	if (runs < 0 || rows < 0)
+		return NULL;
+	struct arrays arrays = {.count = 0};
+	const int64_t *in[5];
+	void *out[4];
+	long found = -1;
+	for (int i = 0; i < 5; i++)
+		if (!(in[i] = array(&arrays, objects[i], i < 3 ? runs : rows, 8, 0)))
+			goto out;
+	if (tuple_arrays(&arrays, sums, rows, "8888", out))
+		goto out;
+	const int64_t *host = in[0], *label = in[1], *count = in[2], *key = in[3], *payload = in[4];
+	int64_t *sum_host = out[0], *sum_label = out[1], *sum_key = out[2], *sum = out[3];
+	Py_ssize_t row = 0, first = 0, end = 0; /* the sums of this group are first to end */
+	for (Py_ssize_t run = 0; run < runs; run++) {
+		if (count[run] < 0 || count[run] > rows - row) {
+			PyErr_SetString(PyExc_ValueError, "runs of more rows than there are");
+			goto out;
+		}
+		if (run && (host[run] != host[run - 1] || label[run] != label[run - 1])) {
+			if (host[run] < host[run - 1] || (host[run] == host[run - 1] && label[run] < label[run - 1]))
+				goto out;
+			first = end;
+		}
+		for (Py_ssize_t last = row + (Py_ssize_t)count[run]; row < last; row++) {
+			if (payload[row] <= 0)
+				continue;
+			Py_ssize_t at = end;
+			while (at > first && sum_key[at - 1] > key[row])
+				at--;
+			if (at > first && sum_key[at - 1] == key[row]) {
+				sum[at - 1] = (int64_t)((uint64_t)sum[at - 1] + (uint64_t)payload[row]);
+				continue;
+			}
+			if (end - first == MOST_KEYS)
+				goto out;
+			memmove(sum_key + at + 1, sum_key + at, (size_t)(end - at) * sizeof *sum_key);
+			memmove(sum + at + 1, sum + at, (size_t)(end - at) * sizeof *sum);
+			sum_host[end] = host[run], sum_label[end] = label[run];
+			sum_key[at] = key[row], sum[at] = payload[row];
+			end++;
+		}
+	}
+	found = (long)end;
+out:
+	release(&arrays);
+	return PyErr_Occurred() ? NULL : PyLong_FromLong(found);
+}
+
+static PyMethodDef methods[] = {
+	{"column_widths", column_widths, METH_VARARGS, "Bytes of a number in each column; None: the data is not good."},
+	{"join_buckets", join_buckets, METH_VARARGS, "Bucket rows of many messages into arrays."},
+	{"sum_runs", sum_runs, METH_VARARGS, "Payload of rows by host, label and key."},
+	{NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "compiled", NULL, 0, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_compiled(void)
+{
+	return PyModule_Create(&module);
+}

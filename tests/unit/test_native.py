@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops in C do what their twins in numpy do, and take nothing that would lead them out of an array."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from netmon.columnar import Columns
+from netmon.dl import history
+from netmon.errors import WireError
+from netmon.native.load import compiled
+from netmon.records import BUCKET, COARSE
+from netmon.wire import batch_fields, buckets, netmon_pb2
+from netmon.wire.batch_fields import ROWS, Split, split_buckets
+from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, encode_buckets
+
+pytestmark = pytest.mark.skipif(compiled is None, reason="netmon was installed without a compiler")
+
+U32 = 2**32 - 1
+
+
+def assert_alike(one: Columns, other: Columns) -> None:
+    assert one.names == other.names
+    for name in one.names:
+        assert one[name].dtype == other[name].dtype, name
+        assert one[name].tolist() == other[name].tolist(), name
+
+
+# --- columns of numbers
+
+
+@st.composite
+def packed(draw: st.DrawFn, columns: int, rows: int) -> bytes:
+    """So many columns of so many numbers, of any widths."""
+    widths = draw(st.lists(st.sampled_from((0, 1, 2, 4, 8)), min_size=columns, max_size=columns))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    return b"".join(bytes([width]) + rng.bytes(width * rows) for width in widths)
+
+
+@given(st.binary(max_size=40) | packed(3, 4), st.integers(0, 7), st.integers(0, 2**64 - 1) | st.integers(0, 12))
+@example(b"\x08" + bytes(8), 1, 2**61 + 1)
+def test_widths_of_columns(data: bytes, wanted: int, count: int) -> None:
+    try:
+        widths = list(buckets._column_widths(data, wanted, count, "columns"))
+    except WireError:
+        assert compiled.column_widths(data, wanted, count) is None
+    else:
+        assert list(compiled.column_widths(data, wanted, count)) == widths
+
+
+# --- bucket rows of many messages
+
+
+@st.composite
+def split(draw: st.DrawFn) -> Split:
+    """A message that could have come: its columns are whole, and hold anything."""
+    rows, coarse = draw(st.integers(1, 40) | st.sampled_from((511, 512, 513, 1500))), draw(st.booleans())
+    flows = draw(st.integers(1, min(rows, 700)))
+    run_data, data = draw(packed(RUNS, flows)), draw(packed(COLUMNS_COARSE if coarse else COLUMNS, rows))
+    if draw(st.booleans()):  # runs that have as many rows as the message
+        cuts = np.sort(np.random.default_rng(rows).integers(0, rows + 1, flows - 1))
+        lengths = np.diff(np.concatenate([[0], cuts, [rows]]))
+        first = 1 + run_data[0] * flows
+        after = first + 1 + run_data[first] * flows
+        planes = lengths.astype("<u8").view(np.uint8).reshape(-1, 8).T.tobytes()
+        run_data = run_data[:first] + b"\x08" + planes + run_data[after:]
+    numbers = [draw(st.integers(0, 2**64 - 1)) for _ in range(3)]
+    widths = buckets._column_widths(run_data, RUNS, flows, "runs")
+    column_widths = buckets._column_widths(data, COLUMNS_COARSE if coarse else COLUMNS, rows, "columns")
+    numbers[0] >>= 1
+    return Split(rows, flows, *numbers, coarse, run_data, widths, data, column_widths)
+
+
+@given(st.lists(split(), min_size=1, max_size=4))
+def test_rows_of_messages(splits: list[Split]) -> None:
+    batch = np.arange(len(splits), dtype=np.int32) * 3
+    rows, runs, latest, good = batch_fields._join(splits, batch)
+    same_rows, same_runs, same_latest, same_good = batch_fields._join_compiled(splits, batch)
+    whole = np.repeat(good, [one.rows for one in splits])  # of others rows mean nothing
+    assert_alike(rows[whole], same_rows[whole])
+    assert good.tolist() == same_good.tolist()
+    assert latest.tolist() == same_latest.tolist()
+    for column, other in zip(runs, same_runs, strict=True):
+        assert column.dtype == other.dtype
+        assert column.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("dtype", [BUCKET, COARSE])
+def test_rows_are_what_was_sent(dtype: "np.dtype[np.void]") -> None:
+    rng = np.random.default_rng(1)
+    table = np.zeros(3000, dtype)
+    for name in dtype.names or ():
+        table[name] = rng.integers(0, U32, len(table))
+    message = encode_buckets(table, 10, netmon_pb2.Buckets())
+    rows, *_ = batch_fields._join_compiled([split_buckets(message)], np.zeros(1, np.int32))
+    order = np.argsort(table["flow_id"], kind="stable")
+    for name in (
+        "packets",
+        "wire_bytes",
+        "payload_bytes",
+        *(("peak_bytes", "busy_buckets") if dtype == COARSE else ()),
+    ):
+        assert rows[name].tolist() == table[name][order].tolist()
+
+
+def good_arguments() -> dict[str, Any]:
+    whole = Split(3, 2, 10, 0, 1, False, bytes([0, 1, 1, 2, 0, 0]), (0, 1, 0, 0), bytes(4), (0, 0, 0, 0))
+    return {
+        "splits": [whole],
+        "batch": np.zeros(1, np.int32),
+        "rows": tuple(np.zeros(3, ROWS[name]) for name in ROWS.names or ()),
+        "runs": (np.zeros(2, np.int64), np.zeros(2, np.uint32), np.zeros(2, np.int64)),
+        "latest": np.zeros(1, np.uint64),
+        "good": np.zeros(1, np.bool_),
+    }
+
+
+def test_arguments_that_fit() -> None:
+    arguments = good_arguments()
+    compiled.join_buckets(*arguments.values())
+    assert arguments["runs"][2].tolist() == [1, 2]
+
+
+HOSTILE = {
+    "a row too many": {"splits": [good_arguments()["splits"][0]._replace(rows=4, columns=bytes(4))]},
+    "a flow too many": {"splits": [good_arguments()["splits"][0]._replace(flows=3)]},
+    "more flows than rows": {"splits": [good_arguments()["splits"][0]._replace(rows=1)]},
+    "no flows": {"splits": [good_arguments()["splits"][0]._replace(flows=0)]},
+    "rows beyond memory": {"splits": [good_arguments()["splits"][0]._replace(rows=2**40)]},
+    "rows beyond numbers": {"splits": [good_arguments()["splits"][0]._replace(rows=2**70)]},
+    "negative": {"splits": [good_arguments()["splits"][0]._replace(base_ns=-1)]},
+    "columns cut short": {"splits": [good_arguments()["splits"][0]._replace(columns=bytes([1, 0]))]},
+    "runs cut short": {"splits": [good_arguments()["splits"][0]._replace(runs=b"")]},
+    "columns too long": {"splits": [good_arguments()["splits"][0]._replace(columns=bytes(5))]},
+    "a width that is none": {"splits": [good_arguments()["splits"][0]._replace(columns=bytes([3]) * 20)]},
+    "columns of coarse rows missing": {"splits": [good_arguments()["splits"][0]._replace(coarse=True)]},
+    "no bytes": {"splits": [good_arguments()["splits"][0]._replace(runs="text")]},
+    "no splits": {"splits": [(1, 2)]},
+    "no list": {"splits": None},
+    "fewer messages": {"splits": []},
+    "another dtype": {"batch": np.zeros(1, np.int64)},
+    "not contiguous": {"rows": (np.zeros(6, np.int32)[::2], *good_arguments()["rows"][1:])},
+    "a short column": {"rows": (*good_arguments()["rows"][:-1], np.zeros(2, np.uint32))},
+    "a column too few": {"rows": good_arguments()["rows"][:-1]},
+    "none at all": {"runs": ()},
+    "read only": {"latest": np.frombuffer(bytes(8), np.uint64)},
+}
+
+
+@pytest.mark.parametrize("wrong", HOSTILE.values(), ids=HOSTILE)
+def test_arguments_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
+    arguments = good_arguments() | wrong
+    with pytest.raises((ValueError, TypeError, OverflowError, BufferError)):
+        compiled.join_buckets(*arguments.values())
+
+
+# --- sums of payload
+
+
+@given(st.data())
+def test_sums_of_payload(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    runs, keys = data.draw(st.integers(1, 30)), data.draw(st.sampled_from((1, 3, 300, 2**60)))
+    host, label = np.sort(rng.integers(0, 3, runs)), rng.integers(-3, 3, runs) * 10**17
+    label = label[np.lexsort((label, host))]
+    count = rng.integers(0, data.draw(st.sampled_from((2, 40, 400))), runs)
+    rows = int(count.sum())
+    key, payload = (
+        rng.integers(0, keys, rows),
+        rng.integers(0, 3, rows).astype(data.draw(st.sampled_from(("u4", "i8")))),
+    )
+    some = np.flatnonzero(payload)
+    each = (np.repeat(column, count)[some] for column in (host, label))
+    wanted = history._summed(*each, key[some], payload[some])
+    found = history._summed_in_order(host, label, count, key, payload)
+    if found is None:
+        assert keys > 256
+        return
+    for name, column in wanted.items():
+        assert found[name].tolist() == column.tolist(), name
+
+
+def test_hosts_that_do_not_ascend_are_left_to_others() -> None:
+    one, two = np.ones(2, np.int64), np.array([1, 0])
+    assert history._summed_in_order(two, one, one, one, one) is None
+    assert history._summed_in_order(one, two, one, one, one) is None
+
+
+@pytest.mark.parametrize("count", [[3], [1], [-1], [2**62]])
+def test_runs_with_other_rows_than_there_are(count: list[int]) -> None:
+    one, two = np.ones(1, np.int64), np.ones(2, np.int64)
+    sums = tuple(np.zeros(2, np.int64) for _ in range(4))
+    if count == [1]:  # a part of them
+        assert compiled.sum_runs(one, one, np.array(count), two, two, sums) == 1
+        return
+    with pytest.raises(ValueError, match="more rows"):
+        compiled.sum_runs(one, one, np.array(count), two, two, sums)
+
+
+def test_arrays_of_other_lengths_are_refused() -> None:
+    one, two = np.ones(1, np.int64), np.ones(2, np.int64)
+    for arguments in ((one, two, one, two, two), (one, one, one, two, one), (one, one, one.astype("i4"), two, two)):
+        with pytest.raises(ValueError, match="items"):
+            compiled.sum_runs(*arguments, (two, two, two, two))
+    with pytest.raises(ValueError, match="items"):
+        compiled.sum_runs(one, one, one, two, two, (two, two, two, one))
