@@ -15,6 +15,7 @@ from netmon.commands.service_options import Service, heed_hangup
 from netmon.errors import UsageError
 from netmon.options import declare, read_options
 from netmon.units import format_duration, format_rate
+from netmon.wire.channel import NO_EVENT_ENGINE
 
 HELP = "count the traffic of this host and stream it to a collector (needs root)"
 EXAMPLES = """
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """Watch and stream until SIGINT or SIGTERM; blocks."""
     # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("GRPC_EXPERIMENTS", NO_EVENT_ENGINE)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines alongside ours
     from netmon.agent.agent import Agent
     from netmon.agent.heap import keep_heap
     from netmon.kernel.interfaces import choose_interfaces, interface_facts
