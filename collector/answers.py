@@ -37,6 +37,7 @@ MOST_ROWS = 6_000_000
 _OLDEST_S = 0.5  # a view serves again until then, if nothing has changed
 _REST = 4  # × what a view takes to make: it serves so long whatever has changed, so that viewers take a fifth at most
 _SHORTEST_INTERVAL_S = 0.05
+_LIVE_S = 1.0  # who looks as often wants what is new
 _SNAPSHOT_WITHIN_S, _PAST_WITHIN_S, _FULL_WITHIN_S = 10.0, 20.0, 60.0  # in which a part is read; else the call ends
 _PAST_AT_A_TIME = 2  # answers
 _PART_ROWS = 100_000  # and more, as they come out of the files
@@ -53,13 +54,16 @@ class Watching:
         freeze: Callable[[], Frozen],
         page: Callable[[Frozen, Selection], Snapshot],
         ticks: Callable[[], int],
+        watched: list[Selection],
         insecure: bool = False,
     ) -> None:
         """freeze: everything as it is now; page: what of it a viewer has asked for; ticks: how often it has changed.
 
+        watched: gets what each viewer looks at, for as long as it does.
         insecure: viewers are warned that others can read what they see.
         """
         self._freeze, self._page, self._ticks, self._insecure = freeze, page, ticks, insecure
+        self._watched = watched
         self._frozen: Frozen | None = None
         self._frozen_at, self._frozen_s, self._took_s = 0, 0.0, 0.0
         self._encoded: dict[tuple[Selection, bool], netmon_pb2.Snapshot] = {}
@@ -90,6 +94,9 @@ class Watching:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         interval_s = max(request.interval_ms / 1e3, _SHORTEST_INTERVAL_S)
         self._viewers += 1
+        lives = 0 < request.interval_ms <= 1e3 * _LIVE_S
+        if lives:
+            self._watched.append(selection)
         due_s = time.monotonic()
         try:
             while True:
@@ -107,6 +114,8 @@ class Watching:
             return
         finally:
             self._viewers -= 1
+            if lives:
+                self._watched.remove(selection)
             if not self._viewers:
                 self._frozen, self._encoded = None, {}
 
@@ -117,7 +126,9 @@ class Answers:
     def __init__(self, registry: Registry, insecure: bool, stored: Dataset | None) -> None:
         """insecure: what is said may be read by others. stored: rows of the dataset; None: nobody gets them."""
         self._registry, self._stored = registry, stored
-        self._watching = Watching(registry.freeze, registry.live.page, lambda: registry.live.ticks, insecure)
+        self._watching = Watching(
+            registry.freeze, registry.live.page, lambda: registry.live.ticks, registry.live.watched, insecure
+        )
         self._past_turns = asyncio.Semaphore(_PAST_AT_A_TIME)
 
     async def answer(self, method: str, data: bytes, identity: Identity | None, context: Context) -> None:

@@ -30,6 +30,7 @@ class BackpressureRequest:
     bucket_ns: int = 0  # rows at least so wide
     batch_ns: int = 0  # batches no closer together
     rows_per_s: float = 0.0  # no more are taken in; 0: as they come
+    within_ns: int = 0  # batches no further apart; 0: nobody waits for them
 
 
 STEPS = (
@@ -43,7 +44,11 @@ STEPS = (
 
 _FEWER = 2  # of the steps, cost no detail
 BATCHES_PER_S = 1_000
-DEFAULT_BATCH_NS = 200 * _MS  # of an agent that nobody has asked
+DEFAULT_BATCH_NS = WATCHED_NS = 200 * _MS
+"""From one batch of an agent to the next where somebody looks at its host."""
+
+TRAINING_NS = 400 * _MS
+"""The same where it has ranks: verdicts wait for the rows of a second after an iteration's end."""
 
 
 @dataclass(frozen=True)

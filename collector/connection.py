@@ -46,7 +46,7 @@ class Connection:
     @property
     def order(self) -> BackpressureRequest:
         """What the agent is requested."""
-        return self._registry.intake.order(self.session.hello.session)
+        return self._registry.order(self.session)
 
     async def room(self) -> None:
         """Wait until the session's next batch may come."""

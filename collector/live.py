@@ -68,6 +68,8 @@ class Live:
         self.on_accounted: Callable[[Session, Accounted], None] | None = None
         """Called with the iterations of each session whose rows have settled."""
         self.ticks = 0  # how often what viewers see has changed
+        self.watched: list[Selection] = []
+        """What is looked at once a second or more often, by each viewer."""
         self._pulling: set[asyncio.Task[None]] = set()
 
     def begin(self, tables: Tables, sessions: Mapping[int, Session]) -> None:
@@ -87,6 +89,10 @@ class Live:
         if not self.stored:
             raise DataError("cannot advise: this collector does not tell of its dataset")
         return self.stored.advice(jobs)
+
+    def watches(self, host: str) -> bool:
+        """Whether somebody looks at this host; whoever looks at jobs may look at any."""
+        return any(not one.hosts or one.jobs or host in one.hosts for one in self.watched)
 
     def sessions_changed(self) -> None:
         """Viewers see other sessions from now on."""

@@ -5,12 +5,21 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from collector.agent_checks import FailedSessionError, RefusedBatchError
-from collector.backpressure import HostLimiter, Intake, claimed_rows, weight
+from collector.backpressure import (
+    TRAINING_NS,
+    WATCHED_NS,
+    BackpressureRequest,
+    HostLimiter,
+    Intake,
+    claimed_rows,
+    weight,
+)
 from collector.dataset.sink import ParquetSink
 from collector.ending import Together
 from collector.flushing import Flushing
@@ -223,6 +232,13 @@ class Registry:
             self.failures.at_batch(sessions[session_index], sequence, failure)
         self.live.add(settled, self._newest_of.values())
         self.flushing.check_room()
+
+    def order(self, session: Session) -> BackpressureRequest:
+        """What an agent is requested: as much as we can take, and as soon as somebody waits for it."""
+        within_ns = TRAINING_NS if session.trains else 0
+        if self.live.watches(session.hello.host):
+            within_ns = WATCHED_NS
+        return replace(self.intake.order(session.hello.session), within_ns=within_ns)
 
     @property
     def infer_rest_s(self) -> float:

@@ -228,7 +228,9 @@ class Session:
 
     def acknowledgements(self, order: BackpressureRequest) -> Iterator[netmon_pb2.Acknowledgement]:
         """What the agent is sent: what is stored, and what is requested of it."""
-        news = netmon_pb2.Acknowledgement(sequence=self.acknowledge, bucket_ns=order.bucket_ns, batch_ns=order.batch_ns)
+        news = netmon_pb2.Acknowledgement(
+            sequence=self.acknowledge, bucket_ns=order.bucket_ns, batch_ns=order.batch_ns, within_ns=order.within_ns
+        )
         while self.requests:
             news.request.CopyFrom(self.requests.popleft())
             yield news
@@ -312,6 +314,11 @@ class Session:
     def taken(self, last: int) -> None:
         """Batches up to `last` have been taken in."""
         self.received, self.queued = last, max(self.queued, last)
+
+    @property
+    def trains(self) -> bool:
+        """Whether its host has ranks."""
+        return bool(self.tables.sessions.table["trains"][self.index])
 
     def add_output(self, output: Output) -> None:
         """What has become final waits for its way to the disk; bucket rows do where those of all sessions are."""

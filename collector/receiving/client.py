@@ -90,11 +90,12 @@ class RemoteStream:
         if self.connection.takes:
             self._registry.live.full.answer(self.session, message.full)
 
-    def state_row(self, now_s: float) -> tuple[int, int, int, int, float]:
+    def state_row(self, now_s: float) -> tuple[int, int, int, int, int, float]:
         """A row of STREAM_STATE, that goes out now."""
         self._sent_s, self._requested = now_s, self.connection.order
         order = self._requested
-        return self.number, self.session.acknowledge, order.bucket_ns, order.batch_ns, order.rows_per_s
+        asked = order.bucket_ns, order.batch_ns, order.within_ns, order.rows_per_s
+        return self.number, self.session.acknowledge, *asked
 
     def overdue(self, now_s: float) -> bool:
         """Whether its agent has heard nothing for a while, or is requested something else than it has heard."""

@@ -21,7 +21,14 @@ from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.identity import Identity
 
 STREAM_STATE = np.dtype(
-    [("stream", "<i8"), ("sequence", "<u8"), ("bucket_ns", "<u8"), ("batch_ns", "<u8"), ("rows_per_s", "<f8")]
+    [
+        ("stream", "<i8"),
+        ("sequence", "<u8"),
+        ("bucket_ns", "<u8"),
+        ("batch_ns", "<u8"),
+        ("within_ns", "<u8"),
+        ("rows_per_s", "<f8"),
+    ]
 )
 """What an agent is sent; rows_per_s: no more are read of it, 0: as they come."""
 

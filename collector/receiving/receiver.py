@@ -96,8 +96,10 @@ class ReceivedStream:
 
     def send_state(self, state: Table) -> None:
         """A row of STREAM_STATE."""
-        _, sequence, bucket_ns, batch_ns, self._rows_per_s = state
-        self._acknowledgement = netmon_pb2.Acknowledgement(sequence=sequence, bucket_ns=bucket_ns, batch_ns=batch_ns)
+        _, sequence, bucket_ns, batch_ns, within_ns, self._rows_per_s = state
+        self._acknowledgement = netmon_pb2.Acknowledgement(
+            sequence=sequence, bucket_ns=bucket_ns, batch_ns=batch_ns, within_ns=within_ns
+        )
         self._due = True
         self._news.set()
 

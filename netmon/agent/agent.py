@@ -93,7 +93,8 @@ class Agent:
             if self._watchdog.turn():
                 self._schedule.awake()
                 self._sending.exchanges.hurry()
-            self._schedule.requested_ns = self._sending.stream.backpressure.batch_ns
+            asked = self._sending.stream.backpressure
+            self._schedule.requested_ns, self._schedule.within_ns = asked.batch_ns, asked.within_ns
             self._look(now, woken)
             if self._schedule.batch_is_due:
                 if self._counting.meter.numbers.next_id > _LAST_FLOW:

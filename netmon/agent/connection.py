@@ -74,11 +74,11 @@ class Outgoing:
             yield Message(last, batch.body + batch.buckets)
 
     def receive(self, news: netmon_pb2.Acknowledgement) -> Backpressure:
-        """What the other end wants alongside batches; returns what it can take now."""
+        """What the other end wants alongside batches; returns what it asks of them."""
         if news.HasField("request"):
             self.pulls.add_request(news.request)
             self.spool.wake()
-        return Backpressure(news.bucket_ns, news.batch_ns)
+        return Backpressure(news.bucket_ns, news.batch_ns, news.within_ns)
 
     def _leave(self, last: int, over: Callable[[], bool]) -> bool:
         return over() or (self.complete() and self.spool.newest <= max(last, self.spool.acknowledged))

@@ -16,15 +16,13 @@ from netmon.kernel.meter.memory import Wakes
 
 LOOK_NS = 50_000_000
 """Between two looks while each finds something; from the end of a silence to its batch, with what is open then."""
-BATCH_NS = 200_000_000
-"""Between two batches, as long as there is something to send."""
+BATCH_NS = 1_000_000_000
+"""Between two batches, unless somebody waits for them; the horizon moves on where there is nothing to send, too."""
 
 _LEAST_NS = 1_000_000
 _BUSY_LOOK_NS = 5_000_000
 _RANKS_LOOK_NS = 100_000_000  # while ranks report their steps: what they tell waits in small rings
-_IDLE_LOOK_NS = 334_000_000  # a third of an idle batch: for what nobody is woken for, such as a process that begins
-_IDLE_BATCH_NS = 1_000_000_000  # the horizon moves on all the same
-_LONGEST_BATCH_NS = 2_000_000_000  # whatever the collector asks for
+_SHORTEST_BATCH_NS, _LONGEST_BATCH_NS = 100_000_000, 2_000_000_000  # whatever the collector asks for
 _FULL = 1 / 16  # of a ring, from which nobody waits for the batch
 _FAST = 1 / 8  # of a ring, filled from one look to the next: the next one comes sooner
 
@@ -47,8 +45,8 @@ class PollSchedule:
         self._waits_ns: int | None = None  # since when
         self._level, self._growth = 0.0, 0.0
         self._hurried = False
-        self.requested_ns = 0
-        """Between two batches at least, if the collector has asked for it."""
+        self.requested_ns = self.within_ns = 0
+        """Between two batches at least, and at most while something waits, if the collector has asked for it."""
 
     def update(self, now_ns: int, level: float, waits: bool, hurried: bool = False) -> None:
         """What a look has shown. level: of the fullest ring, 0 to 1; waits: whether anything is to be taken or sent;
@@ -75,8 +73,9 @@ class PollSchedule:
     def _due_ns(self) -> int:
         asked_ns = min(self.requested_ns, _LONGEST_BATCH_NS)
         if self._waits_ns is None:
-            return self._sent_ns + max(_IDLE_BATCH_NS, asked_ns)
-        return max(self._sent_ns + max(BATCH_NS, asked_ns), self._waits_ns + LOOK_NS)
+            return self._sent_ns + max(BATCH_NS, asked_ns)
+        within_ns = max(self.within_ns, _SHORTEST_BATCH_NS) if self.within_ns else BATCH_NS
+        return max(self._sent_ns + max(min(BATCH_NS, within_ns), asked_ns), self._waits_ns + LOOK_NS)
 
     @property
     def idle(self) -> bool:
@@ -106,7 +105,7 @@ class PollSchedule:
             return Rest(_BUSY_LOOK_NS)
         if self._hurried:
             return Rest(LOOK_NS)
-        longest_ns = _RANKS_LOOK_NS if ranks else _IDLE_LOOK_NS
+        longest_ns = _RANKS_LOOK_NS if ranks else BATCH_NS
         ns = min(longest_ns, max(_LEAST_NS, self._due_ns - self._looked_ns))
         return Rest(ns, wakes=True, level=_FULL if self._waits_ns is not None else 0.0)
 

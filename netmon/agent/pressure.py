@@ -31,6 +31,7 @@ class Backpressure:
 
     bucket_ns: int = 0  # rows at least so wide
     batch_ns: int = 0  # batches no closer together
+    within_ns: int = 0  # somebody waits: batches no further apart
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +16,6 @@ from netmon.agent.counting import Counting
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.leftovers import Leftovers
 from netmon.agent.link_totals import link_totals
-from netmon.agent.poll_schedule import BATCH_NS
 from netmon.agent.pressure import Backlog, Resolution, Streamed
 from netmon.agent.recorder import Pulls, start_recorder
 from netmon.agent.settings import Settings
@@ -58,6 +58,7 @@ class Sending:
         self.recorder = start_recorder(settings)
         self._resolution = Resolution(settings.bucket_ns, settings.streamed_ns, self.recorder)
         self._sequence = 0
+        self._appended: deque[tuple[int, float]] = deque()  # batches that no connection has had, and since when
         self._news, self._hello_due_ns = False, 0
         self._introduce()
         self.exchanges = ClockExchanges()
@@ -86,7 +87,9 @@ class Sending:
     def streamed(self, rows: Table, horizon_ns: int, last: bool) -> Streamed:
         """Rows (dtype BUCKET) in the resolution in which they leave, the recorder has them in full. last: none will
         follow."""
-        late_s = max(0, self._sequence - self.spool.handed_out) * BATCH_NS / 1e9
+        while self._appended and self._appended[0][0] <= self.spool.handed_out:
+            self._appended.popleft()
+        late_s = time.monotonic() - self._appended[0][1] if self._appended else 0.0
         full = self.spool.size / self._settings.spool_bytes
         return self._resolution.stream(
             rows, horizon_ns, Backlog(late_s, full, self.stream.backpressure.bucket_ns), last
@@ -102,6 +105,7 @@ class Sending:
             rows_message = serialise_buckets(part.buckets, part.bucket_ns)
             self.spool.append(part.sequence, body, rows_message, loss, described)
             self._sequence = part.sequence
+            self._appended.append((part.sequence, time.monotonic()))
         if self.reported:
             self.reported.sent(
                 self._sequence, len(batch.buckets), batch.bucket_ns, batch.clock, batch.cost, batch.ledger

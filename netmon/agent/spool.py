@@ -88,7 +88,8 @@ class Spool:
         self.size = self.memory_bytes = 0
         """Bytes that wait; and those of them that only memory has, which the end of the agent would take."""
         self._lose = lose
-        self._changed = threading.Condition(threading.RLock())
+        lock = threading.RLock()
+        self._changed, self._ready = threading.Condition(lock), threading.Condition(lock)  # for the disk; for `after`
         self._batches: dict[int, _Waiting] = {}  # all that wait, ascending, as the next two
         self._whole: dict[int, None] = {}  # those that have buckets
         self._recent: dict[int, int] = {}  # those that are in memory, and how much of it each takes
@@ -206,6 +207,7 @@ class Spool:
             if self.silent:
                 self._note("the disk does not answer")
             self._changed.notify_all()
+            self._ready.notify_all()
 
     def end_flows(self, flow_ids: Collection[int]) -> None:
         """No batch that follows has rows of these flows."""
@@ -234,7 +236,7 @@ class Spool:
             while self._batches and (oldest := next(iter(self._batches))) <= sequence:
                 self._remove(oldest)
             self._forget_flows(sequence)
-            self._changed.notify_all()
+            self._ready.notify_all()
 
     def after(
         self, sequence: int, leave: Callable[[], bool], patience: Callable[[], float | None] = lambda: None
@@ -253,13 +255,13 @@ class Spool:
                 longest_s = patience()
                 if longest_s is not None and longest_s <= 0:
                     return None
-                self._changed.wait(longest_s)
+                self._ready.wait(longest_s)
             return None
 
     def wake(self) -> None:
         """Whoever waits in `after` looks at its leave() again."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._ready:
+            self._ready.notify_all()
 
     def set_aside(self, sequence: int) -> Table | None:
         """Takes a batch that cannot be sent out of the way, and counts it; what it carried, None: it is not there."""
@@ -278,6 +280,7 @@ class Spool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._ready.notify_all()
         while self._writer.is_alive() and not self.silent:
             self._writer.join(_ANSWERS_S)
         if self.memory_bytes and not self._left:
@@ -446,7 +449,6 @@ class Spool:
             self._table = table
         with self._changed:
             self._has(change)
-            self._changed.notify_all()
 
     def _has(self, change: Change) -> None:
         """The file is so now; some of it may have changed again meanwhile."""
@@ -503,7 +505,7 @@ class Spool:
                 if (waiting := self._batches.get(one.sequence))
             }
             self._wanted = 0
-            self._changed.notify_all()
+            self._ready.notify_all()
 
     def _cannot_read(self, error: sqlite3.Error) -> bool:
         """Whether all that only the file has is given up: it has been so for long, or will not be read any more."""

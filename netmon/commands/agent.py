@@ -15,6 +15,7 @@ from netmon.commands.service_options import Service, heed_hangup
 from netmon.errors import UsageError
 from netmon.options import declare, read_options
 from netmon.units import format_duration, format_rate
+from netmon.wire.channel import NO_EVENT_ENGINE
 
 HELP = "count the traffic of this host and stream it to a collector (needs root)"
 EXAMPLES = """
@@ -46,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
     """Watch and stream until SIGINT or SIGTERM; blocks."""
     # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("GRPC_EXPERIMENTS", NO_EVENT_ENGINE)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines alongside ours
     from netmon.agent.agent import Agent
-    from netmon.agent.heap import keep_heap
-    from netmon.kernel.interfaces import choose_interfaces, interface_facts
+    from netmon.kernel.heap import keep_heap, trim_heap
+    from netmon.kernel.subprocess_calls import call_by_name
     from netmon.supervisor import Supervisor
     from netmon.wire.channel import wait_quietly
 
@@ -64,10 +67,11 @@ def run(args: argparse.Namespace) -> int:
     asked: list[int] = []  # no Event: a second signal, within the first one's handler, would wait for its lock for ever
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
-    chosen = choose_interfaces(settings.interface, interface_facts().watchable)
-    for remark in chosen.remarks:
+    # Elsewhere: what it imports is 10 MB that would stay.
+    names, remarks = call_by_name("netmon.kernel.interfaces:choose", settings.interface)
+    for remark in remarks:
         log.warning("%s", remark)
-    settings = replace(settings, interface=chosen.names)
+    settings = replace(settings, interface=names)
     _check(settings)
     wait_quietly()
     keep_heap()
@@ -81,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         log.info("watching %s (rx/tx by %s, buckets of %s, capacity %s)", interface.name, hooks, width, capacity)
     gc.collect()
     gc.freeze()  # what is there now stays: it need not be looked over again and again
+    trim_heap()
     supervisor.ready()
     try:
         agent.run(lambda: bool(asked), supervisor.alive)
@@ -94,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
 def _prepare(args: argparse.Namespace) -> int:
     """Loads the programs as the agent will, which keeps what had to be compiled, and lets go of them."""
     from netmon.kernel import loader, privilege
-    from netmon.kernel.interfaces import choose_interfaces, interface_facts
+    from netmon.kernel.interfaces import choose
     from netmon.kernel.meter.memory import choose_geometry
 
     privilege.require_capabilities()
-    interfaces = choose_interfaces(args.interface, interface_facts().watchable).names
+    interfaces, _ = choose(args.interface)
     loader.prepare(choose_geometry(args.bucket_ns, len(interfaces), args.flows))
     return 0
 

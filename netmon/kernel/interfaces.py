@@ -276,6 +276,12 @@ def choose_interfaces(wanted: Sequence[str], there: Sequence[InterfaceFacts]) ->
     return Chosen(tuple(names), tuple(_twice_counted(names, there)))
 
 
+def choose(wanted: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of Chosen, of the interfaces that there are; they can be read where this module is not imported."""
+    names, remarks = choose_interfaces(wanted, interface_facts().watchable)
+    return names, remarks
+
+
 def _meant_by(wanted: str, there: Sequence[InterfaceFacts]) -> list[str]:
     known = [facts.name for facts in there]
     if wanted in known:

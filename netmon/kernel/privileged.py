@@ -10,6 +10,7 @@ whatever processes say of themselves: what does not go into one comes with the n
 
 import base64
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from typing import Any
 
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import bpf_calls, loader, privilege, stops
+from netmon.kernel.heap import trim_heap
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.owners.namespaces import Namespaces, TcpElsewhere
@@ -190,6 +192,9 @@ class _Server:
         self._watch_stops()
         maps = [name for name in (*loader.MAPS, *MORE_MAPS) if name in self._programs]
         descriptors.extend(self._programs[name] for name in maps)
+        gc.collect()
+        gc.freeze()
+        trim_heap()
         return {"hooks": [interface.hooks for interface in self._interfaces], "maps": maps}
 
     def _watch_sockets(self) -> None:

@@ -300,6 +300,9 @@ def command_of(pid: int) -> list[str]:
     return text.decode(errors="replace").split("\0")[:_MOST_WORDS]
 
 
+_READ_BYTES = 1 << 16  # at a time: the kernel gives a page or so, whatever room there is
+
+
 def read_bounded(path: Path | str, most: int) -> bytes:
     """The first bytes of a file of /proc; empty where it cannot be read."""
     parts = []
@@ -308,7 +311,7 @@ def read_bounded(path: Path | str, most: int) -> bytes:
     except OSError:
         return b""
     try:
-        while most > 0 and (part := os.read(descriptor, most)):
+        while most > 0 and (part := os.read(descriptor, min(most, _READ_BYTES))):
             parts.append(part)
             most -= len(part)
     except OSError:

@@ -425,6 +425,7 @@ class _Found:
 
 _STEPS_NS = 8_000_000_000  # of iterations in each snapshot; its series are of ten seconds
 _FEW_HOSTS, _INTERVAL_MS, _SLOW_MS = 64, 1_000, 3_000
+_LOOKS_S = 10.0  # for so long after a browser has asked how it stands, which it does every second or two
 _RETRY_S = 1.0
 _AROUND_NS = 300_000_000_000  # an iteration is not longer
 _FLOWS = 200
@@ -447,6 +448,7 @@ class Live:
         self._snapshot: Snapshot | None = None
         self._moments = RecorderQueries(addresses, security)
         self._looked_back = False
+        self._asked_s = time.monotonic()
         self._trouble = f"connecting to {addresses}"
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"snapshots of {addresses}", daemon=True)
@@ -457,6 +459,7 @@ class Live:
         self._over.set()
 
     def state(self) -> State:
+        self._asked_s = time.monotonic()
         seen = self._snapshot
         return State(
             generation=self._history.catalogue.generation,
@@ -529,7 +532,9 @@ class Live:
         return Selection(flows=_FLOWS, steps_ns=_STEPS_NS)
 
     def _interval_ms(self) -> int:
-        return _INTERVAL_MS if len(self.catalogue().capacity_bps) <= _FEW_HOSTS else _SLOW_MS
+        """Often where a browser looks; else only so that nothing of the hour is missing."""
+        looks = time.monotonic() - self._asked_s < _LOOKS_S
+        return _INTERVAL_MS if looks and len(self.catalogue().capacity_bps) <= _FEW_HOSTS else _SLOW_MS
 
     def _follow(self) -> None:
         while not self._over.is_set():

@@ -65,6 +65,7 @@ class Acknowledgement(_message.Message):
     BUCKET_NS_FIELD_NUMBER: _builtins.int
     BATCH_NS_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    WITHIN_NS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Every batch up to here is in the dataset: the agent may forget it. 0: none is, or none is known to be."""
     bucket_ns: _builtins.int
@@ -74,6 +75,10 @@ class Acknowledgement(_message.Message):
     batch_ns: _builtins.int
     worker: _builtins.str
     """on a bus: whose time to ask for"""
+    within_ns: _builtins.int
+    """Told in every message, too: somebody waits for what this host sends. Batches no further apart, while there is
+    something to send; 0: nobody does. Where it contradicts batch_ns, that one holds.
+    """
     @_builtins.property
     def request(self) -> Global___FullRequest:
         """for an agent that lives; nothing to one that sends what was left behind"""
@@ -86,10 +91,11 @@ class Acknowledgement(_message.Message):
         bucket_ns: _builtins.int = ...,
         batch_ns: _builtins.int = ...,
         worker: _builtins.str = ...,
+        within_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ns", b"batch_ns", "bucket_ns", b"bucket_ns", "request", b"request", "sequence", b"sequence", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ns", b"batch_ns", "bucket_ns", b"bucket_ns", "request", b"request", "sequence", b"sequence", "within_ns", b"within_ns", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,7 +22,7 @@ from tcp_relay import TcpRelay
 from waiting import wait_for
 
 from collector import agent_checks
-from collector.backpressure import STEPS, Intake
+from collector.backpressure import STEPS, TRAINING_NS, Intake
 from collector.bus import session as bus_session
 from collector.cluster.worker import WorkerSettings
 from netmon.agent import bus_connection, leftovers
@@ -326,7 +326,7 @@ def test_an_agent_hears_what_it_is_asked_for(tmp_path, server, monkeypatch):
     sent.append(5)
     sent.start()
     with working(tmp_path, server):
-        wait_for(lambda: sent.stream.backpressure == Backpressure(STEPS[2].bucket_ns, STEPS[2].batch_ns))
+        wait_for(lambda: sent.stream.backpressure == Backpressure(0, STEPS[2].batch_ns, TRAINING_NS))
     wait_for(lambda: sent.stream.backpressure == Backpressure())  # nobody asks any more
     sent.finish()
 

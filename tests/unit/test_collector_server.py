@@ -13,6 +13,7 @@ import pytest
 from collector_stream import CROSS_RX, DL_TX, MS, Host, flows, hello, rows
 
 from collector.admission import Admission
+from collector.backpressure import TRAINING_NS, WATCHED_NS
 from collector.server import serve
 from collector.service import listen_at
 from collector.settings import ListenConfig, Settings
@@ -159,6 +160,34 @@ def test_the_snapshot_shows_rows_that_have_not_settled(tmp_path: Path) -> None:
     (job,) = snapshot.jobs
     assert (job.iteration, job.size, job.last_ns) == (3, 2, 240 * MS)
     assert job.theory_bytes == 4_000_000
+
+
+def test_an_agent_hears_that_its_host_trains_and_while_somebody_looks(tmp_path: Path) -> None:
+    async def scenario() -> list[int]:
+        async with collector(tmp_path) as stub:
+            done, watches = asyncio.Event(), [netmon_pb2.WatchRequest(interval_ms=500, hosts=["another"])]
+
+            async def stream() -> AsyncIterator[netmon_pb2.AgentMessage]:
+                for content in session(10):
+                    yield message(content)
+                await done.wait()
+
+            heard, looking = list[int](), None
+            async for news in stub.Stream(stream()):
+                if heard[-1:] == [news.within_ns]:
+                    continue
+                heard.append(news.within_ns)
+                if heard[-1] == TRAINING_NS and looking is None:
+                    watches += [netmon_pb2.WatchRequest(interval_ms=500), netmon_pb2.WatchRequest(interval_ms=3000)]
+                    looking = [stub.Watch(request) for request in watches]
+                elif heard[-1] == WATCHED_NS and looking:
+                    looking[1].cancel()
+                elif looking:
+                    break
+            done.set()
+            return heard
+
+    assert asyncio.run(scenario())[-3:] == [TRAINING_NS, WATCHED_NS, TRAINING_NS]
 
 
 def _no_hello() -> list[Hello | Batch]:

@@ -24,18 +24,31 @@ def test_an_idle_host_is_left_alone_and_its_horizon_moves_on() -> None:
     rhythm = PollSchedule(0)
     batches, count = looks(rhythm, 0, 10 * S)
     assert batches == [n * S for n in range(1, 11)]
-    assert count == 30
+    assert count == 10
     assert rhythm.idle
 
 
-def test_what_waits_leaves_after_a_fifth_of_a_second_and_nobody_looks_between() -> None:
+def test_what_waits_leaves_once_a_second_where_nobody_waits_for_it() -> None:
     rhythm = PollSchedule(0)
     rhythm.update(300 * MS, 0.0, True)
+    assert looks(rhythm, 300 * MS, 5 * S, waits=True) == ([n * BATCH_NS for n in range(1, 6)], 5)
+    assert not rhythm.idle
+
+
+def test_what_waits_leaves_as_soon_as_somebody_waits_for_it_and_nobody_looks_between() -> None:
+    rhythm = PollSchedule(0)
+    rhythm.within_ns = 200 * MS
+    rhythm.update(300 * MS, 0.0, True)
     first = rhythm.rest().ns + 300 * MS
+    assert first == 300 * MS + LOOK_NS
     rhythm.update(first, 0.0, True)
     rhythm.sent()
-    assert looks(rhythm, first, first + S, waits=True) == ([first + n * BATCH_NS for n in range(1, 6)], 5)
-    assert not rhythm.idle
+    assert looks(rhythm, first, first + S, waits=True) == ([first + n * 200 * MS for n in range(1, 6)], 5)
+    rhythm.requested_ns = S  # where the collector cannot take as much, they wait
+    last = first + S
+    assert looks(rhythm, last, last + 2 * S, waits=True)[0] == [last + S, last + 2 * S]
+    rhythm.requested_ns = rhythm.within_ns = 0
+    assert looks(rhythm, last + 2 * S, last + 4 * S, waits=True)[0] == [last + 3 * S, last + 4 * S]
 
 
 def test_an_idle_host_is_woken_by_anything_and_a_busy_one_by_a_ring_that_fills() -> None:
@@ -49,6 +62,7 @@ def test_an_idle_host_is_woken_by_anything_and_a_busy_one_by_a_ring_that_fills()
 
 def test_the_end_of_a_silence_is_sent_with_what_is_open_then() -> None:
     rhythm = PollSchedule(0)
+    rhythm.within_ns = 200 * MS
     last = looks(rhythm, 0, 5 * S)[0][-1]
     rhythm.update(last + 400 * MS, 0.0001, True)
     assert not rhythm.batch_is_due

@@ -75,4 +75,4 @@ def test_batches_come_as_rarely_as_the_collector_asks_but_within_reason() -> Non
                 return now
         raise AssertionError
 
-    assert [due_after(asked) for asked in (0, 100 * MS, S, 10**15)] == [200 * MS, 200 * MS, S, 2 * S]
+    assert [due_after(asked) for asked in (0, 100 * MS, S, 10**15)] == [S, S, S, 2 * S]

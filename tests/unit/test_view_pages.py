@@ -213,7 +213,7 @@ class Counted:
         self.cluster = Cluster()
         self.frozen, self.pages = 0, 0
         self.ticks = 0
-        self.watching = Watching(self.freeze, self.page, lambda: self.ticks)
+        self.watching = Watching(self.freeze, self.page, lambda: self.ticks, [])
 
     def freeze(self) -> Any:
         self.frozen += 1
@@ -274,7 +274,7 @@ def test_viewers_take_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatc
         used[0] += 0.05
         return counted.page(frozen, asked)
 
-    watch = Watching(counted.freeze, slow, lambda: counted.ticks)
+    watch = Watching(counted.freeze, slow, lambda: counted.ticks, [])
     first = watch.latest(Selection())
     for step, fresh in ((0.1, False), (0.05, False), (0.1, True), (0.1, False)):
         clock[0] += step
