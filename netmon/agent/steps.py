@@ -117,6 +117,7 @@ class _Rank:
     pid: int
     uid: int
     joined_ns: int
+    probed: bool = False  # it is known whether the next is so
     relative: bool = False  # the process may have trained before it was watched
     job_name: str = ""
     detector: CycleDetector = field(default_factory=CycleDetector)
@@ -149,8 +150,8 @@ class StepMarks:
     def ranks(self, found: Iterable[dict[str, Any]], now_ns: int) -> list[Mark]:
         """All processes that carry a rank's environment now, oldest first → JOIN and LEAVE marks, and held steps'.
 
-        Each has `pid`, `uid`, `job`, `rank`, `size`, `job_name`, `trains` (it maps a training library) and `late` (it
-        may have trained before its library was probed).
+        Each has `pid`, `uid`, `job`, `rank`, `size`, `job_name`, `trains` (it maps a training library), `probed` (its
+        calls are seen) and `late` (it may have trained before they were).
         """
         processes = list(found)
         pids = {process["pid"] for process in processes}
@@ -171,6 +172,9 @@ class StepMarks:
             rank.uid = process["uid"]  # it may have been root's when it was new
             if not rank.last_ns:
                 rank.watched_from_start(not process["late"])
+                if process["probed"] and not rank.probed:
+                    rank.probed = True
+                    marks += self._feed_held(pid)
                 if rank.job_name != (called := _job_name(process, rank.identity)):  # it was its launcher's until exec
                     rank.job_name = called
                     marks.append(self._joined(pid, now_ns))
@@ -202,7 +206,8 @@ class StepMarks:
         set_up = table[table["kind"] == STEP_RANK]
         for pid, name in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():
             self._number(pid, name)
-        known = np.isin(table["pid"], list(self._ranks))
+        # Before it is told whether a process may have trained before, nobody knows where its steps begin.
+        known = np.isin(table["pid"], [pid for pid, rank in self._ranks.items() if rank.probed])
         self._hold(table[~known])
         for of_process in _by_process(table[known]):
             marks += self._feed_within_budget(int(of_process["pid"][0]), of_process)
@@ -288,7 +293,11 @@ class StepMarks:
         rank = self._ranks[pid] = _Rank(process["identity"], pid, process["uid"], now_ns)
         rank.job_name = _job_name(process, rank.identity)
         rank.watched_from_start(not process["late"])
-        marks = [self._joined(pid, now_ns)]
+        rank.probed = process["probed"]
+        return [self._joined(pid, now_ns), *(self._feed_held(pid) if rank.probed else ())]
+
+    def _feed_held(self, pid: int) -> list[Mark]:
+        marks: list[Mark] = []
         for number, table in enumerate(self._unknown):
             own = table["pid"] == pid
             if own.any():

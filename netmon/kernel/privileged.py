@@ -241,7 +241,8 @@ class _Server:
         with _named("cannot look at timelines", warnings):
             timelines = self._timelines.follow(ranks, self._uprobes.trainers if self._uprobes else {})
         descriptors.extend(opened.descriptor for opened in timelines)
-        self._left = [self._rank(process) for process in ranks]
+        watched = self._uprobes.probed if self._uprobes else set()
+        self._left = [self._rank(process) | {"probed": process.pid in watched} for process in ranks]
         return {
             "timelines": [(opened.pid, opened.uid, opened.whole) for opened in timelines],
             "interfaces": [[interface.index, interface.name] for interface in self._interfaces],

@@ -32,6 +32,7 @@ def process(pid: int, rank: int = 0, trains: bool = True, late: bool = False) ->
         "size": 2,
         "trains": trains,
         "late": late,
+        "probed": True,
         "job_name": NAME,
     }
 
@@ -62,6 +63,15 @@ def test_who_trained_before_it_was_watched_counts_relatively() -> None:
     marks = StepMarks()
     marks.ranks([process(5, late=True)], NOW)
     assert {mark.relative for mark in marks.steps(steps(5, 4))} == {True}
+
+
+def test_steps_wait_until_it_is_known_whether_others_came_before_them() -> None:
+    marks = StepMarks()
+    marks.ranks([process(5) | {"probed": False}], NOW)
+    assert marks.steps(steps(5, 4)) == []
+    got = marks.ranks([process(5, late=True)], NOW)
+    assert moments(got, Moment.FIRST_ENQUEUE)
+    assert all(mark.relative for mark in got)
 
 
 def test_steps_of_a_process_that_is_not_known_yet_are_kept() -> None:

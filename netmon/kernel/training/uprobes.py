@@ -297,6 +297,11 @@ class Uprobes:
         return {pid for pid, process in self._processes.items() if process.libraries}
 
     @property
+    def probed(self) -> set[int]:
+        """The processes whose calls are seen."""
+        return {pid for pid, process in self._processes.items() if any(process.settled.values())}
+
+    @property
     def trainers(self) -> dict[int, Identity]:
         """The same, with what each of them was when it was seen to map one."""
         processes = self._processes.items()
