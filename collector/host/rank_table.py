@@ -395,7 +395,9 @@ class RankTable:
         first = starts(rows["row"], rows["number"])
         last = np.append(first[1:], len(rows)) - 1
         reported, own = np.logical_or.reduceat(rows["reported"], first), rows["own"][first]
-        rows = rows.take(last).replaced(reported=reported, own=own)
+        # Where one was told of that has ended, more may be known of its communication only.
+        newest = {name: rows[name][last] for name in ("comm_start_ns", "wait_start_ns", "comm_end_ns")}
+        rows = rows.take(np.where(reported, first, last)).replaced(reported=reported, own=own, **newest)
         rows = self._in_order(rows, refused)
         self._number(rows)
         return rows

@@ -167,7 +167,7 @@ garbage = st.tuples(
 
 
 @given(st.lists(st.lists(garbage, max_size=8), max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_an_agent_tells_iterations_ascend(batches: list[list[tuple[int, ...]]]) -> None:
     host = ranks()
     settled, known = list[Settled](), tuple(RankState(n, "train", n, 4, 10 + n, 0) for n in (1, 2))
