@@ -155,25 +155,21 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
     def turned(selection: "Selection") -> None:
         current[0] = selection
 
-    from netmon.history.past import DatasetPast
-
     past: Past
     updates = None
     if args.data is not None:
+        from netmon.history.past import DatasetPast
         from netmon.history.stored_rows import StoredRows
 
         past = DatasetPast(StoredRows(args.data))
         past.steps()  # what cannot be read is said before the screen is taken
     else:
         from netmon.top.collector_past import CollectorPast, with_steps
-        from netmon.wire.queries import CollectorRows
         from netmon.wire.watch import follow
 
-        stored = DatasetPast(CollectorRows(args.collector, read_options(Security, args)))
-        past = collector = CollectorPast(args.collector, read_options(Security, args), stored)
-        news = follow(
-            args.collector, _INTERVAL_MS, lambda: with_steps(current[0]), security=read_options(Security, args)
-        )
+        security = read_options(Security, args)
+        past = collector = CollectorPast(args.collector, security, lambda: _stored(args.collector, security))
+        news = follow(args.collector, _INTERVAL_MS, lambda: with_steps(current[0]), security=security)
         updates = collector.remember(news)
     program = Program(updates, past, current[0], turned, colour=not console.no_color)
     program.driver_class = StandardOutput
@@ -183,6 +179,13 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
         raise program.error
     if program.return_code:  # it has printed what was wrong with itself
         sys.exit(program.return_code)
+
+
+def _stored(addresses: str, security: Security) -> "Past":
+    from netmon.history.past import DatasetPast
+    from netmon.wire.queries import CollectorRows
+
+    return DatasetPast(CollectorRows(addresses, security))
 
 
 @contextmanager

@@ -2,22 +2,19 @@
 """The past as a collector has it: iterations that it reports, and what the hosts' recorders hold of their time."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 
-from netmon.dl.past_frames import flows_of, joined_times, links_of, step_times
 from netmon.errors import NetmonError
 from netmon.past import HOUR_NS, Frame, Past, PastSteps, RankSpan
 from netmon.records import Direction, Flow, Owner, Table
 from netmon.units import format_duration
 from netmon.views import STEP, JobView, Page, RankTimes, RankView, Selection, Snapshot, Verdict
-from netmon.wire.queries import get_full
 from netmon.wire.security import PLAIN, Security
 from netmon.wire.watch import Outage, UnreachableError, split, watch_once
 
@@ -25,6 +22,9 @@ STEPS_NS = 60_000_000_000
 """How far back a collector is asked when somebody goes back."""
 
 _STEPS_LIVE_NS = 5_000_000_000  # and with every snapshot: what comes is remembered
+if TYPE_CHECKING:
+    import pandas as pd
+
 _MOST_FLOWS, _MOST_HOSTS = 200, 32
 _MOST_STEPS = 1_000_000  # rows
 _SAME_NS = 1_000_000_000
@@ -38,14 +38,24 @@ def with_steps(selection: Selection) -> Selection:
 class CollectorPast:
     """Remembers iterations and verdicts of snapshots for an hour. `remember` runs on the thread that reads them."""
 
-    def __init__(self, addresses: str, security: Security = PLAIN, stored: Past | None = None) -> None:
-        """addresses: of a collector, or of several workers with commas. stored: what their dataset has of the hour."""
-        self._addresses, self._security, self._stored = addresses, security, stored
+    def __init__(
+        self, addresses: str, security: Security = PLAIN, open_stored: Callable[[], Past] | None = None
+    ) -> None:
+        """addresses: of a collector, or of several workers with commas.
+
+        open_stored: what their dataset has of the hour, opened when somebody goes back: pandas and pyarrow, which read
+        rows, are larger than all the rest of a viewer.
+        """
+        self._addresses, self._security, self._open_stored = addresses, security, open_stored
         self._lock = threading.Lock()
         self._steps: dict[str, Table] = {}
         self._verdicts: dict[tuple[str, int, int], Verdict] = {}
         self._newest: dict[str, JobView] = {}
         self._last: Snapshot | None = None
+
+    @cached_property
+    def _stored(self) -> Past | None:
+        return self._open_stored() if self._open_stored else None
 
     def remember(self, updates: Iterable[Snapshot | Outage]) -> Iterator[Snapshot | Outage]:
         """The same updates; what they report of iterations is kept."""
@@ -62,16 +72,20 @@ class CollectorPast:
                 self._verdicts |= {(one.job, one.iteration, one.end_ns): one for one in job.verdicts}
                 if len(job.steps):
                     known = self._steps.get(job.job, np.zeros(0, STEP))
-                    rows = np.concatenate([known, job.steps])
-                    rows = _each_once(rows)
-                    since = int(rows["end_ns"].max()) - HOUR_NS
-                    self._steps[job.job] = rows[rows["end_ns"] > since][-_MOST_STEPS:]
+                    news = np.searchsorted(known["end_ns"], job.steps["end_ns"].min() - _SAME_NS)
+                    rows = np.concatenate([known[:news], _each_once(np.concatenate([known[news:], job.steps]))])
+                    since = np.searchsorted(rows["end_ns"], rows["end_ns"][-1] - HOUR_NS, side="right")
+                    self._steps[job.job] = rows[max(since, len(rows) - _MOST_STEPS) :]
 
     def steps(self) -> PastSteps:
         """The last hour's iterations: those that the dataset has, and those of snapshots; blocks.
 
         Where the dataset may not be read, of the last minute and since the program began. Raises NetmonError.
         """
+        import pandas as pd
+
+        from netmon.dl.past_frames import joined_times, step_times
+
         selection = Selection(steps_ns=STEPS_NS, most_links=1, most_hosts=1)
         self._take(watch_once(self._addresses, selection, self._security))
         stored = self._hour()
@@ -106,6 +120,8 @@ class CollectorPast:
 
         Raises UnreachableError where no collector can get it.
         """
+        from netmon.dl.past_frames import flows_of, links_of
+
         with self._lock:
             view, last = self._newest.get(job), self._last
             steps = self._steps.get(job, np.zeros(0, STEP))
@@ -157,6 +173,8 @@ class CollectorPast:
 
     def _stored_frame(self, stored: Past, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
         """As the dataset has it; with the recorders' rows, where these still have them."""
+        from netmon.dl.past_frames import flows_of, links_of
+
         frame = stored.frame(job, number, since_ns, until_ns)
         hosts = sorted({span.host for span in frame.spans})[:_MOST_HOSTS]
         try:
@@ -183,8 +201,12 @@ class CollectorPast:
             found = self._verdicts.get((job, number, end_ns))
         return tuple(getattr(found, "ranks", ()))
 
-    def _full(self, hosts: Sequence[str], since_ns: int, until_ns: int) -> tuple[pd.DataFrame, list[str]]:
+    def _full(self, hosts: Sequence[str], since_ns: int, until_ns: int) -> "tuple[pd.DataFrame, list[str]]":
         """Rows of all workers; sentences on what is missing."""
+        import pyarrow as pa
+
+        from netmon.wire.queries import get_full
+
         pieces, gaps, last = list[pa.Table](), list[str](), NetmonError("")
         for address in split(self._addresses):
             for host in hosts:
@@ -199,7 +221,7 @@ class CollectorPast:
         return pa.concat_tables(pieces, promote_options="permissive").to_pandas(), gaps
 
 
-def _basis(rows: pd.DataFrame) -> str:
+def _basis(rows: "pd.DataFrame") -> str:
     if not len(rows):
         return "no row of that time"
     return f"buckets of {format_duration(int(rows['bucket_ns'].min()))}, from the hosts' recorders"
@@ -214,7 +236,7 @@ def _each_once(rows: Table) -> Table:
     return np.sort(ordered[np.append(~same, True)], order="end_ns")
 
 
-def _describer(rows: pd.DataFrame) -> Any:
+def _describer(rows: "pd.DataFrame") -> Any:
     known = rows.drop_duplicates(["session", "flow_id"]) if len(rows) else rows
 
     def describe(wanted: Sequence[tuple[str, int]]) -> list[Flow | None]:

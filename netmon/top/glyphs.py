@@ -3,6 +3,8 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -40,19 +42,28 @@ def bar(values: npt.NDArray[np.float64], full: float, width: int, colour: bool) 
     In colour the resolution is an eighth of a cell, and a class with anything at all is seen; else it is a cell.
     """
     steps = 8 if colour else 1
-    edges = _edges([values[class_] for class_ in STACK], full, width * steps, least=1 if colour else 0)
+    edges = _edges([float(values[class_]) for class_ in STACK], full, width * steps, least=1 if colour else 0)
+    return _in_runs(_bar_cell(edges, cell * steps, steps, colour) for cell in range(width))
+
+
+def _bar_cell(edges: Sequence[tuple[Class, int, int]], left: int, steps: int, colour: bool) -> tuple[str, str]:
+    """A character of a bar, and its style."""
+    right = left + steps
+    inside = [(class_, high) for class_, low, high in edges if low < right and high > left]
+    if not inside:
+        return _EMPTY, "dim"
+    if not colour:
+        return CLASS_PATTERNS[inside[0][0]], ""
+    (first, end), *others = inside
+    behind = f" on {class_style(others[0][0])}" if others else ""
+    return _EIGHTHS[min(end, right) - left], class_style(first) + behind
+
+
+def _in_runs(characters: Iterable[tuple[str, str]]) -> Text:
+    """Characters with their styles as text, which has one span for neighbours that look alike."""
     text = Text(no_wrap=True)
-    for cell in range(width):
-        left, right = cell * steps, (cell + 1) * steps
-        inside = [(class_, high) for class_, low, high in edges if low < right and high > left]
-        if not inside:
-            text.append(_EMPTY, "dim")
-        elif not colour:
-            text.append(CLASS_PATTERNS[inside[0][0]])
-        else:
-            (first, end), *others = inside
-            behind = f" on {class_style(others[0][0])}" if others else ""
-            text.append(_EIGHTHS[min(end, right) - left], class_style(first) + behind)
+    for style, run in groupby(characters, itemgetter(1)):
+        text.append("".join(character for character, _ in run), style)
     return text
 
 
@@ -69,15 +80,15 @@ def _edges(values: Iterable[float], full: float, steps: int, least: int) -> list
 
 def sparkline(values: Sequence[float] | npt.NDArray[np.float64], full: float, styles: Sequence[str]) -> Text:
     """One character per value, `full` the highest; 0 is blank, nan a question mark."""
-    text = Text(no_wrap=True)
-    for value, style in zip(values, styles, strict=True):
-        if math.isnan(value):
-            text.append("?", "dim")
-        elif value <= 0 or full <= 0:
-            text.append(" ")
-        else:
-            text.append(_LEVELS[min(int(value / full * len(_LEVELS)), len(_LEVELS) - 1)], style)
-    return text
+    return _in_runs(_level(float(value), full, style) for value, style in zip(values, styles, strict=True))
+
+
+def _level(value: float, full: float, style: str) -> tuple[str, str]:
+    if math.isnan(value):
+        return "?", "dim"
+    if value <= 0 or full <= 0:
+        return " ", ""
+    return _LEVELS[min(int(value / full * len(_LEVELS)), len(_LEVELS) - 1)], style
 
 
 def class_sparkline(series: npt.NDArray[np.float64], full: float, width: int) -> Text:

@@ -15,8 +15,8 @@ from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import Resize
-from textual.widgets import DataTable, Input, Static
+from textual.events import DescendantFocus, Resize
+from textual.widgets import Input, Static
 
 from netmon.past import Past, PastSteps
 from netmon.top import layout, timeline
@@ -138,6 +138,8 @@ class Program(App[None]):
         self._paused = False
         self._grouped_by = ""
         self._shown: list[Shown] = []
+        self._put_lines: dict[str, list[Text]] = {}
+        self._said_silence = False
         self._cost = OwnCost()
         self._reader: Reader | None = None
 
@@ -157,7 +159,7 @@ class Program(App[None]):
             self._reader = Reader(self._updates, self)
         else:
             self._moments.refresh(lambda rewinding: rewinding.by(self._job(rewinding.past), -1))
-        self.set_interval(1.0, self.redraw)
+        self.set_interval(1.0, self._say_silence)
         self.redraw()
 
     def on_unmount(self) -> None:
@@ -195,8 +197,14 @@ class Program(App[None]):
         self.redraw()
 
     @on(Resize)
-    def _resized(self) -> None:
-        self.redraw()
+    @on(DescendantFocus)
+    def _arrange_anew(self) -> None:
+        self.call_later(self.redraw)  # the new size is known when the event has been dealt with
+
+    def _say_silence(self) -> None:
+        """Nothing is drawn without news, but that there are none."""
+        if self._silent() and not self._said_silence:
+            self.redraw()
 
     def scene(self) -> Scene:
         moments = self._moments
@@ -251,17 +259,24 @@ class Program(App[None]):
             self.set_focus(first, scroll_visible=False)
 
     def _put(self, name: str, lines: list[Text]) -> None:
-        widget = self.query_one(f"#{name}", Static)
-        widget.display = bool(lines)
-        widget.update(Text("\n").join(lines))
+        before = self._put_lines.get(name)
+        if lines != before:
+            self._put_lines[name] = lines
+            widget = self.query_one(f"#{name}", Static)
+            widget.display = bool(lines)
+            widget.update(Text("\n").join(lines), layout=before is None or len(lines) != len(before))
 
     def _state(self, scene: Scene) -> tuple[str, str]:
         if scene.frame:
             return "PAST", ""
         notice = self.notice or ("waiting for the first snapshot …" if self._live is _NOTHING else "")
-        if not notice and time.time_ns() - self._received_ns > _SILENCE_NS:
+        self._said_silence = self._silent()
+        if not notice and self._said_silence:
             notice = f"no news since {clock(self._received_ns)[:8]}"
         return ("PAUSED" if self._paused else ""), notice
+
+    def _silent(self) -> bool:
+        return time.time_ns() - self._received_ns > _SILENCE_NS
 
     def _focused(self) -> int:
         name = self.focused.id if isinstance(self.focused, RowTable) else None
@@ -270,7 +285,7 @@ class Program(App[None]):
     def _table(self) -> RowTable:
         return self.query_one(f"#table{self._focused()}", RowTable)
 
-    @on(DataTable.RowSelected)
+    @on(RowTable.Selected)
     def _into(self) -> None:
         view, kind = self._table().chosen, self._table().kind
         if view is None or kind is None:
@@ -371,12 +386,10 @@ class Program(App[None]):
         self._table().sort_by_next(step)
         self.redraw()
 
-    @on(DataTable.HeaderSelected)
-    def _sort_by(self, message: DataTable.HeaderSelected) -> None:
-        table = message.data_table
-        if isinstance(table, RowTable) and message.column_key.value is not None:
-            table.sort_by(message.column_key.value)
-            self.redraw()
+    @on(RowTable.HeadingClicked)
+    def _sort_by(self, message: RowTable.HeadingClicked) -> None:
+        message.table.sort_by(message.name)
+        self.redraw()
 
     def action_group(self) -> None:
         """By the next thing that flows may have in common."""

@@ -5,6 +5,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 
 from netmon.top.filters import Values
@@ -14,7 +17,8 @@ from netmon.top.options import Options
 GAP = 1
 
 
-Draw = Callable[[Any, Options, int], str | Text]
+Cell = str | Text
+Draw = Callable[[Any, Options, int], Cell]
 
 
 @dataclass(frozen=True)
@@ -95,14 +99,14 @@ class Widths:
         self._widest: dict[str, int] = {}
         self._for = 0
 
-    def fit(self, kind: Kind, cells: Mapping[str, Sequence[Text]], ink: Options, width: int) -> dict[str, int]:
+    def fit(self, kind: Kind, cells: Mapping[str, Sequence[Cell]], ink: Options, width: int) -> dict[str, int]:
         """By part: those that fit into `width` cells, in order. cells: of all parts that do not grow."""
         if width != self._for:
             self._widest.clear()
             self._for = width
         wanted = {}
         for part in kind.parts:
-            longest = max([cell.cell_len for cell in cells.get(part.name, ())], default=0)
+            longest = max(map(_cells, cells.get(part.name, ())), default=0)
             least = max(part.least, len(kind.heading(part, ink)) + 2)  # the heading is followed by the mark of sorting
             own = least if part.grows else min(max(least, longest), max(part.most, least))
             wanted[part.name] = self._widest[part.name] = max(own, self._widest.get(part.name, 0))
@@ -123,16 +127,45 @@ class Widths:
 
 def cells_of(
     kind: Kind, views: Sequence[Any], ink: Options, width: int, widths: Widths
-) -> tuple[dict[str, int], list[Any]]:
-    """(width by part that fits, one list of texts per view)."""
+) -> tuple[dict[str, int], list[list[Cell]]]:
+    """(width by part that fits, one list of cells per view, as long as they come)."""
     fixed = [part for part in kind.parts if not part.grows]
-    drawn = {part.name: [shown(part.draw(view, ink, part.most)) for view in views] for part in fixed}
-    fits = widths.fit(kind, drawn, ink, width)
+    cells = {part.name: [_shown(part.draw(view, ink, part.most)) for view in views] for part in fixed}
+    fits = widths.fit(kind, cells, ink, width)
     for part in kind.parts:
         if part.grows and part.name in fits:
-            drawn[part.name] = [shown(part.draw(view, ink, fits[part.name])) for view in views]
-    for name, own in fits.items():
-        for cell in drawn[name]:
-            cell.no_wrap = True
-            cell.truncate(own, overflow="ellipsis")
-    return fits, [[drawn[name][index] for name in fits] for index in range(len(views))]
+            cells[part.name] = [_shown(part.draw(view, ink, fits[part.name])) for view in views]
+    return fits, [[cells[name][index] for name in fits] for index in range(len(views))]
+
+
+def _shown(cell: Cell) -> Cell:
+    return cell if isinstance(cell, str) and cell.isprintable() else shown(cell)
+
+
+def _cells(cell: Cell) -> int:
+    return cell_len(cell) if isinstance(cell, str) else cell.cell_len
+
+
+def drawn(cell: Cell, width: int, gap: int, right: bool, below: Style, above: Style | None) -> list[Segment]:
+    """A cell of so many characters and the gap after it. below, above: what its own styles lie on, and what on them."""
+    length = _cells(cell)
+    if length > width:
+        cell = cell.copy() if isinstance(cell, Text) else Text(cell)
+        cell.truncate(width, overflow="ellipsis")
+        length = cell.cell_len
+    before, after = " " * (width - length if right else 0), " " * ((0 if right else width - length) + gap)
+    if isinstance(cell, str):
+        return [Segment(f"{before}{cell}{after}", below + above)]
+    own = below + _style(cell.style)
+    segments = [Segment(before, own + above)] if before else []
+    end = 0
+    for span in cell.spans:  # one after the other: nothing here is styled twice
+        if span.start > end:
+            segments.append(Segment(cell.plain[end : span.start], own + above))
+        segments.append(Segment(cell.plain[span.start : span.end], own + _style(span.style) + above))
+        end = span.end
+    return [*segments, Segment(cell.plain[end:] + after, own + above)]
+
+
+def _style(style: str | Style) -> Style:
+    return Style.parse(style) if isinstance(style, str) else style

@@ -4,21 +4,26 @@
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
+from rich.style import Style
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.coordinate import Coordinate
+from textual.events import Click, MouseMove
+from textual.geometry import Region, Size, Spacing
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Input, Static
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widgets import Input, Static
 
 from netmon.top.filters import FIELDS, Filter, FilterError, hint, parse
 from netmon.top.options import Options
-from netmon.top.rows import GAP, Kind, Widths, cells_of, ordered
+from netmon.top.rows import GAP, Cell, Kind, Widths, cells_of, drawn, ordered
 
 # --- Rows that stay where they are while one reads them.
 
@@ -81,12 +86,50 @@ def _new_row(view: Any, now_ns: int) -> _Row | None:
 _RISING, _FALLING = "▲", "▼"
 
 
-class RowTable(DataTable[Text]):
-    """Rows of one kind. Sorted as they come until the reader chooses a column."""
+class RowTable(ScrollView, can_focus=True):
+    """Rows of one kind below their headings. Sorted as they come until the reader chooses a column.
 
-    DEFAULT_CSS = """
-    RowTable { background: transparent; overflow-x: hidden; scrollbar-size-vertical: 1; height: auto; }
+    A line is drawn when its cells have changed.
     """
+
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "select"),
+        Binding("up", "move(-1)"),
+        Binding("down", "move(1)"),
+        Binding("left", "sideways(-1)"),
+        Binding("right", "sideways(1)"),
+        Binding("pageup", "turn(-1)"),
+        Binding("pagedown", "turn(1)"),
+        Binding("home,ctrl+home", "end(-1)"),
+        Binding("end,ctrl+end", "end(1)"),
+    ]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--cursor", "rows--header", "rows--hover", "rows--header-hover"}
+    DEFAULT_CSS = """
+    RowTable {
+        background: transparent; color: $foreground; max-height: 100%;
+        overflow-x: hidden; scrollbar-size-vertical: 1; height: auto;
+        &:focus {
+            background-tint: $foreground 5%;
+            & > .rows--cursor {
+                background: $block-cursor-background;
+                color: $block-cursor-foreground;
+                text-style: $block-cursor-text-style;
+            }
+            & > .rows--header { background-tint: $foreground 5%; }
+        }
+        & > .rows--header { text-style: bold; background: $panel; color: $foreground; }
+        &:ansi > .rows--header { background: ansi_bright_blue; color: ansi_default; }
+        & > .rows--cursor {
+            background: $block-cursor-blurred-background;
+            color: $block-cursor-blurred-foreground;
+            text-style: $block-cursor-blurred-text-style;
+        }
+        & > .rows--hover { background: $block-hover-background; }
+        & > .rows--header-hover { background: $accent 30%; }
+    }
+    """
+    _HEADER = -1  # in place of a row's index
 
     class Sideways(Message):
         """The reader has pressed an arrow to the left (−1) or right (1): rows have nothing there, but time has."""
@@ -96,24 +139,96 @@ class RowTable(DataTable[Text]):
             super().__init__()
             self.step = step
 
+    class Selected(Message):
+        """The reader wants to go into the chosen row."""
+
+    class HeadingClicked(Message):
+        """The reader wants the rows sorted by a column."""
+
+        def __init__(self, table: "RowTable", name: str) -> None:
+            """table: it; name: the column's."""
+            super().__init__()
+            self.table, self.name = table, name
+
     def __init__(self, id: str) -> None:
         """Empty; `show` says of what it is."""
-        super().__init__(id=id, cursor_type="row", cell_padding=0, zebra_stripes=False)
+        super().__init__(id=id)
         self.kind: Kind | None = None
         self.views: list[Any] = []
         self.by: str | None = None  # the column that the reader has chosen
         self.falling = False
+        self.cursor_row = 0
         self._widths = Widths()
         self._fits: dict[str, int] = {}
-        self._headings: list[str] = []
-        self._drawn: list[list[Text]] = []
+        self._header: list[Cell] = []
+        self._rows: list[list[Cell]] = []
+        self._hover: int | None = None
         self._stable_rows: StableRows | None = None
 
-    def action_cursor_left(self) -> None:
-        self.post_message(self.Sideways(-1))
+    def action_sideways(self, step: int) -> None:
+        self.post_message(self.Sideways(step))
 
-    def action_cursor_right(self) -> None:
-        self.post_message(self.Sideways(1))
+    def action_select(self) -> None:
+        self._point_at(None)
+        if self.views:
+            self.post_message(self.Selected())
+
+    def action_move(self, step: int) -> None:
+        self._point_at(None)
+        self.move_cursor(self.cursor_row + step)
+
+    def action_turn(self, step: int) -> None:
+        lines = max(self.scrollable_content_region.height - 1, 1)
+        self._point_at(None)
+        self.scroll_relative(y=step * lines, animate=False, force=True)
+        self.move_cursor(self.cursor_row + step * lines, scroll=False)
+
+    def action_end(self, step: int) -> None:
+        self._point_at(None)
+        self.move_cursor(0 if step < 0 else len(self.views) - 1)
+
+    def move_cursor(self, row: int, scroll: bool = True) -> None:
+        """To that row, or the nearest one that there is. scroll: until it is seen."""
+        row = max(min(row, len(self._rows) - 1), 0)
+        if row != self.cursor_row:
+            before, self.cursor_row = self.cursor_row, row
+            self._refresh_rows(before, row)
+            if scroll:
+                self._scroll_to_cursor()
+
+    def _scroll_to_cursor(self) -> None:
+        line = Region(0, self.cursor_row + 1, self.size.width, 1)
+        self.scroll_to_region(line, animate=False, spacing=Spacing(top=1), force=True)
+
+    def _point_at(self, row: int | None) -> None:
+        if row != self._hover:
+            before, self._hover = self._hover, row
+            self._refresh_rows(*(one for one in (before, row) if one is not None))
+
+    def _at(self, y: int) -> int | None:
+        """The row on a line of the screen."""
+        row = self._HEADER if y == 0 else y - 1 + self.scroll_offset.y
+        return row if row < len(self._rows) else None
+
+    def on_mouse_move(self, event: MouseMove) -> None:
+        self._point_at(self._at(event.y))
+
+    def on_leave(self) -> None:
+        self._point_at(None)
+
+    def on_click(self, event: Click) -> None:
+        row = self._at(event.y)
+        if row is None:
+            return
+        if row == self._HEADER:
+            ends = accumulate(width + GAP for width in self._fits.values())
+            if name := next((name for name, end in zip(self._fits, ends, strict=True) if event.x < end), ""):
+                self.post_message(self.HeadingClicked(self, name))
+        elif row == self.cursor_row:
+            self.post_message(self.Selected())
+        else:
+            self.move_cursor(row)
+        event.stop()
 
     @property
     def chosen(self) -> Any | None:
@@ -122,8 +237,7 @@ class RowTable(DataTable[Text]):
     def restart(self) -> None:
         """Another level: the cursor is at the top, and rows have no places yet."""
         self.kind = None
-        if self.row_count:
-            self.move_cursor(row=0, animate=False)
+        self.move_cursor(0)
 
     def reset_order(self) -> None:
         """Other rows are wanted: those that are shown keep no place."""
@@ -156,47 +270,61 @@ class RowTable(DataTable[Text]):
         key = kind.key(chosen) if chosen is not None and self.cursor_row > 0 else None
         wanted = ordered(kind, views, self.by, self.falling)
         assert self._stable_rows is not None
-        self.styles.height = height
+        if self.styles.height is None or self.styles.height.cells != height:
+            self.styles.height = height
         on_screen = max(height - 1, 1) if self.scroll_offset.y == 0 else len(wanted)
         self.views = self._stable_rows.place(wanted, on_screen, now_ns) if hold else wanted
         fits, cells = cells_of(kind, self.views, ink, max(width - 1, 8), self._widths)  # the last is the scroll bar's
-        headings = [kind_heading(kind, name, ink, self.by, self.falling) for name in fits]
-        if fits != self._fits or headings != self._headings:
-            self._new_columns(kind, fits, headings)
-        self._put([_aligned(row, kind, fits) for row in cells])
+        self._put(fits, [_heading(kind, name, own, ink, self.by, self.falling) for name, own in fits.items()], cells)
         if key is not None:
-            index = next((index for index, view in enumerate(self.views) if kind.key(view) == key), None)
-            if index is not None and index != self.cursor_row:
-                self.move_cursor(row=index, animate=False)
+            index = next((index for index, view in enumerate(self.views) if kind.key(view) == key), self.cursor_row)
+            self.move_cursor(index)
 
-    def _new_columns(self, kind: Kind, fits: dict[str, int], headings: list[str]) -> None:
-        row, offset = self.cursor_row, self.scroll_offset.y
-        self.clear(columns=True)
-        self._fits, self._headings, self._drawn = fits, headings, []
-        for (name, width), heading in zip(fits.items(), headings, strict=True):
-            part = kind.part(name)
-            label = Text(heading[:width], "bold", no_wrap=True)
-            label.align("right" if part and part.right else "left", width)
-            self.add_column(label.append(" " * GAP), width=width + GAP, key=name)
-        self.call_after_refresh(self._back_to, row, offset)
+    def _put(self, fits: dict[str, int], header: list[Cell], rows: list[list[Cell]]) -> None:
+        """Have the lines drawn that are not what they were."""
+        before, self._rows = self._rows, rows
+        if fits != self._fits or header != self._header or len(rows) != len(before):
+            self._fits, self._header = fits, header
+            self.virtual_size = Size(sum(fits.values()) + GAP * len(fits), len(rows) + 1)
+            self.refresh()
+        else:
+            self._refresh_rows(*(index for index, row in enumerate(rows) if row != before[index]))
+        self.move_cursor(self.cursor_row)
 
-    def _back_to(self, row: int, offset: float) -> None:
-        if self.row_count:
-            self.move_cursor(row=min(row, self.row_count - 1), animate=False, scroll=False)
-            self.scroll_to(y=offset, animate=False)
+    def _refresh_rows(self, *rows: int) -> None:
+        lines = [0 if row == self._HEADER else row + 1 - self.scroll_offset.y for row in rows]
+        width, height = self.size
+        shown = [Region(0, y, width, 1) for y, row in zip(lines, rows, strict=True) if (row < 0 or 0 < y < height)]
+        if shown:
+            self.refresh(*shown)
 
-    def _put(self, rows: list[list[Text]]) -> None:
-        """Change the cells that are not what they were."""
-        for index, row in enumerate(rows[: len(self._drawn)]):
-            before = self._drawn[index]
-            for column, cell in enumerate(row):
-                if cell != before[column]:
-                    self.update_cell_at(Coordinate(index, column), cell)
-        for index, row in enumerate(rows[len(self._drawn) :], len(self._drawn)):
-            self.add_row(*row, key=str(index))
-        for index in range(len(self._drawn) - 1, len(rows) - 1, -1):
-            self.remove_row(str(index))
-        self._drawn = rows
+    def render_line(self, y: int) -> Strip:
+        row, width, base = self._at(y), self.size.width, self.rich_style
+        if row is None or not self._fits:
+            return Strip.blank(width, base)
+        cells = self._header if row == self._HEADER else self._rows[row]
+        style, over = self._row_styles(row, base)
+        segments = []
+        for cell, (name, own) in zip(cells, self._fits.items(), strict=True):
+            part = self.kind.part(name) if self.kind else None
+            segments += drawn(cell, own, GAP, bool(part and part.right), style, over)
+        return Strip(segments).adjust_cell_length(width, style)
+
+    def _row_styles(self, row: int, base: Style) -> tuple[Style, Style | None]:
+        """What is below a row's cells, and what above them."""
+        style = self.get_component_styles("rows--header").rich_style if row == self._HEADER else base
+        if row == self._hover:
+            style += self.get_component_rich_style("rows--hover")
+            if row == self._HEADER:
+                style += self.get_component_rich_style("rows--header-hover")
+        if row == self.cursor_row:
+            cursor = self.get_component_rich_style("rows--cursor")
+            return style + cursor, Style.from_color(cursor.color)
+        return style, None
+
+
+def _heading(kind: Kind, name: str, width: int, ink: Options, by: str | None, falling: bool) -> Cell:
+    return Text(kind_heading(kind, name, ink, by, falling)[:width], "bold")
 
 
 def kind_heading(kind: Kind, name: str, ink: Options, by: str | None, falling: bool) -> str:
@@ -204,14 +332,6 @@ def kind_heading(kind: Kind, name: str, ink: Options, by: str | None, falling: b
     text = kind.heading(part, ink) if part else name
     mark = (_FALLING if falling else _RISING) if name == by else ""
     return f"{text}{mark}"
-
-
-def _aligned(row: list[Text], kind: Kind, fits: dict[str, int]) -> list[Text]:
-    for cell, (name, width) in zip(row, fits.items(), strict=True):
-        part = kind.part(name)
-        cell.align("right" if part and part.right else "left", width)
-        cell.append(" " * GAP)
-    return row
 
 
 class FilterLine(Vertical):

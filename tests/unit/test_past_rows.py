@@ -75,7 +75,7 @@ def test_a_moment_of_the_hour_is_the_same_from_both(address: str) -> None:
 
 
 def test_top_goes_back_to_what_was_before_it_began(address: str) -> None:
-    past = CollectorPast(address, stored=DatasetPast(Asked(address)))
+    past = CollectorPast(address, open_stored=lambda: DatasetPast(Asked(address)))
     list(past.remember([example()]))
     steps = past.steps()
     job, times = next(iter(steps.jobs.items()))
@@ -129,7 +129,7 @@ def test_a_collector_that_does_not_tell_says_so(tmp_path: Path) -> None:
         wait_for(lambda: answers(at))
         with pytest.raises(UnreachableError, match="does not tell of its dataset"):
             rows(CollectorRows(at), RowQuery("iterations"))
-        assert CollectorPast(at, stored=DatasetPast(CollectorRows(at))).steps().jobs == {}
+        assert CollectorPast(at, open_stored=lambda: DatasetPast(CollectorRows(at))).steps().jobs == {}
 
 
 def test_it_is_told_through_a_receiving_process_too(tmp_path: Path) -> None:
