@@ -19,6 +19,10 @@ def document(snapshot: Snapshot) -> str:
 
 
 def plain(value: Any) -> Any:
+    if type(value) in (int, str, bool):  # most of them
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value):
         return {name.rstrip("_"): plain(item) for name, item in vars(value).items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -35,6 +39,4 @@ def plain(value: Any) -> Any:
         return value.tolist() if np.isfinite(value).all() else [plain(item) for item in value.tolist()]
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     return value

@@ -16,6 +16,7 @@ import pytest
 from snapshot_example import cluster, example
 from synthetic_past import SLOW, SyntheticPast
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from netmon.errors import WireError
 from netmon.past import Past
@@ -316,3 +317,57 @@ def test_it_ends_with_its_updates_and_keeps_their_error() -> None:
 
     assert "nonsense" in str(run(look, broken()).error)
     assert run(look, iter([example()])).error is None
+
+
+def test_only_lines_that_have_changed_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, lines = Source(example()), list[tuple[str, int]]()
+
+    def counted(table: RowTable, y: int, render_line: Callable[[RowTable, int], Strip] = RowTable.render_line) -> Strip:
+        lines.append((table.id or "", y))
+        return render_line(table, y)
+
+    monkeypatch.setattr(RowTable, "render_line", counted)
+
+    async def look(seen: Seen) -> None:
+        await seen.until("JOBS", "FLOWS")
+        await seen.pilot.pause()
+        lines.clear()
+        later = example(example().time_ns + 1_000_000_000)
+        source.put(later)
+        await seen.until("10:12:14 UTC")
+        assert lines == []
+        links = sorted(later.links, key=lambda link: (link.host, link.interface, link.direction))
+        changed = replace(links[1], coverage=0.5)
+        source.put(replace(later, links=(links[0], changed, *links[2:])))
+        await seen.until("50.00 %")
+        assert lines == [("table1", 2)]
+
+    run(look, source)
+
+
+def test_silence_is_said_without_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netmon.top.program._SILENCE_NS", 1)
+
+    async def look(seen: Seen) -> None:
+        await seen.until("10:12:13 UTC", "no news since")
+
+    run(look, Source(example()))
+
+
+def test_the_cursor_reaches_both_ends_and_stays_on_its_row_when_rows_are_sorted() -> None:
+    async def look(seen: Seen) -> None:
+        await seen.until("links 1–64 of 2,000")
+        table = seen.program.query_one("#table1", RowTable)
+        await seen.press("tab", "ctrl+end")
+        assert table.cursor_row == 63
+        await seen.until(f"{table.chosen.host} ")
+        await seen.press("pageup", "up")
+        assert 40 < table.cursor_row < 62
+        chosen = table.chosen
+        await seen.press("S")
+        assert table.kind is not None
+        assert table.kind.key(table.chosen) == table.kind.key(chosen)
+        await seen.press("home")
+        assert table.cursor_row == 0
+
+    run(look, Source(cluster()))
