@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +77,9 @@ class CollectorPast:
                     rows = np.concatenate([known[:news], _each_once(np.concatenate([known[news:], job.steps]))])
                     since = np.searchsorted(rows["end_ns"], rows["end_ns"][-1] - HOUR_NS, side="right")
                     self._steps[job.job] = rows[max(since, len(rows) - _MOST_STEPS) :]
+            hour_ago = snapshot.time_ns - HOUR_NS
+            for key in list(takewhile(lambda key: key[2] <= hour_ago, self._verdicts)):  # they came in this order
+                del self._verdicts[key]
 
     def steps(self) -> PastSteps:
         """The last hour's iterations: those that the dataset has, and those of snapshots; blocks.

@@ -14,7 +14,7 @@ from netmon.dl.past_frames import column_width, flows_of, links_of, step_times
 from netmon.errors import DataError
 from netmon.history.past import DatasetPast
 from netmon.history.stored_rows import StoredRows
-from netmon.past import STEP_TIMES
+from netmon.past import HOUR_NS, STEP_TIMES
 from netmon.records import Class, Direction
 from netmon.top.collector_past import CollectorPast
 from netmon.top.steps import step_of, steps_of
@@ -106,12 +106,16 @@ def test_what_snapshots_tell_is_remembered_once() -> None:
     moved = steps.copy()
     moved["end_ns"] += 1000
     job = example().jobs[0]
+    verdict = replace(job.verdicts[0], end_ns=example().time_ns)
+    job = replace(job, verdicts=(verdict,))
     past = CollectorPast("localhost:1")
     first, second = (replace(example(), jobs=(replace(job, steps=told),)) for told in (steps, moved[2:]))
     assert list(past.remember([first, second])) == [first, second]
     assert past._steps["resnet"]["end_ns"].tolist() == [10**9, 10**9, 2 * 10**10 + 1000, 2 * 10**10 + 1000]
-    (verdict,) = job.verdicts
-    assert past.times("resnet", verdict.iteration, verdict.end_ns) == getattr(verdict, "ranks", ())
+    assert verdict.ranks
+    assert past.times("resnet", verdict.iteration, verdict.end_ns) == verdict.ranks
+    list(past.remember([replace(first, time_ns=verdict.end_ns + HOUR_NS, jobs=())]))
+    assert past.times("resnet", verdict.iteration, verdict.end_ns) == ()
 
 
 def test_the_iteration_that_is_meant_is_the_one_nearest_to_the_moment() -> None:
