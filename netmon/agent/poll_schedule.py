@@ -22,6 +22,7 @@ BATCH_NS = 1_000_000_000
 _LEAST_NS = 1_000_000
 _BUSY_LOOK_NS = 5_000_000
 _RANKS_LOOK_NS = 100_000_000  # while ranks report their steps: what they tell waits in small rings
+_IDLE_LOOK_NS = 334_000_000  # for what nobody is woken for, such as a process that begins: its steps are to be seen
 _SHORTEST_BATCH_NS, _LONGEST_BATCH_NS = 100_000_000, 2_000_000_000  # whatever the collector asks for
 _FULL = 1 / 16  # of a ring, from which nobody waits for the batch
 _FAST = 1 / 8  # of a ring, filled from one look to the next: the next one comes sooner
@@ -105,7 +106,7 @@ class PollSchedule:
             return Rest(_BUSY_LOOK_NS)
         if self._hurried:
             return Rest(LOOK_NS)
-        longest_ns = _RANKS_LOOK_NS if ranks else BATCH_NS
+        longest_ns = _RANKS_LOOK_NS if ranks else _IDLE_LOOK_NS
         ns = min(longest_ns, max(_LEAST_NS, self._due_ns - self._looked_ns))
         return Rest(ns, wakes=True, level=_FULL if self._waits_ns is not None else 0.0)
 
