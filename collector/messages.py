@@ -178,7 +178,7 @@ RANK_UPDATE = np.dtype(
         ("pid", "<i8"),  # 0: only its traffic is known
         ("size", "<i8"),  # of its job; 0: unknown
         ("since_ns", "<i8"),  # its first step as this rank, UTC
-        ("last_ns", "<i8"),  # its latest mark of a step, UTC
+        ("last_ns", "<i8"),  # the latest that is known of its steps, UTC
         ("trust", "u1"),  # netmon.dl.numbering.Trust
         ("shift", "<i8"),
     ]

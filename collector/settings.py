@@ -22,7 +22,7 @@ AT_ONCE = frozenset({"flush_ns", "full_on", "full_burst", "full_rest_ns", "full_
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one second; an agent sends two batches, describes a hundred flows and reports some thousand marks."""
+    """Of one second; an agent sends two batches, describes a hundred flows and tells of some hundred iterations."""
 
     batches: float = 500
     rows: float = 4e6

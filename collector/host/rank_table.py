@@ -18,6 +18,7 @@ from netmon.dl.history import PayloadHistory
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.step_alignment import Events, StepMoment
+from netmon.dl.understanding import Understanding
 from netmon.records import Moment, Source, Table
 from netmon.wire.limits import FURTHEST_NS
 from netmon.wire.tables import RANKS
@@ -55,7 +56,7 @@ ROW = np.dtype(
         ("named", "?"),  # its job is known
         ("by_process", "?"),  # else by its traffic only
         ("hidden", "?"),  # the process that was this rank has left, the traffic is understood late
-        ("understood", "?"),  # its steps are
+        ("understood", "?"),  # its steps are, as far as anybody knows
         ("frozen", "?"),  # its count stays as it is
         ("released", "?"),  # it has left, and that is reported
         ("late", "?"),  # its latest iteration came after the rows around it had settled, or never was
@@ -173,14 +174,9 @@ class RankTable:
     def update(self, rank: Rank) -> None:
         """Its host knows more of it."""
         own, state = self._rows[rank.row], rank.state
-        own["serial"], own["size"], own["trust"], own["since_ns"] = (
-            rank.serial,
-            state.size,
-            state.trust,
-            state.joined_ns,
-        )
-        own["until_ns"] = state.left_ns if rank.left else NEVER
-        own["understood"] = not state.understanding
+        own["serial"], own["size"], own["trust"] = rank.serial, state.size, state.trust
+        own["since_ns"], own["until_ns"] = state.joined_ns, state.left_ns if rank.left else NEVER
+        own["understood"] = rank.understanding is not Understanding.NOT_UNDERSTOOD
 
     def name(self, rank: Rank, job: int, rank_id: int, stored: Resumed) -> None:
         """Its job is known. job, rank_id: as rows call it; stored: it counts on from there, what was before is left
@@ -322,7 +318,7 @@ class RankTable:
         start_ns, end_ns = iterations["start_ns"], iterations["end_ns"]
         settled, horizon = settled_ns[iterations["session"]], horizon_ns[iterations["session"]]
         latest = np.maximum(start_ns, end_ns)
-        near = (latest <= horizon + FURTHEST_NS) & (start_ns >= settled - LONGEST_HISTORY_NS)
+        near = (latest <= horizon + FURTHEST_NS) & (latest >= settled - LONGEST_HISTORY_NS)
         self._refuse(refused, iterations["session"][row < 0], UNKNOWN_RANK)
         self._refuse(refused, iterations["session"][(row >= 0) & ~near], DISTANT)
         some = np.flatnonzero((row >= 0) & near)
@@ -336,8 +332,10 @@ class RankTable:
 
     @staticmethod
     def _refuse(refused: Refused, sessions: _Numbers, reason: str) -> None:
-        for session in sessions.tolist():
-            refused.unusable.setdefault(session, Counter())[reason] += 1
+        for session, count in zip(
+            *(column.tolist() for column in np.unique(sessions, return_counts=True)), strict=True
+        ):
+            refused.unusable.setdefault(session, Counter())[reason] += count
 
     def _separate(self, taken: Columns, row: _Numbers, settled_ns: _Numbers, refused: Refused) -> None:
         """What was sent before each begins or ends from what was sent after it, as far as it has not settled."""
