@@ -85,6 +85,7 @@ class Agent:
         """
         self._clock.start()
         self._watchdog.start()
+        self._send_batch(time.monotonic_ns())  # the account begins, before the one of an agent that was killed ends
         self._sending.start()
         while not stopped():
             ranks = self._marks.expected(time.monotonic_ns())
