@@ -18,6 +18,9 @@ NOBODY = Owner()
 RANK = Owner(pid=1, process="train", job="job", rank=0, source="socket")
 
 
+_OWN = "127.0.0.7"  # nobody else takes a port of it meanwhile
+
+
 class Connections:
     """Connections over the loopback, and their flows as if they were seen on a link."""
 
@@ -28,7 +31,8 @@ class Connections:
 
     def connect(self, owner: Owner = NOBODY, first_ns: int | None = None) -> tuple[int, socket.socket, socket.socket]:
         """The number of its tx flow (its rx flow has the next), and both sockets."""
-        near = self._cleanup.enter_context(socket.create_connection(self._listener.getsockname()))
+        connection = socket.create_connection(self._listener.getsockname(), source_address=(_OWN, 0))
+        near = self._cleanup.enter_context(connection)
         far = self._cleanup.enter_context(self._listener.accept()[0])
         first_ns = time.monotonic_ns() if first_ns is None else first_ns
         number = len(self.flows) + 1
@@ -124,7 +128,7 @@ def test_nothing_is_told_of_a_connection_that_is_over_nor_of_the_next_one_on_its
     near.close()
     far.close()
     assert len(a_look(looks, (number, 9000))) == 0
-    with socket.create_connection(address, source_address=("127.0.0.1", port)) as again:
+    with socket.create_connection(address, source_address=(_OWN, port)) as again:
         other, _ = connections._listener.accept()
         with other:
             send(again, other, 100)
