@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent as a process: python agent_run.py SPOOL WHERE HOST SESSION NUMBER RECORD; WHERE: a bus, or unix:PATH.
 
-It appends a batch every 20 ms until SIGTERM, and writes down after each how many there are; then it sends what is left.
+It appends a batch every 20 ms until SIGTERM, and writes down how many there are once each is in the file; then it
+sends what is left.
 """
 
 import signal
@@ -40,6 +41,8 @@ def main(spool: str, where: str, host: str, session: str, number: int, record: P
 
     while not ended.wait(0.02):
         sent.append(change=of_host)
+        while sent.spool.memory_bytes and not ended.wait(0.001):  # what only memory has goes with its agent
+            pass
         written = record.with_name(f".{record.name}")
         written.write_text(str(sent.host.sequence))
         written.replace(record)  # a kill leaves the old one or the new one
