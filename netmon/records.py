@@ -433,7 +433,10 @@ class AgentCost:
 
 @dataclass(frozen=True)
 class Batch:
-    """What an agent sends once a second, and more often while somebody waits for it. Every bucket that ended before horizon_ns has been sent."""
+    """What an agent sends once a second, and more often while somebody waits for it.
+
+    Every bucket that ended before horizon_ns has been sent.
+    """
 
     sequence: int
     clock: ClockSample
