@@ -115,7 +115,6 @@ class Rank:
     is_claiming: bool = False  # it claims a name, and has not been answered
     lives: "list[Rank]" = field(default_factory=list)  # what its process has been before, where that has no name yet
     lost: bool = False  # only its traffic is known, and a process is this rank now
-    released: bool = False  # the job stage knows that it has left
     count: Count = NO_NUMBERS  # what the job stage says of its numbers
     frozen_count: Count | None = None  # the same once it has left or its host is heard no more: the others go on
     came_to: Resumed = NOWHERE  # when it has left the table

@@ -258,9 +258,12 @@ class RankTable:
         waits = np.isin(over, self._waiting["row"][self._waiting["end_ns"] > 0])
         return [self._at(row) for row in over[~waits].tolist()]
 
-    def released(self, rank: Rank) -> None:
-        """It has left, and that is reported."""
-        self._rows["released"][rank.row] = True
+    def release(self, rank: Rank) -> bool:
+        """Whether it has left, and that was not reported until now."""
+        own = self._rows[rank.row]
+        first = rank.left and not own["released"]
+        own["released"] |= rank.left
+        return first
 
     def unreported(self) -> list[tuple[Owner, Rank]]:
         """Ranks that step, and it is not known of which job, and those that have left; host after host."""

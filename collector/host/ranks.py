@@ -116,11 +116,8 @@ class Ranks:
     def report(self, rank: Rank) -> None:
         """What has become of a rank, now that its iterations are known: it steps and has no name, or it has left."""
         self.claim(rank)
-        if rank.left and not rank.released:
-            rank.released = True
-            self._table.released(rank)
-            if rank.claimed:
-                self._log.append(About.RELEASE, rank)
+        if self._table.release(rank) and rank.claimed:
+            self._log.append(About.RELEASE, rank)
 
     def claim(self, rank: Rank, wait: bool = True) -> None:
         """Ask for the name of a rank that steps and has none; wait: False where there is no later."""

@@ -344,7 +344,8 @@ class HostStage:
         self._find_peer_flows(batches, last)
         inferred, self._waiting = self._waiting, set()
         for session_index in sorted(inferred):  # what the traffic has shown, now that the processes' ranks are known
-            self._take(_of_session(session_index, self.sessions[session_index].window.infer()), batches.fail_session)
+            rows = self.sessions[session_index].window.infer()
+            self._take(_of_sessions(np.full(len(rows), session_index), rows), batches.fail_session)
 
     def _update_ranks(self, batches: Batches) -> None:
         """Ranks that have joined, left, or of which something else is new."""
@@ -373,7 +374,8 @@ class HostStage:
         introduced = {place for place in self._introduced if len(self.sessions[place].window.introduced)}
         self._introduced = introduced
         for session_index in sorted(introduced.intersection(session_indices)):
-            found.append(_of_session(session_index, self.sessions[session_index].window.take_introduced()))
+            due = self.sessions[session_index].window.take_introduced()
+            found.append(_of_sessions(np.full(len(due), session_index), due))
         return joined(found)
 
     def _take(self, iterations: Columns, fail: Fail) -> None:
@@ -582,14 +584,9 @@ class HostStage:
         settled.failed.setdefault(session_index, (0, error))
 
 
-def _of_sessions(session: _Indices, rows: Columns) -> Columns:
+def _of_sessions(session: _Indices, rows: Columns | Table) -> Columns:
     """Iterations with the session of each."""
     return Columns({"session": session} | {name: rows[name] for name in ITERATION.names or ()})
-
-
-def _of_session(session_index: int, rows: Table) -> Columns:
-    session = np.full(len(rows), session_index, np.int64)
-    return Columns({"session": session} | {name: np.ascontiguousarray(rows[name]) for name in ITERATION.names or ()})
 
 
 _LINK = "batch", "interface", "direction"

@@ -231,10 +231,3 @@ class HostIterations:
         there = [rank for rank in self._ranks.values() if rank.state]
         rows = [(rank.rank_id, *rank.open) for rank in there if rank.open]
         return Training(tuple(rank.state for rank in there if rank.state), np.array(rows, ITERATION))
-
-
-def training_of(marks: Iterable[Mark]) -> Training:
-    """What marks tell of a host's ranks, from the first one on."""
-    host = HostIterations()
-    host.add(marks)
-    return host.take()

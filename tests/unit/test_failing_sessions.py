@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pandas as pd
 import pytest
-from collector_stream import Host, hello, mark
+from collector_stream import Host, TrainingAgent, hello, mark
 from receiver_here import receive_here
 from test_collector_server import collector, first_stored, message, send, session
 
@@ -25,7 +25,6 @@ from collector.host.unstored import SessionFlush
 from collector.jobs.rank_registry import RankRegistry
 from collector.quarantine import FOLDER, Quarantine, read_messages
 from collector.settings import Settings
-from netmon.dl.host_iterations import training_of
 from netmon.records import Batch, Hello, Moment, Training
 from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.netmon_pb2_grpc import CollectorStub
@@ -279,7 +278,7 @@ def test_a_job_of_4096_ranks(tmp_path: Path) -> None:
                 contents: list[Hello | Batch] = [hello(host=f"h{host}", session=f"s{host}")]
                 for number in range(15):
                     batch = source.batch()
-                    training = training_of(joins(512 * host, 512)) if number == 0 else Training()
+                    training = TrainingAgent().training(joins(512 * host, 512)) if number == 0 else Training()
                     object.__setattr__(batch, "training", training)
                     contents.append(batch)
                 sent.append(send(stub, contents))

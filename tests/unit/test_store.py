@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from collector_stream import MS, UTC, Host, S, hello
+from collector_stream import MS, UTC, Host, S, TrainingAgent, hello
 from dataset_rows import stored_rows
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,6 @@ from collector.host.rows import ARRIVED, merge
 from collector.registry import Registry
 from collector.settings import Settings
 from netmon.columnar import Columns
-from netmon.dl.host_iterations import training_of
 from netmon.errors import DataError
 from netmon.past import RECENT
 from netmon.records import Batch, ClockSample, Direction, Hello, Moment, Training
@@ -302,7 +301,7 @@ def test_what_is_under_way_is_known_from_the_introduction(tmp_path):
     """A collector that has just started, with an empty directory: its agents say flows and ranks once more."""
     sent = batches(40)
     begun = [mark for mark in sent[35].marks if mark.moment is Moment.STEP_START]
-    training = training_of([sent[0].marks[0], *begun])
+    training = TrainingAgent().training([sent[0].marks[0], *begun])
     under_way = hello(clock=sent[20].clock, flows=sent[0].flows, training=training)
 
     async def scenario():
