@@ -194,12 +194,61 @@ class Verdict:
     relative: bool = False  # its number is counted since somebody looked
     receiver_ns: int = 0  # of the transfer, beyond the baseline, that a connection waited for its receiver's window
     sender_ns: int = 0  # the same for its send buffer
+    culprit_user: str = ""  # whose process it is; empty: not known, or no process
+    sender: str = ""  # of the culprit's bytes: a host, or the address of one without an agent
+    receiver: str = ""  # the same
     ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
 
     @property
     def network(self) -> bool:
         """Whether the network or its users are to blame."""
         return self.cause in NETWORK
+
+
+@dataclass(frozen=True)
+class LostTime:
+    """What a part of a step cost: name is one of SHARES."""
+
+    name: str
+    ns: int
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Slow steps of one job with one cause and culprit, one after the other (netmon.dl.verdict.incidents); UTC, ns."""
+
+    job: str
+    since_ns: int  # its first step's beginning
+    until_ns: int  # its last step's end
+    first: int  # iteration
+    last: int
+    steps: int  # that stood out
+    cause: Cause
+    culprit: str  # as the verdicts say
+    culprit_user: str  # of the step that lost most, as the next seven
+    sender: str
+    receiver: str
+    host: str
+    interface: str
+    direction: Direction
+    rank: int
+    worst: int  # iteration
+    lost_ns: int  # by all steps together
+    usual_ns: int  # that a step takes, mean
+    without_ns: int  # that one of these would have taken without the culprit, mean; −1: nobody knows
+    confidence: float  # mean, by time lost
+    lost: tuple[LostTime, ...]  # the parts of lost_ns, the largest first, none below 1 % of it
+    relative: bool = False  # its iterations are counted since somebody looked
+    ongoing: bool = False  # the next slow step would be one of it
+
+    @property
+    def lost_per_step_ns(self) -> int:
+        return self.lost_ns // self.steps
+
+    @property
+    def ratio(self) -> float:
+        """Mean duration of its steps, times the usual one."""
+        return 1 + self.lost_per_step_ns / self.usual_ns
 
 
 PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", "option": "as --parameters says"}
@@ -236,6 +285,7 @@ class JobView:
     pattern: str = ""  # "ring", "tree", "star", "clique", "hierarchical"; empty: not known
     scores: tuple[SourceScore, ...] = ()
     verdicts: tuple[Verdict, ...] = ()  # on the last iterations that stood out, newest first
+    incidents: tuple[Incident, ...] = ()  # the last ones, newest first
     known_ranks: int = 0  # of which `ranks` are some; 0: it is all of them
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
     sharing: tuple[str, ...] = ()  # a sentence on each group of jobs with which it shares links

@@ -172,6 +172,7 @@ MOST_FLOWS = 100_000
 MOST_BEYOND = 1 << 18
 """Of a session, beyond those: the rows of each link's are rows of one flow, which has no owner."""
 
+_MOST_ADDRESSES = 1 << 16
 _FORGOTTEN = 1024  # flows at a time, at least
 _OVERFLOW_ID = (1 << 32) - 1  # and lower: no agent uses them
 
@@ -290,6 +291,8 @@ class AllFlows:
         self.of_host = Counter[str]()
         """How many flows there are."""
         self.ends = PeerLookups()
+        self.host_at: dict[str, str] = {}
+        """Address → host that has a process there; empty: several say so."""
 
     @property
     def state(self) -> Table:
@@ -349,6 +352,14 @@ class AllFlows:
         row["job"], row["rank"], row["changed"] = self.job(flow.owner.job), flow.owner.rank, True
         row["rank_id"] = self.rank_id(int(row["session"]), int(row["job"]), flow.owner.rank)
         self.ends.described(index, flow)
+
+    def is_at(self, address: str, host: str) -> None:
+        """A process of the host has a socket there."""
+        if address in self.host_at:
+            if self.host_at[address] != host:
+                self.host_at[address] = ""
+        elif len(self.host_at) < _MOST_ADDRESSES:
+            self.host_at[address] = host
 
     def remove(self, indices: Sequence[int]) -> None:
         """Their flows are known no more."""
@@ -467,6 +478,8 @@ class FlowTable:
         self.jobs_here.add(flow.owner.job)
         self.described.add(index)
         self._all.set(index, link, flow)
+        if flow.owner.pid and not flow.members:
+            self._all.is_at(flow.src if flow.direction == Direction.TX else flow.dst, self._host)
 
     def unknown(self, flows: Iterable[Flow]) -> list[Flow]:
         """Those of the flows that nobody has described."""

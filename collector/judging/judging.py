@@ -42,7 +42,7 @@ from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.evidence import Numbers
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
 from netmon.rate_limiter import TimeLimiter
-from netmon.records import Table
+from netmon.records import Direction, Table
 from netmon.views import Cause, Verdict
 
 _Numbers = npt.NDArray[np.int64]
@@ -389,11 +389,37 @@ class Judging:
 
     def _publish(self, job: str, number: int, verdict: Verdict | None) -> None:
         if verdict is not None and job in self._jobs and self._jobs[job].mark_published(number):
-            verdict = replace(verdict, told_ns=time.time_ns())
+            verdict = replace(self._with_ends(verdict), told_ns=time.time_ns())
             self._viewed.judged(verdict)
             self._store(verdict)
             if verdict.cause == Cause.CHANGE:
                 _log.info(sentence(verdict))
+
+    def _with_ends(self, verdict: Verdict) -> Verdict:
+        """With whose process the culprit is, and between whom most of its bytes went on the link that it filled."""
+        flows, state = self._tables.flows, self._tables.flows.state
+        if verdict.cause not in (Cause.CROSS, Cause.OTHER_JOB):
+            return verdict
+        named = [number for number, one in enumerate(flows.traffic_owners) if one.name == verdict.culprit]
+        links = [
+            number
+            for session in self._sessions.values()
+            if session.hello.host == verdict.host
+            for number, link in _links(session)
+            if (link.interface, link.direction) == (verdict.interface, verdict.direction)
+        ]
+        own = np.flatnonzero(np.isin(state["link"], links) & (state["session"] >= 0))
+        own = own[np.isin(state["traffic_owner"][own], named)]
+        since = state["last_ns"][own]
+        own = own[since >= since.max(initial=0) - _ABOUT_NS]  # those before it are over
+        if not len(own):
+            return verdict
+        flow = flows.flows[int(own[state["payload_bytes"][own].argmax()])]
+        if flow is None or flow.members:
+            return verdict
+        src, dst = (flows.host_at.get(address) or address for address in (flow.src, flow.dst))
+        sender, receiver = (src, verdict.host) if verdict.direction == Direction.RX else (verdict.host, dst)
+        return replace(verdict, culprit_user=flow.owner.user, sender=sender, receiver=receiver)
 
     def _case(self, name: str, number: int, parts: list[Part]) -> Case | None:
         job = self._jobs.get(name)

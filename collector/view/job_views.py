@@ -22,6 +22,7 @@ from netmon.dl.step_alignment import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
 from netmon.dl.verdict.baseline import MOST, Durations, baseline_rows, usual_by
+from netmon.dl.verdict.incidents import Incidents
 from netmon.records import Source, Table
 from netmon.views import (
     NOT_UNDERSTOOD,
@@ -117,6 +118,7 @@ _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
 _VERDICTS = 5  # the newest
+_INCIDENTS = 8  # the newest
 _ANY_RANK = 1 << 62
 
 
@@ -165,6 +167,7 @@ class _Job:
     name: str = ""  # the same, unlike any other job's here
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
     verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=_VERDICTS))  # newest first
+    incidents: Incidents = field(default_factory=Incidents)
     sharing: tuple[str, ...] = ()
     baseline_ns: int = 0  # as of iteration baseline_at; 0: not known
     baseline_at: int = -1
@@ -312,6 +315,7 @@ class Jobs:
         job = self._jobs.get(verdict.job)
         if job:
             job.verdicts.appendleft(verdict)
+            job.incidents.add(verdict)
             job.view = None
             if verdict.cause == Cause.CHANGE:
                 job.history.changed(verdict.iteration)
@@ -422,6 +426,7 @@ class Jobs:
             pattern=job.pattern,
             scores=job.scores,
             verdicts=tuple(job.verdicts),
+            incidents=tuple(job.incidents.found(time.time_ns(), latest.number)[: -_INCIDENTS - 1 : -1]),
             sharing=job.sharing,
             name=job.name,
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),

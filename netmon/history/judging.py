@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts on the iterations of a dataset: read in pieces, so that memory does not grow with it."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from netmon.dl.verdict import (
     worth_reporting,
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
+from netmon.dl.verdict.incidents import incidents
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
 from netmon.errors import DataError, NoRowsError
@@ -38,7 +40,7 @@ from netmon.history.dataset import Numbered, known_columns, open_table, read_row
 from netmon.history.files import table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
-from netmon.views import RankTimes, Verdict
+from netmon.views import Incident, RankTimes, Verdict
 
 # --- What a dataset holds alongside the bytes that verdicts rest on: what kept ranks from running, and what TCP said.
 
@@ -99,6 +101,7 @@ _PIECE, _OVERLAP = 1_000, 200  # iterations that are looked at together
 _ROWS = 500_000  # of a job that are read together
 _LONG_NS = 3_600_000_000_000  # no iteration lasts longer
 _MADE_NOW = 200
+_LATELY_NS = 60_000_000_000
 _TOGETHER = 20  # iterations whose rows are read together
 _TIMES = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")
 
@@ -154,6 +157,34 @@ def stored_verdicts(data: Path, job: str | None = None, within_ns: tuple[int, in
         return list(islice(verdicts(data, job, within_ns=within_ns), _MADE_NOW))
     except (DataError, pa.ArrowInvalid):  # no iteration, or a file that cannot be read: the report names it
         return []
+
+
+def stored_incidents(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Incident]:
+    """What the stored verdicts have in common (netmon.dl.verdict.incidents), in the order of their beginnings.
+
+    One that lasts until a job's last step goes on where that was in the last minute. Raises DataError where there is no
+    such dataset.
+    """
+    found = stored_verdicts(data, job, within_ns)
+    lately = time.time_ns() - _LATELY_NS
+    return incidents(
+        found, {name: last for name, last in _newest_steps(data).items() if last[0] > lately} if found else {}
+    )
+
+
+def _newest_steps(data: Path) -> dict[str, tuple[int, int]]:
+    """By job, the end (UTC ns) and the number of its last iteration."""
+    columns, newest = ["job", "end_ns", "iteration"], dict[str, tuple[int, int]]()
+    try:
+        table = open_table(data, "iterations")
+    except NoRowsError:
+        return {}
+    for batch in stream(table, columns):
+        rows = pa.Table.from_batches([batch]).sort_by("end_ns").group_by("job", use_threads=False)
+        last = rows.aggregate([("end_ns", "last"), ("iteration", "last")])
+        for job, end_ns, number in zip(*(last[name].to_pylist() for name in last.column_names), strict=True):
+            newest[job] = max(newest.get(job, (0, 0)), (end_ns, number))
+    return newest
 
 
 def worst_sentences(found: Sequence[Verdict]) -> list[str]:

@@ -1118,6 +1118,7 @@ class JobView(_message.Message):
     PARAMETERS_BASIS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     NOT_UNDERSTOOD_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1157,6 +1158,10 @@ class JobView(_message.Message):
     def sharing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """a sentence on each group of jobs with which it shares links"""
 
+    @_builtins.property
+    def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Incident]:
+        """the last ones, newest first"""
+
     def __init__(
         self,
         *,
@@ -1184,10 +1189,11 @@ class JobView(_message.Message):
         parameters_basis: _builtins.str = ...,
         steps: _builtins.bytes = ...,
         not_understood: _builtins.bool = ...,
+        incidents: _abc.Iterable[Global___Incident] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "not_understood", b"not_understood", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "incidents", b"incidents", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "not_understood", b"not_understood", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1236,6 +1242,9 @@ class Verdict(_message.Message):
     RECEIVER_NS_FIELD_NUMBER: _builtins.int
     SENDER_NS_FIELD_NUMBER: _builtins.int
     OWN_TRANSFER_NS_FIELD_NUMBER: _builtins.int
+    CULPRIT_USER_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     iteration: _builtins.int
     start_ns: _builtins.int
@@ -1278,6 +1287,11 @@ class Verdict(_message.Message):
     receiver_ns: _builtins.int
     sender_ns: _builtins.int
     own_transfer_ns: _builtins.int
+    culprit_user: _builtins.str
+    """whose process; empty: not known"""
+    sender: _builtins.str
+    """of the culprit's bytes: a host, or the address of one without an agent"""
+    receiver: _builtins.str
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankTimes]: ...
     def __init__(
@@ -1320,14 +1334,136 @@ class Verdict(_message.Message):
         receiver_ns: _builtins.int = ...,
         sender_ns: _builtins.int = ...,
         own_transfer_ns: _builtins.int = ...,
+        culprit_user: _builtins.str = ...,
+        sender: _builtins.str = ...,
+        receiver: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "own_transfer_ns", b"own_transfer_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "receiver_ns", b"receiver_ns", "relative", b"relative", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "sender_ns", b"sender_ns", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "told_ns", b"told_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "own_transfer_ns", b"own_transfer_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "receiver", b"receiver", "receiver_ns", b"receiver_ns", "relative", b"relative", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "sender", b"sender", "sender_ns", b"sender_ns", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "told_ns", b"told_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+@_typing.final
+class LostTime(_message.Message):
+    """What a part of a step cost (netmon.views.SHARES)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "ns", b"ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostTime: _TypeAlias = LostTime  # noqa: Y015
+
+@_typing.final
+class Incident(_message.Message):
+    """Slow steps of one job with one cause and culprit, one after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    SINCE_NS_FIELD_NUMBER: _builtins.int
+    UNTIL_NS_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    CULPRIT_FIELD_NUMBER: _builtins.int
+    CULPRIT_USER_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    INTERFACE_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WORST_FIELD_NUMBER: _builtins.int
+    LOST_NS_FIELD_NUMBER: _builtins.int
+    USUAL_NS_FIELD_NUMBER: _builtins.int
+    WITHOUT_NS_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    RELATIVE_FIELD_NUMBER: _builtins.int
+    ONGOING_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    since_ns: _builtins.int
+    """UTC"""
+    until_ns: _builtins.int
+    first: _builtins.int
+    """iteration"""
+    last: _builtins.int
+    steps: _builtins.int
+    """that stood out"""
+    cause: _builtins.int
+    """netmon.views.Cause"""
+    culprit: _builtins.str
+    culprit_user: _builtins.str
+    sender: _builtins.str
+    receiver: _builtins.str
+    host: _builtins.str
+    interface: _builtins.str
+    direction: _builtins.int
+    rank: _builtins.int
+    """-1: none"""
+    worst: _builtins.int
+    """iteration"""
+    lost_ns: _builtins.int
+    usual_ns: _builtins.int
+    without_ns: _builtins.int
+    """-1: nobody knows"""
+    confidence: _builtins.float
+    relative: _builtins.bool
+    ongoing: _builtins.bool
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostTime]: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        since_ns: _builtins.int = ...,
+        until_ns: _builtins.int = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        cause: _builtins.int = ...,
+        culprit: _builtins.str = ...,
+        culprit_user: _builtins.str = ...,
+        sender: _builtins.str = ...,
+        receiver: _builtins.str = ...,
+        host: _builtins.str = ...,
+        interface: _builtins.str = ...,
+        direction: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        worst: _builtins.int = ...,
+        lost_ns: _builtins.int = ...,
+        usual_ns: _builtins.int = ...,
+        without_ns: _builtins.int = ...,
+        confidence: _builtins.float = ...,
+        lost: _abc.Iterable[Global___LostTime] | None = ...,
+        relative: _builtins.bool = ...,
+        ongoing: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "confidence", b"confidence", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "first", b"first", "host", b"host", "interface", b"interface", "job", b"job", "last", b"last", "lost", b"lost", "lost_ns", b"lost_ns", "ongoing", b"ongoing", "rank", b"rank", "receiver", b"receiver", "relative", b"relative", "sender", b"sender", "since_ns", b"since_ns", "steps", b"steps", "until_ns", b"until_ns", "usual_ns", b"usual_ns", "without_ns", b"without_ns", "worst", b"worst"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Incident: _TypeAlias = Incident  # noqa: Y015
 
 @_typing.final
 class RankTimes(_message.Message):
