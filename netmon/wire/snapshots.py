@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from netmon.errors import WireError
 from netmon.records import CLASS_NAMES
-from netmon.views import STEP, Cause, JobView, LinkView, Selection, Snapshot, Verdict
+from netmon.views import STEP, Cause, Incident, JobView, LinkView, Selection, Snapshot, Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_TEXT
 from netmon.wire.mapping import check, from_message, to_message
@@ -28,13 +28,24 @@ def without_names(snapshot: Snapshot) -> Snapshot:
 
 
 def _job(job: JobView) -> JobView:
-    return replace(job, verdicts=tuple(map(verdict_without_names, job.verdicts)))
+    return replace(
+        job,
+        verdicts=tuple(map(verdict_without_names, job.verdicts)),
+        incidents=tuple(map(incident_without_names, job.incidents)),
+    )
 
 
 def verdict_without_names(verdict: Verdict) -> Verdict:
     first = verdict.culprit if verdict.cause in _NAMES_A_JOB else ""
     second = verdict.second_culprit if verdict.second_cause in _NAMES_A_JOB else ""
-    return replace(verdict, culprit=first, second_culprit=second)
+    ranks = tuple(replace(one, held_by=first) if one.held_by == verdict.culprit else one for one in verdict.ranks)
+    return replace(verdict, culprit=first, second_culprit=second, culprit_user="", sender="", receiver="", ranks=ranks)
+
+
+def incident_without_names(incident: Incident) -> Incident:
+    """Its ends may be addresses."""
+    culprit = incident.culprit if incident.cause in _NAMES_A_JOB else ""
+    return replace(incident, culprit=culprit, culprit_user="", sender="", receiver="")
 
 
 # --- What a viewer receives: Snapshot ↔ protobuf. Decoding trusts nothing and raises WireError with the reason.

@@ -5,9 +5,12 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from netmon.dl.verdict.incidents import GAP_NS, GAP_STEPS, Incidents, incidents, line, parts
+from snapshot_example import example
+
+from netmon.dl.verdict.incidents import GAP_NS, GAP_STEPS, Incidents, incidents, line, parts, remedy, who
 from netmon.records import Direction
-from netmon.views import Cause, Incident, Verdict
+from netmon.views import Cause, Incident, RankTimes, Snapshot, Verdict
+from netmon.wire.snapshots import incident_without_names, without_names
 
 MS, S = 1_000_000, 1_000_000_000
 USUAL = 400 * MS
@@ -128,3 +131,24 @@ def test_a_hundred_thousand() -> None:
     found = incidents(verdict(n * 30) for n in range(100_000))
     assert {one.steps for one in found} == {1}
     assert len(found) == 100_000
+
+
+def test_who_sees_no_names_sees_what_and_where() -> None:
+    [one] = incidents([verdict(10, culprit_user="root", sender="198.51.100.7", receiver="h0", interface="eth0")])
+    assert remedy(one) == "limit iperf3 on 198.51.100.7, or move it off eth0 of h0"
+    hidden = incident_without_names(one)
+    assert who(hidden) == "cross traffic into h0"
+    assert remedy(hidden) == "limit that traffic, or move it off eth0 of h0"
+    told = repr(without_names(snapshot_with(one)))
+    assert not [word for word in ("iperf3", "root", "198.51") if word in told]
+
+
+def snapshot_with(one: Incident) -> Snapshot:
+    slow = verdict(10, culprit_user="root", sender="198.51.100.7", ranks=(RankTimes(0, "h0", 1, held_by="iperf3"),))
+    shown = example()
+    return replace(shown, flows=(), jobs=(replace(shown.jobs[0], verdicts=(slow,), incidents=(one,)),))
+
+
+def test_every_cause_says_what_to_do() -> None:
+    for cause in Cause:
+        assert remedy(replace(incidents([verdict(1)])[0], cause=cause))

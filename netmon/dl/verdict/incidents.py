@@ -242,10 +242,12 @@ def who(incident: Incident) -> str:
     way = "out of" if incident.direction == Direction.TX else "into"
     if incident.cause in (Cause.CROSS, Cause.OTHER_JOB):
         culprit = "job " + incident.culprit.removeprefix(JOB) if incident.cause == Cause.OTHER_JOB else incident.culprit
+        culprit = culprit or "cross traffic"  # nobody knows whose, or the viewer does not see names
         from_whom = ", ".join(filter(None, (incident.culprit_user, incident.sender)))
         return f"{culprit} ({from_whom}) → {incident.receiver or at}" if from_whom else f"{culprit} {way} {at}"
     if incident.cause == Cause.OWN_TRANSFER:
-        return f"{incident.culprit}, its own transfer, {way} {incident.host}"
+        name = f"{incident.culprit}, its own transfer," if incident.culprit else "its own transfer"
+        return f"{name} {way} {incident.host}"
     if incident.cause == Cause.STRAGGLER:
         return f"rank {incident.rank} ({incident.host}) was late"
     if incident.cause == Cause.HOST:
@@ -267,6 +269,34 @@ _PARTS = {
     **{"compute": "computing", "late": "late ranks", "transfer": "more to transfer", "cross": "cross traffic"},
     **{"other_job": "another job", "own_transfer": "own transfers", "loss": "lost packets", "slow_link": "a slow link"},
     **{"host": "the host", "pause": "pauses", "unknown": "not known"},
+}
+
+
+def remedy(incident: Incident) -> str:
+    """What to do about it: `limit iperf3 on h2, or move it off eth0 of h0`."""
+    at, rank = incident.host, f"rank {incident.rank}"
+    link = f"{incident.interface} of {at}" if incident.interface else f"the links of {at}" if at else "the links"
+    if incident.cause == Cause.CROSS:
+        where = f" on {incident.sender}" if incident.sender else ""
+        return f"limit {incident.culprit or 'that traffic'}{where}, or move it off {link}"
+    if incident.cause == Cause.OTHER_JOB:
+        return f"start one of the jobs later (see the advice), or move one off {link}"
+    if incident.cause == Cause.OWN_TRANSFER:
+        return f"let it transfer more slowly, less often, or by another link than {link}"
+    if incident.cause == Cause.STRAGGLER:
+        return f"look at what {rank} does before its first gradient: its input, its GPU, its CPU"
+    if incident.cause == Cause.HOST:
+        return f"look at who takes the CPUs of {at}, and at the CPU quota of {rank}"
+    if incident.cause in (Cause.LOSS, Cause.SLOW_LINK):
+        return f"look at {link}: its speed, its errors, its cable, its port at the switch"
+    return _TO_DO[incident.cause]
+
+
+_TO_DO = {
+    Cause.PAUSE: "nothing on the network: it evaluates, writes a checkpoint, or was stopped",
+    Cause.COMPUTE: "nothing on the network: look at what the rank computes",
+    Cause.CHANGE: "nothing on the network: was the batch size changed?",
+    Cause.UNKNOWN: "look at the parts of its worst step",
 }
 
 
