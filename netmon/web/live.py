@@ -13,14 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from netmon.dl.sharing.advice_text import called
-from netmon.dl.verdict.verdict_text import arithmetic, from_columns, renamed, sentence
+from netmon.dl.verdict.verdict_text import from_columns, renamed
 from netmon.errors import DataError, NetmonError
 from netmon.past import HOUR_NS, RowQuery
 from netmon.records import CLASS_NAMES, Direction
-from netmon.views import JobView, LinkView, Selection, Snapshot, Verdict
+from netmon.views import JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
 from netmon.web.grid import ROW_COLUMNS, SERIES, Floats, RowReader, in_bins, resampled
 from netmon.web.hours import STEP_COLUMNS, step_rows
-from netmon.web.source import JOB, RANK, Catalogue, Lane, Rates, State, arranged
+from netmon.web.source import JOB, RANK, Catalogue, Lane, Rates, State, arranged, nearest
 from netmon.web.steps import STEP, Lanes, by_lane
 from netmon.wire.queries import CollectorRows, get_advice, get_full
 from netmon.wire.security import Security
@@ -497,13 +497,12 @@ class Live:
     def verdicts(self) -> list[Verdict]:
         return self._history.verdicts()
 
-    def explain(self, job: str, iteration: int) -> dict[str, Any]:
+    def explain(self, job: str, iteration: int, end_ns: int) -> tuple[Verdict, Sequence[RankTimes]]:
         """The verdict on an iteration, if the collector has published one. Raises DataError."""
-        names = self.catalogue().job_names
-        for verdict in reversed(self.verdicts()):
-            if verdict.iteration == iteration and verdict.job in (job, names.get(job)):
-                return {"sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict)), "path": "", "ranks": []}
-        raise DataError("it did not stand out; a collector's dataset (--data) explains every iteration")
+        found = nearest(self.verdicts(), self.catalogue().job_names.get(job, job), iteration, end_ns)
+        if found is None:
+            raise DataError("it did not stand out; a collector's dataset (--data) explains every iteration")
+        return found, found.ranks
 
     def advice(self) -> dict[str, Any]:
         """The collector's. Raises UnreachableError."""

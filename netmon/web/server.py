@@ -16,12 +16,15 @@ from typing import Any, TypeVar
 import numpy as np
 from aiohttp import web
 
+from netmon.dl.verdict import path_of
+from netmon.dl.verdict.incidents import step_parts
 from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UnsupportedError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
-from netmon.views import LETTERS, NOT_UNDERSTOOD, Verdict
+from netmon.views import LETTERS, NETWORK, NOT_UNDERSTOOD, Cause, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
+from netmon.web.answers import Answers
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
 from netmon.web.source import BLOCK, JOB, Catalogue, Source
@@ -29,7 +32,7 @@ from netmon.web.steps import PHASES
 from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, encode, origin, tile
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
 from netmon.wire.identity import Role
-from netmon.wire.snapshots import verdict_without_names
+from netmon.wire.snapshots import incident_without_names, verdict_without_names
 
 # --- The columns of a page's figures: what all hosts sent by class, and how long iterations took, in a time.
 
@@ -101,6 +104,7 @@ class Page:
         self._kept = 0
         self._making: dict[tuple[Any, ...], asyncio.Future[tuple[bytes, bool]]] = {}
         self._advice: tuple[float, Any] = (-math.inf, None)
+        self._answers = Answers(source)
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 14)
@@ -115,6 +119,8 @@ class Page:
                 web.get("/api/catalogue", self._catalogue),
                 web.get("/api/tile", self._tile),
                 web.get("/api/verdicts", self._verdicts),
+                web.get("/api/incidents", self._incidents),
+                web.get("/api/steps", self._steps),
                 web.get("/api/explain", self._explain),
                 web.get("/api/advice", self._advised),
                 web.get("/api/flows", self._flows),
@@ -183,7 +189,7 @@ class Page:
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         state = self._source.state()
-        document = asdict(state) | {"end_ns": str(state.end_ns)}
+        document = asdict(state) | {"end_ns": str(state.end_ns), **await self._run(self._answers.jobs)}
         if not self._full(request):
             document["warnings"] = []
         return _json(document)
@@ -211,6 +217,7 @@ class Page:
                 "colours": CLASS_COLOURS,
                 "stack": STACK,
                 "phases": PHASES,
+                "causes": [{"name": _cause(cause), "group": _group(cause)} for cause in Cause],
                 "hosts": hosts,
                 "capacity_bps": [known.capacity_bps.get(host, 0.0) for host in hosts],
                 "jobs": [
@@ -263,11 +270,24 @@ class Page:
             found = [verdict_without_names(verdict) for verdict in found]
         return _json({"verdicts": [_verdict(verdict) for verdict in found]})
 
+    async def _incidents(self, request: web.Request) -> web.StreamResponse:
+        full = self._full(request)
+        return _json(await self._run(self._answers.incidents, (lambda one: one) if full else incident_without_names))
+
+    async def _steps(self, request: web.Request) -> web.StreamResponse:
+        begin, end = _number(request, "begin_ns"), _number(request, "end_ns")
+        if not 0 < end - begin <= _MOST_NS:
+            raise UsageError("steps are of eight hours at most")
+        head, columns = await self._run(self._answers.bars, request.query.get("job", ""), begin, end)
+        return web.Response(body=encode(head, columns), content_type="application/octet-stream")
+
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         job, iteration = request.query.get("job", ""), _number(request, "iteration")
         if not self._full(request):
             return _refusal(403, "this viewer sees jobs, classes and rates only")
-        return _json(await self._run(self._source.explain, job, iteration))
+        verdict, ranks = await self._run(self._source.explain, job, iteration, _number(request, "end_ns"))
+        path = path_of(ranks, verdict) if ranks else ""
+        return _json({"verdict": _verdict(verdict), "path": path, "ranks": [asdict(one) for one in ranks]})
 
     async def _advised(self, request: web.Request) -> web.StreamResponse:
         now = asyncio.get_running_loop().time()
@@ -323,8 +343,17 @@ def _plain(value: Any) -> Any:
 def _verdict(verdict: Verdict) -> dict[str, Any]:
     document = columns(verdict)
     times = {name: str(document[name]) for name in ("start_ns", "end_ns")}
-    shown = {"letter": LETTERS[verdict.cause], "network": verdict.network}
+    shown = {"letter": LETTERS[verdict.cause], "network": verdict.network, "parts": step_parts(verdict)}
     return {**document, **times, **shown, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
+
+
+def _cause(cause: Cause) -> str:
+    return cause.name.lower().replace("_", " ")
+
+
+def _group(cause: Cause) -> str:
+    """By which steps have their colour: whether the network is to blame, or the job or its hosts."""
+    return "network" if cause in NETWORK else "unknown" if cause == Cause.UNKNOWN else "own"
 
 
 def _theory(bounds: tuple[float, float] | None) -> dict[str, float | None]:

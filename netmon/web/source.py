@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netmon.views import Verdict
+from netmon.views import RankTimes, Verdict
 from netmon.web.grid import SERIES, Floats
 from netmon.web.steps import Lanes
 
@@ -85,6 +85,12 @@ class State:
     warnings: tuple[str, ...] = field(default=())
 
 
+def nearest(verdicts: Iterable[Verdict], job: str, iteration: int, end_ns: int) -> Verdict | None:
+    """The one on a step that ended about then; job: what the verdicts call it."""
+    same = (one for one in verdicts if one.iteration == iteration and one.job == job)
+    return min(same, key=lambda one: abs(one.end_ns - end_ns), default=None)
+
+
 class Source(Protocol):
     """What a server shows. May be asked on several threads at once."""
 
@@ -109,8 +115,11 @@ class Source(Protocol):
     def verdicts(self) -> list[Verdict]:
         """By time; jobs called what people call them."""
 
-    def explain(self, job: str, iteration: int) -> dict[str, Any]:
-        """A verdict with its arithmetic, and where each rank's time went. Raises NetmonError."""
+    def explain(self, job: str, iteration: int, end_ns: int) -> tuple[Verdict, Sequence[RankTimes]]:
+        """A verdict, jobs called what people call them, and where each rank's time went, if that is known.
+
+        end_ns: about when it ended, for a job may have begun anew. Raises NetmonError.
+        """
 
     def advice(self) -> dict[str, Any]:
         """As netmon.dl.sharing.advice_text.document has it. Raises NetmonError where there is nothing to go by."""

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ import pyarrow.dataset as ds
 
 from netmon.dl.sharing.advice_text import called, document
 from netmon.dl.theory import ring_bytes
-from netmon.dl.verdict import path_of
-from netmon.dl.verdict.verdict_text import arithmetic, renamed, sentence
+from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import DataError, NetmonError
 from netmon.history.advice import advice
 from netmon.history.dataset import leave_out, open_table, read_rows, stream
@@ -26,10 +25,10 @@ from netmon.history.frames import plain_words
 from netmon.history.job_names import names_of, not_understood, with_names
 from netmon.history.judging import explained, stored_verdicts
 from netmon.past import HOUR_NS
-from netmon.views import Verdict
+from netmon.views import RankTimes, Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
 from netmon.web.hours import Hour, span
-from netmon.web.source import Catalogue, Rates, State, arranged
+from netmon.web.source import Catalogue, Rates, State, arranged, nearest
 from netmon.web.steps import Lanes
 
 _log = logging.getLogger(__name__)
@@ -110,19 +109,9 @@ _FLOW = ["session", "direction", "flow_id", "class"]
 _NAMES = ["src", "src_port", "dst", "dst_port", "protocol", "process", "container", "user", "job", "rank"]
 
 
-def explain(data: Path, job: str, iteration: int, names: Mapping[str, str]) -> dict[str, Any]:
-    """The verdict in words, and a row of each rank. Raises DataError."""
-    for verdict, times in explained(data, job, iteration):
-        called = renamed(verdict, names)
-        return {
-            "sentence": sentence(called),
-            "arithmetic": list(arithmetic(called)),
-            "path": path_of(times, called),
-            "ranks": [asdict(one) for one in times],
-        }
-    raise DataError(
-        f"cannot explain iteration {iteration} of {names.get(job, job)}: the dataset holds no such iteration"
-    )
+def explain(data: Path, job: str, iteration: int, end_ns: int) -> tuple[Verdict, Sequence[RankTimes]]:
+    """Judged now, whether it stood out or not. Raises DataError."""
+    return min(explained(data, job, iteration), key=lambda one: abs(one[0].end_ns - end_ns))
 
 
 def advise(data: Path, names: Mapping[str, str]) -> dict[str, Any]:
@@ -248,9 +237,15 @@ class Stored:
         """As the collector stored them, or as they are judged now."""
         return self._verdicts
 
-    def explain(self, job: str, iteration: int) -> dict[str, Any]:
-        """A verdict with where each rank's time went. Raises DataError."""
-        return explain(self._data, job, iteration, self._catalogue.job_names)
+    def explain(self, job: str, iteration: int, end_ns: int) -> tuple[Verdict, Sequence[RankTimes]]:
+        """As the collector stored it, else judged now. Raises DataError."""
+        names = self._catalogue.job_names
+        known = nearest(self._verdicts, names.get(job, job), iteration, end_ns)
+        if known is not None and known.ranks and abs(known.end_ns - end_ns) < known.duration_ns:
+            return known, known.ranks
+        verdict, ranks = explain(self._data, job, iteration, end_ns)
+        told = renamed(replace(verdict, ranks=tuple(ranks)), names)
+        return told, told.ranks
 
     def advice(self) -> dict[str, Any]:
         """On the last half minute. Raises DataError where there is nothing to go by."""

@@ -123,7 +123,7 @@ def test_who_sees_jobs_sees_no_names_of_processes(protected: tuple[str, str]) ->
     first = verdicts.json["verdicts"][0]
     assert (first["cause"], first["letter"], first["network"]) == ("cross", "X", True)
     assert b"alert" not in verdicts.body
-    for path in ("/api/flows?host=h&begin_ns=0&end_ns=1", "/api/explain?job=job-000&iteration=1"):
+    for path in ("/api/flows?host=h&begin_ns=0&end_ns=1", "/api/explain?job=job-000&iteration=1&end_ns=1"):
         assert Asked(address, path, trusting(), **bearer).status == 403
     assert Asked(address, "/api/state", trusting(), Authorization="Bearer x").status == 401
 

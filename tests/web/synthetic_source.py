@@ -93,7 +93,7 @@ class Synthetic:
     def verdicts(self) -> list[Verdict]:
         return self.found
 
-    def explain(self, job: str, iteration: int) -> dict[str, Any]:
+    def explain(self, job: str, iteration: int, end_ns: int) -> Any:
         raise DataError("nobody measured it")
 
     def advice(self) -> dict[str, Any]:

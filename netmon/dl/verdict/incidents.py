@@ -308,6 +308,17 @@ def parts(incident: Incident) -> str:
     return ", ".join(f"{one.ns / whole:.0%} {_PARTS[one.name]}".replace("%", " %") for one in incident.lost[:3])
 
 
+def step_parts(verdict: Verdict) -> list[tuple[str, int]]:
+    """What a step's duration is made of, in words and ns: the usual time, and what was added to it or saved."""
+    if not verdict.usual_ns:
+        return [("not known", verdict.duration_ns)]
+    shares = {name: int(getattr(verdict, f"{name}_ns")) for name in SHARES}
+    added = sorted(shares.items(), key=lambda share: -share[1])
+    told = [(_PARTS[name], ns) for name, ns in added if abs(ns) >= _WORTH_NAMING * abs(verdict.excess_ns)]
+    rest = verdict.excess_ns - sum(ns for _, ns in told)
+    return [("usual", verdict.usual_ns), *told, *([("rest", rest)] if rest else [])]
+
+
 def line(incident: Incident, moment: Callable[[int], str], job: str = "") -> str:
     """`ring 1.7 × slower since 18:23:36: iperf3 (root, h2) → h0; 35 steps, 8.2 s lost`.
 

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page: one timeline, what stands beside it, and once a second a look at how things stand.
+// The page: who slows whom on top, the steps of a job, one timeline, what stands beside it, and once a second a look at
+// how things stand.
 
+import { list, strip } from "./answers.js";
+import { StepChart } from "./chart.js";
 import { json, readCatalogue } from "./data.js";
 import { Figures } from "./figures.js";
-import { clock, day, duration, iso } from "./format.js";
+import { clock, day, duration, fromIso, iso, local, zone } from "./format.js";
 import { listen } from "./input.js";
 import { ratesByLane } from "./paint.js";
 import * as panels from "./panels.js";
@@ -12,14 +15,17 @@ import { View } from "./view.js";
 
 const EVERY_MS = 1000;
 const MINUTE_NS = 60e9;
+const SETTLES_MS = 300; // so long after the last move a place is one that Back comes back to
 const node = (id) => document.getElementById(id);
-const page = { frames: [], verdicts: [], state: null, told: -1 };
+// opened: what the sidebar is about: {step} or {incident: its key}.
+const page = { frames: [], verdicts: [], incidents: new Map(), told: { incidents: [], all: 0, version: -1 }, state: null, count: -1, opened: {}, job: "" };
 window.netmonPage = page; // for who looks at it with the browser's tools
 
 function theme(name) {
   document.documentElement.dataset.theme = name;
   localStorage.setItem("netmon-theme", name);
   page.timeline?.repaint();
+  page.chart?.draw();
 }
 const dark = () => document.documentElement.dataset.theme === "dark";
 
@@ -34,22 +40,27 @@ async function begin() {
       await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
     }
   wire();
-  page.named = page.view.open(location.hash);
+  page.named = page.view.open(linked());
   page.view.jump();
   await look();
 }
 
 // What is shown at first: what the link names, else the last minute, or all that there is.
 function first() {
+  const { view, catalogue, state } = page;
+  if (page.begun || !catalogue.lanes.length || !state) return;
+  page.begun = true;
+  if (!page.named) home();
+  view.jump();
+  restore(linked());
+  moved(false);
+}
+function home() {
   const { view, catalogue, state, timeline } = page;
-  if (page.named || !catalogue.lanes.length || !state) return;
-  page.named = true;
   view.follow = state.live;
   if (state.live) view.set(timeline.now - MINUTE_NS, MINUTE_NS);
   else view.fit(catalogue.begin, catalogue.end);
   view.keepUp(timeline.now);
-  view.jump();
-  moved();
 }
 
 // The lanes, at first and whenever there are others.
@@ -59,18 +70,28 @@ async function load() {
   const known = page.view;
   page.view ??= new View(catalogue);
   if (known && known.origin !== catalogue.origin) {
-    known.begin = known.toBegin += Number(known.origin - catalogue.origin);
+    const shift = Number(known.origin - catalogue.origin);
+    known.begin += shift;
+    known.toBegin += shift;
     known.origin = catalogue.origin;
+    page.chart.begin = undefined;
   }
   page.timeline ??= new Timeline(node("canvas"), node("scroller"), page.view, { onstale: again, onmoved: moved, onnews, onframe });
+  page.chart ??= new StepChart(node("steps-plot"), node("brush"), page.view, { onbrush: brushed, onstep: (one) => openStep(one) });
   panels.legend(node("legend"), catalogue);
+  panels.causes(node("steps-key"));
   page.timeline.show(catalogue);
   node("title").textContent = catalogue.title;
   node("synthetic").hidden = !catalogue.synthetic;
   node("leave").hidden = !catalogue.login;
-  node("empty").hidden = catalogue.lanes.length > 0;
-  node("empty").textContent = "No host has told anything yet: agents that connect appear here.";
-  page.told = -1;
+  const names = catalogue.jobs.map((job) => job.name);
+  node("steps-job").hidden = names.length < 2;
+  node("steps-job").replaceChildren(...names.map((name) => panels.element("option", { value: name }, name)));
+  chartOf(names.includes(page.job) ? page.job : (page.state?.jobs[0]?.name ?? names[0] ?? ""));
+  node("steps").hidden = !names.length;
+  page.count = -1;
+  page.told.version = -1;
+  beyond();
 }
 let loading = null;
 const again = () => (loading ??= load().catch(() => {}).finally(() => (loading = null)));
@@ -79,14 +100,18 @@ async function look() {
   clearTimeout(page.timer);
   try {
     const state = await json("/api/state");
+    const began = !page.state;
     page.state = state;
-    page.seenAt = performance.now();
     if (state.generation !== page.catalogue.generation) await again();
     const end = Number(BigInt(state.end_ns) - page.catalogue.origin);
-    Object.assign(page.timeline, { now: end, live: state.live });
+    page.timeline.stands(end, state.live);
+    if (state.verdicts !== page.count) await readVerdicts(state.verdicts);
+    if (state.incidents !== page.told.version) await readIncidents();
+    if (began && state.jobs.length) chartOf(state.jobs[0].name);
+    strip(node("answers"), state, page.incidents, openIncident);
     first();
-    page.view.keepUp(end);
-    if (page.told !== state.verdicts) await readVerdicts(state.verdicts);
+    if (!page.timeline.scrolls) page.view.keepUp(end);
+    page.chart.update(page.catalogue, end, state.live, page.job, `${state.verdicts}/${state.reading}`);
     const reading = state.reading < 1 ? `, reading ${Math.round(100 * state.reading)} %` : "";
     shout(state.trouble || (state.live ? "live" : "stored") + reading, state.trouble ? "warn" : state.live ? "live" : "");
     beside();
@@ -102,23 +127,44 @@ function shout(text, kind = "warn") {
   pill.className = `pill ${kind}`;
 }
 
+const since = (ns) => Number(BigInt(ns) - page.catalogue.origin);
 async function readVerdicts(count) {
   const told = await json("/api/verdicts");
-  page.verdicts = told.verdicts.map((one) => ({ ...one, at: Number(BigInt(one.end_ns) - page.catalogue.origin), from: Number(BigInt(one.start_ns) - page.catalogue.origin) }));
-  page.told = count;
+  page.verdicts = told.verdicts.map((one) => ({ ...one, at: since(one.end_ns), from: since(one.start_ns) }));
+  page.count = count;
   page.timeline.verdicts = page.verdicts;
-  node("tab-verdicts").textContent = page.verdicts.length ? `Verdicts (${page.verdicts.length})` : "Verdicts";
-  panels.verdicts(node("verdicts"), page.catalogue, page.verdicts, openVerdict);
+}
+async function readIncidents() {
+  const told = await json("/api/incidents");
+  for (const one of told.incidents) Object.assign(one, { from: since(one.since_ns), to: since(one.until_ns) });
+  page.told = told;
+  page.incidents = new Map(told.incidents.map((one) => [one.key, one]));
+  page.chart.incidents = told.incidents;
+  page.chart.draw();
+  node("tab-incidents").textContent = told.all ? `Incidents (${told.all.toLocaleString("en")})` : "Incidents";
+  listed();
+}
+const listed = () => list(node("incidents"), page.told, page.catalogue, page.opened.incident, page.verdicts, openIncident, openStep);
+
+function chartOf(job) {
+  page.job = job;
+  node("steps-job").value = job;
+  page.chart.update(page.catalogue, page.timeline.now, page.state?.live, job, page.state?.verdicts);
+}
+function brushed(begin, end) {
+  page.view.show(begin, end, 1);
+  page.timeline.redraw();
 }
 
 function beside() {
-  const shown = document.querySelector("#tabs [aria-selected=true]").id.slice(4);
+  const shown = tabShown();
   if (shown === "figures") (page.figures ??= new Figures(node("figures"))).show(page.catalogue, page.view);
   if (shown === "advice" && performance.now() - (page.advised ?? -1e9) > 15_000) {
     page.advised = performance.now();
     panels.advice(node("advice"));
   }
 }
+const tabShown = () => document.querySelector("#tabs [aria-selected=true]").id.slice(4);
 function tab(name) {
   for (const button of document.querySelectorAll("#tabs [role=tab]")) {
     const own = button.id === `tab-${name}`;
@@ -127,25 +173,92 @@ function tab(name) {
     node(button.id.slice(4)).hidden = !own;
   }
   beside();
+  settle();
+}
+
+// --- The link: the moment, the tab and what is open. Each place where one has stayed is one that Back comes back to.
+
+const linked = () => new URLSearchParams(location.hash.replace(/^#/, ""));
+function fragment() {
+  const told = new URLSearchParams(page.view.moment);
+  const { step, incident } = page.opened;
+  if (tabShown() !== "incidents") told.set("tab", tabShown());
+  if (step) for (const [name, value] of [["job", step.job], ["step", step.iteration], ["end", iso(page.catalogue.origin + BigInt(Math.round(step.at)))]]) told.set(name, value);
+  if (incident) told.set("incident", incident);
+  return told.size ? `#${told}` : "";
+}
+function settle() {
+  clearTimeout(page.settling);
+  page.settling = setTimeout(commit, SETTLES_MS);
+}
+function commit() {
+  clearTimeout(page.settling);
+  if (!page.begun) return;
+  const now = fragment();
+  if (now !== location.hash) history[page.view.follow || !page.stayed ? "replaceState" : "pushState"](null, "", now || location.pathname);
+  page.stayed = true;
+  onnews();
+  beside();
+}
+function restore(told) {
+  const end = fromIso(told.get("end") ?? "");
+  page.opened = {};
+  const incident = page.incidents.get(told.get("incident"));
+  if (incident) point(incident);
+  else page.timeline.pin([]);
+  if (told.get("step") && end !== null) {
+    const at = Number(end - page.catalogue.origin);
+    const known = verdictOn(told.get("job"), Number(told.get("step")), at);
+    show(known ?? { job: told.get("job") ?? "", iteration: Number(told.get("step")), from: at, at, duration_ns: 0 });
+  } else if (incident) page.opened = { incident: incident.key };
+  else page.timeline.selected = null;
+  const name = told.get("tab");
+  tab(["selection", "figures", "advice"].includes(name) ? name : "incidents");
+  listed();
+}
+function back() {
+  const told = linked();
+  if (!page.view.open(told)) home();
+  restore(told);
+  clearTimeout(page.settling);
+  page.timeline.redraw();
+}
+// A link may point to where nothing is, or nothing is any more.
+function beyond() {
+  const { view, catalogue, timeline } = page;
+  const box = node("empty");
+  const end = Math.max(timeline?.now ?? 0, catalogue.end);
+  const away = catalogue.lanes.length && (view.begin >= end || view.begin + view.span <= catalogue.begin);
+  box.hidden = catalogue.lanes.length > 0 && !away;
+  const moment = (ns) => local(view.origin + BigInt(Math.round(ns)));
+  const key = away ? `${Math.round(view.begin)}` : `${catalogue.lanes.length}`;
+  if (box.hidden || box.dataset.key === key) return;
+  box.dataset.key = key;
+  box.replaceChildren(away
+    ? panels.element("p", {}, `Nothing is known of ${moment(view.begin)}: what there is begins at ${moment(catalogue.begin)} and ends at ${moment(end)}. What is older may have been deleted.`)
+    : "No host has told anything yet: agents that connect appear here.",
+    away ? panels.element("button", { onclick: () => (acts.fit(), timeline.redraw()) }, "Show what there is") : "");
 }
 
 function onframe(ms) {
   page.frames.push(ms);
   if (page.frames.length > 1000) page.frames.splice(0, 500);
 }
-function moved() {
+function moved(byHand = true) {
   const { view } = page;
+  page.chart.place();
+  beyond();
+  if (page.hovered) acts.hover(...page.hovered, false);
+  if (byHand) settle();
+  const now = performance.now();
+  if (!byHand && now - (page.said ?? 0) < 200) return;
+  page.said = now;
   const at = view.origin + BigInt(Math.round(view.begin));
-  node("range").textContent = `${day(at)} ${clock(at, view.span / 1000)} + ${duration(view.span)}`;
+  const here = zone() === "UTC" ? "" : ` (${local(at)} here)`;
+  node("range").textContent = `${day(at)} ${clock(at, view.span / 1000)} UTC${here} + ${duration(view.span)}`;
   node("follow").setAttribute("aria-pressed", String(view.follow));
-  clearTimeout(page.linking);
-  page.linking = setTimeout(() => {
-    history.replaceState(null, "", view.follow ? location.pathname : view.fragment);
-    onnews();
-    beside();
-  }, 250);
 }
-// A tile has come, or another level is shown: how well its rates are known.
+// A tile has come, or another level is shown: how well its rates are known, and whether more is on its way.
 function onnews() {
   const { tiles, level } = page.timeline;
   const some = [...tiles.known.values()].filter((tile) => tile.level === level).at(-1);
@@ -153,6 +266,9 @@ function onnews() {
   node("resolution").textContent = some && some.resolution_ns > width ? `rates known to ${duration(some.resolution_ns)}` : `a bin: ${duration(width)}`;
 }
 
+// --- What is open: a step with its parts, or an incident with its steps.
+
+const verdictOn = (job, iteration, at) => page.verdicts.find((one) => one.job === job && one.iteration === iteration && Math.abs(one.at - at) < one.duration_ns);
 function select(slice) {
   const { timeline, catalogue } = page;
   const lane = catalogue.lanes[slice.lane];
@@ -164,29 +280,57 @@ function select(slice) {
 function explain() {
   const { selected } = page.timeline;
   if (!selected) return;
-  const lane = page.catalogue.lanes[selected.lane];
-  const verdict = page.verdicts.find((one) => one.job === lane.job.name && one.iteration === selected.number && Math.abs(one.at - selected.bounds[5]) < one.duration_ns);
+  const [from, at] = [selected.bounds[0], selected.bounds[5]];
+  const job = page.catalogue.lanes[selected.lane].job.name;
+  show(verdictOn(job, selected.number, at) ?? { job, iteration: selected.number, from, at, duration_ns: at - from }, selected.lane);
   tab("selection");
-  panels.selection(node("selection"), page.catalogue, selected, lane, verdict);
 }
-function openVerdict(one) {
-  const { view, timeline } = page;
-  view.show(one.from, one.at, 0.35);
-  const lane = timeline.byJob.get(one.job);
+// Selects a step and says what it is made of; the view stays.
+function show(one, lane = page.timeline.byJob.get(one.job)) {
+  const { timeline } = page;
+  page.opened = { ...page.opened, step: { job: one.job, iteration: one.iteration, at: one.at } };
   if (lane !== undefined) {
     timeline.reveal(lane);
     timeline.lane = lane;
-    const from = one.from;
-    timeline.selected = { lane, number: one.iteration, known: false, bounds: [from, one.at, one.at, one.at, one.at, one.at] };
+    timeline.selected = { lane, number: one.iteration, bounds: [one.from, one.at, one.at, one.at, one.at, one.at] };
   }
-  for (const button of document.querySelectorAll(".verdict")) button.setAttribute("aria-current", String(button.dataset.at === String(one.at)));
-  node("said").textContent = one.sentence;
-  timeline.redraw();
+  panels.step(node("selection"), page.catalogue, one, one.parts ? one : verdictOn(one.job, one.iteration, one.at));
+  for (const button of document.querySelectorAll(".step")) button.setAttribute("aria-current", String(button.dataset.at === String(one.at)));
+  node("said").textContent = one.sentence ?? `iteration ${one.iteration} of ${one.job}, ${duration(one.duration_ns)}`;
+}
+function openStep(one) {
+  page.view.show(one.from, one.at, 0.35);
+  if (page.job !== one.job) chartOf(one.job);
+  show(one);
+  tab("selection");
+  page.timeline.redraw();
+}
+// An incident and its worst step: culprit and victim one below the other.
+function openIncident(one) {
+  page.opened = { incident: one.key };
+  const worst = page.verdicts.find((verdict) => verdict.job === one.job && verdict.iteration === one.worst && verdict.at > one.from && verdict.from < one.to);
+  page.view.show(one.from, one.to, 0.8);
+  if (page.job !== one.job) chartOf(one.job);
+  point(one);
+  if (worst) show(worst);
+  tab("incidents");
+  listed();
+  page.timeline.redraw();
+}
+function point(one) {
+  const { lanes } = page.catalogue;
+  const { timeline } = page;
+  const job = timeline.byJob.get(one.job);
+  const of = (host) => (lanes.find((lane) => lane.kind === "host" && lane.host === host && lane.job?.name === one.job) ?? lanes.find((lane) => lane.kind === "host" && lane.host === host))?.at;
+  const [from, to] = [of(one.sender), of(one.receiver)];
+  const rank = lanes.find((lane) => lane.kind === "rank" && lane.rank === one.rank && lane.job.name === one.job)?.at;
+  const shown = [...new Set([job, rank, to, from].filter((at) => at !== undefined))];
+  timeline.pin(shown, from !== undefined && to !== undefined && from !== to ? { from, to, begin: one.from, end: one.to } : null);
 }
 function verdict(step) {
   const middle = page.view.toBegin + page.view.toSpan / 2;
   const found = page.verdicts.map((one) => [(one.from + one.at) / 2 - middle, one]).filter(([away]) => away * step > page.view.toSpan * 0.01);
-  if (found.length) openVerdict(found.reduce((a, b) => (Math.abs(a[0]) < Math.abs(b[0]) ? a : b))[1]);
+  if (found.length) openStep(found.reduce((a, b) => (Math.abs(a[0]) < Math.abs(b[0]) ? a : b))[1]);
 }
 
 const acts = {
@@ -196,6 +340,7 @@ const acts = {
   fit: () => {
     page.view.follow = false;
     page.view.fit(page.catalogue.begin, page.timeline.now || page.catalogue.end);
+    settle();
   },
   follow: () => {
     page.view.follow = !page.view.follow;
@@ -204,7 +349,7 @@ const acts = {
   },
   link: async () => {
     page.view.follow = false;
-    history.replaceState(null, "", page.view.fragment);
+    commit();
     await navigator.clipboard?.writeText(location.href).catch(() => {});
     node("said").textContent = "the link to this moment is copied";
   },
@@ -214,11 +359,21 @@ const acts = {
     beside();
   },
   help: () => node("keyboard").showModal(),
-  slowest: () => page.verdicts.length && openVerdict(page.verdicts.reduce((a, b) => (a.excess_ns > b.excess_ns ? a : b))),
+  search: () => node("find").focus(),
+  leave: () => {
+    page.opened = {};
+    page.timeline.selected = page.timeline.measured = null;
+    page.timeline.pin([]);
+    listed();
+    settle();
+  },
+  slowest: () => page.verdicts.length && openStep(page.verdicts.reduce((a, b) => (a.excess_ns > b.excess_ns ? a : b))),
+  toggle: () => page.timeline.toggle(page.timeline.lane),
   lane: (step) => {
-    const count = page.catalogue.lanes.length;
-    if (!count) return;
-    const lane = (page.timeline.lane = Math.min(Math.max(page.timeline.lane + step, 0), count - 1));
+    const { rows } = page.timeline;
+    if (!rows.length) return;
+    const at = rows.indexOf(page.timeline.lane);
+    const lane = (page.timeline.lane = rows[Math.min(Math.max(at + step, 0), rows.length - 1)]);
     page.timeline.reveal(lane);
     const one = page.catalogue.lanes[lane];
     node("said").textContent = one.kind === "job" ? `job ${one.job.name}` : one.kind === "rank" ? `rank ${one.rank} of ${one.job.name}, ${one.host}` : `bytes of ${one.host}`;
@@ -238,26 +393,41 @@ const acts = {
   },
   click: (x, y) => {
     const { timeline, view } = page;
+    const flag = timeline.flags?.find((one) => x >= one.x - 1 && x <= one.x + 16 && y >= one.y && y <= one.y + 14);
+    if (flag) return openStep(flag.verdict);
     const at = timeline.laneAt(y);
     if (at < 0) return;
     timeline.lane = at;
     const lane = page.catalogue.lanes[at];
-    if (lane.kind === "host") {
-      tab("selection");
+    if (x < LABELS && lane.kind !== "host") timeline.toggle(at);
+    else if (lane.kind === "host") {
+      page.opened = {};
       panels.flows(node("selection"), page.catalogue, lane, view.begin, view.begin + view.span);
+      tab("selection");
     } else {
       const time = timeline.time(x);
-      const [slice] = x > LABELS ? timeline.tiles.slices(timeline.level, at, time, time + 1) : [];
+      const [slice] = timeline.tiles.slices(timeline.level, at, time, time + 1);
       if (slice) select(slice), explain();
     }
     timeline.redraw();
   },
-  hover: (x, y) => {
+  hover: (x, y, redraw = true) => {
     const { timeline, catalogue } = page;
+    page.hovered = x > LABELS ? [x, y] : null;
     timeline.hover = x > LABELS ? x : null;
     const at = x > LABELS ? timeline.laneAt(y) : -1;
     panels.tip(node("tip"), at < 0 ? null : under(catalogue.lanes[at], timeline.time(x)), x, y, timeline.width);
-    timeline.redraw();
+    if (redraw) timeline.redraw();
+  },
+  measure: (from, to, y, done) => {
+    const [begin, end] = [Math.min(from, to), Math.max(from, to)];
+    page.timeline.measured = [begin, end];
+    page.timeline.redraw();
+    if (!done) return;
+    page.opened = {};
+    const lane = page.catalogue.lanes[page.timeline.laneAt(y)];
+    panels.span(node("selection"), page.catalogue, lane?.host ? [lane.host] : [], begin, end);
+    tab("selection");
   },
 };
 
@@ -285,6 +455,7 @@ function wire() {
   press("in", () => page.view.zoom(0.6));
   press("out", () => page.view.zoom(1 / 0.6));
   for (const name of ["fit", "follow", "link", "theme", "help"]) press(name, acts[name]);
+  node("steps-job").addEventListener("change", (event) => chartOf(event.target.value));
   const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
   for (const [at, button] of tabs.entries()) {
     button.addEventListener("click", () => tab(button.id.slice(4)));
@@ -296,9 +467,10 @@ function wire() {
       next.focus();
     });
   }
-  addEventListener("hashchange", () => (page.view.open(location.hash), page.timeline.redraw()));
+  addEventListener("popstate", back);
   document.addEventListener("visibilitychange", () => document.hidden || look()); // it has slept
-  moved();
+  setInterval(() => (node("loading").hidden = !page.timeline.tiles.late), 250);
+  moved(false);
 }
 
 page.moment = () => iso(page.view.origin + BigInt(Math.round(page.view.begin)));

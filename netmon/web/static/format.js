@@ -34,3 +34,17 @@ export function fromIso(text) {
   const ms = match ? Date.parse(`${match[1]}Z`) : NaN;
   return Number.isNaN(ms) ? null : BigInt(ms) * 1_000_000n + BigInt((match[2] ?? "").padEnd(9, "0") || 0);
 }
+
+// The viewer's own time of day, beside UTC; with the day where that is not today.
+export function local(ns, stepNs = 1e9) {
+  const date = new Date(Number(ns / 1_000_000n));
+  const two = (number) => String(number).padStart(2, "0");
+  const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const part = stepNs >= 1e9 ? "" : `.${String(date.getMilliseconds()).padStart(3, "0")}`;
+  return date.toDateString() === new Date().toDateString() ? time + part : `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${time}${part}`;
+}
+export const zone = () => {
+  const minutes = -new Date().getTimezoneOffset();
+  const size = Math.abs(minutes);
+  return minutes ? `UTC${minutes < 0 ? "−" : "+"}${Math.floor(size / 60)}${size % 60 ? `:${String(size % 60).padStart(2, "0")}` : ""}` : "UTC";
+};

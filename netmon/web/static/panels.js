@@ -2,7 +2,7 @@
 // What stands beside the timeline. Names come from other machines: they are only ever text.
 
 import { json } from "./data.js";
-import { bytes, clock, duration, rate } from "./format.js";
+import { bytes, clock, duration, local, rate } from "./format.js";
 
 const DIRECTIONS = ["rx", "tx"];
 
@@ -24,12 +24,13 @@ export function table(heads, rows, left = 1) {
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, at) => of(cell, at, "td"))))));
 }
 
+function swatch(colour, text) {
+  const box = element("i");
+  box.style.background = colour;
+  return element("span", { class: "key" }, box, text);
+}
+
 export function legend(node, catalogue) {
-  const swatch = (colour, text) => {
-    const box = element("i");
-    box.style.background = colour;
-    return element("span", { class: "key" }, box, text);
-  };
   const group = (name, ...keys) => element("span", { class: "group" }, element("b", {}, name), ...keys);
   node.replaceChildren(
     group("iteration", ...catalogue.phases.map((phase, at) => swatch(`var(--phase-${at})`, phase))),
@@ -37,50 +38,57 @@ export function legend(node, catalogue) {
     element("span", { class: "tail", id: "resolution" }));
 }
 
-export function verdicts(node, catalogue, found, open) {
-  const unclear = catalogue.not_understood.map((line) => element("p", { class: "note" }, line));
-  if (!found.length) {
-    node.replaceChildren(...unclear, element("p", { class: "note" }, "No iteration has stood out so far. One does that takes 1.2 × its job's usual time."));
-    return;
+// What the colours of steps say.
+export const causes = (node) => node.replaceChildren(swatch("var(--step)", "as usual"), swatch("var(--alarm)", "slowed by the network"),
+  swatch("var(--own)", "by the job or its host"), swatch("var(--calm)", "cause not known"), element("span", {}, "- - usual"));
+
+// A step: what was added to its usual time, piece by piece, and where the time of each rank went.
+// step: job (as people call it), iteration, from, at, duration_ns; verdict: on it, where one is known.
+export async function step(node, catalogue, one, verdict) {
+  const job = catalogue.jobs.find((known) => known.name === one.job);
+  const head = [
+    element("h2", {}, `Iteration ${one.iteration} of ${one.job}`),
+    element("p", { class: "note" }, `${local(catalogue.origin + BigInt(Math.round(one.from)), 1e6)}, ${clock(catalogue.origin + BigInt(Math.round(one.from)), 1)} UTC · took ${duration(one.duration_ns)}`)];
+  const show = (known, ...more) => node.replaceChildren(...head, ...(known ? waterfall(known) : []), ...more);
+  show(verdict, element("p", { class: "busy" }, "looking at its ranks …"));
+  if (!catalogue.full) return show(verdict, verdict ? "" : element("p", { class: "note" }, "It did not stand out."));
+  const asked = (node.asked = {});
+  try {
+    const end = catalogue.origin + BigInt(Math.round(one.at));
+    const told = await json(`/api/explain?job=${encodeURIComponent(job?.job ?? one.job)}&iteration=${one.iteration}&end_ns=${end}`);
+    if (node.asked !== asked) return; // another one has been chosen meanwhile
+    show(verdict ?? told.verdict,
+      told.path ? element("p", {}, told.path) : "",
+      told.ranks.length ? table(["rank", "host", "took", "computed", "waited", "transfer", "held up"], told.ranks.map((rank) =>
+        [`${rank.rank}`, rank.host, duration(rank.duration_ns), ...["computed_ns", "waited_ns", "transfer_ns", "held_ns"].map((name) =>
+          rank.known ? duration(rank[name]) : "?")]), 2) : "");
+  } catch (error) {
+    if (node.asked === asked) show(verdict, element("p", { class: "note" }, error.message));
   }
-  node.replaceChildren(...unclear, ...found.toReversed().slice(0, 300).map((one) =>
-    element("button", { class: `verdict${one.network ? " network" : ""}`, "data-at": one.at, onclick: () => open(one) },
-      one.sentence, element("small", {}, `${clock(catalogue.origin + BigInt(Math.round(one.at)), 1e6)} · ${one.cause.replaceAll("_", " ")} · confidence ${one.confidence.toFixed(2)}`))));
 }
 
-// One iteration of one lane, with what a look at its traffic tells.
-export async function selection(node, catalogue, slice, lane, verdict) {
-  const [start, idle, everybody, held, done, end] = slice.bounds;
-  const parts = slice.known
-    ? [["computing", idle - start + end - done], ["waiting for a rank", everybody - idle], ["transfer", held - everybody], ["held up", done - held]]
-    : [["not known", end - start]];
-  const whose = lane.kind === "job" ? `${lane.job.name}, its slowest rank` : `${lane.job.name}, rank ${lane.rank} on ${lane.host}`;
-  const more = element("div", {}, element("p", { class: "note" }, "looking at what its hosts carried …"));
-  node.replaceChildren(
-    element("h2", {}, `Iteration ${slice.number}`),
-    element("p", { class: "note" }, `${whose} · begins ${clock(catalogue.origin + BigInt(Math.round(start)), 1)}`),
-    table(["part", "time", ""], [...parts, ["in all", end - start]].map(([name, ns]) =>
-      [name, duration(ns), `${Math.round((100 * ns) / (end - start))} %`])),
-    verdict ? element("pre", {}, [verdict.sentence, ...verdict.arithmetic].join("\n")) : "",
-    more);
-  if (!catalogue.full) return more.replaceChildren();
-  try {
-    const told = await json(`/api/explain?job=${encodeURIComponent(lane.job.job)}&iteration=${slice.number}`);
-    more.replaceChildren(
-      verdict ? "" : element("pre", {}, [told.sentence, ...told.arithmetic].join("\n")),
-      told.path ? element("p", {}, told.path) : "",
-      told.ranks?.length ? table(["", "host", "took", "computed", "waited", "transfer", "held up"], told.ranks.map((one) =>
-        [`${one.rank}`, one.host, duration(one.duration_ns), ...["computed_ns", "waited_ns", "transfer_ns", "held_ns"].map((name) =>
-          one.known ? duration(one[name]) : "?")]), 2) : "");
-  } catch (error) {
-    more.replaceChildren(element("p", { class: "note" }, error.message));
-  }
+function waterfall(verdict) {
+  const most = Math.max(verdict.duration_ns, verdict.usual_ns, 1);
+  let until = 0;
+  const bar = (name, from, to, kind) => {
+    const piece = element("i", { class: kind });
+    piece.style.left = `${(100 * Math.min(from, to)) / most}%`;
+    piece.style.width = `${(100 * Math.abs(to - from)) / most}%`;
+    return element("div", { class: "fall" }, element("span", {}, name), element("span", { class: "bar" }, piece), element("span", { class: "n" }, duration(to - from)));
+  };
+  const rows = verdict.parts.map(([name, ns], at) => bar(at ? `+ ${name}` : name === "usual" ? "a usual step" : name, until, (until += ns), at ? (ns < 0 ? "less" : "more") : "usual"));
+  rows.push(bar("this step", 0, verdict.duration_ns, "whole"));
+  const sum = verdict.parts.map(([name, ns], at) => `${at ? (ns < 0 ? "− " : "+ ") : ""}${name} ${duration(Math.abs(ns))}`).join(" ");
+  return [element("p", {}, verdict.sentence), element("div", { class: "falls", role: "img", "aria-label": `${sum} = ${duration(verdict.duration_ns)}` }, ...rows),
+    element("p", { class: "sum" }, `${sum} = ${duration(verdict.duration_ns)}`),
+    element("details", {}, element("summary", {}, "Arithmetic"), element("pre", {}, verdict.arithmetic.join("\n")))];
 }
 
 // The largest flows of a host in the time that is shown.
 export async function flows(node, catalogue, lane, begin, end) {
   const span = `${clock(catalogue.origin + BigInt(Math.round(begin)), 1e6)} + ${duration(end - begin)}`;
-  node.replaceChildren(element("h2", {}, lane.host), element("p", { class: "note" }, `${span} · the largest flows …`));
+  node.asked = {};
+  node.replaceChildren(element("h2", {}, lane.host), element("p", { class: "busy" }, `${span} · the largest flows …`));
   if (!catalogue.full) return node.append(element("p", {}, "This viewer sees jobs, classes and rates only."));
   try {
     const at = (ns) => catalogue.origin + BigInt(Math.round(ns));

@@ -8,6 +8,7 @@ const AT_ONCE = 6;
 const MOST = 260;
 const AGAIN_MS = 1000;
 const FAILED_MS = 2000;
+const LATE_MS = 400;
 
 export class Tiles {
   constructor(catalogue, changed, stale) {
@@ -65,6 +66,12 @@ export class Tiles {
     return this.wanted.length + this.coming.size > 0;
   }
 
+  // Whether what is visible has been on its way for long.
+  get late() {
+    const now = performance.now();
+    return [...this.coming].some(([key, call]) => !this.known.has(key) && now - call.begun > LATE_MS);
+  }
+
   next() {
     if (performance.now() < (this.restUntil ?? 0)) return;
     while (this.coming.size < AT_ONCE && this.wanted.length) this.fetch(...this.wanted.shift());
@@ -72,6 +79,7 @@ export class Tiles {
   async fetch(level, index, block) {
     const key = `${level}/${index}/${block}`;
     const call = new AbortController();
+    call.begun = performance.now();
     this.coming.set(key, call);
     try {
       const path = `/api/tile?generation=${this.catalogue.generation}&level=${level}&index=${index}&block=${block}`;

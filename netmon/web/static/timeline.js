@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The timeline: lanes from top to bottom, time from left to right, on one canvas that is drawn when something changes.
 
-import { clock, day, duration, rate } from "./format.js";
+import { clock, day, duration, local, rate, zone } from "./format.js";
 import { GAP, HEIGHTS, palette, strips } from "./paint.js";
 import { Tiles } from "./tiles.js";
 
-export const LABELS = 168; // px
+const labels = matchMedia("(max-width: 600px)");
+export let LABELS = labels.matches ? 104 : 168; // px
+labels.addEventListener("change", () => (LABELS = labels.matches ? 104 : 168));
 export const AXIS = 30;
 const STEPS = [1, 2, 5];
 const FONT = "12px system-ui, sans-serif";
@@ -15,6 +17,7 @@ export class Timeline {
   // told: onstale (other lanes), onmoved (another time is shown), onnews (a tile has come), onframe (ms since the last one).
   constructor(canvas, scroller, view, told) {
     Object.assign(this, { canvas, scroller, view, told, verdicts: [], selected: null, lane: -1, hover: null, now: 0, live: false });
+    Object.assign(this, { opened: null, pinned: [], ends: null, rows: [], measured: null }); // opened: lanes of jobs and ranks
     this.context = canvas.getContext("2d", { alpha: false });
     new ResizeObserver(() => this.resize()).observe(canvas.parentElement);
     scroller.addEventListener("scroll", () => this.redraw());
@@ -22,19 +25,73 @@ export class Timeline {
   }
 
   show(catalogue) {
+    const known = this.catalogue;
     this.catalogue = catalogue;
     this.tiles = new Tiles(catalogue, () => (this.redraw(), this.told.onnews?.()), () => this.told.onstale());
-    let y = 0;
-    this.places = catalogue.lanes.map((lane, at) => {
-      if (lane.kind === "job" && at) y += 6;
-      const place = { y, height: HEIGHTS[lane.kind] };
-      y += place.height + (lane.kind === "host" ? 6 : GAP);
-      return place;
-    });
-    this.height = y;
     this.byJob = new Map(catalogue.lanes.filter((lane) => lane.kind === "job").map((lane) => [lane.job.name, lane.at]));
+    const open = known && this.opened && new Set([...this.opened].map((at) => name(known.lanes[at])));
+    this.opened = open && new Set(catalogue.lanes.filter((lane) => open.has(name(lane))).map((lane) => lane.at));
+    this.pinned = [];
+    this.ends = null;
     this.repaint();
     this.resize();
+  }
+
+  toggle(at) {
+    if (at < 0 || this.catalogue.lanes[at].kind === "host") return;
+    if (!this.opened.delete(at)) this.opened.add(at);
+    this.arrange();
+    this.reveal(at);
+  }
+  open(at) {
+    const { lanes } = this.catalogue;
+    const job = lanes.findLastIndex((one, index) => index <= at && one.kind === "job");
+    if (job >= 0 && lanes[at].job) this.opened.add(job);
+    if (lanes[at].kind === "host") for (const one of lanes) if (one.kind === "rank" && one.host === lanes[at].host && one.job === lanes[at].job) this.opened.add(one.at);
+    this.arrange();
+    this.reveal(at);
+  }
+  // Culprit and victim one below the other; ends: hosts between whom an arrow goes.
+  pin(lanes, ends = null) {
+    const same = this.pinned.join() === lanes.join();
+    Object.assign(this, { pinned: lanes, ends });
+    if (!same) this.arrange();
+    if (!same && lanes.length) this.scroller.scrollTop = 0;
+  }
+  // Which lanes are shown, and where: all if there is room, else a row for each job.
+  arrange() {
+    if (!this.catalogue) return;
+    const { lanes } = this.catalogue;
+    const room = this.tall - AXIS - 12;
+    const high = (at) => HEIGHTS[lanes[at].kind] + (lanes[at].kind === "host" ? 6 : GAP);
+    if (!this.opened) {
+      const all = lanes.reduce((sum, one) => sum + high(one.at), 0);
+      this.opened = new Set(all <= room ? lanes.filter((one) => one.kind !== "host").map((one) => one.at) : []);
+    }
+    const shown = lanes.filter((one) => {
+      if (one.kind === "job" || !one.job) return true;
+      const job = this.byJob.get(one.job.name);
+      if (!this.opened.has(job)) return false;
+      return one.kind === "rank" || lanes.some((rank) => rank.kind === "rank" && rank.job === one.job && rank.host === one.host && this.opened.has(rank.at));
+    }).map((one) => one.at).filter((at) => !this.pinned.includes(at));
+    const order = [...this.pinned, ...shown];
+    const needed = order.reduce((sum, at) => sum + high(at), 0) + (this.pinned.length ? 14 : 0);
+    const gaps = order.reduce((sum, at) => sum + high(at) - HEIGHTS[lanes[at].kind], 24);
+    this.grow = Math.min(Math.max((room - gaps) / Math.max(needed - gaps, 1), 1), 3);
+    let y = 0;
+    this.rows = [];
+    this.places = new Array(lanes.length);
+    for (const [index, at] of order.entries()) {
+      if (index === this.pinned.length && index) y += 14;
+      else if (lanes[at].kind === "job" && index) y += 6;
+      const place = { y, height: Math.round(HEIGHTS[lanes[at].kind] * this.grow) };
+      this.places[at] = place;
+      this.rows.push(at);
+      y += place.height + (lanes[at].kind === "host" ? 6 : GAP);
+    }
+    this.height = y;
+    this.scroller.firstElementChild.style.height = `${this.height + AXIS + 24}px`;
+    this.redraw();
   }
   repaint() {
     this.colours = palette(this.catalogue);
@@ -49,8 +106,7 @@ export class Timeline {
     this.canvas.height = Math.round(height * this.ratio);
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${height}px`;
-    this.scroller.firstElementChild.style.height = `${(this.height ?? 0) + AXIS + 24}px`;
-    this.redraw();
+    this.arrange();
   }
 
   get body() {
@@ -65,18 +121,32 @@ export class Timeline {
   laneAt(y) {
     const at = y - AXIS + this.scroller.scrollTop;
     let low = 0;
-    for (let high = this.places.length; low < high; ) {
+    for (let high = this.rows.length; low < high; ) {
       const middle = (low + high) >> 1;
-      if (this.places[middle].y + this.places[middle].height + GAP < at) low = middle + 1;
+      if (this.places[this.rows[middle]].y + this.places[this.rows[middle]].height + GAP < at) low = middle + 1;
       else high = middle;
     }
-    return y < AXIS || low >= this.places.length || this.places[low].y > at ? -1 : low;
+    return y < AXIS || low >= this.rows.length || this.places[this.rows[low]].y > at ? -1 : this.rows[low];
   }
   reveal(lane) {
+    if (!this.places[lane]) return this.open(lane);
     const { y, height } = this.places[lane];
     const room = this.tall - AXIS - 20;
     if (y < this.scroller.scrollTop) this.scroller.scrollTop = y - 8;
     else if (y + height > this.scroller.scrollTop + room) this.scroller.scrollTop = y + height - room + 8;
+  }
+
+  // How things stand: until when something is known, and whether it goes on. Between two looks time goes on by itself.
+  stands(end, live) {
+    const ahead = end - performance.now() * 1e6;
+    const jump = !this.live || Math.abs(ahead - this.ahead) > 5e9;
+    this.ahead = jump ? ahead : this.ahead + 0.15 * (ahead - this.ahead);
+    this.live = live;
+    this.seen = performance.now();
+    if (jump || !this.scrolls) this.now = end;
+  }
+  get scrolls() {
+    return this.live && this.view.follow && !this.view.still && performance.now() - this.seen < 5000;
   }
 
   redraw() {
@@ -86,10 +156,15 @@ export class Timeline {
       const passed = Math.min(now - this.last, 100);
       this.told.onframe?.(now - this.last);
       this.last = now;
+      if (this.scrolls) {
+        const end = now * 1e6 + this.ahead;
+        this.view.keepUp(end, Math.min(Math.max(end - this.now, 0), 2e8));
+        this.now = end;
+      }
       const moves = this.view.step(passed);
       if (this.catalogue) this.draw();
-      if (moves) {
-        this.told.onmoved();
+      if (moves || this.scrolls) {
+        this.told.onmoved(moves && !this.view.follow);
         this.redraw();
       }
     });
@@ -102,42 +177,37 @@ export class Timeline {
     c.fillRect(0, 0, this.width, this.tall);
     const level = this.tiles.level(this.view.span / this.body);
     this.level = level;
-    const [first, last] = this.visible();
+    const rows = this.visible();
     c.save();
     c.beginPath();
     c.rect(LABELS, AXIS, this.body, this.tall - AXIS);
     c.clip();
-    this.drawLanes(first, last);
-    for (const [begin, end] of this.catalogue.unheard) this.drawUnknown(level, first, last, begin, end);
-    this.drawTiles(level, first, last);
-    this.drawSlices(level, first, last);
-    this.drawMarks(first, last);
+    this.drawLanes(rows);
+    for (const [begin, end] of this.catalogue.unheard) this.drawUnknown(level, rows, begin, end);
+    this.drawTiles(level, rows);
+    this.drawSlices(level, rows);
+    this.drawMarks(rows);
     c.restore();
-    this.drawLabels(first, last);
+    this.drawLabels(rows);
     this.drawAxis();
   }
   visible() {
     const top = this.scroller.scrollTop;
-    const bottom = top + this.tall - AXIS;
-    let first = this.places.findIndex((place) => place.y + place.height >= top);
-    if (first < 0) first = this.places.length;
-    let last = first;
-    while (last < this.places.length && this.places[last].y < bottom) last++;
-    return [first, last];
+    return this.rows.filter((at) => this.places[at].y + this.places[at].height >= top && this.places[at].y < top + this.tall - AXIS);
   }
   y(lane) {
     return AXIS + this.places[lane].y - this.scroller.scrollTop;
   }
 
-  drawLanes(first, last) {
+  drawLanes(rows) {
     const c = this.context;
-    for (let lane = first; lane < last; lane++) {
+    for (const lane of rows) {
       c.fillStyle = lane === this.lane ? this.colours.faint : this.colours.lane;
       c.fillRect(LABELS, this.y(lane), this.body, this.places[lane].height);
     }
   }
   // Nobody listened to the rates then; a moment's are asked for.
-  drawUnknown(level, first, last, begin, end) {
+  drawUnknown(level, rows, begin, end) {
     const { context: c, catalogue, colours } = this;
     const left = Math.max(this.x(begin), LABELS);
     const right = Math.min(this.x(end), this.width);
@@ -145,7 +215,7 @@ export class Timeline {
     const text = catalogue.full ? "rates not known: zoom in to ask for a moment's" : "rates not known";
     c.font = SMALL;
     c.textBaseline = "middle";
-    for (let lane = first; lane < last; lane++) {
+    for (const lane of rows) {
       if (catalogue.lanes[lane].kind !== "host") continue;
       const { height } = this.places[lane];
       c.fillStyle = colours.line;
@@ -157,39 +227,42 @@ export class Timeline {
       c.fillText(text, left + 8, this.y(lane) + height / 2);
     }
   }
-  drawTiles(level, first, last) {
-    const { context: c, ratio, tiles } = this;
+  drawTiles(level, rows) {
+    const { context: c, ratio, tiles, grow } = this;
     const span = tiles.span(level);
     const from = Math.floor(this.view.begin / span);
     const to = Math.floor((this.view.begin + this.view.span) / span);
     const wanted = [];
     let whole = true;
-    for (let block = Math.floor(first / tiles.block); block * tiles.block < last; block++) {
-      const lanes = tiles.lanes(block);
-      const places = strips(lanes, ratio);
+    c.imageSmoothingEnabled = (span / this.view.span) * this.body < tiles.bins; // one bucket is one sharp bar
+    for (const block of new Set(rows.map((at) => Math.floor(at / tiles.block)))) {
+      const places = strips(tiles.lanes(block), ratio * grow);
+      const own = rows.filter((at) => Math.floor(at / tiles.block) === block);
       for (let index = from; index <= to; index++) {
         wanted.push([level, index, block]);
         const found = tiles.nearest(level, index, block);
         whole &&= found !== null;
-        const picture = found && tiles.picture(found[0], ratio, this.colours);
+        const picture = found && tiles.picture(found[0], ratio * grow, this.colours);
         if (!picture) continue;
         const x = this.x(index * span);
         const width = (span / this.view.span) * this.body;
-        for (let at = Math.max(0, first - block * tiles.block); at < lanes.length && block * tiles.block + at < last; at++)
-          c.drawImage(picture, found[1] * tiles.bins, places[at].y, found[2] * tiles.bins, places[at].height,
-            x, this.y(block * tiles.block + at), width, this.places[block * tiles.block + at].height);
+        for (const at of own) {
+          const strip = places[at - block * tiles.block];
+          c.drawImage(picture, found[1] * tiles.bins, strip.y, found[2] * tiles.bins, strip.height, x, this.y(at), width, this.places[at].height);
+        }
       }
     }
+    c.imageSmoothingEnabled = true;
     tiles.want(wanted);
     if (whole && !this.whole) performance.mark("netmon-first-picture");
     this.whole ||= whole;
   }
-  drawSlices(level, first, last) {
+  drawSlices(level, rows) {
     const c = this.context;
     const end = this.view.begin + this.view.span;
     c.font = SMALL;
     c.textBaseline = "middle";
-    for (let lane = first; lane < last; lane++) {
+    for (const lane of rows) {
       if (this.catalogue.lanes[lane].kind === "host") continue;
       const y = this.y(lane);
       const { height } = this.places[lane];
@@ -216,28 +289,26 @@ export class Timeline {
       }
     }
   }
-  drawMarks(first, last) {
+  // A flag stands where its iteration begins; where they crowd, a tick.
+  drawMarks(rows) {
     const c = this.context;
     const bottom = this.tall;
     const before = new Map(); // by lane, where the last flag is
+    this.flags = [];
     for (const verdict of this.verdicts) {
-      const x = this.x(verdict.at);
+      const x = this.x(verdict.from);
       const lane = this.byJob.get(verdict.job);
-      if (lane === undefined || x < LABELS - 20 || x > this.width + 20) continue;
+      if (lane === undefined || !this.places[lane] || x < LABELS - 20 || x > this.width + 20) continue;
       const y = this.y(lane);
-      let end = lane + 1;
-      while (end < this.places.length && this.catalogue.lanes[end].kind !== "job" && this.catalogue.lanes[end].job) end++;
       c.fillStyle = verdict.network ? this.colours.bad : this.colours.calm;
       const crowded = x - (before.get(lane) ?? -Infinity) < 17;
       if (crowded) {
-        if (lane >= first && lane < last) c.fillRect(x, y, 2, 5);
+        if (y > AXIS - 30 && y < bottom) c.fillRect(x, y, 2, 5);
         continue;
       }
       before.set(lane, x);
-      c.globalAlpha = 0.45;
-      c.fillRect(x - 0.5, y, 1, Math.min(bottom, this.y(end - 1) + this.places[end - 1].height) - y);
-      c.globalAlpha = 1;
-      if (lane < first || lane >= last) continue;
+      if (y < AXIS - 30 || y > bottom) continue;
+      this.flags.push({ x, y, verdict });
       c.beginPath();
       c.moveTo(x, y);
       c.lineTo(x + 15, y);
@@ -250,6 +321,15 @@ export class Timeline {
       c.textBaseline = "middle";
       c.fillText(verdict.letter, x + 2.5, y + 7);
     }
+    this.drawArrow();
+    if (this.measured) {
+      const [left, right] = this.measured.map((ns) => this.x(ns));
+      c.fillStyle = this.colours.accent;
+      c.globalAlpha = 0.18;
+      c.fillRect(left, AXIS, right - left, bottom);
+      c.globalAlpha = 1;
+    }
+    if (this.selected && !this.places[this.selected.lane]) this.selected = null;
     if (this.selected) {
       const { lane, bounds } = this.selected;
       c.strokeStyle = this.colours.accent;
@@ -267,18 +347,44 @@ export class Timeline {
       c.fillRect(this.hover, AXIS, 1, bottom);
     }
   }
-  drawLabels(first, last) {
+  // From the culprit's host to the victim's, at the middle of what is shown of their incident.
+  drawArrow() {
+    const { context: c, ends } = this;
+    if (!ends || !this.places[ends.from] || !this.places[ends.to]) return;
+    const middle = (lane) => this.y(lane) + this.places[lane].height / 2;
+    const [top, bottom] = [middle(ends.from), middle(ends.to)];
+    const left = Math.max(this.x(ends.begin), LABELS);
+    const x = Math.min(Math.max((left + Math.min(this.x(ends.end), this.width)) / 2, LABELS + 20), this.width - 20);
+    const way = Math.sign(bottom - top);
+    c.strokeStyle = c.fillStyle = this.colours.bad;
+    c.lineWidth = 3;
+    c.beginPath();
+    c.moveTo(x, top);
+    c.lineTo(x, bottom - way * 9);
+    c.stroke();
+    c.beginPath();
+    c.moveTo(x, bottom);
+    c.lineTo(x - 8, bottom - way * 12);
+    c.lineTo(x + 8, bottom - way * 12);
+    c.fill();
+    c.beginPath();
+    c.arc(x, top, 5, 0, 7);
+    c.fill();
+  }
+  drawLabels(rows) {
     const { context: c, colours } = this;
     c.fillStyle = colours.ground;
     c.fillRect(0, AXIS, LABELS - 1, this.tall);
     c.textBaseline = "middle";
-    for (let at = first; at < last; at++) {
+    for (const at of rows) {
       const lane = this.catalogue.lanes[at];
       const y = this.y(at) + this.places[at].height / 2;
       c.font = lane.kind === "job" ? `bold ${FONT}` : lane.kind === "rank" ? SMALL : FONT;
       c.fillStyle = lane.kind === "rank" ? colours.calm : colours.ink;
-      const text = lane.kind === "job" ? lane.job.name : lane.kind === "rank" ? `rank ${lane.rank}` : lane.host;
-      c.fillText(cut(c, text, LABELS - (lane.kind === "host" ? 70 : 18)), lane.kind === "job" ? 8 : 16, lane.kind === "host" ? y - 7 : y);
+      const mark = lane.kind === "host" ? "" : this.opened.has(at) ? "▾ " : "▸ ";
+      const pinned = this.pinned.includes(at) && lane.job && lane.kind === "rank" ? `, ${lane.host}` : "";
+      const text = mark + (lane.kind === "job" ? lane.job.name : lane.kind === "rank" ? `rank ${lane.rank}${pinned}` : lane.host);
+      c.fillText(cut(c, text, LABELS - (lane.kind === "host" ? 54 : 18)), lane.kind === "job" ? 8 : 16, lane.kind === "host" ? y - 7 : y);
       if (lane.kind !== "host") continue;
       c.font = SMALL;
       c.fillStyle = colours.calm;
@@ -288,7 +394,12 @@ export class Timeline {
       c.fillText("rx ↓", LABELS - 8, y + 11);
       c.textAlign = "left";
     }
-    if (this.lane >= first && this.lane < last) {
+    if (this.pinned.length) {
+      c.fillStyle = colours.line;
+      const last = this.pinned.at(-1);
+      c.fillRect(0, this.y(last) + this.places[last].height + 9, this.width, 1);
+    }
+    if (this.places[this.lane] && rows.includes(this.lane)) {
       c.fillStyle = colours.accent;
       c.fillRect(0, this.y(this.lane), 3, this.places[this.lane].height);
     }
@@ -305,6 +416,7 @@ export class Timeline {
     if (step > 1e10) step = [15, 30, 60, 120, 300, 600, 1800, 3600, 7200].map((s) => s * 1e9).find((one) => one >= least) ?? 1.44e13;
     c.font = SMALL;
     c.textBaseline = "middle";
+    const both = zone() !== "UTC";
     const shift = Number(view.origin % BigInt(Math.round(step))); // marks are at whole minutes of the day
     for (let at = Math.ceil((view.begin + shift) / step) * step - shift; at < view.begin + view.span; at += step) {
       const x = this.x(at);
@@ -312,14 +424,21 @@ export class Timeline {
       c.fillStyle = colours.line;
       c.fillRect(x, 0, 1, AXIS);
       c.fillStyle = colours.ink;
-      c.fillText(clock(view.origin + BigInt(Math.round(at)), step), x + 4, AXIS / 2);
+      const ns = view.origin + BigInt(Math.round(at));
+      c.fillText(clock(ns, step), x + 4, both ? 8 : AXIS / 2);
+      if (!both) continue;
+      c.fillStyle = colours.calm;
+      c.fillText(local(ns, step), x + 4, 21);
     }
     c.fillStyle = colours.ground;
     c.fillRect(0, 0, LABELS, AXIS - 1);
     c.fillStyle = colours.calm;
-    c.fillText(`${day(view.origin + BigInt(Math.round(view.begin)))}, UTC`, 8, AXIS / 2);
+    c.fillText(`${day(view.origin + BigInt(Math.round(view.begin)))}, UTC`, 8, both ? 8 : AXIS / 2);
+    if (both) c.fillText(`here, ${zone()}`, 8, 21);
   }
 }
+
+const name = (lane) => `${lane.kind}/${lane.job?.name}/${lane.rank}/${lane.host}`;
 
 function cut(context, text, room) {
   if (context.measureText(text).width <= room) return text;

@@ -44,9 +44,11 @@ export class View {
     const span = Math.max((end - begin) / room, LEAST);
     this.set((begin + end - span) / 2, span);
   }
-  // Keeps the newest data at the right edge.
-  keepUp(end) {
-    if (this.follow) this.toBegin = end - this.toSpan * 0.985;
+  // Keeps the newest data at the right edge; it has come there by `passed` ns of itself.
+  keepUp(end, passed = 0) {
+    if (!this.follow) return;
+    this.toBegin = end - this.toSpan * 0.985;
+    this.begin += passed;
   }
 
   // A step towards where it goes; false: it is there.
@@ -59,13 +61,12 @@ export class View {
     return true;
   }
 
-  get fragment() {
-    const at = this.origin + BigInt(Math.round(this.toBegin));
-    return `#at=${iso(at)}&span=${Math.round(this.toSpan)}ns`;
+  // For a link: what follows has neither.
+  get moment() {
+    return this.follow ? {} : { at: iso(this.origin + BigInt(Math.round(this.toBegin))), span: `${Math.round(this.toSpan)}ns` };
   }
-  // Whether the fragment names a moment; it is shown then.
-  open(fragment) {
-    const told = new URLSearchParams(fragment.replace(/^#/, ""));
+  // Whether a link names a moment; it is shown then.
+  open(told) {
     const at = fromIso(told.get("at") ?? "");
     const span = /^(\d+)ns$/.exec(told.get("span") ?? "");
     if (at === null || !span) return false;

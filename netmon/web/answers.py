@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a page says first: how each job is doing, who slows it, and the steps of one job with their causes."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.verdict.incidents import Incidents, line, remedy, who
+from netmon.views import NETWORK, Cause, Incident, Verdict
+from netmon.web.source import JOB, Catalogue, Source
+from netmon.web.steps import Lanes
+
+_AGAIN_S = 0.5
+_HOUR_NS = 3_600_000_000_000
+_MOST_JOBS = 12  # that are shown one by one
+_MOST_SHOWN = 300  # incidents
+_BASELINE = 200  # steps
+_MOST_BARS = 1_200
+_MARK = "\x1f"  # stands around times in a line
+
+
+class _Step(NamedTuple):
+    number: int
+    end_ns: int
+    duration_ns: int
+    median_ns: int  # of the last ones
+
+
+class Answers:
+    """Of one source. Any thread may ask; the source is looked at twice a second at most, whoever asks."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._incidents: dict[str, Incidents] = {}  # by what people call the job
+        self._verdicts: dict[tuple[str, int], list[Verdict]] = {}  # by job and step: one may begin anew
+        self._known = 0
+        self._count = -1
+        self._found: list[Incident] = []  # oldest first
+        self._version = 0
+        self._jobs: dict[str, Any] = {}
+        self._asked_s = -_AGAIN_S
+        self._lock = threading.Lock()
+
+    def jobs(self) -> dict[str, Any]:
+        """The jobs that are worst off, how many there are, and the version of what `incidents` tells."""
+        with self._lock:
+            if time.monotonic() - self._asked_s >= _AGAIN_S:
+                self._update()
+                self._asked_s = time.monotonic()
+            return self._jobs
+
+    def incidents(self, shown: Callable[[Incident], Incident]) -> dict[str, Any]:
+        """The newest, newest first. shown: what of one the viewer may see."""
+        with self._lock:
+            found, version = self._found, self._version
+        newest = found[: -_MOST_SHOWN - 1 : -1]
+        return {"version": version, "all": len(found), "incidents": [_document(shown(one)) for one in newest]}
+
+    def _update(self) -> None:
+        state, catalogue = self._source.state(), self._source.catalogue()
+        if state.verdicts != self._count:
+            self._count = state.verdicts
+            self._take(self._source.verdicts())
+        steps, _ = self._source.steps(state.end_ns - _HOUR_NS, state.end_ns + 1)
+        newest = {name: _newest(steps, at) for name, at in job_lanes(catalogue).items()}
+        found: list[Incident] = []
+        rows = []
+        for name in {**newest, **self._incidents}:
+            step = newest.get(name)
+            own = self._incidents.get(name, Incidents())
+            own_found = own.found(*((step.end_ns, step.number) if step and state.live else (0, 0)))
+            found += own_found
+            if step is not None:
+                rows.append(self._row(name, step, own_found, state.end_ns if state.live else 0))
+        found.sort(key=lambda one: one.since_ns)
+        if found != self._found:
+            self._found, self._version = found, self._version + 1
+        unclear = set(catalogue.not_understood)
+        rows = [{**row, "not_understood": row["name"] in unclear} for row in rows]
+        rows.sort(key=lambda row: (row["incident"] is None, not row["ongoing"], -row["lost_ns"]))
+        slow = sum(row["ongoing"] for row in rows)
+        self._jobs = {"jobs": rows[:_MOST_JOBS], "all": len(rows), "slow": slow, "incidents": self._version}
+
+    def _row(self, name: str, step: _Step, found: Sequence[Incident], now_ns: int) -> dict[str, Any]:
+        """now_ns: 0 where nothing goes on."""
+        worst = max(found, key=lambda one: (one.ongoing, one.lost_ns), default=None)
+        usual = found[-1].usual_ns if found else step.median_ns
+        return {
+            "name": name,
+            "number": step.number,
+            "last_ns": step.duration_ns,
+            "usual_ns": usual,
+            "end_ns": str(step.end_ns),
+            "silent_ns": max(0, now_ns - step.end_ns - 10 * max(usual, 3_000_000_000)),
+            "lost_ns": sum(one.lost_ns for one in found),
+            "incidents": len(found),
+            "ongoing": worst is not None and worst.ongoing,
+            "incident": None if worst is None else _key(worst),
+        }
+
+    def _take(self, verdicts: Sequence[Verdict]) -> None:
+        """Those that are new; all anew where some have gone."""
+        if len(verdicts) < self._known:
+            self._incidents, self._verdicts, self._known = {}, {}, 0
+        for verdict in verdicts:
+            same = self._verdicts.setdefault((verdict.job, verdict.iteration), [])
+            if all(one.start_ns != verdict.start_ns for one in same):
+                same.append(verdict)
+                self._incidents.setdefault(verdict.job, Incidents()).add(verdict)
+        self._known = len(verdicts)
+
+    def bars(self, job: str, begin_ns: int, end_ns: int) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """The steps of a job that touch a time: head and columns. Of too many, the slowest of each piece of time.
+
+        job: what people call it.
+        """
+        self.jobs()
+        at = job_lanes(self._source.catalogue()).get(job, -1)
+        steps, pending = self._source.steps(begin_ns, end_ns)
+        columns: list[npt.NDArray[np.int64]] = [np.zeros((0, 3), np.int64)]
+        for one in steps if at >= 0 else ():
+            rows = one.of(at, begin_ns, end_ns)
+            start = one.bounds[rows, 0]
+            columns.append(np.column_stack([start, one.end_ns[rows] - start, one.number[rows]]))
+        known = np.concatenate(columns)
+        known = _slowest(known[np.argsort(known[:, 0], kind="stable")], begin_ns, end_ns)
+        cause = np.full(len(known), 255, np.uint8)
+        usual = np.full(len(known), np.nan)
+        for row, (start_ns, _, number) in enumerate(known.tolist()):
+            for verdict in self._verdicts.get((job, number), ()):
+                if abs(verdict.start_ns - start_ns) < verdict.duration_ns:
+                    cause[row], usual[row] = verdict.cause, verdict.usual_ns or np.nan
+        return {"job": job, "pending": pending}, {
+            "start_ns": (known[:, 0] - begin_ns).astype(np.float64),
+            "took_ns": known[:, 1].astype(np.float64),
+            "number": known[:, 2].astype(np.float64),
+            "cause": cause,
+            "usual_ns": _filled(usual, float(np.median(known[:, 1])) if len(known) else 0.0),
+        }
+
+
+def job_lanes(catalogue: Catalogue) -> dict[str, int]:
+    """The lane of each job, by what people call it."""
+    names = catalogue.job_names
+    return {names.get(lane.job, lane.job): at for at, lane in enumerate(catalogue.lanes) if lane.kind == JOB}
+
+
+def _newest(steps: Sequence[Lanes], lane: int) -> _Step | None:
+    """The last step of a job; None: there is none."""
+    own = [(one, int(one.first[lane]), int(one.last[lane])) for one in steps]
+    rows = [(int(one.end_ns[last - 1]), one, first, last) for one, first, last in own if last > first]
+    if not rows:
+        return None
+    end_ns, one, first, last = max(rows, key=lambda row: row[0])
+    recent = slice(max(first, last - _BASELINE), last)
+    took = one.end_ns[recent] - one.bounds[recent, 0]
+    return _Step(int(one.number[last - 1]), end_ns, int(took[-1]), int(np.median(took)))
+
+
+def _slowest(rows: npt.NDArray[np.int64], begin_ns: int, end_ns: int) -> npt.NDArray[np.int64]:
+    """(start, duration, number) by time, of more than can be drawn the slowest of each piece of the time."""
+    if len(rows) <= _MOST_BARS:
+        return rows
+    piece = (rows[:, 0] - begin_ns) // max(1, -(-(end_ns - begin_ns) // _MOST_BARS))
+    order = np.lexsort((rows[:, 1], piece))
+    last = np.diff(piece[order], append=-(1 << 62)) != 0
+    slowest: npt.NDArray[np.int64] = rows[order[last]]
+    return slowest
+
+
+def _filled(usual: npt.NDArray[np.float64], otherwise: float) -> npt.NDArray[np.float64]:
+    """What is not known as it was known last, at first as it is known first."""
+    there = np.flatnonzero(np.isfinite(usual))
+    if not len(there):
+        return np.full(len(usual), otherwise)
+    nearest = np.searchsorted(there, np.arange(len(usual)), "right") - 1
+    found: npt.NDArray[np.float64] = usual[there[np.maximum(nearest, 0)]]
+    return found
+
+
+def _key(incident: Incident) -> str:
+    """By which a page knows one again, also when it has grown."""
+    return f"{incident.since_ns}-{incident.first}-{_plain(incident.job)}"
+
+
+def _plain(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+
+
+def _document(incident: Incident) -> dict[str, Any]:
+    one = replace(
+        incident,
+        job=_plain(incident.job),
+        culprit=_plain(incident.culprit),
+        culprit_user=_plain(incident.culprit_user),
+        sender=_plain(incident.sender),
+        receiver=_plain(incident.receiver),
+    )
+    return {
+        "key": _key(one),
+        "job": one.job,
+        "since_ns": str(one.since_ns),
+        "until_ns": str(one.until_ns),
+        "line": line(one, lambda ns: f"{_MARK}{ns}{_MARK}").split(_MARK),  # every second one is a time
+        "who": who(one),
+        "do": remedy(one),
+        "cause": one.cause.name.lower(),
+        "network": one.cause in NETWORK,
+        "changed": one.cause == Cause.CHANGE,
+        "sender": one.sender,
+        "receiver": one.receiver or one.host,
+        "rank": one.rank,
+        "steps": one.steps,
+        "worst": one.worst,
+        "lost_ns": one.lost_ns,
+        "ratio": one.ratio,
+        "confidence": one.confidence,
+        "ongoing": one.ongoing,
+    }

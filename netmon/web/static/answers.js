@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who slows whom, since when, by how much and what to do: a line for each job on top, the incidents beside the timeline.
+
+import { duration, local } from "./format.js";
+import { element } from "./panels.js";
+
+const inWords = (line) => line.map((piece, at) => (at % 2 ? local(BigInt(piece)) : piece)).join("");
+
+// told: what the server says of jobs; incidents: by key; act: open(incident).
+export function strip(node, told, incidents, open) {
+  const rows = told.jobs.map((job) => row(job, incidents.get(job.incident), open));
+  const well = told.all - told.jobs.filter((job) => incidents.has(job.incident)).length;
+  const shown = rows.filter((one) => one !== null);
+  const text = shown.length
+    ? well ? `${well === 1 ? "1 other job is" : `${well.toLocaleString("en")} other jobs are`} well` : ""
+    : told.all === 0 ? "no job has trained yet"
+    : told.all === 1 ? `${told.jobs[0].name} is well: ${pace(told.jobs[0])}`
+    : `all ${told.all.toLocaleString("en")} jobs are well`;
+  if (text) shown.push(element("p", { class: told.all ? "well" : "note" }, told.all ? `✓ ${text}` : text));
+  const key = shown.map((one) => one.textContent + one.className).join("\n");
+  if (node.dataset.shown === key) return; // what has the focus keeps it
+  node.dataset.shown = key;
+  node.replaceChildren(...shown);
+}
+
+const pace = (job) => `last ${duration(job.last_ns)} / usual ${duration(job.usual_ns)}`;
+
+function row(job, incident, open) {
+  if (job.silent_ns > 0) return element("p", { class: "answer was" }, `${job.name}: no step since ${local(BigInt(job.end_ns))}; ${pace(job)}`);
+  if (job.not_understood) return element("p", { class: "answer was" }, `${job.name}: this job's steps are not understood`);
+  if (!incident) return null;
+  const more = job.incidents > 1 ? `, ${duration(job.lost_ns)} in ${job.incidents} incidents` : "";
+  return element("button", { class: `answer ${job.ongoing ? "now" : "was"}`, onclick: () => open(incident) },
+    element("b", {}, inWords(incident.line)),
+    element("span", {}, pace(job) + more),
+    element("span", { class: "do" }, `What to do: ${incident.do}`));
+}
+
+// steps: the incident that is open shows its steps; openStep(verdict).
+export function list(node, told, catalogue, opened, verdicts, open, openStep) {
+  const unclear = catalogue.not_understood.map((line) => element("p", { class: "note" }, line));
+  if (!told.incidents.length)
+    return node.replaceChildren(...unclear, element("p", { class: "well" }, "✓ No iteration has stood out so far."),
+      element("p", { class: "note" }, "One does that takes 1.2 × its job's usual time."));
+  const cards = told.incidents.map((one) => {
+    const own = one.key === opened;
+    const card = element("button", { class: `incident${one.network ? " network" : ""}${one.ongoing ? " now" : ""}`, "aria-expanded": String(own), "data-key": one.key, onclick: () => open(one) },
+      inWords(one.line), element("small", {}, `What to do: ${one.do}`), element("small", {}, `${one.cause.replaceAll("_", " ")} · confidence ${one.confidence.toFixed(2)}`));
+    return own ? element("div", {}, card, steps(one, verdicts, openStep)) : card;
+  });
+  const rest = told.all - told.incidents.length;
+  node.replaceChildren(...unclear, ...cards, rest > 0 ? element("p", { class: "note" }, `and ${rest.toLocaleString("en")} before them`) : "");
+}
+
+const MOST_STEPS = 100;
+function steps(incident, verdicts, openStep) {
+  const own = verdicts.filter((one) => one.job === incident.job && one.at > incident.from && one.from < incident.to).toSorted((a, b) => b.excess_ns - a.excess_ns);
+  return element("ul", { class: "steps" }, ...own.slice(0, MOST_STEPS).map((one) => element("li", {},
+    element("button", { class: "step", "data-at": one.at, onclick: () => openStep(one) }, `${one.iteration}: ${duration(one.duration_ns)}, ${duration(one.excess_ns)} lost`))),
+    own.length > MOST_STEPS ? element("li", { class: "note" }, `and ${own.length - MOST_STEPS} that lost less`) : "");
+}
