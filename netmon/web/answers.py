@@ -21,6 +21,7 @@ _MOST_JOBS = 12  # that are shown one by one
 _MOST_SHOWN = 300  # incidents
 _BASELINE = 200  # steps
 _MOST_BARS = 1_200
+_MOST_FOUND = 20
 _MARK = "\x1f"  # stands around times in a line
 
 
@@ -113,6 +114,24 @@ class Answers:
                 same.append(verdict)
                 self._incidents.setdefault(verdict.job, Incidents()).add(verdict)
         self._known = len(verdicts)
+
+    def steps(self, number: int) -> list[dict[str, Any]]:
+        """Those of this number that are known of each job, newest first."""
+        state = self._source.state()
+        known, _ = self._source.steps(state.end_ns - _HOUR_NS, state.end_ns + 1)
+        found = [
+            (int(one.end_ns[row]), int(one.bounds[row, 0]), job)
+            for job, at in job_lanes(self._source.catalogue()).items()
+            for one in known
+            for row in (
+                int(one.first[at]) + np.flatnonzero(one.number[one.first[at] : one.last[at]] == number)
+            ).tolist()
+        ]
+        found.sort(reverse=True)
+        return [
+            {"job": job, "iteration": number, "start_ns": str(start), "end_ns": str(end)}
+            for end, start, job in found[:_MOST_FOUND]
+        ]
 
     def bars(self, job: str, begin_ns: int, end_ns: int) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         """The steps of a job that touch a time: head and columns. Of too many, the slowest of each piece of time.

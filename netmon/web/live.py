@@ -15,7 +15,7 @@ import pyarrow as pa
 from netmon.dl.sharing.advice_text import called
 from netmon.dl.verdict.verdict_text import from_columns, renamed
 from netmon.errors import DataError, NetmonError
-from netmon.past import HOUR_NS, RowQuery
+from netmon.past import HOUR_NS, RowQuery, Rows
 from netmon.records import CLASS_NAMES, Direction
 from netmon.views import JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
 from netmon.web.grid import ROW_COLUMNS, SERIES, Floats, RowReader, in_bins, resampled
@@ -428,7 +428,6 @@ _FEW_HOSTS, _INTERVAL_MS, _SLOW_MS = 64, 1_000, 3_000
 _LOOKS_S = 10.0  # for so long after a browser has asked how it stands, which it does every second or two
 _RETRY_S = 1.0
 _AROUND_NS = 300_000_000_000  # an iteration is not longer
-_FLOWS = 200
 
 
 class Live:
@@ -444,6 +443,7 @@ class Live:
         split(addresses)
         self.title = title or addresses
         self._addresses, self._security = addresses, security
+        self._rows = CollectorRows(addresses, security)
         self._history = LiveHistory()
         self._snapshot: Snapshot | None = None
         self._moments = RecorderQueries(addresses, security)
@@ -508,27 +508,11 @@ class Live:
         """The collector's. Raises UnreachableError."""
         return called(get_advice(self._addresses, "", self._security))
 
-    def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
-        """The largest of the last second, whatever time is requested."""
-        snapshot = self._snapshot
-        if snapshot is None:
-            raise DataError("the collector has not answered yet")
-        rows = []
-        for view in snapshot.flows:
-            if view.host == host:
-                flow, owner = view.flow, view.flow.owner
-                ends = {name: getattr(flow, name) for name in ("src", "src_port", "dst", "dst_port", "protocol")}
-                whose = {name: getattr(owner, name) for name in ("process", "container", "user", "job", "rank")}
-                flows = {
-                    "direction": flow.direction.name.lower(),
-                    "class": CLASS_NAMES[view.class_],
-                    "flow_id": flow.flow_id,
-                }
-                rows.append({**ends, **whose, **flows, "wire_bytes": view.wire_bps / 8e9 * (end_ns - begin_ns)})
-        return rows
+    def rows(self) -> Rows:
+        return self._rows
 
     def _selection(self) -> Selection:
-        return Selection(flows=_FLOWS, steps_ns=_STEPS_NS)
+        return Selection(steps_ns=_STEPS_NS)
 
     def _interval_ms(self) -> int:
         """Often where a browser looks; else only so that nothing of the hour is missing."""
@@ -567,7 +551,7 @@ class Live:
 
     def _look_back(self, names: dict[str, str]) -> None:
         """Iterations and verdicts of the hour before the first snapshot, where the collector reports its dataset."""
-        rows, end = CollectorRows(self._addresses, self._security), self._history.end_ns
+        rows, end = self._rows, self._history.end_ns
         try:
             for batch in rows.batches(RowQuery("iterations", STEP_COLUMNS, end - HOUR_NS, end)):
                 self._history.remember(batch)

@@ -25,6 +25,7 @@ from netmon.version import __version__
 from netmon.views import LETTERS, NETWORK, NOT_UNDERSTOOD, Cause, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.answers import Answers
+from netmon.web.carried import carried, processes
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
 from netmon.web.source import BLOCK, JOB, Catalogue, Source
@@ -88,6 +89,7 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".
 _OPEN = ("/login", "/static/")  # before one has shown who one is
 _MOST_KEPT = 128 << 20  # bytes of tiles
 _ADVICE_S = 15.0
+_MOST_TEXT, _MOST_DIGITS, _MOST_FOUND = 100, 18, 20  # of a search
 _MOST_VERDICTS = 2_000  # the newest
 _T = TypeVar("_T")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -104,6 +106,7 @@ class Page:
         self._kept = 0
         self._making: dict[tuple[Any, ...], asyncio.Future[tuple[bytes, bool]]] = {}
         self._advice: tuple[float, Any] = (-math.inf, None)
+        self._processes: tuple[float, list[tuple[str, str, str]]] = (-math.inf, [])
         self._answers = Answers(source)
 
     def application(self) -> web.Application:
@@ -123,7 +126,8 @@ class Page:
                 web.get("/api/steps", self._steps),
                 web.get("/api/explain", self._explain),
                 web.get("/api/advice", self._advised),
-                web.get("/api/flows", self._flows),
+                web.get("/api/carried", self._carried),
+                web.get("/api/find", self._find),
                 web.get("/api/figures", self._figures),
             ]
         )
@@ -295,13 +299,23 @@ class Page:
             self._advice = now, await self._run(self._source.advice)
         return _json(self._advice[1])
 
-    async def _flows(self, request: web.Request) -> web.StreamResponse:
+    async def _carried(self, request: web.Request) -> web.StreamResponse:
         if not self._full(request):
             return _refusal(403, "this viewer sees jobs, classes and rates only")
-        host, begin, end = request.query.get("host", ""), _number(request, "begin_ns"), _number(request, "end_ns")
-        if end <= begin:
-            raise UsageError("a time has to end after it begins")
-        return _json({"flows": await self._run(self._source.flows, host, begin, end)})
+        begin, end = _number(request, "begin_ns"), _number(request, "end_ns")
+        hosts = request.query.getall("host", [])[:1]
+        return _json(await self._run(carried, self._source.rows(), hosts, begin, end))
+
+    async def _find(self, request: web.Request) -> web.StreamResponse:
+        text, full = request.query.get("text", "")[:_MOST_TEXT], self._full(request)
+        found = {"steps": await self._run(self._answers.steps, int(text))} if _is_number(text) else {}
+        return _json({"steps": [], "processes": await self._named(text) if full else [], **found})
+
+    async def _named(self, text: str) -> list[tuple[str, str, str]]:
+        now = asyncio.get_running_loop().time()
+        if now - self._processes[0] > _ADVICE_S:
+            self._processes = now, await self._run(processes, self._source.rows())
+        return [one for one in self._processes[1] if text.lower() in one[0].lower()][:_MOST_FOUND]
 
     async def _figures(self, request: web.Request) -> web.StreamResponse:
         known, begin, end = self._source.catalogue(), _number(request, "begin_ns"), _number(request, "end_ns")
@@ -359,6 +373,10 @@ def _group(cause: Cause) -> str:
 def _theory(bounds: tuple[float, float] | None) -> dict[str, float | None]:
     measured, theory = bounds or (math.nan, math.nan)
     return {"measured_bytes": measured, "theory_bytes": theory}
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < _MOST_DIGITS
 
 
 def _number(request: web.Request, name: str) -> int:

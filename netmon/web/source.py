@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from netmon.past import Rows
 from netmon.views import RankTimes, Verdict
 from netmon.web.grid import SERIES, Floats
 from netmon.web.steps import Lanes
@@ -124,8 +125,8 @@ class Source(Protocol):
     def advice(self) -> dict[str, Any]:
         """As netmon.dl.sharing.advice_text.document has it. Raises NetmonError where there is nothing to go by."""
 
-    def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
-        """The largest flows of a host in a time: who, where to, which class, how many bytes. Raises NetmonError."""
+    def rows(self) -> Rows:
+        """Those that were stored."""
 
     def close(self) -> None:
         """Let go of what it holds."""

@@ -21,10 +21,10 @@ from netmon.errors import DataError, NetmonError
 from netmon.history.advice import advice
 from netmon.history.dataset import leave_out, open_table, read_rows, stream
 from netmon.history.files import table_files
-from netmon.history.frames import plain_words
 from netmon.history.job_names import names_of, not_understood, with_names
 from netmon.history.judging import explained, stored_verdicts
-from netmon.past import HOUR_NS
+from netmon.history.stored_rows import StoredRows
+from netmon.past import HOUR_NS, Rows
 from netmon.views import RankTimes, Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
 from netmon.web.hours import Hour, span
@@ -97,16 +97,11 @@ def _capacity(data: Path) -> dict[str, float]:
     return {str(host): float(value) for host, value in last.groupby("host")["capacity_bps"].sum().items()}
 
 
-# --- What is asked of a dataset when somebody wants to know more: of an iteration, of a moment, of what could be
-# done.
+# --- What is asked of a dataset when somebody wants to know more: of an iteration, of what could be done.
 
 _SECONDS = 30
 _MOST_JOBS = 16  # that are compared with each other
-_MOST_FLOWS = 12
-_MOST_NS = 60_000_000_000
 _AROUND_NS = 1_000_000_000
-_FLOW = ["session", "direction", "flow_id", "class"]
-_NAMES = ["src", "src_port", "dst", "dst_port", "protocol", "process", "container", "user", "job", "rank"]
 
 
 def explain(data: Path, job: str, iteration: int, end_ns: int) -> tuple[Verdict, Sequence[RankTimes]]:
@@ -117,33 +112,6 @@ def explain(data: Path, job: str, iteration: int, end_ns: int) -> tuple[Verdict,
 def advise(data: Path, names: Mapping[str, str]) -> dict[str, Any]:
     """On the last half minute, jobs called what people call them. Raises DataError."""
     return called(document(advice(data, _SECONDS, most=_MOST_JOBS), names))
-
-
-def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
-    """The flows that carried most, with their ends and processes. Raises DataError where it is requested too much."""
-    if end_ns - begin_ns > _MOST_NS:
-        raise DataError(f"flows are told of a minute at most: zoom in to {_MOST_NS // 1_000_000_000} s")
-    table = open_table(data, "buckets", (begin_ns - _AROUND_NS, end_ns))
-    start = ds.field("bucket_start_ns")
-    condition = (start >= begin_ns) & (start < end_ns) & (ds.field("host") == host)
-    pieces = []
-    for batch in stream(table, [*_FLOW, "wire_bytes"], condition, leave_out):
-        found = pa.Table.from_batches([batch]).group_by(_FLOW).aggregate([("wire_bytes", "sum")])
-        pieces.append(plain_words(found.to_pandas()))
-    if not pieces:
-        return []
-    sums = pd.concat(pieces).groupby(_FLOW)[["wire_bytes_sum"]].sum().reset_index()
-    largest = sums.nlargest(_MOST_FLOWS, "wire_bytes_sum").rename(columns={"wire_bytes_sum": "wire_bytes"})
-    flows = _described(data, sorted({str(name) for name in largest["session"]}), largest["flow_id"].tolist())
-    stored_verdicts = largest.merge(flows, on=["session", "flow_id"], how="left").drop(columns="session")
-    rows = stored_verdicts.astype(object).where(stored_verdicts.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
-
-
-def _described(data: Path, sessions: list[str], numbers: list[int]) -> pd.DataFrame:
-    condition = ds.field("session").isin(sessions) & ds.field("flow_id").isin(numbers)
-    rows = read_rows(data, "flows", ["session", "flow_id", *_NAMES], condition)
-    return rows.drop_duplicates(["session", "flow_id"], keep="last")
 
 
 # --- stored
@@ -165,7 +133,7 @@ class Stored:
     def __init__(self, data: Path) -> None:
         """Read what there is, but no rows; blocks. Raises DataError where there is nothing."""
         self.title = data.resolve().name
-        self._data = data
+        self._data, self._rows = data, StoredRows(data)
         self._catalogue, self._generation = read_catalogue(data, 0), 0
         self._hours: dict[int, Hour] = {}
         self._wanted: list[int] = []
@@ -251,9 +219,8 @@ class Stored:
         """On the last half minute. Raises DataError where there is nothing to go by."""
         return advise(self._data, self._catalogue.job_names)
 
-    def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
-        """The largest of a host in a time. Raises DataError."""
-        return largest_flows(self._data, host, begin_ns, end_ns)
+    def rows(self) -> Rows:
+        return self._rows
 
     def hour(self, at_ns: int) -> Hour:
         """The hour of a time, which is read as soon as there is time for it."""

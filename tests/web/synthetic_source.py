@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from netmon.errors import DataError
+from netmon.past import RowQuery
 from netmon.views import Cause, Verdict
 from netmon.web.access import Access
 from netmon.web.grid import SERIES
@@ -99,12 +101,26 @@ class Synthetic:
     def advice(self) -> dict[str, Any]:
         raise DataError("nobody measured it")
 
-    def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
-        flow = {"src": "198.18.0.1", "src_port": 1, "dst": "198.18.0.2", "dst_port": 2, "process": "<b>backup</b>"}
-        return [{**flow, "direction": "tx", "class": "cross", "wire_bytes": 10**9, "job": "", "rank": -1}]
+    def rows(self) -> Any:
+        return MadeUp()
 
     def close(self) -> None:
         pass
+
+
+class MadeUp:
+    """A flow of 1 GB in the last second of any time that is asked for, and none before."""
+
+    name = "made up"
+
+    def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
+        row: dict[str, Any] = {"session": "s", "host": "gpu-0000", "flow_id": 1}
+        if wanted.table == "buckets":
+            more = {"direction": "tx", "class": "cross", "bucket_start_ns": wanted.until_ns - 1, "wire_bytes": 10**9}
+        else:
+            ends = {"src": "198.18.0.1", "src_port": 1, "dst": "198.18.0.2", "dst_port": 2}
+            more = {**ends, "process": "<b>backup</b>", "user": '=HYPERLINK("x")', "job": "", "rank": -1}
+        yield pa.RecordBatch.from_pylist([row | more])
 
 
 def _places(known: Catalogue, jobs: list[str]) -> list[tuple[int, int]]:

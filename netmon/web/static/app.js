@@ -8,6 +8,7 @@ import { json, readCatalogue } from "./data.js";
 import { Figures } from "./figures.js";
 import { clock, day, duration, fromIso, iso, local, zone } from "./format.js";
 import { listen } from "./input.js";
+import { searching } from "./search.js";
 import { ratesByLane } from "./paint.js";
 import * as panels from "./panels.js";
 import { LABELS, Timeline } from "./timeline.js";
@@ -401,15 +402,19 @@ const acts = {
     const lane = page.catalogue.lanes[at];
     if (x < LABELS && lane.kind !== "host") timeline.toggle(at);
     else if (lane.kind === "host") {
-      page.opened = {};
-      panels.flows(node("selection"), page.catalogue, lane, view.begin, view.begin + view.span);
-      tab("selection");
+      acts.carried(lane);
     } else {
       const time = timeline.time(x);
       const [slice] = timeline.tiles.slices(timeline.level, at, time, time + 1);
       if (slice) select(slice), explain();
     }
     timeline.redraw();
+  },
+  carried: (lane) => {
+    const { view, catalogue, timeline } = page;
+    page.opened = {};
+    panels.span(node("selection"), catalogue, [lane.host], Math.max(view.begin, catalogue.begin), Math.min(view.begin + view.span, timeline.now));
+    tab("selection");
   },
   hover: (x, y, redraw = true) => {
     const { timeline, catalogue } = page;
@@ -449,7 +454,21 @@ function under(lane, time) {
   return [`iteration ${slice.number} · ${duration(end - start)}`, `${lane.job.name}, ${whose} · ${when}`, ...parts.filter(([, ns]) => ns > 0).map(([name, ns]) => `${name} ${duration(ns)}`)];
 }
 
+// What was found is shown: its lane, or its step.
+function go(found) {
+  const { catalogue, timeline } = page;
+  if (found.iteration !== undefined) return openStep({ job: found.job, iteration: found.iteration, from: since(found.start_ns), at: since(found.end_ns), duration_ns: since(found.end_ns) - since(found.start_ns) });
+  const lane = catalogue.lanes.find((one) => (found.host ? one.kind === "host" && one.host === found.host : one.kind === "job" && one.job.name === found.job));
+  if (!lane) return;
+  timeline.lane = lane.at;
+  timeline.open(lane.at);
+  if (found.host) acts.carried(lane);
+  else chartOf(found.job);
+  timeline.redraw();
+}
+
 function wire() {
+  searching(node("search"), node("find"), node("found"), () => page.catalogue, go);
   listen(page.timeline, acts);
   const press = (id, act) => node(id).addEventListener("click", () => (act(), page.timeline.redraw()));
   press("in", () => page.view.zoom(0.6));

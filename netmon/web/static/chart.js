@@ -125,8 +125,11 @@ export class StepChart {
     const left = Math.max(this.x(view.begin), LEFT);
     const right = Math.min(this.x(view.begin + view.span), this.width);
     brush.hidden = right < LEFT || left > this.width;
-    brush.style.left = `${left}px`;
-    brush.style.width = `${Math.max(right - left, 3)}px`;
+    this.mark(left, right);
+  }
+  mark(left, right) {
+    this.brush.style.left = `${left - LEFT}px`;
+    this.brush.style.width = `${Math.max(right - left, 3)}px`;
   }
 
   // The bar under a place; null: there is none.
@@ -160,10 +163,8 @@ export class StepChart {
         drag.moved ||= Math.abs(x - drag.x) > 4;
         if (!drag.moved) return;
         const [left, right] = [Math.max(Math.min(x, drag.x), LEFT), Math.max(x, drag.x)];
-        Object.assign(this.brush, { hidden: false });
-        this.brush.style.left = `${left}px`;
-        this.brush.style.width = `${right - left}px`;
-        return;
+        this.brush.hidden = false;
+        return this.mark(left, right);
       }
       const step = this.at(x);
       plot.title = step ? `iteration ${step.iteration}: ${duration(step.duration_ns)}, usual ${duration(step.usual_ns)}${step.cause ? `: ${step.cause}` : ""}` : "";

@@ -84,25 +84,50 @@ function waterfall(verdict) {
     element("details", {}, element("summary", {}, "Arithmetic"), element("pre", {}, verdict.arithmetic.join("\n")))];
 }
 
-// The largest flows of a host in the time that is shown.
-export async function flows(node, catalogue, lane, begin, end) {
-  const span = `${clock(catalogue.origin + BigInt(Math.round(begin)), 1e6)} + ${duration(end - begin)}`;
-  node.asked = {};
-  node.replaceChildren(element("h2", {}, lane.host), element("p", { class: "busy" }, `${span} · the largest flows …`));
-  if (!catalogue.full) return node.append(element("p", {}, "This viewer sees jobs, classes and rates only."));
+// What was carried in a time: by class, by process, by flow, each beside the time before. hosts: none for all.
+const MOST_FLOWS = 12;
+export async function span(node, catalogue, hosts, begin, end) {
+  const asked = (node.asked = {});
+  const at = (ns) => catalogue.origin + BigInt(Math.round(ns));
+  const head = [element("h2", {}, hosts[0] ?? "All hosts"), element("p", { class: "note" }, `${local(at(begin), 1e6)}, ${clock(at(begin), 1e6)} UTC + ${duration(end - begin)}`)];
+  if (!catalogue.full) return node.replaceChildren(...head, element("p", {}, "This viewer sees jobs, classes and rates only."));
+  node.replaceChildren(...head, element("p", { class: "busy" }, "adding up what was carried …"));
   try {
-    const at = (ns) => catalogue.origin + BigInt(Math.round(ns));
-    const told = await json(`/api/flows?host=${encodeURIComponent(lane.host)}&begin_ns=${at(begin)}&end_ns=${at(end)}`);
-    const who = (one) => (one.job ? `${one.job}/${one.rank}` : one.process || one.class_source || "");
-    node.replaceChildren(element("h2", {}, lane.host), element("p", { class: "note" }, `${span} · the largest flows`),
-      told.flows.length
-        ? table(["flow", "class", "bytes", "rate"], told.flows.map((one) => [
-            element("span", {}, `${who(one)} ${one.direction}${one.user ? `, user ${one.user}` : ""}`, element("br"), element("small", { class: "note" }, `${end_(one.src, one.src_port)} → ${end_(one.dst, one.dst_port)}`)),
-            one.class, bytes(one.wire_bytes), rate((8e9 * one.wire_bytes) / (end - begin))]), 2)
-        : element("p", {}, "It carried nothing in this time."));
+    const of = hosts.map((host) => `&host=${encodeURIComponent(host)}`).join("");
+    const told = await json(`/api/carried?begin_ns=${at(begin)}&end_ns=${at(end)}${of}`);
+    if (node.asked !== asked) return;
+    if (!told.all) return node.replaceChildren(...head, element("p", {}, "Nothing was carried in this time, nor in the one before."));
+    const change = (one) => (one.before ? `${one.now >= one.before ? "+" : "−"}${Math.round(Math.abs(100 * (one.now / one.before - 1)))} %` : "new");
+    const sums = (name, rows, words) => [element("h2", { class: "sub" }, name), table(["", "sent", "received", "rate", "before"], rows.map((one) =>
+      [words(one), bytes(one.sent), bytes(one.received), rate((8e9 * one.now) / (end - begin)), change(one)]))];
+    const who = (one) => (one.job ? `${one.job}/${one.rank}` : one.process ?? "not known");
+    node.replaceChildren(...head,
+      ...sums("By class", told.classes, (one) => one.class),
+      ...sums("By process", told.processes, (one) => [one.name, [one.user, hosts.length ? "" : one.host].filter(Boolean).join(", ")].filter(Boolean).join(" · ")),
+      element("h2", { class: "sub" }, "Largest flows"),
+      table(["flow", "class", "bytes", "before"], told.flows.slice(0, MOST_FLOWS).map((one) => [
+        element("span", {}, `${who(one)} ${one.direction}, ${one.host}`, element("br"), element("small", { class: "note" }, `${end_(one.src, one.src_port)} → ${end_(one.dst, one.dst_port)}`)),
+        one.class, bytes(one.now), change(one)]), 2),
+      told.all > MOST_FLOWS ? element("p", { class: "note" }, `of ${told.all.toLocaleString("en")} flows; “before” is the span before, as long`) : element("p", { class: "note" }, "“before” is the span before, as long"),
+      element("button", { onclick: () => save(told.flows, `netmon-${hosts[0] ?? "all"}-${clock(at(begin))}.csv`.replaceAll(":", "")) }, "Save as CSV"));
   } catch (error) {
-    node.append(element("p", { class: "note" }, error.message));
+    if (node.asked === asked) node.replaceChildren(...head, element("p", { class: "note" }, error.message));
   }
+}
+
+// What a spreadsheet would take for a formula is text there.
+const HEADS = ["host", "direction", "class", "process", "user", "container", "job", "rank", "src", "src_port", "dst", "dst_port", "protocol", "now", "before"];
+export function csv(flows) {
+  const cell = (value) => {
+    const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : `${value ?? ""}`;
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return [HEADS.map((name) => ({ now: "wire_bytes", before: "wire_bytes_before" })[name] ?? name), ...flows.map((one) => HEADS.map((name) => cell(one[name])))].map((row) => row.join(",")).join("\r\n") + "\r\n";
+}
+function save(flows, name) {
+  const link = element("a", { href: URL.createObjectURL(new Blob([csv(flows)], { type: "text/csv" })), download: name.replaceAll(/[^\w.-]/g, "_") });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 const end_ = (address, port) => (port ? (String(address).includes(":") ? `[${address}]:${port}` : `${address}:${port}`) : address ?? "?");
 
