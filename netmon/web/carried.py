@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ MOST_NS = 60_000_000_000
 _MOST_ROWS = 12_000_000
 _MOST_FLOWS = 500  # that are told one by one
 _MOST_PROCESSES = 50
+_MOST_LANES = 8  # processes below a host
 _FLOW = ["session", "host", "direction", "flow_id", "class"]
 _NAMES = ["src", "src_port", "dst", "dst_port", "protocol", "process", "container", "user", "job", "rank"]
 _SUMS = ["now", "before"]
@@ -39,6 +41,41 @@ def carried(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> dic
         "flows": _records(largest),
         "all": len(flows),
     }
+
+
+def by_process(
+    rows: Rows, host: str, begin_ns: int, end_ns: int, bins: int
+) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float32]]]:
+    """What the processes of a host carried that carried most: their names, and (process, rx and tx, bin) bit/s.
+
+    Blocks. Raises DataError where too much is asked for.
+    """
+    if not 0 < end_ns - begin_ns <= MOST_NS:
+        raise DataError(f"processes are told of a minute at most: zoom in to {MOST_NS // 1_000_000_000} s")
+    width = -(-(end_ns - begin_ns) // bins)
+    wanted = RowQuery("buckets", [*_FLOW, "bucket_start_ns", "wire_bytes"], begin_ns, end_ns, _among(host=[host]))
+    pieces = []
+    for batch in rows.batches(wanted):
+        start = batch.column("bucket_start_ns").to_numpy(zero_copy_only=False)
+        inside = (start >= begin_ns) & (start < end_ns)
+        table = pa.Table.from_batches([batch]).select([*_FLOW, "wire_bytes"])
+        table = table.append_column("bin", pa.array((start - begin_ns) // width)).filter(pa.array(inside))
+        found = table.group_by([*_FLOW, "bin"]).aggregate([("wire_bytes", "sum")])
+        pieces.append(plain_words(found.to_pandas()).rename(columns={"wire_bytes_sum": "now"}))
+    head: dict[str, Any] = {"names": [], "bins": bins, "width_ns": width}
+    if not pieces or not sum(map(len, pieces)):
+        return head, {"rate_bps": np.zeros(0, np.float32)}
+    sums = pd.concat(pieces)
+    flows = sums.merge(_described(rows, sums), on=["session", "flow_id"], how="left")
+    flows["name"] = _who(flows)
+    names = flows.groupby("name")["now"].sum().nlargest(_MOST_LANES).index.tolist()
+    flows = flows[flows["name"].isin(names)]
+    values = np.zeros((len(names), 2, bins))
+    place = flows["name"].map({name: at for at, name in enumerate(names)}).to_numpy(np.int64)
+    np.add.at(
+        values, (place, (flows["direction"] == "tx").to_numpy(np.int64), flows["bin"].to_numpy(np.int64)), flows["now"]
+    )
+    return {**head, "names": names}, {"rate_bps": (values * (8e9 / width)).astype(np.float32).ravel()}
 
 
 def _sums(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> pd.DataFrame:

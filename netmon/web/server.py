@@ -25,7 +25,7 @@ from netmon.version import __version__
 from netmon.views import LETTERS, NETWORK, NOT_UNDERSTOOD, Cause, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.answers import Answers
-from netmon.web.carried import carried, processes
+from netmon.web.carried import by_process, carried, processes
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
 from netmon.web.source import BLOCK, JOB, Catalogue, Source
@@ -38,6 +38,7 @@ from netmon.wire.snapshots import incident_without_names, verdict_without_names
 # --- The columns of a page's figures: what all hosts sent by class, and how long iterations took, in a time.
 
 _BINS = 240
+_PROCESS_BINS = 600
 _FINEST_NS = 1_000_000
 _MOST_STEPS = 3_000  # of a job: of more, every so many-th is sent
 _MOST_JOBS = 6
@@ -127,6 +128,7 @@ class Page:
                 web.get("/api/explain", self._explain),
                 web.get("/api/advice", self._advised),
                 web.get("/api/carried", self._carried),
+                web.get("/api/processes", self._by_process),
                 web.get("/api/find", self._find),
                 web.get("/api/figures", self._figures),
             ]
@@ -305,6 +307,13 @@ class Page:
         begin, end = _number(request, "begin_ns"), _number(request, "end_ns")
         hosts = request.query.getall("host", [])[:1]
         return _json(await self._run(carried, self._source.rows(), hosts, begin, end))
+
+    async def _by_process(self, request: web.Request) -> web.StreamResponse:
+        if not self._full(request):
+            return _refusal(403, "this viewer sees jobs, classes and rates only")
+        host, begin, end = request.query.get("host", ""), _number(request, "begin_ns"), _number(request, "end_ns")
+        head, columns = await self._run(by_process, self._source.rows(), host, begin, end, _PROCESS_BINS)
+        return web.Response(body=encode(head, columns), content_type="application/octet-stream")
 
     async def _find(self, request: web.Request) -> web.StreamResponse:
         text, full = request.query.get("text", "")[:_MOST_TEXT], self._full(request)

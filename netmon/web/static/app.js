@@ -116,6 +116,7 @@ async function look() {
     const reading = state.reading < 1 ? `, reading ${Math.round(100 * state.reading)} %` : "";
     shout(state.trouble || (state.live ? "live" : "stored") + reading, state.trouble ? "warn" : state.live ? "live" : "");
     beside();
+    asked();
   } catch {
     shout("the page's server does not answer; trying again", "warn");
   }
@@ -188,6 +189,7 @@ function fragment() {
   if (incident) told.set("incident", incident);
   return told.size ? `#${told}` : "";
 }
+const asked = () => page.timeline.processes.update(page.catalogue, page.timeline.openedHosts, page.view, page.state?.live);
 function settle() {
   clearTimeout(page.settling);
   page.settling = setTimeout(commit, SETTLES_MS);
@@ -198,6 +200,7 @@ function commit() {
   const now = fragment();
   if (now !== location.hash) history[page.view.follow || !page.stayed ? "replaceState" : "pushState"](null, "", now || location.pathname);
   page.stayed = true;
+  asked();
   onnews();
   beside();
 }
@@ -369,19 +372,20 @@ const acts = {
     settle();
   },
   slowest: () => page.verdicts.length && openStep(page.verdicts.reduce((a, b) => (a.excess_ns > b.excess_ns ? a : b))),
-  toggle: () => page.timeline.toggle(page.timeline.lane),
+  toggle: () => (page.timeline.toggle(page.timeline.lane), asked()),
   lane: (step) => {
     const { rows } = page.timeline;
     if (!rows.length) return;
     const at = rows.indexOf(page.timeline.lane);
     const lane = (page.timeline.lane = rows[Math.min(Math.max(at + step, 0), rows.length - 1)]);
     page.timeline.reveal(lane);
-    const one = page.catalogue.lanes[lane];
-    node("said").textContent = one.kind === "job" ? `job ${one.job.name}` : one.kind === "rank" ? `rank ${one.rank} of ${one.job.name}, ${one.host}` : `bytes of ${one.host}`;
+    const one = page.timeline.lanes[lane];
+    node("said").textContent = one.kind === "job" ? `job ${one.job.name}` : one.kind === "rank" ? `rank ${one.rank} of ${one.job.name}, ${one.host}` : `bytes of ${one.process ? `${one.process}, ` : ""}${one.host}`;
   },
   step: (way) => {
     const { timeline, view } = page;
-    const lane = page.catalogue.lanes[timeline.lane]?.kind === "host" || timeline.lane < 0 ? 0 : timeline.lane;
+    const chosen = timeline.lanes[timeline.lane];
+    const lane = chosen?.kind === "job" || chosen?.kind === "rank" ? chosen.at : (timeline.byJob.get(page.job) ?? 0);
     const found = timeline.tiles.slices(timeline.level, lane, view.begin - view.span, view.begin + 2 * view.span);
     const begun = timeline.selected?.lane === lane;
     const here = begun ? timeline.selected.bounds[0] : view.begin + view.span / 2;
@@ -399,9 +403,9 @@ const acts = {
     const at = timeline.laneAt(y);
     if (at < 0) return;
     timeline.lane = at;
-    const lane = page.catalogue.lanes[at];
-    if (x < LABELS && lane.kind !== "host") timeline.toggle(at);
-    else if (lane.kind === "host") {
+    const lane = timeline.lanes[at];
+    if (x < LABELS && lane.kind !== "process") timeline.toggle(at), asked();
+    else if (lane.kind === "host" || lane.kind === "process") {
       acts.carried(lane);
     } else {
       const time = timeline.time(x);
@@ -421,7 +425,7 @@ const acts = {
     page.hovered = x > LABELS ? [x, y] : null;
     timeline.hover = x > LABELS ? x : null;
     const at = x > LABELS ? timeline.laneAt(y) : -1;
-    panels.tip(node("tip"), at < 0 ? null : under(catalogue.lanes[at], timeline.time(x)), x, y, timeline.width);
+    panels.tip(node("tip"), at < 0 ? null : under(timeline.lanes[at], timeline.time(x)), x, y, timeline.width);
     if (redraw) timeline.redraw();
   },
   measure: (from, to, y, done) => {
@@ -430,7 +434,7 @@ const acts = {
     page.timeline.redraw();
     if (!done) return;
     page.opened = {};
-    const lane = page.catalogue.lanes[page.timeline.laneAt(y)];
+    const lane = page.timeline.lanes[page.timeline.laneAt(y)];
     panels.span(node("selection"), page.catalogue, lane?.host ? [lane.host] : [], begin, end);
     tab("selection");
   },
@@ -440,6 +444,7 @@ function under(lane, time) {
   const { timeline, catalogue } = page;
   const { tiles, level } = timeline;
   const when = clock(catalogue.origin + BigInt(Math.round(time)), page.view.span / 1000);
+  if (lane.kind === "process") return [lane.process, `${lane.host} · ${when}`];
   if (lane.kind === "host") {
     const tile = tiles.get(level, Math.floor(time / tiles.span(level)), Math.floor(lane.at / tiles.block));
     if (!tile) return null;

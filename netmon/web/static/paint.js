@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A piece of the timeline as a picture: a column of pixels for a bin, a strip for a lane.
 
-export const HEIGHTS = { job: 26, rank: 16, host: 44 };
+export const HEIGHTS = { job: 26, rank: 16, host: 44, process: 18 };
 export const GAP = 2;
 
 const number = (hex) => {
@@ -18,7 +18,7 @@ export function palette(catalogue) {
     phases: catalogue.phases.map((_, at) => read(`--phase-${at}`)),
     classes: catalogue.colours,
     stack: catalogue.stack,
-    ...Object.fromEntries(["ink", "faint", "line", "ground", "lane", "accent", "bad", "calm"].map((name) => [name, read(`--${name}`)])),
+    ...Object.fromEntries(["ink", "faint", "line", "ground", "lane", "accent", "alarm", "own", "bad", "calm"].map((name) => [name, read(`--${name}`)])),
   };
   return { ...hex, phasePixels: hex.phases.map(number), classPixels: hex.classes.map(number), middle: number(hex.line) };
 }

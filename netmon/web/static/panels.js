@@ -98,16 +98,18 @@ export async function span(node, catalogue, hosts, begin, end) {
     if (node.asked !== asked) return;
     if (!told.all) return node.replaceChildren(...head, element("p", {}, "Nothing was carried in this time, nor in the one before."));
     const change = (one) => (one.before ? `${one.now >= one.before ? "+" : "−"}${Math.round(Math.abs(100 * (one.now / one.before - 1)))} %` : "new");
-    const sums = (name, rows, words) => [element("h2", { class: "sub" }, name), table(["", "sent", "received", "rate", "before"], rows.map((one) =>
-      [words(one), bytes(one.sent), bytes(one.received), rate((8e9 * one.now) / (end - begin)), change(one)]))];
-    const who = (one) => (one.job ? `${one.job}/${one.rank}` : one.process ?? "not known");
+    const sums = (name, rows, words) => [element("h2", { class: "sub" }, name), table(["", "sent", "received", "before"], rows.map((one) =>
+      [words(one), bytes(one.sent), bytes(one.received), change(one)]))];
+    const names = new Map(catalogue.jobs.map((one) => [one.job, one.name]));
+    const job = (name) => names.get(name) ?? name;
+    const who = (one) => (one.job ? `${job(one.job)}/${one.rank}` : one.process || "not known");
     node.replaceChildren(...head,
       ...sums("By class", told.classes, (one) => one.class),
       ...sums("By process", told.processes, (one) => [one.name, [one.user, hosts.length ? "" : one.host].filter(Boolean).join(", ")].filter(Boolean).join(" · ")),
       element("h2", { class: "sub" }, "Largest flows"),
-      table(["flow", "class", "bytes", "before"], told.flows.slice(0, MOST_FLOWS).map((one) => [
+      table(["flow", "class", "bytes", "rate", "before"], told.flows.slice(0, MOST_FLOWS).map((one) => [
         element("span", {}, `${who(one)} ${one.direction}, ${one.host}`, element("br"), element("small", { class: "note" }, `${end_(one.src, one.src_port)} → ${end_(one.dst, one.dst_port)}`)),
-        one.class, bytes(one.now), change(one)]), 2),
+        one.class, bytes(one.now), rate((8e9 * one.now) / (end - begin)), change(one)]), 2),
       told.all > MOST_FLOWS ? element("p", { class: "note" }, `of ${told.all.toLocaleString("en")} flows; “before” is the span before, as long`) : element("p", { class: "note" }, "“before” is the span before, as long"),
       element("button", { onclick: () => save(told.flows, `netmon-${hosts[0] ?? "all"}-${clock(at(begin))}.csv`.replaceAll(":", "")) }, "Save as CSV"));
   } catch (error) {

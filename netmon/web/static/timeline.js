@@ -3,6 +3,7 @@
 
 import { clock, day, duration, local, rate, zone } from "./format.js";
 import { GAP, HEIGHTS, palette, strips } from "./paint.js";
+import { Processes } from "./processes.js";
 import { Tiles } from "./tiles.js";
 
 const labels = matchMedia("(max-width: 600px)");
@@ -17,7 +18,8 @@ export class Timeline {
   // told: onstale (other lanes), onmoved (another time is shown), onnews (a tile has come), onframe (ms since the last one).
   constructor(canvas, scroller, view, told) {
     Object.assign(this, { canvas, scroller, view, told, verdicts: [], selected: null, lane: -1, hover: null, now: 0, live: false });
-    Object.assign(this, { opened: null, pinned: [], ends: null, rows: [], measured: null }); // opened: lanes of jobs and ranks
+    Object.assign(this, { opened: null, pinned: [], ends: null, rows: [], lanes: [], measured: null }); // opened: lanes of jobs, ranks and hosts
+    this.processes = new Processes(() => this.arrange());
     this.context = canvas.getContext("2d", { alpha: false });
     new ResizeObserver(() => this.resize()).observe(canvas.parentElement);
     scroller.addEventListener("scroll", () => this.redraw());
@@ -38,7 +40,7 @@ export class Timeline {
   }
 
   toggle(at) {
-    if (at < 0 || this.catalogue.lanes[at].kind === "host") return;
+    if (at < 0 || this.lanes[at].kind === "process") return;
     if (!this.opened.delete(at)) this.opened.add(at);
     this.arrange();
     this.reveal(at);
@@ -58,12 +60,23 @@ export class Timeline {
     if (!same) this.arrange();
     if (!same && lanes.length) this.scroller.scrollTop = 0;
   }
+  // Of a host that is opened a lane for each of its processes.
+  below(at) {
+    const host = this.lanes[at];
+    if (host.kind !== "host" || !this.opened.has(at)) return [];
+    const { names } = this.processes.known.get(host.host) ?? { names: ["reading …"] };
+    return names.map((process, row) => this.lanes.push({ at: this.lanes.length, kind: "process", of: at, host: host.host, process, row, capacity: host.capacity }) - 1);
+  }
+  get openedHosts() {
+    return this.rows.filter((at) => this.lanes[at].kind === "host" && this.opened.has(at)).map((at) => this.lanes[at]);
+  }
   // Which lanes are shown, and where: all if there is room, else a row for each job.
   arrange() {
     if (!this.catalogue) return;
     const { lanes } = this.catalogue;
     const room = this.tall - AXIS - 12;
-    const high = (at) => HEIGHTS[lanes[at].kind] + (lanes[at].kind === "host" ? 6 : GAP);
+    const high = (at) => HEIGHTS[this.lanes[at].kind] + (this.lanes[at].kind === "host" ? 6 : GAP);
+    this.lanes = lanes;
     if (!this.opened) {
       const all = lanes.reduce((sum, one) => sum + high(one.at), 0);
       this.opened = new Set(all <= room ? lanes.filter((one) => one.kind !== "host").map((one) => one.at) : []);
@@ -74,21 +87,24 @@ export class Timeline {
       if (!this.opened.has(job)) return false;
       return one.kind === "rank" || lanes.some((rank) => rank.kind === "rank" && rank.job === one.job && rank.host === one.host && this.opened.has(rank.at));
     }).map((one) => one.at).filter((at) => !this.pinned.includes(at));
-    const order = [...this.pinned, ...shown];
+    this.lanes = [...lanes];
+    const order = [...this.pinned, ...shown].flatMap((at) => [at, ...this.below(at)]);
+    const pinned = order.filter((at) => this.pinned.includes(this.lanes[at].of ?? at)).length;
     const needed = order.reduce((sum, at) => sum + high(at), 0) + (this.pinned.length ? 14 : 0);
-    const gaps = order.reduce((sum, at) => sum + high(at) - HEIGHTS[lanes[at].kind], 24);
+    const gaps = order.reduce((sum, at) => sum + high(at) - HEIGHTS[this.lanes[at].kind], 24);
     this.grow = Math.min(Math.max((room - gaps) / Math.max(needed - gaps, 1), 1), 3);
     let y = 0;
     this.rows = [];
-    this.places = new Array(lanes.length);
+    this.places = new Array(this.lanes.length);
     for (const [index, at] of order.entries()) {
-      if (index === this.pinned.length && index) y += 14;
-      else if (lanes[at].kind === "job" && index) y += 6;
-      const place = { y, height: Math.round(HEIGHTS[lanes[at].kind] * this.grow) };
+      if (index === pinned && index) y += 14;
+      else if (this.lanes[at].kind === "job" && index) y += 6;
+      const place = { y, height: Math.round(HEIGHTS[this.lanes[at].kind] * this.grow) };
       this.places[at] = place;
       this.rows.push(at);
-      y += place.height + (lanes[at].kind === "host" ? 6 : GAP);
+      y += place.height + (this.lanes[at].kind === "host" ? 6 : GAP);
     }
+    this.pinnedRows = pinned;
     this.height = y;
     this.scroller.firstElementChild.style.height = `${this.height + AXIS + 24}px`;
     this.redraw();
@@ -185,6 +201,7 @@ export class Timeline {
     this.drawLanes(rows);
     for (const [begin, end] of this.catalogue.unheard) this.drawUnknown(level, rows, begin, end);
     this.drawTiles(level, rows);
+    this.drawProcesses(rows);
     this.drawSlices(level, rows);
     this.drawMarks(rows);
     c.restore();
@@ -216,7 +233,7 @@ export class Timeline {
     c.font = SMALL;
     c.textBaseline = "middle";
     for (const lane of rows) {
-      if (catalogue.lanes[lane].kind !== "host") continue;
+      if (this.lanes[lane].kind !== "host") continue;
       const { height } = this.places[lane];
       c.fillStyle = colours.line;
       c.globalAlpha = 0.5;
@@ -235,6 +252,7 @@ export class Timeline {
     const wanted = [];
     let whole = true;
     c.imageSmoothingEnabled = (span / this.view.span) * this.body < tiles.bins; // one bucket is one sharp bar
+    rows = rows.filter((at) => this.lanes[at].kind !== "process");
     for (const block of new Set(rows.map((at) => Math.floor(at / tiles.block)))) {
       const places = strips(tiles.lanes(block), ratio * grow);
       const own = rows.filter((at) => Math.floor(at / tiles.block) === block);
@@ -257,13 +275,34 @@ export class Timeline {
     if (whole && !this.whole) performance.mark("netmon-first-picture");
     this.whole ||= whole;
   }
+  drawProcesses(rows) {
+    const c = this.context;
+    for (const at of rows) {
+      const lane = this.lanes[at];
+      if (lane.kind !== "process") continue;
+      const { rate_bps: rates, bins, width_ns: width, begin } = this.processes.known.get(lane.host) ?? {};
+      if (!rates?.length) continue;
+      const scale = this.tiles.scale(this.lanes[lane.of]);
+      const { height } = this.places[at];
+      const middle = this.y(at) + height / 2;
+      const wide = Math.max(this.x(begin + width) - this.x(begin), 0.5);
+      c.fillStyle = this.colours.own;
+      for (let way = 0; way < 2; way++)
+        for (let bin = 0, from = (lane.row * 2 + way) * bins; bin < bins; bin++) {
+          const high = Math.min(rates[from + bin] / scale, 1) * (height / 2);
+          if (high > 0) c.fillRect(this.x(begin + bin * width), way ? middle - high : middle, wide, Math.max(high, 0.7));
+        }
+      c.fillStyle = this.colours.line;
+      c.fillRect(LABELS, middle, this.body, 1);
+    }
+  }
   drawSlices(level, rows) {
     const c = this.context;
     const end = this.view.begin + this.view.span;
     c.font = SMALL;
     c.textBaseline = "middle";
     for (const lane of rows) {
-      if (this.catalogue.lanes[lane].kind === "host") continue;
+      if (!this.lanes[lane].job || this.lanes[lane].kind === "host") continue;
       const y = this.y(lane);
       const { height } = this.places[lane];
       for (const slice of this.tiles.slices(level, lane, this.view.begin, end)) {
@@ -377,14 +416,14 @@ export class Timeline {
     c.fillRect(0, AXIS, LABELS - 1, this.tall);
     c.textBaseline = "middle";
     for (const at of rows) {
-      const lane = this.catalogue.lanes[at];
+      const lane = this.lanes[at];
       const y = this.y(at) + this.places[at].height / 2;
-      c.font = lane.kind === "job" ? `bold ${FONT}` : lane.kind === "rank" ? SMALL : FONT;
-      c.fillStyle = lane.kind === "rank" ? colours.calm : colours.ink;
-      const mark = lane.kind === "host" ? "" : this.opened.has(at) ? "▾ " : "▸ ";
+      c.font = lane.kind === "job" ? `bold ${FONT}` : lane.kind === "host" ? FONT : SMALL;
+      c.fillStyle = lane.kind === "job" || lane.kind === "host" ? colours.ink : colours.calm;
+      const mark = lane.kind === "process" ? "" : this.opened.has(at) ? "▾ " : "▸ ";
       const pinned = this.pinned.includes(at) && lane.job && lane.kind === "rank" ? `, ${lane.host}` : "";
-      const text = mark + (lane.kind === "job" ? lane.job.name : lane.kind === "rank" ? `rank ${lane.rank}${pinned}` : lane.host);
-      c.fillText(cut(c, text, LABELS - (lane.kind === "host" ? 54 : 18)), lane.kind === "job" ? 8 : 16, lane.kind === "host" ? y - 7 : y);
+      const text = mark + (lane.kind === "job" ? lane.job.name : lane.kind === "rank" ? `rank ${lane.rank}${pinned}` : lane.process ?? lane.host);
+      c.fillText(cut(c, text, LABELS - ({ host: 54, process: 32 }[lane.kind] ?? 18)), { job: 8, process: 28 }[lane.kind] ?? 16, lane.kind === "host" ? y - 7 : y);
       if (lane.kind !== "host") continue;
       c.font = SMALL;
       c.fillStyle = colours.calm;
@@ -396,7 +435,7 @@ export class Timeline {
     }
     if (this.pinned.length) {
       c.fillStyle = colours.line;
-      const last = this.pinned.at(-1);
+      const last = this.rows[this.pinnedRows - 1];
       c.fillRect(0, this.y(last) + this.places[last].height + 9, this.width, 1);
     }
     if (this.places[this.lane] && rows.includes(this.lane)) {
