@@ -16,6 +16,7 @@ from netmon.web.source import JOB, Catalogue, Source
 from netmon.web.steps import Lanes
 
 _AGAIN_S = 0.5
+_S = 1_000_000_000
 _HOUR_NS = 3_600_000_000_000
 _MOST_JOBS = 12  # that are shown one by one
 _MOST_SHOWN = 300  # incidents
@@ -225,7 +226,7 @@ def _document(incident: Incident) -> dict[str, Any]:
         "job": one.job,
         "since_ns": str(one.since_ns),
         "until_ns": str(one.until_ns),
-        "line": line(one, lambda ns: f"{_MARK}{ns}{_MARK}").split(_MARK),  # every second one is a time
+        "line": line(one, lambda ns: f"{_MARK}{ns // _S * _S}{_MARK}").split(_MARK),  # every second one is a time
         "who": who(one),
         "do": remedy(one),
         "cause": one.cause.name.lower(),

@@ -305,6 +305,8 @@ class Page:
         if not self._full(request):
             return _refusal(403, "this viewer sees jobs, classes and rates only")
         begin, end = _number(request, "begin_ns"), _number(request, "end_ns")
+        if end <= begin:
+            raise UsageError("a time has to end after it begins")
         hosts = request.query.getall("host", [])[:1]
         return _json(await self._run(carried, self._source.rows(), hosts, begin, end))
 

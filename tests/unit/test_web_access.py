@@ -93,7 +93,7 @@ def test_every_answer_keeps_scripts_and_frames_of_others_out(plain: str) -> None
         ("/api/tile?generation=0&level=0&index=0&block=9999", 200),
         ("/api/carried?host=h&begin_ns=2&end_ns=1", 400),
         ("/api/figures?begin_ns=0&end_ns=99999999999999999", 400),
-        ("/api/explain?job=j&iteration=1", 404),
+        ("/api/explain?job=j&iteration=1&end_ns=1", 404),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_a_line(plain: str, path: str, status: int) -> None:
@@ -123,6 +123,13 @@ def test_who_sees_jobs_sees_no_names_of_processes(protected: tuple[str, str]) ->
     first = verdicts.json["verdicts"][0]
     assert (first["cause"], first["letter"], first["network"]) == ("cross", "X", True)
     assert b"alert" not in verdicts.body
+    Asked(address, "/api/state", trusting(), **bearer)
+    incidents = Asked(address, "/api/incidents", trusting(), **bearer)
+    assert len(incidents.json["incidents"]) == incidents.json["all"] > 0
+    assert "cross traffic into gpu-0000" in incidents.json["incidents"][-1]["line"][-1]
+    for word in (b"alert", b"ann"):  # the culprit, and whose process it is
+        assert word not in incidents.body
+        assert word not in verdicts.body
     for path in ("/api/carried?host=h&begin_ns=0&end_ns=1", "/api/explain?job=job-000&iteration=1&end_ns=1"):
         assert Asked(address, path, trusting(), **bearer).status == 403
     assert Asked(address, "/api/state", trusting(), Authorization="Bearer x").status == 401

@@ -11,6 +11,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 LONG_MS = 120_000
 READY = """() => performance.getEntriesByName('netmon-first-picture').length && !netmonPage.timeline.tiles.busy
+  && netmonPage.restored
   && netmonPage.view.span === netmonPage.view.toSpan"""
 
 

@@ -50,24 +50,26 @@ class Synthetic:
         )
         self.lanes = by_lane(_steps(hosts, seconds), _places(self.known, jobs))
         self.end_ns, self.live, self.trouble = end, False, ""
-        self.found = [
-            Verdict(
-                *(
-                    job,
-                    100,
-                    BEGIN_NS + 90_000 * MS,
-                    BEGIN_NS + 92_000 * MS,
-                    2_000 * MS,
-                    900 * MS,
-                    1_100 * MS,
-                    Cause.CROSS,
-                ),
-                *("<script>alert(1)</script>", "gpu-0000", "eth0"),
-                cross_ns=1_100 * MS,
-                confidence=0.9,
-            )
-            for job in jobs[:3]
-        ]
+        self.found = [self.slow(job, at) for at, job in enumerate(jobs[:3])]
+
+    def slow(self, job: str, number: int) -> Verdict:
+        """On the slowest step of a job, the number-th."""
+        lane = next(at for at, one in enumerate(self.known.lanes) if one.job == job)
+        rows = slice(int(self.lanes.first[lane]), int(self.lanes.last[lane]))
+        start, end = self.lanes.bounds[rows, 0], self.lanes.end_ns[rows]
+        usual = int(np.median(end - start))
+        at = int(np.argmax(end - start))
+        took, victim = int(end[at] - start[at]), self.names[number * RANKS]
+        return Verdict(
+            *(job, int(self.lanes.number[rows][at]), int(start[at]), int(end[at]), took, usual, took - usual),
+            *(Cause.CROSS, "<script>alert(1)</script>", victim, "eth0"),
+            rank=0,
+            cross_ns=took - usual,
+            confidence=0.9,
+            culprit_user="ann",
+            sender=self.names[-1],
+            receiver=victim,
+        )
 
     def state(self) -> State:
         return State(self.known.generation, self.end_ns, self.live, len(self.found), self.trouble)

@@ -53,7 +53,6 @@ function first() {
   page.begun = true;
   if (!page.named) home();
   view.jump();
-  restore(linked());
   moved(false);
 }
 function home() {
@@ -106,11 +105,12 @@ async function look() {
     if (state.generation !== page.catalogue.generation) await again();
     const end = Number(BigInt(state.end_ns) - page.catalogue.origin);
     page.timeline.stands(end, state.live);
+    first();
     if (state.verdicts !== page.count) await readVerdicts(state.verdicts);
     if (state.incidents !== page.told.version) await readIncidents();
     if (began && state.jobs.length) chartOf(state.jobs[0].name);
     strip(node("answers"), state, page.incidents, openIncident);
-    first();
+    if (page.begun && !page.restored) restore(linked());
     if (!page.timeline.scrolls) page.view.keepUp(end);
     page.chart.update(page.catalogue, end, state.live, page.job, `${state.verdicts}/${state.reading}`);
     const reading = state.reading < 1 ? `, reading ${Math.round(100 * state.reading)} %` : "";
@@ -196,7 +196,7 @@ function settle() {
 }
 function commit() {
   clearTimeout(page.settling);
-  if (!page.begun) return;
+  if (!page.restored) return;
   const now = fragment();
   if (now !== location.hash) history[page.view.follow || !page.stayed ? "replaceState" : "pushState"](null, "", now || location.pathname);
   page.stayed = true;
@@ -205,6 +205,7 @@ function commit() {
   beside();
 }
 function restore(told) {
+  page.restored = true;
   const end = fromIso(told.get("end") ?? "");
   page.opened = {};
   const incident = page.incidents.get(told.get("incident"));
@@ -417,7 +418,8 @@ const acts = {
   carried: (lane) => {
     const { view, catalogue, timeline } = page;
     page.opened = {};
-    panels.span(node("selection"), catalogue, [lane.host], Math.max(view.begin, catalogue.begin), Math.min(view.begin + view.span, timeline.now));
+    const [begin, end] = [Math.max(view.begin, catalogue.begin), Math.min(view.begin + view.span, timeline.now)];
+    panels.span(node("selection"), catalogue, [lane.host], ...(begin < end ? [begin, end] : [view.begin, view.begin + view.span]));
     tab("selection");
   },
   hover: (x, y, redraw = true) => {

@@ -77,12 +77,12 @@ export function listen(timeline, acts) {
 
   // Keys work wherever the focus is, but where it stands on something that takes them itself.
   document.addEventListener("keydown", (event) => {
-    const on = event.target.closest?.("input, select, dialog, [role=tablist], button, a, [role=tabpanel]");
-    if (event.ctrlKey || event.metaKey || event.altKey || on?.matches("input, select, dialog")) return;
+    const within = (what) => event.target.closest?.(what);
+    if (event.ctrlKey || event.metaKey || event.altKey || within("input, select, dialog")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    const tabs = on?.matches("[role=tablist], [role=tab]") || event.target.closest?.("[role=tablist]");
-    const scrolls = on?.matches("[role=tabpanel]");
-    const presses = event.target.closest?.("button, a") && !tabs;
+    const tabs = within("[role=tablist]");
+    const scrolls = within("[role=tabpanel], #answers, #found");
+    const presses = within("button, a, summary") && !tabs;
     if (key in KEYS) view.zoom(KEYS[key], pointer(timeline));
     else if (key === "a" || key === "d") view.pan(key === "a" ? -0.15 : 0.15);
     else if (key === "f") acts.fit();

@@ -157,7 +157,7 @@ export class Timeline {
     const ahead = end - performance.now() * 1e6;
     const jump = !this.live || Math.abs(ahead - this.ahead) > 5e9;
     this.ahead = jump ? ahead : this.ahead + 0.15 * (ahead - this.ahead);
-    this.live = live;
+    Object.assign(this, { live, end });
     this.seen = performance.now();
     if (jump || !this.scrolls) this.now = end;
   }
@@ -173,7 +173,7 @@ export class Timeline {
       this.told.onframe?.(now - this.last);
       this.last = now;
       if (this.scrolls) {
-        const end = now * 1e6 + this.ahead;
+        const end = Math.min(now * 1e6 + this.ahead, this.end + 2e9); // a source that is silent stands still
         this.view.keepUp(end, Math.min(Math.max(end - this.now, 0), 2e8));
         this.now = end;
       }

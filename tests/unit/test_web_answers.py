@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a page says of jobs: which is slow and since when, whatever names they have, and at a bounded cost."""
+
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp is not installed: the page cannot be served")
+from synthetic_source import BEGIN_NS, MS, Synthetic
+
+from netmon.views import Cause
+from netmon.web.answers import Answers
+
+
+def test_a_job_that_is_slow_comes_first_and_is_well_again_later() -> None:
+    source = Synthetic(24, 60)
+    source.live = True
+    one = source.slow("job-002", 2)
+    source.found = []
+    told = Answers(source).jobs()
+    assert (told["all"], told["slow"], {row["incident"] for row in told["jobs"]}) == (3, 0, {None})
+    assert all(row["usual_ns"] == pytest.approx(row["last_ns"], rel=1) for row in told["jobs"])
+    source.found = [one]
+    answers = Answers(source)
+    first = answers.jobs()["jobs"][0]
+    assert (first["name"], first["lost_ns"], first["usual_ns"]) == ("job-002", one.excess_ns, one.usual_ns)
+    [shown] = answers.incidents(lambda incident: incident)["incidents"]
+    assert shown["key"] == first["incident"]
+    assert "".join(shown["line"][::2]).startswith("job-002 ")
+    assert shown["line"][1] == str(one.start_ns // 10**9 * 10**9)
+
+
+def test_an_incident_goes_on_only_where_the_job_does() -> None:
+    source = Synthetic(8, 60)
+    lane = source.lanes.last[0] - 1
+    start, end = int(source.lanes.bounds[lane, 0]), int(source.lanes.end_ns[lane])
+    number = int(source.lanes.number[lane])
+    source.found = [replace(source.found[0], iteration=number, start_ns=start, end_ns=end)]
+    assert not Answers(source).jobs()["jobs"][0]["ongoing"]
+    source.live = True
+    assert Answers(source).jobs()["jobs"][0]["ongoing"]
+    source.end_ns += 60_000 * MS
+    assert Answers(source).jobs()["jobs"][0]["silent_ns"] > 0
+
+
+def test_names_with_markup_and_control_signs_are_text() -> None:
+    source = Synthetic(8, 60)
+    name = "\x1b[31m<b>\x1f123\x1f</b>\u202e"
+    source.found = [replace(source.found[0], culprit=name, culprit_user="\x07", sender="\n")]
+    answers = Answers(source)
+    answers.jobs()
+    [shown] = json.loads(json.dumps(answers.incidents(lambda one: one)))["incidents"]
+    assert [piece for piece in shown["line"][1::2] if not piece.endswith("000000000")] == []  # times
+    assert all(sign.isprintable() for piece in [*shown["line"], shown["who"], shown["do"]] for sign in piece)
+    assert "<b>" in shown["who"]
+
+
+def test_a_hundred_thousand_verdicts_take_bounded_time() -> None:
+    source = Synthetic(8, 60)
+    one = source.found[0]
+    far = 10_000 * MS
+    source.found = [
+        replace(one, iteration=10 * n, start_ns=one.start_ns + n * far, end_ns=one.end_ns + n * far)
+        for n in range(100_000)
+    ]
+    answers = Answers(source)
+    begun = time.process_time()
+    answers.jobs()
+    told = answers.incidents(lambda incident: incident)
+    assert time.process_time() - begun < 20
+    assert len(told["incidents"]) == 300
+    assert 300 < told["all"] <= 2_000  # the newest
+    begun = time.process_time()
+    for _ in range(10):
+        answers._asked_s = -1.0
+        answers.jobs()
+    assert time.process_time() - begun < 5
+
+
+def test_steps_have_their_cause_also_where_a_number_comes_again() -> None:
+    source = Synthetic(8, 60)
+    one = source.found[0]
+    again = replace(one, start_ns=one.start_ns - 3_600_000 * MS, end_ns=one.end_ns - 3_600_000 * MS, cause=Cause.LOSS)
+    source.found = [again, one]
+    answers = Answers(source)
+    _, bars = answers.bars("job-000", BEGIN_NS, BEGIN_NS + 60_000 * MS)
+    [row] = np.flatnonzero(bars["cause"] != 255)
+    assert (bars["cause"][row], bars["number"][row]) == (Cause.CROSS, one.iteration)
+    assert set(bars["usual_ns"]) == {one.usual_ns}
+    _, bars = answers.bars("nobody", BEGIN_NS, BEGIN_NS + 60_000 * MS)
+    assert len(bars["number"]) == 0
+    found = answers.steps(one.iteration)
+    assert found[0]["start_ns"] == str(one.start_ns)
+
+
+def test_of_more_steps_than_can_be_drawn_the_slowest_are() -> None:
+    source = Synthetic(8, 3_600)
+    slowest = source.found[0]
+    _, bars = Answers(source).bars("job-000", BEGIN_NS, BEGIN_NS + 7_200_000 * MS)
+    assert len(bars["number"]) <= 1_201
+    assert bars["took_ns"].max() == slowest.duration_ns
+    assert slowest.iteration in bars["number"]
