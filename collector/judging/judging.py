@@ -408,7 +408,7 @@ class Judging:
             for number, link in _links(session)
             if (link.interface, link.direction) == (verdict.interface, verdict.direction)
         ]
-        own = np.flatnonzero(np.isin(state["link"], links) & (state["session"] >= 0))
+        own = np.flatnonzero(np.isin(self._links_of_flows(), links) & (state["session"] >= 0))
         own = own[np.isin(state["traffic_owner"][own], named)]
         since = state["last_ns"][own]
         own = own[since >= since.max(initial=0) - _ABOUT_NS]  # those before it are over

@@ -8,11 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from collector_stream import hello
 from dataset_rows import BEGIN_NS, table
 from iteration_tables import iteration_rows
 from test_store import store_small
 
+from collector.dataset.resume import Resume
 from collector.dataset.sink import ParquetSink
+from collector.host.flows import Links
 from collector.host.rows import ARRIVED
 from collector.host.stage import Settled
 from collector.host.tables import Tables
@@ -24,7 +27,7 @@ from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
 from netmon.history import judging
 from netmon.rate_limiter import TimeLimiter
-from netmon.records import Moment, Source
+from netmon.records import Direction, Flow, Moment, Owner, Source
 from netmon.views import Cause, Verdict
 
 MS = 1_000_000
@@ -224,3 +227,19 @@ def test_what_is_too_late_to_be_judged_by_what_is_kept_is_judged_by_the_dataset(
 def test_an_iteration_is_told_of_once():
     job = JobSteps()
     assert [job.mark_published(number) for number in (7, 8, 7)] == [True, True, False]
+
+
+def test_a_culprit_is_found_on_the_link_of_any_host():
+    tables, sessions = Tables(Settings()), {}
+    for host in ("h1", "h0", "h2"):  # not in the order of their links
+        own = hello(host=host, session=host)
+        index = tables.sessions.add(own, Links(own), Settings(), Resume())
+        window = SimpleNamespace(links=Links(own), first_link=int(tables.sessions.table["first_link"][index]))
+        sessions[index] = SimpleNamespace(hello=own, window=window)
+        flow = Flow(1, 7, Direction.RX, "198.18.0.9", "198.18.0.1", 1, 2, 6, 0, Owner(9, "iperf3", user=f"{host}-user"))
+        tables.flows.set(tables.flows.append(index, flow), int(Direction.RX), flow)
+    judging_ = Judging(tables, sessions, None, None, None)
+    for host in ("h0", "h1", "h2"):
+        told = Verdict("ring", 1, 0, 1, 1, 1, 1, Cause.CROSS, "iperf3", host, "eth0", Direction.RX)
+        found = judging_._with_ends(told)
+        assert (found.culprit_user, found.sender, found.receiver) == (f"{host}-user", "198.18.0.9", host)
