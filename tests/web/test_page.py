@@ -426,6 +426,38 @@ def test_what_happens_now_moves_with_every_frame(browser: Any) -> None:
         assert len(set(begins)) > 10  # a look once a second would be one or two
 
 
+def test_what_is_under_the_mouse_is_told_anew_after_a_zoom(browser: Any, cluster: str) -> None:
+    with looking(browser, cluster) as page:
+        settled(page)
+        page.mouse.move(*lane(page, "job"))
+        page.wait_for_selector("#tip", state="visible")
+        before = page.inner_text("#tip")
+        page.keyboard.press("d")
+        settled(page)
+        page.wait_for_function("(before) => document.getElementById('tip').innerText !== before", arg=before)
+
+
+def test_a_bucket_of_ten_microseconds_is_sharp(browser: Any, cluster: str) -> None:
+    with looking(browser, cluster) as page:
+        settled(page)
+        unfolded(page)
+        seconds(page, 100, 100.0002)
+        settled(page)
+        drawn = page.evaluate(
+            """() => {
+              const { context } = netmonPage.timeline;
+              const { drawImage } = context;
+              const smooth = [];
+              context.drawImage = function (...all) { smooth.push(this.imageSmoothingEnabled); drawImage.apply(this, all); };
+              netmonPage.timeline.draw();
+              delete context.drawImage;
+              return smooth;
+            }"""
+        )
+        assert drawn
+        assert not any(drawn)
+
+
 def test_nothing_stays_blank_without_a_word(browser: Any, cluster: str) -> None:
     with looking(browser, cluster) as page:
         settled(page)

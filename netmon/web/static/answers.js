@@ -4,7 +4,17 @@
 import { duration, local } from "./format.js";
 import { element } from "./panels.js";
 
-const inWords = (line) => line.map((piece, at) => (at % 2 ? local(BigInt(piece)) : piece)).join("");
+// A day stands before the first time only, if the second one is of it, too.
+function inWords(line) {
+  let day = "";
+  return line.map((piece, at) => {
+    if (at % 2 === 0) return piece;
+    const words = local(BigInt(piece)).split(" ");
+    const again = words.length > 1 && words[0] === day;
+    if (words.length > 1) day = words[0];
+    return again ? words[1] : words.join(" ");
+  }).join("");
+}
 
 // told: what the server says of jobs; incidents: by key; act: open(incident).
 export function strip(node, told, incidents, open) {

@@ -9,6 +9,7 @@ const LEFT = 66; // px
 const BOTTOM = 17;
 const HOUR_NS = 3.6e12;
 const AGAIN_MS = 1000;
+const NOTABLE = 1.2; // × the usual time: an iteration that stands out
 
 export class StepChart {
   // told: onbrush(begin, end), onstep(step), ontip(lines, x, y)
@@ -82,7 +83,8 @@ export class StepChart {
     for (let at = 0; at < bars.took_ns.length; at++) {
       const left = this.x(this.begin + bars.start_ns[at]);
       const wide = (bars.took_ns[at] / this.span) * (width - LEFT);
-      const group = this.causes[bars.cause[at]]?.group ?? "usual";
+      const longer = bars.took_ns[at] >= NOTABLE * bars.usual_ns[at]; // and nobody has said why, or not yet
+      const group = this.causes[bars.cause[at]]?.group ?? (longer ? "unknown" : "usual");
       slow += group !== "usual";
       c.fillStyle = colours[group];
       c.fillRect(Math.max(left, LEFT), y(bars.took_ns[at]), Math.max(wide - (wide > 4 ? 1 : 0), 1), room - y(bars.took_ns[at]));
@@ -111,7 +113,7 @@ export class StepChart {
     for (let at = 0; at < count; at++) {
       const ns = this.begin + (at / count) * this.span;
       c.fillRect(this.x(ns), room, 1, 4);
-      c.fillText(local(this.origin + BigInt(Math.round(ns))), this.x(ns) + 3, room + 10);
+      c.fillText(local(this.origin + BigInt(Math.round(ns))).slice(-8), this.x(ns) + 3, room + 10);
     }
     document.getElementById("steps-title").textContent = `Step times of ${this.job}`;
     this.canvas.setAttribute("aria-description", `${bars.took_ns.length} steps, ${slow} of them slow, usual ${duration(usual || 0)}`);

@@ -173,7 +173,7 @@ export class Timeline {
       this.told.onframe?.(now - this.last);
       this.last = now;
       if (this.scrolls) {
-        const end = Math.min(now * 1e6 + this.ahead, this.end + 2e9); // a source that is silent stands still
+        const end = Math.max(this.now, Math.min(now * 1e6 + this.ahead, this.end + 2e9)); // a source that is silent stands still
         this.view.keepUp(end, Math.min(Math.max(end - this.now, 0), 2e8));
         this.now = end;
       }
