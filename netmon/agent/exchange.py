@@ -108,6 +108,9 @@ class Questions:
             self._exchanges.hurried, self.due_s = False, 0.0
         if time.monotonic() < self.due_s or self._channel.protocol.out:
             return
+        if self._channel.protocol.leaving:
+            self.due_s = math.inf
+            return
         if self._call is None:
             self._call, self._pace, self._took = self._channel.protocol.open(METHOD), Pace(), []
         self._number += 1

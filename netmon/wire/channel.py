@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the two ends of the channel notice that the network between them is gone, and find each other again.
 
-A cut is noticed in five seconds at most; then the next attempt is
-never more than half a second away, and lasts one second.
+A cut is noticed in five seconds at most; then the next attempt is never more than half a second away, and lasts one
+second.
 """
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -33,7 +33,7 @@ AGENT_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", int(CONNECT_S * 1000)),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
-"""Of a channel of gRPC's own that is one of a simulated agent."""
+"""For a channel of gRPC that behaves as an agent's, which has its own (`netmon.wire.grpc_client`)."""
 
 FEW_THREADS = "-event_engine_listener,-event_engine_for_all_other_endpoints"
 """GRPC_EXPERIMENTS of a process with thousands of streams, read when gRPC is imported.

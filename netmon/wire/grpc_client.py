@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -49,7 +49,7 @@ _SENT_FRAME = 64 << 10
 _SETTINGS, _GOAWAY = 4, 7  # kinds of frames
 # Whoever sends us more frames than this sends them to keep us busy: one that we have sent allows for some more.
 _FRAMES, _FRAMES_PER_S, _FRAMES_PER_SENT = 2000.0, 1000.0, 4.0
-_OF_RESET = {
+_OF_RESET: dict[int, str] = {
     ErrorCodes.REFUSED_STREAM: "unavailable",
     ErrorCodes.CANCEL: "cancelled",
     ErrorCodes.ENHANCE_YOUR_CALM: "resource_exhausted",
@@ -85,7 +85,7 @@ class Call:
         self._headers: dict[str, str] = {}
 
     def send(self, message: bytes) -> None:
-        """Copies nothing: it is sent piece by piece."""
+        """It goes out piece by piece, as the other end takes it."""
         self.waiting.append(memoryview(b"\0" + len(message).to_bytes(4, "big")))
         if message:
             self.waiting.append(memoryview(message))
@@ -159,18 +159,17 @@ class Protocol:
         if self.leaving:
             raise BrokenError(self.leaving)
         call = Call(self._h2.get_next_available_stream_id())
-        self._h2.send_headers(
-            call.number,
-            [
-                (":method", "POST"),
-                (":scheme", self._scheme),
-                (":path", path),
-                (":authority", self._authority),
-                ("te", "trailers"),
-                ("content-type", "application/grpc"),
-                ("user-agent", "netmon"),
-            ],
-        )
+        headers = [
+            (":method", "POST"),
+            (":scheme", self._scheme),
+            (":path", path),
+            (":authority", self._authority),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("user-agent", "netmon"),
+        ]
+        with _kept():
+            self._h2.send_headers(call.number, headers)
         self._calls[call.number] = call
         self.out += self._h2.data_to_send()
         return call
@@ -187,20 +186,24 @@ class Protocol:
         self.out += self._h2.data_to_send()
 
     def fill(self) -> bool:
-        """Moves to `out` what the other end can take; whether more would have room."""
-        for call in self._calls.values():
-            while call.waiting and len(self.out) < _AHEAD:
-                window = min(self._h2.local_flow_control_window(call.number), self._h2.max_outbound_frame_size)
-                if window <= 0:
-                    break
-                self._h2.send_data(call.number, _pieces(call.waiting, min(window, _SENT_FRAME)))
-                self._allowed += _FRAMES_PER_SENT
-                self.out += self._h2.data_to_send()
-            if call.finishing and not call.waiting:
-                call.finishing = False
-                self._h2.end_stream(call.number)
-                self.out += self._h2.data_to_send()
+        """Moves to `out` what the other end can take; whether more would have room. Raises BrokenError."""
+        with _kept():
+            for call in self._calls.values():
+                self._fill(call)
         return len(self.out) < _AHEAD
+
+    def _fill(self, call: Call) -> None:
+        while call.waiting and len(self.out) < _AHEAD:
+            window = min(self._h2.local_flow_control_window(call.number), self._h2.max_outbound_frame_size)
+            if window <= 0:
+                return
+            self._h2.send_data(call.number, _pieces(call.waiting, min(window, _SENT_FRAME)))
+            self._allowed += _FRAMES_PER_SENT
+            self.out += self._h2.data_to_send()
+        if call.finishing and not call.waiting:
+            call.finishing = False
+            self._h2.end_stream(call.number)
+            self.out += self._h2.data_to_send()
 
     def receive(self, data: bytes, now_s: float) -> None:
         """What has come, at this time (mono): calls have it then. Raises BrokenError."""
@@ -238,11 +241,9 @@ class Protocol:
         if frame[3] == _GOAWAY:  # h2 would let nothing come after it, as the last acknowledgements
             self._go_away(frame[_FRAME_HEAD:])
             return
-        try:
+        with _kept():
             for event in self._h2.receive_data(frame):
                 self._take(event)
-        except ProtocolError as error:
-            raise BrokenError(f"internal: it breaks HTTP/2: {error}") from None
 
     def _take(self, event: Any) -> None:
         self.settled |= isinstance(event, events.RemoteSettingsChanged)
@@ -261,9 +262,8 @@ class Protocol:
             call.end_in_order()
             self._forget(call)
         elif isinstance(event, events.StreamReset):
-            code = event.error_code
-            known = ErrorCodes(code) if code in set(ErrorCodes) else None
-            call.end(_OF_RESET.get(known, "internal") if known else "internal", f"it has reset the call ({code})")
+            code = int(event.error_code or 0)
+            call.end(_OF_RESET.get(code, "internal"), f"it has reset the call ({code})")
             self._calls.pop(call.number)
 
     def _forget(self, call: Call) -> None:
@@ -280,6 +280,15 @@ class Protocol:
         self.leaving = f"unavailable: it goes away ({said})"
         if code or any(number > last for number in self._calls):
             raise BrokenError(self.leaving)
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    """Whoever does not keep HTTP/2's rules is left."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise BrokenError(f"internal: it breaks HTTP/2: {error}") from None
 
 
 def _pieces(waiting: deque[memoryview], most: int) -> bytes:

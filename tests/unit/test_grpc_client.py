@@ -228,6 +228,7 @@ WORDS = {
         "^internal: it breaks HTTP/2: a frame is too large$",
     ),
     "a push": (answers(BEGUN, frame(PUSH, b"\0\0\0\2" + BOMB, END_HEADERS, 1)), "^internal: it breaks HTTP/2"),
+    "no calls": (says(frame(SETTINGS, setting(3, 0))), "^internal: it breaks HTTP/2: "),
     "a window": (answers(BEGUN, frame(WINDOW, b"\x7f\xff\xff\xff") * 2), "^internal: it breaks HTTP/2"),
     "a header bomb": (
         answers(frame(HEADERS, BOMB + b"\xbe" * 10, END_HEADERS, 1)),
@@ -299,6 +300,21 @@ def test_who_goes_away_in_order_may_end_what_it_began(ended: Callable[[Serve], E
     last = trailers(("grpc-status", "14"), ("grpc-message", "it ends"))
     end = ended(answers(BEGUN + away(1, 0) + frame(PING, b"12345678") + acknowledgement(1) + last))
     assert end == End("unavailable: it ends", answered=True)
+
+
+def test_who_goes_away_is_asked_no_more(tmp_path: Path) -> None:
+    last = trailers(("grpc-status", "14"), ("grpc-message", "it ends"))
+
+    def serve(near: socket.socket) -> None:
+        greet(near)
+        near.sendall(BEGUN + away(3, 0) + acknowledgement(1) + frame(RESET, b"\0\0\0\0", 0, 3))
+        time.sleep(1.5)  # by then another question would have been asked
+        near.sendall(last)
+        while near.recv(1 << 16):
+            pass
+
+    with serving(serve) as address, Agent(tmp_path, address, clock=True) as agent:
+        assert agent.ended() == End("unavailable: it ends", answered=True)
 
 
 def test_a_message_goes_out_as_far_as_the_other_end_takes_it() -> None:
