@@ -104,11 +104,10 @@ class GrpcConnection:
         call.send(self._outgoing.introduction())
         questions = Questions(channel, self._exchanges) if self._exchanges else None
         while not self._over.is_set():
-            self._fill(channel, call)
-            channel.send()
+            more = self._fill(channel, call)
             if questions:
                 questions.ask()
-            channel.wait(self._rest_s(channel, call, questions))
+            channel.wait(0.0 if more else self._rest_s(channel, call, questions))
             while call.messages:
                 self._hear(call.messages.popleft(), heard)
             if questions:
@@ -117,16 +116,22 @@ class GrpcConnection:
                 return call.status
         return Status("cancelled", self._why, {})
 
-    def _fill(self, channel: Channel, call: Call) -> None:
-        """With what there is to send, but with no more than is on its way soon: it may be given up yet."""
-        while channel.protocol.fill() and not call.waiting:
-            message = self._outgoing.next()
+    def _fill(self, channel: Channel, call: Call) -> bool:
+        """With what there is to send, but with no more than is on its way soon: it may be given up yet.
+
+        Whether more can go at once.
+        """
+        while channel.protocol.fill():
+            message = None if call.waiting else self._outgoing.next()
             if message is None:
-                if self._outgoing.is_all:
+                if self._outgoing.is_all and not call.waiting:
                     call.finish()
                     channel.protocol.fill()
-                return
+                channel.send()
+                return False
             call.send(message.data)
+        channel.send()
+        return not channel.protocol.out
 
     def _rest_s(self, channel: Channel, call: Call, questions: Questions | None) -> float:
         """Until there is something to do that nobody wakes us for."""

@@ -47,8 +47,8 @@ _MOST_FRAME, _MOST_HEADERS = 1 << 14, 1 << 14
 _FRAME_HEAD, _MESSAGE_HEAD = 9, 5
 _SENT_FRAME = 64 << 10
 _SETTINGS, _GOAWAY = 4, 7  # kinds of frames
-# Whoever sends us more frames than this sends them to keep us busy: one that we have sent allows for some more.
-_FRAMES, _FRAMES_PER_S, _FRAMES_PER_SENT = 2000.0, 1000.0, 4.0
+# Whoever sends us more frames than this sends them to keep us busy: so many a second, and some for each that we sent.
+_FRAMES, _FRAMES_PER_S, _FRAMES_PER_SENT, _MOST_FRAMES = 2000.0, 1000.0, 4, 1 << 16
 _OF_RESET: dict[int, str] = {
     ErrorCodes.REFUSED_STREAM: "unavailable",
     ErrorCodes.CANCEL: "cancelled",
@@ -147,6 +147,7 @@ class Protocol:
         self._unread = bytearray()
         self._calls: dict[int, Call] = {}
         self._allowed, self._allowed_s = _FRAMES, -math.inf
+        self._allowed_by_sent = 0
         self.settled = False
         """Whether the other end has said what it is."""
         self.pinged = False  # and not answered
@@ -198,7 +199,7 @@ class Protocol:
             if window <= 0:
                 return
             self._h2.send_data(call.number, _pieces(call.waiting, min(window, _SENT_FRAME)))
-            self._allowed += _FRAMES_PER_SENT
+            self._allowed_by_sent = min(_MOST_FRAMES, self._allowed_by_sent + _FRAMES_PER_SENT)
             self.out += self._h2.data_to_send()
         if call.finishing and not call.waiting:
             call.finishing = False
@@ -235,8 +236,11 @@ class Protocol:
         return "unavailable: it is no gRPC server: it does not speak HTTP/2"
 
     def _take_frame(self, frame: bytes) -> None:
-        self._allowed -= 1
-        if self._allowed < 0:
+        if self._allowed >= 1:
+            self._allowed -= 1
+        elif self._allowed_by_sent:
+            self._allowed_by_sent -= 1
+        else:
             raise BrokenError("resource_exhausted: it sends more frames than anybody has a use for")
         if frame[3] == _GOAWAY:  # h2 would let nothing come after it, as the last acknowledgements
             self._go_away(frame[_FRAME_HEAD:])

@@ -62,6 +62,7 @@ def setting(number: int, value: int) -> bytes:
 
 
 SETTLED = frame(SETTINGS)
+WIDE = frame(SETTINGS, setting(4, (1 << 31) - 1)) + frame(WINDOW, b"\x3f\xff\xff\xff")
 BEGUN = headers((":status", "200"), ("content-type", "application/grpc"))
 
 
@@ -341,7 +342,7 @@ def sent(protocol: Protocol, call: Call) -> bytes:
 
 def test_a_collector_that_does_not_read_fills_no_memory(tmp_path: Path) -> None:
     """Neither where its window is full, nor its socket."""
-    for begun in (SETTLED, frame(SETTINGS, setting(4, (1 << 31) - 1)) + frame(WINDOW, b"\x3f\xff\xff\xff")):
+    for begun in (SETTLED, WIDE):
         asleep = threading.Event()
 
         def serve(near: socket.socket, begun: bytes = begun, asleep: threading.Event = asleep) -> None:
@@ -360,6 +361,38 @@ def test_a_collector_that_does_not_read_fills_no_memory(tmp_path: Path) -> None:
             assert agent.ended().reason == "enough"
             assert time.monotonic() - begin < 5
             asleep.set()
+
+
+def test_all_goes_at_once_to_who_takes_it(tmp_path: Path) -> None:
+    """And says nothing meanwhile."""
+    got = []
+
+    def serve(near: socket.socket) -> None:
+        greet(near, WIDE)
+        while data := near.recv(1 << 20):
+            got.append(len(data))
+
+    with serving(serve) as address, Agent(tmp_path, address) as agent:
+        for number in range(2, 40):
+            agent.spool.append(number, b"x" * 700_000, b"", b"")
+        wait_for(lambda: sum(got) > 37 * 700_000)
+
+
+def test_who_acknowledges_each_of_many_is_kept(tmp_path: Path) -> None:
+    def serve(near: socket.socket) -> None:
+        greet(near, WIDE)
+        near.sendall(BEGUN)
+        time.sleep(0.5)
+        for number in range(1, 8000):
+            near.sendall(acknowledgement(number))
+        while near.recv(1 << 20):
+            pass
+
+    with serving(serve) as address, Agent(tmp_path, address) as agent:
+        for number in range(2, 8000):
+            agent.spool.append(number, b"x", b"", b"")
+        wait_for(lambda: agent.spool.acknowledged == 7999 or len(agent.ends) > 0)
+        assert not agent.ends
 
 
 def test_who_does_not_answer_a_ping_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
