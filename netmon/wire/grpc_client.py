@@ -133,7 +133,8 @@ class Protocol:
     """What is said on one connection. It knows no socket and no clock: bytes and times are given."""
 
     def __init__(self, authority: str, scheme: str = "http") -> None:
-        self._h2 = H2Connection(H2Configuration(header_encoding=None))
+        # What gRPC's library says of an error may begin or end with a space, which HTTP/2 would not have in a header.
+        self._h2 = H2Connection(H2Configuration(header_encoding=None, validate_inbound_headers=False))
         self._h2.local_settings = Settings(
             initial_values={
                 SettingCodes.ENABLE_PUSH: 0,

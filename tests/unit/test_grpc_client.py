@@ -213,6 +213,10 @@ WORDS = {
         answers(BEGUN, trailers(("grpc-status", "9"), ("grpc-message", "caf%C3%A9 %zz"))),
         "^failed_precondition: café %zz$",
     ),
+    "a status with a space": (
+        answers(BEGUN, trailers(("grpc-status", "2"), ("grpc-message", " it fails: "))),
+        "^unknown:  it fails: $",
+    ),
     "a strange status": (answers(BEGUN, trailers(("grpc-status", "99"))), "^unknown: $"),
     "reset": (
         answers(BEGUN, frame(RESET, (7).to_bytes(4, "big"), 0, 1)),
