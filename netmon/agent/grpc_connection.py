@@ -23,6 +23,7 @@ SEQUENCE_KEY = "netmon-sequence"
 """Trailing metadata: the batch at which a collector ended the stream."""
 
 _REFUSED = ("invalid_argument", "permission_denied")
+_MOST_DIGITS = 20  # of a batch's number
 _STRIKES = 3  # failures of the collector at one batch, after which the batch is to blame
 
 
@@ -170,9 +171,9 @@ class GrpcConnection:
         if self._why or code == "ok":
             return self._end("" if self._outgoing.complete() else "it ended the stream")
         at = metadata.get(SEQUENCE_KEY, "")
-        if not at.isdecimal():
+        sequence = int(at) if at.isdecimal() and len(at) < _MOST_DIGITS else 0
+        if not sequence:
             return End(f"{code}: {details}", self._answered, refused=code in _REFUSED)
-        sequence = int(at)
         strikes[sequence] = strikes.get(sequence, 0) + 1
         if code == "invalid_argument" or strikes[sequence] >= _STRIKES:
             del strikes[sequence]

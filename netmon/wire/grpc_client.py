@@ -120,8 +120,8 @@ class Call:
     def end_in_order(self) -> None:
         """By what the other end has said of it."""
         number, http = self._headers.get("grpc-status", ""), self._headers.get(":status", "")
-        if number.isdecimal():
-            code = CODES[int(number)] if int(number) < len(CODES) else "unknown"
+        if number:
+            code = CODES[int(number)] if number in map(str, range(len(CODES))) else "unknown"
             self.end(code, unquote(self._headers.get("grpc-message", ""), errors="replace"))
         elif http != "200":
             self.end("unimplemented" if http == "404" else "unavailable", f"it is no gRPC server: it says HTTP {http}")
@@ -419,9 +419,11 @@ def connect(address: str, context: ssl.SSLContext | None, waker: Waker, over: Ca
 
     context: for TLS. No proxy is used. Raises BrokenError; UsageError for what is no address.
     """
+    for start in RESOLVERS:
+        address = address.removeprefix(start)
     reasons = dict[str, None]()
     host, ends = _ends(address, waker, over)
-    authority, scheme = address.rpartition("/")[2] if host else "localhost", "https" if context else "http"
+    authority, scheme = address if host else "localhost", "https" if context else "http"
     for family, end in ends:
         with contextlib.ExitStack() as kept:
             try:
@@ -513,8 +515,6 @@ def _ends(address: str, waker: Waker, over: Callable[[], bool]) -> tuple[str, li
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         return "", [(socket.AF_UNIX, path.removeprefix("//") if path.startswith("///") else path)]
-    for start in RESOLVERS:
-        address = address.removeprefix(start)
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65_535:

@@ -136,9 +136,12 @@ def _stamp(folder: Path) -> tuple[tuple[int, int], ...]:
 def client_context(folder: Path, *roles: Role) -> ssl.SSLContext:
     """For a connection to a collector or a bus. Raises CertificateError."""
     read_tls(folder, *roles)
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / AUTHORITY))
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / AUTHORITY))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    except OSError as error:  # another file is put there this very moment
+        raise CertificateError(f"cannot use the files in {folder}: {error}") from None
     return context
 
 
