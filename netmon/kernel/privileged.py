@@ -14,7 +14,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -412,7 +411,10 @@ def _fork(theirs: socket.socket) -> int:
 def main(parent: int) -> int:
     """The privileged process: serves the socket on standard input. parent: pid."""
     logging.basicConfig(level=logging.WARNING, format="netmon: %(message)s", stream=sys.stderr, force=True)
-    os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # the other part's, its end of the socket above all
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # the other part's, its end of the socket above all
+        if descriptor > 2:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
     os.chdir("/")
     privilege.become_service(service_user())
     privilege.die_with_parent(parent)
