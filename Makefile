@@ -62,7 +62,7 @@ test-long: setup-dev ## what `make test` has a short form of: cuts of 5 min, eve
 
 SECONDS ?= 600
 fuzz: setup-dev ## coverage-guided fuzzing of what strangers send, ten minutes each (SECONDS=5; TARGETS="batch hello"); finds go to out/fuzz
-	@mkdir -p out; for target in $(or $(TARGETS),batch tables hello marks timeline pcap elf viewer); do echo "fuzz: $$target" && \
+	@mkdir -p out; for target in $(or $(TARGETS),batch tables hello marks timeline pcap elf viewer channel); do echo "fuzz: $$target" && \
 	  $(python) tests/fuzz/fuzz.py $$target out/fuzz -max_total_time=$(SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
 	    >out/fuzz-$$target.log 2>&1 && tail -n 1 out/fuzz-$$target.log || { tail -n 30 out/fuzz-$$target.log; exit 1; }; done
 

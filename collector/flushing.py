@@ -214,10 +214,11 @@ class Flushing:
 
     def _due(self, sessions: Sequence[Session]) -> _Due:
         """What each session has to be stored; the collector may fail at one, which costs only that one."""
-        flushes = []
+        flushes, flows = [], self._tables().flows
+        changed, grown = flows.unstored(grown=False), flows.unstored(grown=True)
         for session in sessions:
             try:
-                flush = session.flush()
+                flush = session.flush(changed.get(session.index, []), grown.get(session.index, []))
                 if flush:
                     flushes.append((session, flush))
             except Exception as error:

@@ -248,6 +248,7 @@ _OFTEN_S, _SELDOM_S = 0.3, 10.0  # between two exchanges
 _SAID_S = 3.0
 _AT_ONCE = 400_000  # rows in a message: both ends hold several copies of it
 _REST_OWN, _REST_STAGE = 19, 4  # × the CPU time of telling it, × that of the job stage
+_NEEDLESS_S = 2.0  # at most, while every job tells its iterations itself
 _TOGETHER_S, _LONGEST_S = 1.0, 5.0
 """Resumed sessions are reported when none has come for so long, at the latest after so long."""
 
@@ -329,7 +330,8 @@ class JobExchange:
             told_s, self._sent_s = self._sent_s, time.monotonic()
             rows_per_s = len(news.payload) / max(self._sent_s - told_s, _OFTEN_S)
             most_s = min(_SELDOM_S, max(_OFTEN_S, _AT_ONCE / max(rows_per_s, 1.0)))
-            self.rest_s = min(most_s, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))
+            needless_s = 0.0 if answer.marks else min(_NEEDLESS_S, _REST_OWN * answer.cpu_s)
+            self.rest_s = min(most_s, max(_OFTEN_S, needless_s, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))
             known = {updates.session_index: updates for updates in self.updates.values() if not updates.session.broken}
             if answer.begins_anew:
                 for updates in known.values():

@@ -101,7 +101,7 @@ class Settings:
         above="0",
     )
     settle_ns: int = option("1s", "how long rows wait for late owners and iterations (%(default)s)", above="0s", **TIME)
-    flush_ns: int = option("2s", "interval between writes (%(default)s)", above="0s", **TIME)
+    flush_ns: int = option("1s", "interval between writes (%(default)s)", above="0s", **TIME)
     keep: tuple["Keep", ...] = option(
         (),
         "drop the oldest hours of a table: buckets=7d, full=10GB, all=90d (keep everything)",

@@ -4,6 +4,7 @@
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -183,6 +184,7 @@ STATE = np.dtype(
         ("link", "<i8"),  # as in Links
         ("shared", "?"),  # a DL flow that had rows in shared windows
         ("changed", "?"),  # its row in the dataset is out of date
+        ("grown", "?"),  # it had rows since its own was stored
         ("reported", "u1"),  # to the job stage: PENDING, REPORTED or AGGREGATE
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into AllFlows.jobs; 0: none
@@ -273,7 +275,7 @@ def _count(state: Table, rows: Columns) -> npt.NDArray[np.intp] | None:
         state[name][flows] += np.add.reduceat(of_run[turn], new)
     last = np.append(new[1:], len(run)) - 1
     state["last_ns"][flows] = np.maximum(state["last_ns"][flows], end_ns[last])
-    state["changed"][flows] = True
+    state["grown"][flows] = True
     return np.flatnonzero(gap >= REST_NS)
 
 
@@ -372,6 +374,15 @@ class AllFlows:
             row["session"] = -1
         self._free += indices
 
+    def unstored(self, grown: bool) -> dict[int, list[int]]:
+        """By session, the indices of flows whose row in the dataset is out of date, ascending; grown: also where only
+        the time has gone on."""
+        state = self.state
+        indices = np.flatnonzero(state["changed"] | state["grown"] if grown else state["changed"])
+        indices = indices[np.argsort(state["session"][indices], kind="stable")]
+        edges = [*starts(state["session"][indices]).tolist(), len(indices)]
+        return {int(state["session"][indices[begin]]): indices[begin:end].tolist() for begin, end in pairwise(edges)}
+
     def reclassify_traffic(self, unexplained: Sequence[int], recovered: Sequence[int]) -> None:
         """Decide anew what each DL flow carries. Jobs by number: whose steps are not understood, and are again."""
         dl = np.flatnonzero(self.state["class"] == Class.DL_ONLY)
@@ -438,16 +449,14 @@ class FlowTable:
     def indices_of_all(self) -> _Numbers:
         return np.fromiter(self._index.values(), np.int64, len(self._index))
 
-    @property
-    def changed(self) -> set[int]:
-        """Indices whose row in the dataset is out of date."""
-        own = self.indices_of_all
-        return set(own[self.state["changed"][own]].tolist())
+    def unstored(self, grown: bool) -> list[int]:
+        """Indices whose row in the dataset is out of date, ascending; grown: also where only the time has gone on."""
+        return self._all.unstored(grown).get(self._session, [])
 
-    def mark_changed(self, indices: Iterable[int], changed: bool) -> None:
-        """Say of which flows the row in the dataset is out of date, or is not."""
+    def mark_stored(self, indices: Iterable[int], stored: bool) -> None:
+        """Say of which flows the row in the dataset is as they are, or is not."""
         known = [index for index in indices if self._all.flows[index] is not None]
-        self.state["changed"][known] = changed
+        self.state["changed"][known] = self.state["grown"][known] = not stored
 
     def job(self, name: str) -> int:
         self.jobs_here.add(name)
@@ -542,7 +551,7 @@ class FlowTable:
         together = np.isin(indices, list(self._overflow.values()))
         if together.any():
             self._forget_beyond(ids[together].tolist())
-        over = indices[~together & ~self.state["changed"][indices]]
+        over = indices[~together & ~self.state["changed"][indices] & ~self.state["grown"][indices]]
         if len(over) >= _FORGOTTEN:
             self._remove(over.tolist())
 

@@ -2,6 +2,8 @@
 """One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
 
 import asyncio
+import random
+import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,9 @@ from netmon.wire import netmon_pb2
 
 MOST_RECENT = 8
 """Messages of a session, kept for a bug report."""
+
+GROWN_S = 10.0
+"""Between writes of the rows of flows of which no more is new than that they go on."""
 
 Sent = netmon_pb2.AgentMessage | bytes
 """A message of an agent, or its bytes, where another process has read it."""
@@ -135,6 +140,7 @@ class Session:
         self.recent: deque[Sent] = deque(maxlen=MOST_RECENT)
         self.news = asyncio.Event()  # acknowledge has risen, or there are requests, or it is refused or broken
         self._known = self._last = 0  # batches up to here do not come on this connection; the last one that has come
+        self._grown_s = time.monotonic() - GROWN_S * random.random()  # hosts take turns
         self._timed: tuple[int, float] | None = None  # a batch that is not stored, and when it came
 
     # --- its connections and the order of its batches
@@ -327,8 +333,12 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        waits = self._ledger or self._nic or self.window.flows.changed or self._latest
-        return not (waits or self.tables.has_unstored(self.index))
+        return not (self.window.flows.unstored(grown=True) or self._waits)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether rows other than those of flows are to be stored."""
+        return bool(self._ledger or self._nic or self._latest) or self.tables.has_unstored(self.index)
 
     @property
     def _latest(self) -> Mapping[tuple[str, int], Latest]:
@@ -339,17 +349,27 @@ class Session:
         self.window.ranks.close()
         self.window.flows.forget_all()
 
-    def flush(self) -> SessionFlush | None:
-        """Hand over what has settled; None where there is nothing to write or to acknowledge."""
+    @property
+    def flows_due(self) -> bool:
+        """Whether rows of flows are to be written of which no more is new than that they go on."""
+        return self.settled or time.monotonic() >= self._grown_s + GROWN_S
+
+    def flush(self, changed: list[int], grown: list[int]) -> SessionFlush | None:
+        """Hand over what has settled; None where there is nothing to write or to acknowledge.
+
+        changed, grown: indices of its flows whose row in the dataset is out of date; also where only the time has gone
+        on.
+        """
         acknowledge = self.window.acknowledgeable()
-        if self.idle and not acknowledge:
+        if grown and self.flows_due:
+            changed, self._grown_s = grown, time.monotonic()
+        if not (changed or acknowledge or self._waits):
             return None
         latest = self._latest
         states = self.window.ranks.states() if latest else {}
         for whose, last in latest.items():
             count = states.get(whose, NO_NUMBERS)
             self._stored(last, count.trust, count.shift)
-        changed = self.window.flows.changed
         ledger, meta = self._ledger, self._clock
         nic, self._nic = self._nic, []
 
@@ -361,14 +381,14 @@ class Session:
         def undone() -> None:
             self._ledger = ledger + self._ledger
             self._nic, self._clock = nic + self._nic, meta
-            self.window.flows.mark_changed(changed, changed=True)
+            self.window.flows.mark_stored(changed, stored=False)
 
         flush = SessionFlush(
             *(self.index, self._origin, ledger, nic, self._flow_rows(changed)),
             *(self._new_meta(), self._state(), acknowledge, done, undone),
         )
         self._ledger = []
-        self.window.flows.mark_changed(changed, changed=False)
+        self.window.flows.mark_stored(changed, stored=True)
         return flush
 
     @property
@@ -384,10 +404,10 @@ class Session:
         """Full resolution (SETTLED) as rows of the table `full`."""
         return full_table(self.bucket_rows(rows), reason, gap)
 
-    def _flow_rows(self, changed: set[int]) -> FlowRows | None:
-        if not changed:
+    def _flow_rows(self, indices: list[int]) -> FlowRows | None:
+        if not indices:
             return None
-        table, indices = self.window.flows, sorted(changed)
+        table = self.window.flows
         flows = [table[index] for index in indices]
         return FlowRows(flows, table.state[indices], self.tables.flows.ends.ranks(indices, flows))
 

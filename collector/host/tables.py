@@ -484,7 +484,9 @@ class Tables:
         """Count settled rows wherever somebody will ask for sums of them."""
         rows, state = found.rows, self.flows.state
         flow, start, session, payload = (rows[name] for name in ("flow", "start_ns", "session", "payload_bytes"))
-        state["shared"][flow[found.classes == Class.DL_SHARED]] = True
+        shared = flow[found.classes == Class.DL_SHARED]
+        state["changed"][shared[~state["shared"][shared]]] = True
+        state["shared"][shared] = True
         sessions = self.sessions.table
         traffic_owner, traffic, link = (
             self.flows.of_flows(name, flow) for name in ("traffic_owner", "traffic", "link")

@@ -6,7 +6,6 @@ the dataset, and NATS JetStream (`bus_connection`), where it says that the bus k
 stored it.
 """
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ class Outgoing:
     def __init__(self, spool: Spool, pulls: Pulls, complete: Callable[[], bool]) -> None:
         """complete(): nothing more will be appended."""
         self.spool, self.pulls, self.complete = spool, pulls, complete
+        self._last = 0  # that was handed out
         self._given_up: int | None = None  # whole batches, before the first introduction
 
     def introduction(self) -> bytes:
@@ -54,24 +54,30 @@ class Outgoing:
 
     def messages(self, over: Callable[[], bool]) -> Iterator[Message]:
         """Blocks for each, until over() or everything is sent. Raises DataError: a new connection is needed."""
-        last = 0
-        while not over():
-            leave = functools.partial(self._leave, last, over)
-            batch = self.spool.after(last, leave, self.pulls.patience)
-            if batch is None and leave():
-                return
-            if batch is None:
-                answer = self.pulls.take()
-                if answer:
-                    yield Message(0, answer)
-                continue
+        while not (over() or self.is_all):
+            message = self._take(lambda: over() or self.is_all, self.pulls.patience)
+            if message:
+                yield message
+
+    def next(self) -> Message | None:
+        """What there is to send now; does not block. Raises DataError: a new connection is needed."""
+        return self._take(lambda: False, lambda: 0.0)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether everything is sent, and nothing will follow."""
+        return self.complete() and self.spool.newest <= max(self._last, self.spool.acknowledged)
+
+    def _take(self, leave: Callable[[], bool], patience: Callable[[], float | None]) -> Message | None:
+        while batch := self.spool.after(self._last, leave, patience):
             if self.spool.given_up != self._given_up:
                 raise DataError("batches were given up: it needs a new introduction")
-            if batch.size > MAX_MESSAGE_BYTES - 1024:
-                set_aside(self.spool, batch.sequence, "it is larger than a message may be")
-                continue
-            last = batch.sequence
-            yield Message(last, batch.body + batch.buckets)
+            if batch.size <= MAX_MESSAGE_BYTES - 1024:
+                self._last = batch.sequence
+                return Message(batch.sequence, batch.body + batch.buckets)
+            set_aside(self.spool, batch.sequence, "it is larger than a message may be")
+        answer = None if leave() else self.pulls.take()
+        return Message(0, answer) if answer else None
 
     def receive(self, news: netmon_pb2.Acknowledgement) -> Backpressure:
         """What the other end wants alongside batches; returns what it asks of them."""
@@ -79,9 +85,6 @@ class Outgoing:
             self.pulls.add_request(news.request)
             self.spool.wake()
         return Backpressure(news.bucket_ns, news.batch_ns, news.within_ns)
-
-    def _leave(self, last: int, over: Callable[[], bool]) -> bool:
-        return over() or (self.complete() and self.spool.newest <= max(last, self.spool.acknowledged))
 
 
 def set_aside(spool: Spool, sequence: int, reason: str) -> None:

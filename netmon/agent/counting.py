@@ -49,8 +49,8 @@ class PrivilegedStart:
             for folder in {settings.spool, settings.record_folder or settings.spool}:
                 give_folder(folder, user)
             loader.prepare(self.geometry)
-        keep_importable()
         privileged = Privileged()
+        keep_importable()
         privilege.become_unprivileged(user)
         if user and settings.security.tls:
             require_readable(settings.security.tls, (AUTHORITY, CERTIFICATE, KEY), user)

@@ -6,6 +6,7 @@ nobody ended, it appends a batch with one more sample of each link: the NIC's co
 the word that nobody has counted since the sample before.
 """
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -132,5 +133,6 @@ def _end_account(table: BatchTable, began: Beginning, clock: ClockSample) -> Non
     table.apply(Change([Kept(sequence, body, b"", b"")], (sequence, encode_accounts(ended))))
 
 
+@functools.cache
 def _boot() -> str:
     return _BOOT.read_text().strip()

@@ -2,15 +2,16 @@
 """Asks the collector for its time, again and again: the material from which the collector aligns this host's clock."""
 
 import logging
-import threading
+import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-import grpc
+from google.protobuf.message import DecodeError
 
 from netmon.records import ClockExchange
 from netmon.wire import netmon_pb2
+from netmon.wire.grpc_client import BrokenError, Call, Channel
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,10 @@ class ClockExchanges:
     def __init__(self) -> None:
         self._waiting: deque[ClockExchange] = deque(maxlen=_MOST_WAITING)
         self._warned = False
-        self._asker: threading.Event | None = None
+        self.ring: Callable[[], None] = lambda: None
+        """Wakes whoever asks; from any thread, must not block."""
+        self.hurried = False
+        """What was learnt holds no more; whoever asks takes it back."""
         self.idle = False
         """Whether the host has nothing to report, and so no use for a clock that is known to the microsecond."""
 
@@ -51,13 +55,9 @@ class ClockExchanges:
         self._waiting.append(exchange)
 
     def hurry(self) -> None:
-        """What was learnt holds no more, as after a sleep of the host: whoever asks does so at once."""
-        if self._asker:
-            self._asker.set()
-
-    def set_waker(self, asker: threading.Event) -> None:
-        """Who rests until then; set: it has rested enough."""
-        self._asker = asker
+        """As after a sleep of the host: whoever asks does so at once."""
+        self.hurried = True
+        self.ring()
 
     def warn(self) -> None:
         """Once, however often it connects."""
@@ -91,70 +91,62 @@ class Pace:
 
 
 class Questions:
-    """They are asked on one channel, beside what else it carries, until `end`.
+    """They are asked on one channel, beside what else it carries, in its thread."""
 
-    The thread is the one that gRPC has for the questions of a stream: it sleeps between two bursts, and nobody waits
-    for an answer then.
-    """
+    def __init__(self, channel: Channel, exchanges: ClockExchanges) -> None:
+        """Nothing is asked before `ask`."""
+        self._channel, self._exchanges = channel, exchanges
+        self._call: Call | None = None
+        self._pace, self._took = Pace(), list[int]()
+        self._number = self._sent_ns = 0
+        self.due_s = 0.0
+        """When to ask (mono); infinite: an answer is awaited."""
 
-    def __init__(self, channel: grpc.Channel, exchanges: ClockExchanges) -> None:
-        """Begins to ask as soon as the channel is connected."""
-        self._exchanges = exchanges
-        self._stream: grpc.StreamStreamMultiCallable[bytes, netmon_pb2.ClockEcho] = channel.stream_stream(
-            METHOD, response_deserializer=netmon_pb2.ClockEcho.FromString
-        )
-        self._ended, self._rested = threading.Event(), threading.Event()
-        exchanges.set_waker(self._rested)
-        self._again_s = 0.0
-        self._begin()
+    def ask(self) -> None:
+        """The next question, if it is time for it and nothing else is on its way. Raises BrokenError."""
+        if self._exchanges.hurried and self.due_s < math.inf:
+            self._exchanges.hurried, self.due_s = False, 0.0
+        if time.monotonic() < self.due_s or self._channel.protocol.out:
+            return
+        if self._channel.protocol.leaving:
+            self.due_s = math.inf
+            return
+        if self._call is None:
+            self._call, self._pace, self._took = self._channel.protocol.open(METHOD), Pace(), []
+        self._number += 1
+        self._call.send(netmon_pb2.ClockProbe(number=self._number).SerializeToString())
+        self._channel.protocol.fill()
+        self._sent_ns, self.due_s = time.monotonic_ns(), math.inf
+        self._channel.send()
 
-    def check(self) -> None:
-        """To be called now and then: asks again where a stream has ended."""
-        if not self._call.is_active() and not self._again_s:
-            refused = self._call.code() is grpc.StatusCode.UNIMPLEMENTED
+    def hear(self) -> None:
+        """What has been answered. Raises BrokenError."""
+        while self._call and self._call.messages:
+            try:
+                echo = netmon_pb2.ClockEcho.FromString(self._call.messages.popleft())
+            except DecodeError:
+                raise BrokenError("internal: what it says is no time") from None
+            if echo.number == self._number and self.due_s == math.inf:
+                self._take(echo, self._channel.received_ns)
+            else:
+                self._give_up(_RETRY_S)
+        if self._call and self._call.status:
+            refused = self._call.status.code == "unimplemented"
             if refused:
                 self._exchanges.warn()
-            self._again_s = time.monotonic() + (_REFUSED_RETRY_S if refused else _RETRY_S)
-        if self._again_s and time.monotonic() >= self._again_s and not self._ended.is_set():
-            self._begin()
+            self._give_up(_REFUSED_RETRY_S if refused else _RETRY_S)
 
-    def end(self) -> None:
-        """From any thread, any number of times."""
-        self._ended.set()
-        self._rested.set()
-        self._call.cancel()
+    def _take(self, echo: netmon_pb2.ClockEcho, received_ns: int) -> None:
+        self._exchanges.add(ClockExchange(self._sent_ns, echo.received_ns, echo.sent_ns, received_ns))
+        self._took.append(received_ns - self._sent_ns)
+        if len(self._took) < BURST and not self._pace.enough(self._took[-1]):
+            self.due_s = 0.0
+            return
+        self.due_s = time.monotonic() + self._pace.rest_s(self._took, self._exchanges.idle)
+        self._took = []
 
-    def _begin(self) -> None:
-        self._again_s, called = 0.0, threading.Event()
-        self._call = self._stream(self._queries(called), wait_for_ready=True)
-        called.set()
-
-    def _queries(self, called: threading.Event) -> Iterator[bytes]:
-        """Bursts of questions, the answers of which are read here, until the stream ends."""
-        called.wait()
-        call, number, pace = self._call, 0, Pace()
-        while not self._ended.is_set():
-            took = []
-            for _ in range(BURST):
-                number += 1
-                question = netmon_pb2.ClockProbe(number=number).SerializeToString()
-                sent = time.monotonic_ns()
-                yield question
-                echo = _answer(call)
-                received = time.monotonic_ns()
-                if echo is None or echo.number != number:
-                    return
-                self._exchanges.add(ClockExchange(sent, echo.received_ns, echo.sent_ns, received))
-                took.append(received - sent)
-                if pace.enough(took[-1]):
-                    break
-            if self._rested.wait(pace.rest_s(took, self._exchanges.idle)):
-                self._rested.clear()
-
-
-def _answer(call: Iterator[netmon_pb2.ClockEcho]) -> netmon_pb2.ClockEcho | None:
-    """Blocks until it comes; None where the stream has ended."""
-    try:
-        return next(call, None)
-    except grpc.RpcError:
-        return None
+    def _give_up(self, rest_s: float) -> None:
+        """Another call, in a while."""
+        if self._call:
+            self._channel.protocol.cancel(self._call)
+        self._call, self.due_s = None, time.monotonic() + rest_s

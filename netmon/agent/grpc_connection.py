@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One stream to the collector, from its beginning to its end, on a channel of its own."""
+"""One stream to the collector, from its beginning to its end, on a connection of its own."""
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import grpc
+from google.protobuf.message import DecodeError
 
 from netmon.agent.connection import Connect, End, Outgoing, set_aside
 from netmon.agent.exchange import ClockExchanges, Questions
 from netmon.agent.pressure import Backpressure
-from netmon.errors import DataError, NetmonError
+from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
-from netmon.wire.channel import AGENT_OPTIONS
+from netmon.wire.grpc_client import BrokenError, Call, Channel, Status, Waker, connect
 from netmon.wire.identity import Role
-from netmon.wire.secure import in_words, open_channel
+from netmon.wire.secure import client_context, in_words
 from netmon.wire.security import PLAIN, Security
 
 METHOD = "/netmon.Collector/Stream"
 SEQUENCE_KEY = "netmon-sequence"
 """Trailing metadata: the batch at which a collector ended the stream."""
 
-_REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED)
+_REFUSED = ("invalid_argument", "permission_denied")
+_MOST_DIGITS = 20  # of a batch's number
 _STRIKES = 3  # failures of the collector at one batch, after which the batch is to blame
 
 
@@ -48,9 +50,8 @@ class GrpcConnection:
         self._address, self._security, self._outgoing = address, security, outgoing
         self._spool, self._pulls = outgoing.spool, outgoing.pulls
         self._exchanges, self._silent_s = exchanges, silent_s
-        self._questions: Questions | None = None
         self._over = threading.Event()
-        self._call: grpc.Call | None = None
+        self._waker: Waker | None = None
         self._answered = False
         self._answered_s = time.monotonic()
         self._why = ""  # we ended it
@@ -59,39 +60,25 @@ class GrpcConnection:
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the stream has ended. heard: called when the collector answers; strikes: by batch."""
-        try:
-            channel = open_channel(self._address, self._security, AGENT_OPTIONS, Role.AGENT)
-        except NetmonError as error:  # the files may be renewed any moment
-            return End(str(error))
-        with channel:
-            # Bytes as they are: a batch is serialised once, when it is made.
-            stream: grpc.StreamStreamMultiCallable[bytes, netmon_pb2.Acknowledgement] = channel.stream_stream(
-                METHOD, response_deserializer=netmon_pb2.Acknowledgement.FromString
-            )
-            self._call = call = stream(self._messages())
-            self._questions = Questions(channel, self._exchanges) if self._exchanges else None
+        with Waker() as self._waker:
+            self._spool.ring = self._waker.wake
+            if self._exchanges:
+                self._exchanges.ring = self._waker.wake
             try:
-                for message in call:
-                    self._answered_s = time.monotonic()
-                    if not self._answered:
-                        self._answered = True
-                        heard()
-                    self._take(message)
-                return End(self._why or ("" if self._outgoing.complete() else "it ended the stream"), self._answered)
-            except grpc.RpcError as error:
-                return self._ended(error, strikes)
+                with self._connected(self._waker) as channel:
+                    status = self._talk(channel, heard)
+            except BrokenError as error:
+                return self._broken(str(error))
+            except NetmonError as error:  # files that may be renewed any moment, or batches that are given up
+                return self._end(str(error))
             finally:
                 self._over.set()
                 self.backpressure = Backpressure()
-                if self._questions:
-                    self._questions.end()
                 self._pulls.clear()
-                self._spool.wake()
+        return self._ended(status, strikes)
 
     def check(self) -> None:
         """To be called now and then, from another thread: ends a stream on which nothing is heard."""
-        if self._questions:
-            self._questions.check()
         if time.monotonic() - self._answered_s > self._silent_s:
             self._silent = True
             self.end(f"it has not answered for {self._silent_s:.0f} s")
@@ -100,35 +87,95 @@ class GrpcConnection:
         """From any thread; `run` returns soon."""
         self._why = self._why or why
         self._over.set()
-        self._spool.wake()
-        if self._call:
-            self._call.cancel()
+        if self._waker:
+            self._waker.wake()
+
+    def _connected(self, waker: Waker) -> Channel:
+        """Raises NetmonError."""
+        folder = self._security.folder(self._address, "connect to")
+        context = None
+        if folder:
+            context = client_context(folder, Role.AGENT)
+            context.set_alpn_protocols(["h2"])
+        return connect(self._address, context, waker, self._over.is_set)
+
+    def _talk(self, channel: Channel, heard: Callable[[], None]) -> Status:
+        """Until the call has ended, or we end it. Raises BrokenError, DataError."""
+        call = channel.protocol.open(METHOD)
+        call.send(self._outgoing.introduction())
+        questions = Questions(channel, self._exchanges) if self._exchanges else None
+        while not self._over.is_set():
+            more = self._fill(channel, call)
+            if questions:
+                questions.ask()
+            channel.wait(0.0 if more else self._rest_s(channel, call, questions))
+            while call.messages:
+                self._hear(call.messages.popleft(), heard)
+            if questions:
+                questions.hear()
+            if call.status:
+                return call.status
+        return Status("cancelled", self._why, {})
+
+    def _fill(self, channel: Channel, call: Call) -> bool:
+        """With what there is to send, but with no more than is on its way soon: it may be given up yet.
+
+        Whether more can go at once.
+        """
+        while channel.protocol.fill():
+            message = None if call.waiting else self._outgoing.next()
+            if message is None:
+                if self._outgoing.is_all and not call.waiting:
+                    call.finish()
+                    channel.protocol.fill()
+                channel.send()
+                return False
+            call.send(message.data)
+        channel.send()
+        return not channel.protocol.out
+
+    def _rest_s(self, channel: Channel, call: Call, questions: Questions | None) -> float:
+        """Until there is something to do that nobody wakes us for."""
+        if channel.protocol.out:
+            return math.inf
+        patience_s = None if call.waiting else self._pulls.patience()
+        question_s = questions.due_s - time.monotonic() if questions else math.inf
+        return min(math.inf if patience_s is None else patience_s, question_s)
+
+    def _hear(self, data: bytes, heard: Callable[[], None]) -> None:
+        """Raises BrokenError."""
+        self._answered_s = time.monotonic()
+        if not self._answered:
+            self._answered = True
+            heard()
+        try:
+            self._take(netmon_pb2.Acknowledgement.FromString(data))
+        except DecodeError:
+            raise BrokenError("internal: what it says is no acknowledgement") from None
 
     def _take(self, message: netmon_pb2.Acknowledgement) -> None:
         """What the collector says."""
         self._spool.acknowledge(message.sequence)
         self.backpressure = self._outgoing.receive(message)
 
-    def _messages(self) -> Iterator[bytes]:
-        try:
-            yield self._outgoing.introduction()
-            for message in self._outgoing.messages(self._over.is_set):
-                yield message.data
-        except DataError as error:
-            self.end(str(error))
-
-    def _ended(self, error: grpc.RpcError, strikes: dict[int, int]) -> End:
-        code, details = error.code(), error.details() or ""
-        if self._why:
-            return End(self._why, self._answered, silent=self._silent)
+    def _broken(self, reason: str) -> End:
         # Whoever has answered has wanted no other TLS: a connection that breaks then is no more than that.
-        words = "" if self._answered else in_words(details, self._security, self._address)
-        reason = words or f"{code.name.lower()}: {details}"
-        at = next((int(m.value) for m in error.trailing_metadata() or () if m.key == SEQUENCE_KEY), 0)
-        if at:
-            strikes[at] = strikes.get(at, 0) + 1
-            if code is grpc.StatusCode.INVALID_ARGUMENT or strikes[at] >= _STRIKES:
-                del strikes[at]
-                set_aside(self._spool, at, details)
-                return End("", self._answered)
-        return End(reason, self._answered, refused=code in _REFUSED and not at)
+        words = "" if self._answered else in_words(reason, self._security, self._address)
+        return self._end(words or reason)
+
+    def _end(self, reason: str) -> End:
+        return End(self._why or reason, self._answered, silent=self._silent)
+
+    def _ended(self, status: Status, strikes: dict[int, int]) -> End:
+        code, details, metadata = status
+        if self._why or code == "ok":
+            return self._end("" if self._outgoing.complete() else "it ended the stream")
+        at = metadata.get(SEQUENCE_KEY, "")
+        sequence = int(at) if at.isdecimal() and len(at) < _MOST_DIGITS else 0
+        if not sequence:
+            return End(f"{code}: {details}", self._answered, refused=code in _REFUSED)
+        strikes[sequence] = strikes.get(sequence, 0) + 1
+        if code == "invalid_argument" or strikes[sequence] >= _STRIKES:
+            del strikes[sequence]
+            set_aside(self._spool, sequence, details)
+        return End("", self._answered)

@@ -87,6 +87,8 @@ class Spool:
         self.ledger = b""  # as batches reported it last, for the next agent
         self.size = self.memory_bytes = 0
         """Bytes that wait; and those of them that only memory has, which the end of the agent would take."""
+        self.ring: Callable[[], None] = lambda: None
+        """Called where `after` may find something, for who does not wait in it; from any thread, must not block."""
         self._lose = lose
         lock = threading.RLock()
         self._changed, self._ready = threading.Condition(lock), threading.Condition(lock)  # for the disk; for `after`
@@ -207,7 +209,7 @@ class Spool:
             if self.silent:
                 self._note("the disk does not answer")
             self._changed.notify_all()
-            self._ready.notify_all()
+            self._tell()
 
     def end_flows(self, flow_ids: Collection[int]) -> None:
         """No batch that follows has rows of these flows."""
@@ -261,7 +263,11 @@ class Spool:
     def wake(self) -> None:
         """Whoever waits in `after` looks at its leave() again."""
         with self._ready:
-            self._ready.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._ready.notify_all()
+        self.ring()
 
     def set_aside(self, sequence: int) -> Table | None:
         """Takes a batch that cannot be sent out of the way, and counts it; what it carried, None: it is not there."""
@@ -505,7 +511,7 @@ class Spool:
                 if (waiting := self._batches.get(one.sequence))
             }
             self._wanted = 0
-            self._ready.notify_all()
+            self._tell()
 
     def _cannot_read(self, error: sqlite3.Error) -> bool:
         """Whether all that only the file has is given up: it has been so for long, or will not be read any more."""

@@ -15,7 +15,6 @@ from netmon.commands.service_options import Service, heed_hangup
 from netmon.errors import UsageError
 from netmon.options import declare, read_options
 from netmon.units import format_duration, format_rate
-from netmon.wire.channel import NO_EVENT_ENGINE
 
 HELP = "count the traffic of this host and stream it to a collector (needs root)"
 EXAMPLES = """
@@ -47,13 +46,10 @@ def run(args: argparse.Namespace) -> int:
     """Watch and stream until SIGINT or SIGTERM; blocks."""
     # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    os.environ.setdefault("GRPC_EXPERIMENTS", NO_EVENT_ENGINE)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines alongside ours
     from netmon.agent.agent import Agent
     from netmon.kernel.heap import keep_heap, trim_heap
     from netmon.kernel.subprocess_calls import call_by_name
     from netmon.supervisor import Supervisor
-    from netmon.wire.channel import wait_quietly
 
     if args.prepare:
         return _prepare(args)
@@ -73,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
         log.warning("%s", remark)
     settings = replace(settings, interface=names)
     _check(settings)
-    wait_quietly()
     keep_heap()
     supervisor = Supervisor()  # while the way to its socket is open to us
     agent = Agent(settings)

@@ -120,7 +120,8 @@ def _store(replay: "Replay", directory: Path) -> None:
     session, unstored = stage.session(index), stage.tables.unstored
 
     def flush() -> None:
-        flush = session.flush()
+        changed, grown = (stage.tables.flows.unstored(grown).get(index, []) for grown in (False, True))
+        flush = session.flush(changed, grown)
         if flush:
             try:
                 tables = flush_tables([flush], unstored.take(), stage.tables.flows.jobs)

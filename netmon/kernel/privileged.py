@@ -17,7 +17,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -48,7 +47,6 @@ from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 from netmon.marks import printable
-from netmon.own_module import own_module
 from netmon.service_user import service_user
 
 MOST_OF_USER, MOST_OF_ALL = 128, 1024
@@ -313,18 +311,21 @@ class Privileged:
     """The other end: used by the unprivileged part. One request at a time is under way."""
 
     def __init__(self) -> None:
-        """Starts the process. Its capabilities are those of the caller now."""
+        """Starts the process. Its capabilities are those of the caller now, who must have no other thread yet.
+
+        It is a copy of this one, so that both share what was imported until now: 8 MB.
+        """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        gc.collect()
+        gc.freeze()  # looking all of it over would copy it
         with theirs:
-            self._child = subprocess.Popen(**own_module(__name__, os.getpid()), stdin=theirs.fileno())
+            pid = _fork(theirs)
+        self.pid = pid
+        """Of the privileged process."""
+        self._ended = os.pidfd_open(self.pid)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         self.busy = False
-
-    @property
-    def pid(self) -> int:
-        """Of the privileged process."""
-        return self._child.pid
 
     @property
     def descriptor(self) -> int:
@@ -384,24 +385,46 @@ class Privileged:
     def close(self) -> None:
         """Ends it, and with it everything that is attached; waits until it is so."""
         self._socket.close()
-        try:
-            self._child.wait(_END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        over = select.poll()
+        over.register(self._ended, select.POLLIN)
+        if not over.poll(_END_LIMIT_S * 1000):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._ended)
 
 
-def main() -> int:
-    """The privileged process: serves the socket on standard input. Its argument is its parent's pid."""
+def _fork(theirs: socket.socket) -> int:
+    """The pid of the privileged process, which does not return from here."""
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        os.dup2(theirs.fileno(), 0)
+        status = main(parent)
+    except BaseException:
+        log.exception("the privileged part of the agent has failed")
+    finally:
+        os._exit(status)
+
+
+def main(parent: int) -> int:
+    """The privileged process: serves the socket on standard input. parent: pid."""
+    logging.basicConfig(level=logging.WARNING, format="netmon: %(message)s", stream=sys.stderr, force=True)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # the other part's, its end of the socket above all
+        if descriptor > 2:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    os.chdir("/")
     privilege.become_service(service_user())
-    privilege.die_with_parent(int(sys.argv[1]))
+    privilege.die_with_parent(parent)
     privilege.allow_descriptors()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM):  # the other part decides when we end
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="netmon: %(message)s", stream=sys.stderr)
     _Server(socket.socket(fileno=0)).serve()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1])))

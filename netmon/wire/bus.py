@@ -27,7 +27,7 @@ from netmon.errors import CertificateError, NetmonError, UnsupportedError, WireE
 from netmon.wire.channel import MAX_MESSAGE_BYTES
 from netmon.wire.identity import Role
 from netmon.wire.limits import MAX_COUNT, MAX_HOST, MAX_SESSION
-from netmon.wire.secure import bus_context, in_words
+from netmon.wire.secure import client_context, in_words
 from netmon.wire.security import PLAIN, Security
 
 try:
@@ -215,7 +215,7 @@ def bus_client(servers: Sequence[str], security: Security, host: str) -> tuple[C
     folders = [security.folder(server, "connect to the bus at") for server in servers]
     if folders[0] is None:
         return Client(), options
-    context = functools.partial(bus_context, folders[0], Role.AGENT if host else Role.COLLECTOR)
+    context = functools.partial(client_context, folders[0], Role.AGENT if host else Role.COLLECTOR)
     return _TlsClient(context), options | {"tls": context()}
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the two ends of the channel notice that the network between them is gone, and find each other again.
 
-An agent makes a channel for each connection, and gives it up with the connection: what gRPC remembers of a broken one
-(its back-off, its resolved name) then delays nobody. A cut is noticed in five seconds at most; then the next attempt is
-never more than half a second away, and lasts one second.
+A cut is noticed in five seconds at most; then the next attempt is never more than half a second away, and lasts one
+second.
 """
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -12,38 +11,29 @@ MAX_MESSAGE_BYTES = 16 << 20
 ALIVE_EVERY_S = 1.0
 """So often a collector says on a stream that it is alive, whether it has something to acknowledge or not."""
 
-QUIET_WAIT_S = 10.0
-
 _LOOKAHEAD_BYTES = 4 << 20  # of one stream: 80 MB/s over 50 ms
 
+CONNECT_S = 1.0
+"""How long one attempt of an agent may take."""
 
-def wait_quietly() -> None:
-    """To be called once by a process whose threads wait for gRPC's messages: they are woken when one has come.
-
-    gRPC lets them look ten times a second as well whether Ctrl-C has come, which only the main thread would see; that
-    takes more time than an idle stream itself. There is no option for it; where gRPC waits otherwise nothing changes.
-    """
-    from grpc import _common
-
-    if hasattr(_common, "MAXIMUM_WAIT_TIMEOUT"):
-        _common.MAXIMUM_WAIT_TIMEOUT = QUIET_WAIT_S
-
+KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 20.0, 3.0
+"""After so long without a word an agent asks whether the collector is there, and waits so long for the answer."""
 
 AGENT_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
     ("grpc.enable_retries", 0),
     ("grpc.http2.bdp_probe", 0),  # a few bytes come down: how fast more could come needs no pings
-    # With these gRPC also sets TCP_USER_TIMEOUT, so that the kernel does not wait longer for what it has sent: a batch
-    # a second finds a cut sooner than pings, each of which wakes five threads.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
+    # With these gRPC also sets TCP_USER_TIMEOUT, so that the kernel does not wait longer for what it has sent.
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # how long one attempt may take
-    ("grpc.initial_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),
+    ("grpc.initial_reconnect_backoff_ms", int(CONNECT_S * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(CONNECT_S * 1000)),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
+"""For a channel of gRPC that behaves as an agent's, which has its own (`netmon.wire.grpc_client`)."""
 
 FEW_THREADS = "-event_engine_listener,-event_engine_for_all_other_endpoints"
 """GRPC_EXPERIMENTS of a process with thousands of streams, read when gRPC is imported.
@@ -51,9 +41,6 @@ FEW_THREADS = "-event_engine_listener,-event_engine_for_all_other_endpoints"
 Who waits for messages reads them from the sockets, too, instead of four threads that wake it: about a quarter less for
 each message. A gRPC that does not know these names passes over them.
 """
-
-NO_EVENT_ENGINE = f"-event_engine_client,-event_engine_callback_cq,{FEW_THREADS}"
-"""The same of an agent, which has one stream: a message wakes half as many threads."""
 
 COLLECTOR_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second collector on the port must fail, not take half of the agents

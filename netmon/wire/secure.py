@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections with TLS: channels of gRPC, the collector's port, the bus; and what gRPC says where one fails, in words.
+"""Connections with TLS: channels of gRPC, the collector's port, the bus; and why one has failed, in words.
 
 Whoever connects reads the files anew each time, whoever listens as soon as they have changed: a certificate is renewed
-by putting another one in its place. What is connected stays so until its own certificate is good no longer.
+by putting another one in its place. What is connected stays so until its own certificate is good no longer. gRPC is
+imported where it is used: an agent does without it.
 """
+
+from __future__ import annotations
 
 import contextlib
 import logging
@@ -14,20 +17,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
-
-import grpc
+from typing import TYPE_CHECKING, Any
 
 from netmon.errors import CertificateError, NetmonError
 from netmon.wire.identity import Identity, Role
 from netmon.wire.security import Security, is_unix
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, TlsFiles, identity_of, read_tls
 
+if TYPE_CHECKING:
+    import grpc
+
 Options = Sequence[tuple[str, Any]]
 
 _log = logging.getLogger(__name__)
 _COPY = "copy both folders from one `netmon certificates DIR`"
-_SAID = (  # by BoringSSL and gRPC; lower case
+_OTHER_NAME = (
+    "its certificate is for other addresses: issue it with this one (netmon certificates DIR collector NAME "
+    "--address ADDR …)"
+)
+_SAID = (  # by BoringSSL, OpenSSL and gRPC; lower case
     (
         "certificate has expired",
         "the other end's certificate has expired: renew it with `netmon certificates DIR renew`",
@@ -40,11 +48,8 @@ _SAID = (  # by BoringSSL and gRPC; lower case
     ("signature failure", f"the other end's certificate is of another authority than our ca.crt: {_COPY}"),
     ("unknown_ca", f"our certificate is of another authority than the other end's ca.crt: {_COPY}"),
     ("certificate_required", "the other end wants a certificate: give --tls DIR with tls.crt and tls.key"),
-    (
-        "hostname verification check failed",
-        "its certificate is for other addresses: issue it with this one (netmon certificates DIR collector NAME "
-        "--address ADDR …)",
-    ),
+    ("hostname verification check failed", _OTHER_NAME),
+    ("certificate is not valid for", _OTHER_NAME),
     ("certificate_unknown", f"the other end does not trust our certificate: {_COPY}"),
     ("wrong_version_number", "it speaks no TLS there: give no --tls, or start the collector with it"),
     (
@@ -58,6 +63,8 @@ _OF_TIME = ("certificate has expired", "certificate is not yet valid")
 
 def open_channel(address: str, security: Security, options: Options, *roles: Role) -> grpc.Channel:
     """A channel to HOST:PORT or unix:PATH, as one of these roles. Raises UsageError, CertificateError."""
+    import grpc
+
     folder = security.folder(address, "connect to")
     if folder is None:
         return grpc.insecure_channel(address, options=options)
@@ -68,11 +75,13 @@ def open_channel(address: str, security: Security, options: Options, *roles: Rol
     return grpc.secure_channel(address, credentials, options=options)
 
 
-def server_credentials(files: "Watched", certificates: bool = True) -> grpc.ServerCredentials:
+def server_credentials(files: Watched, certificates: bool = True) -> grpc.ServerCredentials:
     """For a collector's port; the files are looked at for every connection.
 
     certificates: whoever connects needs one; else the collector asks for a token.
     """
+    import grpc
+
     used = [files.now()]
 
     def fetch() -> Any:  # None: as before
@@ -84,6 +93,8 @@ def server_credentials(files: "Watched", certificates: bool = True) -> grpc.Serv
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    import grpc
+
     return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.authority)
 
 
@@ -122,12 +133,15 @@ def _stamp(folder: Path) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def bus_context(folder: Path, *roles: Role) -> ssl.SSLContext:
-    """For a connection to a bus. Raises CertificateError."""
+def client_context(folder: Path, *roles: Role) -> ssl.SSLContext:
+    """For a connection to a collector or a bus. Raises CertificateError."""
     read_tls(folder, *roles)
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / AUTHORITY))
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / AUTHORITY))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    except OSError as error:  # another file is put there this very moment
+        raise CertificateError(f"cannot use the files in {folder}: {error}") from None
     return context
 
 

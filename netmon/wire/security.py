@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 from netmon.errors import UsageError
 from netmon.options import DIR, option
 
-_RESOLVERS = ("dns:///", "dns:", "ipv4:", "ipv6:")
+RESOLVERS = ("dns:///", "dns:", "ipv4:", "ipv6:")
+"""That an address may begin with, as gRPC takes it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def is_local(address: str) -> bool:
     """
     if is_unix(address):
         return True
-    for start in _RESOLVERS:
+    for start in RESOLVERS:
         address = address.removeprefix(start)
     index = address.rpartition("://")[2].rpartition("@")[2]
     host = index[1:].partition("]")[0] if index.startswith("[") else index.rpartition(":")[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1] / "unit"), str(Path(__file__).parent)]
 
 from collector_stream import hello
+from hpack import Encoder
 from mutations import honest_batches
 from scapy.all import IP, TCP, UDP, Dot1Q, Ether, IPv6, Raw, wrpcap, wrpcapng
 from snapshot_example import example
@@ -40,6 +41,11 @@ def library(names: bytes) -> bytes:
     return header.ljust(64, b"\0") + b"".join(sections) + segment[:56] + symbols + names
 
 
+def frame(kind: int, body: bytes, flags: int = 0, stream: int = 0) -> bytes:
+    """Of HTTP/2."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
 def main() -> None:
     for number, one in enumerate(honest_batches(6)):
         message = encode_batch(one)
@@ -48,6 +54,11 @@ def main() -> None:
         rows = bytes(table.shape[1] for table in few)
         put("tables", f"honest{number}", rows + b"".join(table.tobytes() for table in few))
     put("hello", "honest", netmon_pb2.AgentMessage(hello=encode_hello(hello())).SerializeToString())
+    begun, told = Encoder().encode([(":status", "200")]), b"\0\0\0\0\2\x08\5"
+    over = Encoder().encode([("grpc-status", "3"), ("grpc-message", "no%20")])
+    pieces = [frame(4, b"\0\5\0\0\x40\0"), frame(1, begun, 4, 1), frame(0, told, 0, 1), frame(6, b"12345678")]
+    put("channel", "refused", b"".join([*pieces, frame(8, b"\0\0\1\0"), frame(1, over, 5, 1)]))
+    put("channel", "leaves", b"".join([*pieces, frame(7, b"\0\0\0\1\0\0\0\0bye"), frame(3, b"\0\0\0\x08", 0, 1)]))
     put("marks", "one", encode(MarkPacket("train", 1, 4, 7, 2, 10**12, 25_000_000)))
     events = b",\n".join(_ENTRY % (ph, b"NEGOTIATE_ALLREDUCE", 1000 * n, 3) for n, ph in enumerate((b"B", b"E", b"X")))
     start = b'{"name": "process_name", "ph": "M", "args": {"start_time_since_epoch_in_micros":1700000000000000}}'

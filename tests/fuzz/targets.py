@@ -21,6 +21,7 @@ from netmon.replay.frames import frames_of
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import decode_batch, encode_batch, encode_hello
+from netmon.wire.grpc_client import BrokenError, Protocol
 from netmon.wire.snapshots import decode_selection, decode_snapshot
 from netmon.wire.tables import TABLES
 
@@ -135,8 +136,20 @@ def viewer(data: bytes) -> None:
             read(message)
 
 
+def channel(data: bytes) -> None:
+    """What a collector says to an agent, in HTTP/2, in two pieces."""
+    protocol = Protocol("collector")
+    call = protocol.open("/netmon.Collector/Stream")
+    call.send(b"hello")
+    with suppress(BrokenError):
+        for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
+            protocol.receive(piece, 0.0)
+            protocol.fill()
+    assert len(protocol.out) < (2 << 20) + len(data)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    one.__name__: one for one in (batch, tables, hello, marks, timeline, pcap, elf, viewer)
+    one.__name__: one for one in (batch, tables, hello, marks, timeline, pcap, elf, viewer, channel)
 }
 
 

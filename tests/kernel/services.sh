@@ -111,7 +111,7 @@ if journalctl -q -o cat -u 'netmon-*' -g 'Traceback|the process that compares ho
 say stopped and removed: nothing is left but the data
 systemctl stop $services
 [ -z "$(tc filter show dev lo ingress)$(tc filter show dev lo egress)" ]
-[ -z "$(pgrep -f netmon.kernel.privileged)" ]
+[ -z "$(pgrep -f "netmon agent")" ]
 rm -r /etc/systemd/system/netmon-*
 systemctl daemon-reload
 systemctl reset-failed

@@ -7,6 +7,7 @@ import random
 import select
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -87,6 +88,28 @@ class Other:
         self._socket.close()
         _, said = self._child.communicate(timeout=60)
         return said.decode()
+
+
+FORKED = """
+import os, signal
+from netmon.kernel.privileged import Privileged
+from netmon.kernel.requests import More
+signal.signal(signal.SIGHUP, lambda *_: None)
+own = os.open("/etc/passwd", os.O_RDONLY)
+privileged = Privileged()
+privileged.request(More())
+privileged._socket.recv(1 << 16)
+print(sorted(os.listdir(f"/proc/{privileged.pid}/fd")), os.readlink(f"/proc/{privileged.pid}/cwd"))
+caught = open(f"/proc/{privileged.pid}/status").read().partition("SigCgt:")[2].split()[0]
+print(int(caught, 16) & 1)
+privileged.close()
+print(os.path.exists(f"/proc/{privileged.pid}"))
+"""
+
+
+def test_it_has_nothing_of_the_other_part_but_what_was_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["['0', '1', '2'] /", "0", "False"], done.stderr
 
 
 @pytest.fixture

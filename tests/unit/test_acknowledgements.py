@@ -29,7 +29,7 @@ def acknowledged_after(batches: list[Batch], told: dict[int, list[Mark]]) -> int
         if batch.sequence in told:
             stage.add_marks(place, told[batch.sequence])
             stage.tick()
-        flush = session.flush()
+        flush = session.flush([], [])
         if flush:
             flush.done()
             last = flush.acknowledge or last

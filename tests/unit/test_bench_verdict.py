@@ -14,7 +14,7 @@ from netmon.bench.specs import VerdictSpec
 from netmon.bench.verdict.campaign import Undisturbed, VerdictResult, measure
 from netmon.bench.verdict.plan import KINDS, PER_RUN, in_turn, plan, typical_iteration_ns
 from netmon.bench.verdict.predictions import Rerun, RerunResult, plan_reruns, plan_shifts
-from netmon.bench.verdict.scoring import score
+from netmon.bench.verdict.scoring import IncidentsFound, score
 from netmon.bench.verdict.simulated import GOODPUT, Squeeze, judge_one, phases, scenario, simulate, transfer
 from netmon.cli import main
 from netmon.dl.theory import ring_bytes
@@ -82,6 +82,8 @@ def told(number, cause, durations, **more):
         "start_ns": end - duration,
         "end_ns": end,
         "duration_ns": duration,
+        "usual_ns": USUAL,
+        "excess_ns": duration - USUAL,
         "cause": cause,
         **more,
     }
@@ -161,6 +163,7 @@ def test_of_what_lasts_for_seconds_every_iteration_counts_that_it_made_long():
     truth = Truth("ring", "ring", end - durations, end, durations, (slow,))
     outcomes, _ = score("run", truth, [told(number, "slow_link", durations, host="h1") for number in (10, 17)])
     assert [each.outcome for each in outcomes] == ["right", *["missed"] * 6, "right"]
+    assert IncidentsFound.of(outcomes) == IncidentsFound(1, 1, 1, 1, 1)
 
 
 def test_what_others_take_as_long_for_shows_no_cause(run):
@@ -188,6 +191,7 @@ def test_the_result_is_printed_and_is_a_document(run):
     document = json.loads(json.dumps(result.document()))
     assert document["right_cause_share"] == 0.5
     assert document["right_culprit_share"] == 1
+    assert document["incidents"] == {"made": 2, "right": 1, "within_a_step": 1, "lasting": 0, "lasting_right": 0}
     assert document["told_after_s"]["p99"] == pytest.approx(0.5)
     assert document["left_out"]["nothing"] == {
         "count": 1,

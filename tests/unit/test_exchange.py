@@ -11,14 +11,15 @@ from pathlib import Path
 
 import grpc
 import pytest
+from sent_agent import Sent
 
 from collector.host.align import ClockQuery, Exchanges, fit_exchanges
+from netmon.agent import exchange
 from netmon.agent.clock import Clock
-from netmon.agent.exchange import ClockExchanges, Questions
+from netmon.agent.exchange import ClockExchanges
 from netmon.kernel.timekeeping import clock_state, parse_tracking
 from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns
-from netmon.wire.channel import AGENT_OPTIONS
 
 
 def collector(folder: Path) -> Process:
@@ -30,28 +31,26 @@ def collector(folder: Path) -> Process:
 
 
 @contextlib.contextmanager
-def asking(folder: Path, address: str = "socket") -> Iterator[tuple[ClockExchanges, Questions]]:
-    exchanges = ClockExchanges()
-    with grpc.insecure_channel(f"unix:{folder}/{address}", options=AGENT_OPTIONS) as channel:
-        questions = Questions(channel, exchanges)
-        try:
-            yield exchanges, questions
-        finally:
-            questions.end()
+def asking(folder: Path, address: str = "socket") -> Iterator[ClockExchanges]:
+    sent = Sent(folder / "spool", f"unix:{folder}/{address}")
+    sent.start()
+    try:
+        yield sent.exchanges
+    finally:
+        sent.finish(0)
 
 
-def wait_for(exchanges: ClockExchanges, questions: Questions, count: int) -> list:
+def wait_for(exchanges: ClockExchanges, count: int) -> list:
     taken, deadline = [], time.monotonic() + 60
     while len(taken) < count and time.monotonic() < deadline:
         time.sleep(0.02)
-        questions.check()
         taken += exchanges.take()
     return taken
 
 
 def test_exchanges_bound_the_difference_of_two_readings_of_one_clock(tmp_path: Path) -> None:
-    with asking(tmp_path) as (exchanges, questions), collector(tmp_path):  # it waits for a collector that comes later
-        taken = wait_for(exchanges, questions, 20)
+    with asking(tmp_path) as exchanges, collector(tmp_path):  # it waits for a collector that comes later
+        taken = wait_for(exchanges, 20)
     assert len(taken) >= 20
     now, heard = taken[-1].agent_received_ns, Exchanges()
     heard.add_exchanges(taken, now)
@@ -62,10 +61,10 @@ def test_exchanges_bound_the_difference_of_two_readings_of_one_clock(tmp_path: P
 
 
 def test_it_goes_on_with_a_collector_that_comes_back(tmp_path: Path) -> None:
-    with asking(tmp_path) as (exchanges, questions):
+    with asking(tmp_path) as exchanges:
         for _ in range(2):
             with collector(tmp_path):
-                assert len(wait_for(exchanges, questions, 4)) >= 4
+                assert len(wait_for(exchanges, 4)) >= 4
             exchanges.take()
 
 
@@ -79,22 +78,41 @@ def test_it_ends_without_a_collector(tmp_path: Path) -> None:
     assert not set(threading.enumerate()) - before
 
 
-def test_a_collector_that_tells_no_time_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_tells_no_time_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_REFUSED_RETRY_S", 0.1)
+    asked = []
+
+    class Older(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+            if "Stream" in details.method:
+                return grpc.stream_stream_rpc_method_handler(lambda messages, context: (b"" for _ in messages))
+            asked.append(details.method)
+            return None
+
     server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((Older(),))
     server.add_insecure_port(f"unix:{tmp_path}/older")
     server.start()
     try:
-        with asking(tmp_path, "older") as (exchanges, questions):
+        with asking(tmp_path, "older") as exchanges:
             deadline = time.monotonic() + 60
-            while "does not tell the time" not in caplog.text and time.monotonic() < deadline:
+            while len(asked) < 4 and time.monotonic() < deadline:
                 time.sleep(0.02)
-                questions.check()
-            for _ in range(3):
-                questions.check()
+        assert len(asked) >= 4
         assert caplog.text.count("does not tell the time") == 1
         assert exchanges.take() == []
     finally:
         server.stop(None).wait()
+
+
+def test_who_hurries_is_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange.Pace, "rest_s", lambda *_: 1000.0)
+    with collector(tmp_path), asking(tmp_path) as exchanges:
+        assert len(wait_for(exchanges, exchange.BURST)) == exchange.BURST
+        exchanges.hurry()
+        assert len(wait_for(exchanges, exchange.BURST)) == exchange.BURST
 
 
 def test_a_clock_sample_says_what_the_kernel_says() -> None:

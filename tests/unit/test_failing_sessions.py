@@ -112,8 +112,8 @@ def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
 def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Session.flush
 
-    def failing(self: Session) -> SessionFlush | None:
-        flush = honest(self)
+    def failing(self: Session, *flows: list[int]) -> SessionFlush | None:
+        flush = honest(self, *flows)
         return replace(flush, ledger=[None]) if flush and self.hello.session == BAD else flush
 
     monkeypatch.setattr(Session, "flush", failing)

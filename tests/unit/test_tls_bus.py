@@ -28,7 +28,7 @@ from netmon.errors import UsageError
 from netmon.wire.bus import BATCHES, Bus, BusSettings, Label, UnreachedError, batch_subject, hello_subject, inbox
 from netmon.wire.bus_streams import make_streams, refusal
 from netmon.wire.identity import Identity, Role
-from netmon.wire.secure import bus_context
+from netmon.wire.secure import client_context
 from netmon.wire.security import PLAIN, Security
 
 H0, H1, WORKER = security(Role.AGENT, "h0"), security(Role.AGENT, "h1"), security(Role.COLLECTOR, "c")
@@ -246,7 +246,7 @@ def test_a_worker_answers_to_inboxes_only(tmp_path: Path) -> None:
 
     async def scenario(server: NatsServer) -> None:
         agent = await nats.connect(
-            server.settings.servers[0], tls=bus_context(H0.tls, Role.AGENT), inbox_prefix=inbox("h0")
+            server.settings.servers[0], tls=client_context(H0.tls, Role.AGENT), inbox_prefix=inbox("h0")
         )
         answer = None
         while answer is None:

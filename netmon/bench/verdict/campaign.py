@@ -28,6 +28,7 @@ from netmon.bench.verdict.scoring import (
     WRONG_CAUSE,
     WRONG_CULPRIT,
     Accusation,
+    IncidentsFound,
     Outcome,
     VerdictRow,
     accused,
@@ -176,6 +177,10 @@ class VerdictResult:
         known = [each for each in self.scored if each.outcome in (RIGHT, WRONG_CULPRIT)]
         return sum(each.outcome == RIGHT for each in known) / len(known) if known else None
 
+    @property
+    def incidents(self) -> IncidentsFound:
+        return IncidentsFound.of([each for each in self.outcomes if each.trainer != SIMULATED])
+
     def share_error(self, share: float) -> float | None:
         """Percentile of |told − true| / true of the delay, where the cause was reported."""
         return percentile([error for each in self.outcomes if (error := each.share_error) is not None], share)
@@ -201,6 +206,7 @@ class VerdictResult:
             **{name.replace(" ", "_"): self.count(name) for name in _OUTCOMES},
             "right_cause_share": self.right_cause_share,
             "right_culprit_share": self.right_culprit_share,
+            "incidents": document(self.incidents),
             "false_accusations": len(self.accusations),
             "share_error_median": self.share_error(50),
             "told_after_s": {"median": self.told_delay_s(50), "p99": self.told_delay_s(99)},
@@ -282,6 +288,12 @@ def _figures(result: VerdictResult) -> FittingTable:
         ("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after)),
         ("another cause was told at once", f"{otherwise} of {both}"),
     ]
+    if found := result.incidents if result.incidents.made else None:
+        rows += [
+            ("incidents with right cause and culprit", f"{found.right} of {found.made}"),
+            ("of several steps", f"{found.lasting_right} of {found.lasting}"),
+            ("begin and end within a step", f"{found.within_a_step} of {found.right}"),
+        ]
     if result.undisturbed.iterations:
         rows.append(("stood out with nothing done, and told why", result.undisturbed.words()))
     if result.failed:

@@ -16,17 +16,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.incidents import incidents
+from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import open_table, stream
 from netmon.lab.injections.spec import CAUSES, NETWORK
 from netmon.lab.record import Truth
+from netmon.views import Cause, Incident, Verdict
 
 SCORED_FROM = 1.3
 """Of an iteration that takes so many times the baseline there has to be a verdict; there may be one from 1.2 on."""
@@ -210,6 +213,68 @@ def _accused(run: str, truth: Truth, verdict: VerdictRow) -> Accusation | None:
     if any(each["cause"] in NETWORK for each in under_way):
         return None
     return Accusation(run, truth.trainer, tuple(each["kind"] for each in under_way), verdict)
+
+
+# --- Incidents: what the verdicts on steps have in common, compared with what was done to these steps.
+
+
+@dataclass(frozen=True)
+class IncidentsFound:
+    """Incidents as the injections make them by the rules of netmon.dl.verdict.incidents, and how many were found."""
+
+    made: int = 0
+    right: int = 0  # with their cause and culprit
+    within_a_step: int = 0  # of those, that begin and end where they do, or a step away
+    lasting: int = 0  # of several steps
+    lasting_right: int = 0
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> "IncidentsFound":
+        """Of the injections whose effect is known: those that were asked on, and those that were told of rightly."""
+        true: dict[str, list[Verdict]] = {}
+        told: dict[str, list[Verdict]] = {}
+        for each in outcomes:
+            if each.verdict:
+                told.setdefault(each.run, []).append(replace(from_columns(each.verdict), job=each.run))
+            effect = each.outcome != NO_EFFECT or each.told == each.cause
+            if each.cause != NOTHING and effect:
+                true.setdefault(each.run, []).append(_as_verdict(each))
+        result = cls()
+        for run, own in true.items():
+            found = incidents(told.get(run, ()))
+            for one in incidents(own):
+                result = result._with(one, [each for each in found if _same(one, each)])
+        return result
+
+    def _with(self, one: Incident, found: Sequence[Incident]) -> "IncidentsFound":
+        step_ns = one.usual_ns + one.lost_per_step_ns
+        apart = (max(abs(one.since_ns - each.since_ns), abs(one.until_ns - each.until_ns)) for each in found)
+        near = min(apart, default=step_ns + 1) <= step_ns
+        return IncidentsFound(
+            self.made + 1,
+            self.right + bool(found),
+            self.within_a_step + near,
+            self.lasting + (one.steps > 1),
+            self.lasting_right + (one.steps > 1 and bool(found)),
+        )
+
+
+def _as_verdict(each: Outcome) -> Verdict:
+    """What should have been said of the step."""
+    cause, of = Cause[each.cause.upper()], each.injection
+    if each.verdict and each.told == each.cause and right_culprit(of, each.verdict):
+        return replace(from_columns(each.verdict), job=each.run)
+    culprit = f"rank {of['rank']}" if cause in (Cause.STRAGGLER, Cause.HOST) else next(iter(of["processes"]), "")
+    if each.verdict:
+        return replace(from_columns(each.verdict), job=each.run, cause=cause, culprit=culprit)
+    took = round(each.usual_ns + each.excess_ns)
+    times = each.at_ns, each.at_ns + took, took, round(each.usual_ns), round(each.excess_ns)
+    return Verdict(each.run, -1, *times, cause, culprit)
+
+
+def _same(one: Incident, other: Incident) -> bool:
+    whose = (one.cause, one.culprit) == (other.cause, other.culprit)
+    return whose and one.since_ns < other.until_ns and other.since_ns < one.until_ns
 
 
 def share_of(cause: str) -> str:

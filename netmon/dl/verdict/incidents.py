@@ -328,7 +328,8 @@ def line(incident: Incident, moment: Callable[[int], str], job: str = "") -> str
     if incident.cause == Cause.CHANGE:
         since = f"from iteration {incident.first} at {since} on"
         return f"{job or incident.job} {incident.ratio:.1f} × slower {since}: {who(incident)}"
-    when = f"since {since}" if incident.ongoing else f"at {since}" if since == until else f"{since} to {until}"
+    once = incident.steps == 1 or since == until
+    when = f"since {since}" if incident.ongoing else f"at {since}" if once else f"{since} to {until}"
     steps = "1 step" if incident.steps == 1 else f"{incident.steps:,} steps"
     text = f"{job or incident.job} {incident.ratio:.1f} × slower {when}: {who(incident)}; {steps}, "
     mixed = parts(incident)
