@@ -85,6 +85,7 @@ def still(page: Any) -> None:
 
 def picture(page: Any, name: str) -> None:
     if folder := os.environ.get("NETMON_PICTURES"):
+        page.wait_for_selector("#loading", state="hidden")
         page.screenshot(path=f"{folder}/{name}.png")
 
 
@@ -429,6 +430,8 @@ def test_what_happens_now_moves_with_every_frame(browser: Any) -> None:
 def test_what_is_under_the_mouse_is_told_anew_after_a_zoom(browser: Any, cluster: str) -> None:
     with looking(browser, cluster) as page:
         settled(page)
+        seconds(page, 100, 104)
+        settled(page)
         page.mouse.move(*lane(page, "job"))
         page.wait_for_selector("#tip", state="visible")
         before = page.inner_text("#tip")
@@ -448,7 +451,10 @@ def test_a_bucket_of_ten_microseconds_is_sharp(browser: Any, cluster: str) -> No
               const { context } = netmonPage.timeline;
               const { drawImage } = context;
               const smooth = [];
-              context.drawImage = function (...all) { smooth.push(this.imageSmoothingEnabled); drawImage.apply(this, all); };
+              context.drawImage = function (...all) {
+                smooth.push(this.imageSmoothingEnabled);
+                drawImage.apply(this, all);
+              };
               netmonPage.timeline.draw();
               delete context.drawImage;
               return smooth;
