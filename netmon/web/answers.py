@@ -22,6 +22,7 @@ _MOST_JOBS = 12  # that are shown one by one
 _MOST_SHOWN = 300  # incidents
 _BASELINE = 200  # steps
 _MOST_BARS = 1_200
+_MOST_GONE = 5_000  # verdicts that the source has no more, and that are known here
 _MOST_FOUND = 20
 _MARK = "\x1f"  # stands around times in a line
 
@@ -40,7 +41,7 @@ class Answers:
         self._source = source
         self._incidents: dict[str, Incidents] = {}  # by what people call the job
         self._verdicts: dict[tuple[str, int], list[Verdict]] = {}  # by job and step: one may begin anew
-        self._known = 0
+        self._known = 0  # verdicts
         self._count = -1
         self._found: list[Incident] = []  # oldest first
         self._version = 0
@@ -106,15 +107,15 @@ class Answers:
         }
 
     def _take(self, verdicts: Sequence[Verdict]) -> None:
-        """Those that are new; all anew where some have gone."""
-        if len(verdicts) < self._known:
+        """Those that are new; all anew where many have gone."""
+        if len(verdicts) < self._known // 2 or len(verdicts) < self._known - _MOST_GONE:
             self._incidents, self._verdicts, self._known = {}, {}, 0
         for verdict in verdicts:
             same = self._verdicts.setdefault((verdict.job, verdict.iteration), [])
             if all(one.start_ns != verdict.start_ns for one in same):
                 same.append(verdict)
+                self._known += 1
                 self._incidents.setdefault(verdict.job, Incidents()).add(verdict)
-        self._known = len(verdicts)
 
     def steps(self, number: int) -> list[dict[str, Any]]:
         """Those of this number that are known of each job, newest first."""
@@ -172,14 +173,13 @@ def job_lanes(catalogue: Catalogue) -> dict[str, int]:
 
 def _newest(steps: Sequence[Lanes], lane: int) -> _Step | None:
     """The last step of a job; None: there is none."""
-    own = [(one, int(one.first[lane]), int(one.last[lane])) for one in steps]
-    rows = [(int(one.end_ns[last - 1]), one, first, last) for one, first, last in own if last > first]
-    if not rows:
-        return None
-    end_ns, one, first, last = max(rows, key=lambda row: row[0])
-    recent = slice(max(first, last - _BASELINE), last)
-    took = one.end_ns[recent] - one.bounds[recent, 0]
-    return _Step(int(one.number[last - 1]), end_ns, int(took[-1]), int(np.median(took)))
+    for one in reversed(steps):
+        first, last = int(one.first[lane]), int(one.last[lane])
+        if last > first:
+            recent = slice(max(first, last - _BASELINE), last)
+            took = one.end_ns[recent] - one.bounds[recent, 0]
+            return _Step(int(one.number[last - 1]), int(one.end_ns[last - 1]), int(took[-1]), int(np.median(took)))
+    return None
 
 
 def _slowest(rows: npt.NDArray[np.int64], begin_ns: int, end_ns: int) -> npt.NDArray[np.int64]:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp is not installed: the page cannot be served")
 from synthetic_source import BEGIN_NS, MS, Synthetic
 
+from netmon.dl.verdict.incidents import step_parts
 from netmon.views import Cause
 from netmon.web.answers import Answers
 
@@ -103,3 +104,27 @@ def test_of_more_steps_than_can_be_drawn_the_slowest_are() -> None:
     assert len(bars["number"]) <= 1_201
     assert bars["took_ns"].max() == slowest.duration_ns
     assert slowest.iteration in bars["number"]
+
+
+def test_a_server_that_runs_for_long_remembers_as_much_as_its_source() -> None:
+    source = Synthetic(8, 60)
+    one, far = source.found[0], 10_000 * MS
+    answers = Answers(source)
+    for newest in range(2_000, 30_000, 2_000):  # the source has the newest 2,000
+        source.found = [
+            replace(one, iteration=10 * n, start_ns=one.start_ns + n * far, end_ns=one.end_ns + n * far)
+            for n in range(newest - 2_000, newest)
+        ]
+        answers._count, answers._asked_s = -1, -1.0
+        answers.jobs()
+        assert sum(map(len, answers._verdicts.values())) <= 6_000
+
+
+def test_the_parts_of_a_step_add_up() -> None:
+    one = Synthetic(8, 60).found[0]
+    mixed = replace(one, cross_ns=one.excess_ns - 40 * MS, late_ns=60 * MS, compute_ns=-20 * MS - 7)
+    parts = step_parts(mixed)
+    assert parts[0] == ("usual", one.usual_ns)
+    assert {name for name, _ in parts[1:]} == {"cross traffic", "late ranks", "computing"}
+    assert sum(ns for _, ns in parts) == pytest.approx(one.duration_ns, abs=1_000)
+    assert step_parts(replace(one, usual_ns=0)) == [("not known", one.duration_ns)]

@@ -32,6 +32,7 @@ MOST = 1_000
 _SHARE_OF = {cause: name for name, cause in CAUSE_OF.items()}
 _QUARTER, _WORTH_NAMING = 0.25, 0.01
 _LATE_NS = 60_000_000_000  # after newer ones a step may still be judged
+_LEAST_NS = 1_000  # of a part: less is what rounding left
 _MOSTLY = 0.75  # of what was lost: whose part that is, is all that is said
 
 
@@ -316,7 +317,7 @@ def step_parts(verdict: Verdict) -> list[tuple[str, int]]:
     added = sorted(shares.items(), key=lambda share: -share[1])
     told = [(_PARTS[name], ns) for name, ns in added if abs(ns) >= _WORTH_NAMING * abs(verdict.excess_ns)]
     rest = verdict.excess_ns - sum(ns for _, ns in told)
-    return [("usual", verdict.usual_ns), *told, *([("rest", rest)] if rest else [])]
+    return [("usual", verdict.usual_ns), *told, *([("rest", rest)] if abs(rest) >= _LEAST_NS else [])]
 
 
 def line(incident: Incident, moment: Callable[[int], str], job: str = "") -> str:

@@ -48,3 +48,5 @@ export const zone = () => {
   const size = Math.abs(minutes);
   return minutes ? `UTC${minutes < 0 ? "−" : "+"}${Math.floor(size / 60)}${size % 60 ? `:${String(size % 60).padStart(2, "0")}` : ""}` : "UTC";
 };
+// Both, where they differ.
+export const both = (ns, stepNs) => `${zone() === "UTC" ? "" : `${local(ns, stepNs)} here, `}${clock(ns, stepNs)} UTC`;

@@ -81,7 +81,7 @@ export function listen(timeline, acts) {
     if (event.ctrlKey || event.metaKey || event.altKey || within("input, select, dialog")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     const tabs = within("[role=tablist]");
-    const scrolls = within("[role=tabpanel], #answers, #found");
+    const scrolls = within("[role=tabpanel]");
     const presses = within("button, a, summary") && !tabs;
     if (key in KEYS) view.zoom(KEYS[key], pointer(timeline));
     else if (key === "a" || key === "d") view.pan(key === "a" ? -0.15 : 0.15);

@@ -2,7 +2,7 @@
 // What stands beside the timeline. Names come from other machines: they are only ever text.
 
 import { json } from "./data.js";
-import { bytes, clock, duration, local, rate } from "./format.js";
+import { both, bytes, clock, duration, rate } from "./format.js";
 
 const DIRECTIONS = ["rx", "tx"];
 
@@ -48,7 +48,7 @@ export async function step(node, catalogue, one, verdict) {
   const job = catalogue.jobs.find((known) => known.name === one.job);
   const head = [
     element("h2", {}, `Iteration ${one.iteration} of ${one.job}`),
-    element("p", { class: "note" }, `${local(catalogue.origin + BigInt(Math.round(one.from)), 1e6)}, ${clock(catalogue.origin + BigInt(Math.round(one.from)), 1)} UTC · took ${duration(one.duration_ns)}`)];
+    element("p", { class: "note" }, `${both(catalogue.origin + BigInt(Math.round(one.from)), 1e6)} · took ${duration(one.duration_ns)}`)];
   const show = (known, ...more) => node.replaceChildren(...head, ...(known ? waterfall(known) : []), ...more);
   show(verdict, element("p", { class: "busy" }, "looking at its ranks …"));
   if (!catalogue.full) return show(verdict, verdict ? "" : element("p", { class: "note" }, "It did not stand out."));
@@ -89,7 +89,7 @@ const MOST_FLOWS = 12;
 export async function span(node, catalogue, hosts, begin, end) {
   const asked = (node.asked = {});
   const at = (ns) => catalogue.origin + BigInt(Math.round(ns));
-  const head = [element("h2", {}, hosts[0] ?? "All hosts"), element("p", { class: "note" }, `${local(at(begin), 1e6)}, ${clock(at(begin), 1e6)} UTC + ${duration(end - begin)}`)];
+  const head = [element("h2", {}, hosts[0] ?? "All hosts"), element("p", { class: "note" }, `${both(at(begin), 1e6)} + ${duration(end - begin)}`)];
   if (!catalogue.full) return node.replaceChildren(...head, element("p", {}, "This viewer sees jobs, classes and rates only."));
   node.replaceChildren(...head, element("p", { class: "busy" }, "adding up what was carried …"));
   try {
