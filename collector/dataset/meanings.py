@@ -2,6 +2,7 @@
 """What the dataset's tables and columns mean, in words for the documentation."""
 
 from netmon.records import CLASS_NAMES, STACK
+from netmon.views import CAUSES, OF_SHARE, Cause
 
 TABLES = {
     "buckets": "A flow in a bucket of `bucket_ns`. Empty buckets have no row.",
@@ -17,6 +18,7 @@ TABLES = {
 }
 
 _CLASSES = [f"`{CLASS_NAMES[class_]}`" for class_ in STACK]
+_CAUSES = [f"`{cause.name.lower()}`" for cause in CAUSES if cause != Cause.CHANGE]
 _COLUMNS = {
     "host": "name of the host",
     "session": "name of the agent's session: one run of an agent",
@@ -123,21 +125,11 @@ _COLUMNS = {
     "duration_ns": "how long it took",
     "usual_ns": "how long the job's iterations usually take; 0: unknown",
     "excess_ns": "duration − usual",
-    "cause": "`cross`, `other_job`, `own_transfer`, `straggler`, `pause`, `compute`, `loss`, `slow_link`, `host` "
-    "or `unknown`; `change`: none, from this iteration on the job itself takes longer or shorter",
+    "cause": f"{', '.join(_CAUSES[:-1])} or {_CAUSES[-1]}; `change`: none, from this iteration on the job itself takes "
+    "longer or shorter",
     "culprit": "whose bytes, or which rank",
     "bytes": "payload of the culprit on that link during the iteration",
-    "compute_ns": "share: a job of one rank computed longer",
-    "late_ns": "share: a rank came late or stopped, and the others waited",
-    "transfer_ns": "share: there was more to transfer",
-    "cross_ns": "share: traffic that is no training held the transfer up",
-    "other_job_ns": "share: another job's traffic held it up",
-    "own_transfer_ns": "share: what a rank transferred beside its gradients held it up",
-    "loss_ns": "share: lost packets, with no other traffic on the link",
-    "slow_link_ns": "share: a link that was slower than usual, with no other traffic on it",
-    "host_ns": "share: the host's CPUs: waits for them, or a quota",
-    "pause_ns": "share: all ranks did something else, or stopped",
-    "unknown_ns": "share: unknown",
+    **{f"{name}_ns": f"share: {about.meaning}" for name, about in OF_SHARE.items()},
     "counterfactual_ns": "how long it would have taken without the culprit's bytes; null: nobody's bytes held it up",
     "counterfactual_low_ns": "lower end of its 90 % interval",
     "counterfactual_high_ns": "upper end of its 90 % interval",

@@ -20,7 +20,7 @@ from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UnsupportedError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
-from netmon.views import LETTERS, NOT_UNDERSTOOD, Verdict
+from netmon.views import CAUSES, NOT_UNDERSTOOD, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
@@ -323,7 +323,7 @@ def _plain(value: Any) -> Any:
 def _verdict(verdict: Verdict) -> dict[str, Any]:
     document = columns(verdict)
     times = {name: str(document[name]) for name in ("start_ns", "end_ns")}
-    shown = {"letter": LETTERS[verdict.cause], "network": verdict.network}
+    shown = {"letter": CAUSES[verdict.cause].letter, "network": verdict.network}
     return {**document, **times, **shown, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
 
 
