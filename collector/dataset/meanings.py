@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the dataset's tables and columns mean, in words for the documentation."""
 
+from netmon.evidence import MEANINGS
 from netmon.records import CLASS_NAMES, STACK
 from netmon.views import CAUSES, OF_SHARE, Cause
 
@@ -95,32 +96,6 @@ _COLUMNS = {
     "device": "interface, or RDMA device and port",
     "counter": "name, as the driver calls it",
     "value": "the counter, cumulative",
-    # transport
-    "reverse_flow_id": "number of the flow in the other direction",
-    "sent_bytes": "payload that TCP handed down, retransmissions included",
-    "retransmitted_bytes": "of that, payload sent again",
-    "out_of_order_packets": "received out of order",
-    "ecn_marked_packets": "sent packets that the receiver reports as marked; null if the ends do not speak ECN",
-    "rtt_ns": "smoothed round-trip time, at the end",
-    "rtt_min_ns": "the kernel's minimum of it, at the end",
-    "busy_ns": "time with unacknowledged data",
-    "receiver_limited_ns": "of that, limited by the receiver's window",
-    "sender_limited_ns": "of that, limited by the send buffer",
-    "application_limited": "at the last rate sample the application had no more to send",
-    "congestion_window_bytes": "at the end",
-    "delivery_bps": "last rate sample",
-    # host
-    "missed_packets": "packets that the NICs had no room for",
-    "no_buffer_packets": "packets that the NICs' drivers had no buffer for",
-    "softnet_dropped": "packets dropped because the stack's backlog was full",
-    "softnet_squeezed": "rounds of the stack that ended with packets left",
-    "cpu_pressure_ns": "time in which some task waited for a CPU, of the host or of the rank's control group",
-    "memory_pressure_ns": "the same for memory",
-    "io_pressure_ns": "the same for storage",
-    "throttled_ns": "time in which a CPU quota throttled the rank's control group, summed over CPUs",
-    "run_delay_ns": "time for which the rank's thread that waited most waited for a CPU",
-    "cpu_ns": "CPU time of all threads of the rank",
-    "stopped_ns": "time for which the rank was stopped, by a signal or a debugger",
     # verdicts
     "duration_ns": "how long it took",
     "usual_ns": "how long the job's iterations usually take; 0: unknown",
@@ -184,4 +159,5 @@ _PAYLOAD = {
 
 def meaning(table: str, column: str) -> str:
     """What a column of a table means, in Markdown. Raises KeyError for a column that is not described here."""
-    return _OF_TABLE.get((table, column)) or (_COLUMNS | _PAYLOAD)[column]
+    known = _OF_TABLE.get((table, column)) or MEANINGS.get(table, {}).get(column)
+    return known or (_COLUMNS | _PAYLOAD)[column]

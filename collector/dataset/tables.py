@@ -51,6 +51,20 @@ _BUCKETS = [
     *_fields(_I64, "iteration"),
 ]
 
+_OF_EVIDENCE = {
+    **dict.fromkeys(("flow_id", "reverse_flow_id", "pid"), pa.uint32()),
+    **{"job": _WORD, "rank": pa.int32(), "application_limited": pa.bool_()},
+}
+
+
+def _evidence_schema(dtype: np.dtype[np.void]) -> pa.Schema:
+    """As the dtype in netmon.evidence, whose flow stands for its link."""
+    names = dtype.names or ()
+    link = ("interface", "direction") if "flow_id" in names else ()
+    columns = [pa.field(name, _OF_EVIDENCE.get(name, _I64)) for name in names]
+    return pa.schema([*_fields(_WORD, "host", "session", *link), *columns])
+
+
 _RANK_TIMES = [
     *_fields(pa.int32(), "rank", "waited_for"),
     *_fields(pa.string(), "host", "held_by"),
@@ -118,29 +132,7 @@ SCHEMAS = {
             *_fields(_I64, "value"),
         ]
     ),
-    "transport": pa.schema(
-        [
-            *_fields(_WORD, "host", "session", "interface", "direction"),
-            *_fields(pa.uint32(), "flow_id", "reverse_flow_id"),
-            *_fields(_I64, "start_ns", "end_ns", "sent_bytes", "retransmitted_bytes", "out_of_order_packets"),
-            *_fields(_I64, "ecn_marked_packets", "rtt_ns", "rtt_min_ns", "busy_ns", "receiver_limited_ns"),
-            *_fields(_I64, "sender_limited_ns"),
-            *_fields(pa.bool_(), "application_limited"),
-            *_fields(_I64, "congestion_window_bytes", "delivery_bps"),
-        ]
-    ),
-    "host": pa.schema(
-        [
-            *_fields(_WORD, "host", "session"),
-            *_fields(_I64, "start_ns", "end_ns"),
-            *_fields(_WORD, "job"),
-            *_fields(pa.int32(), "rank"),
-            *_fields(pa.uint32(), "pid"),
-            *_fields(_I64, "missed_packets", "no_buffer_packets", "softnet_dropped", "softnet_squeezed"),
-            *_fields(_I64, "cpu_pressure_ns", "memory_pressure_ns", "io_pressure_ns"),
-            *_fields(_I64, "throttled_ns", "run_delay_ns", "cpu_ns", "stopped_ns"),
-        ]
-    ),
+    **{name: _evidence_schema(dtype) for name, dtype in EVIDENCE.items()},
     "verdicts": pa.schema(
         [
             *_fields(_WORD, "host", "job"),
