@@ -2,7 +2,7 @@
 """What the dataset's tables and columns mean, in words for the documentation."""
 
 from netmon.evidence import MEANINGS
-from netmon.records import CLASS_NAMES, STACK
+from netmon.records import CLASS_NAMES, COUNTS, STACK
 from netmon.views import CAUSES, OF_SHARE, Cause
 
 TABLES = {
@@ -28,11 +28,7 @@ _COLUMNS = {
     "flow_id": "number of the flow in its session",
     "bucket_start_ns": "start of the bucket",
     "bucket_ns": "width of the bucket",
-    "packets": "frames as sent on the link: segments of super-packets count one by one",
-    "wire_bytes": "bytes of the Ethernet frames as sent on the link, without preamble and FCS",
-    "payload_bytes": "bytes of transport payload",
-    "peak_bytes": "wire bytes of the largest full-resolution bucket within the row",
-    "busy_buckets": "number of full-resolution buckets within the row that are not empty",
+    **{name: count.meaning for name, count in COUNTS.items()},
     "class": " or ".join((", ".join(_CLASSES[:-1]), _CLASSES[-1])),
     "job": "the job's identity, which its launcher gave to all ranks",
     "job_name": "what people call the job",

@@ -45,8 +45,7 @@ def _fields(kind: pa.DataType, *names: str) -> list[pa.Field]:
 _BUCKETS = [
     *_fields(_WORD, "host", "session", "interface", "direction"),
     *_fields(pa.uint32(), "flow_id"),
-    *_fields(_I64, "bucket_start_ns", "bucket_ns", "packets", "wire_bytes", "payload_bytes"),
-    *_fields(_I64, "peak_bytes", "busy_buckets"),
+    *_fields(_I64, "bucket_start_ns", *COLUMNS),
     *_fields(_WORD, "class", "job"),
     *_fields(_I64, "iteration"),
 ]

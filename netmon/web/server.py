@@ -24,7 +24,7 @@ from netmon.views import CAUSES, NOT_UNDERSTOOD, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
-from netmon.web.source import BLOCK, JOB, Catalogue, Source
+from netmon.web.source import BLOCK, JOB, SHOWN, Catalogue, Source
 from netmon.web.steps import PHASES
 from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, encode, origin, tile
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
@@ -281,7 +281,7 @@ class Page:
         host, begin, end = request.query.get("host", ""), _number(request, "begin_ns"), _number(request, "end_ns")
         if end <= begin:
             raise UsageError("a time has to end after it begins")
-        return _json({"flows": await self._run(self._source.flows, host, begin, end)})
+        return _json({"counts": SHOWN, "flows": await self._run(self._source.flows, host, begin, end)})
 
     async def _figures(self, request: web.Request) -> web.StreamResponse:
         known, begin, end = self._source.catalogue(), _number(request, "begin_ns"), _number(request, "end_ns")
