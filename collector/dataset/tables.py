@@ -22,7 +22,7 @@ from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.evidence import EVIDENCE, UNKNOWN
-from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
+from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Owner, Source, Table
 from netmon.views import SHARES
 
 DATASET_VERSION = 1
@@ -290,18 +290,21 @@ def flow_table(origins: Origins, of: _Indices, flows: Sequence[Flow], state: Tab
     assert state.dtype == STATE
     classes = np.where(state["shared"], np.uint8(Class.DL_SHARED), state["class"]).astype(np.int32)
     columns = origins.link_columns(of, np.ascontiguousarray(state["link"]))
-    plain = ("flow_id", "src_port", "dst_port", "protocol", "members", "prefix_bits")
-    columns |= {name: [getattr(flow, name) for flow in flows] for name in plain}
-    columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
-    words = ("process", "container", "user", "job")
-    columns |= {name: _encode([getattr(flow.owner, name) for flow in flows]) for name in words}
-    columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
     columns["peer_rank"] = peers
     columns["first_ns"] = origins.utcs(of, [flow.first_ns for flow in flows])
     columns["last_ns"] = origins.utcs(of, state["last_ns"])
     columns["class"] = _words(classes, CLASS_NAMES)
     columns["class_source"] = _encode([flow.owner.source for flow in flows])
     columns["traffic"] = _words(state["traffic"].astype(np.int32), TRAFFIC_NAMES)
+    owners = [flow.owner for flow in flows]
+    for field in SCHEMAS["flows"]:  # all others by their names
+        if (name := field.name) in (*columns, "host", "session"):
+            continue
+        if name in Flow.__dataclass_fields__ or name in Owner.__dataclass_fields__:
+            values = [getattr(one, name) for one in (flows if name in Flow.__dataclass_fields__ else owners)]
+            columns[name] = _encode(values) if field.type == _WORD else values
+        else:
+            columns[name] = state[name]
     return origins.table("flows", of, columns)
 
 

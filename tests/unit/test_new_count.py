@@ -40,7 +40,7 @@ coarse = coarsen(full, 10, 1000)
 assert coarse["marked"].sum() == full["marked"].sum()
 messages = [encode_buckets(table, 10, netmon_pb2.Buckets()) for table in (full, coarse)]
 before = encode_buckets(coarse, 10, netmon_pb2.Buckets(), deflate=False)
-before.columns, before.plain = before.columns[: -1 - 2 * len(coarse)], before.plain - 1  # an agent that does not know it
+before.columns, before.plain = before.columns[: -1 - 2 * len(coarse)], before.plain - 1  # of an agent before
 columns, runs, refused = join_buckets([split_buckets(one) for one in (*messages, before)], [0, 1, 2], [2000] * 3)
 assert not refused
 rows = [columns[columns["batch"] == batch]["marked"] for batch in range(3)]

@@ -402,7 +402,7 @@ def test_shares_add_up_and_traffic_answers_only_for_what_it_can_have_done(late, 
 
 
 def test_every_cause_has_an_entry_and_a_letter_of_its_own() -> None:
-    assert sorted(about.cause for about in ABOUT if about.cause is not None) == list(Cause)
+    assert sorted(about.cause for about in ABOUT if about.cause is not None) == sorted(Cause)
     assert len({about.letter for about in CAUSES.values()} - {""}) == len(Cause)
     assert {f"{share}_ns" for share in SHARES} < {field.name for field in fields(Verdict)}
 
