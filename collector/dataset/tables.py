@@ -6,6 +6,7 @@ Times are int64 ns of the UTC epoch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -300,11 +301,9 @@ def flow_table(origins: Origins, of: _Indices, flows: Sequence[Flow], state: Tab
     for field in SCHEMAS["flows"]:  # all others by their names
         if (name := field.name) in (*columns, "host", "session"):
             continue
-        if name in Flow.__dataclass_fields__ or name in Owner.__dataclass_fields__:
-            values = [getattr(one, name) for one in (flows if name in Flow.__dataclass_fields__ else owners)]
-            columns[name] = _encode(values) if field.type == _WORD else values
-        else:
-            columns[name] = state[name]
+        whose = next((of for kind, of in ((Flow, flows), (Owner, owners)) if name in kind.__dataclass_fields__), None)
+        values = state[name] if whose is None else list(map(attrgetter(name), whose))
+        columns[name] = _encode(values) if field.type == _WORD else values
     return origins.table("flows", of, columns)
 
 

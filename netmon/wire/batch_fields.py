@@ -76,10 +76,11 @@ def split_buckets(message: netmon_pb2.Buckets) -> Split:
     if not 0 < flows <= rows:
         raise WireError(f"Buckets.flows is {flows} of {rows} rows")
     runs, columns = plain_columns(message)
+    coarse = message.coarse
     return Split(
-        *(rows, flows, bucket_ns, message.base_ns, message.unit_ns, message.coarse),
+        *(rows, flows, bucket_ns, message.base_ns, message.unit_ns, coarse),
         *(runs, column_widths(runs, RUNS, flows, "runs")),
-        *(columns, column_widths(columns, COLUMNS_COARSE if message.coarse else COLUMNS, rows, "columns")),
+        *(columns, column_widths(columns, COLUMNS_COARSE if coarse else COLUMNS, rows, "columns")),
     )
 
 

@@ -25,6 +25,7 @@ PLAIN = tuple(name for name in COUNTS if name not in _FORETOLD)
 RUNS, COLUMNS, COLUMNS_COARSE = 4, 4 + len(PLAIN), 7 + len(PLAIN)
 """Columns of runs and of rows, the latter without and with those of coarse ones."""
 
+_MOST_PLAIN = len(PLAIN)
 _WIDTHS = (0, 1, 2, 4, 8)
 _Numbers = npt.NDArray[np.uint64]
 _Column = npt.NDArray[np.uint32] | _Numbers
@@ -103,11 +104,11 @@ def plain_columns(message: netmon_pb2.Buckets) -> tuple[bytes, bytes]:
 
     Counts that its sender did not know yet are columns of zeros.
     """
-    runs, columns, lacks = message.runs, message.columns, len(PLAIN) - message.plain
+    runs, columns, lacks = message.runs, message.columns, _MOST_PLAIN - message.plain
     if lacks < 0:
-        raise WireError(f"Buckets.plain is {message.plain}, more than {len(PLAIN)}")
+        raise WireError(f"Buckets.plain is {message.plain}, more than {_MOST_PLAIN}")
     if message.deflated:
-        wanted = (COLUMNS_COARSE if message.coarse else COLUMNS) - lacks
+        wanted = COLUMNS_COARSE if message.coarse else COLUMNS
         runs = _inflate(runs, RUNS * (1 + 8 * message.flows), "runs")
         columns = _inflate(columns, wanted * (1 + 8 * message.rows), "columns")
     return runs, columns + bytes(lacks) if lacks else columns
