@@ -113,6 +113,7 @@ class About:
 
     cause: Cause | None
     share: str  # Verdict and the dataset have SHARE_ns of it; empty: there is none
+    letter: str  # on a flag of the page
     short: str  # the cause in a few words
     part: str  # the share in a few words, among others
     line: str  # the share in a line of its own
@@ -120,7 +121,6 @@ class About:
     reason: str = ""  # after "it took longer because"
     who: str = ""  # of an incident: whose doing it is, and whom it hit
     held_by: str = ""  # of a rank: who held it up
-    letter: str = ""  # on a flag of the page
     network: bool = False  # the network or its users are to blame
     names_job: bool = False  # the culprit is a job or a rank: known to viewers that see jobs only
     windows: bool = False  # what TCP says of its windows may be why
@@ -130,113 +130,102 @@ _BYTES = "{bytes} of {culprit} {left} %s and held the transfer up by {ns}{withou
 
 ABOUT = (
     About(
-        *(Cause.COMPUTE, "compute", "computing", "computing"),
+        *(Cause.COMPUTE, "compute", "C", "computing", "computing"),
         line="computed longer",
         meaning="a job of one rank computed longer",
         reason="it computed {ns} longer; no network cause",
         who="it computed longer",
-        letter="C",
     ),
     About(
-        *(Cause.STRAGGLER, "late", "a late rank", "late ranks"),
+        *(Cause.STRAGGLER, "late", "S", "a late rank", "late ranks"),
         line="waiting for a rank that was late or had stopped",
         meaning="a rank came late or stopped, and the others waited",
         reason="rank {rank} ({host}) was {ns} late, and the others waited; no network cause",
         who="rank {rank} ({host}) was late",
         held_by="{culprit}",
-        letter="S",
         names_job=True,
     ),
     About(
-        *(None, "transfer", "", "more to transfer"),
+        *(None, "transfer", "", "", "more to transfer"),
         line="there was more to transfer",
         meaning="there was more to transfer",
     ),
     About(
-        *(Cause.CROSS, "cross", "cross traffic", "cross traffic"),
+        *(Cause.CROSS, "cross", "X", "cross traffic", "cross traffic"),
         line="the transfer was held up by traffic that is no training",
         meaning="traffic that is no training held the transfer up",
         reason=_BYTES % "{at}",
         who="{whose}",
         held_by="{culprit}",
-        letter="X",
         network=True,
     ),
     About(
-        *(Cause.OTHER_JOB, "other_job", "another job", "another job"),
+        *(Cause.OTHER_JOB, "other_job", "J", "another job", "another job"),
         line="the transfer was held up by another job",
         meaning="another job's traffic held it up",
         reason=_BYTES % "{at}",
         who="{whose}",
         held_by="{culprit}",
-        letter="J",
         network=True,
         names_job=True,
     ),
     About(
-        *(Cause.OWN_TRANSFER, "own_transfer", "an own transfer", "own transfers"),
+        *(Cause.OWN_TRANSFER, "own_transfer", "O", "an own transfer", "own transfers"),
         line="the transfer was held up by what a rank transferred beside its gradients",
         meaning="what a rank transferred beside its gradients held it up",
         reason=_BYTES % "{host}",  # the culprit says which rank
         who="{culprit}, its own transfer, {way} {host}",
         held_by="{culprit}",
-        letter="O",
         network=True,
     ),
     About(
-        *(Cause.LOSS, "loss", "lost packets", "lost packets"),
+        *(Cause.LOSS, "loss", "L", "lost packets", "lost packets"),
         line="the transfer was held up by lost packets",
         meaning="lost packets, with no other traffic on the link",
         reason="{packets} were lost with no other traffic on the link, which cost {ns}",
         who="packets lost {way} {at}",
         held_by="loss{at_host}",
-        letter="L",
         network=True,
         windows=True,
     ),
     About(
-        *(Cause.SLOW_LINK, "slow_link", "a slow link", "a slow link"),
+        *(Cause.SLOW_LINK, "slow_link", "K", "a slow link", "a slow link"),
         line="the transfer was held up by a slow link that nobody shared",
         meaning="a link that was slower than usual, with no other traffic on it",
         reason="the link that {leaves} {at} was slower than usual with no other traffic on it, which cost {ns}",
         who="a slow link {way} {at}",
         held_by="slow link{at_host}",
-        letter="K",
         network=True,
         windows=True,
     ),
     About(
-        *(Cause.HOST, "host", "the host", "the host"),
+        *(Cause.HOST, "host", "H", "the host", "the host"),
         line="the host itself",
         meaning="the host's CPUs: waits for them, or a quota",
         reason="{at} itself was slow, which cost {ns}; no network cause",
         who="{at} itself was slow",
         held_by="CPUs of {host}",
-        letter="H",
     ),
     About(
-        *(Cause.PAUSE, "pause", "a pause of all ranks", "pauses"),
+        *(Cause.PAUSE, "pause", "P", "a pause of all ranks", "pauses"),
         line="all ranks paused",
         meaning="all ranks did something else, or stopped",
         reason="all ranks paused for {ns}; no network cause",
         who="all ranks paused",
         held_by="pause",
-        letter="P",
     ),
     About(
-        *(Cause.UNKNOWN, "unknown", "an unknown cause", "not known"),
+        *(Cause.UNKNOWN, "unknown", "?", "an unknown cause", "not known"),
         line="not known",
         meaning="unknown",
         reason="the cause is not known",
         who="cause not known",
-        letter="?",
         windows=True,
     ),
     About(
-        *(Cause.CHANGE, "", "a change of the job itself", "", "", ""),
+        *(Cause.CHANGE, "", "Δ", "a change of the job itself", "", "", ""),
         reason="every rank computes {longer}; no network cause",
         who="the job itself changed",
-        letter="Δ",
     ),
 )
 """In the order in which the shares of an excess are shown and stored."""
