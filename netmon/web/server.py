@@ -20,11 +20,11 @@ from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UnsupportedError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
-from netmon.views import LETTERS, NOT_UNDERSTOOD, Verdict
+from netmon.views import CAUSES, NOT_UNDERSTOOD, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
-from netmon.web.source import BLOCK, JOB, Catalogue, Source
+from netmon.web.source import BLOCK, JOB, SHOWN, Catalogue, Source
 from netmon.web.steps import PHASES
 from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, encode, origin, tile
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
@@ -281,7 +281,7 @@ class Page:
         host, begin, end = request.query.get("host", ""), _number(request, "begin_ns"), _number(request, "end_ns")
         if end <= begin:
             raise UsageError("a time has to end after it begins")
-        return _json({"flows": await self._run(self._source.flows, host, begin, end)})
+        return _json({"counts": SHOWN, "flows": await self._run(self._source.flows, host, begin, end)})
 
     async def _figures(self, request: web.Request) -> web.StreamResponse:
         known, begin, end = self._source.catalogue(), _number(request, "begin_ns"), _number(request, "end_ns")
@@ -323,7 +323,7 @@ def _plain(value: Any) -> Any:
 def _verdict(verdict: Verdict) -> dict[str, Any]:
     document = columns(verdict)
     times = {name: str(document[name]) for name in ("start_ns", "end_ns")}
-    shown = {"letter": LETTERS[verdict.cause], "network": verdict.network}
+    shown = {"letter": CAUSES[verdict.cause].letter, "network": verdict.network}
     return {**document, **times, **shown, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
 
 

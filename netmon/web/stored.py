@@ -29,7 +29,7 @@ from netmon.past import HOUR_NS
 from netmon.views import Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
 from netmon.web.hours import Hour, span
-from netmon.web.source import Catalogue, Rates, State, arranged
+from netmon.web.source import SHOWN, Catalogue, Rates, State, arranged
 from netmon.web.steps import Lanes
 
 _log = logging.getLogger(__name__)
@@ -137,14 +137,14 @@ def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dic
     table = open_table(data, "buckets", (begin_ns - _AROUND_NS, end_ns))
     start = ds.field("bucket_start_ns")
     condition = (start >= begin_ns) & (start < end_ns) & (ds.field("host") == host)
-    pieces = []
-    for batch in stream(table, [*_FLOW, "wire_bytes"], condition, leave_out):
-        found = pa.Table.from_batches([batch]).group_by(_FLOW).aggregate([("wire_bytes", "sum")])
+    pieces, counts = [], [name for name in SHOWN if name in table.schema.names]
+    for batch in stream(table, [*_FLOW, *counts], condition, leave_out):
+        found = pa.Table.from_batches([batch]).group_by(_FLOW).aggregate([(name, "sum") for name in counts])
         pieces.append(plain_words(found.to_pandas()))
     if not pieces:
         return []
-    sums = pd.concat(pieces).groupby(_FLOW)[["wire_bytes_sum"]].sum().reset_index()
-    largest = sums.nlargest(_MOST_FLOWS, "wire_bytes_sum").rename(columns={"wire_bytes_sum": "wire_bytes"})
+    sums = pd.concat(pieces).rename(columns={f"{name}_sum": name for name in counts})
+    largest = sums.groupby(_FLOW)[counts].sum().reset_index().nlargest(_MOST_FLOWS, "wire_bytes")
     flows = _described(data, sorted({str(name) for name in largest["session"]}), largest["flow_id"].tolist())
     stored_verdicts = largest.merge(flows, on=["session", "flow_id"], how="left").drop(columns="session")
     rows = stored_verdicts.astype(object).where(stored_verdicts.notna(), None).to_dict("records")

@@ -9,12 +9,10 @@ import numpy.typing as npt
 
 from netmon.errors import WireError
 from netmon.records import CLASS_NAMES
-from netmon.views import STEP, Cause, JobView, LinkView, Selection, Snapshot, Verdict
+from netmon.views import CAUSES, STEP, JobView, LinkView, Selection, Snapshot, Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_TEXT
 from netmon.wire.mapping import check, from_message, to_message
-
-_NAMES_A_JOB = (Cause.OTHER_JOB, Cause.STRAGGLER)  # or one of its ranks; all others name processes
 
 
 def request_without_flows(selection: Selection) -> Selection:
@@ -32,8 +30,8 @@ def _job(job: JobView) -> JobView:
 
 
 def verdict_without_names(verdict: Verdict) -> Verdict:
-    first = verdict.culprit if verdict.cause in _NAMES_A_JOB else ""
-    second = verdict.second_culprit if verdict.second_cause in _NAMES_A_JOB else ""
+    first = verdict.culprit if CAUSES[verdict.cause].names_job else ""
+    second = verdict.second_culprit if CAUSES[verdict.second_cause].names_job else ""
     return replace(verdict, culprit=first, second_culprit=second)
 
 

@@ -88,14 +88,15 @@ export async function flows(node, catalogue, lane, begin, end) {
     const who = (one) => (one.job ? `${one.job}/${one.rank}` : one.process || one.class_source || "");
     node.replaceChildren(element("h2", {}, lane.host), element("p", { class: "note" }, `${span} · the largest flows`),
       told.flows.length
-        ? table(["flow", "class", "bytes", "rate"], told.flows.map((one) => [
+        ? table(["flow", "class", ...Object.values(told.counts), "rate"], told.flows.map((one) => [
             element("span", {}, `${who(one)} ${one.direction}${one.user ? `, user ${one.user}` : ""}`, element("br"), element("small", { class: "note" }, `${end_(one.src, one.src_port)} → ${end_(one.dst, one.dst_port)}`)),
-            one.class, bytes(one.wire_bytes), rate((8e9 * one.wire_bytes) / (end - begin))]), 2)
+            one.class, ...Object.keys(told.counts).map((name) => count(name, one[name])), rate((8e9 * one.wire_bytes) / (end - begin))]), 2)
         : element("p", {}, "It carried nothing in this time."));
   } catch (error) {
     node.append(element("p", { class: "note" }, error.message));
   }
 }
+const count = (name, value) => (value === undefined ? "?" : name.endsWith("_bytes") ? bytes(value) : value.toLocaleString());
 const end_ = (address, port) => (port ? (String(address).includes(":") ? `[${address}]:${port}` : `${address}:${port}`) : address ?? "?");
 
 export async function advice(node) {
