@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,24 @@ PROTOCOL_NON_IP = 255
 
 # --- what flows from agent to collector -------------------------------------------------------------------------
 
+
+class Count(NamedTuple):
+    """What is counted of a flow in a bucket; rows of several buckets add up, but for the peak."""
+
+    meaning: str  # of the dataset's column
+    total: bool = False  # is added up for each flow, too, while it is alive
+    heading: str = ""  # of the page's table of a host's largest flows, which shows it
+
+
+COUNTS = {
+    "packets": Count("frames as sent on the link: segments of super-packets count one by one"),
+    "wire_bytes": Count("bytes of the Ethernet frames as sent on the link, without preamble and FCS", True, "bytes"),
+    "payload_bytes": Count("bytes of transport payload", True),
+    "peak_bytes": Count("wire bytes of the largest full-resolution bucket within the row"),
+    "busy_buckets": Count("number of full-resolution buckets within the row that are not empty"),
+}
+"""By their names, from the kernel to the dataset, in its order. Of what is appended an agent of before tells 0."""
+
 BUCKET = np.dtype(
     [
         ("bucket_start_ns", "<u8"),  # mono
@@ -124,6 +142,9 @@ BUCKET = np.dtype(
 
 Laid out as KERNEL_BUCKET is, so that one becomes the other in place.
 """
+
+COUNTED = tuple(name for name in COUNTS if name in (BUCKET.names or ()))
+"""What the kernel counts."""
 
 COARSE = np.dtype(
     [*((name, BUCKET[name].str) for name in BUCKET.names or ()), ("peak_bytes", "<u4"), ("busy_buckets", "<u4")]

@@ -93,7 +93,7 @@ class Cause(IntEnum):
     UNKNOWN = 0
     CROSS = 1  # traffic that is no training
     OTHER_JOB = 2  # another job's training traffic
-    STRAGGLER = 3  # one rank came late, and the others waited
+    STRAGGLER = 3  # one rank came late, or stopped in the midst of a transfer, and the others waited
     PAUSE = 4  # all ranks did something else: an evaluation, a checkpoint
     COMPUTE = 5  # of a job of one rank
     LOSS = 6  # packets that the network dropped, with nobody else on the link
@@ -103,34 +103,156 @@ class Cause(IntEnum):
     CHANGE = 10  # none: from this iteration on the job itself takes longer, or shorter, as with another batch size
 
 
-NETWORK = (Cause.CROSS, Cause.OTHER_JOB, Cause.OWN_TRANSFER, Cause.LOSS, Cause.SLOW_LINK)
-"""Causes that blame the network or its users."""
+@dataclass(frozen=True)
+class About:
+    """All that is said of a cause, or of a part of an iteration's excess that tells of none, anywhere.
 
-SHARES = (
-    *("compute", "late", "transfer", "cross", "other_job", "own_transfer", "loss", "slow_link", "host", "pause"),
-    "unknown",
+    `reason` and `who` are templates, whose words netmon.dl.verdict.verdict_text:place and .incidents:who fill in. A
+    `who` with `{way}` is said where the link is known, else `short`.
+    """
+
+    cause: Cause | None
+    share: str  # Verdict and the dataset have SHARE_ns of it; empty: there is none
+    letter: str  # on a flag of the page
+    short: str  # the cause in a few words
+    part: str  # the share in a few words, among others
+    line: str  # the share in a line of its own
+    meaning: str  # of the dataset's column SHARE_ns
+    reason: str = ""  # after "it took longer because"
+    who: str = ""  # of an incident: whose doing it is, and whom it hit
+    remedy: str = ""  # of an incident: what to do (netmon.dl.verdict.incidents:remedy)
+    held_by: str = ""  # of a rank: who held it up
+    network: bool = False  # the network or its users are to blame
+    names_job: bool = False  # the culprit is a job or a rank: known to viewers that see jobs only
+    windows: bool = False  # what TCP says of its windows may be why
+
+
+_BYTES = "{bytes} of {culprit} {left} %s and held the transfer up by {ns}{without}"
+
+ABOUT = (
+    About(
+        *(Cause.COMPUTE, "compute", "C", "computing", "computing"),
+        line="computed longer",
+        meaning="a job of one rank computed longer",
+        reason="it computed {ns} longer; no network cause",
+        who="it computed longer",
+        remedy="nothing on the network: look at what the rank computes",
+    ),
+    About(
+        *(Cause.STRAGGLER, "late", "S", "a late rank", "late ranks"),
+        line="waiting for a rank that was late or had stopped",
+        meaning="a rank came late or stopped, and the others waited",
+        reason="rank {rank} ({host}) was {ns} late, and the others waited; no network cause",
+        who="rank {rank} ({host}) was late",
+        remedy="look at what rank {rank} does before its first gradient: its input, its GPU, its CPU",
+        held_by="{culprit}",
+        names_job=True,
+    ),
+    About(
+        *(None, "transfer", "", "", "more to transfer"),
+        line="there was more to transfer",
+        meaning="there was more to transfer",
+    ),
+    About(
+        *(Cause.CROSS, "cross", "X", "cross traffic", "cross traffic"),
+        line="the transfer was held up by traffic that is no training",
+        meaning="traffic that is no training held the transfer up",
+        reason=_BYTES % "{at}",
+        who="{whose}",
+        remedy="limit {where}, or move it off {link}",
+        held_by="{culprit}",
+        network=True,
+    ),
+    About(
+        *(Cause.OTHER_JOB, "other_job", "J", "another job", "another job"),
+        line="the transfer was held up by another job",
+        meaning="another job's traffic held it up",
+        reason=_BYTES % "{at}",
+        who="{whose}",
+        remedy="start one of the jobs later (see the advice), or move one off {link}",
+        held_by="{culprit}",
+        network=True,
+        names_job=True,
+    ),
+    About(
+        *(Cause.OWN_TRANSFER, "own_transfer", "O", "an own transfer", "own transfers"),
+        line="the transfer was held up by what a rank transferred beside its gradients",
+        meaning="what a rank transferred beside its gradients held it up",
+        reason=_BYTES % "{host}",  # the culprit says which rank
+        who="{culprit}, its own transfer, {way} {host}",
+        remedy="let it transfer more slowly, less often, or by another link than {link}",
+        held_by="{culprit}",
+        network=True,
+    ),
+    About(
+        *(Cause.LOSS, "loss", "L", "lost packets", "lost packets"),
+        line="the transfer was held up by lost packets",
+        meaning="lost packets, with no other traffic on the link",
+        reason="{packets} were lost with no other traffic on the link, which cost {ns}",
+        who="packets lost {way} {at}",
+        remedy="look at {link}: its speed, its errors, its cable, its port at the switch",
+        held_by="loss{at_host}",
+        network=True,
+        windows=True,
+    ),
+    About(
+        *(Cause.SLOW_LINK, "slow_link", "K", "a slow link", "a slow link"),
+        line="the transfer was held up by a slow link that nobody shared",
+        meaning="a link that was slower than usual, with no other traffic on it",
+        reason="the link that {leaves} {at} was slower than usual with no other traffic on it, which cost {ns}",
+        who="a slow link {way} {at}",
+        remedy="look at {link}: its speed, its errors, its cable, its port at the switch",
+        held_by="slow link{at_host}",
+        network=True,
+        windows=True,
+    ),
+    About(
+        *(Cause.HOST, "host", "H", "the host", "the host"),
+        line="the host itself",
+        meaning="the host's CPUs: waits for them, or a quota",
+        reason="{at} itself was slow, which cost {ns}; no network cause",
+        who="{at} itself was slow",
+        remedy="look at who takes the CPUs of {host}, and at the CPU quota of rank {rank}",
+        held_by="CPUs of {host}",
+    ),
+    About(
+        *(Cause.PAUSE, "pause", "P", "a pause of all ranks", "pauses"),
+        line="all ranks paused",
+        meaning="all ranks did something else, or stopped",
+        reason="all ranks paused for {ns}; no network cause",
+        who="all ranks paused",
+        remedy="nothing on the network: it evaluates, writes a checkpoint, or was stopped",
+        held_by="pause",
+    ),
+    About(
+        *(Cause.UNKNOWN, "unknown", "?", "an unknown cause", "not known"),
+        line="not known",
+        meaning="unknown",
+        reason="the cause is not known",
+        who="cause not known",
+        remedy="look at the parts of its worst step",
+        windows=True,
+    ),
+    About(
+        *(Cause.CHANGE, "", "Δ", "a change of the job itself", "", "", ""),
+        reason="every rank computes {longer}; no network cause",
+        who="the job itself changed",
+        remedy="nothing on the network: was the batch size changed?",
+    ),
 )
+"""In the order in which the shares of an excess are shown and stored."""
+
+CAUSES = {one.cause: one for one in ABOUT if one.cause is not None}
+OF_SHARE = {one.share: one for one in ABOUT if one.share}
+
+SHARES = tuple(OF_SHARE)
 """Of an iteration's excess; Verdict has NAME_ns of each, which add up to excess_ns."""
 
-CAUSE_OF = {
-    "compute": Cause.COMPUTE,
-    "late": Cause.STRAGGLER,
-    "cross": Cause.CROSS,
-    "other_job": Cause.OTHER_JOB,
-    "own_transfer": Cause.OWN_TRANSFER,
-    "loss": Cause.LOSS,
-    "slow_link": Cause.SLOW_LINK,
-    "host": Cause.HOST,
-    "pause": Cause.PAUSE,
-}
-"""The cause that a share of the excess tells of; `transfer` and `unknown` tell of none."""
+NETWORK = tuple(cause for cause, about in CAUSES.items() if about.network)
+"""Causes that blame the network or its users."""
 
-LETTERS = {
-    **{Cause.CROSS: "X", Cause.OTHER_JOB: "J", Cause.OWN_TRANSFER: "O", Cause.STRAGGLER: "S", Cause.PAUSE: "P"},
-    **{Cause.COMPUTE: "C", Cause.LOSS: "L", Cause.SLOW_LINK: "K", Cause.HOST: "H", Cause.CHANGE: "Δ"},
-    Cause.UNKNOWN: "?",
-}
-"""What stands for a cause on a flag of the page."""
+CAUSE_OF = {share: about.cause for share, about in OF_SHARE.items() if about.cause}
+"""The cause that a share of the excess tells of; `transfer` and `unknown` tell of none."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +277,7 @@ class RankTimes:
 class Verdict:
     """Why an iteration took as long as it did; times in ns, of the UTC epoch where they are moments.
 
-    The shares are parts of its excess over the job's baseline iterations and add up to it.
+    The shares (ABOUT says what each is) are parts of its excess over the job's baseline iterations and add up to it.
     """
 
     job: str
@@ -172,16 +294,16 @@ class Verdict:
     direction: Direction = Direction.RX  # of that interface; without one it says nothing
     rank: int = -1  # that came late, or whose link it was
     bytes: int = 0  # payload of the culprit on that link during the iteration
-    compute_ns: int = 0  # a job of one rank computed longer
-    late_ns: int = 0  # a rank came late, or stopped in the midst of a transfer, and the others waited for it
-    transfer_ns: int = 0  # there was more to transfer
-    cross_ns: int = 0  # the transfer was held up by traffic that is no training
-    other_job_ns: int = 0  # by another job's
-    own_transfer_ns: int = 0  # by what a rank of the job transferred alongside its gradients
-    loss_ns: int = 0  # by packets that were dropped, with nobody else on the link
-    slow_link_ns: int = 0  # by a link that gave less, with nobody else on it
-    host_ns: int = 0  # by the host itself
-    pause_ns: int = 0  # all ranks did something else, or stopped
+    compute_ns: int = 0
+    late_ns: int = 0
+    transfer_ns: int = 0
+    cross_ns: int = 0
+    other_job_ns: int = 0
+    own_transfer_ns: int = 0
+    loss_ns: int = 0
+    slow_link_ns: int = 0
+    host_ns: int = 0
+    pause_ns: int = 0
     unknown_ns: int = 0
     error_ns: int = 0  # of the shares: the baseline iterations' spread and the clocks' bounds
     counterfactual_ns: int = -1  # without the culprit's bytes; −1: nobody's bytes delayed it

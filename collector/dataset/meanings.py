@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the dataset's tables and columns mean, in words for the documentation."""
 
-from netmon.records import CLASS_NAMES, STACK
+from netmon.evidence import MEANINGS
+from netmon.records import CLASS_NAMES, COUNTS, STACK
+from netmon.views import CAUSES, OF_SHARE, Cause
 
 TABLES = {
     "buckets": "A flow in a bucket of `bucket_ns`. Empty buckets have no row.",
@@ -17,6 +19,7 @@ TABLES = {
 }
 
 _CLASSES = [f"`{CLASS_NAMES[class_]}`" for class_ in STACK]
+_CAUSES = [f"`{cause.name.lower()}`" for cause in CAUSES if cause != Cause.CHANGE]
 _COLUMNS = {
     "host": "name of the host",
     "session": "name of the agent's session: one run of an agent",
@@ -25,11 +28,7 @@ _COLUMNS = {
     "flow_id": "number of the flow in its session",
     "bucket_start_ns": "start of the bucket",
     "bucket_ns": "width of the bucket",
-    "packets": "frames as sent on the link: segments of super-packets count one by one",
-    "wire_bytes": "bytes of the Ethernet frames as sent on the link, without preamble and FCS",
-    "payload_bytes": "bytes of transport payload",
-    "peak_bytes": "wire bytes of the largest full-resolution bucket within the row",
-    "busy_buckets": "number of full-resolution buckets within the row that are not empty",
+    **{name: count.meaning for name, count in COUNTS.items()},
     "class": " or ".join((", ".join(_CLASSES[:-1]), _CLASSES[-1])),
     "job": "the job's identity, which its launcher gave to all ranks",
     "job_name": "what people call the job",
@@ -93,51 +92,15 @@ _COLUMNS = {
     "device": "interface, or RDMA device and port",
     "counter": "name, as the driver calls it",
     "value": "the counter, cumulative",
-    # transport
-    "reverse_flow_id": "number of the flow in the other direction",
-    "sent_bytes": "payload that TCP handed down, retransmissions included",
-    "retransmitted_bytes": "of that, payload sent again",
-    "out_of_order_packets": "received out of order",
-    "ecn_marked_packets": "sent packets that the receiver reports as marked; null if the ends do not speak ECN",
-    "rtt_ns": "smoothed round-trip time, at the end",
-    "rtt_min_ns": "the kernel's minimum of it, at the end",
-    "busy_ns": "time with unacknowledged data",
-    "receiver_limited_ns": "of that, limited by the receiver's window",
-    "sender_limited_ns": "of that, limited by the send buffer",
-    "application_limited": "at the last rate sample the application had no more to send",
-    "congestion_window_bytes": "at the end",
-    "delivery_bps": "last rate sample",
-    # host
-    "missed_packets": "packets that the NICs had no room for",
-    "no_buffer_packets": "packets that the NICs' drivers had no buffer for",
-    "softnet_dropped": "packets dropped because the stack's backlog was full",
-    "softnet_squeezed": "rounds of the stack that ended with packets left",
-    "cpu_pressure_ns": "time in which some task waited for a CPU, of the host or of the rank's control group",
-    "memory_pressure_ns": "the same for memory",
-    "io_pressure_ns": "the same for storage",
-    "throttled_ns": "time in which a CPU quota throttled the rank's control group, summed over CPUs",
-    "run_delay_ns": "time for which the rank's thread that waited most waited for a CPU",
-    "cpu_ns": "CPU time of all threads of the rank",
-    "stopped_ns": "time for which the rank was stopped, by a signal or a debugger",
     # verdicts
     "duration_ns": "how long it took",
     "usual_ns": "how long the job's iterations usually take; 0: unknown",
     "excess_ns": "duration − usual",
-    "cause": "`cross`, `other_job`, `own_transfer`, `straggler`, `pause`, `compute`, `loss`, `slow_link`, `host` "
-    "or `unknown`; `change`: none, from this iteration on the job itself takes longer or shorter",
+    "cause": f"{', '.join(_CAUSES[:-1])} or {_CAUSES[-1]}; `change`: none, from this iteration on the job itself takes "
+    "longer or shorter",
     "culprit": "whose bytes, or which rank",
     "bytes": "payload of the culprit on that link during the iteration",
-    "compute_ns": "share: a job of one rank computed longer",
-    "late_ns": "share: a rank came late or stopped, and the others waited",
-    "transfer_ns": "share: there was more to transfer",
-    "cross_ns": "share: traffic that is no training held the transfer up",
-    "other_job_ns": "share: another job's traffic held it up",
-    "own_transfer_ns": "share: what a rank transferred beside its gradients held it up",
-    "loss_ns": "share: lost packets, with no other traffic on the link",
-    "slow_link_ns": "share: a link that was slower than usual, with no other traffic on it",
-    "host_ns": "share: the host's CPUs: waits for them, or a quota",
-    "pause_ns": "share: all ranks did something else, or stopped",
-    "unknown_ns": "share: unknown",
+    **{f"{name}_ns": f"share: {about.meaning}" for name, about in OF_SHARE.items()},
     "counterfactual_ns": "how long it would have taken without the culprit's bytes; null: nobody's bytes held it up",
     "counterfactual_low_ns": "lower end of its 90 % interval",
     "counterfactual_high_ns": "upper end of its 90 % interval",
@@ -192,4 +155,5 @@ _PAYLOAD = {
 
 def meaning(table: str, column: str) -> str:
     """What a column of a table means, in Markdown. Raises KeyError for a column that is not described here."""
-    return _OF_TABLE.get((table, column)) or (_COLUMNS | _PAYLOAD)[column]
+    known = _OF_TABLE.get((table, column)) or MEANINGS.get(table, {}).get(column)
+    return known or (_COLUMNS | _PAYLOAD)[column]

@@ -6,6 +6,7 @@ Times are int64 ns of the UTC epoch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.evidence import EVIDENCE, UNKNOWN
-from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
+from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Owner, Source, Table
 from netmon.views import SHARES
 
 DATASET_VERSION = 1
@@ -45,11 +46,24 @@ def _fields(kind: pa.DataType, *names: str) -> list[pa.Field]:
 _BUCKETS = [
     *_fields(_WORD, "host", "session", "interface", "direction"),
     *_fields(pa.uint32(), "flow_id"),
-    *_fields(_I64, "bucket_start_ns", "bucket_ns", "packets", "wire_bytes", "payload_bytes"),
-    *_fields(_I64, "peak_bytes", "busy_buckets"),
+    *_fields(_I64, "bucket_start_ns", *COLUMNS),
     *_fields(_WORD, "class", "job"),
     *_fields(_I64, "iteration"),
 ]
+
+_OF_EVIDENCE = {
+    **dict.fromkeys(("flow_id", "reverse_flow_id", "pid"), pa.uint32()),
+    **{"job": _WORD, "rank": pa.int32(), "application_limited": pa.bool_()},
+}
+
+
+def _evidence_schema(dtype: np.dtype[np.void]) -> pa.Schema:
+    """As the dtype in netmon.evidence, whose flow stands for its link."""
+    names = dtype.names or ()
+    link = ("interface", "direction") if "flow_id" in names else ()
+    columns = [pa.field(name, _OF_EVIDENCE.get(name, _I64)) for name in names]
+    return pa.schema([*_fields(_WORD, "host", "session", *link), *columns])
+
 
 _RANK_TIMES = [
     *_fields(pa.int32(), "rank", "waited_for"),
@@ -118,29 +132,7 @@ SCHEMAS = {
             *_fields(_I64, "value"),
         ]
     ),
-    "transport": pa.schema(
-        [
-            *_fields(_WORD, "host", "session", "interface", "direction"),
-            *_fields(pa.uint32(), "flow_id", "reverse_flow_id"),
-            *_fields(_I64, "start_ns", "end_ns", "sent_bytes", "retransmitted_bytes", "out_of_order_packets"),
-            *_fields(_I64, "ecn_marked_packets", "rtt_ns", "rtt_min_ns", "busy_ns", "receiver_limited_ns"),
-            *_fields(_I64, "sender_limited_ns"),
-            *_fields(pa.bool_(), "application_limited"),
-            *_fields(_I64, "congestion_window_bytes", "delivery_bps"),
-        ]
-    ),
-    "host": pa.schema(
-        [
-            *_fields(_WORD, "host", "session"),
-            *_fields(_I64, "start_ns", "end_ns"),
-            *_fields(_WORD, "job"),
-            *_fields(pa.int32(), "rank"),
-            *_fields(pa.uint32(), "pid"),
-            *_fields(_I64, "missed_packets", "no_buffer_packets", "softnet_dropped", "softnet_squeezed"),
-            *_fields(_I64, "cpu_pressure_ns", "memory_pressure_ns", "io_pressure_ns"),
-            *_fields(_I64, "throttled_ns", "run_delay_ns", "cpu_ns", "stopped_ns"),
-        ]
-    ),
+    **{name: _evidence_schema(dtype) for name, dtype in EVIDENCE.items()},
     "verdicts": pa.schema(
         [
             *_fields(_WORD, "host", "job"),
@@ -299,18 +291,19 @@ def flow_table(origins: Origins, of: _Indices, flows: Sequence[Flow], state: Tab
     assert state.dtype == STATE
     classes = np.where(state["shared"], np.uint8(Class.DL_SHARED), state["class"]).astype(np.int32)
     columns = origins.link_columns(of, np.ascontiguousarray(state["link"]))
-    plain = ("flow_id", "src_port", "dst_port", "protocol", "members", "prefix_bits")
-    columns |= {name: [getattr(flow, name) for flow in flows] for name in plain}
-    columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
-    words = ("process", "container", "user", "job")
-    columns |= {name: _encode([getattr(flow.owner, name) for flow in flows]) for name in words}
-    columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
     columns["peer_rank"] = peers
     columns["first_ns"] = origins.utcs(of, [flow.first_ns for flow in flows])
     columns["last_ns"] = origins.utcs(of, state["last_ns"])
     columns["class"] = _words(classes, CLASS_NAMES)
     columns["class_source"] = _encode([flow.owner.source for flow in flows])
     columns["traffic"] = _words(state["traffic"].astype(np.int32), TRAFFIC_NAMES)
+    owners = [flow.owner for flow in flows]
+    for field in SCHEMAS["flows"]:  # all others by their names
+        if (name := field.name) in (*columns, "host", "session"):
+            continue
+        whose = next((of for kind, of in ((Flow, flows), (Owner, owners)) if name in kind.__dataclass_fields__), None)
+        values = state[name] if whose is None else list(map(attrgetter(name), whose))
+        columns[name] = _encode(values) if field.type == _WORD else values
     return origins.table("flows", of, columns)
 
 

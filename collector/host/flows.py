@@ -19,7 +19,7 @@ from netmon.dl.grouped import order_by, starts
 from netmon.dl.onsets import REST_NS
 from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.errors import WireError
-from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
+from netmon.records import COUNTS, Class, Direction, Flow, Hello, Interface, Owner, Table
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -177,6 +177,7 @@ _MOST_ADDRESSES = 1 << 16
 _FORGOTTEN = 1024  # flows at a time, at least
 _OVERFLOW_ID = (1 << 32) - 1  # and lower: no agent uses them
 
+TOTALS = tuple(name for name, count in COUNTS.items() if count.total)
 STATE = np.dtype(
     [
         ("flow_id", "<u4"),
@@ -194,8 +195,7 @@ STATE = np.dtype(
         ("traffic", "u1"),  # of a DL flow; else Traffic.UNKNOWN
         ("first_ns", "<i8"),  # mono
         ("last_ns", "<i8"),  # start of the last bucket, mono
-        ("wire_bytes", "<i8"),
-        ("payload_bytes", "<i8"),
+        *((name, "<i8") for name in TOTALS),
         ("payload_packets", "<i8"),  # in buckets with payload
     ]
 )
@@ -265,11 +265,7 @@ def _count(state: Table, rows: Columns) -> npt.NDArray[np.intp] | None:
     back = np.flatnonzero(gap < 0)
     if len(back) and not np.isin(back, run[new]).all():
         return None
-    amounts = {
-        "wire_bytes": rows["wire_bytes"],
-        "payload_bytes": payload,
-        "payload_packets": rows["packets"] * (payload > 0),
-    }
+    amounts = {name: rows[name] for name in TOTALS} | {"payload_packets": rows["packets"] * (payload > 0)}
     for name, amount in amounts.items():
         of_run = np.add.reduceat(amount, first, dtype=np.int64)
         state[name][flows] += np.add.reduceat(of_run[turn], new)

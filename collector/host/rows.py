@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from netmon import records
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import order_by, starts
-from netmon.records import COARSE, Table
+from netmon.records import COARSE, COUNTED, Table
 from netmon.wire.batch_fields import ManyBatches
 
 _Numbers = npt.NDArray[np.int64]
 
-COUNTS = ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")
+COUNTS = tuple(records.COUNTS)
 
 ARRIVED = np.dtype(
     [("session", "<i4")] + [(name, "<i8") for name in ("flow", "start_ns", "bucket_ns", *COUNTS)] + [("stored", "?")]
@@ -34,7 +35,7 @@ SETTLED = np.dtype(
 )
 """A row of the dataset: index of its session, bucket_start_ns in UTC, job an index into the jobs of all hosts."""
 
-_ADDED = ("packets", "wire_bytes", "payload_bytes", "busy_buckets")
+_ADDED = tuple(name for name in COUNTS if name != "peak_bytes")
 _FEW_PARTS = 64  # of tables, that are put together one by one
 _NONE = Columns.zeros(0, ARRIVED)
 
@@ -50,11 +51,10 @@ def arrived(buckets: Table, flow: _Numbers, width_ns: int, session: int = 0) -> 
 
 def fill_counts(rows: Columns, buckets: Table) -> None:
     """COUNTS of rows of BUCKET or COARSE into as many `rows`: one of BUCKET is its own peak."""
-    for name in ("packets", "wire_bytes", "payload_bytes"):
+    for name in COUNTS if buckets.dtype == COARSE else COUNTED:
         rows[name] = buckets[name]
-    coarse = buckets.dtype == COARSE
-    rows["peak_bytes"] = buckets["peak_bytes"] if coarse else buckets["wire_bytes"]
-    rows["busy_buckets"] = buckets["busy_buckets"] if coarse else 1
+    if buckets.dtype != COARSE:
+        rows["peak_bytes"], rows["busy_buckets"] = buckets["wire_bytes"], 1
 
 
 def rows_of(many: ManyBatches, session_index: _Numbers, flow: _Numbers, sessions: Table) -> Columns:

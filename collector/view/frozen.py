@@ -2,11 +2,11 @@
 """Everything that viewers can be shown at one moment. Nothing in it changes any more."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from collector.view.arrivals import Seen
 from collector.view.job_views import JobFacts, Jobs
 from collector.view.series import COLUMNS, INTERVAL_NS, SeriesCopy
-from collector.view.sessions import CLOCK_SOURCES, FlowFacts, LinkName, Sessions
+from collector.view.sessions import CLOCK_SOURCES, LinkName, Sessions
 from netmon.dl.classify import NS_PER_S, crosses
 from netmon.marks import printable
 from netmon.records import AgentCost, Class, Table
@@ -306,7 +306,7 @@ def _flow_views(
     frozen: Frozen,
     hosts: Indices | None,
     count: int,
-    facts: Callable[[_Numbers], Sequence[FlowFacts | None]],
+    facts: Callable[[_Numbers], Sequence[Mapping[str, Any] | None]],
 ) -> tuple[FlowView, ...]:
     """The `count` largest of these hosts."""
     wanted = np.arange(len(frozen.flow_bps))
@@ -323,7 +323,7 @@ def _flow_views(
             interface=frozen.link_names[link].interface,
             class_=Class(class_),
             wire_bps=rate,
-            **sent._asdict(),
+            **sent,
         )
         for link, class_, rate, sent in zip(
             flows.link.tolist(),

@@ -7,21 +7,21 @@ the host's mono unless they say else. Reading changes nothing, and what is hande
 the view copies what it keeps, and gives viewers only what it has frozen.
 """
 
-import math
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.flows import TOTALS
 from collector.host.session import Session
 from collector.host.tables import Classified, Tables
 from netmon.columnar import Columns
 from netmon.dl.grouped import starts
 from netmon.dl.traffic import BULK, TRAFFIC_NAMES
-from netmon.records import Class, Direction, Flow, Table
-from netmon.views import SourceScore
+from netmon.records import Class, Direction, Table
+from netmon.views import FlowView, SourceScore
 
 ARRIVED = np.dtype(
     [("flow", "<i4"), ("link", "<i4"), ("start_ns", "<i8"), ("wire_bytes", "<i8"), ("payload_bytes", "<i8")]
@@ -86,17 +86,6 @@ class LinkName(NamedTuple):
     hook: str
 
 
-class FlowFacts(NamedTuple):
-    """Of a flow that is shown: fields of FlowView."""
-
-    flow: Flow
-    wire_bytes: int  # since its start
-    traffic: str  # as in TRAFFIC_NAMES
-    rtt_ns: float = math.nan
-    rtt_min_ns: float = math.nan
-    loss: float = math.nan
-
-
 _SOURCES = {name: number for number, name in enumerate(CLOCK_SOURCES)}
 _CLOCKS_EVERY_S = 1.0  # they are estimates over seconds
 _OF_SESSION = (
@@ -111,6 +100,8 @@ _OF_SESSION = (
 )
 _REFRESHED_AT_ONCE = 32  # hosts
 _TOTALS = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes")
+_TOTALS_SHOWN = tuple(name for name in TOTALS if name in FlowView.__dataclass_fields__)
+_TCP = ("rtt_ns", "rtt_min_ns", "loss")
 _NO_LINK = LinkName("", "", Direction.RX, "")
 
 
@@ -237,17 +228,19 @@ class Sessions:
         flows["gradient"] = np.isin(state["traffic"], BULK)
         return flows
 
-    def flow_facts(self, numbers: npt.NDArray[np.int64]) -> Sequence[FlowFacts | None]:
+    def flow_facts(self, numbers: npt.NDArray[np.int64]) -> Sequence[Mapping[str, Any] | None]:
+        """Of each flow fields of FlowView, by their names; None: it is not known any more."""
         return [self._facts(number) for number in numbers.tolist()]
 
-    def _facts(self, number: int) -> FlowFacts | None:
+    def _facts(self, number: int) -> dict[str, Any] | None:
         table = self._tables.flows
         flow = table.flows[number] if number < len(table.flows) else None
         if flow is None:
             return None
         row = table.state[number]
-        said = self._tables.evidence.latest_tcp(number, flow.direction)
-        return FlowFacts(flow, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]], *said)
+        said = dict(zip(_TCP, self._tables.evidence.latest_tcp(number, flow.direction), strict=True))
+        totals = {name: int(row[name]) for name in _TOTALS_SHOWN}
+        return {"flow": flow, "traffic": TRAFFIC_NAMES[row["traffic"]], **totals, **said}
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
         self._refresh_some()

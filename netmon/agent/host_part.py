@@ -108,7 +108,7 @@ class RankRows:
 
 
 def _columns(load: Load) -> Row:
-    return {"throttled_ns": load.throttled_ns, "run_delay_ns": load.run_delay_ns, "cpu_ns": load.cpu_ns}
+    return {name: value for name, value in load._asdict().items() if name in _NAMES}
 
 
 def _parted(step: Row, begin_ns: int, end_ns: int) -> list[Row]:

@@ -18,6 +18,7 @@ from netmon.bench.specs import DrainSpec, Progress, silent
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
 from netmon.kernel.meter.memory import Geometry, blank_memory, choose_geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter
+from netmon.records import COUNTED, KERNEL_BUCKET
 from netmon.terminal import FittingTable
 
 # --- As many CPUs as one likes: writes into the meter's memory what their programs would, without a kernel.
@@ -47,12 +48,12 @@ class SimulatedCpus:
         """Each of these slots closes its bucket, at most ring_records of a CPU, and opens one with one packet."""
         taken = self._memory.slots[slots]
         cpus, indices = self._positions(slots, "buckets", self.geometry.ring_records)
-        records = np.zeros((len(slots), 3), np.uint64)
-        records[:, 0] = taken["bucket_start_ns"]
-        records[:, 1] = taken["wire_bytes"] | taken["payload_bytes"].astype(np.uint64) << np.uint64(32)
-        records[:, 2] = slots.astype(np.uint64) | taken["packets"].astype(np.uint64) << np.uint64(48)
+        records = np.zeros(len(slots), KERNEL_BUCKET)
+        records["slot"] = slots
+        for name in ("bucket_start_ns", *COUNTED):
+            records[name] = taken[name]
         self._open_buckets(slots, now_ns)
-        self._memory.buckets[cpus, indices] = records
+        self._memory.buckets[cpus, indices] = records.view(np.uint64).reshape(len(slots), -1)
         self._publish(cpus, "buckets")
 
     def lose_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:

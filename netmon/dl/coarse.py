@@ -5,8 +5,9 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import starts
-from netmon.records import BUCKET, COARSE, Table, empty
+from netmon.records import BUCKET, COARSE, COUNTED, Table, empty
 
+_SUMMED = tuple(name for name in COUNTED if name != "wire_bytes")
 _SPAN_BITS = np.uint64(32)
 
 
@@ -37,7 +38,7 @@ def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
     coarse["wire_bytes"] = np.add.reduceat(wire, begins)
     coarse["peak_bytes"] = np.maximum.reduceat(wire, begins)
     coarse["busy_buckets"] = np.diff(np.append(begins, len(wire)))
-    for name in ("packets", "payload_bytes"):
+    for name in _SUMMED:
         coarse[name] = np.add.reduceat(rows[name][order], first[begins])
     return coarse
 
@@ -65,7 +66,7 @@ class Coarsener:
 
 
 def _words(rows: Table) -> npt.NDArray[np.uint64]:
-    """(n, 3), the first of each row its start."""
+    """(n, words), the first of each row its start."""
     return rows.view(np.uint64).reshape(-1, BUCKET.itemsize // 8)
 
 

@@ -11,7 +11,7 @@
 
 /* --- arrays */
 
-#define MOST_ARRAYS 16
+#define MOST_ARRAYS 32
 
 struct arrays {
 	Py_buffer views[MOST_ARRAYS];
@@ -132,7 +132,10 @@ static PyObject *column_widths(PyObject *self, PyObject *args)
 
 /* --- bucket rows of many messages */
 
-enum { RUNS = 4, COLUMNS = 4, COLUMNS_COARSE = 7 };
+enum { RUNS = 4, COLUMNS = 4, COLUMNS_COARSE = 7 }; /* of rows: before those of plain counts */
+
+#define ROW_ARRAYS "448844444" /* bytes of a number in each column of rows, plain counts left out */
+#define MOST_PLAIN 16
 
 struct rows_out {
 	int32_t *batch;
@@ -140,6 +143,8 @@ struct rows_out {
 	uint64_t *start_ns;
 	int64_t *bucket_ns;
 	uint32_t *packets, *wire, *payload, *peak, *busy;
+	void **plain; /* of uint32_t */
+	int plain_count;
 };
 
 struct runs_out {
@@ -197,6 +202,9 @@ static uint64_t read_rows(const struct message *message, const struct column *ru
 			numbers32(&columns[5], message->rows, first, count, less);
 			numbers32(&columns[6], message->rows, first, count, busy);
 		}
+		for (int i = 0; i < out->plain_count; i++)
+			numbers32(&columns[(message->coarse ? COLUMNS_COARSE : COLUMNS) + i], message->rows, first,
+				  count, (uint32_t *)out->plain[i] + at);
 		for (uint64_t i = 0; i < count; i++, at++) {
 			while (!left) { /* ends: the runs have as many rows as the message */
 				left = (uint64_t)runs->rows[run + of];
@@ -262,8 +270,8 @@ static int read_message(PyObject *split, struct message *message, uint64_t rows,
 			uint8_t *good)
 {
 	Py_buffer run_data, data;
-	struct column run_columns[RUNS], columns[COLUMNS_COARSE];
-	int wanted = message->coarse ? COLUMNS_COARSE : COLUMNS, done = -1;
+	struct column run_columns[RUNS], columns[MOST_ARRAYS];
+	int wanted = (message->coarse ? COLUMNS_COARSE : COLUMNS) + rows_out->plain_count, done = -1;
 	if (PyObject_GetBuffer(PyTuple_GetItem(split, RUNS_AT), &run_data, PyBUF_SIMPLE))
 		return -1;
 	if (!PyObject_GetBuffer(PyTuple_GetItem(split, COLUMNS_AT), &data, PyBUF_SIMPLE)) {
@@ -298,15 +306,25 @@ static PyObject *join_buckets(PyObject *self, PyObject *args)
 		total_rows += (Py_ssize_t)message.rows;
 		total_runs += (Py_ssize_t)message.flows;
 	}
-	void *row_arrays[9], *run_arrays[3];
+	void *row_arrays[MOST_PLAIN + sizeof ROW_ARRAYS], *run_arrays[3];
+	char sizes[MOST_PLAIN + sizeof ROW_ARRAYS] = ROW_ARRAYS;
+	Py_ssize_t plain = PyTuple_Size(rows) - (Py_ssize_t)strlen(ROW_ARRAYS);
+	if (plain > MOST_PLAIN) {
+		PyErr_SetString(PyExc_ValueError, "too many counts");
+		return NULL;
+	}
+	if (plain > 0)
+		memset(sizes + strlen(ROW_ARRAYS), '4', (size_t)plain);
 	const int32_t *batch = array(&arrays, batches, count, 4, 0);
 	uint64_t *latest = batch ? array(&arrays, latest_array, count, 8, PyBUF_WRITABLE) : NULL;
 	uint8_t *good = latest ? array(&arrays, good_array, count, 1, PyBUF_WRITABLE) : NULL;
-	if (!good || tuple_arrays(&arrays, rows, total_rows, "448844444", row_arrays) ||
+	if (!good || tuple_arrays(&arrays, rows, total_rows, sizes, row_arrays) ||
 	    tuple_arrays(&arrays, runs, total_runs, "848", run_arrays))
 		goto out;
-	struct rows_out rows_out = {row_arrays[0], row_arrays[1], row_arrays[2], row_arrays[3], row_arrays[4],
-				    row_arrays[5], row_arrays[6], row_arrays[7], row_arrays[8]};
+	struct rows_out rows_out = {
+		row_arrays[0], row_arrays[1], row_arrays[2], row_arrays[3], row_arrays[4],
+		row_arrays[5], row_arrays[6], row_arrays[7], row_arrays[8], row_arrays + strlen(ROW_ARRAYS),
+		(int)plain};
 	struct runs_out runs_out = {run_arrays[0], run_arrays[1], run_arrays[2]};
 	Py_ssize_t row = 0, run = 0;
 	for (Py_ssize_t i = 0; i < count; i++) {

@@ -149,7 +149,7 @@ class FlowCounts:
         times, of_time = np.unique(start, return_inverse=True)
         cells, of_cell = np.unique(of_time * len(first) + of_frame, return_inverse=True)
         flow = cells % len(first)
-        rows = np.empty(len(cells), BUCKET)
+        rows = np.zeros(len(cells), BUCKET)
         rows["bucket_start_ns"] = times[cells // len(first)]
         rows["packets"] = np.bincount(of_cell)
         rows["wire_bytes"] = np.bincount(of_cell, weights=frames.wire_bytes)

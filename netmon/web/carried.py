@@ -13,6 +13,7 @@ import pyarrow as pa
 from netmon.errors import DataError
 from netmon.history.frames import plain_words
 from netmon.past import RowQuery, Rows
+from netmon.web.source import SHOWN
 
 MOST_NS = 60_000_000_000
 _MOST_ROWS = 12_000_000
@@ -81,22 +82,26 @@ def by_process(
 def _sums(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> pd.DataFrame:
     """By flow, in the span and in the one before."""
     first_ns = 2 * begin_ns - end_ns
-    wanted = RowQuery("buckets", [*_FLOW, "bucket_start_ns", "wire_bytes"], first_ns, end_ns, _among(host=hosts))
+    wanted = RowQuery("buckets", [*_FLOW, "bucket_start_ns", *SHOWN], first_ns, end_ns, _among(host=hosts))
     pieces, read = [], 0
+    names = list(_SUMS)
     for batch in rows.batches(wanted):
         read += batch.num_rows
         if read > _MOST_ROWS:
             raise DataError("too much was carried in this time to add it up: choose a shorter one, or one host")
         start = batch.column("bucket_start_ns").to_numpy(zero_copy_only=False)
-        wire = batch.column("wire_bytes").to_numpy(zero_copy_only=False).astype(np.int64)
+        now, before = start >= begin_ns, (start >= first_ns) & (start < begin_ns)
+        names = [*_SUMS, *(name for name in SHOWN if name != "wire_bytes" and name in batch.schema.names)]
         table = pa.Table.from_batches([batch]).select(_FLOW)
-        for name, inside in (("now", start >= begin_ns), ("before", (start >= first_ns) & (start < begin_ns))):
-            table = table.append_column(name, pa.array(np.where(inside, wire, 0)))
-        found = table.group_by(_FLOW).aggregate([(name, "sum") for name in _SUMS])
-        pieces.append(plain_words(found.to_pandas()).rename(columns={f"{name}_sum": name for name in _SUMS}))
+        for name in names:
+            counts = batch.column("wire_bytes" if name in _SUMS else name).to_numpy(zero_copy_only=False)
+            inside = before if name == "before" else now
+            table = table.append_column(name, pa.array(np.where(inside, counts.astype(np.int64), 0)))
+        found = table.group_by(_FLOW).aggregate([(name, "sum") for name in names])
+        pieces.append(plain_words(found.to_pandas()).rename(columns={f"{name}_sum": name for name in names}))
     if not pieces:
         return pd.DataFrame()
-    found = pd.concat(pieces).groupby(_FLOW, as_index=False)[_SUMS].sum()
+    found = pd.concat(pieces).groupby(_FLOW, as_index=False)[names].sum()
     return found[found[_SUMS].sum(axis=1) > 0]
 
 

@@ -22,13 +22,13 @@ from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UnsupportedError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
-from netmon.views import LETTERS, NETWORK, NOT_UNDERSTOOD, Cause, Verdict
+from netmon.views import CAUSES, NOT_UNDERSTOOD, Cause, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.answers import Answers
 from netmon.web.carried import by_process, carried, processes
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
-from netmon.web.source import BLOCK, JOB, Catalogue, Source
+from netmon.web.source import BLOCK, JOB, SHOWN, Catalogue, Source
 from netmon.web.steps import PHASES
 from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, encode, origin, tile
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
@@ -308,7 +308,7 @@ class Page:
         if end <= begin:
             raise UsageError("a time has to end after it begins")
         hosts = request.query.getall("host", [])[:1]
-        return _json(await self._run(carried, self._source.rows(), hosts, begin, end))
+        return _json({"counts": SHOWN, **await self._run(carried, self._source.rows(), hosts, begin, end)})
 
     async def _by_process(self, request: web.Request) -> web.StreamResponse:
         if not self._full(request):
@@ -368,17 +368,17 @@ def _plain(value: Any) -> Any:
 def _verdict(verdict: Verdict) -> dict[str, Any]:
     document = columns(verdict)
     times = {name: str(document[name]) for name in ("start_ns", "end_ns")}
-    shown = {"letter": LETTERS[verdict.cause], "network": verdict.network, "parts": step_parts(verdict)}
+    shown = {"letter": CAUSES[verdict.cause].letter, "network": verdict.network, "parts": step_parts(verdict)}
     return {**document, **times, **shown, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
 
 
 def _cause(cause: Cause) -> str:
-    return cause.name.lower().replace("_", " ")
+    return CAUSES[cause].short
 
 
 def _group(cause: Cause) -> str:
     """By which steps have their colour: whether the network is to blame, or the job or its hosts."""
-    return "network" if cause in NETWORK else "unknown" if cause == Cause.UNKNOWN else "own"
+    return "network" if CAUSES[cause].network else "unknown" if cause == Cause.UNKNOWN else "own"
 
 
 def _theory(bounds: tuple[float, float] | None) -> dict[str, float | None]:

@@ -8,11 +8,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from netmon.past import Rows
+from netmon.records import COUNTS
 from netmon.views import RankTimes, Verdict
 from netmon.web.grid import SERIES, Floats
 from netmon.web.steps import Lanes
 
 JOB, RANK, HOST = "job", "rank", "host"
+
+SHOWN = {name: count.heading for name, count in COUNTS.items() if count.heading}
+"""Counts of a host's largest flows, and what stands over them."""
 
 BLOCK = 32
 """Lanes that are requested together."""

@@ -17,16 +17,16 @@ from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import EVIDENCE
 from netmon.native.load import compiled
-from netmon.records import ClockExchange, Flow, NicSample, Table
+from netmon.records import COUNTS, ClockExchange, Flow, NicSample, Table
 from netmon.wire import netmon_pb2
-from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, column_widths, plain_columns
+from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, PLAIN, RUNS, column_widths, plain_columns
 from netmon.wire.limits import FURTHEST_NS, MAX_MONO_NS, MAX_ROWS, MAX_WIDTH_NS
 from netmon.wire.table_records import read_exchanges, read_flows, read_nic
 from netmon.wire.tables import HEAD, Pieces, check_limits, join_tables, read_name, split_tables
 
 ROWS = np.dtype(
     [("batch", "<i4"), ("flow_id", "<u4"), ("start_ns", "<i8"), ("bucket_ns", "<i8")]
-    + [(name, "<u4") for name in ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")]
+    + [(name, "<u4") for name in COUNTS]
 )
 """A bucket row: which batch, mono time, width (0: the hello's bucket_ns), counts. Full resolution: the peak is all."""
 
@@ -76,10 +76,11 @@ def split_buckets(message: netmon_pb2.Buckets) -> Split:
     if not 0 < flows <= rows:
         raise WireError(f"Buckets.flows is {flows} of {rows} rows")
     runs, columns = plain_columns(message)
+    coarse = message.coarse
     return Split(
-        *(rows, flows, bucket_ns, message.base_ns, message.unit_ns, message.coarse),
+        *(rows, flows, bucket_ns, message.base_ns, message.unit_ns, coarse),
         *(runs, column_widths(runs, RUNS, flows, "runs")),
-        *(columns, column_widths(columns, COLUMNS_COARSE if message.coarse else COLUMNS, rows, "columns")),
+        *(columns, column_widths(columns, COLUMNS_COARSE if coarse else COLUMNS, rows, "columns")),
     )
 
 
@@ -133,7 +134,7 @@ def _join(splits: Sequence[Split], batch: npt.NDArray[np.int32]) -> _Joined:
     good = _mend_runs(run_rows, flows, counts)
     flow, run_of = flow.astype(np.uint32, copy=False), run_rows.astype(np.int64)
     start, packets, short, headers = _join_columns(
-        [(s.columns, s.column_widths, s.rows) for s in splits], COLUMNS, _COLUMN_TYPES
+        [(s.columns, s.column_widths, s.rows) for s in splits], COLUMNS - len(PLAIN), _COLUMN_TYPES
     )
     latest = np.maximum.reduceat(start, np.cumsum(counts) - counts)
     base, unit = (_of_rows(np.array([split[position] for split in splits], np.uint64), counts) for position in (3, 4))
@@ -154,9 +155,9 @@ def _join(splits: Sequence[Split], batch: npt.NDArray[np.int32]) -> _Joined:
     if coarse.any():
         pieces, less, busy = _join_columns(
             [(s.columns, s.column_widths, s.rows) for s in splits if s.coarse],
-            COLUMNS_COARSE,
+            COLUMNS_COARSE - len(PLAIN),
             _COLUMN_TYPES,
-            first=COLUMNS,
+            first=COLUMNS - len(PLAIN),
         )
         if coarse.all():
             columns["peak_bytes"], columns["busy_buckets"] = pieces * w - less, busy.astype(np.uint32, copy=False)
@@ -164,6 +165,12 @@ def _join(splits: Sequence[Split], batch: npt.NDArray[np.int32]) -> _Joined:
             own, columns["peak_bytes"] = np.repeat(coarse, counts), wire.copy()
             columns["peak_bytes"][own] = pieces * w[own] - less
             columns["busy_buckets"][own] = busy
+    columns |= {name: np.zeros(len(wire), np.uint32) for name in PLAIN}
+    for kind, end in ((False, COLUMNS), (True, COLUMNS_COARSE)) if PLAIN else ():
+        some = [(s.columns, s.column_widths, s.rows) for s in splits if s.coarse == kind]
+        found = _join_columns(some, end, [_U4] * end, first=end - len(PLAIN)) if some else ()
+        for name, column in zip(PLAIN, found, strict=False):
+            columns[name][np.repeat(coarse == kind, counts)] = column
     return Columns(columns), Runs(np.repeat(batch, flows).astype(np.int64), flow, run_of), latest, good
 
 

@@ -12,15 +12,20 @@ import numpy.typing as npt
 
 from netmon.errors import WireError
 from netmon.native.load import compiled
-from netmon.records import BUCKET, COARSE, Table
+from netmon.records import BUCKET, COARSE, COUNTS, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_MONO_NS, MAX_ROWS
 from netmon.wire.mapping import check
 
 _DEFLATED_BELOW = 1 << 18  # bytes; with more of them deflating costs more than they do
-RUNS, COLUMNS, COLUMNS_COARSE = 4, 4, 7
+_FORETOLD = ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")
+PLAIN = tuple(name for name in COUNTS if name not in _FORETOLD)
+"""Counts that travel as they are, in columns behind all others."""
+
+RUNS, COLUMNS, COLUMNS_COARSE = 4, 4 + len(PLAIN), 7 + len(PLAIN)
 """Columns of runs and of rows, the latter without and with those of coarse ones."""
 
+_MOST_PLAIN = len(PLAIN)
 _WIDTHS = (0, 1, 2, 4, 8)
 _Numbers = npt.NDArray[np.uint64]
 _Column = npt.NDArray[np.uint32] | _Numbers
@@ -52,6 +57,8 @@ def encode_buckets(
         peak, of = table["peak_bytes"][order], np.maximum(w, 1)
         pieces = (peak + (of - _ONE)) // of
         columns += [pieces, pieces * w - peak, table["busy_buckets"][order]]
+    columns += [table[name][order] for name in PLAIN]
+    message.plain = len(PLAIN)
     message.base_ns, message.unit_ns, message.flows = base, unit, len(first)
     runs = [flow[first], rows.astype(np.uint32), *largest]
     message.runs, message.columns = _pack(runs), _pack(columns)
@@ -87,17 +94,24 @@ def decode_buckets(message: netmon_pb2.Buckets) -> Table:
     if message.coarse:
         table["peak_bytes"] = rest[0] * w - rest[1] & _U32
         table["busy_buckets"] = rest[2]
+    for name, column in zip(PLAIN, rest[len(rest) - len(PLAIN) :], strict=True):
+        table[name] = column
     return table
 
 
 def plain_columns(message: netmon_pb2.Buckets) -> tuple[bytes, bytes]:
-    """The runs and the columns of a message that has rows, inflated. Raises WireError with a one-line reason."""
-    runs, columns = message.runs, message.columns
+    """The runs and the columns of a message that has rows, inflated. Raises WireError with a one-line reason.
+
+    Counts that its sender did not know yet are columns of zeros.
+    """
+    runs, columns, lacks = message.runs, message.columns, _MOST_PLAIN - message.plain
+    if lacks < 0:
+        raise WireError(f"Buckets.plain is {message.plain}, more than {_MOST_PLAIN}")
     if message.deflated:
         wanted = COLUMNS_COARSE if message.coarse else COLUMNS
         runs = _inflate(runs, RUNS * (1 + 8 * message.flows), "runs")
         columns = _inflate(columns, wanted * (1 + 8 * message.rows), "columns")
-    return runs, columns
+    return runs, columns + bytes(lacks) if lacks else columns
 
 
 def column_widths(data: bytes, wanted: int, count: int, name: str) -> Sequence[int]:

@@ -632,6 +632,7 @@ class Buckets(_message.Message):
     COARSE_FIELD_NUMBER: _builtins.int
     DEFLATED_FIELD_NUMBER: _builtins.int
     FLOWS_FIELD_NUMBER: _builtins.int
+    PLAIN_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     bucket_ns: _builtins.int
     """the rows' width"""
@@ -649,6 +650,8 @@ class Buckets(_message.Message):
     """runs and columns are a zlib stream each"""
     flows: _builtins.int
     """number of runs"""
+    plain: _builtins.int
+    """further counts of netmon.records.COUNTS, as they are, each a column behind the others"""
     def __init__(
         self,
         *,
@@ -661,10 +664,11 @@ class Buckets(_message.Message):
         coarse: _builtins.bool = ...,
         deflated: _builtins.bool = ...,
         flows: _builtins.int = ...,
+        plain: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_ns", b"base_ns", "bucket_ns", b"bucket_ns", "coarse", b"coarse", "columns", b"columns", "deflated", b"deflated", "flows", b"flows", "rows", b"rows", "runs", b"runs", "unit_ns", b"unit_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_ns", b"base_ns", "bucket_ns", b"bucket_ns", "coarse", b"coarse", "columns", b"columns", "deflated", b"deflated", "flows", b"flows", "plain", b"plain", "rows", b"rows", "runs", b"runs", "unit_ns", b"unit_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,12 +9,10 @@ import numpy.typing as npt
 
 from netmon.errors import WireError
 from netmon.records import CLASS_NAMES
-from netmon.views import STEP, Cause, Incident, JobView, LinkView, Selection, Snapshot, Verdict
+from netmon.views import CAUSES, STEP, Incident, JobView, LinkView, Selection, Snapshot, Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_TEXT
 from netmon.wire.mapping import check, from_message, to_message
-
-_NAMES_A_JOB = (Cause.OTHER_JOB, Cause.STRAGGLER)  # or one of its ranks; all others name processes
 
 
 def request_without_flows(selection: Selection) -> Selection:
@@ -36,15 +34,15 @@ def _job(job: JobView) -> JobView:
 
 
 def verdict_without_names(verdict: Verdict) -> Verdict:
-    first = verdict.culprit if verdict.cause in _NAMES_A_JOB else ""
-    second = verdict.second_culprit if verdict.second_cause in _NAMES_A_JOB else ""
+    first = verdict.culprit if CAUSES[verdict.cause].names_job else ""
+    second = verdict.second_culprit if CAUSES[verdict.second_cause].names_job else ""
     ranks = tuple(replace(one, held_by=first) if one.held_by == verdict.culprit else one for one in verdict.ranks)
     return replace(verdict, culprit=first, second_culprit=second, culprit_user="", sender="", receiver="", ranks=ranks)
 
 
 def incident_without_names(incident: Incident) -> Incident:
     """Its ends may be addresses."""
-    culprit = incident.culprit if incident.cause in _NAMES_A_JOB else ""
+    culprit = incident.culprit if CAUSES[incident.cause].names_job else ""
     return replace(incident, culprit=culprit, culprit_user="", sender="", receiver="")
 
 

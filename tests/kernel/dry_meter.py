@@ -41,10 +41,10 @@ class Loaded:
         drained = self.meter.drain(time.monotonic_ns())
         self.names.update(zip(drained.new.ids.tolist(), drained.new.keys.tolist(), strict=True))
         counts: Counter[tuple[Flow, int]] = Counter()
-        for _, wire, payload, flow_id, packets in drained.buckets.tolist():
+        for flow_id, *amounts in drained.buckets[["flow_id", "packets", "wire_bytes", "payload_bytes"]].tolist():
             src, dst, src_port, dst_port, link_protocol = self.names[flow_id]
             flow = (address(src), address(dst), src_port, dst_port, link_protocol & 0xFF)
-            for i, count in enumerate((packets, wire, payload)):
+            for i, count in enumerate(amounts):
                 counts[flow, i] += count
         self.meter.rows.shrink(0)
         return {flow: (counts[flow, 0], counts[flow, 1], counts[flow, 2]) for flow, _ in counts}

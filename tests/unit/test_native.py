@@ -107,7 +107,7 @@ def test_rows_are_what_was_sent(dtype: "np.dtype[np.void]") -> None:
 
 
 def good_arguments() -> dict[str, Any]:
-    whole = Split(3, 2, 10, 0, 1, False, bytes([0, 1, 1, 2, 0, 0]), (0, 1, 0, 0), bytes(4), (0, 0, 0, 0))
+    whole = Split(3, 2, 10, 0, 1, False, bytes([0, 1, 1, 2, 0, 0]), (0, 1, 0, 0), bytes(COLUMNS), (0,) * COLUMNS)
     return {
         "splits": [whole],
         "batch": np.zeros(1, np.int32),
@@ -134,7 +134,7 @@ HOSTILE = {
     "negative": {"splits": [good_arguments()["splits"][0]._replace(base_ns=-1)]},
     "columns cut short": {"splits": [good_arguments()["splits"][0]._replace(columns=bytes([1, 0]))]},
     "runs cut short": {"splits": [good_arguments()["splits"][0]._replace(runs=b"")]},
-    "columns too long": {"splits": [good_arguments()["splits"][0]._replace(columns=bytes(5))]},
+    "columns too long": {"splits": [good_arguments()["splits"][0]._replace(columns=bytes(COLUMNS + 1))]},
     "a width that is none": {"splits": [good_arguments()["splits"][0]._replace(columns=bytes([3]) * 20)]},
     "columns of coarse rows missing": {"splits": [good_arguments()["splits"][0]._replace(coarse=True)]},
     "no bytes": {"splits": [good_arguments()["splits"][0]._replace(runs="text")]},

@@ -39,8 +39,9 @@ def rows_of(found: list[Batch]) -> list[Row]:
     buckets = np.concatenate([batch.buckets for batch in found])
     assert buckets.dtype == BUCKET
     sums: Counter[tuple[int, Direction, int, int]] = Counter()
-    for start, wire, payload, flow_id, packets in buckets.tolist():
-        for i, count in enumerate((packets, wire, payload)):
+    names = ["bucket_start_ns", "flow_id", "packets", "wire_bytes", "payload_bytes"]
+    for start, flow_id, *amounts in buckets[names].tolist():
+        for i, count in enumerate(amounts):
             sums[start - EPOCH_NS, flows[flow_id].direction, flow_id, i] += count
     keys = {key[:3] for key in sums}
     return sorted((at, way, *(sums[at, way, flow_id, i] for i in range(3))) for at, way, flow_id in keys)

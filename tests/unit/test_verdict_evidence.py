@@ -353,9 +353,7 @@ def test_ranks_that_all_wait_for_what_was_lost_of_their_agreement(again, busy_ms
 def test_who_accuses_nobodys_traffic_needs_less_beside_what_is_unknown(share, cause):
     shares = dict.fromkeys(SHARES, 0.0) | {share: 40.0, "unknown": 60.0}
     nobody = Verdict("job", 1, 0, 200, 200, 100, 100)
-    assert (
-        conclude(nobody, shares, ({}, {}), None, 1.0, one=SimpleNamespace(table=None, row=0), steps=None).cause == cause
-    )
+    assert conclude(nobody, shares, {}, None, 1.0, one=SimpleNamespace(table=None, row=0), steps=None).cause == cause
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from collector.answers import Watching
 from collector.settings import Settings
 from collector.view.frozen import LONGEST_WARNING, MOST_WARNINGS, page
 from collector.view.job_views import Jobs
-from collector.view.sessions import ARRIVED, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
+from collector.view.sessions import ARRIVED, FINAL, FLOW, HOST, LINK, LinkName
 from collector.view.view import View
 from netmon.records import Class, Direction, Flow, Owner
 from netmon.views import Selection, Snapshot
@@ -70,10 +70,10 @@ class Arrays:
     def flow_states(self) -> Any:
         return self.states
 
-    def flow_facts(self, numbers: Any) -> list[FlowFacts | None]:
+    def flow_facts(self, numbers: Any) -> list[dict[str, Any] | None]:
         owner = Owner(1, "x", source="socket")
         flows = [Flow(n, 1, Direction.RX, "10.0.0.1", "10.0.0.2", 1, 2, 6, 0, owner) for n in numbers.tolist()]
-        return [FlowFacts(flow, 10**6, "") for flow in flows]
+        return [{"flow": flow, "wire_bytes": 10**6} for flow in flows]
 
     def scores(self) -> list[Any]:
         return []

@@ -39,7 +39,7 @@ from netmon.records import (
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello, serialise_flow
-from netmon.wire.buckets import MAX_ROWS, decode_buckets, encode_buckets
+from netmon.wire.buckets import COLUMNS, MAX_ROWS, decode_buckets, encode_buckets
 from netmon.wire.limits import MAX_BYTES, MAX_COUNT, MAX_MONO_NS, MAX_UTC_NS
 from netmon.wire.tables import ITERATIONS, RANKS, SCORES, TABLES, Format
 from netmon.wire.tables import LEDGER as LEDGER_FORMAT
@@ -237,7 +237,7 @@ def test_no_rows_are_a_batch_too() -> None:
     assert same(decode_batch(encode_batch(batch)), batch)
 
 
-def plain(message: netmon_pb2.Batch, columns: bytes = b"\0" * 4, runs: bytes = b"\1\7\1\2\0\0") -> None:
+def plain(message: netmon_pb2.Batch, columns: bytes = bytes(COLUMNS), runs: bytes = b"\1\7\1\2\0\0") -> None:
     message.buckets.deflated, message.buckets.columns, message.buckets.runs = False, columns, runs
 
 
@@ -250,7 +250,7 @@ BROKEN_BATCHES: dict[str, Break] = {
     "Buckets.columns is cut short or has a column of": lambda m: setattr(m.buckets, "rows", 3),
     "Buckets.columns cannot be inflated": lambda m: setattr(m.buckets, "columns", b"\0" * 7),
     "Buckets.columns is more or less than one zlib stream": lambda m: m.buckets.ClearField("columns"),
-    "Buckets.columns has 3 bytes too many": lambda m: plain(m, columns=b"\0" * 7),
+    "Buckets.columns has 3 bytes too many": lambda m: plain(m, columns=bytes(COLUMNS + 3)),
     "Buckets.columns is cut short or has a column of 3 bytes": lambda m: plain(m, columns=b"\3" * 7),
     "Buckets.runs do not have 2 rows": lambda m: plain(m, runs=b"\1\7\1\5\0\0"),
     "Buckets.flows is 0 of 2 rows": lambda m: m.buckets.ClearField("flows"),

@@ -157,10 +157,10 @@ def test_everything_can_be_done_by_keyboard(browser: Any, cluster: str) -> None:
         assert [line for line in page.wrong if "404" not in line] == []  # nobody measured what would explain it
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(browser: Any, cluster: str, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 1440), ("light", 390)])
+def test_axe_finds_nothing(browser: Any, cluster: str, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    with looking(browser, cluster, color_scheme=scheme, bypass_csp=True) as page:
+    with looking(browser, cluster, size=(width, 900), color_scheme=scheme, bypass_csp=True) as page:
         settled(page)
         page.wait_for_selector(".incident")
         found = axe.Axe().run(page).response["violations"]
@@ -347,8 +347,13 @@ def test_a_span_is_added_up_beside_the_one_before(browser: Any, cluster: str) ->
         assert lines[0].startswith("host,direction,class,process,user")
         assert lines[1].startswith("gpu-0000,tx,cross,<b>backup</b>,\"'=HYPERLINK")
         assert shown(page)[1] == pytest.approx(10e9)  # the view has not moved
+        still(page)
+        link = page.url
         page.evaluate("() => (netmonPage.timeline.toggle(2), netmonPage.timeline.redraw())")
         page.wait_for_function("() => netmonPage.timeline.lanes.some((one) => one.process === '<b>backup</b>')")
+    with looking(browser, link) as page:
+        page.wait_for_selector("#selection td")
+        assert page.inner_text("#selection") == text
 
 
 @pytest.mark.parametrize(

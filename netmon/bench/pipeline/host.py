@@ -17,6 +17,7 @@ import numpy.typing as npt
 from netmon.bench.specs import WIDTH_MS, Load
 from netmon.records import (
     COARSE,
+    COUNTS,
     ITERATION,
     ClockSample,
     Direction,
@@ -145,7 +146,7 @@ def coarser(rows: Table, width_ms: int) -> Table:
     first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
     merged = rows[order[first]]
     merged["bucket_start_ns"] = bucket[order[first]] * width
-    for name in ("packets", "wire_bytes", "payload_bytes", "busy_buckets"):
+    for name in COUNTS:
         merged[name] = np.add.reduceat(rows[name][order], first)
     merged["peak_bytes"] = np.maximum.reduceat(rows["peak_bytes"][order], first)
     return merged

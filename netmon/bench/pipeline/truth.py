@@ -30,7 +30,7 @@ from netmon.bench.specs import Load
 from netmon.errors import NoRowsError
 from netmon.history.dataset import open_table, stream
 from netmon.history.files import read_footer, table_files
-from netmon.records import CLASS_NAMES, Class, Table
+from netmon.records import CLASS_NAMES, COUNTS, Class, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 TABLES = ("buckets", "flows", "iterations", "ledger")
 
 _SHARE_WINDOW_MS, _SHARE_THRESHOLD = 10, 0.01  # the collector's defaults
-_COUNTS = ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")
-_SENT = ("flow_id", "start_ns", "bucket_ns", *_COUNTS)
+_SENT = ("flow_id", "start_ns", "bucket_ns", *COUNTS)
 _JUDGED = np.dtype([(name, "<i8") for name in (*_SENT, "class", "iteration")])
 _STEP = np.dtype([(name, "<i8") for name in ("iteration", "start_ns", "end_ns", "rank")])
 _INTERVAL = np.dtype(
@@ -171,7 +170,7 @@ def _widths(sent: HostReport) -> Iterator[tuple[int, int]]:
 
 def _as_stored(rows: Table, begin_ns: int, width_ms: int) -> Table:
     table = np.zeros(len(rows), _JUDGED)
-    for name in ("flow_id", *_COUNTS):
+    for name in ("flow_id", *COUNTS):
         table[name] = rows[name]
     table["start_ns"] = rows["bucket_start_ns"].astype(np.int64) + begin_ns
     table["bucket_ns"] = width_ms * MS
@@ -195,7 +194,7 @@ def _found_rows(host: SimulatedHost, found: pa.Table | None, offset_ns: int, ver
     table = np.zeros(len(found) if found else 0, _JUDGED)
     if not found:
         return table
-    for name in ("flow_id", "bucket_ns", *_COUNTS, "iteration"):
+    for name in ("flow_id", "bucket_ns", *COUNTS, "iteration"):
         table[name] = found[name].to_numpy()
     table["start_ns"], error = _on_grid(found["bucket_start_ns"].to_numpy(), host, offset_ns)
     verdict.clock_error_ns = max(verdict.clock_error_ns, error)

@@ -22,11 +22,12 @@ from netmon.errors import DataError
 from netmon.evidence import EVIDENCE
 from netmon.history.dataset import open_table, stream
 from netmon.lab.record import read_truth
+from netmon.records import COUNTS
 
 TRUTH = "truth.json"
 _TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", **dict.fromkeys(EVIDENCE, "start_ns")}
 _WHOLE = ("flows", "sessions")
-_LEFT_OUT = {"buckets": ("peak_bytes", "busy_buckets", "packets", "class", "iteration")}
+_LEFT_OUT = {"buckets": (*({*COUNTS} - {"wire_bytes", "payload_bytes"}), "class", "iteration")}
 _ORDER = ("job", "session", "direction", "flow_id", "bucket_start_ns", "iteration", "rank", "start_ns")
 _BEFORE = 9  # iterations, so that there is a baseline
 

@@ -24,8 +24,9 @@ WAITED = np.dtype([(name, "<i8") for name in (*_WHOSE, *_COUNTED)])
 throttled it, summed over CPUs, for how long the rank was stopped, by a signal or a debugger, and the CPU time of all
 its threads; 0 where that is not known."""
 
-KEPT = ("throttled_ns", "waited_ns")
-"""What keeps a rank from running, the clearer one first: a thread waits on any busy host, and while it is throttled."""
+KEPT = {"throttled_ns": "host", "waited_ns": "host"}
+"""What keeps a rank from running, the clearer one first (a thread waits on any busy host, and while it is throttled),
+and the share of an iteration's excess that it is."""
 
 _FEWEST = 3  # baseline iterations of a rank that were watched, else there is no baseline
 _CLEAR = 3.0  # standard deviations of them

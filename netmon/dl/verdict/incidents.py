@@ -20,16 +20,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from netmon.dl.account import JOB
-from netmon.records import Direction
+from netmon.dl.verdict.verdict_text import place
 from netmon.units import format_duration
-from netmon.views import CAUSE_OF, SHARES, Cause, Incident, LostTime, Verdict
+from netmon.views import CAUSES, OF_SHARE, SHARES, Cause, Incident, LostTime, Verdict
 
 GAP_STEPS = 3
 GAP_NS = 5_000_000_000
 MOST = 1_000
 """Incidents of a job that are remembered while it runs: the newest."""
 
-_SHARE_OF = {cause: name for name, cause in CAUSE_OF.items()}
 _QUARTER, _WORTH_NAMING = 0.25, 0.01
 _LATE_NS = 60_000_000_000  # after newer ones a step may still be judged
 _LEAST_NS = 1_000  # of a part: less is what rounding left
@@ -107,9 +106,9 @@ class _Run:
 
     def explains(self, other: "_Run") -> bool:
         """Whether another's steps are of this one, though their verdicts name another cause."""
-        if other.cause == Cause.UNKNOWN:
+        if Cause.UNKNOWN in (self.cause, other.cause):
             return self.cause != Cause.UNKNOWN
-        name = _SHARE_OF.get(self.cause, "")
+        name = CAUSES[self.cause].share
         return self.steps > 1 and other.steps == 1 and other.shares[name] >= _QUARTER * other.lost_ns
 
     def copy(self) -> "_Run":
@@ -239,66 +238,26 @@ def _incident(run: _Run) -> Incident:
 
 def who(incident: Incident) -> str:
     """The cause, whose doing it is, and whom it hit: `iperf3 (root, h2) → h0`."""
-    at = incident.host + (f" (rank {incident.rank})" if incident.rank >= 0 else "")
-    way = "out of" if incident.direction == Direction.TX else "into"
-    if incident.cause in (Cause.CROSS, Cause.OTHER_JOB):
-        culprit = "job " + incident.culprit.removeprefix(JOB) if incident.cause == Cause.OTHER_JOB else incident.culprit
-        culprit = culprit or "cross traffic"  # nobody knows whose, or the viewer does not see names
-        from_whom = ", ".join(filter(None, (incident.culprit_user, incident.sender)))
-        return f"{culprit} ({from_whom}) → {incident.receiver or at}" if from_whom else f"{culprit} {way} {at}"
-    if incident.cause == Cause.OWN_TRANSFER:
-        name = f"{incident.culprit}, its own transfer," if incident.culprit else "its own transfer"
-        return f"{name} {way} {incident.host}"
-    if incident.cause == Cause.STRAGGLER:
-        return f"rank {incident.rank} ({incident.host}) was late"
-    if incident.cause == Cause.HOST:
-        return f"{at} itself was slow"
-    if incident.cause == Cause.LOSS:
-        return f"packets lost {way} {at}" if incident.interface else "lost packets"
-    if incident.cause == Cause.SLOW_LINK:
-        return f"a slow link {way} {at}"
-    return _NOBODY[incident.cause]
-
-
-_NOBODY = {
-    Cause.PAUSE: "all ranks paused",
-    Cause.COMPUTE: "it computed longer",
-    Cause.CHANGE: "the job itself changed",
-    Cause.UNKNOWN: "cause not known",
-}
-_PARTS = {
-    **{"compute": "computing", "late": "late ranks", "transfer": "more to transfer", "cross": "cross traffic"},
-    **{"other_job": "another job", "own_transfer": "own transfers", "loss": "lost packets", "slow_link": "a slow link"},
-    **{"host": "the host", "pause": "pauses", "unknown": "not known"},
-}
+    about = CAUSES[incident.cause]
+    if "{way}" in about.who and not incident.interface:
+        return about.short
+    words = place(incident)
+    culprit = incident.culprit or about.short  # nobody knows whose, or the viewer does not see names
+    words["culprit"] = culprit
+    if culprit.startswith(JOB):
+        culprit = "job " + culprit.removeprefix(JOB)
+    from_whom = ", ".join(filter(None, (incident.culprit_user, incident.sender)))
+    whose = f"({from_whom}) → {incident.receiver or words['at']}" if from_whom else f"{words['way']} {words['at']}"
+    return about.who.format(**words, whose=f"{culprit} {whose}")
 
 
 def remedy(incident: Incident) -> str:
     """What to do about it: `limit iperf3 on h2, or move it off eth0 of h0`."""
-    at, rank = incident.host, f"rank {incident.rank}"
-    link = f"{incident.interface} of {at}" if incident.interface else f"the links of {at}" if at else "the links"
-    if incident.cause == Cause.CROSS:
-        where = f" on {incident.sender}" if incident.sender else ""
-        return f"limit {incident.culprit or 'that traffic'}{where}, or move it off {link}"
-    if incident.cause == Cause.OTHER_JOB:
-        return f"start one of the jobs later (see the advice), or move one off {link}"
-    if incident.cause == Cause.OWN_TRANSFER:
-        return f"let it transfer more slowly, less often, or by another link than {link}"
-    if incident.cause == Cause.STRAGGLER:
-        return f"look at what {rank} does before its first gradient: its input, its GPU, its CPU"
-    if incident.cause == Cause.HOST:
-        return f"look at who takes the CPUs of {at}, and at the CPU quota of {rank}"
-    if incident.cause in (Cause.LOSS, Cause.SLOW_LINK):
-        return f"look at {link}: its speed, its errors, its cable, its port at the switch"
-    return _TO_DO[incident.cause]
-
-
-_TO_DO = {
-    Cause.PAUSE: "nothing on the network: it evaluates, writes a checkpoint, or was stopped",
-    Cause.COMPUTE: "nothing on the network: look at what the rank computes",
-    Cause.CHANGE: "nothing on the network: was the batch size changed?",
-    Cause.UNKNOWN: "look at the parts of its worst step",
-}
+    host = incident.host
+    link = f"{incident.interface} of {host}" if incident.interface else f"the links of {host}" if host else "the links"
+    culprit = incident.culprit or "that traffic"
+    where = f"{culprit} on {incident.sender}" if incident.sender else culprit
+    return CAUSES[incident.cause].remedy.format(**place(incident), link=link, where=where)
 
 
 def parts(incident: Incident) -> str:
@@ -306,7 +265,7 @@ def parts(incident: Incident) -> str:
     whole = max(incident.lost_ns, 1)
     if not incident.lost or incident.lost[0].ns >= _MOSTLY * whole:
         return ""
-    return ", ".join(f"{one.ns / whole:.0%} {_PARTS[one.name]}".replace("%", " %") for one in incident.lost[:3])
+    return ", ".join(f"{one.ns / whole:.0%} {OF_SHARE[one.name].part}".replace("%", " %") for one in incident.lost[:3])
 
 
 def step_parts(verdict: Verdict) -> list[tuple[str, int]]:
@@ -315,7 +274,7 @@ def step_parts(verdict: Verdict) -> list[tuple[str, int]]:
         return [("not known", verdict.duration_ns)]
     shares = {name: int(getattr(verdict, f"{name}_ns")) for name in SHARES}
     added = sorted(shares.items(), key=lambda share: -share[1])
-    told = [(_PARTS[name], ns) for name, ns in added if abs(ns) >= _WORTH_NAMING * abs(verdict.excess_ns)]
+    told = [(OF_SHARE[name].part, ns) for name, ns in added if abs(ns) >= _WORTH_NAMING * abs(verdict.excess_ns)]
     rest = verdict.excess_ns - sum(ns for _, ns in told)
     return [("usual", verdict.usual_ns), *told, *([("rest", rest)] if abs(rest) >= _LEAST_NS else [])]
 

@@ -41,15 +41,14 @@ _INTERVAL = 1.645  # standard deviations: 90 %
 def conclude(
     verdict: Verdict,
     shares: dict[str, float],
-    of_ranks: tuple[dict[int, float], dict[int, float]],
+    of_ranks: Mapping[str, Mapping[int, float]],
     blamed: Blamed | None,
     noise_ns: float,
     one: Judged,
     steps: Steps,
 ) -> Verdict:
-    """shares: ns, by SHARES; of_ranks: of those that were late, and whose hosts were slow, ns by rank."""
+    """shares: ns, by SHARES; of_ranks: of the shares that are ranks' (they were late, their hosts slow), ns by rank."""
     excess = float(verdict.excess_ns)
-    ranks = dict(zip(("late", "host"), of_ranks, strict=True))
     names = sorted(CAUSE_OF, key=lambda name: -shares[name])
     first, second = names[0], names[1]
     whole: dict[str, Any] = {f"{name}_ns": round(shares[name]) for name in SHARES}
@@ -63,26 +62,26 @@ def conclude(
         verdict = replace(
             verdict,
             second_cause=CAUSE_OF[second],
-            second_culprit=_who(second, ranks.get(second, {}), blamed),
+            second_culprit=_who(second, of_ranks.get(second, {}), blamed),
         )
     sure = float(np.clip(shares[first] / max(excess - shares[second], 1.0), 0.0, 1.0))
     sure *= float(np.clip(1.0 - noise_ns / excess, 0.0, 1.0))
-    return replace(_placed(verdict, first, ranks.get(first, {}), blamed, one, steps), confidence=round(sure, 3))
+    return replace(_placed(verdict, first, of_ranks.get(first, {}), blamed, one, steps), confidence=round(sure, 3))
 
 
-def _who(name: str, late_of: dict[int, float], blamed: Blamed | None) -> str:
-    if name in ("late", "host") and late_of:
-        return f"rank {max(late_of, key=lambda rank: late_of[rank])}"
+def _who(name: str, of_rank: Mapping[int, float], blamed: Blamed | None) -> str:
+    if of_rank:
+        return f"rank {max(of_rank, key=lambda rank: of_rank[rank])}"
     return next((each.name for each in blamed.culprits if each.cause == name), "") if blamed else ""
 
 
 def _placed(
-    verdict: Verdict, first: str, late_of: dict[int, float], blamed: Blamed | None, one: Judged, steps: Steps
+    verdict: Verdict, first: str, of_rank: Mapping[int, float], blamed: Blamed | None, one: Judged, steps: Steps
 ) -> Verdict:
     """With who and where, and what would have been without his bytes."""
     table, row = one.table, one.row
-    if first in ("late", "host") and late_of:
-        rank = max(late_of, key=lambda rank: late_of[rank])
+    if of_rank:
+        rank = max(of_rank, key=lambda rank: of_rank[rank])
         column = int(np.searchsorted(table.rank, rank))
         index = int(table.host[row, column]) if column < len(table.rank) else -1
         host = steps.hosts[index] if index >= 0 else ""
@@ -263,14 +262,14 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdi
             else:
                 shares[name] += ns
     all_stopped = _stopped(one, excess, shares, late_of)
-    host_of, all_kept = _hosts_part(one, excess, shares, late_of, stood)
+    kept_of, all_kept = _hosts_part(one, excess, shares, late_of, stood)
     if not (all_stopped or all_kept):
         shares["pause"] = max(0.0, shares["pause"] - silent)
-    shares["host"] = sum(host_of.values())
+    shares |= {share: sum(of_rank.values()) for share, of_rank in kept_of.items()}
     _busy_meanwhile(phases, excess - sum(shares.values()) - sum(late_of.values()), late_of)
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
-    return conclude(verdict, shares, (late_of, host_of), blamed, noise_ns, one, steps)
+    return conclude(verdict, shares, {"late": late_of, **kept_of}, blamed, noise_ns, one, steps)
 
 
 def _busy_meanwhile(phases: Phases, unclear: float, late_of: dict[int, float]) -> None:
@@ -332,10 +331,11 @@ def _all(one: Judged, ranks: set[int], watched: int) -> bool:
 
 def _hosts_part(
     one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float], stood: Mapping[int, float]
-) -> tuple[dict[int, float], bool]:
-    """By rank, what its host's CPUs cost: a quota that throttled it first, then waits for a CPU. And whether all ranks
-    were kept from running while all stood still."""
-    found: dict[int, float] = {}
+) -> tuple[dict[str, dict[int, float]], bool]:
+    """By share and rank, what kept it from running (KEPT): a quota that throttled it first, then waits for a CPU. And
+    whether all ranks were kept from running while all stood still."""
+    found: dict[str, dict[int, float]] = {share: {} for share in KEPT.values()}
+    answers: dict[int, float] = {}  # by rank, of all shares
     together = False
     if one.waited is None:
         return found, together
@@ -343,17 +343,18 @@ def _hosts_part(
     all_of_them = partial(_all, one, watched=len(np.unique(one.waited["rank"])))
     begin, end = np.nanmin(table.start[baseline], axis=1), np.nanmax(table.end[baseline], axis=1)
     spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns
-    for name in KEPT:
-        unknown = excess - sum(shares.values()) - sum(late_of.values()) - sum(found.values())
+    for name, share in KEPT.items():
+        unknown = excess - sum(shares.values()) - sum(late_of.values()) - sum(answers.values())
         unclear = unknown > _UNCLEAR * excess
         if not (late_of or shares["pause"] > 0 or unclear):
             break
         late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
         more = kept_more(one.waited, name, span_of(table, one.row), spans, late)
-        more = {rank: max(0.0, ns - found.get(rank, 0.0)) for rank, ns in more.items()}  # beyond what it answers for
+        more = {rank: max(0.0, ns - answers.get(rank, 0.0)) for rank, ns in more.items()}  # beyond what it answers for
         together |= explains(more, shares["pause"]) >= 0 and all_of_them(alike(more))
         for rank, ns in _kept(more, all_of_them, shares, late_of, stood, unknown if unclear else 0.0).items():
-            found[rank] = found.get(rank, 0.0) + ns
+            answers[rank] = answers.get(rank, 0.0) + ns
+            found[share][rank] = found[share].get(rank, 0.0) + ns
     return found, together
 
 

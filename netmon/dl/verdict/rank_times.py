@@ -16,7 +16,8 @@ from netmon.dl.verdict.evidence import CELL_NS, LinkTotals, Steps
 from netmon.dl.verdict.judge import judge_input
 from netmon.dl.verdict.judged import Judged
 from netmon.dl.verdict.phases import StepTimes
-from netmon.views import Cause, RankTimes, Verdict
+from netmon.dl.verdict.verdict_text import place
+from netmon.views import CAUSES, RankTimes, Verdict
 
 _MOST_NAMED = 8
 _NOTABLE = 0.1  # of the baseline iteration: a wait that is worth a word
@@ -87,14 +88,7 @@ def _waits(moments: StepTimes, one: Judged) -> tuple[_Floats, npt.NDArray[np.int
 
 def _by(verdict: Verdict) -> str:
     """Whose doing it is that a transfer took longer."""
-    if verdict.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.OWN_TRANSFER, Cause.STRAGGLER):
-        return verdict.culprit
-    if verdict.cause in (Cause.LOSS, Cause.SLOW_LINK):
-        what = "loss" if verdict.cause == Cause.LOSS else "slow link"
-        return f"{what} at {verdict.host}" if verdict.host else what
-    if verdict.cause == Cause.HOST:
-        return f"CPUs of {verdict.host}"
-    return "pause" if verdict.cause == Cause.PAUSE else ""
+    return CAUSES[verdict.cause].held_by.format(**place(verdict))
 
 
 def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:

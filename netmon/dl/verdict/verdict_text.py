@@ -8,47 +8,18 @@ from typing import Any
 from netmon.dl.account import JOB
 from netmon.records import Direction
 from netmon.units import format_bytes, format_duration
-from netmon.views import CAUSE_OF, SHARES, Cause, RankTimes, Verdict
+from netmon.views import CAUSES, OF_SHARE, Cause, Incident, RankTimes, Verdict
 
 _LEAST_NS = 1_000  # of a share that is worth a line: less is what rounding left
-_SHARES = {
-    "compute": "computed longer",
-    "late": "waiting for a rank that was late or had stopped",
-    "transfer": "there was more to transfer",
-    "cross": "the transfer was held up by traffic that is no training",
-    "other_job": "the transfer was held up by another job",
-    "own_transfer": "the transfer was held up by what a rank transferred beside its gradients",
-    "loss": "the transfer was held up by lost packets",
-    "slow_link": "the transfer was held up by a slow link that nobody shared",
-    "host": "the host itself",
-    "pause": "all ranks paused",
-    "unknown": "not known",
-}
-
-
 _ALIKE = 0.1  # of the longer one: ends of an interval that are as far from its middle
 _WORTH_A_WORD = 0.25  # of the excess
-_NOBODY_ELSE = (Cause.SLOW_LINK, Cause.LOSS, Cause.UNKNOWN)  # else a full window is the culprit's doing
-
-_CAUSES = {
-    Cause.CROSS: "cross traffic",
-    Cause.OTHER_JOB: "another job",
-    Cause.OWN_TRANSFER: "an own transfer",
-    Cause.STRAGGLER: "a late rank",
-    Cause.PAUSE: "a pause of all ranks",
-    Cause.COMPUTE: "computing",
-    Cause.LOSS: "lost packets",
-    Cause.SLOW_LINK: "a slow link",
-    Cause.HOST: "the host",
-    Cause.CHANGE: "a change of the job itself",
-    Cause.UNKNOWN: "an unknown cause",
-}
 
 
 def cause_words(verdict: Verdict) -> str:
     """The cause and the culprit, shorter than a sentence."""
     culprit = verdict.culprit.removeprefix(JOB)
-    return f"{_CAUSES[verdict.cause]} ({culprit})" if culprit else _CAUSES[verdict.cause]
+    short = CAUSES[verdict.cause].short
+    return f"{short} ({culprit})" if culprit else short
 
 
 def columns(verdict: Verdict) -> dict[str, object]:
@@ -110,49 +81,45 @@ def reason(verdict: Verdict) -> str:
         return _change(verdict)
     if verdict.excess_ns <= 0:
         return "not longer than usual"
+    about = CAUSES[verdict.cause]
     text = _reason(verdict)
     if verdict.second_cause:
+        second = CAUSES[verdict.second_cause]
         who = f" ({verdict.second_culprit})" if verdict.second_culprit else ""
-        ns = getattr(verdict, f"{_NAMES[verdict.second_cause]}_ns")
-        text += f"; also {_SHARES[_NAMES[verdict.second_cause]]}{who}, {format_duration(ns)}"
-    return text + (_windows(verdict) if verdict.cause in _NOBODY_ELSE else "")
+        text += f"; also {second.line}{who}, {format_duration(getattr(verdict, f'{second.share}_ns'))}"
+    return text + (_windows(verdict) if about.windows else "")
 
 
-_NAMES = {Cause.CHANGE: "compute", Cause.UNKNOWN: "unknown"} | {cause: name for name, cause in CAUSE_OF.items()}
+def place(found: Verdict | Incident) -> dict[str, object]:
+    """Words of the templates in netmon.views.ABOUT: where it was, and whose doing it is."""
+    sent = found.direction == Direction.TX
+    at = found.host + (f" (rank {found.rank})" if found.rank >= 0 else "")
+    return {
+        **{"host": found.host, "rank": found.rank, "at": at, "culprit": found.culprit},
+        "at_host": f" at {found.host}" if found.host else "",
+        "way": "out of" if sent else "into",
+        "left": "left" if sent else "entered",
+        "leaves": "leaves" if sent else "enters",
+        "packets": f"packets that {'left' if sent else 'were to enter'} {at}" if found.interface else "packets",
+    }
 
 
 def _reason(verdict: Verdict) -> str:
-    ns = format_duration(getattr(verdict, f"{_NAMES[verdict.cause]}_ns"))
-    at = verdict.host + (f" (rank {verdict.rank})" if verdict.rank >= 0 else "")
-    if verdict.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.OWN_TRANSFER):
-        way = "left" if verdict.direction == Direction.TX else "entered"
-        at = verdict.host if verdict.cause == Cause.OWN_TRANSFER else at  # the culprit says which rank
-        text = f"{format_bytes(verdict.bytes)} of {verdict.culprit} {way} {at} and held the transfer up by {ns}"
-        return text + _without(verdict)
-    if verdict.cause == Cause.STRAGGLER:
-        return f"rank {verdict.rank} ({verdict.host}) was {ns} late, and the others waited; no network cause"
-    if verdict.cause == Cause.PAUSE:
-        return f"all ranks paused for {ns}; no network cause"
-    if verdict.cause == Cause.COMPUTE:
-        return f"it computed {ns} longer; no network cause"
-    if verdict.cause == Cause.LOSS:
-        way = "left" if verdict.direction == Direction.TX else "were to enter"
-        which = f"packets that {way} {at}" if verdict.interface else "packets"
-        return f"{which} were lost with no other traffic on the link, which cost {ns}"
-    if verdict.cause == Cause.SLOW_LINK:
-        way = "leaves" if verdict.direction == Direction.TX else "enters"
-        return f"the link that {way} {at} was slower than usual with no other traffic on it, which cost {ns}"
-    if verdict.cause == Cause.HOST:
-        return f"{at} itself was slow, which cost {ns}; no network cause"
-    return "the cause is not known"
+    about = CAUSES[verdict.cause]
+    return about.reason.format(
+        **place(verdict),
+        ns=format_duration(getattr(verdict, f"{about.share}_ns")),
+        bytes=format_bytes(verdict.bytes),
+        without=_without(verdict),
+    )
 
 
 def _change(verdict: Verdict) -> str:
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
-    longer = "longer" if verdict.excess_ns > 0 else "less"
+    reason = CAUSES[verdict.cause].reason.format(longer="longer" if verdict.excess_ns > 0 else "less")
     return (
         f"iterations take {verdict.duration_ns / verdict.usual_ns:.1f} × the {format_duration(verdict.usual_ns)} that "
-        f"they took before, since {number}: every rank computes {longer}; no network cause"
+        f"they took before, since {number}: {reason}"
     )
 
 
@@ -184,8 +151,8 @@ def arithmetic(verdict: Verdict) -> Iterator[str]:
         f"{format_duration(verdict.duration_ns)} − {format_duration(verdict.usual_ns)} = "
         f"{format_duration(verdict.excess_ns)} ± {format_duration(verdict.error_ns)}, of which"
     )
-    for name in SHARES:
+    for name, about in OF_SHARE.items():
         ns = getattr(verdict, f"{name}_ns")
         if abs(ns) >= _LEAST_NS:
-            yield f"{format_duration(ns):>8}  {ns / verdict.excess_ns:4.0%}  {_SHARES[name]}"
+            yield f"{format_duration(ns):>8}  {ns / verdict.excess_ns:4.0%}  {about.line}"
     yield f"confidence {verdict.confidence:.2f}"

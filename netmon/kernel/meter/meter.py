@@ -25,25 +25,14 @@ import numpy.typing as npt
 
 from netmon.kernel.meter.flow_numbers import FlowNumbers, New, UnnamedSlots
 from netmon.kernel.meter.memory import Fence, Geometry, MeterMemory
-from netmon.records import BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, empty
+from netmon.records import BUCKET, COUNTED, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, empty
 
 # --- Which slots have an open bucket that nobody has delivered, and what was delivered out of slots.
 
-COUNTS = ("packets", "wire_bytes", "payload_bytes")
-
+_LOST = tuple(name.removeprefix("lost_") for name in KERNEL_LEDGER.names or () if name.startswith("lost_"))
 _LIVE, _TAKEN = 1, 2  # 0: never used
-_NAMES = ("bucket_start_ns", "generation", "losses", *COUNTS)
-_TAKEN_OUT = np.dtype(
-    [
-        ("bucket_start_ns", "<u8"),
-        ("wire_bytes", "<u4"),
-        ("payload_bytes", "<u4"),
-        ("losses", "<u4"),
-        ("packets", "<u2"),
-        ("generation", "<u2"),
-        ("link", "<u4"),
-    ]
-)
+_NAMES = tuple(name for name in SLOT.names or () if name != "key")
+_TAKEN_OUT = np.dtype([*((name, SLOT[name].str) for name in _NAMES), ("link", "<u4")])
 
 Slots = npt.NDArray[np.intp]
 _NONE: Slots = np.zeros(0, np.intp)
@@ -64,7 +53,7 @@ class SlotStates:
         self._taken = np.zeros(len(memory.slots), _TAKEN_OUT)
         self._live: Slots = _NONE
         self._newly_live: list[Slots] = []
-        self.recovered = np.zeros((memory.ledger.shape[1], len(COUNTS)), np.int64)
+        self.recovered = np.zeros((memory.ledger.shape[1], len(_LOST)), np.int64)
         """By link: what was delivered, though the kernel counts it as lost; what was not is taken off."""
 
     @property
@@ -111,11 +100,11 @@ class SlotStates:
         same = taken & (self._taken["bucket_start_ns"][first] == rows["bucket_start_ns"][at])
         same &= self._taken["generation"][first] == generations[at]
         again, delivered = at[same], self._taken[first[same]]
-        for name in COUNTS:
+        for name in COUNTED:
             rows[name][again] -= delivered[name]
         self._recover(first[taken & ~same])  # a later record: there will be none of what was taken
         self._enliven(first)
-        empty: Slots = again[~np.any([rows[name][again] for name in COUNTS], axis=0)]
+        empty: Slots = again[~np.any([rows[name][again] for name in COUNTED], axis=0)]
         return empty
 
     def _earlier(self, rows: Table, slots: Slots, generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.bool_]:
@@ -133,7 +122,7 @@ class SlotStates:
     def give_up(self, rows: Table, slots: Slots) -> None:
         """Records of which nobody knows the flow: they are lost, on the link of the flow that has the slot now."""
         links = self._link_protocols[slots] >> 8
-        for i, name in enumerate(COUNTS):
+        for i, name in enumerate(_LOST):
             np.subtract.at(self.recovered[:, i], links, rows[name])
 
     def recover(self, slots: Slots) -> None:
@@ -144,7 +133,7 @@ class SlotStates:
 
     def _recover(self, slots: Slots) -> None:
         taken = self._taken[slots]
-        for i, name in enumerate(COUNTS):
+        for i, name in enumerate(_LOST):
             np.add.at(self.recovered[:, i], taken["link"], taken[name])
 
     def take_quiet(self, before_ns: int, generations: npt.NDArray[np.uint16]) -> tuple[Slots, Table]:
@@ -233,7 +222,7 @@ class RowBuffer:
         return self._used
 
     def grow(self, count: int) -> npt.NDArray[np.uint64]:
-        """Room for `count` more rows, to be filled by the caller: (count, 3) words."""
+        """Room for `count` more rows, to be filled by the caller: (count, words)."""
         needed = self._used + count
         if needed > len(self._memory):
             larger = np.zeros((max(needed, 2 * len(self._memory)), _WORDS), np.uint64)
@@ -429,7 +418,7 @@ class Meter:
             counters = dict(zip(_LEDGER_COUNTERS, totals, strict=False))  # the rest is padding
             if not counters["frames"]:
                 continue
-            for name, count in zip(COUNTS, self.slots.recovered[link].tolist(), strict=True):
+            for name, count in zip(_LOST, self.slots.recovered[link].tolist(), strict=True):
                 counters[f"lost_{name}"] -= count
             links[link] = counters
         return links
@@ -508,5 +497,5 @@ class Meter:
         self.rows.grow(len(slots))
         rows = self.rows.table(begin)
         rows["flow_id"] = self._flow_of_slot[slots]
-        for name in ("bucket_start_ns", *COUNTS):
+        for name in ("bucket_start_ns", *COUNTED):
             rows[name] = values[name]

@@ -18,7 +18,7 @@ const EVERY_MS = 1000;
 const MINUTE_NS = 60e9;
 const SETTLES_MS = 300; // so long after the last move a place is one that Back comes back to
 const node = (id) => document.getElementById(id);
-// opened: what the sidebar is about: {step} or {incident: its key}.
+// opened: what the sidebar is about: {step}, {incident: its key} or {span: host, begin and end}.
 const page = { frames: [], verdicts: [], incidents: new Map(), told: { incidents: [], all: 0, version: -1 }, state: null, count: -1, opened: {}, job: "" };
 window.netmonPage = page; // for who looks at it with the browser's tools
 
@@ -183,10 +183,12 @@ function tab(name) {
 const linked = () => new URLSearchParams(location.hash.replace(/^#/, ""));
 function fragment() {
   const told = new URLSearchParams(page.view.moment);
-  const { step, incident } = page.opened;
+  const { step, incident, span } = page.opened;
+  const moment = (ns) => iso(page.catalogue.origin + BigInt(Math.round(ns)));
   if (tabShown() !== "incidents") told.set("tab", tabShown());
-  if (step) for (const [name, value] of [["job", step.job], ["step", step.iteration], ["end", iso(page.catalogue.origin + BigInt(Math.round(step.at)))]]) told.set(name, value);
+  if (step) for (const [name, value] of [["job", step.job], ["step", step.iteration], ["end", moment(step.at)]]) told.set(name, value);
   if (incident) told.set("incident", incident);
+  if (span) for (const [name, value] of [["host", span.host], ["from", moment(span.begin)], ["to", moment(span.end)]]) told.set(name, value);
   return told.size ? `#${told}` : "";
 }
 const asked = () => page.timeline.processes.update(page.catalogue, page.timeline.openedHosts, page.view, page.state?.live);
@@ -206,8 +208,9 @@ function commit() {
 }
 function restore(told) {
   page.restored = true;
-  const end = fromIso(told.get("end") ?? "");
+  const [end, from, to] = ["end", "from", "to"].map((name) => fromIso(told.get(name) ?? ""));
   page.opened = {};
+  page.timeline.measured = null;
   const incident = page.incidents.get(told.get("incident"));
   if (incident) point(incident);
   else page.timeline.pin([]);
@@ -216,6 +219,10 @@ function restore(told) {
     const known = verdictOn(told.get("job"), Number(told.get("step")), at);
     show(known ?? { job: told.get("job") ?? "", iteration: Number(told.get("step")), from: at, at, duration_ns: 0 });
   } else if (incident) page.opened = { incident: incident.key };
+  else if (from !== null && to !== null && to > from) {
+    page.timeline.measured = [Number(from - page.catalogue.origin), Number(to - page.catalogue.origin)];
+    carried(told.get("host") ?? "", ...page.timeline.measured);
+  }
   else page.timeline.selected = null;
   const name = told.get("tab");
   tab(["selection", "figures", "advice"].includes(name) ? name : "incidents");
@@ -293,7 +300,8 @@ function explain() {
 // Selects a step and says what it is made of; the view stays.
 function show(one, lane = page.timeline.byJob.get(one.job)) {
   const { timeline } = page;
-  page.opened = { ...page.opened, step: { job: one.job, iteration: one.iteration, at: one.at } };
+  page.opened = { incident: page.opened.incident, step: { job: one.job, iteration: one.iteration, at: one.at } };
+  timeline.measured = null;
   if (lane !== undefined) {
     timeline.reveal(lane);
     timeline.lane = lane;
@@ -331,6 +339,13 @@ function point(one) {
   const rank = lanes.find((lane) => lane.kind === "rank" && lane.rank === one.rank && lane.job.name === one.job)?.at;
   const shown = [...new Set([job, rank, to, from].filter((at) => at !== undefined))];
   timeline.pin(shown, from !== undefined && to !== undefined && from !== to ? { from, to, begin: one.from, end: one.to } : null);
+}
+// What was carried in a time; host: empty for all.
+function carried(host, begin, end) {
+  page.opened = { span: { host, begin, end } };
+  page.timeline.selected = null;
+  panels.span(node("selection"), page.catalogue, host ? [host] : [], begin, end);
+  tab("selection");
 }
 function verdict(step) {
   const middle = page.view.toBegin + page.view.toSpan / 2;
@@ -417,10 +432,8 @@ const acts = {
   },
   carried: (lane) => {
     const { view, catalogue, timeline } = page;
-    page.opened = {};
     const [begin, end] = [Math.max(view.begin, catalogue.begin), Math.min(view.begin + view.span, timeline.now)];
-    panels.span(node("selection"), catalogue, [lane.host], ...(begin < end ? [begin, end] : [view.begin, view.begin + view.span]));
-    tab("selection");
+    carried(lane.host, ...(begin < end ? [begin, end] : [view.begin, view.begin + view.span]));
   },
   hover: (x, y, redraw = true) => {
     const { timeline, catalogue } = page;
@@ -434,11 +447,7 @@ const acts = {
     const [begin, end] = [Math.min(from, to), Math.max(from, to)];
     page.timeline.measured = [begin, end];
     page.timeline.redraw();
-    if (!done) return;
-    page.opened = {};
-    const lane = page.timeline.lanes[page.timeline.laneAt(y)];
-    panels.span(node("selection"), page.catalogue, lane?.host ? [lane.host] : [], begin, end);
-    tab("selection");
+    if (done) carried(page.timeline.lanes[page.timeline.laneAt(y)]?.host ?? "", begin, end);
   },
 };
 

@@ -130,8 +130,8 @@ export class StepChart {
     this.mark(left, right);
   }
   mark(left, right) {
-    this.brush.style.left = `${left - LEFT}px`;
-    this.brush.style.width = `${Math.max(right - left, 3)}px`;
+    this.brush.style.left = `${Math.round(left - LEFT)}px`; // whole pixels: it is not painted anew with every frame
+    this.brush.style.width = `${Math.round(Math.max(right - left, 3))}px`;
   }
 
   // The bar under a place; null: there is none.

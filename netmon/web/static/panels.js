@@ -100,6 +100,7 @@ export async function span(node, catalogue, hosts, begin, end) {
     const change = (one) => (one.before ? `${one.now >= one.before ? "+" : "−"}${Math.round(Math.abs(100 * (one.now / one.before - 1)))} %` : "new");
     const sums = (name, rows, words) => [element("h2", { class: "sub" }, name), table(["", "sent", "received", "before"], rows.map((one) =>
       [words(one), bytes(one.sent), bytes(one.received), change(one)]))];
+    const more = Object.keys(told.counts).filter((name) => name !== "wire_bytes");
     const names = new Map(catalogue.jobs.map((one) => [one.job, one.name]));
     const job = (name) => names.get(name) ?? name;
     const who = (one) => (one.job ? `${job(one.job)}/${one.rank}` : one.process || "not known");
@@ -107,11 +108,11 @@ export async function span(node, catalogue, hosts, begin, end) {
       ...sums("By class", told.classes, (one) => one.class),
       ...sums("By process", told.processes, (one) => [one.name, [one.user, hosts.length ? "" : one.host].filter(Boolean).join(", ")].filter(Boolean).join(" · ")),
       element("h2", { class: "sub" }, "Largest flows"),
-      table(["flow", "class", "bytes", "rate", "before"], told.flows.slice(0, MOST_FLOWS).map((one) => [
+      table(["flow", "class", "bytes", ...more.map((name) => told.counts[name]), "rate", "before"], told.flows.slice(0, MOST_FLOWS).map((one) => [
         element("span", {}, `${who(one)} ${one.direction}, ${one.host}`, element("br"), element("small", { class: "note" }, `${end_(one.src, one.src_port)} → ${end_(one.dst, one.dst_port)}`)),
-        one.class, bytes(one.now), rate((8e9 * one.now) / (end - begin)), change(one)]), 2),
+        one.class, bytes(one.now), ...more.map((name) => count(name, one[name])), rate((8e9 * one.now) / (end - begin)), change(one)]), 2),
       told.all > MOST_FLOWS ? element("p", { class: "note" }, `of ${told.all.toLocaleString("en")} flows; “before” is the span before, as long`) : element("p", { class: "note" }, "“before” is the span before, as long"),
-      element("button", { onclick: () => save(told.flows, `netmon-${hosts[0] ?? "all"}-${clock(at(begin))}.csv`.replaceAll(":", "")) }, "Save as CSV"));
+      element("button", { onclick: () => save(told.flows, more, `netmon-${hosts[0] ?? "all"}-${clock(at(begin))}.csv`.replaceAll(":", "")) }, "Save as CSV"));
   } catch (error) {
     if (node.asked === asked) node.replaceChildren(...head, element("p", { class: "note" }, error.message));
   }
@@ -119,18 +120,20 @@ export async function span(node, catalogue, hosts, begin, end) {
 
 // What a spreadsheet would take for a formula is text there.
 const HEADS = ["host", "direction", "class", "process", "user", "container", "job", "rank", "src", "src_port", "dst", "dst_port", "protocol", "now", "before"];
-export function csv(flows) {
+function csv(flows, more) {
+  const heads = [...HEADS, ...more];
   const cell = (value) => {
     const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : `${value ?? ""}`;
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  return [HEADS.map((name) => ({ now: "wire_bytes", before: "wire_bytes_before" })[name] ?? name), ...flows.map((one) => HEADS.map((name) => cell(one[name])))].map((row) => row.join(",")).join("\r\n") + "\r\n";
+  return [heads.map((name) => ({ now: "wire_bytes", before: "wire_bytes_before" })[name] ?? name), ...flows.map((one) => heads.map((name) => cell(one[name])))].map((row) => row.join(",")).join("\r\n") + "\r\n";
 }
-function save(flows, name) {
-  const link = element("a", { href: URL.createObjectURL(new Blob([csv(flows)], { type: "text/csv" })), download: name.replaceAll(/[^\w.-]/g, "_") });
+function save(flows, more, name) {
+  const link = element("a", { href: URL.createObjectURL(new Blob([csv(flows, more)], { type: "text/csv" })), download: name.replaceAll(/[^\w.-]/g, "_") });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
+const count = (name, value) => (value === undefined || value === null ? "?" : name.endsWith("_bytes") ? bytes(value) : value.toLocaleString("en"));
 const end_ = (address, port) => (port ? (String(address).includes(":") ? `[${address}]:${port}` : `${address}:${port}`) : address ?? "?");
 
 export async function advice(node) {
