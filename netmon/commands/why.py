@@ -146,32 +146,27 @@ def _lately(args: argparse.Namespace) -> _Found:
 
 def _print_summary(found: _Found, where: str, every: bool) -> None:
     """The incidents, and of the steps those that lost most."""
-    from netmon.dl.verdict.incidents import line, renamed
     from netmon.history.job_names import with_names
+    from netmon.history.judging import worst_lines
     from netmon.own_module import typed
     from netmon.terminal import say
-    from netmon.units import format_moment
     from netmon.views import NETWORK, Cause
 
-    incidents = sorted(found.incidents, key=lambda one: (not one.ongoing, -one.lost_ns))
-    shown = incidents if every else incidents[:_MOST_INCIDENTS]
-    for one in shown:
-        say(line(renamed(one, found.names), format_moment))
-    if len(incidents) > len(shown):
-        lost = format_duration(sum(one.lost_ns for one in incidents[len(shown) :]))
-        say(f"… and {len(incidents) - len(shown):,} more, {lost} lost (--all: every one)")
-    if any(one.cause in NETWORK for one in shown):
+    lines = worst_lines(found.incidents, found.names, len(found.incidents) if every else _MOST_INCIDENTS)
+    for line in lines:
+        say(line)
+    if any(one.cause in NETWORK for one in found.incidents):
         say(f"what to do: {typed('netmon')} advise {where}")
     faster = [one for one in found.verdicts if one.cause == Cause.CHANGE and one.excess_ns <= 0]
     slow = [one for one in found.verdicts if one.cause != Cause.CHANGE]
     worst = slow if every else sorted(slow, key=lambda one: -one.excess_ns)[:_WORST]
-    if shown and worst:
+    if lines and worst:
         print(
             f"\nthe {_WORST} of {len(slow):,} slow steps that lost most (--all: every one):"
             if len(slow) > len(worst)
             else ""
         )
-    if worst or faster or found.unclear or not shown:
+    if worst or faster or found.unclear or not lines:
         unclear = [found.names.get(job, job) for job in found.unclear]
         _print(list(with_names([*faster, *worst], found.names)), unclear)
 

@@ -2,10 +2,9 @@
 """Verdicts on the iterations of a dataset: read in pieces, so that memory does not grow with it."""
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,14 +32,15 @@ from netmon.dl.verdict import (
     worth_reporting,
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
-from netmon.dl.verdict.incidents import incidents
+from netmon.dl.verdict.incidents import incidents, line, renamed
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
-from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
+from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, all_of, known_columns, open_table, read_rows, stream
 from netmon.history.files import table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
+from netmon.units import format_duration, format_moment
 from netmon.views import Cause, Incident, RankTimes, Verdict
 
 # --- What a dataset holds alongside the bytes that verdicts rest on: what kept ranks from running, and what TCP said.
@@ -179,6 +179,18 @@ def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
     )
 
 
+def worst_lines(found: Sequence[Incident], names: Mapping[str, str], most: int) -> list[str]:
+    """The lines of those that go on, then of those that lost most; and how many there are beside them.
+
+    names: what people call jobs.
+    """
+    ordered = sorted(found, key=lambda one: (not one.ongoing, -one.lost_ns))
+    lines = [line(renamed(one, names), format_moment) for one in ordered[:most]]
+    if more := ordered[most:]:
+        lines.append(f"and {len(more):,} more, {format_duration(sum(one.lost_ns for one in more))} lost")
+    return lines
+
+
 def _newest_steps(data: Path) -> dict[str, tuple[int, int]]:
     """By job, the end (UTC ns) and the number of its last iteration."""
     columns, newest = ["job", "end_ns", "iteration"], dict[str, tuple[int, int]]()
@@ -192,19 +204,6 @@ def _newest_steps(data: Path) -> dict[str, tuple[int, int]]:
         for job, end_ns, number in zip(*(last[name].to_pylist() for name in last.column_names), strict=True):
             newest[job] = max(newest.get(job, (0, 0)), (end_ns, number))
     return newest
-
-
-def worst_sentences(found: Sequence[Verdict]) -> list[str]:
-    """Of each job: the iteration that took the longest beyond its baseline, and how many stood out for which cause."""
-    lines = []
-    for _, own in groupby(found, key=lambda verdict: verdict.job):
-        rows = list(own)
-        lines.append(sentence(max(rows, key=lambda verdict: verdict.excess_ns)))
-        if len(rows) > 1:
-            causes = Counter(cause_words(row) for row in rows)
-            text = ", ".join(f"{count} because of {cause}" for cause, count in causes.most_common())
-            lines.append(f"{len(rows)} iterations of job {rows[0].job} stood out: {text}")
-    return lines
 
 
 def _jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[str]:
