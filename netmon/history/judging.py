@@ -148,7 +148,7 @@ def stored_verdicts(
     By job and time, of iterations that overlap this time (UTC). Raises DataError where there is no such dataset.
     """
     try:
-        table = open_table(data, "verdicts")
+        table = open_table(data, "verdicts", _around(within_ns))
         condition = (ds.field("end_ns") > within_ns[0]) & (ds.field("start_ns") < within_ns[1])
         if job is not None:
             condition &= ds.field("job") == job
@@ -173,10 +173,7 @@ def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
 
     One that lasts until a job's last step goes on where that was in the last minute.
     """
-    lately = time.time_ns() - _LATELY_NS
-    return incidents(
-        found, {name: last for name, last in _newest_steps(data).items() if last[0] > lately} if found else {}
-    )
+    return incidents(found, _newest_steps(data, time.time_ns() - _LATELY_NS) if found else {})
 
 
 def worst_lines(found: Sequence[Incident], names: Mapping[str, str], most: int) -> list[str]:
@@ -191,14 +188,14 @@ def worst_lines(found: Sequence[Incident], names: Mapping[str, str], most: int) 
     return lines
 
 
-def _newest_steps(data: Path) -> dict[str, tuple[int, int]]:
-    """By job, the end (UTC ns) and the number of its last iteration."""
+def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
+    """By job, the end (UTC ns) and the number of its last iteration, of jobs that have ended one since."""
     columns, newest = ["job", "end_ns", "iteration"], dict[str, tuple[int, int]]()
     try:
-        table = open_table(data, "iterations")
+        table = open_table(data, "iterations", _around((since_ns, ALWAYS[1])))
     except NoRowsError:
         return {}
-    for batch in stream(table, columns):
+    for batch in stream(table, columns, ds.field("end_ns") >= since_ns):
         rows = pa.Table.from_batches([batch]).sort_by("end_ns").group_by("job", use_threads=False)
         last = rows.aggregate([("end_ns", "last"), ("iteration", "last")])
         for job, end_ns, number in zip(*(last[name].to_pylist() for name in last.column_names), strict=True):
@@ -442,7 +439,7 @@ class _Ends:
         if link not in self._flows:
             same = (ds.field(name) == word for name, word in zip(("host", "interface", "direction"), link, strict=True))
             rows = read_rows(self._data, "flows", self._COLUMNS, all_of([*same, ds.field("job") != verdict.job]))
-            names = [JOB + row["job"] if row["job"] else _named(row) for row in rows.to_dict("records")]
+            names = [JOB + row["job"] if row["job"] else process_name(row) for row in rows.to_dict("records")]
             self._flows[link] = rows.assign(named=names)
         rows = self._flows[link]
         rows = rows[(rows["named"] == verdict.culprit) & ~(rows["members"] > 0)]
@@ -474,9 +471,10 @@ def _job_flow(row: dict[str, Any]) -> JobFlow:
 def _whose(row: dict[str, object]) -> Whose:
     job = str(row["job"] or "")
     rank, peer = (int(str(row[key])) if row[key] is not None else -1 for key in ("rank", "peer_rank"))
-    return Whose(job, rank, peer, row["traffic"] == "control", _named(row))
+    return Whose(job, rank, peer, row["traffic"] == "control", process_name(row))
 
 
-def _named(row: Mapping[Any, object]) -> str:
+def process_name(row: Mapping[Any, object]) -> str:
+    """What verdicts call a flow's process, with its container. row: of the table `flows`."""
     name = str(row["process"] or row["class_source"] or "")
     return f"{name} ({row['container']})" if row["container"] else name
