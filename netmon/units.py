@@ -67,6 +67,11 @@ def format_moment(utc_ns: int) -> str:
     return moment.strftime("%H:%M:%S" if moment.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
 
 
+def format_utc(utc_ns: int) -> str:
+    """A UTC time → `2026-01-31 18:23:36 UTC`, the same for all readers."""
+    return datetime.fromtimestamp(utc_ns // 1_000_000_000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def _scaled(value: float, units: list[tuple[float, str]]) -> str:
     size = abs(value)
     scale, unit = next(((s, u) for s, u in units if size >= s), units[-1])

@@ -2,7 +2,7 @@
 """Verdicts on the iterations of a dataset: read in pieces, so that memory does not grow with it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -176,13 +176,15 @@ def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
     return incidents(found, _newest_steps(data, time.time_ns() - _LATELY_NS) if found else {})
 
 
-def worst_lines(found: Sequence[Incident], names: Mapping[str, str], most: int) -> list[str]:
+def worst_lines(
+    found: Sequence[Incident], names: Mapping[str, str], most: int, moment: Callable[[int], str] = format_moment
+) -> list[str]:
     """The lines of those that go on, then of those that lost most; and how many there are beside them.
 
-    names: what people call jobs.
+    names: what people call jobs. moment: how a time (UTC ns) is shown.
     """
     ordered = sorted(found, key=lambda one: (not one.ongoing, -one.lost_ns))
-    lines = [line(renamed(one, names), format_moment) for one in ordered[:most]]
+    lines = [line(renamed(one, names), moment) for one in ordered[:most]]
     if more := ordered[most:]:
         lines.append(f"and {len(more):,} more, {format_duration(sum(one.lost_ns for one in more))} lost")
     return lines
