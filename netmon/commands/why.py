@@ -112,14 +112,16 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 
 def _stored(args: argparse.Namespace) -> _Found:
     from netmon.history.job_names import job_names, not_understood, requested_job
-    from netmon.history.judging import ALWAYS, incidents_of, stored_verdicts
+    from netmon.history.judging import ALWAYS, incidents_of, judged_jobs, read_verdicts, verdicts
 
     names, unclear = job_names(args.data), not_understood(args.data)
     job = requested_job(args.job, names)
-    verdicts = stored_verdicts(args.data, job, ALWAYS, None)
-    told = incidents_of(args.data, verdicts)
+    found = read_verdicts(args.data, job, ALWAYS) if judged_jobs(args.data, job, ALWAYS) else []
+    if found is None:
+        found = list(verdicts(args.data, job))
+    told = incidents_of(args.data, found)
     unclear = [name for name in unclear if job in (None, name)]
-    return _Found(told, verdicts, unclear, names)
+    return _Found(told, found, unclear, names)
 
 
 def _lately(args: argparse.Namespace) -> _Found:

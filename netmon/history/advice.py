@@ -18,7 +18,7 @@ from netmon.dl.sharing.culprits import Culprit, Ends, room, worth_advising
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, Words, all_of, known_columns, open_table, read_rows, stream
-from netmon.history.judging import incidents_of, process_name, stored_verdicts
+from netmon.history.judging import incidents_of, process_name, read_verdicts
 from netmon.history.stored_rows import WIDEST_NS, StoredRows
 from netmon.past import HOUR_NS
 from netmon.records import CLASS_NAMES, Class
@@ -77,7 +77,7 @@ def _culprits(data: Path, advice: Advice, jobs: Collection[str]) -> tuple[Culpri
     within = advice.end_ns - HOUR_NS, advice.end_ns
     found: dict[tuple[str, str, str], Incident] = {}
     for one in sorted(
-        incidents_of(data, stored_verdicts(data, None, within, 0)), key=lambda one: (not one.ongoing, -one.lost_ns)
+        incidents_of(data, read_verdicts(data, None, within) or []), key=lambda one: (not one.ongoing, -one.lost_ns)
     ):
         if worth_advising(one) and (not jobs or one.job in jobs):
             found.setdefault((one.job, one.culprit, one.sender), one)

@@ -116,7 +116,7 @@ def verdicts(
     iteration.
     """
     found, ends = False, _Ends(data)
-    for name in _jobs(data, job, within_ns):
+    for name in judged_jobs(data, job, within_ns):
         for span_ns, rows in _in_spans(data, name, within_ns):
             inside = max(span_ns[0], within_ns[0]), min(span_ns[1], within_ns[1])
             for run in _runs(rows):
@@ -140,27 +140,31 @@ def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Ver
                 yield verdict, rank_times(verdict.job, steps, link_totals, verdict)
 
 
-def stored_verdicts(
-    data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS, most: int | None = _MADE_NOW
-) -> list[Verdict]:
-    """The verdicts that the collector stored, without ranks; where it stored none, up to `most` that are made now.
+def stored_verdicts(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Verdict]:
+    """The verdicts that the collector stored; where it stored none, up to 200 that are made now.
 
     By job and time, of iterations that overlap this time (UTC). Raises DataError where there is no such dataset.
     """
+    if (found := read_verdicts(data, job, within_ns)) is not None:
+        return found
     try:
-        table = open_table(data, "verdicts", _around(within_ns))
-        condition = (ds.field("end_ns") > within_ns[0]) & (ds.field("start_ns") < within_ns[1])
-        if job is not None:
-            condition &= ds.field("job") == job
-        names = [name for name in table.schema.names if name not in ("ranks", "date")]
-        found = [from_columns(row) for batch in stream(table, names, condition) for row in batch.to_pylist()]
-        return sorted(found, key=lambda verdict: (verdict.job, verdict.start_ns))
-    except NoRowsError:
-        pass
-    try:
-        return list(islice(verdicts(data, job, within_ns=within_ns), most))
+        return list(islice(verdicts(data, job, within_ns=within_ns), _MADE_NOW))
     except (DataError, pa.ArrowInvalid):  # no iteration, or a file that cannot be read: the report names it
         return []
+
+
+def read_verdicts(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[Verdict] | None:
+    """The same without any that are made now, and without ranks; None where the dataset has none at all."""
+    try:
+        table = open_table(data, "verdicts", _around(within_ns))
+    except NoRowsError:
+        return None
+    condition = (ds.field("end_ns") > within_ns[0]) & (ds.field("start_ns") < within_ns[1])
+    if job is not None:
+        condition &= ds.field("job") == job
+    names = [name for name in table.schema.names if name not in ("ranks", "date")]
+    found = [from_columns(row) for batch in stream(table, names, condition) for row in batch.to_pylist()]
+    return sorted(found, key=lambda verdict: (verdict.job, verdict.start_ns))
 
 
 def stored_incidents(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Incident]:
@@ -205,7 +209,7 @@ def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
     return newest
 
 
-def _jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[str]:
+def judged_jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[str]:
     """The jobs that are to be judged: their steps are understood. Raises DataError where there is none of this name."""
     unclear = not_understood(data)
     if unclear and (job in unclear or not table_files(data, "iterations")):
