@@ -13,10 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
+from netmon.dl.verdict.incidents import incidents
 from netmon.history.dataset import EXPECTED, open_table, read_rows, stream
 from netmon.history.frames import groups
 from netmon.history.job_names import names_of
-from netmon.history.judging import stored_incidents, worst_lines
+from netmon.history.judging import stored_verdicts, worst_lines
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.report.runs import model_size
 from netmon.terminal import BREAK, Column, FittingTable, figures, labels
@@ -53,7 +54,8 @@ def summarise(data: Path) -> Summary:
     batches = stream(open_table(data, "buckets"), columns)
     volumes = pd.concat([link_volumes(batch.to_pandas(), spans) for batch in batches])
     summed = volumes.groupby([*LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
-    why = tuple(worst_lines(stored_incidents(data), names_of(iterations), _MOST_INCIDENTS))
+    found = incidents(stored_verdicts(data))  # none goes on: it is what a run was like
+    why = tuple(worst_lines(found, names_of(iterations), _MOST_INCIDENTS))
     return Summary(job_summary(iterations), summed, link_accounts(read_rows(data, "ledger", EXPECTED["ledger"])), why)
 
 

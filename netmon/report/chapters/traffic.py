@@ -425,8 +425,8 @@ RATES = Chapter(
             "traffic characteristics",
             "Period of what the first rank's link sends for the job: the first maximum of the autocorrelation that "
             "comes within a quarter of the highest, in intervals of a fortieth of the iteration time and at least "
-            "1 ms; against the median iteration time, and against the batch size where the run tells it, else the "
-            "compute time per iteration, which the batch size sets.",
+            "1 ms; each level of cross traffic by itself; against the median iteration time, and against the batch "
+            "size where the run tells it, else the compute time per iteration, which the batch size sets.",
             _period_frames,
             periods,
         ),
