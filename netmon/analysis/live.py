@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from netmon.analysis.explanation import Explanation, incident_rows, listed, overview, verdict_rows
 from netmon.analysis.moments import Moment, frame, moment_ns
+from netmon.dl.verdict.incidents import renamed
 from netmon.errors import DataError, UsageError
 from netmon.history.judging import worst_lines
 from netmon.records import CLASS_NAMES
@@ -55,7 +56,10 @@ class Live:
 
     def snapshot(self, selection: Selection = Selection(flows=1000)) -> Snapshot:  # noqa: B008 (frozen)
         """Everything that it shows, or what of it is requested; jobs as people call them."""
-        return called(watch_once(self.address, selection, self._security))
+        found = watch_once(self.address, selection, self._security)
+        names = {job.job: job.name for job in found.jobs if job.name}
+        jobs = (replace(job, incidents=tuple(renamed(one, names) for one in job.incidents)) for job in found.jobs)
+        return called(replace(found, jobs=tuple(jobs)))
 
     @property
     def jobs(self) -> list[str]:
@@ -160,7 +164,7 @@ class Live:
 
 
 def _incidents(jobs: Sequence[JobView]) -> list[Incident]:
-    return [replace(one, job=job.job) for job in jobs for one in job.incidents]
+    return [one for job in jobs for one in job.incidents]
 
 
 def _one(job: str | None) -> tuple[str, ...]:
