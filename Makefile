@@ -24,7 +24,7 @@ setup-dev: .venv/.complete-dev ## the same with everything that tests, linters a
 .venv/.complete .venv/.complete-dev: pyproject.toml .ci/setup .ci/packages $(native_sources)
 	@.ci/setup $(if $(findstring dev,$@),dev)
 
-demo: setup ## watch a training job meet cross traffic, on this machine, for half a minute (root)
+demo: setup ## watch a training job meet cross traffic, on this machine, for 45 s (root)
 	@$(python) -m netmon lab demo --data out/demo
 
 demo-cluster: setup-dev horovod ## the same on three NATS servers and two workers, with real Horovod (root)

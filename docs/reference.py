@@ -18,6 +18,18 @@ def on_files(files, config):
     return files
 
 
+def on_post_template(output_content, template_name, config):
+    """The page for what is not there needs no search."""
+    return re.sub(r'<script src="https://unpkg[^>]*></script>', "", output_content)
+
+
+def on_post_page(output, page, config):
+    """The theme would fetch from elsewhere what its search takes to run from the disk: it is ours."""
+    from mkdocs.utils import get_relative_url
+
+    return output.replace("https://unpkg.com/iframe-worker/shim", get_relative_url("search-from-disk.js", page.url))
+
+
 def command_line() -> str:
     """Every command with its options and examples, as Markdown."""
     from netmon.cli import make_parser

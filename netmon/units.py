@@ -61,6 +61,17 @@ def parse_time(text: str) -> int:
     return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000_000 + since_epoch.microseconds * 1_000
 
 
+def format_moment(utc_ns: int) -> str:
+    """A UTC time → `18:23:36`, as clocks here show it; of another day with its date before it."""
+    moment = datetime.fromtimestamp(utc_ns // 1_000_000_000)
+    return moment.strftime("%H:%M:%S" if moment.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
+
+
+def format_utc(utc_ns: int) -> str:
+    """A UTC time → `2026-01-31 18:23:36 UTC`, the same for all readers."""
+    return datetime.fromtimestamp(utc_ns // 1_000_000_000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def _scaled(value: float, units: list[tuple[float, str]]) -> str:
     size = abs(value)
     scale, unit = next(((s, u) for s, u in units if size >= s), units[-1])

@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
 
 from collector.flushing import DELAY_BOUNDS_S, Delays
-from collector.metrics.job_counts import BOUNDS_S, JobCounts
+from collector.metrics.job_counts import BOUNDS_S, LOST, JobCounts
 from collector.view.frozen import Frozen
 from netmon.dl.grouped import starts
 from netmon.records import CLASS_NAMES, Direction
@@ -157,6 +157,8 @@ def _jobs(seen: Seen) -> Iterator[Metric]:
     causes = [cause.name.lower() for cause in Cause]
     verdicts = (((name, cause), job.verdicts.get(cause, 0)) for name, job in seen.jobs.items() for cause in causes)
     yield counter("netmon_verdicts", "Iterations that stood out, by cause", ("job", "cause"), verdicts)
+    lost = (((name, *whose), seconds) for name, job in seen.jobs.items() for whose, seconds in job.lost_s.items())
+    yield counter("netmon_lost_seconds", "Time that slow iterations took beyond their usual", ("job", *LOST), lost)
 
 
 def _buckets(job: JobCounts) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:

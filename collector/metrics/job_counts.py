@@ -10,17 +10,22 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from collector.host.iteration_rows import IterationRows
-from netmon.views import Verdict
+from netmon.views import Cause, Verdict
 
 BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 """Upper bounds of an iteration's histogram; what is longer has a class of its own."""
 MOST_JOBS = 100
 MOST_OF_HOST = 16
 """Jobs with series of their own that one host may have brought."""
+MOST_CULPRITS = 8
+"""Of a job, with series of their own; what the others cost is one for each cause."""
 OTHER = "other"
 """All jobs without series of their own, and what those counted that have lost theirs."""
 _QUIET_S = 3600.0  # a job that has not trained for so long loses its series to any other
 _MOST_WAITING = 4_096  # jobs without series whose bytes are known
+
+LOST = ("cause", "culprit", "culprit_user", "sender", "receiver")
+"""Labels of the time that a job has lost, beside the job."""
 
 Hosts = Callable[[], Collection[str]]
 """() → where a job's ranks are."""
@@ -45,6 +50,7 @@ class JobCounts:
     exposed_s: float = 0.0  # of the iterations that tell it
     exposed_of: int = 0
     verdicts: dict[str, int] = field(default_factory=dict)  # by cause
+    lost_s: dict[tuple[str, ...], float] = field(default_factory=dict)  # by the labels of LOST
     slow: dict[int, Exemplar] = field(default_factory=dict)  # the last one of each class of the histogram
     host: str = ""  # that brought the job
     bytes: int = 0  # DL payload that the job's accounts report
@@ -57,6 +63,14 @@ class JobCounts:
         self.exposed_s += more.exposed_s
         self.exposed_of += more.exposed_of
         self.verdicts = dict(Counter(self.verdicts) + Counter(more.verdicts))
+        for whose, seconds in more.lost_s.items():
+            self.add_lost(whose, seconds)
+
+    def add_lost(self, whose: tuple[str, ...], seconds: float) -> None:
+        """whose: by the labels of LOST."""
+        if whose not in self.lost_s and whose[1] and sum(1 for cause, *who in self.lost_s if any(who)) >= MOST_CULPRITS:
+            whose = (whose[0], OTHER, *("" for _ in whose[2:]))
+        self.lost_s[whose] = self.lost_s.get(whose, 0.0) + seconds
 
 
 class Counts:
@@ -135,12 +149,17 @@ class Counts:
         job = self._jobs.get(verdict.job, self._others)
         cause, seconds = verdict.cause.name.lower(), verdict.duration_ns / 1e9
         job.verdicts[cause] = job.verdicts.get(cause, 0) + 1
+        if verdict.excess_ns > 0 and verdict.cause != Cause.CHANGE:
+            whose = (verdict.culprit, verdict.culprit_user, verdict.sender, verdict.receiver)
+            job.add_lost((cause, *whose), verdict.excess_ns / 1e9)
         number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
         job.slow[bisect_left(BOUNDS_S, seconds)] = Exemplar(number, cause, seconds, verdict.end_ns)
 
     def copy(self) -> dict[str, JobCounts]:
         jobs = self._jobs | ({OTHER: self._others} if any(self._others.iterations) else {})
         return {
-            name: replace(job, iterations=[*job.iterations], verdicts={**job.verdicts}, slow={**job.slow})
+            name: replace(
+                job, iterations=[*job.iterations], verdicts={**job.verdicts}, slow={**job.slow}, lost_s={**job.lost_s}
+            )
             for name, job in jobs.items()
         }

@@ -7,6 +7,7 @@ from netmon.analysis.explanation import Explanation
 from netmon.analysis.live import Live
 from netmon.analysis.recording import Recording
 from netmon.errors import DataError
+from netmon.history.dataset import TIMED_TABLES
 from netmon.wire.watch import is_address
 
 __all__ = ["Explanation", "Live", "Recording", "open_data"]
@@ -17,8 +18,11 @@ def open_data(where: str, tls: str | None = None) -> Recording | Live:
 
     tls: the folder with certificates for a collector. Raises DataError, and whatever watch_once raises.
     """
-    if Path(where).expanduser().is_dir():
-        return Recording(Path(where).expanduser())
+    folder = Path(where).expanduser()
+    if folder.is_dir():
+        if not any((folder / name).exists() for name in (*TIMED_TABLES, "sessions", ".netmon")):
+            raise DataError(f"cannot open {where}: there is no dataset in it; give the --data of a collector")
+        return Recording(folder)
     if is_address(where):
         return Live(where, tls)
     raise DataError(f"cannot open {where}: no such folder; give the --data of a collector, or its HOST:PORT")

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why one iteration took as long as it did, for a notebook."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from html import escape
 
 import pandas as pd
 
-from netmon.dl.verdict import path_of
+from netmon.dl.verdict import incidents, path_of
 from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
-from netmon.views import RankTimes, Verdict
+from netmon.history.frames import groups
+from netmon.history.judging import worst_lines
+from netmon.marks import harmless
+from netmon.units import format_moment
+from netmon.views import Incident, RankTimes, Verdict
 
 
 @dataclass(frozen=True)
@@ -59,4 +63,53 @@ def verdict_rows(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     return rows
 
 
+def incident_rows(found: Sequence[Incident], names: Mapping[str, str]) -> pd.DataFrame:
+    """A row each, with `line`, which says all of it in words; moments as timestamps. names: what people call jobs."""
+    lines = [incidents.line(incidents.renamed(one, names), format_moment) for one in found]
+    rows = pd.DataFrame([{**incidents.columns(one), "line": said} for one, said in zip(found, lines, strict=True)])
+    if rows.empty:
+        one = incidents.incidents([replace(_NOTHING, excess_ns=1, usual_ns=1)])[0]
+        rows = pd.DataFrame(columns=[*incidents.columns(one), "line"])
+    for place, name in enumerate(("since", "until"), 1):
+        rows.insert(place, name, pd.to_datetime(rows.pop(f"{name}_ns"), unit="ns", utc=True))
+    return rows
+
+
+def overview(title: str, facts: Mapping[str, str], found: Sequence[Incident], names: Mapping[str, str]) -> str:
+    """What there is, and what went wrong: lines for a reader. names: what people call jobs."""
+    said = worst_lines(found, names, _MOST_INCIDENTS)
+    about = [f"{name}: {value}" for name, value in facts.items() if value]
+    lines = [f"<{title}>", *about, *(["incidents:"] if said else ["no incidents"]), *(f"  {one}" for one in said)]
+    return "\n".join(harmless(one).replace("\n", " ") for one in lines)
+
+
+def job_rows(iterations: pd.DataFrame, found: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """A row per job. iterations: with start, end, duration_ns. found: what incident_rows gives."""
+    rows = []
+    for (job,), own in groups(iterations, "job"):
+        slow = found[found["job"] == job]
+        worst = slow.loc[slow["lost_ns"].idxmax(), "line"] if len(slow) else ""
+        took = own.groupby("iteration")["duration_ns"].max()
+        rows.append(
+            {
+                **{
+                    "job": names.get(str(job), str(job)),
+                    "hosts": own["host"].nunique(),
+                    "ranks": own["rank"].nunique(),
+                },
+                **{"iterations": len(took), "start": own["start"].min(), "end": own["end"].max()},
+                **{"median_ns": int(took.median()), "incidents": len(slow), "slow_steps": int(slow["steps"].sum())},
+                **{"lost_ns": int(slow["lost_ns"].sum()), "worst": worst},
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (", ".join(names[:_MOST_NAMED]) or "none") + more
+
+
+_MOST_INCIDENTS, _MOST_NAMED = 5, 8
 _NOTHING = Verdict("", -1, 0, 0, 0, 0, 0)

@@ -2,17 +2,22 @@
 """A live collector in Python: what it shows at this moment. Each call asks for one snapshot."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 
-from netmon.analysis.explanation import Explanation, verdict_rows
+from netmon.analysis.explanation import Explanation, incident_rows, listed, overview, verdict_rows
 from netmon.analysis.moments import Moment, frame, moment_ns
+from netmon.dl.verdict.incidents import renamed
 from netmon.errors import DataError, UsageError
+from netmon.history.judging import worst_lines
 from netmon.records import CLASS_NAMES
 from netmon.top.options import called
-from netmon.views import JobView, Selection, Snapshot
+from netmon.units import format_moment
+from netmon.views import Incident, JobView, Selection, Snapshot
 from netmon.wire.queries import get_full
 from netmon.wire.security import Security
 from netmon.wire.watch import split, watch_once
@@ -36,12 +41,25 @@ class Live:
         self.snapshot(Selection(most_links=1, most_jobs=1, most_hosts=1))
 
     def __repr__(self) -> str:
-        """Where it is."""
-        return f"<netmon collector {self.address}>"
+        """Its time, hosts, jobs and incidents."""
+        shown = self.snapshot(Selection(most_links=1, most_ranks=1))
+        facts = {
+            "time": format_moment(shown.time_ns),
+            "hosts": listed(sorted(host.host for host in shown.hosts)),
+            "jobs": listed(sorted(job.job for job in shown.jobs)),
+        }
+        return overview(f"netmon collector {self.address}", facts, _incidents(shown.jobs), {})
+
+    def _repr_html_(self) -> str:
+        """For a notebook's cell."""
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def snapshot(self, selection: Selection = Selection(flows=1000)) -> Snapshot:  # noqa: B008 (frozen)
         """Everything that it shows, or what of it is requested; jobs as people call them."""
-        return called(watch_once(self.address, selection, self._security))
+        found = watch_once(self.address, selection, self._security)
+        names = {job.job: job.name for job in found.jobs if job.name}
+        jobs = (replace(job, incidents=tuple(renamed(one, names) for one in job.incidents)) for job in found.jobs)
+        return called(replace(found, jobs=tuple(jobs)))
 
     @property
     def jobs(self) -> list[str]:
@@ -65,6 +83,25 @@ class Live:
     def verdicts(self, *, job: str | None = None) -> pd.DataFrame:
         """On the last iterations that stood out, with `sentence`."""
         return verdict_rows([verdict for view in self._jobs(job) for verdict in reversed(view.verdicts)])
+
+    def incidents(self, *, job: str | None = None) -> pd.DataFrame:
+        """Who slowed whom lately: a row per incident, with `line`, which says it."""
+        return incident_rows(sorted(_incidents(self._jobs(job)), key=lambda one: one.since_ns), {})
+
+    def summary(self) -> pd.DataFrame:
+        """A row per job: hosts, ranks, iterations, their time, what they lost to incidents, and the worst one."""
+        jobs = self._jobs(None)
+        rows = [
+            {
+                **{"job": job.job, "hosts": len({rank.host for rank in job.ranks}), "ranks": job.size},
+                **{"iteration": job.iteration, "median_ns": job.median_ns, "incidents": len(job.incidents)},
+                **{"slow_steps": sum(one.steps for one in job.incidents)},
+                **{"lost_ns": sum(one.lost_ns for one in job.incidents)},
+                "worst": "".join(worst_lines(job.incidents, {}, 1)[:1]),
+            }
+            for job in jobs
+        ]
+        return pd.DataFrame(rows)
 
     def flows(self, *, job: str | None = None, most: int = 1000) -> pd.DataFrame:
         """The largest flows of the last second, by rate (bit/s)."""
@@ -98,6 +135,9 @@ class Live:
         if begin is None or end is None or end <= begin:
             raise UsageError("cannot get buckets of a live collector without a window: give since and a later until")
         hosts = (host,) if isinstance(host, str) else tuple(host or ())
+        if hosts and (unknown := self.snapshot(Selection(hosts=hosts, most_links=1)).page.unknown):
+            known = sorted(one.host for one in self.snapshot(Selection(most_links=1, most_jobs=1)).hosts)
+            raise DataError(f"no host {', '.join(unknown)} at {self.address}: it has {listed(known)}")
         parts = list(get_full(self.address, hosts, begin, end, self._security))
         tables = [part.rows.append_column("gap", pa.repeat(part.gap, len(part.rows))) for part in parts]
         return pd.concat([frame(table) for table in tables], ignore_index=True) if tables else pd.DataFrame()
@@ -117,8 +157,14 @@ class Live:
     def _jobs(self, job: str | None) -> tuple[JobView, ...]:
         snapshot = self.snapshot(Selection(jobs=_one(job), most_links=1))
         if job is not None and job in snapshot.page.unknown:
-            raise DataError(f"cannot show job {job}: the collector at {self.address} knows no such job")
+            raise DataError(
+                f"cannot show job {job}: the collector at {self.address} knows no such job; it has {listed(self.jobs)}"
+            )
         return snapshot.jobs
+
+
+def _incidents(jobs: Sequence[JobView]) -> list[Incident]:
+    return [one for job in jobs for one in job.incidents]
 
 
 def _one(job: str | None) -> tuple[str, ...]:

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PHASES = (("computing", "#009E73"), ("communicating", "#0072B2"), ("after the last gradient", "#999999"))
+    from netmon.analysis.explanation import Explanation
+
+_PHASES = {
+    "computed_ns": ("computing", "#CCEBDD"),
+    "waited_ns": ("waiting for a rank", "#F0E442"),
+    "transfer_ns": ("transfer", "#999999"),
+    "held_ns": ("held up", "#CC0000"),
+    "after_ns": ("after the last gradient", "#E5E5E5"),
+}
+"""Parts of a rank's time in their order; none has a colour of a class of traffic."""
 _MOST_LINKS = 8
 
 
@@ -33,7 +42,7 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def iteration_figure(ranks: pd.DataFrame, buckets: pd.DataFrame, sentence: str) -> "Figure":
+def iteration_figure(ranks: pd.DataFrame, buckets: pd.DataFrame, explained: "Explanation") -> "Figure":
     """ranks: rows of `iterations`, of one iteration. buckets: `buckets` by link and class, of the same time."""
     with plot_style():
         from matplotlib.figure import Figure
@@ -43,8 +52,8 @@ def iteration_figure(ranks: pd.DataFrame, buckets: pd.DataFrame, sentence: str) 
         heights = [0.5 + 0.3 * len(ranks), *([1.0] * len(links))]
         axes = figure.subplots(1 + len(links), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         begin = ranks["start"].min()
-        _phases(axes[0], ranks.sort_values("rank"), begin)
-        axes[0].set_title(sentence, loc="left", wrap=True, fontsize=8)
+        _phases(axes[0], ranks.sort_values("rank"), explained.ranks, begin)
+        axes[0].set_title(explained.sentence, loc="left", wrap=True, fontsize=8)
         for ax, (host, direction) in zip(axes[1:], links, strict=True):
             own = buckets[(buckets["host"] == host) & (buckets["direction"] == direction)]
             _draw_stacked(ax, own, lambda moments: (moments - begin).dt.total_seconds() * 1e3)
@@ -84,17 +93,19 @@ def _axes() -> "Axes":
     return Figure(figsize=(8.6, 3.0), layout="constrained").subplots()
 
 
-def _phases(ax: "Axes", ranks: pd.DataFrame, begin: pd.Timestamp) -> None:
-    names = [f"rank {rank} ({host})" for rank, host in zip(ranks["rank"], ranks["host"], strict=True)]
-    ends = [ranks[name] for name in ("start", "comm_start", "comm_end", "end")]
-    known = ranks["comm_start"].notna() & ranks["comm_end"].notna()
-    for (label, colour), left, right in zip(_PHASES, ends, ends[1:], strict=False):
-        start = ((left - begin).dt.total_seconds() * 1e3).where(known)
-        long = ((right - left).dt.total_seconds() * 1e3).where(known)
-        ax.barh(names, long.fillna(0), left=start.fillna(0), color=colour, label=label, height=0.6)
+def _phases(ax: "Axes", ranks: pd.DataFrame, times: pd.DataFrame, begin: pd.Timestamp) -> None:
+    """times: RankTimes of these ranks; of those that are not known the whole."""
+    rows = ranks.merge(times.drop(columns=["host", "duration_ns"], errors="ignore"), on="rank", how="left")
+    names = [f"rank {rank} ({host})" for rank, host in zip(rows["rank"], rows["host"], strict=True)]
+    left = (rows["start"] - begin).dt.total_seconds() * 1e3
+    known = rows["known"].fillna(False).astype(bool)
+    for name, (label, colour) in _PHASES.items():
+        long = rows[name].where(known).fillna(0) / 1e6
+        ax.barh(names, long, left=left, color=colour, label=label, height=0.6)
+        left = left + long
     if (~known).any():
-        whole = ((ranks["end"] - ranks["start"]).dt.total_seconds() * 1e3).where(~known).fillna(0)
-        ax.barh(names, whole, color="#cccccc", label="not known", height=0.6)
+        whole = ((rows["end"] - rows["start"]).dt.total_seconds() * 1e3).where(~known).fillna(0)
+        ax.barh(names, whole, left=left, color="#cccccc", hatch="//", label="not known", height=0.6)
     ax.invert_yaxis()
 
 

@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from netmon.analysis.explanation import Explanation, verdict_rows
+from netmon.analysis.explanation import Explanation, incident_rows, job_rows, listed, overview, verdict_rows
 from netmon.analysis.moments import Iterations, Moment, frame, window
-from netmon.errors import DataError, UsageError
-from netmon.history.dataset import TIMED_TABLES, Window, known_columns, open_rows, open_table, stream
-from netmon.history.job_names import job_names, requested_job
-from netmon.history.judging import ALWAYS, explained, stored_verdicts
-from netmon.units import format_count, format_duration, parse_duration
+from netmon.errors import DataError, NoRowsError, UsageError
+from netmon.history.dataset import TIMED_TABLES, Tables, Window, known_columns, open_rows, open_table, stream
+from netmon.history.job_names import job_names, not_understood, requested_job
+from netmon.history.judging import ALWAYS, explained, stored_incidents, stored_verdicts
+from netmon.units import format_count, format_duration, format_moment, parse_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,6 +76,10 @@ def _plain(column: pa.Array) -> pa.Array:
 # --- recording
 
 
+def _within(window: Window) -> tuple[int, int]:
+    return window.since_ns or ALWAYS[0], window.until_ns if window.until_ns is not None else ALWAYS[1]
+
+
 _Hosts = str | Sequence[str] | None
 _LINK_CLASS = ("host", "interface", "direction", "class")
 
@@ -95,18 +100,49 @@ class Recording:
     """That one call gives; about 2 GB."""
 
     def __repr__(self) -> str:
-        """Where it lies and whose it is; reads little."""
-        return f"<netmon dataset {self.path}: jobs {', '.join(self.jobs) or 'none'}>"
+        """Its time, hosts, jobs and incidents; reads little."""
+        since, until = Tables(self.path).span("iterations", "start_ns") or (0, 0)
+        facts = {
+            "time": f"{format_moment(since)} to {format_moment(until)}" if since else "",
+            "hosts": listed(self.hosts),
+            "jobs": listed(self.jobs),
+        }
+        return overview(f"netmon dataset {self.path}", facts, stored_incidents(self.path), self._names)
+
+    def _repr_html_(self) -> str:
+        """For a notebook's cell."""
+        return f"<pre>{escape(repr(self))}</pre>"
 
     @property
     def jobs(self) -> list[str]:
         """What people call the jobs, or what their ranks have in common where they have no name."""
-        try:
-            table = open_table(self.path, "iterations")
-        except DataError:
-            return []
-        found = {str(name) for batch in stream(table, ["job"]) for name in batch["job"].unique().to_pylist() if name}
+        found = {*self._words("iterations", "job"), *not_understood(self.path)}
         return sorted(self._names.get(name, name) for name in found)
+
+    @property
+    def hosts(self) -> list[str]:
+        """Their names."""
+        return sorted({word for table in ("sessions", "iterations", "flows") for word in self._words(table, "host")})
+
+    def _words(self, table: str, column: str) -> set[str]:
+        try:
+            files = open_table(self.path, table)
+        except NoRowsError:
+            return set()
+        if column not in files.schema.names:
+            return set()
+        return {str(word) for batch in stream(files, [column]) for word in batch[column].unique().to_pylist() if word}
+
+    def summary(self) -> pd.DataFrame:
+        """A row per job: hosts, ranks, iterations, their time, what they lost to incidents, and the worst one."""
+        return job_rows(self.iterations(), self.incidents(), self._names)
+
+    def incidents(
+        self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
+    ) -> pd.DataFrame:
+        """Who slowed whom: a row per incident, with `line`, which says it. Raises DataError."""
+        window = self._window(job, None, since, until, None)
+        return incident_rows(stored_incidents(self.path, window.job, _within(window)), self._names)
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -142,8 +178,7 @@ class Recording:
         Raises DataError.
         """
         window = self._window(job, None, since, until, None)
-        within = window.since_ns or ALWAYS[0], window.until_ns if window.until_ns is not None else ALWAYS[1]
-        return verdict_rows(stored_verdicts(self.path, window.job, within))
+        return verdict_rows(stored_verdicts(self.path, window.job, _within(window)))
 
     def buckets(
         self,
@@ -199,7 +234,7 @@ class Recording:
         return Explanation.of(*found[-1])
 
     def plot_iteration(self, iteration: int, job: str | None = None, width: str = "1ms") -> "Figure":
-        """One iteration: its ranks' phases, and what each of their links carried, by class. Raises DataError."""
+        """One iteration: where its ranks' time went, and what their links carried, by class. Raises DataError."""
         from netmon.analysis.plots import iteration_figure
 
         rows = self.iterations(job=job, iterations=iteration)
@@ -209,7 +244,7 @@ class Recording:
             raise DataError(f"cannot tell which iteration {iteration}: jobs {', '.join(names)} have one; give job=")
         since, until = rows["start"].min(), rows["end"].max()
         buckets = self.buckets(host=sorted(set(rows["host"])), since=since, until=until, width=width)
-        return iteration_figure(rows, buckets, self.explain(iteration, job).sentence)
+        return iteration_figure(rows, buckets, self.explain(iteration, job))
 
     def plot_iterations(self, job: str | None = None, ax: "Axes | None" = None) -> "Axes":
         """How long iterations took, over time, those that stood out marked by their cause. Raises DataError."""
@@ -264,10 +299,17 @@ class Recording:
         return {}
 
     def _requested(self, job: str | None) -> str | None:
-        return requested_job(job, self._names) if job is not None else None
+        """Raises DataError where there is no such job."""
+        requested = requested_job(job, self._names)
+        if requested is None or any(requested in self._words(table, "job") for table in ("iterations", "flows")):
+            return requested
+        raise DataError(f"no job {job} in {self.path}: it has {listed(self.jobs)}")
 
     def _window(self, job: str | None, *others: Any) -> Window:
-        return replace(window(job, *others), job=self._requested(job))
+        made = replace(window(job, *others), job=self._requested(job))
+        if made.hosts and (unknown := {*made.hosts} - {*(known := self.hosts)}) and known:
+            raise DataError(f"no host {', '.join(sorted(unknown))} in {self.path}: it has {listed(known)}")
+        return made
 
     def _read(self, name: str, window: Window, columns: Sequence[str] | None) -> pd.DataFrame:
         files, condition = open_rows(self.path, name, window)

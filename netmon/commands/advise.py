@@ -14,7 +14,9 @@ from netmon.wire.security import Security
 if TYPE_CHECKING:
     from netmon.terminal import FittingTable
 
-HELP = "advise on jobs that share links (by how much to shift one), slow pairs of ranks, and spare bandwidth"
+HELP = (
+    "advise on whose traffic to cap or move, jobs that share links (by how much to shift one), and slow pairs of ranks"
+)
 EXAMPLES = """\
   netmon advise --data out
   netmon advise training --data /var/lib/netmon --seconds 60
@@ -80,11 +82,17 @@ def _live(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from netmon.marks import printable
-    from netmon.terminal import console
+    from netmon.dl.sharing.culprits import sentence
+    from netmon.terminal import console, say
 
-    for sentence in found["advice"]:
-        print(printable(sentence, 4 * len(sentence)))
+    culprits = found["culprits"]
+    for culprit in culprits:
+        say(sentence(culprit))
+        for one in culprit["commands"]:
+            say(f"  {one['does']}, on {culprit['at']}: {one['run']}")
+            say(f"  {'undo':>{len(one['does'])}}: {one['undo']}")
+    for text in found["advice"][len(culprits) :]:
+        say(text)
     for table in tables(found):
         print()
         console().print(table)

@@ -38,7 +38,7 @@ EXAMPLES = """\
 _SIMULATION = {"chakra": "chakra", "ns3": "traffic", "htsim": "traffic", "pcap": "traffic", "generator": "generator"}
 """Which file of netmon.simulation writes a format."""
 
-_TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "full")
+_TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "incidents", "full")
 _ROWS_AT_ONCE = 1 << 19
 _SUFFIXES = (".parquet", ".csv", ".feather")
 
@@ -89,7 +89,7 @@ def iterations(text: str) -> tuple[int | None, int | None]:
 
 def run(args: argparse.Namespace) -> int:
     """Export; says on standard output how many rows it wrote."""
-    from netmon.history.dataset import open_rows
+    from netmon.history.dataset import open_rows, stream
 
     if args.format != "table":
         return _export_for_simulation(args)
@@ -101,9 +101,33 @@ def run(args: argparse.Namespace) -> int:
         return _export_full(args)
     if args.data is None:
         raise UsageError("cannot export: give either the dataset's --data, or --full with a --collector")
-    rows = _write(*open_rows(args.data, args.table, _window(args)), args.out)
+    if args.table == "incidents":
+        table = _incidents(args)
+        rows = _write(table.schema, table.to_batches(), args.out)
+    else:
+        files, condition = open_rows(args.data, args.table, _window(args))
+        rows = _write(files.schema, stream(files, condition=condition), args.out)
     print(f"{rows} rows of {args.table} in {args.out}")
     return 0
+
+
+def _incidents(args: argparse.Namespace) -> "pa.Table":
+    """What the verdicts have in common: it is in no file."""
+    import pyarrow as pa
+
+    from netmon.dl.verdict.incidents import columns, line, renamed
+    from netmon.history.job_names import job_names, requested_job
+    from netmon.history.judging import ALWAYS, stored_incidents
+    from netmon.units import format_utc
+
+    if args.host or args.iterations:
+        raise UsageError("cannot select incidents by host or iteration: give --job, --since or --until")
+    names = job_names(args.data)
+    within = args.since or ALWAYS[0], args.until or ALWAYS[1]
+    found = stored_incidents(args.data, requested_job(args.job, names), within)
+    if not found:
+        raise DataError(f"cannot export to {args.out}: no step of the dataset was slower than usual")
+    return pa.Table.from_pylist([{**columns(one), "line": line(renamed(one, names), format_utc)} for one in found])
 
 
 def _window(args: argparse.Namespace) -> "Window":
@@ -158,20 +182,18 @@ def _export_full(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(dataset: Any, condition: Any, out: Path) -> int:
+def _write(given: "pa.Schema", batches: "Iterable[pa.RecordBatch]", out: Path) -> int:
     """Stream the rows into a file that appears when it is complete; returns their number."""
     import pyarrow as pa
 
-    from netmon.history.dataset import stream
-
     temporary = out.with_name(f".{out.name}.unfinished")
-    lists = [f.name for f in dataset.schema if pa.types.is_list(f.type)] if out.suffix == ".csv" else []
-    fields = [f.with_type(pa.string()) if f.name in lists else f for f in dataset.schema]
-    schema = _plain(pa.schema(fields, dataset.schema.metadata))
+    lists = [f.name for f in given if pa.types.is_list(f.type)] if out.suffix == ".csv" else []
+    fields = [f.with_type(pa.string()) if f.name in lists else f for f in given]
+    schema = _plain(pa.schema(fields, given.metadata))
     rows = 0
     try:
         with _writer(out.suffix)(str(temporary), schema) as writer:
-            for table in _pieces(stream(dataset, condition=condition)):
+            for table in _pieces(batches):
                 for name in lists:  # CSV knows none: JSON
                     texts = pa.array([json.dumps(each) for each in table[name].to_pylist()], pa.string())
                     table = table.set_column(table.column_names.index(name), name, texts)

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 HELP = "run training with cross traffic in network namespaces on this machine, and watch it (needs root)"
 EXAMPLES = """\
-  netmon lab demo                                              something worth seeing in half a minute
+  netmon lab demo                                              something worth seeing in 45 s
   netmon lab run --data out/one --trainer horovod              real Horovod, built on first use
   netmon lab run --data out/two --model resnet50 --configuration A --cross-profile burst
   netmon lab sweep --data out/study                            a small study: 24 runs, about ten minutes

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from netmon.errors import UsageError
 from netmon.options import TIME, declare, read_options
-from netmon.units import format_bytes, format_duration
+from netmon.units import format_bytes, format_duration, format_moment
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
-    from netmon.views import JobView, RankView
+    from netmon.views import JobView, RankView, Verdict
 
 HELP = "follow the steps of one rank: how long it waited for gradients, its bytes and others', and why steps were slow"
 EXAMPLES = """\
@@ -76,7 +76,7 @@ class _Printed:
             if (which := (verdict.iteration, verdict.end_ns)) in self._judged:
                 continue
             self._judged = [*self._judged[-_MOST_KEPT:], which]
-            yield {"iteration": verdict.iteration, **_why(verdict)}
+            yield {"iteration": verdict.iteration, **_why(verdict), **_incident(job, verdict)}
 
 
 def _step(job: "JobView", rank: "RankView") -> dict[str, Any]:
@@ -94,16 +94,28 @@ def _step(job: "JobView", rank: "RankView") -> dict[str, Any]:
     }
 
 
-def _why(verdict: Any) -> dict[str, Any]:
+def _why(verdict: "Verdict") -> dict[str, Any]:
     from netmon.dl.verdict.verdict_text import sentence
 
     cause = verdict.cause.name.lower()
     return {"cause": cause, "culprit": verdict.culprit, "excess_ns": verdict.excess_ns, "verdict": sentence(verdict)}
 
 
+def _incident(job: "JobView", verdict: "Verdict") -> dict[str, Any]:
+    """The one that the step belongs to; nothing where none is known."""
+    from netmon.dl.verdict.incidents import line, renamed
+
+    around = [one for one in job.incidents if one.since_ns <= verdict.start_ns < one.until_ns]
+    if not around:
+        return {}
+    one = max(around, key=lambda one: (one.cause, one.culprit) == (verdict.cause, verdict.culprit))
+    said = line(renamed(one, {job.job: job.name or job.job}), format_moment)
+    return {"incident": said, "incident_since_ns": one.since_ns, "incident_lost_ns": one.lost_ns}
+
+
 def _words(line: dict[str, Any]) -> str:
     if "verdict" in line:
-        return str(line["verdict"])
+        return " · ".join(str(line[name]) for name in ("verdict", "incident") if name in line)
     exposed = line["exposed_ns"] if line["exposed_ns"] is not None else line["communication_ns"]
     waited = f"waited {format_duration(exposed)} for gradients" if exposed is not None else "waited: not known"
     sent, others = format_bytes(line["sent_bytes"]), format_bytes(line["others_bytes"])

@@ -1,31 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netmon why`: why iterations were slow, with the arithmetic."""
+"""`netmon why`: who slowed whom, and why single iterations were slow, with the arithmetic."""
 
 import argparse
-import heapq
 import json
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from netmon.errors import DataError, UsageError
 from netmon.options import DIR, declare, read_options
+from netmon.units import format_duration
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
     from netmon.terminal import FittingTable
-    from netmon.views import RankTimes, Verdict
+    from netmon.views import Incident, RankTimes, Verdict
 
 HELP = "tell why iterations were slow: whose traffic, which rank, or no network cause, and how much time each took"
 EXAMPLES = """\
-  netmon why --data out                     # which causes took how much, and the five worst iterations
+  netmon why --data out                     # who slowed whom, since when and by how much, and the five worst steps
   netmon why --data out --all
   netmon why training --iteration 812 --data /var/lib/netmon
   netmon why --collector collector.example:9400 --tls ~/.netmon
   netmon why --data out --json
 """
 
-_WORST = 5  # iterations that are told of where there are more
+_MOST_INCIDENTS, _WORST = 20, 5  # that are shown where there are more: incidents, and steps
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDR",
         help="instead of --data: the recent verdicts of a collector; HOST:PORT or unix:PATH (localhost:9400)",
     )
-    parser.add_argument("--all", action="store_true", help="every iteration that stands out, by job and time")
+    parser.add_argument("--all", action="store_true", help="every incident, and every iteration that stands out")
     declare(parser, Security)
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -52,19 +53,27 @@ def run(args: argparse.Namespace) -> int:
         from netmon.history.judging import explained
 
         return _show(list(explained(args.data, args.job, args.iteration)), args.json)
-    if args.collector and args.iteration is not None:
-        return _show([(one, one.ranks) for one in _lately(args)[0]], args.json)
-    found, unclear = _lately(args) if args.collector else _stored(args)
+    found = _lately(args) if args.collector else _stored(args)
+    if args.iteration is not None:
+        return _show([(one, one.ranks) for one in found.verdicts], args.json)
     if args.json:
-        from netmon.dl.verdict.verdict_text import columns
+        from netmon.dl.verdict import incidents, verdict_text
 
-        extra = {"not_understood": unclear} if unclear else {}
-        print(json.dumps({"verdicts": [columns(one) for one in found], **extra}, indent=1))
-    elif args.all:
-        _print(found, unclear)
+        extra = {"not_understood": found.unclear} if found.unclear else {}
+        told = [incidents.columns(one) for one in found.incidents]
+        verdicts = [verdict_text.columns(one) for one in found.verdicts]
+        print(json.dumps({"incidents": told, "verdicts": verdicts, **extra}, indent=1))
     else:
-        _print_summary(found, unclear)
+        where = f"--collector {args.collector}" if args.collector else f"--data {shlex.quote(str(args.data))}"
+        _print_summary(found, where, args.all)
     return 0
+
+
+class _Found(NamedTuple):
+    incidents: "Sequence[Incident]"
+    verdicts: "Sequence[Verdict]"
+    unclear: Sequence[str]  # jobs whose steps are not understood
+    names: Mapping[str, str]  # what people call jobs
 
 
 def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
@@ -89,7 +98,6 @@ def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool)
 def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
     """Where the time of an iteration went, a row per rank."""
     from netmon.terminal import Column, FittingTable
-    from netmon.units import format_duration
 
     heads = ("rank", "host", "took", "computed", "waited", "for", "transfer", "held up", "by", "afterwards")
     table = FittingTable(Column(head, head not in ("rank", "host", "for", "by"), prose=head == "by") for head in heads)
@@ -102,20 +110,22 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
     return table
 
 
-def _stored(args: argparse.Namespace) -> "tuple[Iterable[Verdict], list[str]]":
-    """Verdicts, and the jobs whose steps are not understood."""
-    from netmon.history.job_names import job_names, not_understood, requested_job, with_names
-    from netmon.history.judging import verdicts
+def _stored(args: argparse.Namespace) -> _Found:
+    from netmon.history.job_names import job_names, not_understood, requested_job
+    from netmon.history.judging import ALWAYS, incidents_of, judged_jobs, read_verdicts, verdicts
 
     names, unclear = job_names(args.data), not_understood(args.data)
     job = requested_job(args.job, names)
+    found = read_verdicts(args.data, job, ALWAYS) if judged_jobs(args.data, job, ALWAYS) else []
+    if found is None:
+        found = list(verdicts(args.data, job))
+    told = incidents_of(args.data, found)
     unclear = [name for name in unclear if job in (None, name)]
-    found = verdicts(args.data, job, args.iteration)
-    return found if args.json else with_names(found, names), unclear
+    return _Found(told, found, unclear, names)
 
 
-def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
-    from netmon.top.options import called
+def _lately(args: argparse.Namespace) -> _Found:
+    from netmon.history.job_names import with_names
     from netmon.views import Selection
     from netmon.wire.watch import watch_once
 
@@ -124,62 +134,55 @@ def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
     snapshot = watch_once(args.collector, selection, read_options(Security, args))
     if args.job in snapshot.page.unknown:
         raise DataError(f"cannot judge job {args.job}: the collector at {args.collector} knows no such job")
-    shown = snapshot if args.json else called(snapshot)
-    found = [verdict for job in shown.jobs for verdict in reversed(job.verdicts)]
+    names = {job.job: job.name for job in snapshot.jobs if job.name}
+    told = [one for job in snapshot.jobs for one in job.incidents]
+    verdicts = [verdict for job in snapshot.jobs for verdict in reversed(job.verdicts)]
     if args.iteration is None:
-        return found, [job.job for job in shown.jobs if job.not_understood]
-    if not (found := [verdict for verdict in found if verdict.iteration == args.iteration]):
+        return _Found(told, verdicts, [job.job for job in snapshot.jobs if job.not_understood], names)
+    if not (verdicts := [verdict for verdict in verdicts if verdict.iteration == args.iteration]):
         raise DataError(
             f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"
         )
-    return found, []
+    return _Found((), verdicts if args.json else list(with_names(verdicts, names)), [], names)
 
 
-def _print_summary(found: "Iterable[Verdict]", unclear: Sequence[str]) -> None:
-    """Of each job its causes, those that took most first; then the iterations that took the most beyond their usual."""
-    from netmon.dl.verdict.verdict_text import cause_words
+def _print_summary(found: _Found, where: str, every: bool) -> None:
+    """The incidents, and of the steps those that lost most."""
+    from netmon.history.job_names import with_names
+    from netmon.history.judging import worst_lines
+    from netmon.own_module import typed
     from netmon.terminal import say
-    from netmon.units import format_duration
-    from netmon.views import Cause
+    from netmon.views import NETWORK, Cause
 
-    worst: list[tuple[int, int, Verdict]] = []  # a heap
-    by_cause: dict[str, dict[str, list[int]]] = {}
-    count = 0
-    for count, verdict in enumerate(found, 1):
-        if verdict.cause == Cause.CHANGE:
-            _print([verdict])
-            continue
-        by_cause.setdefault(verdict.job, {}).setdefault(cause_words(verdict), []).append(verdict.excess_ns)
-        heapq.heappush(worst, (verdict.excess_ns, -count, verdict))
-        if len(worst) > _WORST:
-            heapq.heappop(worst)
-    if count <= _WORST:
-        if worst or unclear or not count:
-            _print([verdict for _, _, verdict in sorted(worst, key=lambda one: -one[1])], unclear)
-        return
-    for job in unclear:
-        _print([], [job])
-    for job, causes in by_cause.items():
-        lost = [ns for own in causes.values() for ns in own]
-        say(f"job {job}: {len(lost)} iterations stood out, {format_duration(sum(lost))} lost")
-        for cause, own in sorted(causes.items(), key=lambda item: -sum(item[1])):
-            say(f"  {len(own):>5,} because of {cause}: {format_duration(sum(own))}")
-    say(f"the {_WORST} that lost most (--all: every one):")
-    _print([verdict for _, _, verdict in sorted(worst, reverse=True)])
+    lines = worst_lines(found.incidents, found.names, len(found.incidents) if every else _MOST_INCIDENTS)
+    for line in lines:
+        say(line)
+    if any(one.cause in NETWORK for one in found.incidents):
+        say(f"what to do: {typed('netmon')} advise {where}")
+    faster = [one for one in found.verdicts if one.cause == Cause.CHANGE and one.excess_ns <= 0]
+    slow = [one for one in found.verdicts if one.cause != Cause.CHANGE]
+    worst = slow if every else sorted(slow, key=lambda one: -one.excess_ns)[:_WORST]
+    if lines and worst:
+        print(
+            f"\nthe {_WORST} of {len(slow):,} slow steps that lost most (--all: every one):"
+            if len(slow) > len(worst)
+            else ""
+        )
+    if worst or faster or found.unclear or not lines:
+        unclear = [found.names.get(job, job) for job in found.unclear]
+        _print(list(with_names([*faster, *worst], found.names)), unclear)
 
 
-def _print(found: "Iterable[Verdict]", unclear: Sequence[str] = ()) -> None:
+def _print(found: "Sequence[Verdict]", unclear: Sequence[str] = ()) -> None:
     from netmon.dl.verdict.verdict_text import arithmetic, sentence
     from netmon.terminal import say
     from netmon.views import NOT_UNDERSTOOD
 
     for job in unclear:
         say(f"job {job}: {NOT_UNDERSTOOD}: no verdicts")
-    any_found = bool(unclear)
     for verdict in found:
-        any_found = True
         say(sentence(verdict))
         for line in arithmetic(verdict):
             say(f"  {line}")
-    if not any_found:
+    if not (unclear or found):
         print("no iteration stands out: none took 1.2 × the job's usual time, or there are too few to tell")

@@ -2,26 +2,35 @@
 """What jobs and links did in a window of a dataset, as netmon.dl.sharing wants it."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice
+from netmon.dl.sharing.culprits import Culprit, Ends, room, worth_advising
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import Numbered, Words, all_of, open_table, read_rows, stream
+from netmon.history.dataset import Numbered, Words, all_of, known_columns, open_table, read_rows, stream
+from netmon.history.judging import incidents_of, process_name, read_verdicts
 from netmon.history.stored_rows import WIDEST_NS, StoredRows
+from netmon.past import HOUR_NS
+from netmon.records import CLASS_NAMES, Class
+from netmon.views import Incident
 
 _LINK = ("host", "interface", "direction")
-_ROW = [*_LINK, "session", "flow_id", "bucket_start_ns", "bucket_ns", "wire_bytes", "job", "iteration"]
+_ROW = [*_LINK, "session", "flow_id", "bucket_start_ns", "bucket_ns", "wire_bytes", "class", "job", "iteration"]
+_DL = (CLASS_NAMES[Class.DL_ONLY], CLASS_NAMES[Class.DL_SHARED])
 _STEP = ["job", "session", "host", "rank", "iteration", "start_ns", "end_ns", "error_ns"]
 _FLOW = ["session", "flow_id", "host", "direction", "job", "rank", "peer_rank"]
 _LONGEST_NS = 60_000_000_000  # of an iteration
+_MOST_CULPRITS = 3
 _BITS = 40  # of a flow's number within its session, or of two words
 
 _Numbers = npt.NDArray[np.int64]
@@ -51,14 +60,56 @@ def advice(
     passed, names = Passed(begin, end), _Names()
     flows = read_rows(data, "flows", _FLOW, ds.field("session").isin(sorted(set(steps["session"]))))
     pairs = _Pairs(flows, names.words)
-    for batch in stream(open_table(data, "buckets", (begin - WIDEST_NS, end)), _ROW, all_of(conditions)):
+    buckets = open_table(data, "buckets", (begin - WIDEST_NS, end))
+    for batch in stream(buckets, known_columns(buckets, _ROW), all_of(conditions)):
         passed.add(_numbered(batch, names, pairs))
     if passed.empty:
         raise DataError("cannot advise: there is no row in that time")
     sessions = read_rows(data, "sessions", ["host", "interface", "session", "capacity_bps", "clock_error_ns"])
     clocks = sessions.groupby("session")["clock_error_ns"].max()
     by_job = {str(job): _iterations(own, clocks) for job, own in steps.groupby("job")}
-    return passed.advice(by_job, names.names(_capacities(sessions), pairs.names), frozenset(jobs), most)
+    found = passed.advice(by_job, names.names(_capacities(sessions), pairs.names), frozenset(jobs), most)
+    return replace(found, culprits=_culprits(data, found, jobs))
+
+
+def _culprits(data: Path, advice: Advice, jobs: Collection[str]) -> tuple[Culprit, ...]:
+    """Of the last hour's incidents, by verdicts that were stored: those that cost most, of each culprit the worst."""
+    within = advice.end_ns - HOUR_NS, advice.end_ns
+    found: dict[tuple[str, str, str], Incident] = {}
+    for one in sorted(
+        incidents_of(data, read_verdicts(data, None, within) or []), key=lambda one: (not one.ongoing, -one.lost_ns)
+    ):
+        if worth_advising(one) and (not jobs or one.job in jobs):
+            found.setdefault((one.job, one.culprit, one.sender), one)
+    culprits = []
+    for one in [*found.values()][:_MOST_CULPRITS]:
+        name = f"{one.host} {one.interface} {one.direction.name.lower()}"
+        link = advice.links.index(name) if name in advice.links else -1
+        free = room(advice.jobs, link, advice.capacity_bps.get(link, 0.0)) if link >= 0 else 0.0
+        culprits.append(Culprit(one, free, _ends(data, one)))
+    return tuple(culprits)
+
+
+def _ends(data: Path, incident: Incident) -> Ends:
+    """Where the culprit's packets can be told from others: where they leave, else where they enter."""
+    columns = ["host", "interface", "direction", "src", "dst", "src_port", "dst_port", "protocol", "container"]
+    columns += ["process", "class_source", "members"]
+    when = (ds.field("first_ns") < incident.until_ns) & (ds.field("last_ns") >= incident.since_ns)
+    for host, sends in ((incident.sender, True), (incident.receiver, False)):
+        way = (ds.field("host") == host) & (ds.field("direction") == ("tx" if sends else "rx"))
+        rows = read_rows(data, "flows", columns, when & way & (ds.field("job") == "")) if host else pd.DataFrame()
+        if not len(rows):
+            continue
+        rows = rows[[process_name(row) == incident.culprit for row in rows.to_dict("records")]]
+        rows = rows[~(rows["members"] > 0)]
+        one = rows[["interface", "src", "dst", "protocol"]].drop_duplicates()
+        ports = [(name, rows[name].unique()) for name in ("dst_port", "src_port")]
+        common = next(((int(own[0]), name == "src_port") for name, own in ports if len(own) == 1), (0, False))
+        if len(one) == 1:
+            interface, source, target, protocol = one.iloc[0]
+            unit = str(rows["container"].iloc[0] or "")
+            return Ends(host, str(interface), sends, int(protocol), str(source), str(target), *common, unit)
+    return Ends()
 
 
 def _hosts(steps: pd.DataFrame, jobs: Collection[str]) -> list[str]:
@@ -133,6 +184,8 @@ def _numbered(batch: pa.RecordBatch, names: _Names, pairs: _Pairs) -> Columns:
     )
     keys, of = np.unique(host << _BITS | interface << _BITS // 2 | direction, return_inverse=True)
     links = np.array([names.links.number(key) for key in keys.tolist()], np.int64)
+    if "class" in batch.schema.names:  # of others' bytes it is the job during whose iteration they passed
+        job = np.where(pc.is_in(batch.column("class"), pa.array(_DL)).to_numpy(zero_copy_only=False), job, 0)
     flow = session << _BITS | batch.column("flow_id").to_numpy().astype(np.int64)
     iteration = batch.column("iteration").fill_null(-1).to_numpy().astype(np.int64)
     plain = zip(("start_ns", "width_ns", "wire_bytes"), ("bucket_start_ns", "bucket_ns", "wire_bytes"), strict=True)

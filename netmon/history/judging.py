@@ -2,10 +2,9 @@
 """Verdicts on the iterations of a dataset: read in pieces, so that memory does not grow with it."""
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from netmon.dl.account import JOB
 from netmon.dl.verdict import (
     Link,
     LinkTotals,
@@ -32,15 +32,16 @@ from netmon.dl.verdict import (
     worth_reporting,
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
-from netmon.dl.verdict.incidents import incidents
+from netmon.dl.verdict.incidents import incidents, line, renamed
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
-from netmon.dl.verdict.verdict_text import cause_words, from_columns, sentence
+from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import Numbered, known_columns, open_table, read_rows, stream
+from netmon.history.dataset import Numbered, all_of, known_columns, open_table, read_rows, stream
 from netmon.history.files import table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
-from netmon.views import Incident, RankTimes, Verdict
+from netmon.units import format_duration, format_moment
+from netmon.views import Cause, Incident, RankTimes, Verdict
 
 # --- What a dataset holds alongside the bytes that verdicts rest on: what kept ranks from running, and what TCP said.
 
@@ -114,15 +115,15 @@ def verdicts(
     within_ns: only on iterations that overlap this time (UTC). Raises DataError where there is no such dataset, job or
     iteration.
     """
-    found = False
-    for name in _jobs(data, job, within_ns):
+    found, ends = False, _Ends(data)
+    for name in judged_jobs(data, job, within_ns):
         for span_ns, rows in _in_spans(data, name, within_ns):
             inside = max(span_ns[0], within_ns[0]), min(span_ns[1], within_ns[1])
             for run in _runs(rows):
                 for judged in _of_run(data, name, run, iteration, inside):
                     if span_ns[0] <= judged.end_ns < span_ns[1]:  # else it is another piece's
                         found = True
-                        yield judged
+                        yield ends.added(judged)
     if iteration is not None and not found:
         of = f" of job {job}" if job else ""
         raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
@@ -144,42 +145,63 @@ def stored_verdicts(data: Path, job: str | None = None, within_ns: tuple[int, in
 
     By job and time, of iterations that overlap this time (UTC). Raises DataError where there is no such dataset.
     """
-    try:
-        table = open_table(data, "verdicts")
-        condition = (ds.field("end_ns") > within_ns[0]) & (ds.field("start_ns") < within_ns[1])
-        if job is not None:
-            condition &= ds.field("job") == job
-        found = [from_columns(row) for batch in stream(table, None, condition) for row in batch.to_pylist()]
-        return sorted(found, key=lambda verdict: (verdict.job, verdict.start_ns))
-    except NoRowsError:
-        pass
+    if (found := read_verdicts(data, job, within_ns)) is not None:
+        return found
     try:
         return list(islice(verdicts(data, job, within_ns=within_ns), _MADE_NOW))
     except (DataError, pa.ArrowInvalid):  # no iteration, or a file that cannot be read: the report names it
         return []
 
 
+def read_verdicts(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[Verdict] | None:
+    """The same without any that are made now, and without ranks; None where the dataset has none at all."""
+    try:
+        table = open_table(data, "verdicts", _around(within_ns))
+    except NoRowsError:
+        return None
+    condition = (ds.field("end_ns") > within_ns[0]) & (ds.field("start_ns") < within_ns[1])
+    if job is not None:
+        condition &= ds.field("job") == job
+    names = [name for name in table.schema.names if name not in ("ranks", "date")]
+    found = [from_columns(row) for batch in stream(table, names, condition) for row in batch.to_pylist()]
+    return sorted(found, key=lambda verdict: (verdict.job, verdict.start_ns))
+
+
 def stored_incidents(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Incident]:
-    """What the stored verdicts have in common (netmon.dl.verdict.incidents), in the order of their beginnings.
+    """incidents_of the stored verdicts. Raises DataError where there is no such dataset."""
+    return incidents_of(data, stored_verdicts(data, job, within_ns))
 
-    One that lasts until a job's last step goes on where that was in the last minute. Raises DataError where there is no
-    such dataset.
+
+def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
+    """What verdicts have in common (netmon.dl.verdict.incidents), in the order of their beginnings.
+
+    One that lasts until a job's last step goes on where that was in the last minute.
     """
-    found = stored_verdicts(data, job, within_ns)
-    lately = time.time_ns() - _LATELY_NS
-    return incidents(
-        found, {name: last for name, last in _newest_steps(data).items() if last[0] > lately} if found else {}
-    )
+    return incidents(found, _newest_steps(data, time.time_ns() - _LATELY_NS) if found else {})
 
 
-def _newest_steps(data: Path) -> dict[str, tuple[int, int]]:
-    """By job, the end (UTC ns) and the number of its last iteration."""
+def worst_lines(
+    found: Sequence[Incident], names: Mapping[str, str], most: int, moment: Callable[[int], str] = format_moment
+) -> list[str]:
+    """The lines of those that go on, then of those that lost most; and how many there are beside them.
+
+    names: what people call jobs. moment: how a time (UTC ns) is shown.
+    """
+    ordered = sorted(found, key=lambda one: (not one.ongoing, -one.lost_ns))
+    lines = [line(renamed(one, names), moment) for one in ordered[:most]]
+    if more := ordered[most:]:
+        lines.append(f"and {len(more):,} more, {format_duration(sum(one.lost_ns for one in more))} lost")
+    return lines
+
+
+def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
+    """By job, the end (UTC ns) and the number of its last iteration, of jobs that have ended one since."""
     columns, newest = ["job", "end_ns", "iteration"], dict[str, tuple[int, int]]()
     try:
-        table = open_table(data, "iterations")
+        table = open_table(data, "iterations", _around((since_ns, ALWAYS[1])))
     except NoRowsError:
         return {}
-    for batch in stream(table, columns):
+    for batch in stream(table, columns, ds.field("end_ns") >= since_ns):
         rows = pa.Table.from_batches([batch]).sort_by("end_ns").group_by("job", use_threads=False)
         last = rows.aggregate([("end_ns", "last"), ("iteration", "last")])
         for job, end_ns, number in zip(*(last[name].to_pylist() for name in last.column_names), strict=True):
@@ -187,20 +209,7 @@ def _newest_steps(data: Path) -> dict[str, tuple[int, int]]:
     return newest
 
 
-def worst_sentences(found: Sequence[Verdict]) -> list[str]:
-    """Of each job: the iteration that took the longest beyond its baseline, and how many stood out for which cause."""
-    lines = []
-    for _, own in groupby(found, key=lambda verdict: verdict.job):
-        rows = list(own)
-        lines.append(sentence(max(rows, key=lambda verdict: verdict.excess_ns)))
-        if len(rows) > 1:
-            causes = Counter(cause_words(row) for row in rows)
-            text = ", ".join(f"{count} because of {cause}" for cause, count in causes.most_common())
-            lines.append(f"{len(rows)} iterations of job {rows[0].job} stood out: {text}")
-    return lines
-
-
-def _jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[str]:
+def judged_jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[str]:
     """The jobs that are to be judged: their steps are understood. Raises DataError where there is none of this name."""
     unclear = not_understood(data)
     if unclear and (job in unclear or not table_files(data, "iterations")):
@@ -417,6 +426,47 @@ def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFra
     return [whose.get(key, Whose("", -1, -1, False, "")) for key in wanted]
 
 
+class _Ends:
+    """Whose process a culprit is, and between whom its bytes went: of its flow that lasted longest meanwhile."""
+
+    _COLUMNS = ("src", "dst", "process", "container", "class_source", "job", "user", "first_ns", "last_ns", "members")
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._flows: dict[tuple[str, str, str], pd.DataFrame] = {}  # of others, by link
+        self._host_at: dict[str, str] = {}
+
+    def added(self, verdict: Verdict) -> Verdict:
+        """With what is known of that."""
+        if verdict.cause not in (Cause.CROSS, Cause.OTHER_JOB):
+            return verdict
+        sends = verdict.direction == Direction.TX
+        link = verdict.host, verdict.interface, "tx" if sends else "rx"
+        if link not in self._flows:
+            same = (ds.field(name) == word for name, word in zip(("host", "interface", "direction"), link, strict=True))
+            rows = read_rows(self._data, "flows", self._COLUMNS, all_of([*same, ds.field("job") != verdict.job]))
+            names = [JOB + row["job"] if row["job"] else process_name(row) for row in rows.to_dict("records")]
+            self._flows[link] = rows.assign(named=names)
+        rows = self._flows[link]
+        rows = rows[(rows["named"] == verdict.culprit) & ~(rows["members"] > 0)]
+        lasted = rows["last_ns"].clip(upper=verdict.end_ns) - rows["first_ns"].clip(lower=verdict.start_ns)
+        if not len(rows) or lasted.max() < 0:
+            return verdict
+        row = rows.iloc[int(lasted.to_numpy().argmax())]
+        far = self._host(str(row["dst" if sends else "src"]))
+        sender, receiver = (verdict.host, far) if sends else (far, verdict.host)
+        user = row["user"] if isinstance(row["user"], str) else ""
+        return replace(verdict, culprit_user=user, sender=sender, receiver=receiver)
+
+    def _host(self, address: str) -> str:
+        """The host that sends from there; the address itself, where none is known to."""
+        if address not in self._host_at:
+            own = (ds.field("src") == address) & (ds.field("direction") == "tx")
+            hosts = read_rows(self._data, "flows", ["host"], own)["host"]
+            self._host_at[address] = str(hosts.iloc[-1]) if len(hosts) else address
+        return self._host_at[address]
+
+
 def _job_flow(row: dict[str, Any]) -> JobFlow:
     whose = _whose(row)
     ends = (row["src"], row["dst"], row["src_port"], row["dst_port"], row["protocol"])
@@ -426,7 +476,11 @@ def _job_flow(row: dict[str, Any]) -> JobFlow:
 
 def _whose(row: dict[str, object]) -> Whose:
     job = str(row["job"] or "")
-    name = str(row["process"] or row["class_source"] or "")
-    named = f"{name} ({row['container']})" if row["container"] else name
     rank, peer = (int(str(row[key])) if row[key] is not None else -1 for key in ("rank", "peer_rank"))
-    return Whose(job, rank, peer, row["traffic"] == "control", named)
+    return Whose(job, rank, peer, row["traffic"] == "control", process_name(row))
+
+
+def process_name(row: Mapping[Any, object]) -> str:
+    """What verdicts call a flow's process, with its container. row: of the table `flows`."""
+    name = str(row["process"] or row["class_source"] or "")
+    return f"{name} ({row['container']})" if row["container"] else name

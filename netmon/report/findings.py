@@ -6,8 +6,6 @@ import math
 import pandas as pd
 
 from netmon.history.frames import groups
-from netmon.history.job_names import with_names
-from netmon.history.judging import worst_sentences
 from netmon.report.chapters.accounts import coverage
 from netmon.report.chapters.slowdown import fits_by_profile
 from netmon.report.runs import SIZE
@@ -40,7 +38,6 @@ def findings(study: Study) -> list[str]:
         *_congestion(study),
         *_fits(study),
         *_burst(study),
-        *_slowest(study),
         *_bytes(study),
         *_account(study),
     ]
@@ -132,17 +129,6 @@ def _burst(study: Study) -> list[str]:
             f"{burst['measured']:.0%} and {consistent['measured']:.0%} of C.{'' if chance < _SIGNIFICANT else _WHY_NOT}"
         )
     return sentences
-
-
-def _slowest(study: Study) -> list[str]:
-    """Why iterations of the run in focus were slow, and of every job where no lab made the runs."""
-    rows = study.ranks if study.senders.empty else study.ranks[study.ranks["run"] == study.focus]
-    if rows.empty:
-        return []
-    begin, end, jobs = rows["start_ns"].min(), rows["end_ns"].max(), set(rows["job"])
-    found = [v for v in study.verdicts if v.job in jobs and begin <= v.start_ns and v.end_ns <= end]
-    named = list(with_names(found, study.job_names))
-    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in worst_sentences(named)]
 
 
 def _chance(times: pd.DataFrame) -> float:

@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from netmon.errors import DataError
 from netmon.history.frames import without_formulas
+from netmon.history.judging import worst_lines
 from netmon.report.study import Chapter, Exhibit, Frames, GapError, Study
-from netmon.units import format_duration, format_rate
+from netmon.units import format_bytes, format_duration, format_rate, format_utc
 from netmon.version import __version__
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    from markupsafe import Markup
 
 # --- The page.
 
@@ -37,33 +37,33 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 62rem; m
 h1 { font-size: 1.6rem; } h2 { margin-top: 3rem; border-bottom: 1px solid #ccc; } h3 { margin: 2rem 0 .2rem; }
 nav ol { columns: 2; } nav li { break-inside: avoid; } a { color: #0072B2; }
 img { max-width: 100%; height: auto; }
-figure { margin: .5rem 0 0; } figcaption, .basis { color: #555; font-size: .82rem; }
-.gap { border-left: 4px solid #E69F00; padding: .3rem .8rem; background: #fdf6e7; }
-.table { overflow-x: auto; } table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #e5e5e5; white-space: nowrap; }
+figure { margin: .5rem 0 0; } .basis { color: #555; font-size: .82rem; }
+.incidents, .quiet { border-left: 4px solid #D55E00; padding: .3rem .8rem; background: #fdf1ea; list-style: none; }
+.quiet { border-color: #009E73; background: #ebf7f2; }
+figcaption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.table { overflow-x: auto; scrollbar-width: thin; }
+table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #e5e5e5; vertical-align: top; }
 code { background: #f3f3f3; padding: 0 .25rem; overflow-wrap: anywhere; }
 </style>
 </head>
 <body>
 <h1>{{ title }}</h1>
+{% if incidents %}<ul class="incidents">{% for line in incidents %}<li>{{ line }}</li>
+{% endfor %}</ul>{% else %}<p class="quiet">No step was slower than usual.</p>{% endif %}
 <p class="basis">{{ basis }}<br>made by <code>{{ command }}</code>, netmon {{ version }}, {{ made }}</p>
 <nav><ol>
-<li><a href="#findings">Findings</a></li>
 {% for chapter in chapters %}<li><a href="#{{ chapter.anchor }}">{{ chapter.title }}</a><ul>
-{% for item in chapter.items %}<li><a href="#{{ item.exhibit.name }}">{{ item.exhibit.title }}</a>
-{%- if item.gap %} (not shown){% endif %}</li>
+{% for item in chapter.shown %}<li><a href="#{{ item.exhibit.name }}">{{ item.exhibit.title }}</a></li>
 {% endfor %}</ul></li>
-{% endfor %}<li><a href="#missing">What is missing and why</a></li>
+{% endfor %}<li><a href="#findings">Findings</a></li>
+<li><a href="#missing">What is missing and why</a></li>
 </ol></nav>
-<h2 id="findings">Findings</h2>
-<ul>{% for sentence in findings %}<li>{{ sentence }}</li>
-{% endfor %}</ul>
 {% for chapter in chapters %}<h2 id="{{ chapter.anchor }}">{{ chapter.title }}</h2>
-{% for item in chapter.items %}<section id="{{ item.exhibit.name }}">
+{% for item in chapter.shown %}<section id="{{ item.exhibit.name }}">
 <h3>{{ item.exhibit.title }}</h3>
-<p>{{ item.exhibit.text }}
+<p>{{ item.exhibit.text | marked }}
 {%- if item.exhibit.follows %} <span class="basis">After: {{ item.exhibit.follows }}.</span>{% endif %}</p>
-{% if item.gap %}<p class="gap">Not shown: {{ item.gap }}.</p>{% endif %}
 {% if item.image %}<figure><img src="data:image/png;base64,{{ item.image }}" alt="{{ item.exhibit.title }}">
 <figcaption>{{ item.basis }}</figcaption></figure>{% endif %}
 {% if item.html %}<div class="table">{{ item.html | safe }}</div>{% endif %}
@@ -71,6 +71,9 @@ code { background: #f3f3f3; padding: 0 .25rem; overflow-wrap: anywhere; }
 {%- for file in item.files %} <a href="{{ file }}">{{ file }}</a>{{ "," if not loop.last }}{% endfor %}</p>{% endif %}
 </section>
 {% endfor %}{% endfor %}
+<h2 id="findings">Findings</h2>
+<ul>{% for sentence in findings %}<li>{{ sentence }}</li>
+{% endfor %}</ul>
 <h2 id="missing">What is missing and why</h2>
 {% if missing %}<ul>{% for sentence in missing %}<li>{{ sentence }}</li>
 {% endfor %}</ul>{% else %}<p>Nothing: every table could be read, and every exhibit is shown.</p>{% endif %}
@@ -95,17 +98,53 @@ class ShownChapter:
     items: Sequence[Item]
 
     @property
+    def shown(self) -> list[Item]:
+        return [item for item in self.items if not item.gap]
+
+    @property
     def anchor(self) -> str:
         return re.sub(r"\W+", "-", self.title.lower())
 
 
 def _as_html(table: pd.DataFrame, rows: int) -> str:
-    """The first rows of a table, escaped."""
-    shown: str = table.head(rows).to_html(
-        index=False, border=0, na_rep="", float_format=lambda x: f"{x:.4g}", justify="right"
+    """The first rows of a table, escaped, with units for people: the files have the plain numbers."""
+    shown: str = (
+        pd.DataFrame(dict(_for_people(str(name), table[name].head(rows)) for name in table))
+        .astype(object)
+        .to_html(index=False, border=0, na_rep="", float_format=lambda x: f"{x:.4g}", justify="right")
     )
     more = f"<p class='basis'>{rows} of {len(table)} rows; the file has all.</p>" if len(table) > rows else ""
     return shown + more
+
+
+_MOMENTS = ("since_ns", "until_ns", "start_ns", "end_ns", "begin_ns", "first_ns", "last_ns", "time_ns")
+_SHORT = 30  # characters
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    **{"ns": format_duration, "s": lambda seconds: format_duration(seconds * 1e9)},
+    **{"bytes": format_bytes, "bps": format_rate},
+}
+
+
+def _for_people(name: str, column: "pd.Series[Any]") -> "tuple[str, pd.Series[Any]]":
+    """A column's name without its unit, and its values with it."""
+    stem, _, unit = name.rpartition("_")
+    form = format_utc if name in _MOMENTS else _UNITS.get(unit)
+    if form is None or column.dtype.kind not in "iuf":
+        return name.replace("_", " "), column.map(lambda value: _unbroken(value) if isinstance(value, str) else value)
+    texts = ["" if pd.isna(value) else _unbroken(form(value)) for value in column.tolist()]
+    return (stem or name).replace("_", " "), pd.Series(texts, column.index, dtype=object)
+
+
+def _unbroken(text: str) -> str:
+    """A short text stays on one line of its cell."""
+    return text.replace(" ", "\u00a0") if len(text) <= _SHORT else text
+
+
+def _marked(text: str) -> "Markup":
+    """What stands between backticks as code; all else escaped."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _basis_of(study: Study, command: str, runs: Sequence[str] = (), iterations: int | None = None) -> str:
@@ -135,6 +174,7 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
 # --- The report.
 
 PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
+_MOST_LINES = 10
 _LOG = logging.getLogger(__name__)
 
 
@@ -147,17 +187,34 @@ class Written:
     missing: list[str]
 
 
-def chapters() -> tuple[Chapter, ...]:
-    from netmon.report.chapters import accounts, bandwidth, burstiness, patterns, sharing, slowdown, traces, traffic
+def chapters(study: bool = False) -> tuple[Chapter, ...]:
+    """study: only those that repeat the papers' measurements."""
+    from netmon.report.chapters import (
+        accounts,
+        bandwidth,
+        burstiness,
+        incidents,
+        patterns,
+        sharing,
+        slowdown,
+        traces,
+        traffic,
+    )
 
     return (
+        *(() if study else (incidents.INCIDENTS, incidents.JOBS, incidents.LINKS)),
         *(slowdown.CHAPTER, bandwidth.CHAPTER, traces.CHAPTER, traffic.VOLUMES, traffic.RATES, patterns.CHAPTER),
         *(sharing.CHAPTER, burstiness.CHAPTER, accounts.CHAPTER),
     )
 
 
 def write_report(
-    study: Study, out: Path, command: str, title: str, progress: Callable[[str], None] = lambda name: None
+    study: Study,
+    out: Path,
+    command: str,
+    title: str,
+    shown_chapters: Sequence[Chapter],
+    progress: Callable[[str], None] = lambda name: None,
 ) -> Written:
     """Write OUT/report.html, OUT/tables/*.csv and OUT/figures/*.png; blocks. Files of an earlier report are replaced.
 
@@ -175,7 +232,7 @@ def write_report(
         for folder in (out / TABLES, out / FIGURES):
             folder.mkdir(parents=True, exist_ok=True)
         shown = []
-        for chapter in chapters():
+        for chapter in shown_chapters:
             parts = []
             for exhibit in chapter.exhibits:
                 progress(exhibit.title)
@@ -184,25 +241,25 @@ def write_report(
         items = [item for chapter in shown for item in chapter.items]
         missing = [*study.tables.missing, *(f"{item.exhibit.title}: {item.gap}" for item in items if item.gap)]
         sentences = findings(study)
-        page = (
-            Environment(autoescape=True, undefined=StrictUndefined)
-            .from_string(_TEMPLATE)
-            .render(
-                title=title,
-                basis=_basis_of(study, ""),
-                command=command,
-                version=__version__,
-                made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-                chapters=shown,
-                findings=sentences,
-                missing=missing,
-            )
+        lines = worst_lines(study.incidents, study.job_names, _MOST_LINES, format_utc)
+        environment = Environment(autoescape=True, undefined=StrictUndefined)
+        environment.filters["marked"] = _marked
+        page = environment.from_string(_TEMPLATE).render(
+            title=title,
+            basis=_basis_of(study, ""),
+            command=command,
+            version=__version__,
+            made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+            chapters=[chapter for chapter in shown if chapter.shown],
+            findings=sentences,
+            incidents=lines,
+            missing=missing,
         )
         (out / PAGE).write_text(page, encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write the report to {out}: {error.strerror}; choose another --out") from None
     tables, figures = sum(len(item.files) for item in items), sum(bool(item.image) for item in items)
-    return Written(out / PAGE, tables, figures, sentences, missing)
+    return Written(out / PAGE, tables, figures, [*lines, *sentences], missing)
 
 
 def _item(study: Study, exhibit: Exhibit, out: Path, command: str) -> Item:
@@ -219,11 +276,12 @@ def _item(study: Study, exhibit: Exhibit, out: Path, command: str) -> Item:
     if exhibit.draw is None:
         return Item(exhibit, basis=about, html=_as_html(first, exhibit.rows), files=files)
     try:
-        plain, with_basis, about = _draw(exhibit.draw, frames, about)
+        image, about = _draw(exhibit.draw, frames, about)
     except Exception as error:
         return Item(exhibit, files=files, gap=_reason(exhibit, error))
-    (out / FIGURES / f"{exhibit.name}.png").write_bytes(with_basis)
-    return Item(exhibit, basis=about, image=base64.b64encode(plain).decode(), files=files)
+    (out / FIGURES / f"{exhibit.name}.png").write_bytes(image)
+    html = _as_html(first[[*exhibit.shown]], exhibit.rows) if exhibit.shown else ""
+    return Item(exhibit, basis=about, image=base64.b64encode(image).decode(), html=html, files=files)
 
 
 def _with_names(frame: "pd.DataFrame", names: Mapping[str, str]) -> "pd.DataFrame":
@@ -259,8 +317,8 @@ def _basis(study: Study, frames: Frames, command: str) -> str:
     return _basis_of(study, command, known, iterations)
 
 
-def _draw(draw: Callable[..., None], frames: Frames, about: str) -> tuple[bytes, bytes, str]:
-    """The figure as PNG, for the page; with its basis below it, so that it can be passed on alone; and the basis."""
+def _draw(draw: Callable[..., None], frames: Frames, about: str) -> tuple[bytes, str]:
+    """The figure as PNG with its basis below it, so that it can be passed on alone; and the basis."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -271,13 +329,8 @@ def _draw(draw: Callable[..., None], frames: Frames, about: str) -> tuple[bytes,
         figure = Figure(figsize=(8.6, 3.6), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure, **{name: without_mathematics(frame) for name, frame in frames.items()})
-        plain = _png(figure)
         whole = " · ".join(text for text in (str(figure.get_label()), about) if text)
         add_foot(figure, whole)
-        return plain, _png(figure), whole
-
-
-def _png(figure: "Figure") -> bytes:
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return image.getvalue()
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+        return image.getvalue(), whole

@@ -16,7 +16,7 @@ from netmon.errors import DataError
 from netmon.history.dataset import EXPECTED, Tables
 from netmon.history.frames import groups, plain_words, records
 from netmon.history.job_names import names_of
-from netmon.history.judging import stored_verdicts
+from netmon.history.judging import incidents_of, stored_verdicts
 from netmon.report.iteration_times import (
     CongestionPoint,
     add_levels,
@@ -29,7 +29,7 @@ from netmon.report.iteration_times import (
 from netmon.report.runs import SIZE, read_runs, runs_from_jobs
 from netmon.report.scan import COLUMNS, MS, SLICE_NS, Scan, Traffic, TrainingTimes, scan, training_times
 from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
-from netmon.views import Verdict
+from netmon.views import Incident, Verdict
 
 # --- A chapter: tables, and figures that are drawn from them.
 
@@ -50,7 +50,8 @@ class Exhibit:
     text: str  # what is shown and how it is defined
     tables: Callable[["Study"], Frames]
     draw: Callable[..., None] | None = None
-    rows: int = 12  # of the first table that the page shows where there is no figure
+    rows: int = 12  # of the first table that the page shows where there is no figure, or these columns of it
+    shown: tuple[str, ...] = ()  # columns that the page shows beside the figure
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,12 @@ class Study:
     def verdicts(self) -> list[Verdict]:
         """What `told` gives of all its iterations."""
         return stored_verdicts(self.tables.data)
+
+    @cached_property
+    def incidents(self) -> list[Incident]:
+        """Of its jobs, in the order of their beginnings."""
+        jobs = set(self.ranks["job"]) if len(self.ranks) else set()
+        return incidents_of(self.tables.data, [one for one in self.verdicts if one.job in jobs])
 
     @cached_property
     def accounts(self) -> pd.DataFrame:

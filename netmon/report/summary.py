@@ -13,10 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
+from netmon.dl.verdict.incidents import incidents
 from netmon.history.dataset import EXPECTED, open_table, read_rows, stream
 from netmon.history.frames import groups
-from netmon.history.job_names import names_of, with_names
-from netmon.history.judging import stored_verdicts, worst_sentences
+from netmon.history.job_names import names_of
+from netmon.history.judging import stored_verdicts, worst_lines
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.report.runs import model_size
 from netmon.terminal import BREAK, Column, FittingTable, figures, labels
@@ -29,16 +30,17 @@ ACCOUNT_COLUMNS = [
     f"{name}_bytes" for name in ("nic", "attributed", "overflow", "lost_kernel", "lost_agent", "invisible")
 ]
 _COVERED = 0.999  # less is shown in red
+_MOST_INCIDENTS = 5
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Three data frames: what job_summary, link_volumes and link_accounts give; and why iterations were slow."""
+    """Three data frames: what job_summary, link_volumes and link_accounts give; and a line for each incident."""
 
     jobs: pd.DataFrame
     volumes: pd.DataFrame
     accounts: pd.DataFrame
-    verdicts: tuple[str, ...] = ()  # sentences
+    incidents: tuple[str, ...] = ()
 
     def print(self, console: Console) -> None:
         console.print(render(self))
@@ -52,7 +54,8 @@ def summarise(data: Path) -> Summary:
     batches = stream(open_table(data, "buckets"), columns)
     volumes = pd.concat([link_volumes(batch.to_pandas(), spans) for batch in batches])
     summed = volumes.groupby([*LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
-    why = tuple(worst_sentences(list(with_names(stored_verdicts(data), names_of(iterations)))))
+    found = incidents(stored_verdicts(data))  # none goes on: it is what a run was like
+    why = tuple(worst_lines(found, names_of(iterations), _MOST_INCIDENTS))
     return Summary(job_summary(iterations), summed, link_accounts(read_rows(data, "ledger", EXPECTED["ledger"])), why)
 
 
@@ -133,8 +136,8 @@ def render(summary: Summary) -> RenderableType:
     if summary.jobs.empty:
         parts.append(Text("no iteration was seen: did the training make itself known to its agents?"))
     else:
-        parts.append(_job_table(summary.jobs))
-        parts += [Text(line) for line in summary.verdicts]
+        parts += [Text(line) for line in summary.incidents or ("no step was slower than usual",)]
+        parts += ["", _job_table(summary.jobs)]
     parts += ["", _link_table(summary)]
     return Group(*parts)
 

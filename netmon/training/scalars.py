@@ -64,7 +64,8 @@ class Known:
 
         Each has `iteration` and, once known: duration_ns, communication_ns, exposed_ns (waited for gradients),
         sent_bytes, others_bytes (payload of others on the host's links meanwhile), theory_bytes, usual_ns (by the
-        durations of the steps before it only); cause, culprit, excess_ns and verdict (a sentence) where it stood out.
+        durations of the steps before it only); cause, culprit, excess_ns and verdict (a sentence) where it stood out;
+        incident (a line), incident_since_ns and incident_lost_ns where it is one of several with one culprit.
         """
         try:
             return self._take()
@@ -144,6 +145,7 @@ _SECONDS = {
     "exposed_ns": "waited_for_gradients_s",
     "communication_ns": "communication_s",
     "excess_ns": "beyond_usual_s",
+    "incident_lost_ns": "incident_lost_s",
 }
 _BYTES = ("sent_bytes", "others_bytes")
 
@@ -178,7 +180,8 @@ class Scalars:
     def write(self) -> None:
         """What has come since the last call; never waits for netmon, never raises."""
         for step in self.known.take():
-            values, why = scalars_of(step), str(step.get("verdict", ""))
+            values = scalars_of(step)
+            why = " · ".join(str(step[name]) for name in ("verdict", "incident") if step.get(name))
             for write in self._writes:
                 try:
                     write(int(step["iteration"]), values, why)

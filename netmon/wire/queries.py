@@ -127,7 +127,7 @@ def decode_wanted(query: netmon_pb2.PastQuery) -> RowQuery:
 
 _TIMEOUT_S = 60
 _OPTIONS = (("grpc.max_receive_message_length", -1),)
-_LISTS = ("advice", "jobs", "unjudged", "shares", "unknown_links", "pairs", "links")
+_LISTS = ("advice", "culprits", "jobs", "unjudged", "shares", "unknown_links", "pairs", "links")
 
 
 def get_advice(addresses: str, job: str = "", security: Security = PLAIN) -> dict[str, Any]:

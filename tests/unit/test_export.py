@@ -2,6 +2,7 @@
 import argparse
 import io
 import json
+from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -49,7 +50,19 @@ def test_every_table_in_every_format(data, tmp_path, suffix, table, rows, capsys
 
 
 def test_every_table_that_has_times_can_be_exported():
-    assert sorted(export._TABLES) == sorted(TIMED_TABLES)
+    assert sorted(export._TABLES) == sorted([*TIMED_TABLES, "incidents"])
+
+
+def test_incidents_are_what_verdicts_have_in_common(data, tmp_path):
+    recorded = Path(__file__).parents[1] / "data/verdict"
+    assert run(recorded, tmp_path / "x.csv", "--table", "incidents", "--job", "ring-3") == 0
+    [row] = pd.read_csv(tmp_path / "x.csv").to_dict("records")
+    assert (row["job"], row["cause"], row["steps"]) == ("ring-3", "other_job", 4)
+    assert row["line"].startswith("ring-3 2.1 × slower ")
+    with pytest.raises(DataError, match="no step of the dataset was slower"):
+        run(data, tmp_path / "y.csv", "--table", "incidents")
+    with pytest.raises(UsageError, match="by host"):
+        run(recorded, tmp_path / "y.csv", "--table", "incidents", "--host", "h0")
 
 
 def test_lists_are_json_in_csv(tmp_path):

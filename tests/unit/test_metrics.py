@@ -11,6 +11,7 @@ import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from waiting import DIES_WITH_US, free_port, wait_for
 from collector.dataset.sink import ParquetSink
 from collector.host.iteration_rows import IterationRows
 from collector.metrics.families import Seen, families
-from collector.metrics.job_counts import BOUNDS_S, MOST_JOBS, OTHER, Counts
+from collector.metrics.job_counts import BOUNDS_S, MOST_CULPRITS, MOST_JOBS, OTHER, Counts, JobCounts
 from collector.registry import Registry
 from collector.server import serve
 from collector.settings import Settings
@@ -72,6 +73,25 @@ def test_iterations_are_counted_by_how_long_they_took() -> None:
     assert job.slow[BOUNDS_S.index(0.5)].iteration == "7"
 
 
+def test_time_that_was_lost_is_counted_by_whom() -> None:
+    counts = Counts()
+    counts.ended(*ended(iteration()))
+    for number in range(3 * MOST_CULPRITS):
+        more = {"excess_ns": 10**9, "culprit": f"p{number}", "culprit_user": "ann", "sender": "h2", "receiver": "h0"}
+        counts.judged(replace(SLOW, **more))
+    counts.judged(replace(SLOW, cause=Cause.LOSS, culprit="", excess_ns=5 * 10**8))
+    counts.judged(replace(SLOW, cause=Cause.CHANGE, excess_ns=10**9))
+    counts.judged(replace(SLOW, excess_ns=-(10**9)))
+    lost = counts.copy()["train"].lost_s
+    assert lost["cross", "p0", "ann", "h2", "h0"] == 1
+    assert lost["cross", OTHER, "", "", ""] == 2 * MOST_CULPRITS
+    assert lost["loss", "", "", "", ""] == 0.5
+    assert len(lost) == MOST_CULPRITS + 2
+    merged = JobCounts()
+    merged.add(counts.copy()["train"])
+    assert merged.lost_s == lost
+
+
 def test_jobs_without_number_make_no_series_without_number() -> None:
     counts = Counts()
     for number in range(10 * MOST_JOBS):
@@ -111,6 +131,9 @@ def test_a_slow_iteration_is_named_beside_the_histogram(tmp_path: Path) -> None:
     assert slow.exemplar.labels == {"iteration": "7", "cause": "cross"}
     assert (slow.exemplar.value, float(slow.exemplar.timestamp)) == (0.5, 1.6e9)
     assert {sample.labels["job"] for sample in read["netmon_verdicts"].samples} == {"train", 'job "x"\n'}
+    (lost,) = read["netmon_lost_seconds"].samples
+    whose = {"cause": "cross", "culprit": "iperf3", "culprit_user": "", "sender": "", "receiver": ""}
+    assert (lost.name, lost.labels, lost.value) == ("netmon_lost_seconds_total", {"job": "train", **whose}, 1e-9)
     assert read["netmon_collector_waiting_rows"].samples[0].value == 3
 
 
@@ -219,7 +242,7 @@ def test_rules_and_dashboard_ask_for_what_is_there(scraped: int, tmp_path: Path)
     there = {
         sample.name for family in text_string_to_metric_families(get(scraped, "/metrics")) for sample in family.samples
     } | {"netmon_exposed_communication_seconds_total", "netmon_exposed_communication_iterations_total"}
-    there |= {"netmon_bus_batches"} | {
+    there |= {"netmon_bus_batches", "netmon_lost_seconds_total"} | {
         sample.name for family in text_string_to_metric_families(agents_own(tmp_path)) for sample in family.samples
     }
     rules = (PACKAGING / "prometheus/netmon.rules.yml").read_text()

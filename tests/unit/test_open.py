@@ -57,7 +57,10 @@ def test_selections(data):
     begin = rows["start"].min()
     for since in (begin, begin.isoformat(), begin.to_pydatetime() + timedelta(0), int(begin.value)):
         assert data.buckets(since=since, until=rows["end"].max(), host="h0")["bucket_start"].min() >= begin.floor("us")
-    assert data.iterations(host=["nobody"]).empty
+    with pytest.raises(DataError, match=r"no host nobody in .*: it has h0"):
+        data.iterations(host=["nobody"])
+    with pytest.raises(DataError, match=r"no job other in .*: it has train"):
+        data.iterations(job="other")
     assert data.iterations(since=datetime(2031, 1, 1, tzinfo=timezone.utc)).empty
     with pytest.raises(UsageError, match="cannot read"):
         data.iterations(iterations=range(0, 9, 3))
@@ -85,7 +88,8 @@ def test_buckets_are_added_up(data):
     assert named["wire_bytes"].sum() == fine["wire_bytes"].sum()
     with pytest.raises(UsageError, match="give a larger width"):
         data.buckets(width="1us")
-    assert data.buckets(host="nobody", width="1s").empty
+    with pytest.raises(DataError, match="no host nobody"):
+        data.buckets(host="nobody", width="1s")
 
 
 def test_more_than_fits_is_refused(data, monkeypatch):
@@ -109,6 +113,34 @@ def test_what_is_not_there(where):
         netmon.open(where)
 
 
+def test_a_folder_without_a_dataset_is_none(tmp_path):
+    with pytest.raises(DataError, match="there is no dataset in it"):
+        netmon.open(tmp_path)
+
+
+def test_what_there_is_and_who_slowed_whom():
+    data = netmon.open(RECORDED)
+    found = data.incidents()
+    assert found["steps"].sum() == len(data.verdicts())
+    worst = found.loc[found["lost_ns"].idxmax()]
+    assert worst["line"] in repr(data)
+    assert "hosts: h0, h1, h2" in repr(data)
+    assert "and 4 more" in repr(data)
+    assert data._repr_html_().startswith("<pre>&lt;netmon dataset")
+    own = data.incidents(job=worst["job"])
+    assert set(own["job"]) == {worst["job"]}
+    summary = data.summary().set_index("job")
+    assert summary.loc[worst["job"], "lost_ns"] == own["lost_ns"].sum()
+    assert summary.loc[worst["job"], "worst"] == worst["line"]
+
+
+def test_a_dataset_in_which_nothing_was_slow(data):
+    assert data.incidents().empty
+    assert {"since", "until", "line"} <= set(data.incidents())
+    assert "no incidents" in repr(data)
+    assert data.summary()["slow_steps"].tolist() == [0]
+
+
 def test_an_iteration_is_explained_and_drawn():
     data = netmon.open(RECORDED)
     verdicts = data.verdicts(job="ddp-5")
@@ -120,6 +152,9 @@ def test_an_iteration_is_explained_and_drawn():
     assert "<table" in explained._repr_html_()
     figure = data.plot_iteration(int(worst["iteration"]), job="ddp-5")
     assert [ax.get_title(loc="left") for ax in figure.axes[:2]] == [worst["sentence"], "enters h0"]
+    parts = {bars.get_label(): sum(bar.get_width() for bar in bars) for bars in figure.axes[0].containers}
+    assert sum(parts.values()) == pytest.approx(explained.ranks["duration_ns"].sum() / 1e6)
+    assert parts["held up"] == pytest.approx(explained.ranks["held_ns"].sum() / 1e6)
     assert data.plot_iterations(job="ddp-5").get_ylabel() == "iteration time (ms)"
     assert data.plot_rates("h0", since=worst["start"], until=worst["end"], width="1ms").get_ylabel() == "Mbit/s"
     later = data.verdicts(job="ddp-5", since=worst["end"] + timedelta(seconds=1))
@@ -157,6 +192,11 @@ def test_a_live_collector(tmp_path):
         assert live.flows().empty or set(live.flows()["host"]) == {"h0"}
         assert live.verdicts().empty
         assert "sentence" in live.verdicts()
+        assert live.incidents().empty
+        assert "no incidents" in repr(live)
+        assert live.summary()["job"].tolist() == ["train"]
+        with pytest.raises(DataError, match=r"no host h9 at .*: it has h0"):
+            live.buckets(since=5, until=6, host="h9")
         with pytest.raises(DataError, match="knows no such job"):
             live.iterations(job="other")
         with pytest.raises(DataError, match="open its dataset"):

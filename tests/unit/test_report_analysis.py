@@ -34,6 +34,8 @@ from netmon.report import (
     who_sends_to_whom,
     without_warm_up,
 )
+from netmon.report.chapters.traffic import _regimes
+from netmon.report.report import _as_html
 
 LEVELS = np.array([0, 0.2, 0.4, 0.6, 0.8, 0.9])
 
@@ -245,3 +247,24 @@ def test_quiet_iterations_belong_to_every_profile():
         **{("burst", 0.0): 1, ("burst", 0.8): 4, ("websearch", 0.0): 1, ("websearch", 0.8): 2}
     }
     assert list(levels["iterations"]) == [1, 2, 1, 1]
+
+
+def test_a_period_is_that_of_one_level_of_cross_traffic():
+    levels = [0.0] * 12 + [0.8] * 20 + [0.0] * 9 + [0.4] * 3
+    times = pd.DataFrame({"start_ns": np.arange(len(levels)), "level": levels})
+    found = {own["level"].iloc[0]: len(own) for own in _regimes(times)}
+    assert found == {0.0: 12, 0.8: 20}  # the longest stretch; three iterations are none
+    [whole] = _regimes(times.iloc[::9])
+    assert len(whole) == 5
+
+
+def test_tables_on_the_page_have_units_for_people():
+    table = pd.DataFrame(
+        {"lost_ns": [1.5e9, np.nan], "wire_bytes": [1000, 2], "mean_bps": [5e8, 0], "since_ns": [10**18, 0]}
+        | {"who": ["a <b>", "c"], "time_s": [0.25, 1.0]}
+    )
+    text = _as_html(table, 1)
+    for cell in ("1.50 s", "1 kB", "500 Mbit/s", "2001-09-09 01:46:40 UTC", "a &lt;b&gt;", "250 ms"):
+        assert f"<td>{cell}</td>".replace(" ", "\u00a0").replace("<td>a\u00a0", "<td>a\u00a0") in text
+    assert all(f"<th>{name}</th>" in text for name in ("lost", "wire", "mean", "since", "who", "time"))
+    assert "1 of 2 rows" in text

@@ -44,7 +44,7 @@ def gaps(study: Study) -> set[str]:
 
 
 ALONE = {"shared-links", "shared-circles", "shared-drift", "shift-scores", "rank-pairs", "links-to-be-had"}
-ALWAYS = ALONE | {"nic-counters", "regression"}  # the synthetic runs have no counters, and all send the same
+ALWAYS = ALONE | {"nic-counters", "regression", "incidents"}  # no counters, all runs send the same, nothing stands out
 NEED_ITERATIONS = {
     *("iteration-time", "hyperbola", "congestion-point", "fits", "bytes-per-iteration", "bandwidth", "spare-capacity"),
     *("iteration-time-cdf", "node-bandwidth", "trace", "trace-boundary", "periodicity", "phases", "durations"),

@@ -2,6 +2,7 @@
 """`netmon report` on a sweep whose results are known."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,11 +13,13 @@ import synthetic_dataset
 
 from netmon.cli import main
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
+from netmon.report.chapters.slowdown import _slowest_frames
 from netmon.report.report import chapters
 from netmon.report.study import read_study
 from netmon.report.style import COLOUR_OF_CLASS
+from netmon.units import format_duration
 
-NOT_THERE = {"nic-counters", "regression"}  # no counters; every run sends the same
+NOT_THERE = {"nic-counters", "regression", "incidents"}  # no counters; every run sends the same; nothing stands out
 NOT_THERE |= {
     "shared-links",
     "shared-circles",
@@ -133,3 +136,42 @@ def test_only_one_job(data):
 
 def test_classes_have_the_colours_that_top_uses():
     assert {name: COLOUR_OF_CLASS[name] for name in CLASS_NAMES} == dict(zip(CLASS_NAMES, CLASS_COLOURS, strict=True))
+
+
+RECORDED = Path(__file__).parents[1] / "data/verdict"
+
+
+def test_the_report_opens_with_who_slowed_whom(tmp_path, capsys):
+    assert main(["report", str(RECORDED), "--out", str(tmp_path)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    page = (tmp_path / "report.html").read_text()
+    lines = re.findall(r"<li>(.*?)</li>", page)
+    assert first == f"- {lines[0]}"
+    assert "ring-3 2.1 × slower " in first
+    assert page.index(lines[0]) < page.index("<nav>") < page.index("Who slowed whom</h2>")
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
+    assert titles[:3] == ["Who slowed whom", "The jobs", "Iteration time against cross traffic"]  # no links: no ledger
+    table = pd.read_csv(tmp_path / "tables/incidents.csv")
+    assert table["lost_ns"].is_monotonic_decreasing
+    assert f"<td>{format_duration(table['lost_ns'][0])}</td>".replace(" ", "\u00a0") in page
+    assert "`" not in re.sub(r"<[^>]*>", "", page)
+    jobs = pd.read_csv(tmp_path / "tables/jobs.csv")
+    assert jobs["lost_ns"].sum() == table["lost_ns"].sum()
+
+
+def test_the_papers_chapters_alone(tmp_path):
+    assert main(["report", str(RECORDED), "--out", str(tmp_path), "--study", "--job", "ring-3"]) == 0
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", (tmp_path / "report.html").read_text())
+    assert "Who slowed whom" not in titles
+    assert "Iteration time against cross traffic" in titles
+    assert not (tmp_path / "tables/incidents.csv").exists()
+
+
+def test_a_verdict_belongs_to_its_iteration_whichever_clock_told_its_end():
+    study = read_study(RECORDED)
+    exact = _slowest_frames(study)["slowest"]
+    study.__dict__["verdicts"] = [replace(one, end_ns=one.end_ns + 522) for one in study.verdicts]
+    assert _slowest_frames(study)["slowest"].equals(exact)
+    assert (exact["cause"] != "").sum() == len(study.verdicts)
+    study.__dict__["verdicts"] = [replace(one, end_ns=one.end_ns + 10**12) for one in study.verdicts]
+    assert not _slowest_frames(study)["slowest"]["cause"].any()  # of another time

@@ -7,17 +7,21 @@ import struct
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from collector_thread import collecting
 from sent_agent import Sent
+from snapshot_example import example
 from tensorboardX import SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
 from waiting import wait_for
 
+from netmon.dl.verdict.incidents import incidents
 from netmon.training import Known, Scalars, Steps, keras_scalars, lightning_callback, transformers_callback
 from netmon.training.scalars import scalars_of
+from netmon.views import Cause, Verdict
 
 ROOT = Path(__file__).parents[2]
 STEP = {
@@ -184,6 +188,25 @@ def test_a_collectors_steps_reach_the_script(steps, tmp_path, monkeypatch):
         sent.finish()
     assert found[0]["duration_ns"] > 0
     assert found[0]["sent_bytes"] > 0
+
+
+def test_a_slow_step_tells_of_its_incident():
+    from netmon.commands.steps import _Printed, _words
+
+    second = 1_000_000_000
+    slow = [
+        Verdict("j", n, n * second, (n + 1) * second, 700, 400, 300, Cause.CROSS, "iperf3", "h0", cross_ns=300)
+        for n in (3, 4)
+    ]
+    verdicts, found = tuple(reversed(slow)), tuple(incidents(slow))
+    view = replace(example().jobs[0], job="j", name="train.py", verdicts=verdicts, incidents=found)
+    first, last = (line for line in _Printed(0).news(view) if "verdict" in line)
+    assert first["incident"] == last["incident"]
+    assert last["incident_lost_ns"] == 600
+    assert last["incident"].startswith("train.py 1.8 × slower ")
+    assert last["incident"].endswith("iperf3 into h0; 2 steps, 600 ns lost")
+    assert _words(last) == f"{last['verdict']} · {last['incident']}"
+    assert scalars_of(last)["netmon/incident_lost_s"] == pytest.approx(6e-7)
 
 
 def test_who_has_nobody_to_tell_ends(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from netmon.history.judging import steps_of as steps_of_job
 from netmon.history.past import DatasetPast
 from netmon.history.stored_rows import StoredRows
 from netmon.records import Moment, Source
-from netmon.report.chapters.slowdown import CHAPTER
+from netmon.report.chapters.slowdown import SLOWEST
 from netmon.report.study import read_study
 from netmon.top.steps import steps_of
 
@@ -55,11 +55,10 @@ def test_top_why_the_report_and_the_verdict_say_the_same(data, judged, capsys, t
     told = json.loads(capsys.readouterr().out)["verdicts"]
     assert told
     assert all(judged[one["job"], one["iteration"]] == one["usual_ns"] for one in told)
-    (exhibit,) = (one for one in CHAPTER.exhibits if one.name == "slowest-iterations")
     copied = shutil.copytree(
         data, tmp_path / "data", ignore=shutil.ignore_patterns("buckets")
     )  # a part of their columns
-    slowest = exhibit.tables(read_study(copied))["slowest"].dropna(subset="times_usual")
+    slowest = SLOWEST.tables(read_study(copied))["slowest"].dropna(subset="times_usual")
     assert len(slowest)
     for one in slowest.itertuples():
         assert one.time_s / one.times_usual == pytest.approx(judged[one.job, one.iteration] / 1e9)

@@ -2,6 +2,7 @@
 """What the links cannot tell: who was stopped while a ring stood still, and whether a sender waited for its timer."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -260,19 +261,21 @@ def test_the_ranks_times_add_up_and_are_told_with_the_iteration(capsys):
     assert "afterwards" in capsys.readouterr().out
 
 
-def test_many_verdicts_are_summed_up_by_cause_and_the_worst_are_told(capsys):
+def test_incidents_are_told_first_and_then_the_worst_steps(capsys):
     assert main(["why", "--data", str(RECORDED), "--json"]) == 0
-    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    found = json.loads(capsys.readouterr().out)
+    verdicts = found["verdicts"]
     assert main(["why", "--data", str(RECORDED)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("iteration ") for line in lines) == 5
     most = max(verdicts, key=lambda each: each["excess_ns"])
     told = next(line for line in lines if line.startswith("iteration "))
     assert told.startswith(f"iteration {most['iteration']} of job {most['job']} took ")
-    counts = [int(line.split()[0]) for line in lines if " because of " in line and line.startswith("  ")]
-    assert sum(counts) == len(verdicts)
+    counts = [int(steps) for line in lines for steps in re.findall(r"; (\d+) steps?, .* lost", line)]
+    assert sum(counts) == sum(one["steps"] for one in found["incidents"]) == len(verdicts)
+    assert lines.index(told) > len(counts) == len(found["incidents"])
     assert main(["why", "--data", str(RECORDED), "--all"]) == 0
-    assert capsys.readouterr().out.count("\niteration ") == len(verdicts) - 1
+    assert capsys.readouterr().out.count("\niteration ") == len(verdicts)
 
 
 def test_the_critical_path_names_who_held_the_others_and_who_only_waited():

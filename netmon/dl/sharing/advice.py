@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.sharing.compatibility import Drift, Fit, drift, fits, groups, shared_links
+from netmon.dl.sharing.culprits import Culprit
 from netmon.dl.sharing.demand import FEWEST, Demand, LinkBytes, demand
 
 # --- Pairs of ranks: how fast each moves its gradients, which one is slow, and what of its bandwidth is not needed.
@@ -203,6 +204,7 @@ class Advice:
     uncompared: tuple[str, ...]  # jobs that share links, but were too many
     pairs: tuple[Pair, ...]
     spares: tuple[Spare, ...]
+    culprits: tuple[Culprit, ...] = ()  # the worst first
 
     @property
     def unknown_links(self) -> dict[int, tuple[str, ...]]:
@@ -230,6 +232,9 @@ def renamed(advice: Advice, names: Mapping[str, str]) -> Advice:
             for share in advice.shares
         ),
         pairs=tuple(replace(pair, job=called(pair.job)) for pair in advice.pairs),
+        culprits=tuple(
+            replace(one, incident=replace(one.incident, job=called(one.incident.job))) for one in advice.culprits
+        ),
     )
 
 

@@ -17,7 +17,8 @@ The rules:
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from netmon.dl.account import JOB
 from netmon.dl.verdict.verdict_text import place
@@ -231,6 +232,24 @@ def _incident(run: _Run) -> Incident:
         lost=tuple(lost_by),
         relative=run.relative,
     )
+
+
+def columns(incident: Incident) -> dict[str, Any]:
+    """Name → value for JSON and tables: causes and directions in words, lost_ns of each part as NAME_ns."""
+    row: dict[str, Any] = {one.name: getattr(incident, one.name) for one in fields(incident) if one.name != "lost"}
+    row["cause"] = incident.cause.name.lower()
+    row["direction"] = incident.direction.name.lower() if incident.interface else ""
+    row["without_ns"] = incident.without_ns if incident.without_ns >= 0 else None
+    lost = {one.name: one.ns for one in incident.lost}
+    return {**row, "ratio": round(incident.ratio, 3), **{f"{name}_ns": lost.get(name, 0) for name in SHARES}}
+
+
+def renamed(incident: Incident, names: Mapping[str, str]) -> Incident:
+    """names: what people call jobs."""
+    culprit = incident.culprit
+    if culprit.startswith(JOB):
+        culprit = JOB + names.get(culprit.removeprefix(JOB), culprit.removeprefix(JOB))
+    return replace(incident, job=names.get(incident.job, incident.job), culprit=culprit)
 
 
 # --- In words: the same line wherever an incident is shown.

@@ -41,15 +41,6 @@ CHAPTER = Chapter(
     (
         Exhibit("runs", "Runs", "", "As the lab wrote them down; one per job where no lab was.", _run_frames, rows=60),
         Exhibit(
-            "links",
-            "Byte account of each link",
-            "",
-            "NIC counter = attributed + overflow + lost in the kernel + lost in the agent + not visible; "
-            "coverage: attributed over the NIC's counter.",
-            lambda study: {"accounts": need(study.accounts, "the table ledger is missing")},
-            rows=60,
-        ),
-        Exhibit(
             "owners", "Whose the bytes are", "", "Largest first; both ends of a flow count.", _owner_frames, rows=20
         ),
         Exhibit(

@@ -157,7 +157,7 @@ def time_cdf(figure: Figure, times: pd.DataFrame) -> None:
 
 # --- The chapter: its tables, and what they say.
 
-_SLOWEST = 20
+_MOST_SLOW = 20
 
 
 def congestion_table(study: Study) -> pd.DataFrame:
@@ -225,15 +225,16 @@ def _slowest_frames(study: Study) -> Frames:
     by = ["run", "job", "iteration"]
     times = need(study.times, NO_TIMES).merge(_usual_times(study.ranks), on=by, how="left")
     times = times.assign(times_usual=times["time_s"] / times["usual_s"].where(times["usual_s"] > 0))
-    slowest = times.sort_values(["times_usual", "time_s"], ascending=False, kind="stable").head(_SLOWEST)
-    ranks = slowest[by].merge(study.ranks[[*by, "start_ns", "end_ns"]], on=by)
-    # An iteration ends with its slowest rank, by which its verdict is found.
-    said = {(one.job, one.iteration, one.end_ns): renamed(one, study.job_names) for one in study.verdicts}
-    of = dict[tuple[str, str, int], Verdict]()
-    for run, job, iteration, end_ns in ranks[[*by, "end_ns"]].itertuples(index=False):
-        if verdict := said.get((job, iteration, end_ns)):
-            of[run, job, iteration] = verdict
-    verdicts = [of.get(key) for key in slowest[by].itertuples(index=False, name=None)]
+    slowest = times.sort_values(["times_usual", "time_s"], ascending=False, kind="stable").head(_MOST_SLOW)
+    ends = study.ranks.groupby(by)["end_ns"].max()
+    # A job that began anew has a number again: it is the verdict on the one that ended next to it.
+    said: dict[tuple[str, int], list[Verdict]] = {}
+    for one in study.verdicts:
+        said.setdefault((one.job, one.iteration), []).append(renamed(one, study.job_names))
+    verdicts = []
+    for key in slowest[by].itertuples(index=False, name=None):
+        same = [one for one in said.get(key[1:], ()) if abs(one.end_ns - ends[key]) <= one.duration_ns]
+        verdicts.append(min(same, key=lambda one: abs(one.end_ns - ends[key]), default=None))
     why = [sentence(one).partition(" because ")[2] or "not known" if one else "" for one in verdicts]
     told = [one.duration_ns / one.usual_ns if one and one.usual_ns else np.nan for one in verdicts]
     slowest = slowest.assign(times_usual=pd.Series(told, slowest.index).fillna(slowest["times_usual"]))
@@ -251,6 +252,14 @@ def _usual_times(ranks: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found).drop_duplicates(["run", "job", "iteration"], keep="last")
 
 
+SLOWEST = Exhibit(
+    "slowest-iterations",
+    "Slowest iterations",
+    "",
+    "By how many times as long as usual they took, and why, as `netmon why` says: nothing where an iteration took less "
+    "than 1.2 × its usual time.",
+    _slowest_frames,
+)
 CHAPTER = Chapter(
     "Iteration time against cross traffic",
     (
@@ -300,14 +309,6 @@ CHAPTER = Chapter(
             "Empirical distribution functions; one line per level of cross traffic.",
             _cdf_frames,
             time_cdf,
-        ),
-        Exhibit(
-            "slowest-iterations",
-            "Slowest iterations",
-            "",
-            "By how many times as long as usual they took, and why, as `netmon why` says: nothing where an iteration "
-            "took less than 1.2 × its usual time.",
-            _slowest_frames,
         ),
     ),
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much, from whom to whom, how fast and how regular: the traffic-characteristics study."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from netmon.history.frames import groups
 from netmon.records import CLASS_NAMES, Class
 from netmon.report.estimates import linear_regression, mean_confidence, period
 from netmon.report.flows import SIZE_CLASSES, host_names, once_per_flow, size_class, who_sends_to_whom
-from netmon.report.scan import MS, SLICE_NS
+from netmon.report.scan import MS, SLICE_NS, Traffic
 from netmon.report.study import NO_FLOWS, NO_TIMES, Chapter, Exhibit, Frames, GapError, Study, need, traffic_of
 from netmon.report.style import COLOUR_OF_CLASS, INK, legend_outside, not_all, panels, stack
 
@@ -149,6 +150,7 @@ VOLUMES = Chapter(
 # --- Figures of rates and regularity.
 
 _MOST_FLOWS, _MOST_PAIRS = 6, 20
+_WORTH_A_STRIP = 0.01  # of the largest flow's payload
 
 
 def flow_throughput(figure: Figure, flows: pd.DataFrame) -> None:
@@ -255,6 +257,7 @@ def regression(figure: Figure, terms: pd.DataFrame, runs: pd.DataFrame) -> None:
 
 # --- The chapter: its tables, and what they say.
 
+_LEAST_OF_LEVEL = 8  # iterations, from which on a level of cross traffic has a period of its own
 _PER_ITERATION = 40  # intervals of the series whose period is sought
 _MOST_INTERVALS = 1 << 18  # of it: thousands of iterations
 
@@ -276,6 +279,8 @@ def _flow_rate_frames(study: Study) -> Frames:
     slices = _in_focus(study, _slices(study))
     slices = slices[slices["payload_bytes"] > 0]
     need(slices, "no flow of the run carried payload")
+    of_flow = slices.groupby(["session", "flow_id"])["payload_bytes"].transform("sum")
+    slices = slices[of_flow >= _WORTH_A_STRIP * of_flow.max()]
     begin = slices["time_ns"].min()
     label = (
         slices["source"] + " → " + slices["target"] + ", " + slices["class"] + ", flow " + slices["flow_id"].astype(str)
@@ -323,36 +328,50 @@ def _mean_frames(study: Study) -> Frames:
 
 
 def _period_frames(study: Study) -> Frames:
-    """Per run: the period of what its first rank's link sends, by autocorrelation, alongside the iteration time."""
+    """Per run and level of cross traffic: the period of what its first rank's link sends, by autocorrelation, alongside
+    the iteration time."""
     traffic = traffic_of(study)
     need(study.times, NO_TIMES)
     runs: Any = study.runs.set_index("run").to_dict("index")
     rows = []
     for (run, job), times in groups(study.times, "run", "job"):
-        ranks = study.ranks[(study.ranks["run"] == run) & (study.ranks["job"] == job)]
-        host = ranks.sort_values("rank")["host"].iloc[0]
-        series = traffic.series
-        own = series.index[(series["host"] == host) & (series["direction"] == "tx") & series["class"].isin(DL)]
-        begin = max(int(times["start_ns"].min()), traffic.detail_ns[0])
-        end = min(int(times["end_ns"].max()), traffic.detail_ns[1])
-        grid = max(MS, int(times["time_s"].median() * 1e9) // _PER_ITERATION // MS * MS)
-        end = min(end, begin + _MOST_INTERVALS * grid)
-        cells = traffic.milliseconds
-        cells = cells[cells["series"].isin(own) & (cells["time_ns"] >= begin) & (cells["time_ns"] < end)]
-        sums = np.bincount(((cells["time_ns"] - begin) // grid).to_numpy(), weights=cells["wire_bytes"].to_numpy(float))
-        found = period(sums, least=2) * grid / 1e9 if len(sums) > 4 else 0.0
-        rows.append(
-            {
-                **{"run": run, "job": job, "model": runs[run]["model"], "iterations": len(times)},
-                **{"period_s": found or np.nan, "iteration_s": float(times["time_s"].median())},
-                **{
-                    "batch": runs[run]["batch"],
-                    "compute_s": runs[run]["compute_ns"] / 1e9,
-                    "interval_s": grid / 1e9,
-                },
-            }
-        )
+        rows += [_period(study, traffic, runs[run], run, job, own) for own in _regimes(times)]
     return {"periods": pd.DataFrame(rows)}
+
+
+def _regimes(times: pd.DataFrame) -> list[pd.DataFrame]:
+    """Of each level of cross traffic the longest stretch of iterations; all where none lasts."""
+    ordered = times.sort_values("start_ns")
+    level = ordered["level"].fillna(-1)
+    stretches = [own for _, own in ordered.groupby((level != level.shift()).cumsum())]
+    longest: dict[float, pd.DataFrame] = {}
+    for own in stretches:
+        key = float(own["level"].fillna(-1).iloc[0])
+        if len(own) >= _LEAST_OF_LEVEL and len(own) > len(longest.get(key, ())):
+            longest[key] = own
+    return [*longest.values()] or [ordered]
+
+
+def _period(
+    study: Study, traffic: Traffic, about: Mapping[str, Any], run: str, job: str, times: pd.DataFrame
+) -> dict[str, Any]:
+    ranks = study.ranks[(study.ranks["run"] == run) & (study.ranks["job"] == job)]
+    host = ranks.sort_values("rank")["host"].iloc[0]
+    series = traffic.series
+    own = series.index[(series["host"] == host) & (series["direction"] == "tx") & series["class"].isin(DL)]
+    begin = max(int(times["start_ns"].min()), traffic.detail_ns[0])
+    end = min(int(times["end_ns"].max()), traffic.detail_ns[1])
+    grid = max(MS, int(times["time_s"].median() * 1e9) // _PER_ITERATION // MS * MS)
+    end = min(end, begin + _MOST_INTERVALS * grid)
+    cells = traffic.milliseconds
+    cells = cells[cells["series"].isin(own) & (cells["time_ns"] >= begin) & (cells["time_ns"] < end)]
+    sums = np.bincount(((cells["time_ns"] - begin) // grid).to_numpy(), weights=cells["wire_bytes"].to_numpy(float))
+    found = period(sums, least=2) * grid / 1e9 if len(sums) > 4 else 0.0
+    return {
+        **{"run": run, "job": job, "model": about["model"], "level": times["level"].iloc[0], "iterations": len(times)},
+        **{"period_s": found or np.nan, "iteration_s": float(times["time_s"].median()), "batch": about["batch"]},
+        **{"compute_s": about["compute_ns"] / 1e9, "interval_s": grid / 1e9},
+    }
 
 
 def _regression_frames(study: Study) -> Frames:
@@ -406,8 +425,8 @@ RATES = Chapter(
             "traffic characteristics",
             "Period of what the first rank's link sends for the job: the first maximum of the autocorrelation that "
             "comes within a quarter of the highest, in intervals of a fortieth of the iteration time and at least "
-            "1 ms; against the median iteration time, and against the batch size where the run tells it, else the "
-            "compute time per iteration, which the batch size sets.",
+            "1 ms; each level of cross traffic by itself; against the median iteration time, and against the batch "
+            "size where the run tells it, else the compute time per iteration, which the batch size sets.",
             _period_frames,
             periods,
         ),
