@@ -176,8 +176,14 @@ class _Job:
     view: JobView | None = None  # None: something has changed since it was made
     facts: JobFacts | None = None  # the same
 
+    @property
+    def end(self) -> int:
+        """The ranks below it are the job's; all of them where none is below the size that they tell."""
+        return self.size if any(number < self.size for number in self.ranks) else _ANY_RANK
+
     def members(self) -> dict[int, _Rank]:
-        return {number: rank for number, rank in self.ranks.items() if not self.size or number < self.size}
+        end = self.end
+        return {number: rank for number, rank in self.ranks.items() if number < end}
 
     @staticmethod
     def behind(members: dict[int, _Rank]) -> list[tuple[int, _Rank]]:
@@ -401,7 +407,9 @@ class Jobs:
         if job.unclear:
             return _not_understood(name, job)
         ranks = job.members()
-        durations = job.history.durations(job.size or _ANY_RANK)
+        durations = job.history.durations(job.end)
+        if not len(durations):  # those below the size have stopped long ago
+            durations = job.history.durations(_ANY_RANK)
         latest = max(ranks.values(), key=lambda rank: rank.number).last
         size = max(len(ranks), job.size)
         parameters = latest.parameters or self._parameters

@@ -117,6 +117,24 @@ def test_an_elastic_job_shows_the_ranks_that_it_has():
     assert warnings(jobs) == []
 
 
+def test_a_job_all_of_whose_ranks_are_beyond_its_size_is_shown():
+    """No honest agent says so."""
+    jobs = Jobs(0)
+    for rank in (5, 7):
+        ended(jobs, f"h{rank}", iteration(3, rank, size=2))
+    (view,) = jobs.views()
+    assert (view.size, view.iteration, len(view.durations_ns)) == (2, 3, 1)
+
+
+def test_a_job_whose_ranks_below_its_size_have_long_stopped_is_shown():
+    jobs = Jobs(0)
+    ended(jobs, "h0", iteration(0, 0, size=1))
+    for number in range(20_000):
+        ended(jobs, "h7", iteration(number, 7, size=1))
+    (view,) = jobs.views()
+    assert view.last_ns > 0
+
+
 def test_a_source_that_has_left_is_not_scored_any_more():
     jobs = with_ranks(3, 3)
     one = SourceScore(Source.UPROBE, Source.HOOK, 10, 9, 9, 5)
