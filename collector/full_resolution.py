@@ -145,7 +145,13 @@ _OF_FLOW = {
     "dst_port": pa.uint16(),
     "protocol": pa.uint8(),
 }
-_OF_OWNER = ("process", "container", "user")
+_OF_OWNER = {
+    **{"process": ("process", pa.string()), "container": ("container", pa.string()), "user": ("user", pa.string())},
+    **{"pid": ("pid", pa.int64()), "owner_job": ("job", pa.string()), "owner_rank": ("rank", pa.int64())},
+    "owner_source": ("source", pa.string()),
+}
+"""By column, the field of its owner. The column `job` is of the row: whose training met it."""
+
 _SILENT_S = 30.0  # without an answer
 _SLICE_ROWS = 100_000  # worked on before others have their turn
 
@@ -254,13 +260,13 @@ def arrow_stream(rows: pa.Table) -> bytes:
 
 
 def with_addresses(session: Session, rows: pa.Table) -> pa.Table:
-    """The same with, of each row's flow, addresses, ports, protocol, process, container and user."""
+    """The same with, of each row's flow, addresses, ports, protocol and owner."""
     ids, index = np.unique(rows["flow_id"].to_numpy(), return_inverse=True)
     flows = [session.window.flows.flow(flow_id) for flow_id in ids.tolist()]
     for name, kind in _OF_FLOW.items():
         values = pa.array([flow and getattr(flow, name) for flow in flows], kind)
         rows = rows.append_column(name, values.take(pa.array(index)))
-    for name in _OF_OWNER:
-        values = pa.array([flow and getattr(flow.owner, name) for flow in flows], pa.string())
+    for name, (own, kind) in _OF_OWNER.items():
+        values = pa.array([flow and getattr(flow.owner, own) for flow in flows], kind)
         rows = rows.append_column(name, values.take(pa.array(index)))
     return rows

@@ -59,7 +59,11 @@ class PastSteps:
 
     def newest_ns(self) -> int:
         """The end of the last iteration of any job; 0: there is none."""
-        return max((int(steps["end_ns"][-1]) for steps in self.jobs.values() if len(steps)), default=0)
+        return max((end_ns for end_ns, _ in self.ends().values()), default=0)
+
+    def ends(self) -> dict[str, tuple[int, int]]:
+        """By job, end and number of its last iteration."""
+        return {job: (int(rows["end_ns"][-1]), int(rows["number"][-1])) for job, rows in self.jobs.items() if len(rows)}
 
 
 @dataclass(frozen=True)

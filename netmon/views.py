@@ -49,7 +49,7 @@ class RankView:
     duration_ns: int
     communication_ns: int  # first enqueue to last wait; 0: unknown
     node_shared: bool
-    dl_tx_bytes: int  # payload; −1: unknown, and so are the others and node_shared
+    dl_tx_bytes: int  # payload; −1: unknown, as the next two
     cross_tx_bytes: int
     cross_rx_bytes: int
     exposed_ns: int = -1  # of the communication, in which nothing was computed; -1: unknown

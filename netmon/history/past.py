@@ -11,6 +11,7 @@ import pandas as pd
 
 from netmon.dl.past_frames import flows_of, links_of, step_times
 from netmon.dl.theory import ring_bytes
+from netmon.dl.verdict.incidents import incidents
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError
 from netmon.history.frames import plain_words
@@ -21,6 +22,7 @@ from netmon.units import format_duration
 from netmon.views import (
     RECENT_ITERATIONS,
     HostView,
+    Incident,
     JobView,
     LinkView,
     Page,
@@ -32,6 +34,7 @@ from netmon.views import (
 )
 
 MOST_FLOWS = 200
+_INCIDENTS = 8  # of a job, the newest
 _MOST_LINKS = 64
 _WIDEST_NS = 1_000_000_000  # of a row
 _LATE_NS = 300_000_000_000  # rows that came later than others are looked for so far back
@@ -82,6 +85,7 @@ class DatasetPast:
         self._rows = pd.DataFrame(columns=_ITERATION)  # around the moment of the last frame
         self._read_ns = 0
         self._past = PastSteps({})
+        self._incidents: dict[str, list[Incident]] | None = {}  # None: of what has been read nobody has asked
 
     def steps(self) -> PastSteps:
         """The iterations of the dataset's last hour; blocks. Raises NetmonError where there is no dataset, or none."""
@@ -95,6 +99,7 @@ class DatasetPast:
         self.__dict__.pop("_sessions", None)
         names = names_of(self._steps)
         self._past = PastSteps(step_times(self._steps), self._verdicts_since(since), names)
+        self._incidents = None
         return self._past
 
     def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
@@ -206,11 +211,22 @@ class DatasetPast:
             durations_ns=durations,
             ranks=tuple(_rank(row) for row in ranks.sort_values("rank").to_dict("records")),
             verdicts=tuple(verdicts[:5]),
+            incidents=tuple(
+                [one for one in self._incidents_of(name) if one.since_ns < until][-1 : -_INCIDENTS - 1 : -1]
+            ),
             known_ranks=len(ranks),
             shared_ranks=int(ranks["node_shared"].fillna(False).sum()),
             name=self._past.names.get(name, ""),
             parameters_basis=str(newest["parameters_basis"] or ""),
         )
+
+    def _incidents_of(self, job: str) -> list[Incident]:
+        """In the order of their beginnings."""
+        if self._incidents is None:
+            self._incidents = {}
+            for one in incidents(self._past.verdicts, self._past.ends()):
+                self._incidents.setdefault(one.job, []).append(one)
+        return self._incidents.get(job, [])
 
     def _snapshot(
         self,

@@ -2,7 +2,7 @@
 """The past as a collector has it: iterations that it reports, and what the hosts' recorders hold of their time."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +13,7 @@ import numpy as np
 
 from netmon.errors import NetmonError
 from netmon.past import HOUR_NS, Frame, Past, PastSteps, RankSpan
-from netmon.records import Direction, Flow, Owner, Table
+from netmon.records import Class, Direction, Flow, Owner, Table
 from netmon.units import format_duration
 from netmon.views import STEP, JobView, Page, RankTimes, RankView, Selection, Snapshot, Verdict
 from netmon.wire.security import PLAIN, Security
@@ -149,7 +149,9 @@ class CollectorPast:
                 return self._stored.frame(job, number, since_ns, until_ns)
         now = watch_once(self._addresses, Selection(jobs=(job,), most_ranks=1), self._security)
         capacity = {(link.host, link.interface): link.capacity_bps for link in now.links}
-        ranks = tuple(_rank(row, view, host_of) for row in own)
+        links = links_of(rows, since_ns, until_ns, capacity)
+        shared = {link.host for link in links if link.wire_bps[:, Class.DL_SHARED].any()}
+        ranks = tuple(_rank(row, view, host_of, shared) for row in own)
         verdicts = tuple(one for one in self._verdicts.values() if one.job == job and one.iteration == number)
         taken = np.array([rank.duration_ns for rank in ranks], np.int64)
         moment = replace(
@@ -158,7 +160,7 @@ class CollectorPast:
             last_ns=int(taken.max(initial=0)),
             ranks=ranks,
             known_ranks=len(ranks),
-            shared_ranks=0,
+            shared_ranks=sum(rank.node_shared for rank in ranks),
             verdicts=verdicts,
             measured_bytes=float("nan"),
         )
@@ -166,7 +168,7 @@ class CollectorPast:
             last or now,
             time_ns=until_ns,
             hosts=now.hosts,
-            links=links_of(rows, since_ns, until_ns, capacity),
+            links=links,
             jobs=(moment,),
             flows=flows_of(rows, since_ns, until_ns, _describer(rows), _MOST_FLOWS),
             warnings=(),
@@ -264,9 +266,12 @@ def _flow(row: Mapping[Any, Any]) -> Flow | None:
         protocol=int(row["protocol"]),
         first_ns=0,
         owner=Owner(
+            pid=_number(row.get("pid"), 0),
             process=_word(row.get("process")),
             container=_word(row.get("container")),
-            job=_word(row.get("job")),
+            job=_word(row.get("owner_job")),
+            rank=_number(row.get("owner_rank"), -1),
+            source=_word(row.get("owner_source")),
             user=_word(row.get("user")),
         ),
     )
@@ -276,13 +281,17 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _number(value: object, unknown: int) -> int:
+    return int(value) if isinstance(value, int | float) and value == value else unknown
+
+
 def _span(row: Any, host_of: Mapping[int, str]) -> RankSpan:
     times = (int(row[name]) for name in ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns"))
     return RankSpan(int(row["rank"]), host_of.get(int(row["rank"]), ""), *times)
 
 
-def _rank(row: Any, view: JobView, host_of: Mapping[int, str]) -> RankView:
-    """Bytes are known of a rank's last iteration only: of another one they are unknown."""
+def _rank(row: Any, view: JobView, host_of: Mapping[int, str], shared: Container[str]) -> RankView:
+    """Bytes are known of a rank's last iteration only: of another one they are unknown. shared: DL-shared hosts."""
     span = _span(row, host_of)
     same = next((one for one in view.ranks if one.rank == span.rank and one.iteration == int(row["number"])), None)
     exposed = int(row["comm_end_ns"] - row["wait_start_ns"]) if row["wait_start_ns"] and row["comm_end_ns"] else -1
@@ -292,7 +301,7 @@ def _rank(row: Any, view: JobView, host_of: Mapping[int, str]) -> RankView:
         iteration=int(row["number"]),
         duration_ns=span.end_ns - span.start_ns,
         communication_ns=max(span.comm_end_ns - span.comm_start_ns, 0) if span.comm_start_ns else 0,
-        node_shared=False,
+        node_shared=span.host in shared,
         dl_tx_bytes=-1,
         cross_tx_bytes=-1,
         cross_rx_bytes=-1,

@@ -4,7 +4,7 @@
 import ipaddress
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ def _any(flow: Flow, address: str, port: int) -> str:
 
 def owner(who: Owner) -> str:
     """`python3[4711] (container)`; what is known instead where no process owns the flow's socket."""
-    if not who.source:
+    if not (who.source or who.process):
         return "unknown"
     if not who.pid:
         return who.process or f"({who.source})"
@@ -280,6 +280,7 @@ FLOWS = Kind(
     values=_flow_values,
     term=_flow_term,
     gone=lambda row: row._replace(view=replace(row.view, wire_bps=math.nan)),
+    by="rate",
 )
 
 
@@ -333,20 +334,33 @@ _FIELDS = {
 
 
 def grouped(rows: Iterable[FlowRow], by: str) -> list[FlowGroup]:
-    """One group for each value, the largest first."""
-    of: dict[str, list[FlowView]] = defaultdict(list)
+    """One group for each value, the largest first. A flow that is seen at both of its ends is one flow."""
+    found: dict[str, list[FlowRow]] = defaultdict(list)
     for row in rows:
-        of[GROUPINGS[by](row)].append(row.view)
+        found[GROUPINGS[by](row)].append(row)
+    of = {name: [row.view for row in _once(own)] for name, own in found.items()}
     rates = {name: _rates(views) for name, views in of.items()}
     largest = max((sum(rate) for rate in rates.values()), default=0.0)
     groups = [
         FlowGroup(
-            *(by, name, len(views), tuple(sorted({view.host for view in views})), rates[name]),
+            *(by, name, len(views), tuple(sorted({row.view.host for row in found[name]})), rates[name]),
             *(sum(view.wire_bytes for view in views), largest),
         )
         for name, views in of.items()
     ]
     return sorted(groups, key=lambda group: (-group.wire_bps, group.name))
+
+
+def _once(rows: Iterable[FlowRow]) -> Iterable[FlowRow]:
+    """Of each flow the end at which more of it was seen; sums of several flows are nobody's other end."""
+    larger: dict[Hashable, FlowRow] = {}
+    for row in rows:
+        key = flow_key(row.view)
+        flow = key if row.view.flow.members else key[3:]
+        before = larger.get(flow)
+        if before is None or not row.view.wire_bps <= before.view.wire_bps:
+            larger[flow] = row
+    return larger.values()
 
 
 def _rates(views: Sequence[FlowView]) -> tuple[float, ...]:
@@ -400,4 +414,5 @@ GROUPS = Kind(
     key=lambda group: (group.by, group.name),
     values=lambda group: {},
     term=group_term,
+    by="rate",
 )

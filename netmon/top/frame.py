@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,9 @@ from netmon.top.glyphs import (
     UNKNOWN,
     Column,
     class_style,
+    clock,
     coverage,
+    day,
     iteration,
     left_out,
     no_steps,
@@ -28,7 +29,9 @@ from netmon.top.glyphs import (
     swatch,
     table,
     wrapped,
+    zone,
 )
+from netmon.top.incidents import calm, lines_of, newest_first
 from netmon.top.options import Options, present_links, short_names, silent
 from netmon.units import format_bytes, format_duration
 from netmon.views import HostView, JobView, Snapshot, Totals
@@ -118,7 +121,7 @@ def draw_overview(snapshot: Snapshot, width: int, lines: int) -> RenderableType:
 
 def _columns(jobs: Sequence[JobView], width: int) -> list[Column]:
     more, most = width >= _MORE, width >= _MOST
-    fixed = [5, 9, 7, 7, 7, 7, 5 if more else 0, 9, 8 if more else 0, 9 if more else 0]
+    fixed = [5, 9, 17, 7, 7 if more else 0, 7, 5 if more else 0, 9, 8 if more else 0, 9 if most else 0]
     longest = max((len(job.job) for job in jobs), default=4)
     name = min(room(width, fixed, 1), max(longest, 8), _LONGEST_NAME)
     rest = room(width, [name, *fixed], 1) if most else 0
@@ -126,8 +129,8 @@ def _columns(jobs: Sequence[JobView], width: int) -> list[Column]:
         Column(Text("JOBS", "bold"), name),
         Column("ranks", fixed[0], right=True),
         Column("iteration", fixed[1], right=True),
-        Column("last", fixed[2], right=True),
-        Column("median", fixed[3], right=True),
+        Column("last / usual", fixed[2], right=True),
+        Column("lost", fixed[3], right=True),
         Column("p99", fixed[4], right=True),
         Column("sent", fixed[5], right=True),
         Column("ratio", fixed[6], right=True),
@@ -148,8 +151,8 @@ def _row(job: JobView, name: str, room_for_recent: int) -> list[str | Text]:
         Text(name, "bold"),
         f"{job.size}" if job.size else "?",
         iteration(job.iteration, job.relative) if ran else no_steps(job),
-        jobs.last_text(job) if ran else "",
-        format_duration(job.median_ns) if ran else "",
+        jobs.last_text(job),
+        jobs.lost_text(job),
         format_duration(job.p99_ns) if ran else "",
         format_bytes(job.measured_bytes) if measured else "?",
         f"{job.measured_bytes / job.theory_bytes:.2f}" if measured and job.theory_bytes > 0 else "?",
@@ -167,22 +170,31 @@ _LARGE_SPOOL = 16_000_000
 """What an agent holds until the collector has written it is not worth a word below this."""
 
 _LEAST_FACTS, _FACTS_SHARE = 5, 6  # lines; of the height
+_MOST_INCIDENTS = 8
 _MOST_ABOUT_HOSTS = 4
 """Facts about single hosts, where there are many hosts."""
 
 
 def draw_header(snapshot: Snapshot, options: Options, width: int, height: int) -> list[Text]:
-    """Title, then the facts that hold for the whole frame, then the legend; of an overview a part of the height."""
-    about = facts(snapshot, options, width)
+    """Title, then what slows jobs, the facts that hold for the whole frame, and the legend; of an overview a part."""
+    about, slowed = facts(snapshot, options, width), _incidents(snapshot, width)
     if has_many(snapshot):
         about = about[: max(_LEAST_FACTS, height // _FACTS_SHARE)]
-    return [title(snapshot, width), *about, *class_legend(options.colour, options.bytes_, width)]
+    return [title(snapshot, width), *slowed, *about, *class_legend(options.colour, options.bytes_, width)]
+
+
+def _incidents(snapshot: Snapshot, width: int) -> list[Text]:
+    found = newest_first(one for job in snapshot.jobs for one in job.incidents)
+    drawn = [line for one in found[:_MOST_INCIDENTS] for line in lines_of(one, {}, snapshot.time_ns, width)]
+    if len(found) > _MOST_INCIDENTS:
+        drawn.append(Text(f"… {len(found) - _MOST_INCIDENTS} more incidents", "dim", no_wrap=True))
+    return [*calm(snapshot.jobs, found, {}, width), *drawn]
 
 
 def title(snapshot: Snapshot, width: int) -> Text:
     """Who, when, and whether anybody can listen."""
-    moment = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, timezone.utc)
-    text = Text.assemble(("netmon", "bold"), f"  {moment:%Y-%m-%d %H:%M:%S} UTC", no_wrap=True)
+    now = snapshot.time_ns
+    text = Text.assemble(("netmon", "bold"), f"  {day(now)} {clock(now)[:8]} {zone(now)}", no_wrap=True)
     if snapshot.insecure:
         text.append("  ").append("not encrypted", "bold yellow")
     text.truncate(width, overflow="ellipsis")

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -155,6 +156,26 @@ def coverage(fraction: float) -> str:
     if math.isnan(fraction):
         return UNKNOWN
     return "100 %" if fraction == 1 else f"{math.floor(fraction * 10_000) / 100:.2f} %"
+
+
+def local(utc_ns: int) -> datetime:
+    """The time of day where it is read."""
+    return datetime.fromtimestamp(utc_ns // 1_000_000_000).astimezone()
+
+
+def clock(utc_ns: int) -> str:
+    """`10:12:13.427`, as all that follow in the reader's own time."""
+    return f"{local(utc_ns):%H:%M:%S}.{utc_ns // 1_000_000 % 1000:03}"
+
+
+def day(utc_ns: int) -> str:
+    """`2026-11-21`."""
+    return f"{local(utc_ns):%Y-%m-%d}"
+
+
+def zone(utc_ns: int) -> str:
+    """`CET`."""
+    return f"{local(utc_ns):%Z}"
 
 
 def shown(text: str | Text) -> Text:

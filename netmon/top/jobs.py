@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from netmon.dl.verdict import NOTABLE, sentence
-from netmon.dl.verdict.baseline import usual_of_last
+from netmon.dl.verdict import NOTABLE
+from netmon.dl.verdict.baseline import MOST, usual_of_last
 from netmon.records import Class
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
@@ -29,7 +29,7 @@ from netmon.top.glyphs import (
 from netmon.top.options import Options, short_names
 from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_bytes, format_count, format_duration
-from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView, RankTimes, RankView
+from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, Cause, JobView, RankTimes, RankView
 
 _INDENT = 2
 _SPARKLINE, _LEAST_SPARKLINE = 40, 8
@@ -65,8 +65,7 @@ def lines_of(job: JobView, width: int) -> list[Text]:
     lines = _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
     lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
     lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
-    sentences = [*map(sentence, job.verdicts[:1]), *job.sharing]
-    return lines + [_indented(line) for text in sentences for line in broken(text, width - _INDENT)]
+    return lines + [_indented(line) for text in job.sharing for line in broken(text, width - _INDENT)]
 
 
 def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
@@ -107,7 +106,7 @@ def _pace(job: JobView) -> Iterator[Text]:
         return
     yield Text.assemble("iteration ", (iteration(job.iteration, job.relative), "bold"))
     yield Text.assemble("last ", (_duration(job.last_ns), "bold"))
-    yield Text(f"median {_duration(job.median_ns)}")
+    yield Text(f"usual {_duration(usual_ns(job))}")
     yield Text(f"p99 {_duration(job.p99_ns)}")
     yield Text(f"{job.source.name.lower()} ± {format_duration(job.error_ns)}")
 
@@ -204,12 +203,42 @@ def _ran(job: JobView) -> bool:
     return len(job.durations_ns) > 0
 
 
-def last_text(job: JobView) -> Text | str:
-    """How long its last iteration took; yellow, if that stands out by the durations of those before it."""
+def usual_ns(job: JobView) -> int:
+    """How long its last iteration usually takes: as the last verdict says, where that is not long ago. 0: not known."""
     if not _ran(job):
-        return ""
-    slow = 0 < NOTABLE * usual_of_last(job.durations_ns) <= job.last_ns
-    return Text(format_duration(job.last_ns), "yellow" if slow else "")
+        return 0
+    verdict = next((one for one in job.verdicts if one.usual_ns), None)
+    since = job.iteration - verdict.iteration + 1 if verdict else 0
+    if verdict is None or not 0 < since <= MOST:
+        return usual_of_last(job.durations_ns)
+    return usual_of_last(job.durations_ns[-since:]) if verdict.cause == Cause.CHANGE else verdict.usual_ns
+
+
+def _slowness(job: JobView) -> float:
+    usual = usual_ns(job)
+    return job.last_ns / usual if usual else math.nan
+
+
+def lost_ns(job: JobView) -> int:
+    """By all the incidents that are known of it."""
+    return sum(one.lost_ns for one in job.incidents)
+
+
+def last_text(job: JobView) -> Text:
+    """`455 / 312 ms`, yellow where that is notably longer than usual."""
+    if not _ran(job):
+        return Text()
+    usual = usual_ns(job)
+    slow = 0 < NOTABLE * usual <= job.last_ns
+    last, unit = format_duration(job.last_ns).rsplit(" ", 1)
+    known = format_duration(usual) if usual else UNKNOWN
+    text = Text(last if known.endswith(f" {unit}") else f"{last} {unit}", "bold yellow" if slow else "")
+    return Text.assemble(text, f" / {known}")
+
+
+def lost_text(job: JobView) -> Text:
+    lost = lost_ns(job)
+    return Text(format_duration(lost) if lost else "", "yellow" if any(one.ongoing for one in job.incidents) else "")
 
 
 def _ratio(job: JobView) -> float:
@@ -250,15 +279,8 @@ JOBS = Kind(
             12,
             8,
         ),
-        numeric("last", lambda job, *_: last_text(job), lambda job: job.last_ns, 7, 9, 9),
-        numeric(
-            "median",
-            lambda job, *_: format_duration(job.median_ns) if _ran(job) else "",
-            lambda job: job.median_ns,
-            7,
-            9,
-            7,
-        ),
+        numeric("last / usual", lambda job, *_: last_text(job), _slowness, 12, 20, 10),
+        numeric("lost", lambda job, *_: lost_text(job), lost_ns, 7, 9, 9),
         numeric(
             "p99", lambda job, *_: format_duration(job.p99_ns) if _ran(job) else "", lambda job: job.p99_ns, 7, 9, 4
         ),
@@ -328,8 +350,6 @@ def _time(ns: float) -> str:
 
 
 def _node(row: RankRow) -> Text:
-    if row.view.dl_tx_bytes < 0:
-        return Text(UNKNOWN, "dim")
     return Text("DL-shared", class_style(Class.DL_SHARED)) if row.view.node_shared else Text("DL-only", "dim")
 
 

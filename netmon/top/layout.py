@@ -2,49 +2,63 @@
 """What stands around the tables, from the title to the keys, and who gets how many lines."""
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 from rich.text import Text
 
 from netmon.dl.verdict import path_of, sentence
+from netmon.dl.verdict.incidents import remedy
 from netmon.dl.verdict.verdict_text import arithmetic, renamed
 from netmon.records import CLASS_LETTERS, CLASS_NAMES, STACK
 from netmon.top.flows import five_tuple, flow_key, job_and_rank, loss_share, owner, round_trip
 from netmon.top.frame import class_legend, facts
-from netmon.top.glyphs import broken, coverage, iteration, rate, rate_unit, shown, swatch, wrapped
+from netmon.top.glyphs import (
+    broken,
+    clock,
+    coverage,
+    day,
+    iteration,
+    rate,
+    rate_unit,
+    shown,
+    swatch,
+    wrapped,
+    zone,
+)
 from netmon.top.glyphs import shown as printable
+from netmon.top.incidents import of_verdict
 from netmon.top.jobs import lines_of
-from netmon.top.levels import Level, Scene, Shown
+from netmon.top.levels import Level, Scene, Shown, incidents_of
 from netmon.top.links import ARROWS, rates, unattributed
 from netmon.top.moments import MomentView
-from netmon.top.options import Options, named
-from netmon.top.steps import clock
+from netmon.top.options import Options, named, named_incident
 from netmon.units import format_bytes, format_duration, format_rate
 from netmon.views import Verdict
 
 
 def about(level: Level, scene: Scene, ink: Options, width: int) -> list[Text]:
     """As many as there are; the most important ones first."""
-    drawn = [*_moment(scene, ink, width), *_of_level(level, scene, ink, width)]
+    drawn = [*_moment(level, scene, ink, width), *_of_level(level, scene, ink, width)]
     return [shown(line) for line in drawn]
 
 
-def _moment(scene: Scene, ink: Options, width: int) -> Iterator[Text]:
+def _moment(level: Level, scene: Scene, ink: Options, width: int) -> Iterator[Text]:
     step, frame = scene.step, scene.frame
     if step is None:
         return
-    baseline = f", usually {format_duration(step.usual_ns)}" if step.usual_ns else ""
-    heading = f"{ink.job(step.job)}, iteration {iteration(step.number, step.relative)}: "
-    yield from broken(
-        f"{heading}{clock(step.start_ns)} UTC, took {format_duration(step.longest_ns)}{baseline}", width, "bold"
-    )
     if step.verdict:
         verdict = renamed(step.verdict, ink.jobs)
-        yield from broken(sentence(verdict), width, "yellow")
+        yield from broken(sentence(verdict), width, "bold yellow")
+        incident = of_verdict(scene.past_incidents, step.verdict)
+        if incident and incidents_of(level, scene) is None:
+            yield from broken(f"→ {remedy(named_incident(incident, ink.jobs))}", width)
         if path := path_of(scene.times, verdict) if scene.times else "":
             yield from broken(path, width)
         yield from _arithmetic(verdict, width)
+    else:
+        baseline = f", usually {format_duration(step.usual_ns)}" if step.usual_ns else ""
+        heading = f"{ink.job(step.job)}, iteration {iteration(step.number, step.relative)}:"
+        yield from broken(f"{heading} took {format_duration(step.longest_ns)}{baseline}", width, "bold")
     for gap in frame.gaps if frame else ():
         yield from broken(f"missing: {gap}", width, "yellow")
 
@@ -69,7 +83,7 @@ def _of_level(level: Level, scene: Scene, ink: Options, width: int) -> list[Text
         return [Text("Enter goes to the moment that a verdict is about", "dim")]
     if level.what == "all" and scene.frame is None and snapshot.time_ns:
         warnings = [Text(f"! {line}", "yellow", no_wrap=True) for line in snapshot.warnings[-3:]]
-        return [*facts(snapshot, ink, width), *warnings]
+        return [*warnings, *facts(snapshot, ink, width)]
     return []
 
 
@@ -129,15 +143,16 @@ def title_line(state: tuple[str, str], scene: Scene, cost: str, width: int) -> T
     """When it is, what is the matter, and in the corner what the program itself takes. state: a word, a sentence."""
     word, notice = state
     snapshot, frame = scene.snapshot, scene.frame
-    moment = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, timezone.utc)
-    day = f"{moment:%Y-%m-%d} " if width >= 60 else ""
+    now = snapshot.time_ns
+    date = f"{day(now)} " if width >= 60 else ""
+    where = f" {zone(now)}" if width >= 20 else ""
     text = Text(no_wrap=True)
     if width >= 30:
         text.append("netmon  ", "bold")
     if frame:
-        text.append(f" {word} ", "bold reverse yellow").append(f" {day}{clock(frame.since_ns)} UTC")
+        text.append(f" {word} ", "bold reverse yellow").append(f" {date}{clock(frame.since_ns)}{where}")
     elif snapshot.time_ns:
-        text.append(f"{day}{moment:%H:%M:%S}" + (" UTC" if width >= 20 else ""))
+        text.append(f"{date}{clock(now)[:8]}{where}")
         if word:
             text.append(" ").append(f" {word} ", "bold reverse yellow")
     if snapshot.insecure:
@@ -161,6 +176,9 @@ def path_line(path: Sequence[Level], shown: Sequence[Shown], scene: Scene, momen
     if scene.filter.text:
         hidden = sum(one.hidden for one in shown)
         text.append(f"  filter {scene.filter.text}", "reverse").append(f" hides {hidden:,} rows", "dim")
+    for one in shown:
+        if one.cut:
+            text.append(f"  the newest {len(one.views):,} {one.kind.name} only", "dim")
     if scene.grouped_by:
         text.append(f"  by {scene.grouped_by}", "reverse")
     page = scene.snapshot.page
@@ -195,20 +213,26 @@ def key_line(in_past: bool, has_past: bool, width: int) -> Text:
 
 
 _NARROW = 50  # cells
+SMALL = 7  # lines of the screen: up to so many, nothing is said of what is not the matter
 _MEDIUM = 14  # lines of the screen: below, there is one table only, and nothing is said above it
-_LEAST_ROWS = 3
+_LEAST_ROWS, _FEW_FACTS = 3, 2
+_PART_OF_INCIDENTS = 3  # of the lines
 _MOST_AXIS = 12
 
 
 class Plan(NamedTuple):
     """Lines of each part; the title has one."""
 
+    incidents: int
     legend: int
     about: int
     path: int
     tables: list[int]  # 0: not shown
     axis: int
     keys: int
+
+    def lines(self) -> int:
+        return 1 + self.incidents + self.legend + self.about + self.path + sum(self.tables) + self.axis + self.keys
 
 
 def legend(ink: Options, width: int) -> list[Text]:
@@ -224,10 +248,23 @@ def legend(ink: Options, width: int) -> list[Text]:
 
 
 def plan(
-    height: int, texts: Sequence[Text], above: int, axis: int, shown: Sequence[Shown], focused: int, typing: bool
+    height: int,
+    incidents: int,
+    texts: Sequence[Text],
+    above: int,
+    axis: int,
+    shown: Sequence[Shown],
+    focused: int,
+    typing: bool,
+    facts_only: bool = False,
 ) -> Plan:
-    """How the lines are shared out. above, axis: lines that these would like; typing: the filter's line is open."""
+    """How the lines are shared out. incidents, above, axis: lines that these would like; typing: a filter.
+
+    facts_only: what is above the tables is of less worth than their rows.
+    """
     left = height - 1 - 2 * typing
+    incidents = min(incidents, max(left // _PART_OF_INCIDENTS, 1 if left > 2 else 0))
+    left -= incidents
     legend_lines = max(min(len(texts), left - 2), 1)
     left -= legend_lines
     path = 1 if left >= 3 else 0
@@ -237,13 +274,14 @@ def plan(
         tables = [0] * len(shown)
         if shown:
             tables[focused if focused < len(shown) else 0] = max(left, 1)
-        return Plan(legend_lines, 0, path, tables, 0, keys)
+        return Plan(incidents, legend_lines, 0, path, tables, 0, keys)
     least = sum(min(_LEAST_ROWS, len(one.views)) + 1 for one in shown)
-    about = max(min(above, left // 3, left - least), 0)
+    spare = left - sum(len(one.views) + 1 for one in shown)
+    about = max(min(above, max(spare, _FEW_FACTS) if facts_only else left // 3, left - least), 0)
     left -= about
     for_axis = max(min(axis, _MOST_AXIS, left - least), 0)
     for_axis = for_axis if for_axis > 1 else 0
-    return Plan(legend_lines, about, path, _tables(left - for_axis, shown, focused), for_axis, keys)
+    return Plan(incidents, legend_lines, about, path, _tables(left - for_axis, shown, focused), for_axis, keys)
 
 
 def _tables(left: int, shown: Sequence[Shown], focused: int) -> list[int]:

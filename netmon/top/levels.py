@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the reader is: everything → job → iteration → rank → flow, links and verdicts; and what is shown there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from netmon.dl.verdict.baseline import of_durations, usual
@@ -10,12 +11,13 @@ from netmon.past import Frame, PastSteps
 from netmon.top.filters import Filter
 from netmon.top.flows import FLOWS, GROUPS, FlowGroup, FlowKey, FlowRow, flow_key, flow_rows, grouped
 from netmon.top.glyphs import iteration
+from netmon.top.incidents import INCIDENTS, IncidentRow, rows_of, with_older
 from netmon.top.jobs import JOBS, RANKS, TIMED_RANKS, RankRow
-from netmon.top.links import ARROWS, LINKS
+from netmon.top.links import ARROWS, LINKS, PAST_LINKS
 from netmon.top.links import ordered as links_by_name
 from netmon.top.rows import Kind
-from netmon.top.steps import STEPS, VERDICTS, Step, steps_of
-from netmon.views import FlowView, JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
+from netmon.top.steps import STEPS, VERDICTS, Step
+from netmon.views import FlowView, Incident, JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,28 @@ class Scene:
     times: tuple[RankTimes, ...] = ()  # where its time went
     filter: Filter = field(default_factory=Filter)
     grouped_by: str = ""
+    steps: Sequence[Step] = ()  # of the level's job, oldest first
+    past_incidents: Sequence[Incident] = ()  # newest first
 
 
 class Shown(NamedTuple):
-    """One table: its rows, and how many there are alongside those that the filter lets through."""
+    """One table: its rows, how many the filter hides alongside them, and whether there are more."""
 
     kind: Kind
     views: Sequence[Any]
     hidden: int = 0
+    cut: bool = False
+
+
+def incidents_of(level: Level, scene: Scene) -> list[Incident] | None:
+    """Those that the level is about, newest first; None: it is about something smaller."""
+    if level.what not in ("all", "job", "verdicts"):
+        return None
+    live = [one for job in scene.snapshot.jobs for one in job.incidents] if scene.frame is None else []
+    older = scene.past_incidents if scene.frame or level.what != "all" else ()
+    found = with_older(live, older) if live else older
+    whole = [one for one in found if level.job in ("", one.job)]
+    return whole[: _MOST_ROWS if level.what == "verdicts" else _MOST_INCIDENTS]
 
 
 def tables(level: Level, scene: Scene) -> list[Shown]:
@@ -65,26 +81,25 @@ def tables(level: Level, scene: Scene) -> list[Shown]:
         return [_filtered(VERDICTS, all_verdicts(scene), scene)]
     if level.what == "job":
         own = [view for view in flows if view.flow.owner.job == level.job]
-        steps = list(reversed(steps_of(scene.past, level.job))) or _from_durations(job)
+        steps = reversed(scene.steps) if scene.steps else _from_durations(job)
         return [_filtered(STEPS, steps, scene), _ranks(job, scene), _flows(own, scene)]
     if level.what == "iteration":
-        return [_ranks(job, scene), _filtered(LINKS, links, scene), _flows(flows, scene)]
+        return [_ranks(job, scene), _links(links, scene), _flows(flows, scene)]
     if level.what == "rank":
         host = next((rank.host for rank in job.ranks if rank.rank == level.rank), "") if job else ""
         own = [view for view in flows if view.host == host]
-        own.sort(key=lambda view: (view.flow.owner.job, view.flow.owner.rank) != (level.job, level.rank))
-        return [_filtered(LINKS, [link for link in links if link.host == host], scene), _flows(own, scene)]
+        return [_links([link for link in links if link.host == host], scene), _flows(own, scene)]
     if level.what == "link":
         on_it = [view for view in flows if (view.host, view.interface, view.flow.direction) == level.link]
         return [
-            _filtered(LINKS, [link for link in links if _link_key(link) == level.link], scene),
+            _links([link for link in links if _link_key(link) == level.link], scene),
             _flows(on_it, scene),
         ]
     if level.what == "flow":
         return [Shown(FLOWS, flow_rows([view for view in flows if _same_ends(view, level.flow)]))]
     many = scene.snapshot.page.links > len(links) or len(links) > 16
     drawn = links if many else links_by_name(links)
-    return [_filtered(JOBS, jobs, scene), _filtered(LINKS, drawn, scene), _flows(flows, scene)]
+    return [_filtered(JOBS, jobs, scene), _links(drawn, scene), _flows(flows, scene)]
 
 
 def below(level: Level, kind: Kind, view: Any) -> Level | None:
@@ -93,6 +108,9 @@ def below(level: Level, kind: Kind, view: Any) -> Level | None:
         return Level("job", view.job, name=view.name or view.job)
     if isinstance(view, Step | Verdict):
         return Level("iteration", view.job, name=iteration_name(view))
+    if isinstance(view, IncidentRow):
+        one = view.incident
+        return Level("iteration", one.job, name=f"iteration {iteration(one.worst, one.relative)}")
     if isinstance(view, RankRow):
         return Level("rank", view.job, view.view.rank, name=f"rank {view.view.rank} ({view.view.host})")
     if isinstance(view, LinkView) and level.what != "link":
@@ -121,18 +139,39 @@ def links_to_draw(level: Level, scene: Scene) -> list[LinkView]:
     return sorted(links, key=lambda link: (link.host, link.interface) not in accused)
 
 
-def all_verdicts(scene: Scene) -> list[Verdict]:
+def all_verdicts(scene: Scene) -> Iterator[Verdict]:
     """On the iterations that stood out, the newest first."""
     live = [verdict for job in scene.snapshot.jobs for verdict in job.verdicts] if scene.frame is None else []
-    found = {(one.job, one.iteration, one.end_ns): one for one in (*scene.past.verdicts, *live)}
-    return sorted(found.values(), key=lambda one: -one.end_ns)
+    since = min((one.end_ns for one in live), default=0)
+    known = takewhile(lambda one: one.end_ns >= since, reversed(scene.past.verdicts)) if live else ()
+    there = {(one.job, one.iteration, one.end_ns) for one in known}
+    yield from (one for one in live if (one.job, one.iteration, one.end_ns) not in there)
+    yield from reversed(scene.past.verdicts)
 
 
-def _filtered(kind: Kind, views: Sequence[Any], scene: Scene) -> Shown:
-    if not scene.filter.terms:
-        return Shown(kind, views)
-    kept = [view for view in views if scene.filter.holds(kind.values(view))]
-    return Shown(kind, kept, len(views) - len(kept))
+_MOST_INCIDENTS = 30
+_MOST_ROWS, _MOST_READ = 1_000, 20_000
+"""Of a table, and of what a filter looks through: it is drawn with every snapshot."""
+
+
+def _filtered(kind: Kind, views: Iterable[Any], scene: Scene) -> Shown:
+    kept, hidden, rest = list[Any](), 0, iter(views)
+    for view in islice(rest, _MOST_READ):
+        if scene.filter.terms and not scene.filter.holds(kind.values(view)):
+            hidden += 1
+        elif len(kept) < _MOST_ROWS:
+            kept.append(view)
+        else:
+            return Shown(kind, kept, hidden, cut=True)
+    return Shown(kind, kept, hidden, cut=next(rest, None) is not None)
+
+
+def shown_incidents(found: Iterable[Incident], scene: Scene, names: Mapping[str, str], width: int) -> Shown:
+    return _filtered(INCIDENTS, rows_of(found, names, scene.snapshot.time_ns, width), scene)
+
+
+def _links(links: Sequence[LinkView], scene: Scene) -> Shown:
+    return _filtered(LINKS if scene.frame is None else PAST_LINKS, links, scene)
 
 
 def _flows(flows: Sequence[FlowView], scene: Scene) -> Shown:

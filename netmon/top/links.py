@@ -37,9 +37,9 @@ WIDE = 120
 """From this width on, columns spell out their units and classes."""
 
 _NOW_NS = 1_000_000_000
-_WORTH = {Class.CROSS: 6, Class.UNCLASSIFIED: 3}  # of a class's rate; 5: any other
 """How much of the series the bar and the rates stand for."""
 
+_WORTH = {Class.CROSS: 6, Class.UNCLASSIFIED: 3}  # of a class's rate; 5: any other
 _EDGE_BYTES = 1 << 17
 _SHARE, _COVERAGE, _SHORT, _LONG = 6, 8, 5, 10
 _LEAST_BAR, _LEAST_SPARKLINE, _MOST_BAR = 16, 8, 50
@@ -195,27 +195,27 @@ def rates(link: LinkView, past: bool) -> npt.NDArray[np.float64]:
     return link.wire_bps.mean(axis=0) if len(link.wire_bps) else np.full(4, np.nan)
 
 
-def _used(link: LinkView, past: bool = False) -> float:
+def _used(link: LinkView, past: bool) -> float:
     total = float(rates(link, past).sum())
     return total / link.capacity_bps if link.capacity_bps else math.nan
 
 
-def _bar(link: LinkView, ink: Options, width: int) -> Text:
+def _bar(link: LinkView, past: bool, width: int, colour: bool) -> Text:
     if not link.capacity_bps:
         return Text("capacity unknown" if width >= len("capacity unknown") else "unknown", "dim italic")
-    return bar(rates(link, ink.past), link.capacity_bps, width, ink.colour)
+    return bar(rates(link, past), link.capacity_bps, width, colour)
 
 
 def _course(link: LinkView, ink: Options, width: int) -> Text:
     return class_sparkline(link.wire_bps, link.capacity_bps, width)
 
 
-def _rate_part(class_: Class, worth: int) -> Part:
+def _rate_part(class_: Class, worth: int, past: bool) -> Part:
     def draw(link: LinkView, ink: Options, width: int) -> Text:
-        value = rates(link, ink.past)[class_]
+        value = rates(link, past)[class_]
         return Text("0" if value == 0 else short_rate(value, ink.bytes_), class_style(class_) if value > 0 else "dim")
 
-    return numeric(CLASS_NAMES[class_], draw, lambda link: float(current_rates(link)[class_]), 5, 6, worth)
+    return numeric(CLASS_NAMES[class_], draw, lambda link: float(rates(link, past)[class_]), 5, 6, worth)
 
 
 def _missing(link: LinkView) -> int:
@@ -237,44 +237,60 @@ def _coverage(link: LinkView, ink: Options, width: int) -> Text:
     return Text(coverage(link.coverage), "bold red" if link.coverage < FULL_COVERAGE else "dim")
 
 
-LINKS = Kind(
-    "links",
-    (
-        Part("link", lambda link, *_: Text(link.host, "bold"), lambda link: link.host, 6, 24, worth=99),
-        Part(
-            "at",
-            lambda link, *_: f"{link.interface} {ARROWS[link.direction]}",
-            lambda link: (link.interface, link.direction),
-            6,
-            16,
-            worth=98,
+def _kind(past: bool) -> Kind:
+    """past: rates are of all that the links' series have, not of their last second."""
+
+    def total(link: LinkView) -> float:
+        return float(rates(link, past).sum())
+
+    return Kind(
+        "links",
+        (
+            Part("link", lambda link, *_: Text(link.host, "bold"), lambda link: link.host, 6, 24, worth=99),
+            Part(
+                "at",
+                lambda link, *_: f"{link.interface} {ARROWS[link.direction]}",
+                lambda link: (link.interface, link.direction),
+                6,
+                16,
+                worth=98,
+            ),
+            Part(
+                "load",
+                lambda link, ink, width: _bar(link, past, width, ink.colour),
+                total,
+                12,
+                50,
+                worth=7,
+                grows=True,
+                falling=True,
+            ),
+            numeric(
+                "used",
+                lambda link, *_: "?" if math.isnan(_used(link, past)) else share(_used(link, past)),
+                lambda link: _used(link, past),
+                6,
+                7,
+                9,
+            ),
+            Part("course", _course, total, 10, 100, worth=4, grows=True, falling=True),
+            *(_rate_part(class_, _WORTH.get(class_, 5), past) for class_ in STACK),
+            Part("coverage", _coverage, lambda link: link.coverage, 8, 9, right=True, worth=8),
+            numeric(
+                "not attributed",
+                lambda link, *_: Text(format_bytes(_missing(link)), "red") if _missing(link) else "",
+                _missing,
+                8,
+                14,
+                2,
+            ),
         ),
-        Part("load", _bar, lambda link: float(current_rates(link).sum()), 12, 50, worth=7, grows=True, falling=True),
-        numeric(
-            "used",
-            lambda link, ink, _: "?" if math.isnan(_used(link, ink.past)) else share(_used(link, ink.past)),
-            _used,
-            6,
-            7,
-            9,
+        key=lambda link: (link.host, link.interface, link.direction),
+        values=_link_values,
+        term=lambda link: " ".join(
+            (exactly("host", link.host), exactly("if", link.interface), exactly("dir", link.direction.name.lower()))
         ),
-        Part(
-            "course", _course, lambda link: float(current_rates(link).sum()), 10, 100, worth=4, grows=True, falling=True
-        ),
-        *(_rate_part(class_, _WORTH.get(class_, 5)) for class_ in STACK),
-        Part("coverage", _coverage, lambda link: link.coverage, 8, 9, right=True, worth=8),
-        numeric(
-            "not attributed",
-            lambda link, *_: Text(format_bytes(_missing(link)), "red") if _missing(link) else "",
-            _missing,
-            8,
-            14,
-            2,
-        ),
-    ),
-    key=lambda link: (link.host, link.interface, link.direction),
-    values=_link_values,
-    term=lambda link: " ".join(
-        (exactly("host", link.host), exactly("if", link.interface), exactly("dir", link.direction.name.lower()))
-    ),
-)
+    )
+
+
+LINKS, PAST_LINKS = _kind(past=False), _kind(past=True)

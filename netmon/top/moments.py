@@ -14,9 +14,10 @@ from textual.message_pump import MessagePump
 
 from netmon.errors import NetmonError
 from netmon.past import Frame, Past, PastSteps
+from netmon.top.incidents import of_past
 from netmon.top.steps import Step, step_of, steps_of
 from netmon.top.timeline import Span
-from netmon.views import RankTimes, Snapshot, Verdict
+from netmon.views import Incident, RankTimes, Snapshot, Verdict
 from netmon.wire.watch import Outage
 
 _JOIN_S = 0.5
@@ -127,11 +128,13 @@ class Rewinding:
 
     def __init__(self) -> None:
         self.past = PastSteps({})
+        self.incidents: list[Incident] = []  # newest first
         self.step: Step | None = None
         self._steps: dict[str, list[Step]] = {}
 
-    def take(self, past: PastSteps) -> None:
-        self.past = past
+    def take(self, past: PastSteps, incidents: list[Incident]) -> None:
+        """incidents: of its verdicts, newest first."""
+        self.past, self.incidents = past, incidents
         self._steps.clear()
 
     def live(self) -> None:
@@ -140,7 +143,7 @@ class Rewinding:
 
     def by(self, job: str, count: int) -> Step | None:
         """So many iterations of a job later, or earlier; None where that is now, or there is none."""
-        steps = self._of(job)
+        steps = self.of(job)
         if not steps:
             return None
         index = self._index(steps) + count
@@ -149,7 +152,7 @@ class Rewinding:
 
     def to_slow(self, job: str, forward: bool) -> Step | None:
         """The next slow iteration of a job, backward from now or from where one is; None, and nothing moves: none."""
-        steps = self._of(job)
+        steps = self.of(job)
         index = self._index(steps)
         ahead = steps[index + 1 :] if forward else steps[:index][::-1]
         found = next((step for step in ahead if step.slow or step.verdict), None)
@@ -157,14 +160,14 @@ class Rewinding:
         return found
 
     def to(self, job: str, number: int, near_ns: int) -> Step | None:
-        self.step = step_of(self._of(job), number, near_ns) or self.step
+        self.step = step_of(self.of(job), number, near_ns) or self.step
         return self.step
 
     def to_verdict(self, verdict: Verdict) -> Step:
         """The iteration that it is about, even where it is not among those that are known."""
-        found = step_of(
-            [s for s in self._of(verdict.job) if s.number == verdict.iteration], verdict.iteration, verdict.start_ns
-        )
+        same = [one for one in self.of(verdict.job) if one.number == verdict.iteration]
+        near = [one for one in same if one.start_ns < verdict.end_ns and verdict.start_ns < one.end_ns]
+        found = step_of(near, verdict.iteration, verdict.start_ns)
         about = Step(
             *(verdict.job, verdict.iteration, verdict.start_ns, verdict.end_ns, verdict.duration_ns, verdict.usual_ns),
             *(verdict.relative, verdict),
@@ -172,7 +175,14 @@ class Rewinding:
         self.step = found or about
         return self.step
 
-    def _of(self, job: str) -> list[Step]:
+    def to_incident(self, incident: Incident) -> Step | None:
+        """Its worst step; None, and nothing moves: it is not known any more."""
+        since, until = incident.since_ns, incident.until_ns
+        found = [one for one in self.past.verdicts if (one.job, one.iteration) == (incident.job, incident.worst)]
+        inside = [one for one in found if since <= one.start_ns and one.end_ns <= until]
+        return self.to_verdict(inside[-1]) if inside else None
+
+    def of(self, job: str) -> list[Step]:
         if job not in self._steps:
             self._steps[job] = steps_of(self.past, job)
         return self._steps[job]
@@ -193,6 +203,7 @@ Move = Callable[[Rewinding], Step | None]
 
 class _Steps(NamedTuple):
     past: PastSteps
+    incidents: list[Incident]
     move: Move | None
 
 
@@ -243,7 +254,7 @@ class MomentView:
         if source is None:
             self.problem = "nothing is known of the past here"
             return
-        self._query("looking back", lambda: _Steps(source.steps(), move))
+        self._query("looking back", lambda: _Steps((past := source.steps()), of_past(past), move))
 
     def move_to(self, move: Move) -> None:
         """To another iteration; from now on it is looked first which ones there are."""
@@ -318,7 +329,7 @@ class MomentView:
                 raise answer.error
         elif isinstance(answer.found, _Steps):
             self._fresh_s = time.monotonic()
-            self.rewinding.take(answer.found.past)
+            self.rewinding.take(answer.found.past, answer.found.incidents)
             if answer.found.move:
                 self._go(answer.found.move)
         elif isinstance(answer.found, _Frame):

@@ -5,7 +5,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,18 +16,33 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import DescendantFocus, Resize
+from textual.filter import LineFilter
 from textual.widgets import Input, Static
 
 from netmon.past import Past, PastSteps
 from netmon.top import layout, timeline
+from netmon.top.contrast import Readable
 from netmon.top.document import plain
 from netmon.top.filters import Filter, parse
 from netmon.top.flows import GROUPINGS, FlowGroup
+from netmon.top.frame import has_many
+from netmon.top.glyphs import clock
+from netmon.top.incidents import IncidentRow, calm
 from netmon.top.layout import cost
-from netmon.top.levels import Level, Scene, Shown, below, iteration_name, links_to_draw, tables
+from netmon.top.levels import (
+    Level,
+    Scene,
+    Shown,
+    below,
+    incidents_of,
+    iteration_name,
+    links_to_draw,
+    shown_incidents,
+    tables,
+)
 from netmon.top.moments import Answer, Ended, MomentView, Reader, Update
 from netmon.top.options import Options, present_flows, present_links, short_names
-from netmon.top.steps import Step, clock
+from netmon.top.steps import Step
 from netmon.top.widgets import FilterLine, HelpScreen, RowTable
 from netmon.views import Selection, Snapshot, Verdict
 from netmon.wire.watch import Outage
@@ -141,11 +156,15 @@ class Program(App[None]):
         self._put_lines: dict[str, list[Text]] = {}
         self._said_silence = False
         self._cost = OwnCost()
+        self._readable = Readable()
         self._reader: Reader | None = None
 
     def compose(self) -> ComposeResult:
         """Everything from above to below; how high each is follows from the screen."""
-        for name in ("title", "about", "legend", "path"):
+        for name in ("title", "calm"):
+            yield Static(id=name)
+        yield RowTable(id="incidents")
+        for name in ("about", "legend", "path"):
             yield Static(id=name)
         for index in range(_TABLES):
             yield RowTable(id=f"table{index}")
@@ -153,6 +172,10 @@ class Program(App[None]):
         yield Static(id="axis")
         yield FilterLine()
         yield Static(id="keys")
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Whatever is on the screen can be read."""
+        return [*super().get_line_filters(), self._readable]
 
     def on_mount(self) -> None:
         if self._updates is not None:
@@ -191,8 +214,10 @@ class Program(App[None]):
         except Exception as error:  # nobody meant it to happen: the command tells it when the terminal is put back
             self._end(Ended(error))
             return
-        step = self._moments.rewinding.step
-        if step and self.path[-1].what == "iteration":
+        step, moments = self._moments.rewinding.step, self._moments
+        if self.path[-1].what == "iteration" and moments.frame is None and not moments.busy:
+            self.path.pop()  # there is nothing to be seen of it
+        elif step and self.path[-1].what == "iteration":
             self.path[-1] = replace(self.path[-1], job=step.job, name=iteration_name(step))
         self.redraw()
 
@@ -208,11 +233,15 @@ class Program(App[None]):
 
     def scene(self) -> Scene:
         moments = self._moments
-        past, frame = moments.rewinding.past, moments.frame
-        if frame:
-            return Scene(frame.snapshot, past, frame, moments.step, moments.times, self.filter, self._grouped_by)
-        live = replace(self._live, links=present_links(self._live), flows=present_flows(self._live))
-        return Scene(live, past, filter=self.filter, grouped_by=self._grouped_by)
+        rewinding, frame = moments.rewinding, moments.frame
+        snapshot = frame.snapshot if frame else self._live
+        if frame is None:
+            snapshot = replace(snapshot, links=present_links(snapshot), flows=present_flows(snapshot))
+        return Scene(
+            *(snapshot, rewinding.past, frame, moments.step, moments.times, self.filter, self._grouped_by),
+            steps=rewinding.of(self.path[-1].job),
+            past_incidents=rewinding.incidents,
+        )
 
     def redraw(self) -> None:
         """Everything, from what is known now."""
@@ -225,18 +254,24 @@ class Program(App[None]):
             self.ink, past=scene.frame is not None, jobs={job: short[name] for job, name in names.items()}
         )
         self._shown = tables(level, scene)
+        said, incidents = self._incidents(level, scene, width)
         typing = self.query_one(FilterLine).display
         above = layout.about(level, scene, self.ink, width)
         lanes = links_to_draw(level, scene) if scene.frame else []
         axis = 1 + len(lanes) + len(scene.frame.spans) if scene.frame else 0
-        plan = layout.plan(
-            height, layout.legend(self.ink, width), len(above), axis, self._shown, self._focused(), typing
-        )
+        wanted = len(incidents.views) + 1 if incidents and incidents.views else 0
+        legend = layout.legend(self.ink, width)
+        height -= len(said) if height > layout.SMALL else 0
+        facts_only = level.what == "all" and scene.frame is None and not has_many(scene.snapshot)
+        plan = layout.plan(height, wanted, legend, len(above), axis, self._shown, self._focused(), typing, facts_only)
+        self.query_one("#space").display = plan.lines() + 2 * typing < height
         self._put("title", [layout.title_line(self._state(scene), scene, self._cost.text(width), width)])
-        self._put("legend", layout.legend(self.ink, width)[: plan.legend])
+        self._put("calm", said if self.size.height > layout.SMALL else [])
+        self._put("legend", legend[: plan.legend])
         self._put("about", above[: plan.about])
         self._put("path", [layout.path_line(self.path, self._shown, scene, self._moments, width)] if plan.path else [])
-        self._draw_tables(plan.tables, scene, width)
+        below = [*zip(self._shown, plan.tables, strict=True), *[(None, 0)] * _TABLES][:_TABLES]
+        self._draw_tables([(incidents, plan.incidents), *below], scene, width)
         drawn = []
         if scene.frame and self._moments.span and plan.axis:
             drawn = timeline.draw(scene.frame, self._moments.span, lanes, width, plan.axis, self.ink)
@@ -246,15 +281,23 @@ class Program(App[None]):
             "keys", [layout.key_line(scene.frame is not None, self._past is not None, width)] if plan.keys else []
         )
 
-    def _draw_tables(self, heights: list[int], scene: Scene, width: int) -> None:
-        for index in range(_TABLES):
-            table = self.query_one(f"#table{index}", RowTable)
-            table.display = index < len(heights) and heights[index] > 0
-            if table.display:
-                shown = self._shown[index]
+    def _incidents(self, level: Level, scene: Scene, width: int) -> tuple[list[Text], Shown | None]:
+        """What is said where none goes on, and those that there are."""
+        found = incidents_of(level, scene)
+        if found is None or not scene.snapshot.time_ns:
+            return [], None
+        jobs = [job for job in scene.snapshot.jobs if level.job in ("", job.job)]
+        said = calm(jobs, found, self.ink.jobs, width) if scene.frame is None else []
+        return said, shown_incidents(found, scene, self.ink.jobs, max(width - 1, 8))
+
+    def _draw_tables(self, drawn: list[tuple[Shown | None, int]], scene: Scene, width: int) -> None:
+        """drawn: with how many lines."""
+        for table, (shown, height) in zip(self.query(RowTable), drawn, strict=True):
+            table.display = shown is not None and height > 0
+            if shown and table.display:
                 now = scene.snapshot.time_ns
-                table.show(shown.kind, shown.views, self.ink, width, heights[index], now, hold=scene.frame is None)
-        if not isinstance(self.focused, RowTable | Input) or not self.focused.display:
+                table.show(shown.kind, shown.views, self.ink, width, height, now, hold=scene.frame is None)
+        if scene.snapshot.time_ns and not (isinstance(self.focused, RowTable | Input) and self.focused.display):
             first = next((table for table in self.query(RowTable) if table.display), None)
             self.set_focus(first, scroll_visible=False)
 
@@ -279,11 +322,12 @@ class Program(App[None]):
         return time.time_ns() - self._received_ns > _SILENCE_NS
 
     def _focused(self) -> int:
+        """Of the tables below the incidents."""
         name = self.focused.id if isinstance(self.focused, RowTable) else None
-        return int(name.removeprefix("table")) if name else 0
+        return int(name.removeprefix("table")) if name and name != "incidents" else 0
 
     def _table(self) -> RowTable:
-        return self.query_one(f"#table{self._focused()}", RowTable)
+        return self.focused if isinstance(self.focused, RowTable) else self.query_one("#table0", RowTable)
 
     @on(RowTable.Selected)
     def _into(self) -> None:
@@ -300,6 +344,10 @@ class Program(App[None]):
                     level = self.path[-1]
             elif isinstance(view, Verdict):
                 self._moments.move_to(lambda rewinding: rewinding.to_verdict(view))
+            elif isinstance(view, IncidentRow):
+                self._moments.move_to(lambda rewinding: rewinding.to_incident(view.incident))
+                if self._moments.problem:
+                    level = self.path[-1]
             if level is not self.path[-1]:
                 self._enter([*self.path, level])
         self.redraw()
@@ -337,6 +385,7 @@ class Program(App[None]):
         if job := next((level.job for level in reversed(self.path) if level.job), ""):
             return job
         chosen = self._table().chosen
+        chosen = chosen.incident if isinstance(chosen, IncidentRow) else chosen
         named = getattr(chosen, "job", "") or getattr(self._moments.rewinding.step, "job", "")
         jobs = [job.job for job in self._live.jobs] or list(past.jobs)
         return named if named in past.jobs or named in jobs else (jobs[0] if jobs else "")

@@ -64,6 +64,7 @@ class Kind:
     values: Callable[[Any], Values]  # what filters look at
     term: Callable[[Any], str]  # a filter that finds the row
     gone: Callable[[Any], Any] = lambda view: view  # as it looks when it is not known any more
+    by: str = ""  # the column that it is sorted by unless the reader wants another; empty: as the views come
 
     def part(self, name: str | None) -> Part | None:
         return next((part for part in self.parts if part.name == name), None)
@@ -76,20 +77,51 @@ class Kind:
         return self.name.upper() if part.name + "s" == self.name else f"{self.name.upper()} {text}"
 
 
+HOLD_NS = 2_000_000_000
+"""How old the values may be by which rows are sorted: they do not change places more often."""
+
+
+class StableOrder:
+    """Sorts a table's rows by a column; what is not known comes last either way.
+
+    Within HOLD_NS a row keeps its place, a new one comes where its value belongs, and one that is not known any more
+    stays as the kind shows it. Then all of them are sorted anew.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._rows: dict[Hashable, tuple[Any, Any]] = {}  # value, view
+        self._since_ns = 0
+
+    def clear(self) -> None:
+        """Sort anew the next time: the reader wants another order, or other rows."""
+        self._rows.clear()
+
+    def place(self, views: Sequence[Any], by: str | None, falling: bool, now_ns: int) -> list[Any]:
+        """All of them. by: a column; None: as they come."""
+        if not 0 <= now_ns - self._since_ns < HOLD_NS or not self._rows:
+            self._rows, self._since_ns = {}, now_ns
+        part, key = self._kind.part(by), self._kind.key
+        before, known = self._rows, {key(view): view for view in views}
+        self._rows = {
+            name: (before[name][0] if name in before else part.order(view) if part else index, view)
+            for index, (name, view) in enumerate(known.items())
+        }
+        self._rows |= {name: (row[0], self._kind.gone(row[1])) for name, row in before.items() if name not in known}
+        return _sorted(list(self._rows.values()), falling and part is not None)
+
+
 def ordered(kind: Kind, views: Sequence[Any], by: str | None, falling: bool) -> list[Any]:
     """Sorted by a column; what is not known comes last either way. Without a column, as they are."""
     part = kind.part(by)
-    if part is None:
-        return list(views)
-    known, unknown = list[tuple[Any, Any]](), []
-    for view in views:
-        value = part.order(view)
-        if value is None or value != value:
-            unknown.append(view)
-        else:
-            known.append((value, view))
-    known.sort(key=lambda pair: pair[0], reverse=falling)
-    return [view for _, view in known] + unknown
+    return _sorted([(part.order(view), view) for view in views], falling) if part else list(views)
+
+
+def _sorted(rows: Sequence[tuple[Any, Any]], falling: bool) -> list[Any]:
+    """rows: value, view."""
+    known = [row for row in rows if row[0] is not None and row[0] == row[0]]
+    unknown = [view for value, view in rows if value is None or value != value]
+    return [view for _, view in sorted(known, key=lambda row: row[0], reverse=falling)] + unknown
 
 
 class Widths:
@@ -114,10 +146,10 @@ class Widths:
             if sum(wanted.values()) + GAP * (len(wanted) - 1) <= width or len(wanted) == 1:
                 break
             del wanted[part.name]
-        if len(wanted) == 1:
+        growing = [part for part in kind.parts if part.grows and part.name in wanted]
+        if len(wanted) == 1 and not growing:
             return dict.fromkeys(wanted, max(min(width, *wanted.values()), 1))
         rest = width - sum(wanted.values()) - GAP * (len(wanted) - 1)
-        growing = [part for part in kind.parts if part.grows and part.name in wanted]
         for index, part in enumerate(growing):
             more = min(rest // (len(growing) - index), max(part.most - wanted[part.name], 0))
             wanted[part.name] += more
@@ -146,8 +178,8 @@ def _cells(cell: Cell) -> int:
     return cell_len(cell) if isinstance(cell, str) else cell.cell_len
 
 
-def drawn(cell: Cell, width: int, gap: int, right: bool, below: Style, above: Style | None) -> list[Segment]:
-    """A cell of so many characters and the gap after it. below, above: what its own styles lie on, and what on them."""
+def drawn(cell: Cell, width: int, gap: int, right: bool, below: Style) -> list[Segment]:
+    """A cell of so many characters and the gap after it. below: what its own styles lie on."""
     length = _cells(cell)
     if length > width:
         cell = cell.copy() if isinstance(cell, Text) else Text(cell)
@@ -155,16 +187,16 @@ def drawn(cell: Cell, width: int, gap: int, right: bool, below: Style, above: St
         length = cell.cell_len
     before, after = " " * (width - length if right else 0), " " * ((0 if right else width - length) + gap)
     if isinstance(cell, str):
-        return [Segment(f"{before}{cell}{after}", below + above)]
+        return [Segment(f"{before}{cell}{after}", below)]
     own = below + _style(cell.style)
-    segments = [Segment(before, own + above)] if before else []
+    segments = [Segment(before, own)] if before else []
     end = 0
     for span in cell.spans:  # one after the other: nothing here is styled twice
         if span.start > end:
-            segments.append(Segment(cell.plain[end : span.start], own + above))
-        segments.append(Segment(cell.plain[span.start : span.end], own + _style(span.style) + above))
+            segments.append(Segment(cell.plain[end : span.start], own))
+        segments.append(Segment(cell.plain[span.start : span.end], own + _style(span.style)))
         end = span.end
-    return [*segments, Segment(cell.plain[end:] + after, own + above)]
+    return [*segments, Segment(cell.plain[end:] + after, own)]
 
 
 def _style(style: str | Style) -> Style:

@@ -3,7 +3,6 @@
 
 import math
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 from rich.text import Text
@@ -13,7 +12,7 @@ from netmon.dl.verdict.verdict_text import reason, renamed
 from netmon.past import PastSteps
 from netmon.records import Table
 from netmon.top.filters import Values, exactly
-from netmon.top.glyphs import iteration
+from netmon.top.glyphs import clock, iteration
 from netmon.top.options import Options
 from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_duration
@@ -67,12 +66,6 @@ def step_of(steps: Sequence[Step], number: int, near_ns: int) -> Step | None:
     return next((step for step in steps if step.end_ns >= near_ns), steps[-1] if steps else None)
 
 
-def clock(utc_ns: int) -> str:
-    """`10:12:13.427`."""
-    moment = datetime.fromtimestamp(utc_ns // 1_000_000_000, timezone.utc)
-    return f"{moment:%H:%M:%S}.{utc_ns // 1_000_000 % 1000:03}"
-
-
 def cause(verdict: Verdict) -> str:
     """`cross: iperf3`."""
     word = verdict.cause.name.lower().replace("_", " ")
@@ -121,8 +114,8 @@ STEPS = Kind(
             99,
         ),
         Part(
-            "began UTC",
-            lambda step, *_: clock(step.start_ns),
+            "began",
+            lambda step, *_: clock(step.start_ns) if step.start_ns else "",
             lambda step: step.start_ns,
             12,
             12,
@@ -146,6 +139,7 @@ STEPS = Kind(
     key=lambda step: (step.job, step.number, step.start_ns),
     values=_step_values,
     term=lambda step: f"{exactly('job', step.job)} {exactly('iteration', step.number)}",
+    by="began",
 )
 
 
@@ -168,7 +162,7 @@ def _words(verdict: Verdict, ink: Options, width: int) -> Text:
 VERDICTS = Kind(
     "verdicts",
     (
-        Part("ended UTC", lambda one, *_: clock(one.end_ns), lambda one: one.end_ns, 12, 12, worth=8, falling=True),
+        Part("ended", lambda one, *_: clock(one.end_ns), lambda one: one.end_ns, 12, 12, worth=8, falling=True),
         Part("job", lambda one, ink, _: Text(ink.job(one.job), "bold"), lambda one: one.job, 6, 30, worth=7),
         numeric(
             "iteration", lambda one, *_: iteration(one.iteration, one.relative), lambda one: one.iteration, 9, 12, 99
@@ -187,4 +181,5 @@ VERDICTS = Kind(
     key=lambda one: (one.job, one.iteration, one.end_ns),
     values=_verdict_row,
     term=lambda one: f"{exactly('job', one.job)} {exactly('iteration', one.iteration)}",
+    by="ended",
 )

@@ -9,10 +9,9 @@ import numpy.typing as npt
 from rich.text import Text
 
 from netmon.past import Frame, RankSpan
-from netmon.top.glyphs import class_sparkline_styles, shown, sparkline
+from netmon.top.glyphs import class_sparkline_styles, clock, shown, sparkline
 from netmon.top.links import ARROWS
 from netmon.top.options import Options
-from netmon.top.steps import clock
 from netmon.units import format_duration
 from netmon.views import LinkView
 

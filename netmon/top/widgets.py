@@ -2,8 +2,7 @@
 """What the reader handles: the tables with their cursors, the line for a filter, and the page of help."""
 
 import re
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.events import Click, MouseMove
+from textual.events import Click, MouseMove, Resize
 from textual.geometry import Region, Size, Spacing
 from textual.message import Message
 from textual.screen import ModalScreen
@@ -22,72 +21,15 @@ from textual.strip import Strip
 from textual.widgets import Input, Static
 
 from netmon.top.filters import FIELDS, Filter, FilterError, hint, parse
+from netmon.top.glyphs import broken
 from netmon.top.options import Options
-from netmon.top.rows import GAP, Cell, Kind, Widths, cells_of, drawn, ordered
-
-# --- Rows that stay where they are while one reads them.
-
-HOLD_NS = 2_000_000_000
-"""How long a row keeps its place after it has left the top."""
-
-
-@dataclass
-class _Row:
-    view: Any
-    seen_ns: int
-
-
-class StableRows:
-    """Remembers which view stands in which row of a table."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
-        self._rows: list[_Row] = []
-
-    def clear(self) -> None:
-        """Forget where rows stood: the reader asked for another order."""
-        self._rows.clear()
-
-    def place(self, views: Sequence[Any], rows: int, now_ns: int) -> list[Any]:
-        """All views to show, given in the wanted order, of which `rows` fit on the screen.
-
-        A view stays in its row while it is among the first `rows`, and for HOLD_NS after; a row that became free goes
-        to the first view that has none. What is below the screen stands in the wanted order. A view that is shown but
-        is not known any more is what the kind makes of it.
-        """
-        key = self._kind.key
-        known = {key(view): view for view in views}
-        top = dict(list(known.items())[:rows])
-        kept: list[_Row | None] = [self._renewed(row, known, top, now_ns) for row in self._rows[:rows]]
-        kept += [None] * (rows - len(kept))
-        placed = {key(row.view) for row in kept if row}
-        newcomers = iter([view for name, view in top.items() if name not in placed])
-        filled = [row or _new_row(next(newcomers, None), now_ns) for row in kept]
-        self._rows = [row for row in filled if row]
-        shown = {key(row.view) for row in self._rows}
-        return [row.view for row in self._rows] + [view for name, view in known.items() if name not in shown]
-
-    def _renewed(self, row: _Row, known: dict[Hashable, Any], top: dict[Hashable, Any], now_ns: int) -> _Row | None:
-        name = self._kind.key(row.view)
-        if name in top:
-            return _Row(top[name], now_ns)
-        if now_ns - row.seen_ns >= HOLD_NS:
-            return None
-        return _Row(known[name] if name in known else self._kind.gone(row.view), row.seen_ns)
-
-
-def _new_row(view: Any, now_ns: int) -> _Row | None:
-    return None if view is None else _Row(view, now_ns)
-
-
-# --- row table
-
+from netmon.top.rows import GAP, Cell, Kind, StableOrder, Widths, cells_of, drawn, ordered
 
 _RISING, _FALLING = "▲", "▼"
 
 
 class RowTable(ScrollView, can_focus=True):
-    """Rows of one kind below their headings. Sorted as they come until the reader chooses a column.
+    """Rows of one kind below their headings.
 
     A line is drawn when its cells have changed.
     """
@@ -111,20 +53,12 @@ class RowTable(ScrollView, can_focus=True):
         overflow-x: hidden; scrollbar-size-vertical: 1; height: auto;
         &:focus {
             background-tint: $foreground 5%;
-            & > .rows--cursor {
-                background: $block-cursor-background;
-                color: $block-cursor-foreground;
-                text-style: $block-cursor-text-style;
-            }
+            & > .rows--cursor { background: #152c42; }
             & > .rows--header { background-tint: $foreground 5%; }
         }
         & > .rows--header { text-style: bold; background: $panel; color: $foreground; }
         &:ansi > .rows--header { background: ansi_bright_blue; color: ansi_default; }
-        & > .rows--cursor {
-            background: $block-cursor-blurred-background;
-            color: $block-cursor-blurred-foreground;
-            text-style: $block-cursor-blurred-text-style;
-        }
+        & > .rows--cursor { background: #262c33; }
         & > .rows--hover { background: $block-hover-background; }
         & > .rows--header-hover { background: $accent 30%; }
     }
@@ -163,7 +97,7 @@ class RowTable(ScrollView, can_focus=True):
         self._header: list[Cell] = []
         self._rows: list[list[Cell]] = []
         self._hover: int | None = None
-        self._stable_rows: StableRows | None = None
+        self._order: StableOrder | None = None
 
     def action_sideways(self, step: int) -> None:
         self.post_message(self.Sideways(step))
@@ -241,8 +175,8 @@ class RowTable(ScrollView, can_focus=True):
 
     def reset_order(self) -> None:
         """Other rows are wanted: those that are shown keep no place."""
-        if self._stable_rows:
-            self._stable_rows.clear()
+        if self._order:
+            self._order.clear()
 
     def sort_by(self, name: str) -> None:
         """By that column; the other way round if it is so already."""
@@ -263,17 +197,20 @@ class RowTable(ScrollView, can_focus=True):
     def show(
         self, kind: Kind, views: Sequence[Any], ink: Options, width: int, height: int, now_ns: int, hold: bool = True
     ) -> None:
-        """Draw these views into so many cells and lines. hold: rows keep their place although their order changes."""
+        """Draw these views into so many cells and lines. hold: rows keep their places for a while (StableOrder)."""
         if kind is not self.kind:
-            self.kind, self._stable_rows, self._widths, self.by = kind, StableRows(kind), Widths(), None
+            self.kind, self._order, self._widths = kind, StableOrder(kind), Widths()
+            part = kind.part(kind.by)
+            self.by, self.falling = kind.by or None, bool(part and part.falling)
         chosen = self.chosen
         key = kind.key(chosen) if chosen is not None and self.cursor_row > 0 else None
-        wanted = ordered(kind, views, self.by, self.falling)
-        assert self._stable_rows is not None
+        assert self._order is not None
         if self.styles.height is None or self.styles.height.cells != height:
             self.styles.height = height
-        on_screen = max(height - 1, 1) if self.scroll_offset.y == 0 else len(wanted)
-        self.views = self._stable_rows.place(wanted, on_screen, now_ns) if hold else wanted
+        if hold:
+            self.views = self._order.place(views, self.by, self.falling, now_ns)
+        else:
+            self.views = ordered(kind, views, self.by, self.falling)
         fits, cells = cells_of(kind, self.views, ink, max(width - 1, 8), self._widths)  # the last is the scroll bar's
         self._put(fits, [_heading(kind, name, own, ink, self.by, self.falling) for name, own in fits.items()], cells)
         if key is not None:
@@ -303,24 +240,21 @@ class RowTable(ScrollView, can_focus=True):
         if row is None or not self._fits:
             return Strip.blank(width, base)
         cells = self._header if row == self._HEADER else self._rows[row]
-        style, over = self._row_styles(row, base)
-        segments = []
+        style, segments = self._row_style(row, base), []
         for cell, (name, own) in zip(cells, self._fits.items(), strict=True):
             part = self.kind.part(name) if self.kind else None
-            segments += drawn(cell, own, GAP, bool(part and part.right), style, over)
+            segments += drawn(cell, own, GAP, bool(part and part.right), style)
         return Strip(segments).adjust_cell_length(width, style)
 
-    def _row_styles(self, row: int, base: Style) -> tuple[Style, Style | None]:
-        """What is below a row's cells, and what above them."""
+    def _row_style(self, row: int, base: Style) -> Style:
+        """What is below a row's cells; the colours of these stay."""
         style = self.get_component_styles("rows--header").rich_style if row == self._HEADER else base
         if row == self._hover:
-            style += self.get_component_rich_style("rows--hover")
-            if row == self._HEADER:
-                style += self.get_component_rich_style("rows--header-hover")
-        if row == self.cursor_row:
-            cursor = self.get_component_rich_style("rows--cursor")
-            return style + cursor, Style.from_color(cursor.color)
-        return style, None
+            style += self._background("rows--header-hover" if row == self._HEADER else "rows--hover")
+        return style + self._background("rows--cursor") if row == self.cursor_row else style
+
+    def _background(self, name: str) -> Style:
+        return Style(bgcolor=self.get_component_rich_style(name).bgcolor)
 
 
 def _heading(kind: Kind, name: str, width: int, ink: Options, by: str | None, falling: bool) -> Cell:
@@ -407,11 +341,11 @@ def _finished(text: str) -> str:
 
 
 _KEYS = (
-    ("Enter Esc", "into the row, and back: jobs → iterations → ranks → flows; links; groups"),
+    ("Enter Esc", "into the row, and back: an incident → its worst step; jobs → iterations → ranks → flows; links"),
     ("← →", "one iteration back or on, of the job that is chosen; from now on into the past"),
     ("/ \\", "the slow iteration before, or after, this moment"),
     ("l", "live: back to now"),
-    ("v", "verdicts: Enter goes to the moment of one"),
+    ("v", "all incidents and verdicts: Enter goes to the moment of one"),
     ("+ − , .", "in the past: zoom the time axis, down to 10 µs a character; move it"),
     ("f", "filter the rows, as below; empty: all of them"),
     ("g", "group the flows by process, container, user, job, peer host, prefix, host"),
@@ -433,6 +367,9 @@ _FILTERS = (
     ("fields", " ".join(FIELDS)),
 )
 _WORDS = (
+    ("incident", "slow steps of a job, one after the other, with one cause; → what to do while it goes on"),
+    ("last / usual", "how long a job's last step took; the median of the 200 nearest ones without foreign traffic"),
+    ("lost", "by a job's steps in its last incidents, beyond what they usually take"),
     ("DL-only", "a training flow whose link carries no cross traffic in the window; live with hysteresis"),
     ("DL-shared", "a training flow whose link does; also a node any of whose links does"),
     ("cross", "every other flow on the link, those of other jobs included where a rank's are counted"),
@@ -449,6 +386,9 @@ _WORDS = (
 )
 
 
+_WORD = 16
+
+
 class HelpScreen(ModalScreen[None]):
     """The page; any of its keys leads back."""
 
@@ -460,14 +400,20 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(page())
+            yield Static()
+
+    @on(Resize)
+    def _write(self) -> None:
+        self.query_one(Static).update(page(max(self.size.width - 2, _WORD + 8)))  # the last is the scroll bar's
 
 
-def page() -> Text:
+def page(width: int) -> Text:
+    """Lines no longer than the width."""
     text = Text()
     for title, lines in (("netmon top: keys", _KEYS), ("Filters", _FILTERS), ("Words", _WORDS)):
         text.append(f"{title}\n", "bold")
         for word, meaning in lines:
-            text.append(f"  {word:<14}").append(f"{meaning}\n", "dim")
+            for index, line in enumerate(broken(meaning, width - _WORD)):
+                text.append(f"  {'' if index else word}".ljust(_WORD)).append(f"{line.plain}\n", "dim")
         text.append("\n")
     return text.append("? back", "dim")

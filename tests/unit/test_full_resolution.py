@@ -133,7 +133,12 @@ def test_full_resolution_has_the_classes_of_the_live_rows(tmp_path: Path) -> Non
     pd.testing.assert_frame_equal(*sums)
     assert set(table["class"]) == {"DL-only", "DL-shared", "cross"}
     assert set(table["src"]) == {"198.18.0.1"}
-    assert set(table["process"]) == {"python", "iperf3"}
+    owners = table.drop_duplicates("process").set_index("process")
+    assert set(owners.index) == {"python", "iperf3"}
+    assert owners.loc["iperf3", "owner_job"] == ""  # its rows are of the training that it met
+    assert owners.loc["python", "owner_job"] == "train"
+    assert (owners["pid"] > 0).all()
+    assert (owners["owner_source"] != "").all()
 
 
 def test_an_agent_that_goes_away_ends_the_request(tmp_path: Path) -> None:

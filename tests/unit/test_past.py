@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from snapshot_example import example
 
@@ -17,8 +18,10 @@ from netmon.history.stored_rows import StoredRows
 from netmon.past import HOUR_NS, STEP_TIMES
 from netmon.records import Class, Direction
 from netmon.top.collector_past import CollectorPast
+from netmon.top.flows import owner
 from netmon.top.steps import step_of, steps_of
 from netmon.views import STEP
+from netmon.wire.queries import FullPart
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"
 MS = 1_000_000
@@ -129,3 +132,28 @@ def test_the_iteration_that_is_meant_is_the_one_nearest_to_the_moment() -> None:
     assert step_of(steps, 2, 25) == steps[1]
     assert step_of(steps, 9, 100) == steps[2]
     assert step_of([], 9, 100) is None
+
+
+def test_the_past_of_a_live_run_knows_owners_classes_and_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = np.zeros(2, STEP)
+    steps["rank"], steps["number"], steps["end_ns"] = [0, 1], 7, 10**9
+    told = {
+        **{"host": ["h0", "h0", "h1"], "session": "s", "interface": "eth0", "direction": "rx", "flow_id": [1, 2, 3]},
+        **{"bucket_start_ns": 10**8, "bucket_ns": 10**6, "wire_bytes": [5_000, 9_000, 5_000], "payload_bytes": 1},
+        **{"class": ["DL-shared", "cross", "DL-only"], "job": "resnet", "iteration": 7},
+        **{"src": "10.0.0.2", "dst": "10.0.0.1", "src_port": [1, 2, 3], "dst_port": 5201, "protocol": 6},
+        **{"process": ["python", "iperf3", "python"], "container": "", "user": "root", "pid": [11, 12, 13]},
+        **{"owner_job": ["resnet", "", "resnet"], "owner_rank": [0, -1, 1], "owner_source": "socket"},
+    }
+    part = FullPart("h0", pa.Table.from_pandas(pd.DataFrame(told)), "")
+    monkeypatch.setattr("netmon.wire.queries.get_full", lambda *_: iter([part]))
+    monkeypatch.setattr("netmon.top.collector_past.watch_once", lambda *_: example())
+    past = CollectorPast("localhost:1")
+    list(past.remember([replace(example(), jobs=(replace(example().jobs[0], steps=steps),))]))
+    [job] = past.frame("resnet", 7, 0, 10**9).snapshot.jobs
+    assert (job.shared_ranks, job.known_ranks) == (1, 2)
+    assert [rank.node_shared for rank in job.ranks] == [True, False]
+    flows = past.frame("resnet", 7, 0, 10**9).snapshot.flows
+    seen = {(view.flow.owner.process, view.flow.owner.pid): (view.class_, view.flow.owner.job) for view in flows[:2]}
+    assert seen[("iperf3", 12)] == (Class.CROSS, "")
+    assert owner(flows[0].flow.owner) == "iperf3[12]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows: their names, their order, and that they stay where they are."""
+"""Flows: their names, their order, and that they do not change places at once."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ from netmon.top.flows import (
     round_trip,
 )
 from netmon.top.options import Options, arrange
-from netmon.top.widgets import HOLD_NS, StableRows
+from netmon.top.rows import HOLD_NS, StableOrder
 from netmon.views import FlowView
 
 TENTH = 100_000_000
@@ -39,44 +39,51 @@ def ports(rows: list[FlowRow]) -> list[int]:
 
 
 def by_rate(**rates: float) -> list[FlowRow]:
-    flows = (named(int(port[1:]), rate) for port, rate in rates.items())
-    return flow_rows(sorted(flows, key=lambda view: -view.wire_bps))
+    return flow_rows([named(int(port[1:]), rate) for port, rate in rates.items()])
 
 
-def test_flows_keep_their_rows_while_they_are_in_the_top() -> None:
-    places = StableRows(FLOWS)
-    assert ports(places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)) == [1, 2, 3]
-    assert ports(places.place(by_rate(p1=5, p2=9, p3=1), 2, TENTH)) == [1, 2, 3]
+def placed(order: StableOrder, now_ns: int, **rates: float) -> list[int]:
+    return ports(order.place(by_rate(**rates), "rate", True, now_ns))
 
 
-def test_a_flow_that_left_the_top_keeps_its_row_for_a_while() -> None:
-    places = StableRows(FLOWS)
-    places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)
-    assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS - 1)) == [1, 2, 3]
-    assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS)) == [1, 3, 2]
+def test_flows_stand_by_their_rates_and_do_not_change_places_at_once() -> None:
+    order = StableOrder(FLOWS)
+    assert placed(order, 1, p3=1, p1=9, p2=5) == [1, 2, 3]
+    assert placed(order, TENTH, p3=1, p1=5, p2=9) == [1, 2, 3]
+    assert placed(order, HOLD_NS, p3=671, p1=5, p2=9) == [1, 2, 3]
+    assert placed(order, HOLD_NS + 1, p3=671, p1=5, p2=9) == [3, 2, 1]
+    assert placed(order, HOLD_NS + TENTH, p3=0, p1=5, p2=9) == [3, 2, 1]
 
 
-def test_a_flow_that_came_back_in_time_starts_anew() -> None:
-    places = StableRows(FLOWS)
-    for now, p2 in ((0, 5), (HOLD_NS - 1, 1), (HOLD_NS, 5), (HOLD_NS + 1, 1)):
-        assert ports(places.place(by_rate(p1=9, p2=p2, p3=3), 2, now)) == [1, 2, 3]
+def test_a_new_flow_comes_where_its_rate_belongs() -> None:
+    order = StableOrder(FLOWS)
+    placed(order, 1, p1=9, p3=1)
+    assert placed(order, TENTH, p3=1, p1=9, p2=5, p4=12) == [4, 1, 2, 3]
 
 
-def test_a_flow_that_is_gone_has_an_unknown_rate() -> None:
-    places = StableRows(FLOWS)
-    places.place(by_rate(p1=9, p2=5), 2, 0)
-    (first, second) = places.place(by_rate(p2=5), 2, TENTH)
+def test_a_flow_that_is_gone_has_an_unknown_rate_and_then_no_row() -> None:
+    order = StableOrder(FLOWS)
+    placed(order, 1, p1=9, p2=5)
+    first, second = order.place(by_rate(p2=5), "rate", True, TENTH)
     assert math.isnan(first.view.wire_bps)
     assert second.view.wire_bps == 5
+    assert placed(order, 1 + HOLD_NS, p2=5) == [2]
 
 
-def test_fewer_rows_and_more_rows() -> None:
-    places = StableRows(FLOWS)
-    views = by_rate(p1=9, p2=5, p3=1)
-    assert ports(places.place(views, 3, 0)) == [1, 2, 3]
-    assert ports(places.place(views, 1, 0)) == [1, 2, 3]
-    assert ports(places.place(views, 0, 0)) == [1, 2, 3]
-    assert ports(places.place(views, 5, 0)) == [1, 2, 3]
+def test_another_order_counts_at_once() -> None:
+    order = StableOrder(FLOWS)
+    placed(order, 1, p1=9, p2=5)
+    order.clear()
+    assert placed(order, TENTH, p1=1, p2=5) == [2, 1]
+
+
+def test_what_is_not_known_comes_last_either_way() -> None:
+    rows = by_rate(p1=1, p2=5, p3=7)
+    rows[0] = rows[0]._replace(view=replace(rows[0].view, wire_bps=math.nan))
+    assert [ports(StableOrder(FLOWS).place(rows, "rate", falling, 1)) for falling in (True, False)] == [
+        [3, 2, 1],
+        [2, 3, 1],
+    ]
 
 
 def test_the_largest_flows_come_first() -> None:
@@ -151,3 +158,17 @@ def test_flows_are_grouped_and_a_group_is_found_by_its_filter(by: str, groups: d
     for group in found:
         wanted = parse(group_term(group))
         assert sum(wanted.holds(FLOWS.values(row)) for row in rows) == group.flows
+
+
+def test_a_flow_that_is_seen_at_both_ends_is_counted_once() -> None:
+    iperf = Owner(1, "iperf3", source="socket", user="root")
+    ends = ("10.0.0.3", 7, "10.0.0.1", 5201)
+    rows = flow_rows(
+        [
+            flow("h2", Direction.TX, *ends, iperf, Class.CROSS, 6e8),
+            flow("h0", Direction.RX, *ends, iperf, Class.CROSS, 5.9e8),
+        ]
+    )
+    [both] = grouped(rows, "process")
+    assert (both.flows, both.hosts, both.wire_bps, both.wire_bytes) == (1, ("h0", "h2"), 6e8, 600_000_000)
+    assert {group.name: group.wire_bps for group in grouped(rows, "host")} == {"h2": 6e8, "h0": 5.9e8}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from snapshot_example import GIGABIT, cluster, example, flow
 
+from netmon.dl.verdict.incidents import incidents
 from netmon.records import Class, Direction, Owner
 from netmon.top.frame import render
 from netmon.top.options import Options, arrange, short_names
@@ -55,13 +56,14 @@ def test_an_overview(width: int, height: int) -> None:
     assert text == path.read_text()
 
 
-HEADINGS = "ranks iteration last median p99 sent DL-shared coverage bytes"
+HEADINGS = "ranks iteration last / usual lost sent DL-shared coverage bytes"
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 140, 200])
 def test_headings_are_whole_and_no_two_jobs_look_alike(width: int) -> None:
     text = drawn(ordered(cluster()), PLAIN, width, 10**6)
     assert set(HEADINGS.split()) <= set(text.split())
+    assert "p99" in text.split() or width < 100
     lines = text.splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith("JOBS"))
     names = [line.split()[0] for line in lines[first + 1 : first + 33]]
@@ -144,15 +146,19 @@ def test_a_frame_without_anything_is_a_frame() -> None:
 def test_jobs_are_called_what_people_call_them() -> None:
     job = replace(example().jobs[0], job="10.0.0.1:9994", name="train.py@node3", parameters_basis="calls")
     verdict = Verdict("10.0.0.1:9994", 7, 0, 1, 2, 1, 1, Cause.OTHER_JOB, "job 10.0.0.1:9995", "h0", "eth0")
+    slowed = tuple(incidents([verdict], {"10.0.0.1:9994": (1, 7)}))
     other = replace(job, job="10.0.0.1:9995", name="bert (Slurm 7)", verdicts=())
     shown = example().flows[0]
     owner = Owner(1, "python3", "", "10.0.0.1:9994", 0, "socket")
     mine = replace(shown, flow=replace(shown.flow, owner=owner))
     text = drawn(
-        ordered(replace(example(), jobs=(replace(job, verdicts=(verdict,)), other), flows=(mine,))), PLAIN, 200, 50
+        ordered(replace(example(), jobs=(replace(job, incidents=slowed), other), flows=(mine,))), PLAIN, 200, 50
     )
     assert "10.0.0.1:999" not in text
-    for words in ("JOB train.py@node3", "JOB bert (Slurm 7)", "of job bert (Slurm 7)", "train.py@node3/0"):
+    for words in (
+        *("JOB train.py@node3", "JOB bert (Slurm 7)", "train.py@node3/0"),
+        "train.py@node3 2.0 × slower since 1970-01-01 00:00:00: job bert (Slurm 7) into h0",
+    ):
         assert words in text
     assert "4 M parameters, read from the calls" in text
 

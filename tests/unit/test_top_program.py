@@ -159,7 +159,7 @@ def test_back_in_time_and_live_again() -> None:
         await seen.press("left")
         await seen.until("iteration 38:")
         await seen.press("slash")
-        compare(await seen.until(f"iteration {SLOW}:", "held the transfer up"), "past-120x40")
+        compare(await seen.until(f"iteration {SLOW} of job", "held the transfer up"), "past-120x40")
         await seen.press("right")
         await seen.until("iteration 37:")
         await seen.press("backslash")

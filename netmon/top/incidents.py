@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What slowed whom, since when, by how much, and what to do: the first lines of every view."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from rich.text import Text
+
+from netmon.dl.verdict import NOTABLE
+from netmon.dl.verdict.incidents import incidents, line, remedy
+from netmon.past import PastSteps
+from netmon.top.filters import Values, exactly
+from netmon.top.glyphs import broken, clock, day
+from netmon.top.jobs import usual_ns
+from netmon.top.options import named_incident
+from netmon.top.rows import Kind, Part
+from netmon.units import format_duration
+from netmon.views import Incident, JobView, Verdict
+
+_MOST_LINES = 3  # of one incident
+
+
+class IncidentRow(NamedTuple):
+    """A line of an incident; a long one takes several."""
+
+    incident: Incident
+    number: int  # of the line, from 0
+    text: Text
+
+
+def of_past(past: PastSteps) -> list[Incident]:
+    """Newest first; those at the end of what is known of a job go on."""
+    return newest_first(incidents(past.verdicts, past.ends()))
+
+
+def newest_first(found: Iterable[Incident]) -> list[Incident]:
+    """Those that go on before all others. By their beginnings, which do not change while they go on."""
+    return sorted(found, key=lambda one: (one.ongoing, one.since_ns), reverse=True)
+
+
+def with_older(live: Sequence[Incident], past: Sequence[Incident]) -> list[Incident]:
+    """live: the last ones of each job, as its collector tells; past: all of the hour."""
+    oldest: dict[str, int] = {}
+    for one in live:
+        oldest[one.job] = min(one.since_ns, oldest.get(one.job, one.since_ns))
+    older = [replace(one, ongoing=False) for one in past if one.until_ns <= oldest.get(one.job, one.until_ns)]
+    return newest_first([*live, *older])
+
+
+def of_verdict(found: Iterable[Incident], verdict: Verdict) -> Incident | None:
+    """The one that a step is of."""
+    inside = [
+        one
+        for one in found
+        if one.job == verdict.job and one.since_ns <= verdict.start_ns and verdict.end_ns <= one.until_ns
+    ]
+    return next((one for one in inside if (one.cause, one.culprit) == (verdict.cause, verdict.culprit)), None)
+
+
+def lines_of(incident: Incident, names: Mapping[str, str], now_ns: int, width: int) -> list[Text]:
+    """It in words, and what to do while it goes on. names: of jobs, as they are shown."""
+    incident = named_incident(incident, names)
+    text = line(incident, lambda ns: _moment(ns, now_ns))
+    found = _hanging(text, width, 0, "bold yellow" if incident.ongoing else "")
+    return found + (_hanging(f"→ {remedy(incident)}", width, 2) if incident.ongoing else [])
+
+
+def _hanging(text: str, width: int, indent: int, style: str = "") -> list[Text]:
+    """In lines, of which the first begins at the indent, and the others two characters later."""
+    lines = broken(text, width - indent, style)
+    if len(lines) > 1:
+        lines = broken(text, width - indent - 2, style)
+    begins = (" " * (indent + 2 * bool(index)) for index in range(_MOST_LINES))
+    return [Text(begin, style).append_text(line) for begin, line in zip(begins, lines, strict=False)]
+
+
+def _moment(utc_ns: int, now_ns: int) -> str:
+    time = clock(utc_ns)[:8]
+    return time if day(utc_ns) == day(now_ns) else f"{day(utc_ns)} {time}"
+
+
+def rows_of(found: Iterable[Incident], names: Mapping[str, str], now_ns: int, width: int) -> list[IncidentRow]:
+    return [
+        IncidentRow(one, number, text)
+        for one in found
+        for number, text in enumerate(lines_of(one, names, now_ns, width))
+    ]
+
+
+def calm(jobs: Sequence[JobView], found: Sequence[Incident], names: Mapping[str, str], width: int) -> list[Text]:
+    """What is said where no incident goes on. jobs: those that train."""
+    if not jobs or any(one.ongoing for one in found):
+        return []
+    usual = {job.job: usual_ns(job) for job in jobs}
+    slow = [job for job in jobs if 0 < NOTABLE * usual[job.job] <= job.last_ns]
+    if slow:
+        job, *more = slow
+        text = f"{names.get(job.job, job.job)}'s last step took {format_duration(job.last_ns)}"
+        others = f" (and {len(more)} more)" if more else ""
+        text = f"{text}, usually {format_duration(usual[job.job])}{others}; not judged yet"
+        return broken(text, width, "yellow")
+    if any(usual.values()):
+        return broken("no job is slower than usual" + (" now" if found else ""), width, "green")
+    return broken("no job has had enough steps to say what is usual", width, "dim")
+
+
+def _values(row: IncidentRow) -> Values:
+    one = row.incident
+    return {
+        "job": (one.job,),
+        "host": (one.host,),
+        "rank": (one.rank,),
+        "user": (one.culprit_user,),
+        "cause": (one.cause.name.lower(),),
+        "culprit": (one.culprit,),
+    }
+
+
+INCIDENTS = Kind(
+    "incidents",
+    (
+        Part(
+            "newest first; Enter shows the worst step",
+            lambda row, *_: row.text,
+            lambda row: row.incident.since_ns,
+            20,
+            1_000,
+            grows=True,
+        ),
+    ),
+    key=lambda row: (row.incident.job, row.incident.cause, row.incident.culprit, row.incident.since_ns, row.number),
+    values=_values,
+    term=lambda row: exactly("job", row.incident.job),
+)
