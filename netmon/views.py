@@ -387,8 +387,7 @@ RECENT_ITERATIONS = 500
 
 @dataclass(frozen=True)
 class JobView:
-    """One training job. Its durations are of the slowest rank in each of its recent iterations, whatever these met: how
-    long an iteration usually takes is another number (netmon.dl.verdict.baseline)."""
+    """One training job. Its durations are of the slowest rank in each of its recent iterations, whatever these met."""
 
     job: str
     size: int
@@ -414,6 +413,7 @@ class JobView:
     name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
     parameters_basis: str = ""  # their source, as the table iterations has it; empty: unknown
     not_understood: bool = False  # its steps do not explain what its ranks send: nothing is said of steps
+    usual_ns: int = 0  # how long its last iteration usually takes (netmon.dl.verdict.baseline); 0: not known
     # Iterations of its ranks, dtype STEP, as they were requested, in no order.
     steps: Table = field(default_factory=lambda: np.zeros(0, STEP))
 
