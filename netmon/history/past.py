@@ -190,7 +190,7 @@ class DatasetPast:
         steps = self._past.jobs.get(name, np.zeros(0, STEP_TIMES))
         lately = steps[steps["start_ns"] < until]
         durations = lately["longest_ns"].astype(np.int64)[-RECENT_ITERATIONS:]
-        last = lately["longest_ns"][lately["number"] == at]
+        last = lately[lately["number"] == at][-1:]
         newest = (ranks if len(ranks) else own).iloc[-1]
         size, parameters = _whole(newest["size"]), _whole(newest["parameters"])
         verdicts = [one for one in self._past.verdicts if one.job == name and one.start_ns < until]
@@ -199,7 +199,7 @@ class DatasetPast:
             job=name,
             size=size,
             iteration=at,
-            last_ns=int(last[-1]) if len(last) else 0,
+            last_ns=int(last["longest_ns"].sum()),
             median_ns=int(np.median(durations)) if len(durations) else 0,
             p99_ns=int(np.percentile(durations, 99)) if len(durations) else 0,
             source=Source[str(newest["source"]).upper()],
@@ -218,6 +218,7 @@ class DatasetPast:
             shared_ranks=int(ranks["node_shared"].fillna(False).sum()),
             name=self._past.names.get(name, ""),
             parameters_basis=str(newest["parameters_basis"] or ""),
+            usual_ns=int(last["usual_ns"].sum()),
         )
 
     def _incidents_of(self, job: str) -> list[Incident]:

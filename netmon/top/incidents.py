@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What slowed whom, since when, by how much, and what to do: the first lines of every view."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -29,9 +30,25 @@ class IncidentRow(NamedTuple):
     text: Text
 
 
+_LATELY_NS = 60_000_000_000
+
+
 def of_past(past: PastSteps) -> list[Incident]:
-    """Newest first; those at the end of what is known of a job go on."""
-    return newest_first(incidents(past.verdicts, past.ends()))
+    """Newest first; those at the end of what is known of a job go on, if that was in the last minute."""
+    since = time.time_ns() - _LATELY_NS
+    return newest_first(incidents(past.verdicts, {job: end for job, end in past.ends().items() if end[0] > since}))
+
+
+def calm_past(past: PastSteps, job: str, width: int) -> list[Text]:
+    """What is said where there is no verdict on a job's steps, or on all jobs' ("")."""
+    tables = [rows for name, rows in past.jobs.items() if job in ("", name)]
+    slow = sum(
+        int(((rows["usual_ns"] > 0) & (rows["longest_ns"] >= NOTABLE * rows["usual_ns"])).sum()) for rows in tables
+    )
+    if slow:
+        text = f"{slow:,} of {sum(map(len, tables)):,} steps took notably longer than usual; none of them is judged"
+        return broken(text, width, "yellow")
+    return broken("no job was slower than usual", width, "green") if any(map(len, tables)) else []
 
 
 def newest_first(found: Iterable[Incident]) -> list[Incident]:

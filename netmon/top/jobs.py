@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.baseline import MOST, usual_of_last
+from netmon.dl.verdict.baseline import usual_of_last
 from netmon.records import Class
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
@@ -29,7 +29,7 @@ from netmon.top.glyphs import (
 from netmon.top.options import Options, short_names
 from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_bytes, format_count, format_duration
-from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, Cause, JobView, RankTimes, RankView
+from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView, RankTimes, RankView
 
 _INDENT = 2
 _SPARKLINE, _LEAST_SPARKLINE = 40, 8
@@ -204,14 +204,8 @@ def _ran(job: JobView) -> bool:
 
 
 def usual_ns(job: JobView) -> int:
-    """How long its last iteration usually takes: as the last verdict says, where that is not long ago. 0: not known."""
-    if not _ran(job):
-        return 0
-    verdict = next((one for one in job.verdicts if one.usual_ns), None)
-    since = job.iteration - verdict.iteration + 1 if verdict else 0
-    if verdict is None or not 0 < since <= MOST:
-        return usual_of_last(job.durations_ns)
-    return usual_of_last(job.durations_ns[-since:]) if verdict.cause == Cause.CHANGE else verdict.usual_ns
+    """How long its last iteration usually takes; of a collector that does not say, by the last ones. 0: not known."""
+    return job.usual_ns or (usual_of_last(job.durations_ns) if _ran(job) else 0)
 
 
 def _slowness(job: JobView) -> float:

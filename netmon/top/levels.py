@@ -3,16 +3,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, NamedTuple
 
-from netmon.dl.verdict.baseline import of_durations, usual
 from netmon.past import Frame, PastSteps
 from netmon.top.filters import Filter
 from netmon.top.flows import FLOWS, GROUPS, FlowGroup, FlowKey, FlowRow, flow_key, flow_rows, grouped
 from netmon.top.glyphs import iteration
 from netmon.top.incidents import INCIDENTS, IncidentRow, rows_of, with_older
-from netmon.top.jobs import JOBS, RANKS, TIMED_RANKS, RankRow
+from netmon.top.jobs import JOBS, RANKS, TIMED_RANKS, RankRow, usual_ns
 from netmon.top.links import ARROWS, LINKS, PAST_LINKS
 from netmon.top.links import ordered as links_by_name
 from netmon.top.rows import Kind
@@ -52,6 +51,7 @@ class Scene:
     grouped_by: str = ""
     steps: Sequence[Step] = ()  # of the level's job, oldest first
     past_incidents: Sequence[Incident] = ()  # newest first
+    fresh: Mapping[Any, Verdict] = field(default_factory=dict)  # of snapshots, whether the past has them or not
 
 
 class Shown(NamedTuple):
@@ -140,12 +140,9 @@ def links_to_draw(level: Level, scene: Scene) -> list[LinkView]:
 
 
 def all_verdicts(scene: Scene) -> Iterator[Verdict]:
-    """On the iterations that stood out, the newest first."""
-    live = [verdict for job in scene.snapshot.jobs for verdict in job.verdicts] if scene.frame is None else []
-    since = min((one.end_ns for one in live), default=0)
-    known = takewhile(lambda one: one.end_ns >= since, reversed(scene.past.verdicts)) if live else ()
-    there = {(one.job, one.iteration, one.end_ns) for one in known}
-    yield from (one for one in live if (one.job, one.iteration, one.end_ns) not in there)
+    """On the iterations that stood out, about the newest first; some of them twice."""
+    if scene.frame is None:
+        yield from scene.fresh.values()
     yield from reversed(scene.past.verdicts)
 
 
@@ -193,9 +190,9 @@ def _from_durations(job: JobView | None) -> list[Step]:
     """The last iterations without their times, where nobody can be asked about them."""
     if job is None:
         return []
-    first = job.iteration - len(job.durations_ns) + 1
-    each = zip(job.durations_ns.tolist(), usual(of_durations(job.durations_ns)).tolist(), strict=True)
-    steps = [Step(job.job, number, 0, 0, *times, job.relative) for number, times in enumerate(each, first)]
+    first, usual = job.iteration - len(job.durations_ns) + 1, usual_ns(job)
+    each = enumerate(job.durations_ns.tolist(), first)
+    steps = [Step(job.job, number, 0, 0, duration, usual, job.relative) for number, duration in each]
     return steps[::-1]
 
 

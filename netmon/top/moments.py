@@ -123,12 +123,16 @@ class QueryThread:
 # --- Going back in time: from iteration to iteration, and to the slow ones.
 
 
+_MOST_FRESH = 1_000
+
+
 class Rewinding:
     """Which iteration is looked at. Without one it is now."""
 
     def __init__(self) -> None:
         self.past = PastSteps({})
         self.incidents: list[Incident] = []  # newest first
+        self.fresh: dict[tuple[str, int, int], Verdict] = {}  # of snapshots, oldest first
         self.step: Step | None = None
         self._steps: dict[str, list[Step]] = {}
 
@@ -136,6 +140,12 @@ class Rewinding:
         """incidents: of its verdicts, newest first."""
         self.past, self.incidents = past, incidents
         self._steps.clear()
+
+    def add(self, verdicts: Iterable[Verdict]) -> None:
+        """Those of a snapshot."""
+        self.fresh |= {(one.job, one.iteration, one.end_ns): one for one in verdicts}
+        for key in list(self.fresh)[:-_MOST_FRESH]:
+            del self.fresh[key]
 
     def live(self) -> None:
         """It is now again."""

@@ -15,7 +15,7 @@ from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import DescendantFocus, Resize
+from textual.events import DescendantFocus, Event, Key, MouseDown, Resize
 from textual.filter import LineFilter
 from textual.widgets import Input, Static
 
@@ -27,7 +27,7 @@ from netmon.top.filters import Filter, parse
 from netmon.top.flows import GROUPINGS, FlowGroup
 from netmon.top.frame import has_many
 from netmon.top.glyphs import clock
-from netmon.top.incidents import IncidentRow, calm
+from netmon.top.incidents import IncidentRow, calm, calm_past
 from netmon.top.layout import cost
 from netmon.top.levels import (
     Level,
@@ -154,7 +154,7 @@ class Program(App[None]):
         self._grouped_by = ""
         self._shown: list[Shown] = []
         self._put_lines: dict[str, list[Text]] = {}
-        self._said_silence = False
+        self._said_silence = self._touched = False
         self._cost = OwnCost()
         self._readable = Readable()
         self._reader: Reader | None = None
@@ -185,6 +185,11 @@ class Program(App[None]):
         self.set_interval(1.0, self._say_silence)
         self.redraw()
 
+    async def on_event(self, event: Event) -> None:
+        """Until the reader does anything, what is chosen is the first thing there is."""
+        self._touched |= isinstance(event, Key | MouseDown)
+        await super().on_event(event)
+
     def on_unmount(self) -> None:
         """Leave no thread that does anything."""
         self._moments.stop()
@@ -198,6 +203,7 @@ class Program(App[None]):
             self.notice = f"collector gone since {clock(message.update.since_ns)[:8]}, retrying"
         else:
             self.notice, self._newest = "", message.update
+            self._moments.rewinding.add(verdict for job in message.update.jobs for verdict in job.verdicts)
             if not self._paused:
                 self._live = message.update
         self.redraw()
@@ -234,13 +240,17 @@ class Program(App[None]):
     def scene(self) -> Scene:
         moments = self._moments
         rewinding, frame = moments.rewinding, moments.frame
-        snapshot = frame.snapshot if frame else self._live
+        snapshot, step = frame.snapshot if frame else self._live, moments.step
         if frame is None:
             snapshot = replace(snapshot, links=present_links(snapshot), flows=present_flows(snapshot))
+        elif step:  # as its verdict says
+            jobs = (replace(job, usual_ns=step.usual_ns) if job.job == step.job else job for job in snapshot.jobs)
+            snapshot = replace(snapshot, jobs=tuple(jobs))
         return Scene(
-            *(snapshot, rewinding.past, frame, moments.step, moments.times, self.filter, self._grouped_by),
+            *(snapshot, rewinding.past, frame, step, moments.times, self.filter, self._grouped_by),
             steps=rewinding.of(self.path[-1].job),
             past_incidents=rewinding.incidents,
+            fresh=rewinding.fresh,
         )
 
     def redraw(self) -> None:
@@ -288,6 +298,8 @@ class Program(App[None]):
             return [], None
         jobs = [job for job in scene.snapshot.jobs if level.job in ("", job.job)]
         said = calm(jobs, found, self.ink.jobs, width) if scene.frame is None else []
+        if scene.frame and not found:
+            said = calm_past(scene.past, level.job, width)
         return said, shown_incidents(found, scene, self.ink.jobs, max(width - 1, 8))
 
     def _draw_tables(self, drawn: list[tuple[Shown | None, int]], scene: Scene, width: int) -> None:
@@ -297,8 +309,9 @@ class Program(App[None]):
             if shown and table.display:
                 now = scene.snapshot.time_ns
                 table.show(shown.kind, shown.views, self.ink, width, height, now, hold=scene.frame is None)
-        if scene.snapshot.time_ns and not (isinstance(self.focused, RowTable | Input) and self.focused.display):
-            first = next((table for table in self.query(RowTable) if table.display), None)
+        first = next((table for table in self.query(RowTable) if table.display), None)
+        lost = not (isinstance(self.focused, RowTable | Input) and self.focused.display)
+        if scene.snapshot.time_ns and (lost or not self._touched):
             self.set_focus(first, scroll_visible=False)
 
     def _put(self, name: str, lines: list[Text]) -> None:

@@ -23,7 +23,7 @@ from netmon.top.jobs import usual_ns
 from netmon.top.levels import Level, Scene, incidents_of, shown_incidents, tables
 from netmon.top.options import arrange
 from netmon.top.widgets import RowTable
-from netmon.views import Cause, Incident, Verdict
+from netmon.views import Incident
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 ANSWERS = {
@@ -135,14 +135,23 @@ def test_older_incidents_come_from_the_past_and_none_twice() -> None:
     assert [(one.since_ns // 10**9, one.ongoing) for one in found] == [(30, True), (20, False), (10, False)]
 
 
-def test_one_usual_time() -> None:
-    [resnet, bert] = scene("cross").jobs
-    assert usual_ns(resnet) == VERDICTS["cross"][0].usual_ns == resnet.incidents[0].usual_ns
-    changed = Verdict("bert", 400, 0, 1, 9, 312, 1, Cause.CHANGE)
-    durations = np.array([312] * 49 + [450] * 11)
-    assert usual_ns(replace(bert, iteration=410, durations_ns=durations, verdicts=(changed,))) == 450
-    long_ago = replace(VERDICTS["cross"][0], iteration=1)
-    assert usual_ns(replace(bert, durations_ns=durations, verdicts=(long_ago,))) == 312
+def test_one_usual_time_is_on_a_screen() -> None:
+    job = replace(example().jobs[0], usual_ns=333_000_000)
+    assert usual_ns(job) == 333_000_000
+    assert usual_ns(replace(job, usual_ns=0)) == 310_000_000  # of a collector that does not say
+    past = SyntheticPast()
+
+    async def look(seen: Seen) -> None:
+        await seen.until("455 / 333 ms")
+        await seen.press("enter")
+        text = await seen.until("ITERATIONS", "usual 333 ms")
+        assert {line.split()[3] for line in text.splitlines() if line.split()[1:3] == ["455", "ms"]} == {"1.37"}
+        await seen.press("escape", "left")
+        await seen.until("iteration 39: took 300 ms, usually 300 ms", "/ 300 ms")
+        await seen.press("slash")
+        await seen.until("1.9 × its usual 312 ms", "/ 312 ms")
+
+    run(look, Source(replace(example(), jobs=(job,))), past)
 
 
 def said(*found: Incident, **of_job: object) -> str:
