@@ -217,7 +217,7 @@ SMALL = 7  # lines of the screen: up to so many, nothing is said of what is not 
 _MEDIUM = 14  # lines of the screen: below, there is one table only, and nothing is said above it
 _LEAST_ROWS, _FEW_FACTS = 3, 2
 _PART_OF_INCIDENTS = 3  # of the lines
-_MOST_AXIS = 12
+_LEAST_AXIS, _MOST_AXIS = 3, 12
 
 
 class Plan(NamedTuple):
@@ -277,7 +277,8 @@ def plan(
         return Plan(incidents, legend_lines, 0, path, tables, 0, keys)
     least = sum(min(_LEAST_ROWS, len(one.views)) + 1 for one in shown)
     spare = left - sum(len(one.views) + 1 for one in shown)
-    about = max(min(above, max(spare, _FEW_FACTS) if facts_only else left // 3, left - least), 0)
+    most = max(spare, _FEW_FACTS) if facts_only else left // 3
+    about = max(min(above, most, left - least - min(axis, _LEAST_AXIS)), 0)
     left -= about
     for_axis = max(min(axis, _MOST_AXIS, left - least), 0)
     for_axis = for_axis if for_axis > 1 else 0

@@ -132,17 +132,17 @@ class Widths:
         self._for = 0
 
     def fit(self, kind: Kind, cells: Mapping[str, Sequence[Cell]], ink: Options, width: int) -> dict[str, int]:
-        """By part: those that fit into `width` cells, in order. cells: of all parts that do not grow."""
+        """By part: those that fit into `width` cells, in order. cells: of all parts that may fit and do not grow."""
         if width != self._for:
             self._widest.clear()
             self._for = width
         wanted = {}
-        for part in kind.parts:
+        for part in may_fit(kind, ink, width):
             longest = max(map(_cells, cells.get(part.name, ())), default=0)
-            least = max(part.least, len(kind.heading(part, ink)) + 2)  # the heading is followed by the mark of sorting
+            least = _least(kind, part, ink)
             own = least if part.grows else min(max(least, longest), max(part.most, least))
             wanted[part.name] = self._widest[part.name] = max(own, self._widest.get(part.name, 0))
-        for part in sorted(kind.parts, key=lambda part: part.worth):
+        for part in sorted((part for part in kind.parts if part.name in wanted), key=lambda part: part.worth):
             if sum(wanted.values()) + GAP * (len(wanted) - 1) <= width or len(wanted) == 1:
                 break
             del wanted[part.name]
@@ -157,17 +157,38 @@ class Widths:
         return wanted
 
 
+def _least(kind: Kind, part: Part, ink: Options) -> int:
+    return max(part.least, len(kind.heading(part, ink)) + 2)  # the heading is followed by the mark of sorting
+
+
+def may_fit(kind: Kind, ink: Options, width: int) -> list[Part]:
+    """Those that are shown if their cells are short; in order."""
+    fitting, left = list[Part](), width + GAP
+    for part in sorted(kind.parts, key=lambda part: part.worth)[::-1]:
+        left -= _least(kind, part, ink) + GAP
+        if left < 0 and fitting:
+            break
+        fitting.append(part)
+    return [part for part in kind.parts if part in fitting]
+
+
 def cells_of(
     kind: Kind, views: Sequence[Any], ink: Options, width: int, widths: Widths
 ) -> tuple[dict[str, int], list[list[Cell]]]:
     """(width by part that fits, one list of cells per view, as long as they come)."""
-    fixed = [part for part in kind.parts if not part.grows]
+    fixed = [part for part in may_fit(kind, ink, width) if not part.grows]
     cells = {part.name: [_shown(part.draw(view, ink, part.most)) for view in views] for part in fixed}
     fits = widths.fit(kind, cells, ink, width)
     for part in kind.parts:
         if part.grows and part.name in fits:
             cells[part.name] = [_shown(part.draw(view, ink, fits[part.name])) for view in views]
     return fits, [[cells[name][index] for name in fits] for index in range(len(views))]
+
+
+def row_of(kind: Kind, view: Any, ink: Options, fits: Mapping[str, int]) -> list[Cell]:
+    """The cells of one more view."""
+    parts = [part for part in kind.parts if part.name in fits]
+    return [_shown(part.draw(view, ink, fits[part.name] if part.grows else part.most)) for part in parts]
 
 
 def _shown(cell: Cell) -> Cell:

@@ -23,7 +23,7 @@ from textual.widgets import Input, Static
 from netmon.top.filters import FIELDS, Filter, FilterError, hint, parse
 from netmon.top.glyphs import broken
 from netmon.top.options import Options
-from netmon.top.rows import GAP, Cell, Kind, StableOrder, Widths, cells_of, drawn, ordered
+from netmon.top.rows import GAP, Cell, Kind, StableOrder, Widths, cells_of, drawn, ordered, row_of
 
 _RISING, _FALLING = "▲", "▼"
 
@@ -95,7 +95,9 @@ class RowTable(ScrollView, can_focus=True):
         self._widths = Widths()
         self._fits: dict[str, int] = {}
         self._header: list[Cell] = []
-        self._rows: list[list[Cell]] = []
+        self._rows: dict[int, list[Cell]] = {}  # those that have been on the screen
+        self._right: list[bool] = []  # of each column, whether it stands to the right
+        self._ink, self._base = Options(), Style()
         self._hover: int | None = None
         self._order: StableOrder | None = None
 
@@ -123,7 +125,7 @@ class RowTable(ScrollView, can_focus=True):
 
     def move_cursor(self, row: int, scroll: bool = True) -> None:
         """To that row, or the nearest one that there is. scroll: until it is seen."""
-        row = max(min(row, len(self._rows) - 1), 0)
+        row = max(min(row, len(self.views) - 1), 0)
         if row != self.cursor_row:
             before, self.cursor_row = self.cursor_row, row
             self._refresh_rows(before, row)
@@ -142,7 +144,7 @@ class RowTable(ScrollView, can_focus=True):
     def _at(self, y: int) -> int | None:
         """The row on a line of the screen."""
         row = self._HEADER if y == 0 else y - 1 + self.scroll_offset.y
-        return row if row < len(self._rows) else None
+        return row if row < len(self.views) else None
 
     def on_mouse_move(self, event: MouseMove) -> None:
         self._point_at(self._at(event.y))
@@ -211,21 +213,25 @@ class RowTable(ScrollView, can_focus=True):
             self.views = self._order.place(views, self.by, self.falling, now_ns)
         else:
             self.views = ordered(kind, views, self.by, self.falling)
-        fits, cells = cells_of(kind, self.views, ink, max(width - 1, 8), self._widths)  # the last is the scroll bar's
-        self._put(fits, [_heading(kind, name, own, ink, self.by, self.falling) for name, own in fits.items()], cells)
+        first = min(int(self.scroll_offset.y), max(len(self.views) - 1, 0))
+        seen = self.views[first : first + height]
+        fits, cells = cells_of(kind, seen, ink, max(width - 1, 8), self._widths)  # the last is the scroll bar's
+        header = [_heading(kind, name, own, ink, self.by, self.falling) for name, own in fits.items()]
+        self._ink, self._right = ink, [part.right for part in kind.parts if part.name in fits]
+        self._put(fits, header, dict(enumerate(cells, first)), len(self.views))
         if key is not None:
             index = next((index for index, view in enumerate(self.views) if kind.key(view) == key), self.cursor_row)
             self.move_cursor(index)
 
-    def _put(self, fits: dict[str, int], header: list[Cell], rows: list[list[Cell]]) -> None:
+    def _put(self, fits: dict[str, int], header: list[Cell], rows: dict[int, list[Cell]], count: int) -> None:
         """Have the lines drawn that are not what they were."""
         before, self._rows = self._rows, rows
-        if fits != self._fits or header != self._header or len(rows) != len(before):
-            self._fits, self._header = fits, header
-            self.virtual_size = Size(sum(fits.values()) + GAP * len(fits), len(rows) + 1)
+        size = Size(sum(fits.values()) + GAP * len(fits), count + 1)
+        if fits != self._fits or header != self._header or size != self.virtual_size:
+            self._fits, self._header, self.virtual_size = fits, header, size
             self.refresh()
         else:
-            self._refresh_rows(*(index for index, row in enumerate(rows) if row != before[index]))
+            self._refresh_rows(*(index for index, row in rows.items() if row != before.get(index)))
         self.move_cursor(self.cursor_row)
 
     def _refresh_rows(self, *rows: int) -> None:
@@ -235,15 +241,20 @@ class RowTable(ScrollView, can_focus=True):
         if shown:
             self.refresh(*shown)
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self._base = self.rich_style
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
-        row, width, base = self._at(y), self.size.width, self.rich_style
-        if row is None or not self._fits:
+        row, width, base = self._at(y), self.size.width, self._base
+        if row is None or not self._fits or self.kind is None:
             return Strip.blank(width, base)
+        if row not in self._rows and row != self._HEADER:
+            self._rows[row] = row_of(self.kind, self.views[row], self._ink, self._fits)
         cells = self._header if row == self._HEADER else self._rows[row]
         style, segments = self._row_style(row, base), []
-        for cell, (name, own) in zip(cells, self._fits.items(), strict=True):
-            part = self.kind.part(name) if self.kind else None
-            segments += drawn(cell, own, GAP, bool(part and part.right), style)
+        for cell, own, right in zip(cells, self._fits.values(), self._right, strict=True):
+            segments += drawn(cell, own, GAP, right, style)
         return Strip(segments).adjust_cell_length(width, style)
 
     def _row_style(self, row: int, base: Style) -> Style:

@@ -145,6 +145,7 @@ def _job() -> JobView:
         measured_bytes=21_400_000.0,
         theory_bytes=21_333_333.3,
         durations_ns=durations,
+        usual_ns=312_000_000,
         ranks=tuple(
             RankView(
                 *(rank, host, 412, 455_000_000, 350_000_000, rank == 0, 21_400_000, 0, 33_000_000 * (rank == 0)),

@@ -165,7 +165,7 @@ def test_what_is_said_where_nothing_goes_on() -> None:
     assert said(over) == "no job is slower than usual now"
     assert said(replace(over, ongoing=True)) == ""
     assert said(last_ns=600_000_000) == "mine's last step took 600 ms, usually 312 ms; not judged yet"
-    assert "enough steps" in said(durations_ns=np.array([312]), iteration=0, verdicts=())
+    assert "enough steps" in said(durations_ns=np.array([312]), usual_ns=0)
 
 
 def test_an_incident_of_another_day_has_its_date() -> None:
