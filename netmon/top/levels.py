@@ -67,11 +67,11 @@ def incidents_of(level: Level, scene: Scene) -> list[Incident] | None:
     """Those that the level is about, newest first; None: it is about something smaller."""
     if level.what not in ("all", "job", "verdicts"):
         return None
+    most = _MOST_ROWS if level.what == "verdicts" else _MOST_INCIDENTS
     live = [one for job in scene.snapshot.jobs for one in job.incidents] if scene.frame is None else []
     older = scene.past_incidents if scene.frame or level.what != "all" else ()
-    found = with_older(live, older) if live else older
-    whole = [one for one in found if level.job in ("", one.job)]
-    return whole[: _MOST_ROWS if level.what == "verdicts" else _MOST_INCIDENTS]
+    own = list(islice((one for one in older if level.job in ("", one.job)), most))
+    return with_older([one for one in live if level.job in ("", one.job)], own)[:most] if live else own
 
 
 def tables(level: Level, scene: Scene) -> list[Shown]:

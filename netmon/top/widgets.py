@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
+from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual import on
@@ -252,10 +253,14 @@ class RowTable(ScrollView, can_focus=True):
         if row not in self._rows and row != self._HEADER:
             self._rows[row] = row_of(self.kind, self.views[row], self._ink, self._fits)
         cells = self._header if row == self._HEADER else self._rows[row]
-        style, segments = self._row_style(row, base), []
+        style, segments = self._row_style(row, base), list[Segment]()
         for cell, own, right in zip(cells, self._fits.values(), self._right, strict=True):
-            segments += drawn(cell, own, GAP, right, style)
-        return Strip(segments).adjust_cell_length(width, style)
+            for segment in drawn(cell, own, GAP, right, style):
+                if segments and segments[-1].style is segment.style:  # less to do for whatever is done to each
+                    segments[-1] = Segment(segments[-1].text + segment.text, segment.style)
+                else:
+                    segments.append(segment)
+        return Strip(segments, sum(self._fits.values()) + GAP * len(cells)).adjust_cell_length(width, style)
 
     def _row_style(self, row: int, base: Style) -> Style:
         """What is below a row's cells; the colours of these stay."""

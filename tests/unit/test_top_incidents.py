@@ -21,6 +21,7 @@ from netmon.top.document import document
 from netmon.top.incidents import calm, lines_of, of_past, with_older
 from netmon.top.jobs import usual_ns
 from netmon.top.levels import Level, Scene, incidents_of, shown_incidents, tables
+from netmon.top.moments import Rewinding
 from netmon.top.options import arrange
 from netmon.top.widgets import RowTable
 from netmon.views import Incident
@@ -194,3 +195,15 @@ def test_rows_of_incidents_do_not_move_while_they_go_on() -> None:
         assert [line for line in before if "since" in line] == [line for line in after if "since" in line]
 
     run(look, source)
+
+
+def test_a_job_that_began_anew_has_two_steps_of_a_number() -> None:
+    first = VERDICTS["cross"][0]
+    hour_ns = 3_600_000_000_000
+    earlier = replace(first, start_ns=first.start_ns - hour_ns, end_ns=first.end_ns - hour_ns)
+    rewinding = Rewinding()
+    past = PastSteps({}, (earlier, first))
+    rewinding.take(past, of_past(past))
+    steps = [rewinding.to_incident(one) for one in rewinding.incidents]
+    assert [step and step.start_ns for step in steps] == [first.start_ns, earlier.start_ns]
+    assert rewinding.to_incident(replace(rewinding.incidents[0], worst=1)) is None
