@@ -9,12 +9,11 @@ from typing import NamedTuple
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.incidents import incidents, line, remedy
+from netmon.dl.verdict.incidents import incidents, line, remedy, renamed
 from netmon.past import PastSteps
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import broken, clock, day
 from netmon.top.jobs import usual_ns
-from netmon.top.options import named_incident
 from netmon.top.rows import Kind, Part
 from netmon.units import format_duration
 from netmon.views import Incident, JobView, Verdict
@@ -77,7 +76,7 @@ def of_verdict(found: Iterable[Incident], verdict: Verdict) -> Incident | None:
 
 def lines_of(incident: Incident, names: Mapping[str, str], now_ns: int, width: int) -> list[Text]:
     """It in words, and what to do while it goes on. names: of jobs, as they are shown."""
-    incident = named_incident(incident, names)
+    incident = renamed(incident, names)
     text = line(incident, lambda ns: _moment(ns, now_ns))
     found = _hanging(text, width, 0, "bold yellow" if incident.ongoing else "")
     return found + (_hanging(f"→ {remedy(incident)}", width, 2) if incident.ongoing else [])

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from netmon.dl.verdict import path_of, sentence
 from netmon.dl.verdict.incidents import remedy
+from netmon.dl.verdict.incidents import renamed as renamed_incident
 from netmon.dl.verdict.verdict_text import arithmetic, renamed
 from netmon.records import CLASS_LETTERS, CLASS_NAMES, STACK
 from netmon.top.flows import five_tuple, flow_key, job_and_rank, loss_share, owner, round_trip
@@ -31,7 +32,7 @@ from netmon.top.jobs import lines_of
 from netmon.top.levels import Level, Scene, Shown, incidents_of
 from netmon.top.links import ARROWS, rates, unattributed
 from netmon.top.moments import MomentView
-from netmon.top.options import Options, named, named_incident
+from netmon.top.options import Options, named
 from netmon.units import format_bytes, format_duration, format_rate
 from netmon.views import Verdict
 
@@ -51,7 +52,7 @@ def _moment(level: Level, scene: Scene, ink: Options, width: int) -> Iterator[Te
         yield from broken(sentence(verdict), width, "bold yellow")
         incident = of_verdict(scene.past_incidents, step.verdict)
         if incident and incidents_of(level, scene) is None:
-            yield from broken(f"→ {remedy(named_incident(incident, ink.jobs))}", width)
+            yield from broken(f"→ {remedy(renamed_incident(incident, ink.jobs))}", width)
         if path := path_of(scene.times, verdict) if scene.times else "":
             yield from broken(path, width)
         yield from _arithmetic(verdict, width)

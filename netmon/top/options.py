@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from netmon.dl.account import JOB
+from netmon.dl.verdict.incidents import renamed as renamed_incident
 from netmon.dl.verdict.verdict_text import renamed
-from netmon.views import LAG_NS, FlowView, HostView, Incident, JobView, LinkView, Snapshot
+from netmon.views import LAG_NS, FlowView, HostView, JobView, LinkView, Snapshot
 
 
 def silent(host: HostView) -> bool:
@@ -55,15 +55,8 @@ def called(snapshot: Snapshot) -> Snapshot:
 def named(job: JobView, names: Mapping[str, str]) -> JobView:
     """The same, called as it is there."""
     verdicts = tuple(renamed(verdict, names) for verdict in job.verdicts)
-    incidents = tuple(named_incident(incident, names) for incident in job.incidents)
+    incidents = tuple(renamed_incident(incident, names) for incident in job.incidents)
     return replace(job, job=names.get(job.job, job.job), verdicts=verdicts, incidents=incidents)
-
-
-def named_incident(incident: Incident, names: Mapping[str, str]) -> Incident:
-    """The same, with its job, and the one that slowed it, called as they are there."""
-    other = incident.culprit.removeprefix(JOB)
-    culprit = incident.culprit if other == incident.culprit else JOB + names.get(other, other)
-    return replace(incident, job=names.get(incident.job, incident.job), culprit=culprit)
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:
