@@ -23,6 +23,8 @@ from netmon.top.jobs import usual_ns
 from netmon.top.levels import Level, Scene, incidents_of, shown_incidents, tables
 from netmon.top.moments import Rewinding
 from netmon.top.options import arrange
+from netmon.top.rows import StableOrder
+from netmon.top.steps import VERDICTS as VERDICTS_KIND
 from netmon.top.widgets import RowTable
 from netmon.views import Incident
 
@@ -207,3 +209,12 @@ def test_a_job_that_began_anew_has_two_steps_of_a_number() -> None:
     steps = [rewinding.to_incident(one) for one in rewinding.incidents]
     assert [step and step.start_ns for step in steps] == [first.start_ns, earlier.start_ns]
     assert rewinding.to_incident(replace(rewinding.incidents[0], worst=1)) is None
+
+
+def test_verdicts_stand_newest_first_however_they_come() -> None:
+    verdicts = {one.iteration: one for one in VERDICTS["cross"]}
+    order, now_ns = StableOrder(VERDICTS_KIND), NOW_NS
+    for numbers in ([378, 377, 376], [378, 377, 376, 380, 379], [373, 380, 379, 378, 377, 376]):
+        now_ns += 100_000_000
+        rows = order.place([verdicts[number] for number in numbers], "ended", True, now_ns)
+        assert [row.iteration for row in rows] == sorted(numbers, reverse=True)
