@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,9 @@ from hypothesis import HealthCheck, settings
 # Tests start hundreds of processes: what one of these has compiled, the next one is not to compile again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# What people see has their own time: here it is the same everywhere.
+os.environ["TZ"] = "UTC"
+time.tzset()
 # A machine that does other things as well is slow; that is no failure.
 same_examples = bool(os.environ.get("CI"))
 # Tests of the kernel that neither measure nor train: it is all the same to them what runs beside them.

@@ -264,7 +264,7 @@ def plan(
     facts_only: what is above the tables is of less worth than their rows.
     """
     left = height - 1 - 2 * typing
-    incidents = min(incidents, max(left // _PART_OF_INCIDENTS, 1 if left > 2 else 0))
+    incidents = min(incidents, max(left // _PART_OF_INCIDENTS, 2)) if left > SMALL else 0
     left -= incidents
     legend_lines = max(min(len(texts), left - 2), 1)
     left -= legend_lines

@@ -67,6 +67,18 @@ def test_a_single_frame_and_json_have_them_too(name: str) -> None:
         assert incident.ongoing
 
 
+@pytest.mark.parametrize("size", [(1, 1), (20, 5), (30, 9), (40, 12), (79, 23), (300, 90)])
+def test_every_size_can_be_drawn(size: tuple[int, int]) -> None:
+    async def look(seen: Seen) -> None:
+        await seen.pilot.pause(0.1)
+        lines = seen.text().splitlines()
+        assert len(lines) <= size[1]
+        assert max(map(len, lines), default=0) <= size[0]
+        assert size[1] < 9 or "bert 2.3 ×" in seen.text()
+
+    run(look, Source(scene("two")), size=size)
+
+
 def test_enter_goes_to_the_worst_step_and_back() -> None:
     slow = replace(SyntheticPast().steps().verdicts[0], relative=False)
     job = replace(example().jobs[0], incidents=tuple(incidents([slow], {"resnet": (slow.end_ns, SLOW)})))
@@ -218,3 +230,16 @@ def test_verdicts_stand_newest_first_however_they_come() -> None:
         now_ns += 100_000_000
         rows = order.place([verdicts[number] for number in numbers], "ended", True, now_ns)
         assert [row.iteration for row in rows] == sorted(numbers, reverse=True)
+
+
+def test_times_are_those_of_whoever_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    [over] = incidents(VERDICTS["cross"])
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        [line] = lines_of(over, {}, NOW_NS, 200)
+        assert "15:41:43 to 15:42:12" in line.plain
+        assert drawn(arrange(scene("cross")), PLAIN, 80, 24).startswith("netmon  2026-11-21 15:42:13 IST")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
