@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 
 from netmon.errors import UnsupportedError
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
-from netmon.wire.identity import Role
+from netmon.wire.identity import Role, read_identity
 from netmon.wire.secure import http_contexts
 from netmon.wire.security import Security
 
@@ -124,7 +124,9 @@ class Endpoint:
         await server.shutdown(0)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path == "/metrics":
+        if request.path == "/metrics" and _sees_no_names(request):
+            response = _said(403, "its role is jobs, which sees no processes: ask with another certificate")
+        elif request.path == "/metrics":
             kind = _OPENMETRICS if _OPENMETRICS in request.headers.get("Accept", "") else ""
             response = await self._scraped(kind)
         elif request.path in ("/health", "/ready"):
@@ -161,6 +163,14 @@ def _condition(ask: Callable[[], Condition]) -> Condition:
         return ask()
     except Exception as error:
         return Condition(unwell=f"it does not answer: {type(error).__name__}")
+
+
+def _sees_no_names(request: web.BaseRequest) -> bool:
+    """Whether the certificate is of a viewer who may not see addresses and processes, which are labels."""
+    certificate = (request.transport.get_extra_info("peercert") if request.transport else None) or {}
+    names = certificate.get("subjectAltName", ())
+    identity = read_identity(name for kind, name in names if kind == "URI")
+    return identity is not None and identity.role == Role.JOBS
 
 
 def _said(status: int, line: str) -> web.Response:

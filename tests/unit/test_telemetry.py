@@ -192,6 +192,13 @@ def test_beyond_this_machine_a_certificate_is_needed() -> None:
         before = made.folder(Identity(Role.AGENT, "metrics"))
         assert made.issue(Identity(Role.AGENT, "metrics"), ["127.0.0.1"]).folder == before  # renewed while it runs
         assert get(served.port, "/health", context)[0] == 200
+        assert get(served.port, "/metrics", context)[0] == 200
+        few = security(Role.JOBS, "wall").tls
+        assert few
+        context = ssl.create_default_context(cafile=str(few / "ca.crt"))
+        context.load_cert_chain(few / "tls.crt", few / "tls.key")
+        assert get(served.port, "/metrics", context)[0] == 403  # labels name processes
+        assert get(served.port, "/ready", context)[0] == 200
 
 
 def test_where_it_cannot_listen_it_says_so() -> None:
