@@ -36,4 +36,4 @@ def test_nothing_is_said_of_steps(tmp_path, capsys, trainer):
     assert (tmp_path / "lab/log/collector.log").read_text().count(NOT_UNDERSTOOD) == 1
     capsys.readouterr()
     assert main(["why", "--data", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"verdicts": [], "not_understood": [job]}
+    assert json.loads(capsys.readouterr().out) == {"incidents": [], "verdicts": [], "not_understood": [job]}

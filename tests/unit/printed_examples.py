@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pandas as pd
 from rich.console import RenderableType
 
+from netmon import views
 from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
 from netmon.bench.drain import BusyDrain, CpusResult, DrainResult
 from netmon.bench.evidence import Costs, EvidenceResult
@@ -31,6 +32,7 @@ from netmon.commands.certificates import certificates_table
 from netmon.commands.doctor import checks_table, interfaces_table
 from netmon.commands.lab_results import sweep_tables
 from netmon.commands.why import ranks_table
+from netmon.dl.verdict.verdict_text import columns
 from netmon.kernel.interfaces import HookChoice, Interfaces
 from netmon.kernel.machine import Check, Status
 from netmon.records import CLASS_NAMES
@@ -233,7 +235,10 @@ def _verdicts() -> VerdictResult:
     for cause in ORDER:
         for told in ORDER:
             blank = ("run", "ring", "stop", cause, told, RIGHT, 0, 1e8, 2e8, None, 500 * MS)
-            result.outcomes.append(Outcome(*blank, {}, None if told == NOTHING else {"cause": told}))
+            said = views.Verdict("train", 7, 0, 300 * MS, 300 * MS, 100 * MS, 200 * MS)
+            row = None if told == NOTHING else columns(said) | {"cause": told}
+            done = {"cause": cause, "rank": 1, "processes": [], "hosts": [], "host": "h0", "job": "b", "far": ""}
+            result.outcomes.append(Outcome(*blank, done, row))
     return result
 
 
