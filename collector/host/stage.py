@@ -30,7 +30,7 @@ from collector.settings import Settings
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import distinct, edges, latest_of, starts
 from netmon.errors import WireError
-from netmon.records import ITERATION, ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Source, Table
+from netmon.records import ITERATION, Class, ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Source, Table
 from netmon.views import SourceScore
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
@@ -455,7 +455,9 @@ class HostStage:
             mine, session = arrivals[at[session_index] : at[session_index + 1]], self.sessions[session_index]
             session.taken(mine[-1][0])
             session.window.arrive(mine)
-        some = np.flatnonzero(rows["payload_bytes"])
+        # What is known to be no rank's makes no job that anybody would be told of.
+        cross = tables.flows.of_flows("class", rows["flow"]) == Class.CROSS
+        some = np.flatnonzero((rows["payload_bytes"] > 0) & ~cross)
         tables.payload.add(*(rows[name][some] for name in ("session", "flow", "start_ns", "payload_bytes")))
         began_ns = tables.sessions.table["onsets_ns"][rows["session"][onsets]] + STARTING_NS
         onsets = onsets[rows["start_ns"][onsets] >= began_ns]

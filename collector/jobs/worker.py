@@ -100,16 +100,11 @@ class Inferring:
             self._flows[flow.flow] = flow
 
     def _spare(self, inference: Inference, news: HostNews) -> None:
-        """Flows of ranks that tell their iterations themselves: of these the traffic tells the pattern, and no more.
-        And those of processes that are no ranks: alone they are no job that is reported."""
+        """Flows of ranks that tell their iterations themselves: of these the traffic tells the pattern, and no more."""
         if news.flows or news.marked != self._marked:
             self._marked = news.marked
             known = self._flows.items()
-            inference.spare(
-                number
-                for number, flow in known
-                if (flow.rank >= 0 and flow.job in self._marked) or (flow.known and not flow.job)
-            )
+            inference.spare(number for number, flow in known if flow.rank >= 0 and flow.job in self._marked)
 
     def _forget(self, inference: Inference, news: HostNews) -> None:
         over: list[int] = news.over.tolist()
