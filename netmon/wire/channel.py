@@ -19,22 +19,6 @@ CONNECT_S = 1.0
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 20.0, 3.0
 """After so long without a word an agent asks whether the collector is there, and waits so long for the answer."""
 
-AGENT_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
-    ("grpc.enable_retries", 0),
-    ("grpc.http2.bdp_probe", 0),  # a few bytes come down: how fast more could come needs no pings
-    # With these gRPC also sets TCP_USER_TIMEOUT, so that the kernel does not wait longer for what it has sent.
-    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),
-    ("grpc.initial_reconnect_backoff_ms", int(CONNECT_S * 1000)),
-    ("grpc.max_reconnect_backoff_ms", int(CONNECT_S * 1000)),
-    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-)
-"""For a channel of gRPC that behaves as an agent's, which has its own (`netmon.wire.grpc_client`)."""
-
 FEW_THREADS = "-event_engine_listener,-event_engine_for_all_other_endpoints"
 """GRPC_EXPERIMENTS of a process with thousands of streams, read when gRPC is imported.
 

@@ -25,11 +25,11 @@ from netmon.agent.pressure import Backpressure
 from netmon.agent.recorder import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
+from netmon.bench.pipeline.agents import AGENT_OPTIONS
 from netmon.lab.process import Process
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
-from netmon.wire.channel import AGENT_OPTIONS
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 
 CALM = Storing()

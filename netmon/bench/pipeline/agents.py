@@ -28,7 +28,7 @@ from netmon.bench.specs import WIDTH_MS, WIDTHS_MS, Load
 from netmon.records import ClockExchange, ClockSample, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
-from netmon.wire.channel import AGENT_OPTIONS
+from netmon.wire.channel import CONNECT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 from netmon.wire.limits import MAX_ROWS
 from netmon.wire.table_records import rows_of
 from netmon.wire.tables import Words, encode_tables
@@ -39,6 +39,22 @@ if TYPE_CHECKING:
 BEGUN, ENDED = "begun", "ended"
 
 METHOD = "/netmon.Collector/Stream"
+AGENT_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+    ("grpc.enable_retries", 0),
+    ("grpc.http2.bdp_probe", 0),  # a few bytes come down: how fast more could come needs no pings
+    # With these gRPC also sets TCP_USER_TIMEOUT, so that the kernel does not wait longer for what it has sent.
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),
+    ("grpc.initial_reconnect_backoff_ms", int(CONNECT_S * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(CONNECT_S * 1000)),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
+"""For a channel of gRPC that behaves as an agent's, which has its own (`netmon.wire.grpc_client`)."""
+
 FAREWELL_S = 60.0
 """For the last acknowledgements after the last batch."""
 
