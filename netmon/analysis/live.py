@@ -2,7 +2,6 @@
 """A live collector in Python: what it shows at this moment. Each call asks for one snapshot."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pyarrow as pa
 
 from netmon.analysis.explanation import Explanation, incident_rows, listed, overview, verdict_rows
 from netmon.analysis.moments import Moment, frame, moment_ns
-from netmon.dl.verdict.incidents import renamed
 from netmon.errors import DataError, UsageError
 from netmon.history.judging import worst_lines
 from netmon.records import CLASS_NAMES
@@ -56,10 +54,7 @@ class Live:
 
     def snapshot(self, selection: Selection = Selection(flows=1000)) -> Snapshot:  # noqa: B008 (frozen)
         """Everything that it shows, or what of it is requested; jobs as people call them."""
-        found = watch_once(self.address, selection, self._security)
-        names = {job.job: job.name for job in found.jobs if job.name}
-        jobs = (replace(job, incidents=tuple(renamed(one, names) for one in job.incidents)) for job in found.jobs)
-        return called(replace(found, jobs=tuple(jobs)))
+        return called(watch_once(self.address, selection, self._security))
 
     @property
     def jobs(self) -> list[str]:

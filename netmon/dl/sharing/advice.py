@@ -10,6 +10,7 @@ import numpy.typing as npt
 from netmon.dl.sharing.compatibility import Drift, Fit, drift, fits, groups, shared_links
 from netmon.dl.sharing.culprits import Culprit
 from netmon.dl.sharing.demand import FEWEST, Demand, LinkBytes, demand
+from netmon.dl.verdict import incidents
 
 # --- Pairs of ranks: how fast each moves its gradients, which one is slow, and what of its bandwidth is not needed.
 
@@ -232,9 +233,7 @@ def renamed(advice: Advice, names: Mapping[str, str]) -> Advice:
             for share in advice.shares
         ),
         pairs=tuple(replace(pair, job=called(pair.job)) for pair in advice.pairs),
-        culprits=tuple(
-            replace(one, incident=replace(one.incident, job=called(one.incident.job))) for one in advice.culprits
-        ),
+        culprits=tuple(replace(one, incident=incidents.renamed(one.incident, names)) for one in advice.culprits),
     )
 
 
