@@ -384,6 +384,9 @@ NOT_UNDERSTOOD = "this job's steps are not understood"
 RECENT_ITERATIONS = 500
 """Those whose durations a JobView has, at most."""
 
+RECENT_INCIDENTS = 8
+"""Those that a JobView has, at most: the newest."""
+
 
 @dataclass(frozen=True)
 class JobView:

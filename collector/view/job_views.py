@@ -26,6 +26,7 @@ from netmon.dl.verdict.incidents import Incidents
 from netmon.records import Source, Table
 from netmon.views import (
     NOT_UNDERSTOOD,
+    RECENT_INCIDENTS,
     RECENT_ITERATIONS,
     STEP,
     Cause,
@@ -118,7 +119,6 @@ _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
 _VERDICTS = 5  # the newest
-_INCIDENTS = 8  # the newest
 _ANY_RANK = 1 << 62
 
 
@@ -434,7 +434,7 @@ class Jobs:
             pattern=job.pattern,
             scores=job.scores,
             verdicts=tuple(job.verdicts),
-            incidents=tuple(job.incidents.found(time.time_ns(), latest.number)[: -_INCIDENTS - 1 : -1]),
+            incidents=tuple(job.incidents.found(time.time_ns(), latest.number)[: -RECENT_INCIDENTS - 1 : -1]),
             sharing=job.sharing,
             name=job.name,
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),

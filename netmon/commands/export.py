@@ -115,7 +115,7 @@ def _incidents(args: argparse.Namespace) -> "pa.Table":
     """What the verdicts have in common: it is in no file."""
     import pyarrow as pa
 
-    from netmon.dl.verdict.incidents import columns, line, renamed
+    from netmon.dl.verdict.incidents import described
     from netmon.history.job_names import job_names, requested_job
     from netmon.history.judging import ALWAYS, stored_incidents
     from netmon.units import format_utc
@@ -127,7 +127,7 @@ def _incidents(args: argparse.Namespace) -> "pa.Table":
     found = stored_incidents(args.data, requested_job(args.job, names), within)
     if not found:
         raise DataError(f"cannot export to {args.out}: no step of the dataset was slower than usual")
-    return pa.Table.from_pylist([{**columns(one), "line": line(renamed(one, names), format_utc)} for one in found])
+    return pa.Table.from_pylist([described(one, names, format_utc) for one in found])
 
 
 def _window(args: argparse.Namespace) -> "Window":

@@ -16,6 +16,7 @@ from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice
 from netmon.dl.sharing.culprits import Culprit, Ends, room, worth_advising
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
+from netmon.dl.verdict.incidents import worst_first
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, Words, all_of, known_columns, open_table, read_rows, stream
 from netmon.history.judging import incidents_of, process_name, read_verdicts
@@ -76,9 +77,7 @@ def _culprits(data: Path, advice: Advice, jobs: Collection[str]) -> tuple[Culpri
     """Of the last hour's incidents, by verdicts that were stored: those that cost most, of each culprit the worst."""
     within = advice.end_ns - HOUR_NS, advice.end_ns
     found: dict[tuple[str, str, str], Incident] = {}
-    for one in sorted(
-        incidents_of(data, read_verdicts(data, None, within) or []), key=lambda one: (not one.ongoing, -one.lost_ns)
-    ):
+    for one in worst_first(incidents_of(data, read_verdicts(data, None, within) or [])):
         if worth_advising(one) and (not jobs or one.job in jobs):
             found.setdefault((one.job, one.culprit, one.sender), one)
     culprits = []

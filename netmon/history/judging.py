@@ -32,7 +32,7 @@ from netmon.dl.verdict import (
     worth_reporting,
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
-from netmon.dl.verdict.incidents import incidents, line, renamed
+from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, worst_first
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
@@ -102,7 +102,6 @@ _PIECE, _OVERLAP = 1_000, 200  # iterations that are looked at together
 _ROWS = 500_000  # of a job that are read together
 _LONG_NS = 3_600_000_000_000  # no iteration lasts longer
 _MADE_NOW = 200
-_LATELY_NS = 60_000_000_000
 _TOGETHER = 20  # iterations whose rows are read together
 _TIMES = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")
 
@@ -177,7 +176,7 @@ def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
 
     One that lasts until a job's last step goes on where that was in the last minute.
     """
-    return incidents(found, _newest_steps(data, time.time_ns() - _LATELY_NS) if found else {})
+    return incidents(found, _newest_steps(data, time.time_ns() - LATELY_NS) if found else {})
 
 
 def worst_lines(
@@ -187,7 +186,7 @@ def worst_lines(
 
     names: what people call jobs. moment: how a time (UTC ns) is shown.
     """
-    ordered = sorted(found, key=lambda one: (not one.ongoing, -one.lost_ns))
+    ordered = worst_first(found)
     lines = [line(renamed(one, names), moment) for one in ordered[:most]]
     if more := ordered[most:]:
         lines.append(f"and {len(more):,} more, {format_duration(sum(one.lost_ns for one in more))} lost")

@@ -20,6 +20,7 @@ from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, RowQuer
 from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
 from netmon.units import format_duration
 from netmon.views import (
+    RECENT_INCIDENTS,
     RECENT_ITERATIONS,
     HostView,
     Incident,
@@ -34,7 +35,6 @@ from netmon.views import (
 )
 
 MOST_FLOWS = 200
-_INCIDENTS = 8  # of a job, the newest
 _MOST_LINKS = 64
 _WIDEST_NS = 1_000_000_000  # of a row
 _LATE_NS = 300_000_000_000  # rows that came later than others are looked for so far back
@@ -212,7 +212,7 @@ class DatasetPast:
             ranks=tuple(_rank(row) for row in ranks.sort_values("rank").to_dict("records")),
             verdicts=tuple(verdicts[:5]),
             incidents=tuple(
-                [one for one in self._incidents_of(name) if one.since_ns < until][-1 : -_INCIDENTS - 1 : -1]
+                [one for one in self._incidents_of(name) if one.since_ns < until][-1 : -RECENT_INCIDENTS - 1 : -1]
             ),
             known_ranks=len(ranks),
             shared_ranks=int(ranks["node_shared"].fillna(False).sum()),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.incidents import incidents, line, remedy, renamed
+from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, remedy, renamed
 from netmon.past import PastSteps
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import broken, clock, day
@@ -29,12 +29,9 @@ class IncidentRow(NamedTuple):
     text: Text
 
 
-_LATELY_NS = 60_000_000_000
-
-
 def of_past(past: PastSteps) -> list[Incident]:
     """Newest first; those at the end of what is known of a job go on, if that was in the last minute."""
-    since = time.time_ns() - _LATELY_NS
+    since = time.time_ns() - LATELY_NS
     return newest_first(incidents(past.verdicts, {job: end for job, end in past.ends().items() if end[0] > since}))
 
 

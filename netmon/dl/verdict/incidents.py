@@ -27,6 +27,9 @@ from netmon.views import CAUSES, OF_SHARE, SHARES, Cause, Incident, LostTime, Ve
 
 GAP_STEPS = 3
 GAP_NS = 5_000_000_000
+LATELY_NS = 60_000_000_000
+"""Of a recording whose last step is older nothing goes on."""
+
 MOST = 1_000
 """Incidents of a job that are remembered while it runs: the newest."""
 
@@ -313,3 +316,13 @@ def line(incident: Incident, moment: Callable[[int], str], job: str = "") -> str
     text = f"{job or incident.job} {incident.ratio:.1f} × slower {when}: {who(incident)}; {steps}, "
     mixed = parts(incident)
     return text + f"{format_duration(incident.lost_ns)} lost" + (f" ({mixed})" if mixed else "")
+
+
+def described(incident: Incident, names: Mapping[str, str], moment: Callable[[int], str]) -> dict[str, Any]:
+    """`columns`, and `line`, which says all of it. names: what people call jobs; moment: how a time is shown."""
+    return {**columns(incident), "line": line(renamed(incident, names), moment)}
+
+
+def worst_first(found: Iterable[Incident]) -> list[Incident]:
+    """Those that go on, then those that lost most."""
+    return sorted(found, key=lambda one: (not one.ongoing, -one.lost_ns))

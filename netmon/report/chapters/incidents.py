@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from netmon.dl.verdict.incidents import columns, line, renamed
+from netmon.dl.verdict.incidents import described
 from netmon.history.frames import groups
 from netmon.records import CLASS_NAMES
 from netmon.report.chapters.slowdown import SLOWEST
@@ -28,7 +28,7 @@ _NOBODY = "no step was slower than usual"
 def _incident_frames(study: Study) -> Frames:
     """The incidents, those that lost most first, and the steps of the jobs that they hit."""
     found = sorted(study.incidents, key=lambda one: -one.lost_ns)
-    rows = [{**columns(one), "line": line(renamed(one, study.job_names), format_utc)} for one in found]
+    rows = [described(one, study.job_names, format_utc) for one in found]
     times = need(study.all_times, NO_TIMES)
     hit = [*dict.fromkeys(one.job for one in found)][:MOST_PANELS]
     steps = times[times["job"].isin(hit)][["job", "iteration", "start_ns", "time_s"]]
