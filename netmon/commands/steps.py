@@ -103,12 +103,11 @@ def _why(verdict: "Verdict") -> dict[str, Any]:
 
 def _incident(job: "JobView", verdict: "Verdict") -> dict[str, Any]:
     """The one that the step belongs to; nothing where none is known."""
-    from netmon.dl.verdict.incidents import line, renamed
+    from netmon.dl.verdict.incidents import line, of_verdict, renamed
 
-    around = [one for one in job.incidents if one.since_ns <= verdict.start_ns < one.until_ns]
-    if not around:
+    one = of_verdict(job.incidents, verdict)
+    if one is None:
         return {}
-    one = max(around, key=lambda one: (one.cause, one.culprit) == (verdict.cause, verdict.culprit))
     said = line(renamed(one, {job.job: job.name or job.job}), format_moment)
     return {"incident": said, "incident_since_ns": one.since_ns, "incident_lost_ns": one.lost_ns}
 

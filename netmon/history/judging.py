@@ -176,7 +176,8 @@ def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
 
     One that lasts until a job's last step goes on where that was in the last minute.
     """
-    return incidents(found, _newest_steps(data, time.time_ns() - LATELY_NS) if found else {})
+    now_ns = time.time_ns()
+    return incidents(found, _newest_steps(data, now_ns - LATELY_NS) if found else {}, now_ns)
 
 
 def worst_lines(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The past as a dataset has it: the last hour's iterations, and frames of single moments; it reads little of it."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -225,7 +226,7 @@ class DatasetPast:
         """In the order of their beginnings."""
         if self._incidents is None:
             self._incidents = {}
-            for one in incidents(self._past.verdicts, self._past.ends()):
+            for one in incidents(self._past.verdicts, self._past.ends(), time.time_ns()):
                 self._incidents.setdefault(one.job, []).append(one)
         return self._incidents.get(job, [])
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, remedy, renamed
+from netmon.dl.verdict.incidents import incidents, line, remedy, renamed
 from netmon.past import PastSteps
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import broken, clock, day
 from netmon.top.jobs import usual_ns
 from netmon.top.rows import Kind, Part
 from netmon.units import format_duration
-from netmon.views import Incident, JobView, Verdict
+from netmon.views import Incident, JobView
 
 _MOST_LINES = 3  # of one incident
 
@@ -30,9 +30,8 @@ class IncidentRow(NamedTuple):
 
 
 def of_past(past: PastSteps) -> list[Incident]:
-    """Newest first; those at the end of what is known of a job go on, if that was in the last minute."""
-    since = time.time_ns() - LATELY_NS
-    return newest_first(incidents(past.verdicts, {job: end for job, end in past.ends().items() if end[0] > since}))
+    """Newest first."""
+    return newest_first(incidents(past.verdicts, past.ends(), time.time_ns()))
 
 
 def calm_past(past: PastSteps, job: str, width: int) -> list[Text]:
@@ -59,16 +58,6 @@ def with_older(live: Sequence[Incident], past: Sequence[Incident]) -> list[Incid
         oldest[one.job] = min(one.since_ns, oldest.get(one.job, one.since_ns))
     older = [replace(one, ongoing=False) for one in past if one.until_ns <= oldest.get(one.job, one.until_ns)]
     return newest_first([*live, *older])
-
-
-def of_verdict(found: Iterable[Incident], verdict: Verdict) -> Incident | None:
-    """The one that a step is of."""
-    inside = [
-        one
-        for one in found
-        if one.job == verdict.job and one.since_ns <= verdict.start_ns and verdict.end_ns <= one.until_ns
-    ]
-    return next((one for one in inside if (one.cause, one.culprit) == (verdict.cause, verdict.culprit)), None)
 
 
 def lines_of(incident: Incident, names: Mapping[str, str], now_ns: int, width: int) -> list[Text]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from netmon.dl.verdict import path_of, sentence
-from netmon.dl.verdict.incidents import remedy
+from netmon.dl.verdict.incidents import of_verdict, remedy
 from netmon.dl.verdict.incidents import renamed as renamed_incident
 from netmon.dl.verdict.verdict_text import arithmetic, renamed
 from netmon.records import CLASS_LETTERS, CLASS_NAMES, STACK
@@ -27,7 +27,6 @@ from netmon.top.glyphs import (
     zone,
 )
 from netmon.top.glyphs import shown as printable
-from netmon.top.incidents import of_verdict
 from netmon.top.jobs import lines_of
 from netmon.top.levels import Level, Scene, Shown, incidents_of
 from netmon.top.links import ARROWS, rates, unattributed

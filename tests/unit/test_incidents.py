@@ -7,7 +7,18 @@ from typing import Any
 
 from snapshot_example import example
 
-from netmon.dl.verdict.incidents import GAP_NS, GAP_STEPS, Incidents, incidents, line, parts, remedy, who
+from netmon.dl.verdict.incidents import (
+    GAP_NS,
+    GAP_STEPS,
+    LATELY_NS,
+    Incidents,
+    incidents,
+    line,
+    of_verdict,
+    parts,
+    remedy,
+    who,
+)
 from netmon.records import Direction
 from netmon.views import Cause, Incident, RankTimes, Snapshot, Verdict
 from netmon.wire.snapshots import incident_without_names, without_names
@@ -102,6 +113,15 @@ def test_one_goes_on_while_a_next_step_could_be_one_of_it() -> None:
     assert [one.ongoing for one in incidents(steps, {"ring": (12 * S, 12)})] == [True]
     assert [one.ongoing for one in incidents(steps, {"ring": (60 * S, 60)})] == [False]
     assert [one.ongoing for one in incidents(steps)] == [False]
+    assert [one.ongoing for one in incidents(steps, {"ring": (12 * S, 12)}, 12 * S + LATELY_NS)] == [False]
+
+
+def test_each_slow_step_is_of_one_incident():
+    steps = [*(verdict(n) for n in (10, 11, 12, 14)), verdict(13, Cause.UNKNOWN, ""), verdict(40, Cause.CHANGE, "")]
+    found = incidents(steps)
+    assert [of_verdict(found, one) for one in steps] == [found[0]] * 5 + [found[1]]
+    assert of_verdict(found, replace(steps[0], job="another")) is None
+    assert of_verdict(found, verdict(20)) is None
 
 
 def one_of(**more: Any) -> Incident:

@@ -168,15 +168,32 @@ class Incidents:
         return [replace(one, ongoing=True) if _goes_on(one, newest_ns, newest) else one for one in self._found]
 
 
-def incidents(verdicts: Iterable[Verdict], newest: Mapping[str, tuple[int, int]] | None = None) -> list[Incident]:
-    """Of all jobs, in the order of their beginnings. newest: by job, end (UTC ns) and number of its last step."""
+def incidents(
+    verdicts: Iterable[Verdict], newest: Mapping[str, tuple[int, int]] | None = None, now_ns: int = 0
+) -> list[Incident]:
+    """Of all jobs, in the order of their beginnings.
+
+    newest: by job, end (UTC ns) and number of its last step. now_ns: nothing goes on of a job whose last step is older
+    than LATELY_NS.
+    """
     by_job: dict[str, Incidents] = {}
     ordered = sorted(verdicts, key=lambda verdict: verdict.start_ns)
     for verdict in ordered:
         by_job.setdefault(verdict.job, Incidents(most=1 << 40)).add(verdict)
-    ends = newest or {}
+    ends = {job: end for job, end in (newest or {}).items() if end[0] > now_ns - LATELY_NS}
     found = [one for job, own in by_job.items() for one in own.found(*ends.get(job, (0, 0)))]
     return sorted(found, key=lambda one: one.since_ns)
+
+
+def of_verdict(found: Iterable[Incident], verdict: Verdict) -> Incident | None:
+    """The one that a step is of: of those around it the one with its cause and culprit, else the largest."""
+    around = [
+        one
+        for one in found
+        if one.job == verdict.job and one.since_ns <= verdict.start_ns and verdict.end_ns <= one.until_ns
+    ]
+    whose = verdict.cause, verdict.culprit
+    return max(around, key=lambda one: ((one.cause, one.culprit) == whose, one.steps), default=None)
 
 
 def _joined(runs: list[_Run]) -> list[_Run]:
