@@ -9,11 +9,11 @@ from typing import NamedTuple
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
+from netmon.dl.verdict.baseline import usual_of_job
 from netmon.dl.verdict.incidents import incidents, line, remedy, renamed
 from netmon.past import PastSteps
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import broken, clock, day
-from netmon.top.jobs import usual_ns
 from netmon.top.rows import Kind, Part
 from netmon.units import format_duration
 from netmon.views import Incident, JobView
@@ -94,7 +94,7 @@ def calm(jobs: Sequence[JobView], found: Sequence[Incident], names: Mapping[str,
     """What is said where no incident goes on. jobs: those that train."""
     if not jobs or any(one.ongoing for one in found):
         return []
-    usual = {job.job: usual_ns(job) for job in jobs}
+    usual = {job.job: usual_of_job(job) for job in jobs}
     slow = [job for job in jobs if 0 < NOTABLE * usual[job.job] <= job.last_ns]
     if slow:
         job, *more = slow

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
-from netmon.dl.verdict.baseline import usual_of_last
+from netmon.dl.verdict.baseline import usual_of_job
 from netmon.records import Class
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
@@ -106,7 +106,7 @@ def _pace(job: JobView) -> Iterator[Text]:
         return
     yield Text.assemble("iteration ", (iteration(job.iteration, job.relative), "bold"))
     yield Text.assemble("last ", (_duration(job.last_ns), "bold"))
-    yield Text(f"usual {_duration(usual_ns(job))}")
+    yield Text(f"usual {_duration(usual_of_job(job))}")
     yield Text(f"p99 {_duration(job.p99_ns)}")
     yield Text(f"{job.source.name.lower()} ± {format_duration(job.error_ns)}")
 
@@ -203,13 +203,8 @@ def _ran(job: JobView) -> bool:
     return len(job.durations_ns) > 0
 
 
-def usual_ns(job: JobView) -> int:
-    """How long its last iteration usually takes; of a collector that does not say, by the last ones. 0: not known."""
-    return job.usual_ns or (usual_of_last(job.durations_ns) if _ran(job) else 0)
-
-
 def _slowness(job: JobView) -> float:
-    usual = usual_ns(job)
+    usual = usual_of_job(job)
     return job.last_ns / usual if usual else math.nan
 
 
@@ -222,7 +217,7 @@ def last_text(job: JobView) -> Text:
     """`455 / 312 ms`, yellow where that is notably longer than usual."""
     if not _ran(job):
         return Text()
-    usual = usual_ns(job)
+    usual = usual_of_job(job)
     slow = 0 < NOTABLE * usual <= job.last_ns
     last, unit = format_duration(job.last_ns).rsplit(" ", 1)
     known = format_duration(usual) if usual else UNKNOWN

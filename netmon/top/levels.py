@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+from netmon.dl.verdict.baseline import usual_of_job
 from netmon.past import Frame, PastSteps
 from netmon.top.filters import Filter
 from netmon.top.flows import FLOWS, GROUPS, FlowGroup, FlowKey, FlowRow, flow_key, flow_rows, grouped
 from netmon.top.glyphs import iteration
 from netmon.top.incidents import INCIDENTS, IncidentRow, rows_of, with_older
-from netmon.top.jobs import JOBS, RANKS, TIMED_RANKS, RankRow, usual_ns
+from netmon.top.jobs import JOBS, RANKS, TIMED_RANKS, RankRow
 from netmon.top.links import ARROWS, LINKS, PAST_LINKS
 from netmon.top.links import ordered as links_by_name
 from netmon.top.rows import Kind
@@ -190,7 +191,7 @@ def _from_durations(job: JobView | None) -> list[Step]:
     """The last iterations without their times, where nobody can be asked about them."""
     if job is None:
         return []
-    first, usual = job.iteration - len(job.durations_ns) + 1, usual_ns(job)
+    first, usual = job.iteration - len(job.durations_ns) + 1, usual_of_job(job)
     each = enumerate(job.durations_ns.tolist(), first)
     steps = [Step(job.job, number, 0, 0, duration, usual, job.relative) for number, duration in each]
     return steps[::-1]

@@ -5,11 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.baseline import MOST, Durations, usual
 from netmon.dl.verdict.incidents import Incidents, line, remedy, who
 from netmon.views import NETWORK, Cause, Incident, Verdict
 from netmon.web.source import JOB, Catalogue, Source
@@ -20,7 +22,6 @@ _S = 1_000_000_000
 _HOUR_NS = 3_600_000_000_000
 _MOST_JOBS = 12  # that are shown one by one
 _MOST_SHOWN = 300  # incidents
-_BASELINE = 200  # steps
 _MOST_BARS = 1_200
 _MOST_GONE = 5_000  # verdicts that the source has no more, and that are known here
 _MOST_FOUND = 20
@@ -31,7 +32,7 @@ class _Step(NamedTuple):
     number: int
     end_ns: int
     duration_ns: int
-    median_ns: int  # of the last ones
+    usual_ns: int  # 0: not known
 
 
 class Answers:
@@ -70,7 +71,7 @@ class Answers:
             self._count = state.verdicts
             self._take(self._source.verdicts())
         steps, _ = self._source.steps(state.end_ns - _HOUR_NS, state.end_ns + 1)
-        newest = {name: _newest(steps, at) for name, at in job_lanes(catalogue).items()}
+        newest = {name: self._newest(steps, name, at, catalogue) for name, at in job_lanes(catalogue).items()}
         found: list[Incident] = []
         rows = []
         for name in {**newest, **self._incidents}:
@@ -92,14 +93,13 @@ class Answers:
     def _row(self, name: str, step: _Step, found: Sequence[Incident], now_ns: int) -> dict[str, Any]:
         """now_ns: 0 where nothing goes on."""
         worst = max(found, key=lambda one: (one.ongoing, one.lost_ns), default=None)
-        usual = found[-1].usual_ns if found else step.median_ns
         return {
             "name": name,
             "number": step.number,
             "last_ns": step.duration_ns,
-            "usual_ns": usual,
+            "usual_ns": step.usual_ns,
             "end_ns": str(step.end_ns),
-            "silent_ns": max(0, now_ns - step.end_ns - 10 * max(usual, 3_000_000_000)),
+            "silent_ns": max(0, now_ns - step.end_ns - 10 * max(step.usual_ns, 3_000_000_000)),
             "lost_ns": sum(one.lost_ns for one in found),
             "incidents": len(found),
             "ongoing": worst is not None and worst.ongoing,
@@ -141,28 +141,82 @@ class Answers:
         job: what people call it.
         """
         self.jobs()
-        at = job_lanes(self._source.catalogue()).get(job, -1)
+        catalogue = self._source.catalogue()
+        at = job_lanes(catalogue).get(job, -1)
         steps, pending = self._source.steps(begin_ns, end_ns)
-        columns: list[npt.NDArray[np.int64]] = [np.zeros((0, 3), np.int64)]
-        for one in steps if at >= 0 else ():
-            rows = one.of(at, begin_ns, end_ns)
-            start = one.bounds[rows, 0]
-            columns.append(np.column_stack([start, one.end_ns[rows] - start, one.number[rows]]))
-        known = np.concatenate(columns)
-        known = _slowest(known[np.argsort(known[:, 0], kind="stable")], begin_ns, end_ns)
-        cause = np.full(len(known), 255, np.uint8)
-        usual = np.full(len(known), np.nan)
-        for row, (start_ns, _, number) in enumerate(known.tolist()):
+        own = _JobSteps.of(steps if at >= 0 else (), at, begin_ns, end_ns)
+        drawn = _slowest(own, begin_ns, end_ns)
+        said = _said(catalogue, at)
+        usual_ns = np.full(len(drawn), said) if said else own.usual_ns(drawn, self._changes(job))
+        cause = np.full(len(drawn), 255, np.uint8)
+        for row, (start_ns, number) in enumerate(zip(own.start_ns[drawn], own.number[drawn].tolist(), strict=True)):
             for verdict in self._verdicts.get((job, number), ()):
                 if abs(verdict.start_ns - start_ns) < verdict.duration_ns:
-                    cause[row], usual[row] = verdict.cause, verdict.usual_ns or np.nan
+                    cause[row], usual_ns[row] = verdict.cause, verdict.usual_ns or usual_ns[row]
         return {"job": job, "pending": pending}, {
-            "start_ns": (known[:, 0] - begin_ns).astype(np.float64),
-            "took_ns": known[:, 1].astype(np.float64),
-            "number": known[:, 2].astype(np.float64),
+            "start_ns": (own.start_ns[drawn] - begin_ns).astype(np.float64),
+            "took_ns": own.took_ns[drawn].astype(np.float64),
+            "number": own.number[drawn].astype(np.float64),
             "cause": cause,
-            "usual_ns": _filled(usual, float(np.median(known[:, 1])) if len(known) else 0.0),
+            "usual_ns": np.where(usual_ns > 0, usual_ns, np.nan),
         }
+
+    def _changes(self, job: str) -> list[int]:
+        """When the job has changed its pace."""
+        known = (one for (name, _), same in self._verdicts.items() if name == job for one in same)
+        return sorted(one.start_ns for one in known if one.cause == Cause.CHANGE)
+
+    def _newest(self, steps: Sequence[Lanes], job: str, lane: int, catalogue: Catalogue) -> _Step | None:
+        """The last step of a job; None: there is none."""
+        ends = (int(one.end_ns[one.last[lane] - 1]) for one in steps if one.last[lane] > one.first[lane])
+        newest_ns = max(ends, default=0)
+        own = _JobSteps.of(steps, lane, newest_ns - 1, newest_ns)
+        if not len(own.number):
+            return None
+        last = int(own.end_ns.argmax())
+        usual_ns = _said(catalogue, lane) or int(own.usual_ns(np.array([last]), self._changes(job))[0])
+        return _Step(int(own.number[last]), int(own.end_ns[last]), int(own.took_ns[last]), usual_ns)
+
+
+class _JobSteps(NamedTuple):
+    """Of one job: the steps that touch a time, and those around them that they may be compared with."""
+
+    start_ns: npt.NDArray[np.int64]  # ascending
+    end_ns: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]
+    whole: npt.NDArray[np.bool_]
+    shared: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, steps: Sequence[Lanes], lane: int, begin_ns: int, end_ns: int) -> "_JobSteps":
+        pieces = [np.zeros((5, 0), np.int64)]
+        for one in steps:
+            rows = one.of(lane, begin_ns, end_ns)
+            around = slice(max(int(one.first[lane]), rows.start - MOST), min(int(one.last[lane]), rows.stop + MOST))
+            columns = one.bounds[around, 0], *(c[around] for c in (one.end_ns, one.number, one.whole, one.shared))
+            pieces.append(np.stack([column.astype(np.int64) for column in columns]))
+        found = np.concatenate(pieces, axis=1)
+        start, end, number, whole, shared = found[:, np.argsort(found[0], kind="stable")]
+        return cls(start, end, number, whole > 0, shared > 0)
+
+    @property
+    def took_ns(self) -> npt.NDArray[np.int64]:
+        return self.end_ns - self.start_ns
+
+    def usual_ns(self, rows: npt.NDArray[np.intp], changes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """How long some of them usually take; 0: not known. changes: when the job has changed its pace."""
+        pace, found = np.searchsorted(changes, self.start_ns, "right"), np.zeros(len(rows), np.int64)
+        anew = (np.flatnonzero(np.diff(self.number) < -1) + 1).tolist()
+        for first, last in pairwise([0, *anew, len(self.number)]):
+            run, own = slice(first, last), np.flatnonzero((rows >= first) & (rows < last))
+            took = self.took_ns[run].astype(np.float64)
+            found[own] = usual(Durations(took, self.whole[run], self.shared[run], pace[run]), rows[own] - first)
+        return found
+
+
+def _said(catalogue: Catalogue, lane: int) -> int:
+    """How long a job's last step usually takes, as its collector says; 0: it does not."""
+    return catalogue.usual_ns.get(catalogue.lanes[lane].job, 0) if lane >= 0 else 0
 
 
 def job_lanes(catalogue: Catalogue) -> dict[str, int]:
@@ -171,36 +225,16 @@ def job_lanes(catalogue: Catalogue) -> dict[str, int]:
     return {names.get(lane.job, lane.job): at for at, lane in enumerate(catalogue.lanes) if lane.kind == JOB}
 
 
-def _newest(steps: Sequence[Lanes], lane: int) -> _Step | None:
-    """The last step of a job; None: there is none."""
-    for one in reversed(steps):
-        first, last = int(one.first[lane]), int(one.last[lane])
-        if last > first:
-            recent = slice(max(first, last - _BASELINE), last)
-            took = one.end_ns[recent] - one.bounds[recent, 0]
-            return _Step(int(one.number[last - 1]), int(one.end_ns[last - 1]), int(took[-1]), int(np.median(took)))
-    return None
-
-
-def _slowest(rows: npt.NDArray[np.int64], begin_ns: int, end_ns: int) -> npt.NDArray[np.int64]:
-    """(start, duration, number) by time, of more than can be drawn the slowest of each piece of the time."""
+def _slowest(own: _JobSteps, begin_ns: int, end_ns: int) -> npt.NDArray[np.intp]:
+    """The rows of those that touch a time; of more than can be drawn, the slowest of each piece of it."""
+    rows = np.flatnonzero((own.end_ns > begin_ns) & (own.start_ns < end_ns))
     if len(rows) <= _MOST_BARS:
         return rows
-    piece = (rows[:, 0] - begin_ns) // max(1, -(-(end_ns - begin_ns) // _MOST_BARS))
-    order = np.lexsort((rows[:, 1], piece))
+    piece = (own.start_ns[rows] - begin_ns) // max(1, -(-(end_ns - begin_ns) // _MOST_BARS))
+    order = np.lexsort((own.took_ns[rows], piece))
     last = np.diff(piece[order], append=-(1 << 62)) != 0
-    slowest: npt.NDArray[np.int64] = rows[order[last]]
+    slowest: npt.NDArray[np.intp] = rows[order[last]]
     return slowest
-
-
-def _filled(usual: npt.NDArray[np.float64], otherwise: float) -> npt.NDArray[np.float64]:
-    """What is not known as it was known last, at first as it is known first."""
-    there = np.flatnonzero(np.isfinite(usual))
-    if not len(there):
-        return np.full(len(usual), otherwise)
-    nearest = np.searchsorted(there, np.arange(len(usual)), "right") - 1
-    found: npt.NDArray[np.float64] = usual[there[np.maximum(nearest, 0)]]
-    return found
 
 
 def _key(incident: Incident) -> str:

@@ -19,7 +19,18 @@ from netmon.web.steps import STEP, by_lane
 
 WIDTHS_NS = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
 _MOST_CELLS = 16_000_000  # of 4 bytes
-STEP_COLUMNS = ("host", "job", "rank", "iteration", "start_ns", "comm_start_ns", "comm_end_ns", "end_ns", "exposed_ns")
+STEP_COLUMNS = (
+    "host",
+    "job",
+    "rank",
+    "iteration",
+    "start_ns",
+    "comm_start_ns",
+    "comm_end_ns",
+    "end_ns",
+    "exposed_ns",
+    "node_shared",
+)
 """Of the table iterations, that `step_rows` reads."""
 
 _NEVER = -1
@@ -138,6 +149,8 @@ def step_rows(batch: pa.RecordBatch, hosts: Sequence[str], jobs: Sequence[str]) 
     }.items():
         if column in there:
             rows[name] = batch.column(column).fill_null(0).to_numpy(zero_copy_only=False)
+    if "node_shared" in there:
+        rows["shared"] = batch.column("node_shared").fill_null(True).to_numpy(zero_copy_only=False)
     if "exposed_ns" in there:
         exposed = batch.column("exposed_ns").fill_null(-1).to_numpy(zero_copy_only=False)
         rows["wait_start_ns"] = np.where(exposed >= 0, rows["comm_end_ns"] - exposed, 0)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from netmon.dl.sharing.advice_text import called
+from netmon.dl.verdict.baseline import usual_of_job
 from netmon.dl.verdict.verdict_text import from_columns, renamed
 from netmon.errors import DataError, NetmonError
 from netmon.past import HOUR_NS, RowQuery, Rows
@@ -279,6 +280,7 @@ class LiveHistory:
             end_ns=self.end_ns,
             capacity_bps=capacity,
             job_names={**known.job_names, **{job.job: job.name or job.job for job in snapshot.jobs}},
+            usual_ns={**known.usual_ns, **{job.job: usual_of_job(job) for job in snapshot.jobs}},
             theory={**known.theory, **theory},
             not_understood=unclear,
             unheard_ns=unheard,
@@ -331,7 +333,7 @@ class LiveHistory:
             rows = np.zeros(len(job.steps), STEP)
             for name in job.steps.dtype.names or ():
                 rows[name] = job.steps[name]
-            rows["job"] = self._jobs[job.job]
+            rows["job"], rows["shared"] = self._jobs[job.job], True
             fresh.append(rows)
         if fresh:
             self._steps.add(np.concatenate(fresh), self.end_ns - HOUR_NS)

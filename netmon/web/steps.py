@@ -22,6 +22,7 @@ STEP = np.dtype(
         ("job", "<i4"),
         ("rank", "<i4"),
         ("host", "<i4"),
+        ("shared", "?"),  # its host carried foreign traffic, or it is not known yet
         ("number", "<i8"),
         ("start_ns", "<i8"),
         ("comm_start_ns", "<i8"),  # 0: not known, as of the next two
@@ -49,6 +50,8 @@ class Lanes:
     bounds: _Times  # (rows, 5)
     end_ns: _Times
     known: npt.NDArray[np.bool_]
+    whole: npt.NDArray[np.bool_]  # of an iteration's slowest rank: all that the job has have a row
+    shared: npt.NDArray[np.bool_]  # the same: some rank's host carried foreign traffic, or it is not known yet
 
     def of(self, lane: int, begin_ns: int, end_ns: int) -> slice:
         first, last = int(self.first[lane]), int(self.last[lane])
@@ -70,7 +73,9 @@ def by_lane(steps: _Steps, lanes: Sequence[tuple[int, int]]) -> Lanes:
     wanted = np.array(lanes, np.int64).reshape(-1, 2)
     lane = _key(wanted[:, 0], wanted[:, 1])
     indices = np.searchsorted(key, lane, "left"), np.searchsorted(key, lane, "right")
-    return Lanes(*indices, steps["number"][rows], bounds[rows], steps["end_ns"][rows], known[rows])
+    whole, shared = _of_all_ranks(steps)
+    columns = steps["number"], bounds, steps["end_ns"], known, whole, shared
+    return Lanes(*indices, *(column[rows] for column in columns))
 
 
 def _key(job: npt.NDArray[np.integer], rank: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -84,6 +89,16 @@ def _slowest(steps: _Steps) -> npt.NDArray[np.int64]:
     last = (np.diff(own["number"], append=-1) != 0) | (np.diff(own["job"], append=-1) != 0)
     found: npt.NDArray[np.int64] = order[last]
     return found
+
+
+def _of_all_ranks(steps: _Steps) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Of each row's iteration: whether it has as many ranks as the job's others, and whether one is shared."""
+    group, count = _groups(steps, "number", "job")
+    job, jobs = _groups(steps, "job")
+    ranks = np.bincount(group, minlength=count)[group]
+    most = np.zeros(jobs, np.int64)
+    np.maximum.at(most, job, ranks)
+    return ranks == most[job], np.bincount(group, steps["shared"], count)[group] > 0
 
 
 def _phases(steps: _Steps) -> tuple[_Times, npt.NDArray[np.bool_]]:

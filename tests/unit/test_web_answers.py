@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp is not installed: the page cannot be served")
 from synthetic_source import BEGIN_NS, MS, Synthetic
 
+from netmon.dl.verdict.baseline import of_durations, usual, usual_of_last
 from netmon.dl.verdict.incidents import step_parts
 from netmon.views import Cause
 from netmon.web.answers import Answers
@@ -27,11 +28,26 @@ def test_a_job_that_is_slow_comes_first_and_is_well_again_later() -> None:
     source.found = [one]
     answers = Answers(source)
     first = answers.jobs()["jobs"][0]
-    assert (first["name"], first["lost_ns"], first["usual_ns"]) == ("job-002", one.excess_ns, one.usual_ns)
+    assert (first["name"], first["lost_ns"]) == ("job-002", one.excess_ns)
     [shown] = answers.incidents(lambda incident: incident)["incidents"]
     assert shown["key"] == first["incident"]
     assert "".join(shown["line"][::2]).startswith("job-002 ")
     assert shown["line"][1] == str(one.start_ns // 10**9 * 10**9)
+
+
+def test_usual_is_the_one_baseline_or_what_the_collector_says() -> None:
+    source = Synthetic(8, 60)
+    lanes = source.lanes
+    took = (lanes.end_ns - lanes.bounds[:, 0])[lanes.first[0] : lanes.last[0]]
+    [row] = Answers(source).jobs()["jobs"]
+    assert row["usual_ns"] == usual_of_last(of_durations(took))
+    lanes.shared[lanes.first[0] : lanes.last[0]] = took > np.quantile(took, 0.4)  # the quiet ones are the measure
+    [row] = Answers(source).jobs()["jobs"]
+    quiet = took[~lanes.shared[lanes.first[0] : lanes.last[0]]]
+    assert row["usual_ns"] == pytest.approx(np.median(quiet), rel=0.01)
+    source.known = replace(source.known, usual_ns={"job-000": 123 * MS})
+    [row] = Answers(source).jobs()["jobs"]
+    assert row["usual_ns"] == 123 * MS
 
 
 def test_an_incident_goes_on_only_where_the_job_does() -> None:
@@ -90,7 +106,14 @@ def test_steps_have_their_cause_also_where_a_number_comes_again() -> None:
     _, bars = answers.bars("job-000", BEGIN_NS, BEGIN_NS + 60_000 * MS)
     [row] = np.flatnonzero(bars["cause"] != 255)
     assert (bars["cause"][row], bars["number"][row]) == (Cause.CROSS, one.iteration)
-    assert set(bars["usual_ns"]) == {one.usual_ns}
+    assert bars["usual_ns"][row] == one.usual_ns
+    lane = source.lanes
+    took = (lane.end_ns - lane.bounds[:, 0])[lane.first[0] : lane.last[0]]  # one rank's are all ranks'
+    assert dict(zip(bars["number"], bars["usual_ns"], strict=True)).items() >= {
+        (number, expected)
+        for number, expected in enumerate(usual(of_durations(took)))
+        if number != one.iteration and number in bars["number"]
+    }
     _, bars = answers.bars("nobody", BEGIN_NS, BEGIN_NS + 60_000 * MS)
     assert len(bars["number"]) == 0
     found = answers.steps(one.iteration)

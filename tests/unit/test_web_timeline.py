@@ -40,7 +40,7 @@ def steps(*rows: tuple[int, int, int, int, int, int, int]) -> np.ndarray:
     table = np.zeros(len(rows), STEP)
     for row, (rank, number, *times) in zip(table, rows, strict=True):
         row["rank"], row["number"] = rank, number
-        for name, time in zip(STEP.names[4:], times, strict=True):
+        for name, time in zip(STEP.names[-5:], times, strict=True):
             row[name] = time * MS
     return table
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.change import changes
 from netmon.dl.verdict.evidence import Steps
+from netmon.views import JobView
 
 FEWEST = 5
 """Iterations from which on there is a baseline."""
@@ -124,10 +125,10 @@ def baseline_rows(of: Durations, row: int) -> npt.NDArray[np.intp]:
     return np.asarray(found[found >= 0])
 
 
-def usual(of: Durations) -> npt.NDArray[np.int64]:
-    """(iterations,): how long each usually takes, ns: the median of those that it is compared with. 0: not known."""
-    rows = np.arange(len(of))
-    pieces = (rows[first : first + _AT_ONCE] for first in range(0, len(of), _AT_ONCE))
+def usual(of: Durations, rows: npt.NDArray[np.intp] | None = None) -> npt.NDArray[np.int64]:
+    """How long each (of these rows) usually takes, ns: the median of those that it is compared with. 0: not known."""
+    rows = np.arange(len(of)) if rows is None else rows
+    pieces = (rows[first : first + _AT_ONCE] for first in range(0, len(rows), _AT_ONCE))
     return np.concatenate([np.empty(0, np.int64), *(_medians(of, piece) for piece in pieces)])
 
 
@@ -143,10 +144,14 @@ def of_durations(slowest_ns: npt.ArrayLike) -> Durations:
     return Durations(slowest, every, none, none.astype(np.int64))
 
 
-def usual_of_last(slowest_ns: npt.ArrayLike) -> int:
-    """How long the last of these iterations usually takes, ns, where no more is known of them. 0: not known."""
-    of = of_durations(slowest_ns)
+def usual_of_last(of: Durations) -> int:
+    """How long the last of these iterations usually takes, ns; 0: not known."""
     return usual_by(of, baseline_rows(of, len(of) - 1)) if len(of) else 0
+
+
+def usual_of_job(job: JobView) -> int:
+    """The same of a job's last one; of a collector that does not say, by the last ones."""
+    return job.usual_ns or usual_of_last(of_durations(job.durations_ns))
 
 
 def _medians(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:

@@ -33,7 +33,7 @@ export function strip(node, told, incidents, open) {
   node.replaceChildren(...shown);
 }
 
-const pace = (job) => `last ${duration(job.last_ns)} / usual ${duration(job.usual_ns)}`;
+const pace = (job) => `last ${duration(job.last_ns)} / usual ${job.usual_ns ? duration(job.usual_ns) : "not known"}`;
 
 function row(job, incident, open) {
   if (job.silent_ns > 0) return element("p", { class: "answer was" }, `${job.name}: no step since ${local(BigInt(job.end_ns))}; ${pace(job)}`);

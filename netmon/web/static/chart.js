@@ -169,7 +169,7 @@ export class StepChart {
         return this.mark(left, right);
       }
       const step = this.at(x);
-      plot.title = step ? `iteration ${step.iteration}: ${duration(step.duration_ns)}, usual ${duration(step.usual_ns)}${step.cause ? `: ${step.cause}` : ""}` : "";
+      plot.title = step ? `iteration ${step.iteration}: ${duration(step.duration_ns)}${step.usual_ns ? `, usual ${duration(step.usual_ns)}` : ""}${step.cause ? `: ${step.cause}` : ""}` : "";
     });
     plot.addEventListener("pointerup", (event) => {
       if (!drag) return;
