@@ -39,6 +39,7 @@ from netmon.dl.verdict import (
     worth_reporting,
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
+from netmon.dl.verdict.culprit_ends import NAMED, with_ends
 from netmon.dl.verdict.evidence import Numbers
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
 from netmon.rate_limiter import TimeLimiter
@@ -372,7 +373,7 @@ class Judging:
                     continue
                 verdict, took_ns = await asyncio.to_thread(_timed, case.judged)
                 self._cpu_time.spend(took_ns)
-                self._publish(job, number, verdict)
+                self._publish(job, number, verdict and self._with_ends(verdict, parts))
             except Exception:  # rows do not need it
                 _log.exception(f"cannot judge iteration {number} of job {job}")
             if not self._cpu_time.allows():
@@ -389,37 +390,45 @@ class Judging:
 
     def _publish(self, job: str, number: int, verdict: Verdict | None) -> None:
         if verdict is not None and job in self._jobs and self._jobs[job].mark_published(number):
-            verdict = replace(self._with_ends(verdict), told_ns=time.time_ns())
+            verdict = replace(verdict, told_ns=time.time_ns())
             self._viewed.judged(verdict)
             self._store(verdict)
             if verdict.cause == Cause.CHANGE:
                 _log.info(sentence(verdict))
 
-    def _with_ends(self, verdict: Verdict) -> Verdict:
-        """With whose process the culprit is, and between whom most of its bytes went on the link that it filled."""
+    def _with_ends(self, verdict: Verdict, parts: Sequence[Part]) -> Verdict:
+        """With whose process the culprit is, and between whom its bytes went."""
         flows, state = self._tables.flows, self._tables.flows.state
-        if verdict.cause not in (Cause.CROSS, Cause.OTHER_JOB):
+        if verdict.cause not in NAMED:
             return verdict
         named = [number for number, one in enumerate(flows.traffic_owners) if one.name == verdict.culprit]
+        there = sorted(index for index, session in self._sessions.items() if session.hello.host == verdict.host)
         links = [
             number
-            for session in self._sessions.values()
-            if session.hello.host == verdict.host
-            for number, link in _links(session)
+            for index in there
+            for number, link in _links(self._sessions[index])
             if (link.interface, link.direction) == (verdict.interface, verdict.direction)
         ]
         own = np.flatnonzero(np.isin(self._links_of_flows(), links) & (state["session"] >= 0))
         own = own[np.isin(state["traffic_owner"][own], named)]
-        since = state["last_ns"][own]
-        own = own[since >= since.max(initial=0) - _ABOUT_NS]  # those before it are over
-        if not len(own):
+        known = [(int(at), flow) for at in own if (flow := flows.flows[int(at)]) and not flow.members]
+        if not known:
             return verdict
-        flow = flows.flows[int(own[state["payload_bytes"][own].argmax()])]
-        if flow is None or flow.members:
-            return verdict
-        src, dst = (flows.host_at.get(address) or address for address in (flow.src, flow.dst))
-        sender, receiver = (src, verdict.host) if verdict.direction == Direction.RX else (verdict.host, dst)
-        return replace(verdict, culprit_user=flow.owner.user, sender=sender, receiver=receiver)
+        maps = TimeMaps([self._sessions[index].window.alignment.map for index in there])
+
+        def meanwhile(session: npt.NDArray[np.int32], start: _Numbers, width: npt.NDArray[np.uint32]) -> Any:
+            begin = maps.utcs(np.searchsorted(there, session), start)
+            return (begin < verdict.end_ns) & (begin + width > verdict.start_ns)
+
+        rows = of_sessions(parts, there, verdict.start_ns, meanwhile)
+        carried = np.bincount(rows["flow"], rows["payload_bytes"], len(state))[[at for at, _ in known]]
+
+        def described(index: int) -> tuple[str, str]:
+            flow = known[index][1]
+            address = flow.dst if verdict.direction == Direction.TX else flow.src
+            return flow.owner.user, flows.host_at.get(address) or address
+
+        return with_ends(verdict, carried, described)
 
     def _case(self, name: str, number: int, parts: list[Part]) -> Case | None:
         job = self._jobs.get(name)

@@ -32,6 +32,7 @@ from netmon.dl.verdict import (
     worth_reporting,
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
+from netmon.dl.verdict.culprit_ends import NAMED, with_ends
 from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, worst_first
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import from_columns
@@ -41,7 +42,7 @@ from netmon.history.files import table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
 from netmon.units import format_duration, format_moment
-from netmon.views import Cause, Incident, RankTimes, Verdict
+from netmon.views import Incident, RankTimes, Verdict
 
 # --- What a dataset holds alongside the bytes that verdicts rest on: what kept ranks from running, and what TCP said.
 
@@ -426,10 +427,16 @@ def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFra
     return [whose.get(key, Whose("", -1, -1, False, "")) for key in wanted]
 
 
-class _Ends:
-    """Whose process a culprit is, and between whom its bytes went: of its flow that lasted longest meanwhile."""
+_KEY = ["session", "flow_id"]
 
-    _COLUMNS = ("src", "dst", "process", "container", "class_source", "job", "user", "first_ns", "last_ns", "members")
+
+class _Ends:
+    """Whose process a culprit is, and between whom its bytes went."""
+
+    _COLUMNS = (
+        *("session", "flow_id", "src", "dst", "process", "container", "class_source", "job", "user"),
+        *("first_ns", "last_ns", "members"),
+    )
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -438,25 +445,41 @@ class _Ends:
 
     def added(self, verdict: Verdict) -> Verdict:
         """With what is known of that."""
-        if verdict.cause not in (Cause.CROSS, Cause.OTHER_JOB):
+        if verdict.cause not in NAMED:
             return verdict
         sends = verdict.direction == Direction.TX
         link = verdict.host, verdict.interface, "tx" if sends else "rx"
         if link not in self._flows:
-            same = (ds.field(name) == word for name, word in zip(("host", "interface", "direction"), link, strict=True))
-            rows = read_rows(self._data, "flows", self._COLUMNS, all_of([*same, ds.field("job") != verdict.job]))
+            others = all_of([_on(link), ds.field("job") != verdict.job])
+            rows = read_rows(self._data, "flows", self._COLUMNS, others)
             names = [JOB + row["job"] if row["job"] else process_name(row) for row in rows.to_dict("records")]
             self._flows[link] = rows.assign(named=names)
         rows = self._flows[link]
-        rows = rows[(rows["named"] == verdict.culprit) & ~(rows["members"] > 0)]
-        lasted = rows["last_ns"].clip(upper=verdict.end_ns) - rows["first_ns"].clip(lower=verdict.start_ns)
-        if not len(rows) or lasted.max() < 0:
-            return verdict
-        row = rows.iloc[int(lasted.to_numpy().argmax())]
-        far = self._host(str(row["dst" if sends else "src"]))
-        sender, receiver = (verdict.host, far) if sends else (far, verdict.host)
-        user = row["user"] if isinstance(row["user"], str) else ""
-        return replace(verdict, culprit_user=user, sender=sender, receiver=receiver)
+        there = (rows["first_ns"] < verdict.end_ns) & (rows["last_ns"] + _AROUND_NS > verdict.start_ns)
+        rows = rows[(rows["named"] == verdict.culprit) & ~(rows["members"] > 0) & there].drop_duplicates(_KEY)
+
+        far = "dst" if sends else "src"
+
+        def described(index: int) -> tuple[str, str]:
+            row = rows.iloc[index]
+            user = row["user"] if isinstance(row["user"], str) else ""
+            return user, self._host(str(row[far]))
+
+        alike = len(rows[[far, "user"]].drop_duplicates()) <= 1  # then it need not be read which carried most
+        carried = np.ones(len(rows)) if alike else self._carried(rows, link, verdict)
+        return with_ends(verdict, carried, described)
+
+    def _carried(self, flows: pd.DataFrame, link: tuple[str, str, str], verdict: Verdict) -> npt.NDArray[np.int64]:
+        """Payload bytes of each of these flows in the time of a verdict's iteration."""
+        within = verdict.start_ns - _AROUND_NS, verdict.end_ns
+        start = ds.field("bucket_start_ns")
+        own = [_on(link), ds.field("flow_id").isin(flows["flow_id"].tolist()), start >= within[0], start < within[1]]
+        names = [*_KEY, "bucket_start_ns", "bucket_ns", "payload_bytes"]
+        rows = read_rows(self._data, "buckets", names, all_of(own), within)
+        rows = rows[rows["bucket_start_ns"] + rows["bucket_ns"] > verdict.start_ns]
+        carried = rows.astype({"session": str}).groupby(_KEY)["payload_bytes"].sum()
+        keys = pd.MultiIndex.from_frame(flows[_KEY].astype({"session": str}))
+        return carried.reindex(keys, fill_value=0).to_numpy(np.int64)
 
     def _host(self, address: str) -> str:
         """The host that sends from there; the address itself, where none is known to."""
@@ -465,6 +488,10 @@ class _Ends:
             hosts = read_rows(self._data, "flows", ["host"], own)["host"]
             self._host_at[address] = str(hosts.iloc[-1]) if len(hosts) else address
         return self._host_at[address]
+
+
+def _on(link: tuple[str, str, str]) -> ds.Expression:
+    return all_of([ds.field(name) == word for name, word in zip(("host", "interface", "direction"), link, strict=True)])
 
 
 def _job_flow(row: dict[str, Any]) -> JobFlow:

@@ -3,6 +3,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,10 +22,11 @@ from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.judging import judging as judging_module
 from collector.judging.job_steps import JobSteps, steps_in_utc
-from collector.judging.judging import MOST_ROWS, Judging, RecentRows, of_sessions
+from collector.judging.judging import MOST_ROWS, RECENT, Judging, Part, RecentRows, of_sessions
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
+from netmon.dl.timemap import TimeMap
 from netmon.history import judging
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Direction, Flow, Moment, Owner, Source
@@ -230,16 +232,28 @@ def test_an_iteration_is_told_of_once():
 
 
 def test_a_culprit_is_found_on_the_link_of_any_host():
-    tables, sessions = Tables(Settings()), {}
+    tables, sessions, parts = Tables(Settings()), {}, []
     for host in ("h1", "h0", "h2"):  # not in the order of their links
         own = hello(host=host, session=host)
         index = tables.sessions.add(own, Links(own), Settings(), Resume())
-        window = SimpleNamespace(links=Links(own), first_link=int(tables.sessions.table["first_link"][index]))
+        first_link = int(tables.sessions.table["first_link"][index])
+        clock = SimpleNamespace(map=TimeMap.constant(0))
+        window = SimpleNamespace(links=Links(own), first_link=first_link, alignment=clock)
         sessions[index] = SimpleNamespace(hello=own, window=window)
-        flow = Flow(1, 7, Direction.RX, "198.18.0.9", "198.18.0.1", 1, 2, 6, 0, Owner(9, "iperf3", user=f"{host}-user"))
-        tables.flows.set(tables.flows.append(index, flow), int(Direction.RX), flow)
+        # The first was the busiest, but not in this iteration; of the last nothing came in it.
+        for number, (address, carried) in enumerate([("198.18.0.7", (900, 10)), ("198.18.0.9", (0, 500)), ("::1", ())]):
+            owner = Owner(9, "iperf3", user=f"{host}-user")
+            flow = Flow(number, 7, Direction.RX, address, "198.18.0.1", number, 2, 6, 0, owner)
+            at = tables.flows.append(index, flow)
+            tables.flows.set(at, int(Direction.RX), flow)
+            rows = Columns.zeros(len(carried), RECENT)
+            rows["session"][:], rows["flow"][:], rows["bucket_ns"][:] = index, at, MS
+            rows["start_ns"][:], rows["payload_bytes"][:] = np.array([0, 50 * MS])[: len(carried)], carried
+            parts.append(Part(time.time_ns(), rows))
     judging_ = Judging(tables, sessions, None, None, None)
     for host in ("h0", "h1", "h2"):
-        told = Verdict("ring", 1, 0, 1, 1, 1, 1, Cause.CROSS, "iperf3", host, "eth0", Direction.RX)
-        found = judging_._with_ends(told)
+        told = Verdict("ring", 1, 10 * MS, 90 * MS, 1, 1, 1, Cause.CROSS, "iperf3", host, "eth0", Direction.RX)
+        found = judging_._with_ends(told, parts)
         assert (found.culprit_user, found.sender, found.receiver) == (f"{host}-user", "198.18.0.9", host)
+        earlier = replace(told, start_ns=-9 * MS, end_ns=-5 * MS)
+        assert judging_._with_ends(earlier, parts) is earlier, "none of its flows carried anything then"
