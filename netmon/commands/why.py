@@ -50,9 +50,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.data:
         args.collector = args.collector or "localhost:9400"
     if args.data and args.iteration is not None:
+        from netmon.history.job_names import job_names, requested_job
         from netmon.history.judging import explained
 
-        return _show(list(explained(args.data, args.job, args.iteration)), args.json)
+        job = requested_job(args.job, job_names(args.data)) if args.job else None
+        return _show(list(explained(args.data, job, args.iteration)), args.json)
     found = _lately(args) if args.collector else _stored(args)
     if args.iteration is not None:
         return _show([(one, one.ranks) for one in found.verdicts], args.json)
@@ -111,12 +113,19 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 
 
 def _stored(args: argparse.Namespace) -> _Found:
-    from netmon.history.job_names import job_names, not_understood, requested_job
-    from netmon.history.judging import ALWAYS, incidents_of, judged_jobs, read_verdicts, verdicts
+    from netmon.errors import NoRowsError
+    from netmon.history.job_names import jobs_of, not_understood, requested_job
+    from netmon.history.judging import ALWAYS, incidents_of, read_verdicts, understood_jobs, verdicts
 
-    names, unclear = job_names(args.data), not_understood(args.data)
+    unclear = not_understood(args.data)
+    try:
+        trained, names = jobs_of(args.data)
+    except NoRowsError:
+        if not unclear:
+            raise
+        trained, names = [], {}
     job = requested_job(args.job, names)
-    found = read_verdicts(args.data, job, ALWAYS) if judged_jobs(args.data, job, ALWAYS) else []
+    found = read_verdicts(args.data, job, ALWAYS) if understood_jobs(job, trained, unclear) else []
     if found is None:
         found = list(verdicts(args.data, job))
     told = incidents_of(args.data, found)

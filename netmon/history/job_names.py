@@ -11,23 +11,31 @@ import pyarrow.dataset as ds
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
 from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import NoRowsError
-from netmon.history.dataset import open_table, stream
+from netmon.history.dataset import known_columns, open_table, stream
 from netmon.views import Verdict, distinct_names
 
 _COLUMNS = ["job", "rank", "job_name"]
 
 
+def jobs_of(data: Path) -> tuple[list[str], dict[str, str]]:
+    """The jobs that have iterations, and what people call them: by job, no two alike, of those of which somebody says.
+
+    Blocks: it reads three columns. Raises NoRowsError: none has; DataError: no dataset.
+    """
+    table = open_table(data, "iterations")
+    columns = known_columns(table, _COLUMNS)
+    pieces = [pa.Table.from_batches([batch]).group_by(columns).aggregate([]) for batch in stream(table, columns)]
+    frames = [piece.to_pandas() for piece in pieces]
+    rows = pd.concat(frames) if frames else pd.DataFrame(columns=_COLUMNS)
+    return sorted(rows["job"].dropna().astype(str).unique()), names_of(rows)
+
+
 def job_names(data: Path) -> dict[str, str]:
-    """By job, no two alike; empty where nobody says. Blocks: it reads three columns. Raises DataError: no dataset."""
+    """What people call the jobs, as jobs_of has it; empty where there is none."""
     try:
-        table = open_table(data, "iterations")
+        return jobs_of(data)[1]
     except NoRowsError:
         return {}
-    if "job_name" not in table.schema.names:  # nobody says
-        return {}
-    pieces = [pa.Table.from_batches([batch]).group_by(_COLUMNS).aggregate([]) for batch in stream(table, _COLUMNS)]
-    frames = [piece.to_pandas() for piece in pieces]
-    return names_of(pd.concat(frames)) if frames else {}
 
 
 def not_understood(data: Path) -> list[str]:

@@ -213,10 +213,20 @@ def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
 def judged_jobs(data: Path, job: str | None, within_ns: tuple[int, int]) -> list[str]:
     """The jobs that are to be judged: their steps are understood. Raises DataError where there is none of this name."""
     unclear = not_understood(data)
-    if unclear and (job in unclear or not table_files(data, "iterations")):
+    if unclear and not table_files(data, "iterations"):
         return []
     batches = stream(open_table(data, "iterations", _around(within_ns)), ["job"])
     names = sorted({str(name) for batch in batches for name in batch.column(0).unique().drop_null().to_pylist()})
+    return understood_jobs(job, names, unclear)
+
+
+def understood_jobs(job: str | None, names: Sequence[str], unclear: Sequence[str]) -> list[str]:
+    """Of the jobs that have iterations those that are to be judged. Raises DataError where there is none of this name.
+
+    unclear: those whose steps are not understood.
+    """
+    if job in unclear:
+        return []
     if job is None or job in names:
         return [name for name in names if name not in unclear] if job is None else [job]
     raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {', '.join(names)}")
