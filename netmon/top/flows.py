@@ -15,10 +15,10 @@ from rich.text import Text
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
 from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, STACK, Direction, Flow, Owner
 from netmon.top.filters import Values, exactly
-from netmon.top.glyphs import Column, bar, class_style, longest, rate_unit, room, short_rate, swatch, table
+from netmon.top.glyphs import bar, class_style, longest, rate_unit, room, short_rate, swatch
 from netmon.top.links import ARROWS, WIDE
 from netmon.top.options import Options, short_names
-from netmon.top.rows import Kind, Part, numeric
+from netmon.top.rows import Kind, Part, Printed, numeric, printed, printed_row
 from netmon.units import format_bytes, format_endpoint
 from netmon.views import FlowView
 
@@ -56,8 +56,9 @@ _LEAST_PROCESS, _MOST_PROCESS = 12, 48
 def draw(flows: Sequence[FlowView], options: Options, width: int, lines: int) -> RenderableType:
     """A heading and at most `lines` - 1 flows, in the order given."""
     shown = flows[: max(lines - 1, 0)]
-    names = short_names({view.flow.owner.job for view in shown}, _MOST_JOB - _RANK)
-    return table(_columns(shown, names, options, width), (_row(view, names, options, width) for view in shown))
+    ink = replace(options, jobs=short_names({view.flow.owner.job for view in shown}, _MOST_JOB - _RANK))
+    columns = _columns(shown, ink, width)
+    return printed(FLOWS, columns, (printed_row(FLOWS, columns, FlowRow(view, ""), ink) for view in shown))
 
 
 def five_tuple(flow: Flow, wide: bool = True) -> str:
@@ -110,8 +111,8 @@ def job_and_rank(view: FlowView, job: str) -> str:
     return rank(view.flow.owner, job) + (" control" if control else "")
 
 
-def _job(view: FlowView, names: Mapping[str, str]) -> str:
-    return job_and_rank(view, names[view.flow.owner.job])
+def _job(view: FlowView, ink: Options) -> str:
+    return job_and_rank(view, ink.job(view.flow.owner.job))
 
 
 def round_trip(view: FlowView) -> str:
@@ -132,12 +133,12 @@ def loss_share(view: FlowView) -> str:
     return "<.01%" if percent < 0.01 else f"{percent:.2f}%"[1:] if percent < 0.995 else f"{percent:.1f}%"
 
 
-def _columns(flows: Sequence[FlowView], names: Mapping[str, str], options: Options, width: int) -> list[Column]:
+def _columns(flows: Sequence[FlowView], ink: Options, width: int) -> list[Printed]:
     wide = width >= WIDE
     host = longest((view.host for view in flows), 5, 16 if wide else 10)
     name = longest((f"{view.interface} ↑" for view in flows), 4, 16 if wide else 8)
     class_ = _CLASS if wide else 1
-    job = longest((_job(view, names) for view in flows), 8, _MOST_JOB) if wide else 0
+    job = longest((_job(view, ink) for view in flows), 8, _MOST_JOB) if wide else 0
     rtt, loss = (_RTT, _LOSS) if any(view.rtt_ns > 0 for view in flows) else (0, 0)
     rest = room(width, [host, name, class_, job, _RATE, rtt, loss, _BYTES], 2)
     tuple_column = _WIDE_TUPLE if wide else _TUPLE
@@ -145,36 +146,18 @@ def _columns(flows: Sequence[FlowView], names: Mapping[str, str], options: Optio
         (five_tuple(view.flow, wide) for view in flows), tuple_column, max(tuple_column, rest - _LEAST_PROCESS)
     )
     process = min(rest - wanted, _MOST_PROCESS)
+    ends = wanted if process >= _LEAST_PROCESS else max(rest + 1, 1)
     return [
-        Column(Text("FLOWS", "bold"), host),
-        Column("", name),
-        Column("class" if wide else "", class_),
-        Column("by rate, all classes", wanted if process >= _LEAST_PROCESS else max(rest + 1, 1)),
-        Column("process", process if process >= _LEAST_PROCESS else 0),
-        Column("job/rank", job),
-        Column(rate_unit(options.bytes_), _RATE, right=True),
-        Column("rtt", rtt, right=True),
-        Column("loss", loss, right=True),
-        Column("bytes", _BYTES, right=True),
-    ]
-
-
-def _row(view: FlowView, names: Mapping[str, str], options: Options, width: int) -> list[str | Text]:
-    class_ = swatch(view.class_, options.colour)
-    if width >= WIDE:
-        class_.append(f" {CLASS_NAMES[view.class_]}")
-    known = owner(view.flow.owner)
-    return [
-        view.host,
-        f"{view.interface} {ARROWS[view.flow.direction]}",
-        class_,
-        five_tuple(view.flow, width >= WIDE),
-        Text(known, "dim" if known == "unknown" else ""),
-        _job(view, names),
-        Text(short_rate(view.wire_bps, options.bytes_), class_style(view.class_)),
-        round_trip(view),
-        loss_share(view),
-        format_bytes(view.wire_bytes),
+        Printed("host", host, Text("FLOWS", "bold")),
+        Printed("at", name, ""),
+        Printed("class", class_, "class" if wide else ""),
+        Printed("flow", ends, "by rate, all classes", lambda row, *_: five_tuple(row.view.flow, wide)),
+        Printed("process", process if process >= _LEAST_PROCESS else 0),
+        Printed("job/rank", job),
+        Printed("rate", _RATE, rate_unit(ink.bytes_)),
+        Printed("rtt", rtt),
+        Printed("loss", loss),
+        Printed("bytes", _BYTES),
     ]
 
 
@@ -232,7 +215,8 @@ def _flow_term(row: FlowRow) -> str:
 
 
 def _class(row: FlowRow, ink: Options, width: int) -> Text:
-    return swatch(row.view.class_, ink.colour).append(f" {CLASS_NAMES[row.view.class_]}")
+    class_ = swatch(row.view.class_, ink.colour)
+    return class_.append(f" {CLASS_NAMES[row.view.class_]}") if width > 1 else class_
 
 
 def _owner(row: FlowRow, ink: Options, width: int) -> Text:
@@ -241,7 +225,7 @@ def _owner(row: FlowRow, ink: Options, width: int) -> Text:
 
 
 def _rank(row: FlowRow, ink: Options, width: int) -> str:
-    return job_and_rank(row.view, ink.job(row.view.flow.owner.job))
+    return _job(row.view, ink)
 
 
 def _rate(row: FlowRow, ink: Options, width: int) -> Text:

@@ -5,34 +5,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from netmon.records import CLASS_NAMES, STACK, Class
 from netmon.top import flows, jobs, links
 from netmon.top.glyphs import (
-    UNKNOWN,
-    Column,
     class_style,
     clock,
     coverage,
     day,
-    iteration,
     left_out,
-    no_steps,
     rate,
     rate_unit,
     room,
     shown,
-    sparkline,
     swatch,
-    table,
     wrapped,
     zone,
 )
 from netmon.top.incidents import calm, lines_of, newest_first
 from netmon.top.options import Options, present_links, short_names, silent
+from netmon.top.rows import Printed, printed, printed_row
 from netmon.units import format_bytes, format_duration
 from netmon.views import HostView, JobView, Snapshot, Totals
 
@@ -108,58 +102,29 @@ def fitting(shown: int, page_size: int, lines: int) -> int:
     return shown if shown == page_size and shown < lines else max(0, min(shown, lines - 2))
 
 
-def draw_overview(snapshot: Snapshot, width: int, lines: int) -> RenderableType:
+def draw_overview(snapshot: Snapshot, options: Options, width: int, lines: int) -> RenderableType:
     """A heading, one line per job, and what is not shown."""
-    jobs = snapshot.jobs[: fitting(len(snapshot.jobs), snapshot.page.jobs, lines)]
-    columns = _columns(jobs, width)
-    names = short_names((job.job for job in snapshot.jobs), columns[0].width)
-    parts: list[RenderableType] = [table(columns, (_row(job, names[job.job], columns[-1].width) for job in jobs))]
-    if len(jobs) < snapshot.page.jobs:
-        parts.append(left_out("jobs", snapshot.page.jobs_from, len(jobs), snapshot.page.jobs))
+    shown_jobs = snapshot.jobs[: fitting(len(snapshot.jobs), snapshot.page.jobs, lines)]
+    columns = _columns(shown_jobs, width)
+    ink = replace(options, jobs=short_names((job.job for job in snapshot.jobs), columns[0].width))
+    rows = (printed_row(jobs.JOBS, columns, job, ink) for job in shown_jobs)
+    parts: list[RenderableType] = [printed(jobs.JOBS, columns, rows)]
+    if len(shown_jobs) < snapshot.page.jobs:
+        parts.append(left_out("jobs", snapshot.page.jobs_from, len(shown_jobs), snapshot.page.jobs))
     return Group(*parts)
 
 
-def _columns(jobs: Sequence[JobView], width: int) -> list[Column]:
+def _columns(shown_jobs: Sequence[JobView], width: int) -> list[Printed]:
     more, most = width >= _MORE, width >= _MOST
-    fixed = [5, 9, 17, 7, 7 if more else 0, 7, 5 if more else 0, 9, 8 if more else 0, 9 if most else 0]
-    longest = max((len(job.job) for job in jobs), default=4)
-    name = min(room(width, fixed, 1), max(longest, 8), _LONGEST_NAME)
-    rest = room(width, [name, *fixed], 1) if most else 0
+    fixed = {"ranks": 5, "iteration": 9, "last / usual": 17, "lost": 7, "p99": 7 * more, "sent": 7, "ratio": 5 * more}
+    fixed |= {"DL-shared": 9, "source": 8 * more, "pattern": 9 * most}
+    longest = max((len(job.job) for job in shown_jobs), default=4)
+    name = min(room(width, fixed.values(), 1), max(longest, 8), _LONGEST_NAME)
+    rest = room(width, [name, *fixed.values()], 1) if most else 0
     return [
-        Column(Text("JOBS", "bold"), name),
-        Column("ranks", fixed[0], right=True),
-        Column("iteration", fixed[1], right=True),
-        Column("last / usual", fixed[2], right=True),
-        Column("lost", fixed[3], right=True),
-        Column("p99", fixed[4], right=True),
-        Column("sent", fixed[5], right=True),
-        Column("ratio", fixed[6], right=True),
-        Column("DL-shared", fixed[7], right=True),
-        Column("source", fixed[8]),
-        Column("pattern", fixed[9]),
-        Column("recent", rest if rest >= _LEAST_SPARKLINE else 0),
-    ]
-
-
-def _row(job: JobView, name: str, room_for_recent: int) -> list[str | Text]:
-    ran = len(job.durations_ns) > 0
-    known = job.known_ranks or len(job.ranks)
-    shared = job.shared_ranks if job.known_ranks else sum(rank.node_shared for rank in job.ranks)
-    recent = job.durations_ns[-room_for_recent:].astype(np.float64) if room_for_recent else np.empty(0)
-    measured = not np.isnan(job.measured_bytes)
-    return [
-        Text(name, "bold"),
-        f"{job.size}" if job.size else "?",
-        iteration(job.iteration, job.relative) if ran else no_steps(job),
-        jobs.last_text(job),
-        jobs.lost_text(job),
-        format_duration(job.p99_ns) if ran else "",
-        format_bytes(job.measured_bytes) if measured else "?",
-        f"{job.measured_bytes / job.theory_bytes:.2f}" if measured and job.theory_bytes > 0 else "?",
-        Text(f"{shared}/{known}" if known else UNKNOWN, class_style(Class.DL_SHARED) if shared else "dim"),
-        job.source.name.lower(),
-        job.pattern,
-        sparkline(recent, float(recent.max(initial=0)), ["default"] * len(recent)),
+        Printed("job", name, Text("JOBS", "bold")),
+        *(Printed(part, own) for part, own in fixed.items()),
+        Printed("recent", rest if rest >= _LEAST_SPARKLINE else 0),
     ]
 
 
@@ -298,10 +263,10 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
     lines = plan(snapshot, options, width, height)
     sections: list[RenderableType] = [Group(*draw_header(snapshot, options, width, height)[: lines.header])]
     many = has_many(snapshot)
-    shown_links, shown_jobs = _links(snapshot, options, width, lines.links), _jobs(snapshot, width, lines.jobs)
+    shown_links, shown_jobs = _links(snapshot, options, width, lines.links), _jobs(snapshot, options, width, lines.jobs)
     sections += [*shown_jobs, *shown_links] if many else [*shown_links, *shown_jobs]
     if lines.ranks:
-        sections.append(jobs.ranks(snapshot.jobs, width))
+        sections.append(jobs.ranks(snapshot.jobs, options, width))
     if lines.flows:
         sections.append(flows.draw(snapshot.flows, options, width, lines.flows))
     if lines.warnings:
@@ -317,11 +282,11 @@ def _links(snapshot: Snapshot, options: Options, width: int, lines: int) -> list
     return [links.draw(drawn, options, width, lines, snapshot.page, worst_first=many)]
 
 
-def _jobs(snapshot: Snapshot, width: int, lines: int) -> list[RenderableType]:
+def _jobs(snapshot: Snapshot, options: Options, width: int, lines: int) -> list[RenderableType]:
     if not lines:
         return []
     if jobs_as_table(snapshot):
-        return [draw_overview(snapshot, width, lines)]
+        return [draw_overview(snapshot, options, width, lines)]
     return [Group(*jobs.draw(snapshot.jobs, width, lines))]
 
 

@@ -2,7 +2,8 @@
 """Training jobs: how long their iterations take, what these send, and which nodes share their links."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,6 @@ from netmon.records import Class
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
     UNKNOWN,
-    Column,
     broken,
     class_style,
     iteration,
@@ -23,11 +23,10 @@ from netmon.top.glyphs import (
     no_steps,
     room,
     sparkline,
-    table,
     wrapped,
 )
 from netmon.top.options import Options, short_names
-from netmon.top.rows import Kind, Part, numeric
+from netmon.top.rows import Cell, Kind, Part, Printed, numeric, printed, printed_row
 from netmon.units import format_bytes, format_count, format_duration
 from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView, RankTimes, RankView
 
@@ -68,29 +67,22 @@ def lines_of(job: JobView, width: int) -> list[Text]:
     return lines + [_indented(line) for text in job.sharing for line in broken(text, width - _INDENT)]
 
 
-def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
+def ranks(jobs: Iterable[JobView], options: Options, width: int) -> RenderableType:
     """One line per rank of every job: its last finished iteration."""
     jobs = ordered(jobs)
     wide = width >= _WIDE
-    fixed = [10, 9, 8, 9 if wide else 0, 9 if wide else 0, 7, 7, 7, 9]
+    fixed = {"host": 10, "iteration": 9, "duration": 8, "communication": 9 * wide, "exposed": 9 * wide}
+    fixed |= {"DL sent": 7, "cross ↑": 7, "cross ↓": 7, "node": 9}
     digits = longest((str(rank.rank) for job in jobs for rank in job.ranks), 1, 7)
-    most = max(room(width, fixed, 1), 12)
+    most = max(room(width, fixed.values(), 1), 12)
     least = 6 if all(job.known_ranks <= len(job.ranks) for job in jobs) else len("… 1,000,000 more") - digits
     whose = longest((f"{job.job}/" for job in jobs), least, most - digits) + digits
     columns = [
-        Column(Text("RANKS", "bold"), whose),
-        Column("host", fixed[0]),
-        Column("iteration", fixed[1], right=True),
-        Column("duration", fixed[2], right=True),
-        Column("communic.", fixed[3], right=True),
-        Column("exposed", fixed[4], right=True),
-        Column("DL sent", fixed[5], right=True),
-        Column("cross ↑", fixed[6], right=True),
-        Column("cross ↓", fixed[7], right=True),
-        Column("node", fixed[8]),
+        Printed("rank", whose, Text("RANKS", "bold")),
+        *(Printed(part, own, "communic." if part == "communication" else None) for part, own in fixed.items()),
     ]
-    names = short_names((job.job for job in jobs), whose - digits - 1)
-    return table(columns, (row for job in jobs for row in _rank_rows(job, names[job.job])))
+    ink = replace(options, jobs=short_names((job.job for job in jobs), whose - digits - 1))
+    return printed(RANKS, columns, (row for job in jobs for row in _rank_rows(job, columns, ink)))
 
 
 def height_of_ranks(jobs: Iterable[JobView]) -> int:
@@ -157,22 +149,11 @@ def _shared(job: JobView) -> Text:
     return Text(f"DL-shared {nodes}: {', '.join(shared[:_SHOWN_RANKS])}{more}", class_style(Class.DL_SHARED))
 
 
-def _rank_rows(job: JobView, name: str) -> Iterator[list[str | Text]]:
+def _rank_rows(job: JobView, columns: Sequence[Printed], ink: Options) -> Iterator[list[Cell]]:
     for rank in sorted(job.ranks, key=lambda rank: rank.rank):
-        yield [
-            f"{name}/{rank.rank}",
-            rank.host,
-            iteration(rank.iteration, job.relative),
-            _duration(rank.duration_ns),
-            _duration(rank.communication_ns),
-            format_duration(rank.exposed_ns) if rank.exposed_ns >= 0 else UNKNOWN,
-            format_bytes(rank.dl_tx_bytes),
-            format_bytes(rank.cross_tx_bytes),
-            format_bytes(rank.cross_rx_bytes),
-            Text("DL-shared", class_style(Class.DL_SHARED)) if rank.node_shared else "DL-only",
-        ]
+        yield printed_row(RANKS, columns, RankRow(job.job, rank, job.relative), ink)
     if job.known_ranks > len(job.ranks):
-        yield [Text(f"… {job.known_ranks - len(job.ranks):,} more", "dim"), *([""] * 9)]
+        yield [Text(f"… {job.known_ranks - len(job.ranks):,} more", "dim"), *[""] * (len(columns) - 1)]
 
 
 def _indented(line: Text) -> Text:

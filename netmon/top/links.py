@@ -12,7 +12,6 @@ from rich.text import Text
 from netmon.records import CLASS_NAMES, STACK, Class, Direction
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import (
-    Column,
     bar,
     class_sparkline,
     class_sparkline_width,
@@ -25,10 +24,9 @@ from netmon.top.glyphs import (
     share,
     short_rate,
     swatch,
-    table,
 )
 from netmon.top.options import Options
-from netmon.top.rows import Kind, Part, numeric
+from netmon.top.rows import Cell, Kind, Part, Printed, numeric, printed, printed_row
 from netmon.units import format_bytes
 from netmon.views import FULL_COVERAGE, LinkView, Page
 
@@ -82,25 +80,27 @@ def draw(
 def _table(links: list[LinkView], options: Options, width: int) -> RenderableType:
     columns = _columns(links, options, width)
     pieces: list[RenderableType] = []
-    rows: list[list[str | Text]] = []
+    rows: list[list[Cell]] = []
     for index, link in enumerate(links):
-        again = index > 0 and links[index - 1].host == link.host
-        rows.append(_row(link, again, options, columns))
+        row = printed_row(LINKS, columns, link, options)
+        if index > 0 and links[index - 1].host == link.host:
+            row[0] = Text(link.host, "dim")
+        rows.append(row)
         if note := _unattributed(link):
-            pieces += [table(columns, rows) if not pieces else _headless(columns, rows), note]
+            pieces += [_piece(columns, rows, headed=not pieces), note]
             rows = []
     if rows or not pieces:
-        pieces.append(table(columns, rows) if not pieces else _headless(columns, rows))
+        pieces.append(_piece(columns, rows, headed=not pieces))
     return Group(*pieces)
 
 
-def _headless(columns: list[Column], rows: list[list[str | Text]]) -> RenderableType:
-    drawn = table(columns, rows)
-    drawn.show_header = False
+def _piece(columns: Sequence[Printed], rows: Sequence[Sequence[Cell]], headed: bool) -> RenderableType:
+    drawn = printed(LINKS, columns, rows)
+    drawn.show_header = headed
     return drawn
 
 
-def _columns(links: list[LinkView], options: Options, width: int) -> list[Column]:
+def _columns(links: list[LinkView], options: Options, width: int) -> list[Printed]:
     host = longest((link.host for link in links), 5, 16 if width >= WIDE else 10)
     name = longest((_name(link) for link in links), 4, 16 if width >= WIDE else 10)
     wide = width >= WIDE
@@ -117,42 +117,22 @@ def _columns(links: list[LinkView], options: Options, width: int) -> list[Column
     if sparkline < _LEAST_SPARKLINE:
         bar_width, sparkline = room(width, [host, name, _SHARE, *rates, cover], 1), 0
     return [
-        Column(Text("LINKS", "bold"), host),
-        Column("", name),
-        Column("last second", max(bar_width, 1)),
-        Column("", _SHARE, right=True),
-        Column("last 10 s", sparkline),
-        *(Column(_heading(class_, one, options), one, right=True) for class_, one in zip(STACK, rates, strict=True)),
-        Column("coverage", cover, right=True),
+        Printed("link", host, Text("LINKS", "bold")),
+        Printed("at", name, ""),
+        Printed("load", max(bar_width, 1), "last second"),
+        Printed("used", _SHARE, ""),
+        Printed("course", sparkline, "last 10 s"),
+        *(
+            Printed(CLASS_NAMES[class_], own, _heading(class_, own, options))
+            for class_, own in zip(STACK, rates, strict=True)
+        ),
+        Printed("coverage", cover),
     ]
 
 
 def _heading(class_: Class, width: int, options: Options) -> Text:
     heading = swatch(class_, options.colour)
     return heading.append(f" {CLASS_NAMES[class_]}", "dim") if width > _SHORT else heading
-
-
-def _row(link: LinkView, again: bool, options: Options, columns: list[Column]) -> list[str | Text]:
-    now = current_rates(link)
-    used = float(now.sum())
-    if link.capacity_bps:
-        gauge, part = bar(now, link.capacity_bps, columns[2].width, options.colour), share(used / link.capacity_bps)
-    else:
-        gauge, part = Text("capacity unknown", "dim italic"), ""
-    written = short_rate if columns[5].width <= _SHORT else rate
-    styles = [class_style(class_) if now[class_] > 0 else "dim" for class_ in STACK]
-    return [
-        Text(link.host, "dim" if again else "bold"),
-        _name(link),
-        gauge,
-        "?" if math.isnan(used) else part,
-        class_sparkline(link.wire_bps, link.capacity_bps, columns[4].width),
-        *(
-            Text("0" if now[class_] == 0 else written(now[class_], options.bytes_), style)
-            for class_, style in zip(STACK, styles, strict=True)
-        ),
-        Text(coverage(link.coverage), "bold red" if link.coverage < FULL_COVERAGE else "dim"),
-    ]
 
 
 def _name(link: LinkView) -> str:
@@ -213,7 +193,8 @@ def _course(link: LinkView, ink: Options, width: int) -> Text:
 def _rate_part(class_: Class, worth: int, past: bool) -> Part:
     def draw(link: LinkView, ink: Options, width: int) -> Text:
         value = rates(link, past)[class_]
-        return Text("0" if value == 0 else short_rate(value, ink.bytes_), class_style(class_) if value > 0 else "dim")
+        written = short_rate if width < _LONG else rate
+        return Text("0" if value == 0 else written(value, ink.bytes_), class_style(class_) if value > 0 else "dim")
 
     return numeric(CLASS_NAMES[class_], draw, lambda link: float(rates(link, past)[class_]), 5, 6, worth)
 
@@ -249,7 +230,7 @@ def _kind(past: bool) -> Kind:
             Part("link", lambda link, *_: Text(link.host, "bold"), lambda link: link.host, 6, 24, worth=99),
             Part(
                 "at",
-                lambda link, *_: f"{link.interface} {ARROWS[link.direction]}",
+                lambda link, *_: _name(link),
                 lambda link: (link.interface, link.direction),
                 6,
                 16,

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that are read interactively: what a row is called, says and looks like, and which columns fit a width."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from netmon.top.filters import Values
-from netmon.top.glyphs import shown
+from netmon.top.glyphs import Column, shown, table
 from netmon.top.options import Options
 
 GAP = 1
@@ -68,6 +69,10 @@ class Kind:
 
     def part(self, name: str | None) -> Part | None:
         return next((part for part in self.parts if part.name == name), None)
+
+    def named(self, name: str) -> Part:
+        """The column of that name, which there is."""
+        return next(part for part in self.parts if part.name == name)
 
     def heading(self, part: Part, ink: Options) -> str:
         """A column's; the first one names the rows."""
@@ -189,6 +194,31 @@ def row_of(kind: Kind, view: Any, ink: Options, fits: Mapping[str, int]) -> list
     """The cells of one more view."""
     parts = [part for part in kind.parts if part.name in fits]
     return [_shown(part.draw(view, ink, fits[part.name] if part.grows else part.most)) for part in parts]
+
+
+class Printed(NamedTuple):
+    """A column of a kind in a table that is printed, where widths are given."""
+
+    part: str
+    width: int  # 0 leaves it out
+    heading: str | Text | None = None  # where it is not the part's name
+    draw: Draw | None = None  # where it is not as the part does
+
+
+def printed_row(kind: Kind, columns: Sequence[Printed], view: Any, ink: Options) -> list[Cell]:
+    """The cells of a view; empty where there is no room."""
+    drawn = ((one, one.draw or kind.named(one.part).draw) for one in columns)
+    return [draw(view, ink, one.width) if one.width else "" for one, draw in drawn]
+
+
+def printed(kind: Kind, columns: Sequence[Printed], rows: Iterable[Sequence[Cell]]) -> Table:
+    """rows: printed_row of each view."""
+    parts = [kind.named(one.part) for one in columns]
+    headings = [part.name if one.heading is None else one.heading for one, part in zip(columns, parts, strict=True)]
+    return table(
+        (Column(heading, one.width, part.right) for heading, one, part in zip(headings, columns, parts, strict=True)),
+        rows,
+    )
 
 
 def _shown(cell: Cell) -> Cell:
