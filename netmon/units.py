@@ -81,8 +81,8 @@ def _scaled(value: float, units: list[tuple[float, str]]) -> str:
 
 
 def format_duration(ns: float) -> str:
-    """Nanoseconds → `1.23 ms`, three significant digits."""
-    return _scaled(ns, [(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns")])
+    """Nanoseconds → `1.23 ms`, `24 min`, three significant digits."""
+    return _scaled(ns, [(3.6e12, "h"), (60e9, "min"), (1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns")])
 
 
 def format_rate(bits_per_second: float) -> str:

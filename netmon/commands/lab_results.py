@@ -60,7 +60,7 @@ def sweep_shown() -> Iterator[Callable[[SweepProgress], None]]:
             nonlocal begun
             if progress.number != begun:
                 begun = progress.number
-                left = f"about {_minutes(progress.seconds_left)} left"
+                left = f"about {format_duration(1e9 * progress.seconds_left)} left"
                 console.print(f"{_name(progress)}, {left}", soft_wrap=True)
 
         yield line
@@ -71,7 +71,7 @@ def sweep_shown() -> Iterator[Callable[[SweepProgress], None]]:
 
         def show(progress: SweepProgress) -> None:
             done = progress.number - 1 + progress.iterations_done / progress.iterations
-            left = f"about {_minutes(progress.seconds_left)} left"
+            left = f"about {format_duration(1e9 * progress.seconds_left)} left"
             bar.update(task, completed=done, total=progress.runs, description=_name(progress), left=left)
 
         yield show
@@ -79,10 +79,6 @@ def sweep_shown() -> Iterator[Callable[[SweepProgress], None]]:
 
 def _name(progress: SweepProgress) -> str:
     return f"run {progress.number} of {progress.runs}: {progress.run.id}"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 # --- What `netmon lab` prints when a sweep is over.

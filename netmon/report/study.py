@@ -29,6 +29,7 @@ from netmon.report.iteration_times import (
 from netmon.report.runs import SIZE, read_runs, runs_from_jobs
 from netmon.report.scan import COLUMNS, MS, SLICE_NS, Scan, Traffic, TrainingTimes, scan, training_times
 from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
+from netmon.units import format_duration
 from netmon.views import Incident, Verdict
 
 # --- A chapter: tables, and figures that are drawn from them.
@@ -273,7 +274,7 @@ def _detail(tables: Tables, rows: int, bucket_ns: int) -> tuple[int, int] | None
     begin = (span[0] + span[1] - length) // 2 // SLICE_NS * SLICE_NS
     tables.missing.append(
         f"{rows} rows of buckets: sums are of all of them, what is told by milliseconds, slices of 250 ms and single "
-        f"flows' iterations is of {length / 1e9:.0f} s in the middle"
+        f"flows' iterations is of {format_duration(length)} in the middle"
     )
     return begin, begin + length
 

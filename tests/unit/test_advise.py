@@ -269,19 +269,19 @@ SESSION = ["host", "session", "interface", "capacity_bps", "clock_error_ns"]
 def test_whose_traffic_to_cap_comes_first(hurt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "--data", str(hurt)]) == 0
     first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("cap iperf3 (burst.service) (h2) at 500 Mbit/s or move it from ")
+    assert first.startswith("limit iperf3 (burst.service) (h2) to 500 Mbit/s, or move it from ")
     assert first.endswith(": saves up to 29% of a step of a, 140 ms → 100 ms")
     assert others[0] == (
-        "  cap, on h2: tc qdisc add dev eth0 clsact 2>/dev/null; tc filter add dev eth0 egress pref 7000 protocol ip "
+        "  limit, on h2: tc qdisc add dev eth0 clsact 2>/dev/null; tc filter add dev eth0 egress pref 7000 protocol ip "
         "flower ip_proto tcp src_ip 10.0.0.2 dst_ip 10.0.0.1 dst_port 5201 action police rate 500000kbit burst 256k "
         "conform-exceed drop"
     )
-    assert others[1] == "  undo: tc filter del dev eth0 egress pref 7000"
+    assert others[1] == "   undo: tc filter del dev eth0 egress pref 7000"
     assert others[2] == "  pause, on h2: systemctl freeze burst.service"
     assert main(["advise", "--data", str(hurt), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["culprits"][0]["cap_bps"], told["culprits"][0]["culprit_user"]) == (500_000_000, "")
-    assert told["advice"][0].startswith("cap iperf3")
+    assert told["advice"][0].startswith("limit iperf3")
 
 
 def test_an_iteration_that_met_others_where_gradients_enter_is_not_alone(hurt: Path) -> None:

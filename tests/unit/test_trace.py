@@ -117,7 +117,7 @@ def test_what_is_not_there_is_said(data, tmp_path, options, reason):
     [
         (["--iterations", "1:2"], "with --iterations: that takes its dataset"),
         (["--merge", "a.json"], "with --merge"),
-        (["--last", "2h"], "the last 7200 s: at most 60 s"),
+        (["--last", "2h"], "the last 2 h: at most 1 min"),
     ],
 )
 def test_what_a_live_collector_cannot_do(tmp_path, options, reason):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who slowed training, as advice: how far to cap whom and where, and the commands that do it and take it back."""
+"""Who slowed training, as advice: how far to limit whom and where, and the commands that do it and take it back."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _PROTOCOLS = {6: "tcp", 17: "udp"}
 _UNIT = re.compile(r"[\w@:.-]+\.(service|scope)")
 _INTERFACE = re.compile(r"[\w@:.-]{1,15}")
 _PREFERENCE = 7000  # of the filter, by which it is found again
-_LEAST = 0.01  # of a link's capacity: a cap below it is none
+_LEAST = 0.01  # of a link's capacity: a limit below it is none
 _QUIET = 0.05  # of the busiest bin: less than this is no transfer
 
 
@@ -88,10 +88,10 @@ def sentence(culprit: Mapping[str, Any]) -> str:
     who = f"{culprit['culprit']} ({whose})"
     since, until = format_moment(culprit["since_ns"]), format_moment(culprit["until_ns"])
     when = f"(it goes on since {since})" if culprit["ongoing"] else f"from {since} to {until}"
-    cap = f"cap {who} at {format_rate(culprit['cap_bps'])} or move it" if culprit["cap_bps"] else f"move {who}"
+    what = f"limit {who} to {format_rate(culprit['cap_bps'])}, or move it" if culprit["cap_bps"] else f"move {who}"
     took = culprit["usual_ns"] + culprit["lost_ns"] // culprit["steps"]
     return (
-        f"{cap} {when}: saves up to {culprit['saves']:.0%} of a step of {culprit['job']}, "
+        f"{what} {when}: saves up to {culprit['saves']:.0%} of a step of {culprit['job']}, "
         f"{format_duration(took)} → {format_duration(culprit['without_ns'])}"
     )
 
@@ -112,7 +112,7 @@ def _commands(ends: Ends, cap_bps: int) -> list[dict[str, str]]:
         clsact = f"tc qdisc add dev {ends.interface} clsact 2>/dev/null"
         found.append(
             {
-                "does": "cap",
+                "does": "limit",
                 "run": f"{clsact}; tc filter add {at} {one} {match} {action}",
                 "undo": f"tc filter del {at} {one}",
             }

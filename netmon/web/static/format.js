@@ -9,10 +9,7 @@ function scaled(value, units) {
   return `${number.toFixed(digits)} ${unit}`;
 }
 
-export const duration = (ns) =>
-  Math.abs(ns) >= 60e9
-    ? scaled(ns, [[3.6e12, "h"], [60e9, "min"]])
-    : scaled(ns, [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]]);
+export const duration = (ns) => scaled(ns, [[3.6e12, "h"], [60e9, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]]);
 export const rate = (bps) => scaled(bps, [[1e9, "Gbit/s"], [1e6, "Mbit/s"], [1e3, "kbit/s"], [1, "bit/s"]]);
 export const bytes = (count) => scaled(count, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]]);
 
