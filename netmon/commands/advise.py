@@ -14,7 +14,7 @@ from netmon.wire.security import Security
 if TYPE_CHECKING:
     from netmon.terminal import FittingTable
 
-HELP = "advise on whose traffic to limit or move, jobs that share links (by how much to shift one), and slow pairs of ranks"
+HELP = "advise on whose traffic to limit or move, jobs that share links (by how much to shift one), and slow ranks"
 EXAMPLES = """\
   netmon advise --data out
   netmon advise training --data /var/lib/netmon --seconds 60

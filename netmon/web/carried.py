@@ -1,22 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was carried in a span of time, by class, by process and by flow, beside the span before; and which processes
-there are."""
+there are.
+
+All rows of a time are added up where they are no more than MOST_ROWS. Of more, a part is read: of SAMPLES pieces of the
+time the first rows of each, which stand for the piece. What is found is an estimate then, and says so.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from netmon.errors import DataError
 from netmon.history.frames import plain_words
 from netmon.past import RowQuery, Rows
 from netmon.web.source import SHOWN
 
-MOST_NS = 60_000_000_000
-_MOST_ROWS = 12_000_000
+MOST_ROWS = 12_000_000
+SAMPLES = 60
+_FIRST_SAMPLE = 0.01  # of a piece, before it is known how many rows there are
+_LEAST_NS = 1_000_000  # of a piece, that is read
+_MOST_TOGETHER = 1_000_000  # sums, before those of one flow are added up
 _MOST_FLOWS = 500  # that are told one by one
 _MOST_PROCESSES = 50
 _MOST_LANES = 8  # processes below a host
@@ -26,13 +32,12 @@ _SUMS = ["now", "before"]
 
 
 def carried(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> dict[str, Any]:
-    """Wire bytes; hosts: none for all. Blocks. Raises DataError where too much is asked for."""
-    if not 0 < end_ns - begin_ns <= MOST_NS:
-        raise DataError(f"what was carried is told of a minute at most: choose {MOST_NS // 1_000_000_000} s or less")
-    sums = _sums(rows, hosts, begin_ns, end_ns)
-    if not len(sums):
-        return {"classes": [], "processes": [], "flows": [], "all": 0}
-    flows = sums.merge(_described(rows, sums), on=["session", "flow_id"], how="left")
+    """Wire bytes; hosts: none for all. `read_ns`: of how much of the time rows were read. Blocks."""
+    found = _by_flow(rows, hosts, 2 * begin_ns - end_ns, end_ns, 2, list(SHOWN))
+    flows = _now_and_before(found.sums)
+    if not len(flows):
+        return {"classes": [], "processes": [], "flows": [], "all": 0, "read_ns": found.read_ns // 2}
+    flows = flows.merge(_described(rows, flows), on=["session", "flow_id"], how="left")
     flows["name"] = _who(flows)
     flows["user"] = flows["user"].fillna("")
     largest = flows.nlargest(_MOST_FLOWS, "now").drop(columns=["session", "name"])
@@ -41,6 +46,7 @@ def carried(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> dic
         "processes": _both_ways(flows, ["name", "user", "host"])[:_MOST_PROCESSES],
         "flows": _records(largest),
         "all": len(flows),
+        "read_ns": found.read_ns // 2,
     }
 
 
@@ -49,59 +55,96 @@ def by_process(
 ) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float32]]]:
     """What the processes of a host carried that carried most: their names, and (process, rx and tx, bin) bit/s.
 
-    Blocks. Raises DataError where too much is asked for.
+    At most so many bins. Blocks.
     """
-    if not 0 < end_ns - begin_ns <= MOST_NS:
-        raise DataError(f"processes are told of a minute at most: zoom in to {MOST_NS // 1_000_000_000} s")
-    width = -(-(end_ns - begin_ns) // bins)
-    wanted = RowQuery("buckets", [*_FLOW, "bucket_start_ns", "wire_bytes"], begin_ns, end_ns, _among(host=[host]))
-    pieces = []
-    for batch in rows.batches(wanted):
-        start = batch.column("bucket_start_ns").to_numpy(zero_copy_only=False)
-        inside = (start >= begin_ns) & (start < end_ns)
-        table = pa.Table.from_batches([batch]).select([*_FLOW, "wire_bytes"])
-        table = table.append_column("bin", pa.array((start - begin_ns) // width)).filter(pa.array(inside))
-        found = table.group_by([*_FLOW, "bin"]).aggregate([("wire_bytes", "sum")])
-        pieces.append(plain_words(found.to_pandas()).rename(columns={"wire_bytes_sum": "now"}))
-    head: dict[str, Any] = {"names": [], "bins": bins, "width_ns": width}
-    if not pieces or not sum(map(len, pieces)):
+    found = _by_flow(rows, [host], begin_ns, end_ns, bins, ["wire_bytes"])
+    head: dict[str, Any] = {"names": [], "bins": found.bins, "width_ns": found.width_ns, "read_ns": found.read_ns}
+    if not len(found.sums):
         return head, {"rate_bps": np.zeros(0, np.float32)}
-    sums = pd.concat(pieces)
-    flows = sums.merge(_described(rows, sums), on=["session", "flow_id"], how="left")
+    flows = found.sums.merge(_described(rows, found.sums), on=["session", "flow_id"], how="left")
     flows["name"] = _who(flows)
-    names = flows.groupby("name")["now"].sum().nlargest(_MOST_LANES).index.tolist()
+    names = flows.groupby("name")["wire_bytes"].sum().nlargest(_MOST_LANES).index.tolist()
     flows = flows[flows["name"].isin(names)]
-    values = np.zeros((len(names), 2, bins))
+    values = np.zeros((len(names), 2, found.bins))
     place = flows["name"].map({name: at for at, name in enumerate(names)}).to_numpy(np.int64)
-    np.add.at(
-        values, (place, (flows["direction"] == "tx").to_numpy(np.int64), flows["bin"].to_numpy(np.int64)), flows["now"]
-    )
-    return {**head, "names": names}, {"rate_bps": (values * (8e9 / width)).astype(np.float32).ravel()}
+    sent = (flows["direction"] == "tx").to_numpy(np.int64)
+    np.add.at(values, (place, sent, flows["bin"].to_numpy(np.int64)), flows["wire_bytes"])
+    return {**head, "names": names}, {"rate_bps": (values * (8e9 / found.width_ns)).astype(np.float32).ravel()}
 
 
-def _sums(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> pd.DataFrame:
-    """By flow, in the span and in the one before."""
-    first_ns = 2 * begin_ns - end_ns
-    wanted = RowQuery("buckets", [*_FLOW, "bucket_start_ns", *SHOWN], first_ns, end_ns, _among(host=hosts))
-    pieces, read = [], 0
-    names = list(_SUMS)
-    for batch in rows.batches(wanted):
-        read += batch.num_rows
-        if read > _MOST_ROWS:
-            raise DataError("too much was carried in this time to add it up: choose a shorter one, or one host")
-        start = batch.column("bucket_start_ns").to_numpy(zero_copy_only=False)
-        now, before = start >= begin_ns, (start >= first_ns) & (start < begin_ns)
-        names = [*_SUMS, *(name for name in SHOWN if name != "wire_bytes" and name in batch.schema.names)]
-        table = pa.Table.from_batches([batch]).select(_FLOW)
-        for name in names:
-            counts = batch.column("wire_bytes" if name in _SUMS else name).to_numpy(zero_copy_only=False)
-            inside = before if name == "before" else now
-            table = table.append_column(name, pa.array(np.where(inside, counts.astype(np.int64), 0)))
-        found = table.group_by(_FLOW).aggregate([(name, "sum") for name in names])
-        pieces.append(plain_words(found.to_pandas()).rename(columns={f"{name}_sum": name for name in names}))
-    if not pieces:
-        return pd.DataFrame()
-    found = pd.concat(pieces).groupby(_FLOW, as_index=False)[names].sum()
+class _Found(NamedTuple):
+    sums: pd.DataFrame  # by flow and bin
+    bins: int
+    width_ns: int  # of a bin
+    read_ns: int  # how much of the time was read
+
+
+def _by_flow(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int, bins: int, counts: Sequence[str]) -> _Found:
+    """Sums of counts; in fewer bins where there are too many rows."""
+    width = -(-(end_ns - begin_ns) // bins)
+    sums = _FlowSums(rows, hosts, begin_ns, width, counts)
+    if sums.add(begin_ns, end_ns, 1.0, MOST_ROWS):
+        return _Found(sums.frame(), bins, width, end_ns - begin_ns)
+    bins = min(bins, SAMPLES)
+    width = -(-(end_ns - begin_ns) // bins)
+    sums = _FlowSums(rows, hosts, begin_ns, width, counts)
+    piece = -(-(end_ns - begin_ns) // SAMPLES)
+    length, read_ns = max(_LEAST_NS, int(piece * _FIRST_SAMPLE)), 0
+    for since in range(begin_ns, end_ns, piece):
+        until = min(since + length, end_ns)
+        sums.add(since, until, min(piece, end_ns - since) / (until - since))
+        read_ns += until - since
+        length = max(_LEAST_NS, min(piece, int(MOST_ROWS / SAMPLES * read_ns / max(sums.read, 1))))
+    return _Found(sums.frame(), bins, width, read_ns)
+
+
+class _FlowSums:
+    """Sums by flow and bin of rows that are read."""
+
+    def __init__(self, rows: Rows, hosts: Sequence[str], begin_ns: int, width_ns: int, counts: Sequence[str]) -> None:
+        self.read = 0  # rows
+        self._rows, self._among, self._counts = rows, _among(host=hosts), counts
+        self._begin_ns, self._width_ns = begin_ns, width_ns
+        self._pieces: list[pd.DataFrame] = []
+
+    def add(self, since_ns: int, until_ns: int, factor: float, most: float = np.inf) -> bool:
+        """The rows that begin in a time, times a factor. False: they are more than `most`, and not all are added."""
+        wanted = RowQuery("buckets", [*_FLOW, "bucket_start_ns", *self._counts], since_ns, until_ns, self._among)
+        begun = self.read
+        for batch in self._rows.batches(wanted):
+            self.read += batch.num_rows
+            if self.read - begun > most:
+                return False
+            start = batch.column("bucket_start_ns").to_numpy(zero_copy_only=False)
+            names = [name for name in self._counts if name in batch.schema.names]
+            table = pa.Table.from_batches([batch]).select([*_FLOW, *names])
+            table = table.append_column("bin", pa.array((start - self._begin_ns) // self._width_ns))
+            table = table.filter(pa.array((start >= since_ns) & (start < until_ns)))
+            found = table.group_by([*_FLOW, "bin"]).aggregate([(name, "sum") for name in names])
+            piece = plain_words(found.to_pandas()).rename(columns={f"{name}_sum": name for name in names})
+            piece[names] = piece[names] * factor
+            self._pieces.append(piece)
+            if len(self._pieces) > 1 and sum(map(len, self._pieces)) > _MOST_TOGETHER:
+                self._pieces = [self.frame()]
+        return True
+
+    def frame(self) -> pd.DataFrame:
+        if not sum(map(len, self._pieces)):
+            return pd.DataFrame()
+        known = [name for name in self._counts if any(name in piece for piece in self._pieces)]
+        return pd.concat(self._pieces).groupby([*_FLOW, "bin"], as_index=False)[known].sum()
+
+
+def _now_and_before(sums: pd.DataFrame) -> pd.DataFrame:
+    """sums: by flow and bin, of which the second one is now. By flow; counts but bytes are those of now."""
+    if not len(sums):
+        return sums
+    others = [name for name in sums if name not in (*_FLOW, "bin", "wire_bytes")]
+    now = sums["bin"] == 1
+    parts = {"now": sums["wire_bytes"].where(now, 0), "before": sums["wire_bytes"].where(~now, 0)}
+    parts |= {name: sums[name].where(now, 0) for name in others}
+    found = sums[_FLOW].assign(**parts).groupby(_FLOW, as_index=False)[list(parts)].sum()
+    found = found.astype(dict.fromkeys(parts, np.int64))
     return found[found[_SUMS].sum(axis=1) > 0]
 
 

@@ -27,6 +27,7 @@ from waiting import free_port, wait_for
 from netmon.agent.recorder import Pulls, Recorder, in_memory
 from netmon.history.stored_rows import StoredRows
 from netmon.records import Batch
+from netmon.web import carried
 from netmon.web.live import Live
 from netmon.web.stored import Stored
 from netmon.wire.security import PLAIN
@@ -354,6 +355,32 @@ def test_a_span_is_added_up_beside_the_one_before(browser: Any, cluster: str) ->
     with looking(browser, link) as page:
         page.wait_for_selector("#selection td")
         assert page.inner_text("#selection") == text
+
+
+@pytest.mark.parametrize("most", [carried.MOST_ROWS, 0])
+def test_a_long_span_has_its_processes(browser: Any, cluster: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the run; of too many rows it is an estimate, and says so."""
+    monkeypatch.setattr(carried, "MOST_ROWS", most)
+    with looking(browser, cluster) as page:
+        settled(page)
+        unfolded(page)
+        seconds(page, 0, 300)
+        settled(page)
+        x, y = lane(page, "host")
+        page.keyboard.down("Shift")
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + 400, y, steps=3)
+        page.mouse.up()
+        page.keyboard.up("Shift")
+        page.wait_for_selector("#selection td")
+        text = page.inner_text("#selection")
+        assert " min" in text.split("By class")[0]
+        assert ("By process" in text, "estimated: of this time " in text) == (True, most == 0)
+        page.evaluate("() => (netmonPage.timeline.toggle(2), netmonPage.timeline.redraw())")
+        name = "<b>backup</b>" if most else "≈ <b>backup</b>"
+        page.wait_for_function("(name) => netmonPage.timeline.lanes.some((one) => one.process === name)", arg=name)
+        picture(page, f"long-{bool(most)}")
 
 
 @pytest.mark.parametrize(

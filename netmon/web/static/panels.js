@@ -104,7 +104,8 @@ export async function span(node, catalogue, hosts, begin, end) {
     const names = new Map(catalogue.jobs.map((one) => [one.job, one.name]));
     const job = (name) => names.get(name) ?? name;
     const who = (one) => (one.job ? `${job(one.job)}/${one.rank}` : one.process || "not known");
-    node.replaceChildren(...head,
+    const part = told.read_ns < Math.floor(end - begin) ? `estimated: of this time ${duration(told.read_ns)} were read, in pieces` : "";
+    node.replaceChildren(...head, part ? element("p", { class: "note" }, part) : "",
       ...sums("By class", told.classes, (one) => one.class),
       ...sums("By process", told.processes, (one) => [one.name, [one.user, hosts.length ? "" : one.host].filter(Boolean).join(", ")].filter(Boolean).join(" · ")),
       element("h2", { class: "sub" }, "Largest flows"),

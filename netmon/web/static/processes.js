@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a host's processes carried, for hosts that are opened: asked for the time that is shown, where that is a minute or less.
+// What a host's processes carried, for hosts that are opened: asked for the time that is shown. ≈: estimated, of a part of its rows.
 
 import { columns } from "./data.js";
 
-const AGAIN_MS = 2000;
+const AGAIN_MS = 2000; // while it is live; of a long time less often: ten times what an answer takes
 
 export class Processes {
   // changed(): there is something else to show.
@@ -17,10 +17,10 @@ export class Processes {
     for (const host of this.known.keys()) if (!hosts.has(host)) this.known.delete(host);
     const [begin, end] = [Math.floor(view.toBegin), Math.ceil(view.toBegin + view.toSpan)];
     for (const host of hosts) {
-      const one = this.known.get(host) ?? { names: ["reading …"], rate_bps: new Float32Array(0) };
+      const one = this.known.get(host) ?? { names: ["reading …"], rate_bps: new Float32Array(0), took: 0 };
       this.known.set(host, one);
       const same = one.range === `${begin}/${end}`;
-      if (!catalogue.full || one.busy || same || (live && view.follow && performance.now() - one.asked < AGAIN_MS)) continue;
+      if (!catalogue.full || one.busy || same || (live && view.follow && performance.now() - one.asked < Math.max(AGAIN_MS, 10 * one.took))) continue;
       Object.assign(one, { busy: true, asked: performance.now(), range: `${begin}/${end}` });
       this.read(catalogue, host, one, begin, end);
     }
@@ -29,12 +29,13 @@ export class Processes {
     const at = (ns) => catalogue.origin + BigInt(ns);
     try {
       const told = await columns(`/api/processes?host=${encodeURIComponent(host)}&begin_ns=${at(begin)}&end_ns=${at(end)}`);
-      const { names, rate_bps, bins, width_ns } = told;
-      Object.assign(one, { names: names.length ? names : ["nothing was carried"], rate_bps, bins, width_ns, begin });
+      const { names, rate_bps, bins, width_ns, read_ns } = told;
+      const called = read_ns < end - begin ? names.map((name) => `≈ ${name}`) : names;
+      Object.assign(one, { names: called.length ? called : ["nothing was carried"], rate_bps, bins, width_ns, begin });
     } catch (error) {
       Object.assign(one, { names: [error.message], rate_bps: new Float32Array(0) });
     } finally {
-      one.busy = false;
+      Object.assign(one, { busy: false, took: performance.now() - one.asked });
       this.changed();
     }
   }
