@@ -139,7 +139,7 @@ def _now_and_before(sums: pd.DataFrame) -> pd.DataFrame:
     """sums: by flow and bin, of which the second one is now. By flow; counts but bytes are those of now."""
     if not len(sums):
         return sums
-    others = [name for name in sums if name not in (*_FLOW, "bin", "wire_bytes")]
+    others = [str(name) for name in sums if name not in (*_FLOW, "bin", "wire_bytes")]
     now = sums["bin"] == 1
     parts = {"now": sums["wire_bytes"].where(now, 0), "before": sums["wire_bytes"].where(~now, 0)}
     parts |= {name: sums[name].where(now, 0) for name in others}
