@@ -49,6 +49,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("cannot tell why: give either the dataset's --data or a --collector")
     if not args.data:
         args.collector = args.collector or "localhost:9400"
+    if args.data:
+        import pyarrow as pa
+
+        pa.set_memory_pool(pa.system_memory_pool())  # the other ones keep what has been read: a quarter of the memory
     if args.data and args.iteration is not None:
         from netmon.history.job_names import job_names, requested_job
         from netmon.history.judging import explained

@@ -340,17 +340,25 @@ def read_link_totals(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, 
         return no_link_totals()
     when = ds.field("bucket_start_ns")
     condition = ds.field("host").isin(hosts) & (when >= begin - _AROUND_NS) & (when < end)
-    pieces = []
+    links, flows = Numbered[tuple[Any, ...]](), Numbered[tuple[Any, ...]]()
+    cells, widest = [], 0
     for batch in stream(table, _BUCKET, condition):
         start = batch.column("bucket_start_ns").to_numpy()
         inside = np.zeros(len(start), np.bool_)
         for since, until in times:
             inside |= (start >= since - _AROUND_NS) & (start < until)
-        pieces.append(pa.Table.from_batches([batch]).filter(pa.array(inside)).to_pandas())
-    found = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=_BUCKET)
-    words = ["host", "session", "interface", "direction"]
-    found[words] = found[words].astype(str)
-    return _link_totals(data, found, rows)
+        kept = pa.Table.from_batches([batch]).filter(pa.array(inside))
+        if not len(kept):
+            continue
+        of = _numbers(kept, _LINK, links), _numbers(kept, _OF_FLOW, flows)
+        counts = [kept.column(name).to_numpy().astype(np.int64, copy=False) for name in _COUNTS]
+        cells.append(in_cells(*of, *counts))
+        widest = max(widest, int(counts[1].max()))
+    return (
+        _link_totals(data, np.concatenate(cells), links.values, flows.values, widest, rows)
+        if cells
+        else no_link_totals()
+    )
 
 
 def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> LinkTotals:
@@ -365,34 +373,51 @@ def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tupl
     return replace(link_totals, waited=waited, said=said, whose=(*link_totals.whose, *whose))
 
 
+_LINK = ("session", "host", "interface", "direction")
+_OF_FLOW = ("session", "flow_id")
+_COUNTS = ("bucket_start_ns", "bucket_ns", "wire_bytes", "payload_bytes")
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider
 
 
-def _link_totals(data: Path, rows: pd.DataFrame, iterations: pd.DataFrame) -> LinkTotals:
-    if not len(rows):
-        return no_link_totals()
-    capacity, clock_error = _sessions(data, set(rows["session"]))
-    combinations, link_of_row = _distinct(rows, ["session", "host", "interface", "direction"])
-    links = [
-        Link(h, name, Direction[way.upper()], capacity.get((session, name), 0))
-        for session, h, name, way in combinations
-    ]
+def _link_totals(
+    data: Path,
+    cells: npt.NDArray[np.void],
+    links: Sequence[tuple[Any, ...]],
+    flows: Sequence[tuple[Any, ...]],
+    widest_ns: int,
+    iterations: pd.DataFrame,
+) -> LinkTotals:
+    """cells: of which `link` and `of` count links (_LINK) and flows (_OF_FLOW); they get the places of these here."""
+    capacity, clock_error = _sessions(data, {session for session, *_ in links})
+    by_name, by_number = (
+        sorted(range(len(links)), key=links.__getitem__),
+        sorted(range(len(flows)), key=flows.__getitem__),
+    )
     # A host that was restarted has the same links in two sessions.
-    names, same = _numbered(links)
-    combinations, flow_of_row = _distinct(rows, ["session", "flow_id"])
-    whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in combinations], iterations))
-    plain = ("bucket_start_ns", "bucket_ns", "wire_bytes", "payload_bytes")
-    cells = in_cells(same[link_of_row], one[flow_of_row], *(rows[name].to_numpy(np.int64) for name in plain))
-    return LinkTotals(names, whose, cells, clock_error, width_ns=int(rows["bucket_ns"].max()))
+    names, same = _numbered(
+        [
+            Link(h, name, Direction[way.upper()], capacity.get((session, name), 0))
+            for session, h, name, way in (links[at] for at in by_name)
+        ]
+    )
+    whose, one = _numbered(_flows(data, [flows[at] for at in by_number], iterations))
+    for column, order, places in (("link", by_name, same), ("of", by_number, one)):
+        place = np.empty(len(order), np.int64)
+        place[order] = places
+        cells[column] = place[cells[column]]
+    return LinkTotals(names, whose, cells, clock_error, width_ns=widest_ns)
 
 
-def _distinct(rows: pd.DataFrame, columns: list[str]) -> tuple[list[tuple[str, ...]], npt.NDArray[np.integer]]:
-    """The combinations that occur, and which one each row has."""
-    groups = rows.groupby(columns, sort=True)
-    first = rows.drop_duplicates(columns)
-    number = groups.ngroup().to_numpy(np.int64)
-    order = np.argsort(number[first.index.to_numpy()])
-    return [tuple(row) for row in first[columns].iloc[order].itertuples(index=False)], number
+def _numbers(rows: pa.Table, columns: Sequence[str], known: Numbered[tuple[Any, ...]]) -> npt.NDArray[np.int64]:
+    """Of each row the number of its values in these columns."""
+    key = np.zeros(len(rows), np.int64)
+    for name in columns:
+        values = rows.column(name).combine_chunks()
+        values = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+        key = key * (len(values.dictionary) + 1) + values.indices.to_numpy()
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
+    found = rows.select(columns).take(first).to_pylist()
+    return np.array([known.number(tuple(row.values())) for row in found], np.int64)[of]
 
 
 def _numbered(values: Sequence[_T]) -> tuple[list[_T], npt.NDArray[np.int64]]:
