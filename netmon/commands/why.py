@@ -14,6 +14,8 @@ from netmon.units import format_duration
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from netmon.terminal import FittingTable
     from netmon.views import Incident, RankTimes, Verdict
 
@@ -80,6 +82,7 @@ class _Found(NamedTuple):
     verdicts: "Sequence[Verdict]"
     unclear: Sequence[str]  # jobs whose steps are not understood
     names: Mapping[str, str]  # what people call jobs
+    calm: Sequence[str] = ()  # what is said where nothing stands out
 
 
 def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
@@ -134,7 +137,23 @@ def _stored(args: argparse.Namespace) -> _Found:
         found = list(verdicts(args.data, job))
     told = incidents_of(args.data, found)
     unclear = [name for name in unclear if job in (None, name)]
-    return _Found(told, found, unclear, names)
+    return _Found(told, found, unclear, names, [] if found or unclear else _calm(args.data, job))
+
+
+def _calm(data: "Path", job: str | None) -> list[str]:
+    """How long the steps of the dataset's last hour took, where none stands out; a line for each job."""
+    from netmon.history.past import DatasetPast
+    from netmon.history.stored_rows import StoredRows
+
+    past = DatasetPast(StoredRows(data)).steps()
+    lines = []
+    for name, steps in past.jobs.items():
+        usual_ns, longest_ns = int(steps["usual_ns"][-1]), int(steps["longest_ns"].max())
+        usual = f"usually {format_duration(usual_ns)}, at most {format_duration(longest_ns)}"
+        if job in (None, name):
+            about = usual if usual_ns else "too few to tell what is usual"
+            lines.append(f"no iteration of job {past.names.get(name, name)} stands out, of {len(steps):,}: {about}")
+    return lines
 
 
 def _lately(args: argparse.Namespace) -> _Found:
@@ -183,10 +202,10 @@ def _print_summary(found: _Found, where: str, every: bool) -> None:
         )
     if worst or faster or found.unclear or not lines:
         unclear = [found.names.get(job, job) for job in found.unclear]
-        _print(list(with_names([*faster, *worst], found.names)), unclear)
+        _print(list(with_names([*faster, *worst], found.names)), unclear, found.calm)
 
 
-def _print(found: "Sequence[Verdict]", unclear: Sequence[str] = ()) -> None:
+def _print(found: "Sequence[Verdict]", unclear: Sequence[str] = (), calm: Sequence[str] = ()) -> None:
     from netmon.dl.verdict.verdict_text import arithmetic, sentence
     from netmon.terminal import say
     from netmon.views import NOT_UNDERSTOOD
@@ -197,5 +216,7 @@ def _print(found: "Sequence[Verdict]", unclear: Sequence[str] = ()) -> None:
         say(sentence(verdict))
         for line in arithmetic(verdict):
             say(f"  {line}")
-    if not (unclear or found):
+    for line in calm:
+        say(line)
+    if not (unclear or found or calm):
         print("no iteration stands out: none took 1.2 × the job's usual time, or there are too few to tell")

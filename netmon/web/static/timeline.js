@@ -429,8 +429,9 @@ export class Timeline {
       c.fillStyle = colours.calm;
       c.fillText(lane.capacity ? rate(lane.capacity) : `≤ ${rate(this.tiles.scale(lane))}`, 16, y + 8);
       c.textAlign = "right";
-      c.fillText("tx ↑", LABELS - 8, y - 10);
-      c.fillText("rx ↓", LABELS - 8, y + 11);
+      const [up, down] = labels.matches ? ["↑", "↓"] : ["tx ↑", "rx ↓"];
+      c.fillText(up, LABELS - 8, y - 10);
+      c.fillText(down, LABELS - 8, y + 11);
       c.textAlign = "left";
     }
     if (this.pinned.length) {
