@@ -257,3 +257,23 @@ def test_a_culprit_is_found_on_the_link_of_any_host():
         assert (found.culprit_user, found.sender, found.receiver) == (f"{host}-user", "198.18.0.9", host)
         earlier = replace(told, start_ns=-9 * MS, end_ns=-5 * MS)
         assert judging_._with_ends(earlier, parts) is earlier, "none of its flows carried anything then"
+
+
+def test_of_a_culprits_flows_in_a_dataset_the_one_that_carried_most_in_the_step_counts(tmp_path):
+    """The first lasted longest and carried most in all; the second did while the iteration lasted."""
+    sink = ParquetSink(tmp_path)
+    link = {"host": "h0", "session": "s0", "interface": "eth0", "direction": "rx"}
+    ends = {"src": np.array(["198.18.0.7", "198.18.0.9"]), "dst": "198.18.0.1", "process": "iperf3"}
+    lasted = {"first_ns": np.array([BEGIN_NS, BEGIN_NS + 900 * MS]), "last_ns": BEGIN_NS + 5_000 * MS}
+    users = {"user": np.array(["ann", "bob"]), "flow_id": np.array([1, 2])}
+    start = BEGIN_NS + np.array([0, 1_000, 1_000, 1_100]) * MS
+    carried = {"flow_id": np.array([1, 1, 2, 2]), "payload_bytes": np.array([9_000, 10, 300, 300])}
+    rows = table("buckets", 4, **link, **carried, bucket_start_ns=start, bucket_ns=MS)
+    sink.write({"flows": table("flows", 2, **link, **ends, **lasted, **users), "buckets": rows}, {})
+    sink.close()
+    since, until = BEGIN_NS + 950 * MS, BEGIN_NS + 1_200 * MS
+    told = Verdict("ring", 1, since, until, 1, 1, 1, Cause.CROSS, "iperf3", "h0", "eth0", Direction.RX)
+    found = judging._Ends(tmp_path).added(told)
+    assert (found.culprit_user, found.sender, found.receiver) == ("bob", "198.18.0.9", "h0")
+    earlier = judging._Ends(tmp_path).added(replace(told, start_ns=BEGIN_NS - 9 * MS, end_ns=BEGIN_NS + 9 * MS))
+    assert (earlier.culprit_user, earlier.sender) == ("ann", "198.18.0.7")
