@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 
 from collector.settings import DEFAULT_RATES, Rates
@@ -31,6 +32,12 @@ class BackpressureRequest:
     batch_ns: int = 0  # batches no closer together
     rows_per_s: float = 0.0  # no more are taken in; 0: as they come
     within_ns: int = 0  # batches no further apart; 0: nobody waits for them
+
+
+@lru_cache
+def asked(bucket_ns: int, batch_ns: int, rows_per_s: float, within_ns: int = 0) -> BackpressureRequest:
+    """The request of this; most agents are asked for the same, several times a second."""
+    return BackpressureRequest(bucket_ns, batch_ns, rows_per_s, within_ns)
 
 
 STEPS = (
@@ -107,7 +114,11 @@ class BackpressurePolicy:
 
     def order(self, session: str) -> BackpressureRequest:
         step = STEPS[self._steps.get(session, 0)]
-        return BackpressureRequest(step.bucket_ns, max(step.batch_ns, self._batch_ns), self._limits.get(session, 0.0))
+        return asked(step.bucket_ns, max(step.batch_ns, self._batch_ns), self.limit(session))
+
+    def limit(self, session: str) -> float:
+        """Rows/s that are taken in of it; 0: as they come."""
+        return self._limits.get(session, 0.0)
 
     def decide(self, sessions: Mapping[str, Sending], storing: Storing, now_s: float, busy: float = 0.0) -> None:
         """Think it over, about once a second. sessions: those that are connected; busy: share of a core in use."""
@@ -283,13 +294,13 @@ class Intake:
         """
         while (coming := self._coming.get(session)) and self._full(coming):
             await self._ticked.wait()
-        if coming and self.order(session).rows_per_s:
+        if coming and self._backpressure.limit(session):
             await asyncio.sleep(coming.free_s - time.monotonic())
 
     def free(self, session: str) -> bool:
         """Whether the next batch of a session may come at once."""
         coming = self._coming.get(session)
-        return not (coming and (self._full(coming) or self.order(session).rows_per_s))
+        return not (coming and (self._full(coming) or self._backpressure.limit(session)))
 
     def _full(self, coming: _Coming) -> bool:
         return coming.rows > MOST_ROWS or coming.batches >= MOST_BATCHES or self._rows > MOST_ROWS_OF_ALL
@@ -300,7 +311,7 @@ class Intake:
         coming.rows, coming.batches = coming.rows + rows, coming.batches + batches
         coming.horizon_ns = horizon_ns
         self._rows += rows
-        limit = self.order(session).rows_per_s
+        limit = self._backpressure.limit(session)
         if limit:
             coming.free_s = max(coming.free_s, time.monotonic() - _BURST_S) + rows / limit
 

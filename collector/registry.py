@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from collector.backpressure import (
     BackpressureRequest,
     HostLimiter,
     Intake,
+    asked,
     claimed_rows,
     weight,
 )
@@ -238,7 +238,8 @@ class Registry:
         within_ns = TRAINING_NS if session.trains else 0
         if self.live.watches(session.hello.host):
             within_ns = WATCHED_NS
-        return replace(self.intake.order(session.hello.session), within_ns=within_ns)
+        order = self.intake.order(session.hello.session)
+        return asked(order.bucket_ns, order.batch_ns, order.rows_per_s, within_ns)
 
     @property
     def infer_rest_s(self) -> float:
