@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One clock on another's axis: a continuous line of pieces, so that what is in order on one is so on the other."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,16 +46,26 @@ class TimeMap:
             raise ValueError("a clock without knots")
         return cls(knots[:, 0], knots[:, 1], float(document["slope"]))
 
+    @cached_property
+    def text(self) -> str:
+        """The document as JSON."""
+        return json.dumps(self.document(), separators=(",", ":"))
+
     def document(self) -> dict[str, Any]:
         """Its last 64 pieces, for JSON."""
         knots = np.column_stack([self.knots_ns, self.offsets_ns])[-_STORED_KNOTS:]
         return {"knots": knots.tolist(), "slope": self.slope}
 
+    @cached_property
+    def _last(self) -> tuple[int, int]:
+        return int(self.knots_ns[-1]), int(self.offsets_ns[-1])
+
     def offset(self, mono_ns: int) -> int:
         """UTC − mono at a mono time."""
-        since = mono_ns - int(self.knots_ns[-1])
+        knot_ns, offset_ns = self._last
+        since = mono_ns - knot_ns
         if since >= 0:
-            return int(self.offsets_ns[-1]) + round(since * self.slope)
+            return offset_ns + round(since * self.slope)
         return int(self.offsets(np.array([mono_ns], np.int64))[0])
 
     def offsets(self, mono_ns: _Times) -> _Times:
