@@ -81,7 +81,7 @@ class _Due:
     sessions: _Sessions
     buckets: list[Columns]
     iterations: list[Accounted]
-    evidence: dict[str, list[Columns]]  # by table
+    others: dict[str, list[Columns]]  # of Tables.unstored_of
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
     verdicts: list[Verdict]
@@ -174,8 +174,8 @@ class Flushing:
             there = {flush.session for session, flush in due.sessions if id(session) in known}
             tables.unstored.put_back(due.buckets, there)
             tables.iterations.put_back(due.iterations, there)
-            for name, rows in due.evidence.items():
-                tables.evidence.unstored[name].put_back(rows, there)
+            for name, rows in due.others.items():
+                tables.unstored_of[name].put_back(rows, there)
             self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
             if not isinstance(error, DataError):
                 raise
@@ -226,8 +226,8 @@ class Flushing:
         tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
         self.full_rows, self.verdicts = [], []
         jobs = list(tables.flows.jobs)
-        evidence = {name: rows.take() for name, rows in tables.evidence.unstored.items()}
-        return _Due(flushes, tables.unstored.take(), tables.iterations.take(), evidence, jobs, full, verdicts)
+        others = {name: rows.take() for name, rows in tables.unstored_of.items()}
+        return _Due(flushes, tables.unstored.take(), tables.iterations.take(), others, jobs, full, verdicts)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Session, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -267,7 +267,7 @@ class Flushing:
 
 def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> dict[str, pa.Table]:
     flushes = [flush for _, flush in sessions]
-    return flush_tables(flushes, buckets, due.jobs, due.iterations, due.evidence)
+    return flush_tables(flushes, buckets, due.jobs, due.iterations, due.others)
 
 
 def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Session, Exception]]]:

@@ -5,7 +5,7 @@ Strings that repeat are dictionary-encoded; where there is nothing to say they a
 Times are int64 ns of the UTC epoch.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from collector.host.flows import STATE, Links
 from collector.host.iteration_rows import Accounted
-from collector.host.ledger import LedgerRow
 from collector.host.rows import COLUMNS
 from netmon.columnar import Columns
 from netmon.dl.classify import NS_PER_S
@@ -211,38 +210,63 @@ class Origins:
         self.sessions = sessions
         self._clocks = TimeMaps([session.clock for session in sessions])
         counts = [len(session.links) for session in sessions]
-        self._first_link = np.cumsum([0, *counts[:-1]]).astype(np.int32)
+        self._first_link = np.cumsum([0, *counts[:-1]])
+        self._numbered: dict[object, tuple[npt.NDArray[np.int32], list[str]]] = {}
 
     def table(self, name: str, of: _Indices, columns: dict[str, Any]) -> pa.Table:
         """The rows of a table. of: the session of each; columns: all that do not follow from it."""
-        whose = {key: self.words(of, (getattr(s.hello, key) for s in self.sessions)) for key in ("host", "session")}
+        whose = {key: self._known_words(of, key, self._of_hello(key)) for key in ("host", "session")}
         arrays = whose | columns
         schema = SCHEMAS[name]
         converted = [a if isinstance(a, pa.Array) else pa.array(a, f.type) for f in schema for a in [arrays[f.name]]]
         return pa.Table.from_arrays(converted, schema=schema)
 
+    def _of_hello(self, key: str) -> Iterator[str]:
+        return (getattr(session.hello, key) for session in self.sessions)
+
     @staticmethod
     def words(of: _Indices, words: Iterable[str]) -> pa.DictionaryArray:
         """The word of each row; words: by what `of` says, may repeat."""
-        numbers: dict[str, int] = {}
-        codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
-        return _words(codes[of], list(numbers))
+        codes, names = _numbered(words)
+        return _words(codes[of], names)
+
+    def _known_words(self, of: _Indices, what: object, words: Iterable[str]) -> pa.DictionaryArray:
+        """The same, of words that are read once; what: which."""
+        if what not in self._numbered:
+            self._numbered[what] = _numbered(words)
+        codes, names = self._numbered[what]
+        return _words(codes.take(of.astype(np.intp, copy=False)), names)
 
     def interface_words(
         self, of: _Indices, link: npt.NDArray[np.integer], word_of: Callable[[Links, int], str]
     ) -> pa.DictionaryArray:
         """A word of each row's link; link: as its session counts them."""
         words = (word_of(session.links, number) for session in self.sessions for number in range(len(session.links)))
-        return self.words(self._first_link[of] + link, words)
+        return self._known_words(self._first_link[of] + link, word_of, words)
 
     def link_columns(self, of: _Indices, link: npt.NDArray[np.integer]) -> dict[str, Any]:
         return {
-            "interface": self.interface_words(of, link, lambda links, number: links.interface(number).name),
+            "interface": self.interface_words(of, link, _name),
             "direction": _words((link & 1).astype(np.int32), DIRECTIONS),
         }
 
     def utcs(self, of: _Indices, mono_ns: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return self._clocks.utcs(of, np.asarray(mono_ns, np.int64))
+
+
+def _name(links: Links, number: int) -> str:
+    return links.interface(number).name
+
+
+def _byte_basis(links: Links, number: int) -> str:
+    return links.interface(number).byte_basis
+
+
+def _numbered(words: Iterable[str]) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """The number of each word, and the words by their numbers."""
+    numbers: dict[str, int] = {}
+    codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
+    return codes, list(numbers)
 
 
 def _words(numbers: Sequence[int] | np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:
@@ -332,19 +356,23 @@ def iteration_table(origins: Origins, of: _Indices, accounted: Accounted) -> pa.
     return origins.table("iterations", of, columns)
 
 
-def ledger_table(origins: Origins, of: _Indices, rows: Sequence[LedgerRow]) -> pa.Table:
-    link, end_ns = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("link", "end_ns"))
+def ledger_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> pa.Table:
+    """Rows of collector.host.ledger as the table `ledger`."""
+    link, end_ns, coverage = (column_of(pieces, name) for name in ("link", "end_ns", "coverage"))
     plain = [f.name for f in SCHEMAS["ledger"] if f.name.endswith("_bytes") or f.name == "nic_packets"]
-    columns = origins.link_columns(of, link) | {name: [getattr(row, name) for row in rows] for name in plain}
-    columns["coverage"] = [row.coverage if row.nic_bytes else None for row in rows]
-    columns["start_ns"] = origins.utcs(of, [row.start_ns for row in rows])
-    columns["end_ns"] = origins.utcs(of, end_ns)
+    columns = origins.link_columns(of, link) | {name: column_of(pieces, name) for name in plain}
+    columns["coverage"] = pa.array(coverage, mask=np.isnan(coverage))
+    columns |= _times(origins, of, pieces)
     offsets = np.array([(own.host_offset_ns, own.clock_error_ns) for own in origins.sessions], np.int64)[of]
     columns["clock_offset_ns"] = end_ns + offsets[:, 0] - columns["end_ns"]
     columns["clock_error_ns"] = offsets[:, 1]
-    hooks = origins.interface_words(of, link, Links.hook).to_pylist()
-    columns["hook"] = [hook if row.watched else "none" for hook, row in zip(hooks, rows, strict=True)]
-    columns["byte_basis"] = origins.interface_words(of, link, lambda links, n: links.interface(n).byte_basis)
+    hooks = origins.interface_words(of, link, Links.hook)
+    watched = column_of(pieces, "watched")
+    if not watched.all():
+        words = zip(hooks.to_pylist(), watched.tolist(), strict=True)
+        hooks = _encode([hook if own else "none" for hook, own in words])
+    columns["hook"] = hooks
+    columns["byte_basis"] = origins.interface_words(of, link, _byte_basis)
     return origins.table("ledger", of, columns)
 
 

@@ -1,54 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """The byte-conservation account: NIC counter = attributed + overflow + lost in kernel + lost in agent + not visible."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.columnar import Columns
 from netmon.dl.grouped import GroupedValues, starts
 from netmon.records import Table, empty
 
 _Numbers = npt.NDArray[np.int64]
 
+TOTALS = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes")
 COUNTERS = (
     *("nic_bytes", "nic_packets", "frames", "packets", "frame_bytes", "wire_bytes"),
     *("overflow_wire_bytes", "lost_kernel_wire_bytes", "lost_agent_wire_bytes"),
 )
 
 
-@dataclass(frozen=True)
-class LedgerRow:
-    """One link and interval [start, end) in mono time; all bytes are wire bytes but nic_counter_bytes."""
+ROWS = {
+    **dict.fromkeys(("link", "start_ns", "end_ns", "nic_bytes", "attributed_bytes"), np.int64),
+    **dict.fromkeys(("overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes", "invisible_bytes"), np.int64),
+    **dict.fromkeys(("nic_counter_bytes", "nic_packets"), np.int64),
+    **{"watched": np.bool_, "coverage": np.float64},
+}
+"""Columns of the ledger: a link and interval [start, end) in mono time. All bytes are wire bytes but nic_counter_bytes,
+which are as the NIC counts.
 
-    link: int
-    start_ns: int
-    end_ns: int
-    nic_bytes: int
-    attributed_bytes: int
-    overflow_bytes: int
-    lost_kernel_bytes: int
-    lost_agent_bytes: int
-    nic_counter_bytes: int  # as the NIC counts
-    nic_packets: int
-    watched: bool = True  # by an agent, all the time
-
-    @property
-    def invisible_bytes(self) -> int:
-        """What the NIC carried and nothing accounts for.
-
-        Below 0 where a bucket straddles the interval's edge, or came too late for the interval before.
-        """
-        known = self.attributed_bytes + self.overflow_bytes + self.lost_kernel_bytes + self.lost_agent_bytes
-        return self.nic_bytes - known
-
-    @property
-    def coverage(self) -> float:
-        """Attributed / NIC; nan where the NIC carried nothing."""
-        return self.attributed_bytes / self.nic_bytes if self.nic_bytes else math.nan
-
+invisible_bytes: what the NIC carried and nothing accounts for; below 0 where a bucket straddles the interval's edge, or
+came too late for the interval before. watched: by an agent, all the time. coverage: attributed / NIC; nan where the
+NIC carried nothing.
+"""
 
 SAMPLE = np.dtype(
     [(name, "<i8") for name in ("link", "time_ns", "nic_header_bytes", "uncounted", *COUNTERS)]
@@ -59,8 +42,8 @@ SAMPLE = np.dtype(
 _OPEN = [name for name in SAMPLE.names or () if name != "link"]  # of a sample, as it is kept for a restart
 
 
-def account(before: Table, after: Table, link: _Numbers) -> tuple[list[LedgerRow], npt.NDArray[np.bool_]]:
-    """The account between pairs of samples, and which of them have one: none where a counter went backwards.
+def account(before: Table, after: Table, link: _Numbers) -> tuple[Columns, npt.NDArray[np.bool_]]:
+    """The account between pairs of samples, of ROWS, and which of them have one: none where a counter went backwards.
 
     But for what was lost in the kernel: an agent takes off what it finds to have delivered. link: as rows call it.
     """
@@ -69,12 +52,13 @@ def account(before: Table, after: Table, link: _Numbers) -> tuple[list[LedgerRow
     for name in ("frames", "packets"):
         delta[name] = np.where(counted, delta[name], delta["nic_packets"])
     good = np.all([delta[name] >= 0 for name in COUNTERS if name != "lost_kernel_wire_bytes"], axis=0)
-    columns = (
-        *(link, before["time_ns"], after["time_ns"], _nic_wire_bytes(delta, after["nic_header_bytes"])),
-        *(before["attributed_bytes"], delta["overflow_wire_bytes"], delta["lost_kernel_wire_bytes"]),
-        *(delta["lost_agent_wire_bytes"], delta["nic_bytes"], delta["nic_packets"], counted),
-    )
-    return [LedgerRow(*row) for row in zip(*(column[good].tolist() for column in columns), strict=True)], good
+    nic, attributed = _nic_wire_bytes(delta, after["nic_header_bytes"]), before["attributed_bytes"]
+    lost = [delta[f"{name}_wire_bytes"] for name in ("overflow", "lost_kernel", "lost_agent")]
+    invisible = nic - attributed - sum(lost)
+    columns = link, before["time_ns"], after["time_ns"], nic, attributed, *lost, invisible
+    coverage = np.divide(attributed, nic, out=np.full(len(nic), np.nan), where=nic != 0)
+    counts = delta["nic_bytes"], delta["nic_packets"], counted, coverage
+    return Columns(dict(zip(ROWS, columns + counts, strict=True))).take(np.flatnonzero(good)), good
 
 
 def _nic_wire_bytes(delta: Mapping[str, _Numbers], header_bytes: _Numbers) -> _Numbers:
@@ -102,9 +86,11 @@ class LedgerAccounts:
         self._reported_until_ns: _Numbers = np.zeros(0, np.int64)
         self.resumed: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """Per link, whether its open interval was taken up: it has counted the rows that the dataset holds."""
+        self.told_until_ns: _Numbers = np.zeros(0, np.int64)
+        """Per link, the end of the last interval that was given out, or that the dataset holds; −1: none."""
         self.resets = 0  # intervals left out because a counter went backwards
-        # Per link: NIC, attributed, overflow, lost in kernel, lost in agent.
-        self.totals: _Numbers = np.zeros((0, 5), np.int64)
+        self.totals: _Numbers = np.zeros((0, len(TOTALS)), np.int64)
+        """Per link."""
 
     def open(
         self,
@@ -122,6 +108,7 @@ class LedgerAccounts:
         if more > 0:
             self._stored_until_ns = np.append(self._stored_until_ns, np.zeros(more, np.int64))
             self._reported_until_ns = np.append(self._reported_until_ns, np.zeros(more, np.int64))
+            self.told_until_ns = np.append(self.told_until_ns, np.zeros(more, np.int64))
             self.totals = np.concatenate([self.totals, np.zeros((more, 5), np.int64)])
             self.resumed = np.append(self.resumed, np.zeros(more, np.bool_))
         own = slice(first, first + links)
@@ -129,6 +116,7 @@ class LedgerAccounts:
         self._stored_until_ns[own], self._reported_until_ns[own], self.totals[own] = -1, 0, 0
         for link, until_ns in stored_until_ns.items():
             self._stored_until_ns[first + link] = until_ns
+        self.told_until_ns[own] = self._stored_until_ns[own]
         for link, total in totals.items():
             self.totals[first + link] = total
         kept = np.zeros(len(open_samples), SAMPLE)
@@ -174,30 +162,23 @@ class LedgerAccounts:
         self._samples["attributed_bytes"] += sums.astype(np.int64)
         self._open = None
 
-    def rows(self, settled_ns: _Numbers, first_link: _Numbers) -> tuple[list[LedgerRow], list[int]]:
-        """The intervals that ended by settled_ns and are not in the dataset yet, and the number of each one's link.
-
-        settled_ns, first_link: of each link; the rows call a link by its number in its session.
-        """
+    def rows(self, settled_ns: _Numbers) -> Columns:
+        """The intervals that ended by settled_ns (of each link) and are not in the dataset yet, of ROWS."""
         samples = self._samples
         link = np.ascontiguousarray(samples["link"])
         over = np.flatnonzero((link[1:] == link[:-1]) & (samples["time_ns"][1:] <= settled_ns[link[1:]]))
         if not len(over):
-            return [], []
-        before, after = samples[over], samples[over + 1]
+            return Columns({name: np.zeros(0, kind) for name, kind in ROWS.items()})
+        before, after = samples.take(over), samples.take(over + 1)
         np.maximum.at(self._reported_until_ns, link[over], after["time_ns"])
         self._samples, self._open = np.delete(samples, over), None
-        rows, good = account(before, after, link[over] - first_link[link[over]])
-        self.resets += len(over) - len(rows)
-        numbers = link[over[good]]
-        fresh = after["time_ns"][good] > self._stored_until_ns[numbers]
-        unstored = [
-            (row, number) for row, number, new in zip(rows, numbers.tolist(), fresh.tolist(), strict=True) if new
-        ]
-        for row, number in unstored:
-            lost = row.overflow_bytes, row.lost_kernel_bytes, row.lost_agent_bytes
-            self.totals[number] += (row.nic_bytes, row.attributed_bytes, *lost)
-        return [row for row, _ in unstored], [number for _, number in unstored]
+        rows, good = account(before, after, link[over])
+        self.resets += len(over) - int(good.sum())
+        rows = rows[rows["end_ns"] > self._stored_until_ns[rows["link"]]]
+        for column, name in enumerate(TOTALS):
+            np.add.at(self.totals[:, column], rows["link"], rows[name])
+        np.maximum.at(self.told_until_ns, rows["link"], rows["end_ns"])
+        return rows
 
     def open_samples(self, first: int, links: int) -> dict[int, Sequence[int]]:
         """Where the open interval of each of these links began, and what it has counted: SAMPLE but for the link.

@@ -15,10 +15,9 @@ from collector.agent_checks import FailedBatchError, FailedSessionError, Refused
 from collector.backpressure import BackpressureRequest
 from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, RankState, Resume, SessionState
 from collector.dataset.tables import Origin, Origins, SessionMeta, bucket_table, full_table
-from collector.host.ledger import LedgerRow
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, Latest, SessionFlush
-from collector.host.window import HostWindow, Output
+from collector.host.window import HostWindow
 from collector.messages import BY_PEER, NO_NUMBERS
 from netmon.columnar import Columns
 from netmon.dl.numbering import Trust
@@ -118,7 +117,6 @@ class Session:
         self.missing = 0  # batches that the agent has given up
         self.tables = tables
         self._peer_flows = PeerOwnedFlows()
-        self._ledger: list[LedgerRow] = []
         self._nic: list[NicSample] = []  # on their way to the dataset
         self._port_bytes: dict[str, int] = {}  # RDMA port → bytes of its counters
         self._ledger_until = dict(resume.ledger_until_utc)
@@ -326,10 +324,6 @@ class Session:
         """Whether its host has ranks."""
         return bool(self.tables.sessions.table["trains"][self.index])
 
-    def add_output(self, output: Output) -> None:
-        """What has become final waits for its way to the disk; bucket rows do where those of all sessions are."""
-        self._ledger += output.ledger
-
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
@@ -338,7 +332,7 @@ class Session:
     @property
     def _waits(self) -> bool:
         """Whether rows other than those of flows are to be stored."""
-        return bool(self._ledger or self._nic or self._latest) or self.tables.has_unstored(self.index)
+        return bool(self._nic or self._latest) or self.tables.has_unstored(self.index)
 
     @property
     def _latest(self) -> Mapping[tuple[str, int], Latest]:
@@ -370,7 +364,7 @@ class Session:
         for whose, last in latest.items():
             count = states.get(whose, NO_NUMBERS)
             self._stored(last, count.trust, count.shift)
-        ledger, meta = self._ledger, self._clock
+        meta = self._clock
         nic, self._nic = self._nic, []
 
         def done() -> None:
@@ -379,15 +373,11 @@ class Session:
             self.window.flows.forget(self.window.settled_ns - FLOW_OVER_NS)
 
         def undone() -> None:
-            self._ledger = ledger + self._ledger
             self._nic, self._clock = nic + self._nic, meta
             self.window.flows.mark_stored(changed, stored=False)
 
-        flush = SessionFlush(
-            *(self.index, self._origin, ledger, nic, self._flow_rows(changed)),
-            *(self._new_meta(), self._state(), acknowledge, done, undone),
-        )
-        self._ledger = []
+        rows, meta_now, state = self._flow_rows(changed), self._new_meta(), self._state()
+        flush = SessionFlush(self.index, self._origin, nic, rows, meta_now, state, acknowledge, done, undone)
         self.window.flows.mark_stored(changed, stored=True)
         return flush
 
@@ -429,8 +419,9 @@ class Session:
         """What a restart needs to know once all that has settled is stored."""
         window, resume, ledger = self.window, self._resume, self.tables.ledger
         first, links = window.first_link, len(window.links)
-        for row in self._ledger:
-            self._ledger_until[row.link] = window.alignment.utc(row.end_ns)
+        for link, until_ns in enumerate(ledger.told_until_ns[first : first + links].tolist()):
+            if until_ns >= 0:
+                self._ledger_until[link] = window.alignment.utc(until_ns)
         recent = window.alignment.utc(window.horizon_ns) - RECENT_NS
         self._ranks = {key: rank for key, rank in self._ranks.items() if rank.end_utc > recent}
         return SessionState(

@@ -18,7 +18,7 @@ from collector.dataset.resume import Resume
 from collector.host.align import SET_NS, Update, update_all
 from collector.host.flows import unknown_flow
 from collector.host.iteration_rows import Accounted, IterationRows
-from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
+from collector.host.ledger import COUNTERS, SAMPLE
 from collector.host.rank import Owner, Rank
 from collector.host.rows import STARTING_NS, rows_of
 from collector.host.session import Session
@@ -49,6 +49,7 @@ class Settled:
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by index, where something has become final
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by index: batch, and why it breaks the contract
     failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by index: batch, 0: none; how it failed
+    ledger: list[Columns] = field(default_factory=list)  # its rows, with the session of each
     arrived: list[Columns] = field(default_factory=list)  # rows that have come, of ARRIVED
     final: list[Classified] = field(default_factory=list)  # rows that have settled
     ended: list[IterationRows] = field(default_factory=list)  # iterations that have; their accounts follow
@@ -527,13 +528,13 @@ class HostStage:
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
         settled_ns = sessions.table["settled_ns"]
-        ledger: dict[int, list[LedgerRow]] = {}
-        of_link = np.maximum(sessions.links["session"], 0)
-        ledger_rows, links = self.tables.ledger.rows(settled_ns[of_link], sessions.table["first_link"][of_link])
-        for row, link in zip(ledger_rows, links, strict=True):
-            session_index = int(sessions.links["session"][link])
-            if session_index >= 0:  # of a session that is not gone
-                ledger.setdefault(session_index, []).append(row)
+        of_link = sessions.links["session"]
+        ledger = tables.ledger.rows(settled_ns.take(np.maximum(of_link, 0)))
+        ledger = ledger[of_link.take(ledger["link"]) >= 0]  # of sessions that are not gone
+        session = of_link.take(ledger["link"])
+        link = ledger["link"] - sessions.table["first_link"].take(session)
+        settled.ledger.append(ledger.replaced(session=session, link=link))
+        tables.unstored_of["ledger"].add(settled.ledger[-1])
         begins = edges(fresh["session"], len(sessions.table))
         with_rows = set(distinct(fresh["session"]).tolist())
         settled.unclear |= tables.rank_log.unclear_jobs()
@@ -542,9 +543,8 @@ class HostStage:
         self._account(settled, tables.understood(tables.rank_table.settle(np.ascontiguousarray(settled_ns))))
         for owner, rank in tables.rank_table.gone(settled_ns):
             self._guard(settled, owner.session, partial(owner.forget, rank))
-        for session_index in sorted((with_rows | ledger.keys()) - self._broken):
-            output = Output(fresh[begins[session_index] : begins[session_index + 1]], ledger.get(session_index, []))
-            self.sessions[session_index].add_output(output)
+        for session_index in sorted(with_rows - self._broken):
+            output = Output(fresh[begins[session_index] : begins[session_index + 1]])
             settled.outputs.setdefault(session_index, []).append(output)
 
     def _sound(self, rows: IterationRows) -> IterationRows:

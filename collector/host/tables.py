@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,10 @@ class SessionIndex:
         """A view, dtype LINK, one row per link."""
         return self._links[: self._link_count]
 
+    def each(self, name: str, session: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        """A column, of the session of each row: `take` and indices of 64 bits take a tenth of the time of brackets."""
+        return self.table[name].take(session.astype(np.intp, copy=False))
+
     def add(self, hello: Hello, links: Links, settings: Settings, resume: Resume) -> int:
         """Give a session a place, and its links their numbers."""
         session_index = self._free.pop() if self._free else self._count
@@ -136,10 +140,11 @@ class SessionIndex:
 
     def utc(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Mono times of sessions in UTC; of times before the last two knots of a map see `older`."""
-        own = {name: self.table[name][session] for name in ("knot_ns", "offset_ns", "slope")}
+        session = session.astype(np.intp, copy=False)
+        own = {name: self.each(name, session) for name in ("knot_ns", "offset_ns", "slope")}
         since = mono_ns - own["knot_ns"]
         offsets = own["offset_ns"] + _whole(np.maximum(since, 0) * own["slope"])
-        inside = np.flatnonzero((since < 0) & (self.table["earlier_offset_ns"][session] != own["offset_ns"]))
+        inside = np.flatnonzero((since < 0) & (self.each("earlier_offset_ns", session) != own["offset_ns"]))
         if len(inside):
             first, base = (self.table[n][session[inside]] for n in ("earlier_knot_ns", "earlier_offset_ns"))
             rise, span = own["offset_ns"][inside] - base, np.maximum(own["knot_ns"][inside] - first, 1)
@@ -149,7 +154,7 @@ class SessionIndex:
 
     def older(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
         """Which of the times lie before what `utc` knows of the sessions' maps."""
-        return np.flatnonzero(mono_ns < self.table["earlier_knot_ns"][session])
+        return np.flatnonzero(mono_ns < self.each("earlier_knot_ns", session))
 
 
 def _whole(ns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
@@ -301,8 +306,6 @@ class Evidence:
         return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if known else math.nan
 
     def drop(self, session_index: int) -> None:
-        for rows in self.unstored.values():
-            rows.drop(session_index)
         self.renamed.pop(session_index, None)
 
 
@@ -392,6 +395,8 @@ class Tables:
         self.accounts = HostAccounts()
         self.rank_log, self.rank_table = RankLog(), RankTable(self.accounts.payload)
         self.ledger = LedgerAccounts()
+        self.unstored_of = {"ledger": Unstored()} | self.evidence.unstored
+        """What settles by itself alongside the bucket rows, by table."""
         self.iterations, self.over = UnstoredIterations(), RecentIterations()
         self._needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
@@ -399,23 +404,25 @@ class Tables:
     @property
     def unstored_bytes(self) -> int:
         """Of rows that have settled and are not stored."""
-        return self.unstored.nbytes + sum(rows.nbytes for rows in self.evidence.unstored.values())
+        return self.unstored.nbytes + sum(rows.nbytes for rows in self.unstored_of.values())
 
     def has_unstored(self, session_index: int) -> bool:
         """Whether rows of the session are not stored, nor on their way to the disk."""
-        pieces = self.unstored, *self.evidence.unstored.values()
+        pieces = self.unstored, *self.unstored_of.values()
         return any(session_index in rows.sessions for rows in pieces)
 
     def drop(self, session_index: int) -> None:
         """The session is gone, and with it its rows."""
         for rows in (self.pending, self.unstored, self.iterations, self.over, self.payload, self.onsets):
             rows.drop(session_index)
+        for others in self.unstored_of.values():
+            others.drop(session_index)
         self.evidence.drop(session_index)
         self.accounts.drop(session_index)
 
     def link(self, rows: Columns) -> npt.NDArray[np.int64]:
         """The link of each row, of ARRIVED, among all sessions' links."""
-        found: npt.NDArray[np.int64] = self.sessions.table["first_link"][rows["session"]]
+        found: npt.NDArray[np.int64] = self.sessions.each("first_link", rows["session"])
         found += self.flows.of_flows("link", rows["flow"])
         return found
 

@@ -26,7 +26,6 @@ from collector.dataset.tables import (
     session_table,
 )
 from collector.host.iteration_rows import Accounted, all_accounted
-from collector.host.ledger import LedgerRow
 from netmon.columnar import Columns
 from netmon.dl.grouped import distinct, order_by, starts
 from netmon.dl.iterations import Iteration
@@ -92,13 +91,12 @@ class FlowRows:
     peers: Sequence[int]  # ranks at their other ends
 
 
-@dataclass(frozen=True)
+@dataclass
 class SessionFlush:
     """What one session has to be stored alongside its bucket rows, and what that settles."""
 
     session: int
     origin: Origin
-    ledger: Sequence[LedgerRow]
     nic: Sequence[NicSample]
     flows: FlowRows | None
     meta: SessionMeta | None  # None: what the dataset has is good enough
@@ -113,12 +111,12 @@ def flush_tables(
     buckets: Sequence[Columns],
     jobs: Sequence[str],
     iterations: Sequence[Accounted] = (),
-    evidence: Mapping[str, Sequence[Columns]] = MappingProxyType({}),
+    others: Mapping[str, Sequence[Columns]] = MappingProxyType({}),
 ) -> dict[str, pa.Table]:
     """All that these sessions have to be stored, by table; pure, may run in a thread.
 
-    buckets: rows of SETTLED; those of other sessions are left out, as they are of the evidence and the iterations;
-    jobs: by the rows' number.
+    buckets: rows of SETTLED; those of other sessions are left out, as they are of the iterations and the others, which
+    are those of the ledger and the evidence by table; jobs: by the rows' number.
     """
     if not sessions:
         return {}
@@ -139,16 +137,16 @@ def flush_tables(
         order = np.argsort(of, kind="stable")[int((of < 0).sum()) :]
         if len(order):
             tables["iterations"] = iteration_table(origins, of[order], accounted.take(order))
-    whose, ledger = _joined([session.ledger for session in sessions])
-    if ledger:
-        tables["ledger"] = ledger_table(origins, whose, ledger)
     whose, nic = _joined([session.nic for session in sessions])
     if nic:
         tables["nic"] = nic_table(origins, whose, nic)
-    for name, pieces in evidence.items():
+    for name, pieces in others.items():
         rows, of = _own(sessions, pieces)
         if len(of):
-            tables[name] = evidence_table(name, origins, of, jobs, rows)
+            is_ledger = name == "ledger"
+            tables[name] = (
+                ledger_table(origins, of, rows) if is_ledger else evidence_table(name, origins, of, jobs, rows)
+            )
     sessions_meta = {session_index: session.meta for session_index, session in enumerate(sessions) if session.meta}
     if sessions_meta:
         tables["sessions"] = session_table(origins, sessions_meta)
@@ -161,31 +159,31 @@ def _joined(rows: Sequence[Sequence[_T]]) -> tuple[npt.NDArray[np.int64], list[_
 
 
 def _order(
-    sessions: Sequence[SessionFlush], pieces: Sequence[Columns], of: npt.NDArray[np.int32]
+    sessions: Sequence[SessionFlush], pieces: Sequence[Columns], of: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.intp]:
     """The order in which rows are stored: by host, time and flow. of: the session of each."""
     hosts = {host: rank for rank, host in enumerate(sorted({session.origin.hello.host for session in sessions}))}
     rank = np.array([hosts[session.origin.hello.host] for session in sessions], np.int32)
-    return order_by(rank[of], *(column_of(pieces, name) for name in ("bucket_start_ns", "flow_id")))
+    return order_by(rank.take(of), *(column_of(pieces, name) for name in ("bucket_start_ns", "flow_id")))
 
 
-def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Columns]) -> tuple[list[Columns], npt.NDArray[np.int32]]:
+def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Columns]) -> tuple[list[Columns], npt.NDArray[np.intp]]:
     """The rows of these sessions, in pieces, and the session of each."""
     if not buckets:
-        return [], np.empty(0, np.int32)
+        return [], np.empty(0, np.intp)
     of = _numbers(sessions, column_of(buckets, "session"))
     if (of >= 0).all():
         return list(buckets), of
     return [rows[_numbers(sessions, rows["session"]) >= 0] for rows in buckets], of[of >= 0]
 
 
-def _numbers(sessions: Sequence[SessionFlush], session_index: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+def _numbers(sessions: Sequence[SessionFlush], session_index: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
     """Which of the sessions is at each session_index, −1: none of them."""
     number = np.full(
-        max(max(session.session for session in sessions), int(session_index.max(initial=0))) + 1, -1, np.int32
+        max(max(session.session for session in sessions), int(session_index.max(initial=0))) + 1, -1, np.intp
     )
     number[[session.session for session in sessions]] = np.arange(len(sessions))
-    found: npt.NDArray[np.int32] = number[session_index]
+    found: npt.NDArray[np.intp] = number.take(session_index.astype(np.intp, copy=False))
     return found
 
 

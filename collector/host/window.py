@@ -11,7 +11,6 @@ import numpy as np
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
 from collector.host.flows import MOST_FLOWS, FlowTable, Links
-from collector.host.ledger import LedgerRow
 from collector.host.rank import Resumed
 from collector.host.ranks import Ranks
 from collector.host.rows import arrived, merge
@@ -29,7 +28,6 @@ class Output:
     """What has become final of one session."""
 
     buckets: Columns  # of SETTLED
-    ledger: list[LedgerRow]
 
 
 class _Arrival(NamedTuple):

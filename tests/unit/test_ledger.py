@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from collector_stream import hello
 
 from collector.host.flows import Links
-from collector.host.ledger import SAMPLE, LedgerAccounts, account
+from collector.host.ledger import ROWS, SAMPLE, LedgerAccounts, account
 from netmon.errors import WireError
 from netmon.records import Direction
 
@@ -22,9 +23,15 @@ def sample(time_s, **counters):
     return row
 
 
+def each(rows):
+    """Rows of the ledger, one by one."""
+    columns = [rows[name].tolist() for name in ROWS]
+    return [SimpleNamespace(**dict(zip(ROWS, values, strict=True))) for values in zip(*columns, strict=True)]
+
+
 def ledger_row(before, after, attributed_bytes):
     before["attributed_bytes"] = attributed_bytes
-    rows, _ = account(before, after, before["link"])
+    rows = each(account(before, after, before["link"])[0])
     return rows[0] if rows else None
 
 
@@ -36,7 +43,7 @@ class Ledger:
         self.accounts.open(0, 2, stored_until_ns or {}, totals or {}, open_samples or {})
 
     def rows(self, settled_ns):
-        return self.accounts.rows(np.full(2, settled_ns), np.zeros(2, np.int64))[0]
+        return each(self.accounts.rows(np.full(2, settled_ns)))
 
 
 def test_everything_seen_is_full_coverage():

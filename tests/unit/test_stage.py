@@ -11,6 +11,7 @@ from collector_stream import MS, UTC, S, TrainingAgent
 
 from collector.dataset.resume import Resume
 from collector.host.incoming import gather
+from collector.host.ledger import ROWS
 from collector.host.rows import SETTLED
 from collector.host.stage import HostStage, Settled
 from collector.jobs.rank_registry import RankRegistry
@@ -153,7 +154,8 @@ class Stored:
         iterations = [
             (place, *i, *t) for told in accounted for place, (i, t) in zip(told.rows.session, told.each(), strict=True)
         ]
-        ledger = [(place, *vars(row).values()) for place, output in outputs for row in output.ledger]
+        ledger = joined([rows for one in self.settled for rows in one.ledger])
+        ledger = zip(*(ledger[name].tolist() for name in ("session", *ROWS)), strict=True)
         rows["job"] = [jobs[job] for job in rows["job"]]
         tables = {"rows": rows, "iterations": pd.DataFrame(iterations), "ledger": pd.DataFrame(ledger)}
         return {name: t.sort_values(list(t.columns)).reset_index(drop=True) for name, t in tables.items()}
