@@ -396,7 +396,7 @@ class AllFlows:
     def of_flows(self, name: str, flow: _Numbers) -> npt.NDArray[Any]:
         """A column of the state, of flows by their indices."""
         column = self.state[name]
-        return np.ascontiguousarray(column).take(flow) if len(flow) >= len(column) else column[flow]
+        return column.take(flow) if len(flow) >= len(column) // 16 else column[flow]
 
     def seen(self, rows: Columns) -> npt.NDArray[np.intp]:
         """Account for rows that have arrived, of ARRIVED; returns those that follow a rest, ascending."""

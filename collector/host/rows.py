@@ -60,13 +60,13 @@ def fill_counts(rows: Columns, buckets: Table) -> None:
 def rows_of(many: ManyBatches, session_index: _Numbers, flow: _Numbers, sessions: Table) -> Columns:
     """The rows of batches, of ARRIVED. session_index: of each batch; flow: of each run; sessions: dtype SESSION."""
     rows, heads = many.rows, many.heads
-    batch, start_ns = rows["batch"], rows["start_ns"]
+    batch, start_ns = rows["batch"].astype(np.intp), rows["start_ns"]
     width = np.where(heads["bucket_ns"] > 0, heads["bucket_ns"], sessions["full_ns"][session_index])
     columns: dict[str, npt.NDArray[Any]] = {
-        "session": session_index.astype(np.int32)[batch],
+        "session": session_index.astype(np.int32).take(batch),
         "flow": np.repeat(flow, many.runs.rows),
     }
-    columns |= {"start_ns": start_ns, "bucket_ns": width[batch]} | {name: rows[name] for name in COUNTS}
+    columns |= {"start_ns": start_ns, "bucket_ns": width.take(batch)} | {name: rows[name] for name in COUNTS}
     complete, begun = (
         heads["sequence"] <= sessions[name][session_index] for name in ("stored_complete", "stored_last")
     )

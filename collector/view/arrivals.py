@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from collector.view.series import INTERVAL_NS, SeriesCopy, groups, summed
 from collector.view.sessions import ARRIVED
+from netmon.columnar import Columns, joined
 from netmon.dl.classify import NS_PER_S, crosses
-from netmon.records import Class, Table, empty
+from netmon.records import Class, Table
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -106,7 +107,7 @@ class Seen(NamedTuple):
     wire_bytes: _Numbers
 
     def take(self, rows: npt.NDArray[np.intp]) -> "Seen":
-        return Seen(*(column[rows] for column in self))  # type: ignore[arg-type]
+        return Seen(*(column.take(rows) for column in self))  # type: ignore[arg-type]
 
     def __add__(self, other: tuple[Any, ...]) -> "Seen":
         return Seen(*(np.concatenate(both) for both in zip(self, other, strict=True)))  # type: ignore[arg-type]
@@ -132,15 +133,15 @@ class Arrivals:
 
     def __init__(self, hold: int) -> None:
         """Begin without rows; hold: windows, see ShareHysteresis."""
-        self._fresh: list[Table] = []
+        self._fresh: list[Columns] = []
         self._fresh_rows = 0
         self._most_rows = _MOST_ROWS
         self._seen = _NONE
         self._hysteresis = ShareHysteresis(hold)
         self._mostly_shared = np.zeros(0, np.bool_)  # by flow, as it was shown last
 
-    def add(self, rows: Table) -> bool:
-        """Take in rows, dtype ARRIVED; whether so many wait that somebody should look."""
+    def add(self, rows: Columns) -> bool:
+        """Take in rows, of ARRIVED; whether so many wait that somebody should look."""
         self._fresh.append(rows)
         self._fresh_rows += len(rows)
         return len(self._fresh) >= _MOST_TABLES or self._fresh_rows >= self._most_rows
@@ -164,43 +165,44 @@ class Arrivals:
         if final:
             self._hysteresis = final.copy()
         rows = self._classified(self._take_fresh(present), present)
-        kept = self._seen.take(np.flatnonzero(self._seen.start_ns >= _needed_since(present)[self._seen.link]))
+        kept = self._seen.take(np.flatnonzero(self._seen.start_ns >= _needed_since(present).take(self._seen.link)))
         self._seen = kept + rows
 
-    def _take_fresh(self, present: Present) -> Table:
-        rows = np.concatenate([empty(ARRIVED), *self._fresh])
+    def _take_fresh(self, present: Present) -> Columns:
+        rows = joined([Columns.zeros(0, ARRIVED), *self._fresh])
         self._fresh, self._fresh_rows = [], 0
-        link = rows["link"]
-        needed = (rows["start_ns"] >= _needed_since(present)[link]) & (present.horizon_ns[link] >= 0)
-        kept: Table = rows.take(np.flatnonzero(needed))
-        return kept
+        since = np.where(present.horizon_ns >= 0, _needed_since(present), np.iinfo(np.int64).max)
+        needed = rows["start_ns"] >= since.take(rows["link"])
+        return rows if needed.all() else rows[needed]
 
-    def _classified(self, rows: Table, present: Present) -> Seen:
+    def _classified(self, rows: Columns, present: Present) -> Seen:
         """Rows of ARRIVED, each flow and window as one."""
-        flow, link_of = rows["flow"].astype(np.int64), rows["link"].astype(np.int64)
+        flow, link_of = rows["flow"], rows["link"]
         start: _Numbers = rows["start_ns"]
-        width = present.window_ns[link_of]
+        width = present.window_ns.take(link_of)
         # Alike on all hosts, whatever their clocks say.
-        behind: _Numbers = present.horizon_ns[link_of] // width - start // width
+        number = start // width
+        behind: _Numbers = (present.horizon_ns // np.maximum(present.window_ns, 1)).take(link_of) - number
         nearest = int(behind.min(initial=0))
         span = int(behind.max(initial=0)) - nearest + 1
         keys, of_row = groups(flow * span + (behind - nearest))
         link, begins = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
-        link[of_row], begins[of_row] = link_of, start // width * width
+        link[of_row], begins[of_row] = link_of, number * width
         payload = summed(of_row, rows["payload_bytes"], len(keys))
-        state = present.flows[keys // span]
+        numbers = keys // span
+        state = present.flows.take(numbers)
         dl = np.flatnonzero(state["class"] == Class.DL_ONLY)
         shared = _shared(link, keys % span, span, payload, state, present.enough)[dl]
         window = begins[dl] // present.window_ns[link[dl]]
         flags = self._hysteresis.flags(link[dl], state["job"][dl], window, shared)
         classes = state["class"].copy()
         classes[dl[flags]] = Class.DL_SHARED
-        return Seen(keys // span, link, classes, begins, summed(of_row, rows["wire_bytes"], len(keys)))
+        return Seen(numbers, link, classes, begins, summed(of_row, rows["wire_bytes"], len(keys)))
 
     def add_to(self, series: SeriesCopy, present: Present) -> None:
         """Add what is not final to a copy of what is."""
         seen = self._seen
-        rows = seen.take(np.flatnonzero(seen.start_ns >= present.settled_ns[seen.link]))
+        rows = seen.take(np.flatnonzero(seen.start_ns >= present.settled_ns.take(seen.link)))
         series.add(rows.start_ns // INTERVAL_NS, rows.link, rows.classes, rows.wire_bytes)
 
     def flow_rates(self, present: Present, begin_ns: _Numbers) -> tuple[Seen, npt.NDArray[np.float64]]:
@@ -210,7 +212,9 @@ class Arrivals:
         """
         since = np.maximum(present.horizon_ns - RATE_SPAN_NS, begin_ns)
         start, of_link = self._seen.start_ns, self._seen.link
-        rows = self._seen.take(np.flatnonzero((start >= since[of_link]) & (start < present.horizon_ns[of_link])))
+        rows = self._seen.take(
+            np.flatnonzero((start >= since.take(of_link)) & (start < present.horizon_ns.take(of_link)))
+        )
         numbers, of_row = groups(rows.flow)
         wire = summed(of_row, rows.wire_bytes, len(numbers))
         of_shared = summed(of_row, np.where(rows.classes == Class.DL_SHARED, rows.wire_bytes, 0), len(numbers))
@@ -256,6 +260,6 @@ def _shared(
     foreign = summed(of_row, gradient + np.where(crosses(flows["class"]), payload, 0), len(cells))
     jobs = int(flows["job"].max(initial=0)) + 1
     own, of_own = groups(of_row * jobs + flows["job"])
-    others = foreign[of_row] - summed(of_own, gradient, len(own))[of_own]
-    shared: npt.NDArray[np.bool_] = (others > 0) & (others >= enough[link])
+    others = foreign.take(of_row) - summed(of_own, gradient, len(own)).take(of_own)
+    shared: npt.NDArray[np.bool_] = (others > 0) & (others >= enough.take(link))
     return shared

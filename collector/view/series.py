@@ -30,7 +30,7 @@ def groups(keys: _Numbers) -> tuple[_Numbers, _Numbers]:
     distinct = np.flatnonzero(present)
     number = np.empty(places, np.int64)  # what is not written is not read
     number[distinct] = np.arange(len(distinct))
-    return distinct + first, number[place]
+    return distinct + first, number.take(place)
 
 
 def summed(group: _Numbers, amount: npt.NDArray[np.generic], count: int) -> _Numbers:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.flows import TOTALS
+from collector.host.ledger import TOTALS as LEDGER_TOTALS
 from collector.host.session import Session
 from collector.host.tables import Classified, Tables
 from netmon.columnar import Columns
@@ -23,12 +24,10 @@ from netmon.dl.traffic import BULK, TRAFFIC_NAMES
 from netmon.records import Class, Direction, Table
 from netmon.views import FlowView, SourceScore
 
-ARRIVED = np.dtype(
-    [("flow", "<i4"), ("link", "<i4"), ("start_ns", "<i8"), ("wire_bytes", "<i8"), ("payload_bytes", "<i8")]
-)
+ARRIVED = np.dtype([(name, "<i8") for name in ("flow", "link", "start_ns", "wire_bytes", "payload_bytes")])
 """A bucket row that has come, in any order, or several of one flow and share window: start_ns is the window's then."""
 
-FINAL = np.dtype([("link", "<i4"), ("job", "<i4"), ("class", "u1"), ("start_ns", "<i8"), ("wire_bytes", "<i8")])
+FINAL = np.dtype([("link", "<i8"), ("job", "<i8"), ("class", "u1"), ("start_ns", "<i8"), ("wire_bytes", "<i8")])
 """A bucket row whose class and job (as in FLOW) are final, or several of one share window; each comes once or never."""
 
 HOST = np.dtype(
@@ -99,7 +98,6 @@ _OF_SESSION = (
     "warnings",
 )
 _REFRESHED_AT_ONCE = 32  # hosts
-_TOTALS = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes")
 _TOTALS_SHOWN = tuple(name for name in TOTALS if name in FlowView.__dataclass_fields__)
 _TCP = ("rtt_ns", "rtt_min_ns", "loss")
 _NO_LINK = LinkName("", "", Direction.RX, "")
@@ -151,7 +149,7 @@ class Sessions:
         known = {id(ranks.session): ranks for ranks in self._ranks}
         self._ranks = [known.get(id(session)) or _ranks_of(session) for session in sessions]
 
-    def arrived(self, rows: Columns) -> Table:
+    def arrived(self, rows: Columns) -> Columns:
         """Rows of ARRIVED (collector.host.rows); those of one flow and share window that follow each other as one."""
         width = self._tables.sessions.table["window_ns"]
         known = width[width > 0]
@@ -159,14 +157,14 @@ class Sessions:
         window = rows["start_ns"] // (known[0] if alike else width[rows["session"]])
         first = starts(rows["flow"], window)
         firsts = rows.take(first)
-        news = np.empty(len(first), ARRIVED)
-        news["link"], news["flow"] = self._tables.link(firsts), firsts["flow"]
-        news["start_ns"] = window[first] * width[firsts["session"]]
+        news = {"flow": firsts["flow"], "link": self._tables.link(firsts)}
+        news["start_ns"] = window.take(first) * self._tables.sessions.each("window_ns", firsts["session"])
         for name in ("wire_bytes", "payload_bytes"):
-            news[name] = np.add.reduceat(rows[name], first, dtype=np.int64) if len(first) else 0
-        return news
+            amounts = rows[name]
+            news[name] = np.add.reduceat(amounts, first, dtype=np.int64) if len(first) else amounts.astype(np.int64)
+        return Columns(news)
 
-    def final(self, found: Classified) -> Table:
+    def final(self, found: Classified) -> Columns:
         """Final rows; those of one link, share window, class and job as one."""
         windows, wire = found.windows, found.rows["wire_bytes"]
         dl = (found.classes == Class.DL_ONLY) | (found.classes == Class.DL_SHARED)
@@ -176,14 +174,17 @@ class Sessions:
         of_cell = np.bincount(cells, weights=wire[others], minlength=len(windows.number) * len(Class))
         cell = np.flatnonzero(of_cell)
         entry = np.append(windows.pair_entry, cell // len(Class))
-        news = np.empty(len(entry), FINAL)
-        news["link"] = link = windows.link[entry]
-        news["start_ns"] = windows.number[entry] * self._tables.sessions.links["window_ns"][link]
-        news["job"] = np.append(windows.pair_job, np.zeros(len(cell), np.int64))
-        shared = np.where(windows.pair_shared, Class.DL_SHARED, Class.DL_ONLY)
-        news["class"] = np.append(shared, cell % len(Class))
-        news["wire_bytes"] = np.append(of_pair, of_cell[cell])
-        return news
+        link = windows.link.take(entry)
+        shared = np.where(windows.pair_shared, np.uint8(Class.DL_SHARED), np.uint8(Class.DL_ONLY))
+        return Columns(
+            {
+                "link": link,
+                "job": np.append(windows.pair_job, np.zeros(len(cell), np.int64)),
+                "class": np.append(shared, (cell % len(Class)).astype(np.uint8)),
+                "start_ns": windows.number.take(entry) * self._tables.sessions.links["window_ns"].take(link),
+                "wire_bytes": np.append(of_pair, of_cell[cell]).astype(np.int64),
+            }
+        )
 
     @staticmethod
     def links_of(session: Session) -> npt.NDArray[np.int64]:
@@ -205,7 +206,7 @@ class Sessions:
     def hosts(self) -> Table:
         sessions = self._tables.sessions
         for name in _OF_SESSION:
-            self._hosts[name] = sessions.table[name][self._indices]
+            self._hosts[name] = sessions.each(name, self._indices)
         self._hosts["horizon_utc_ns"] = sessions.utc(self._indices, self._hosts["horizon_ns"])
         self._hosts["connected"] = [one.connected for one in self._shown]
         self._read_clocks()
@@ -217,7 +218,7 @@ class Sessions:
         host_of[self._indices] = np.arange(len(self._indices))
         links = np.zeros(len(own), LINK)
         links["host"], links["capacity_bps"] = host_of[own["session"]], own["capacity_bps"]
-        for column, name in enumerate(_TOTALS):
+        for column, name in enumerate(LEDGER_TOTALS):
             links[name] = self._tables.ledger.totals[: len(own), column]
         return links
 

@@ -13,8 +13,9 @@ from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.series import INTERVAL_NS, LinkSeries
 from collector.view.sessions import FINAL, Sessions
+from netmon.columnar import Columns, joined
 from netmon.dl.classify import NS_PER_S
-from netmon.records import Class, Table, empty
+from netmon.records import Class, Table
 from netmon.views import NOT_UNDERSTOOD
 
 _MOST_TABLES = 256  # of final rows that nobody has looked at
@@ -30,7 +31,7 @@ class View:
         self._arrivals = Arrivals(settings.hold_windows)
         self._series = LinkSeries(settings.settle_ns)
         self._hysteresis = ShareHysteresis(settings.hold_windows)
-        self._final: list[Table] = []
+        self._final: list[Columns] = []
         self._final_rows = 0
         self._looked_ns = 0  # utc
 
@@ -41,13 +42,13 @@ class View:
         for found in settled.final:
             self.final(self._state.final(found))
 
-    def arrived(self, rows: Table) -> None:
-        """Rows have come, dtype ARRIVED; they are not written any more."""
+    def arrived(self, rows: Columns) -> None:
+        """Rows have come, of ARRIVED; they are not written any more."""
         if len(rows) and self._arrivals.add(rows):
             self._arrivals.prune(self._present(self._state.hosts(), self._state.links()))
 
-    def final(self, rows: Table) -> None:
-        """Rows are final, dtype FINAL; they are not written any more."""
+    def final(self, rows: Columns) -> None:
+        """Rows are final, of FINAL; they are not written any more."""
         if not len(rows):
             return
         self._final.append(rows)
@@ -112,13 +113,14 @@ class View:
         )
 
     def _count_final(self, present: Present) -> None:
-        rows = np.concatenate([empty(FINAL), *self._final])
+        rows = joined([Columns.zeros(0, FINAL), *self._final])
         self._final, self._final_rows = [], 0
-        rows = rows[present.horizon_ns[rows["link"]] >= 0]
+        there = present.horizon_ns.take(rows["link"]) >= 0
+        rows = rows if there.all() else rows[there]
         classes = rows["class"].copy()
         dl = np.flatnonzero((classes == Class.DL_ONLY) | (classes == Class.DL_SHARED))
-        own = rows[dl]
-        window = own["start_ns"] // present.window_ns[own["link"]]
+        own = rows.take(dl)
+        window = own["start_ns"] // present.window_ns.take(own["link"])
         shared = self._hysteresis.flags(own["link"], own["job"], window, own["class"] == Class.DL_SHARED)
         classes[dl] = np.where(shared, Class.DL_SHARED, Class.DL_ONLY)
         self._series.add(rows["start_ns"], rows["link"], classes, rows["wire_bytes"])

@@ -238,7 +238,7 @@ class WindowHistory:
             "wire_bytes": windows.wire_bytes[whole],
             "shared": np.concatenate([windows.shared_for_others[entry], windows.pair_shared[pair]]),
         }
-        self._blocks.add({name: column[order] for name, column in columns.items()}, until_ns)
+        self._blocks.add({name: column.take(order) for name, column in columns.items()}, until_ns)
 
     def between(
         self, host: _Numbers, job: _Numbers, first: _Numbers, last: _Numbers, first_ns: _Numbers

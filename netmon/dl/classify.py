@@ -100,10 +100,10 @@ def share_windows(
     count = len(number)
     cross = _sums(of_row, rows.payload_bytes * crosses(rows.flow_class), count)
     dl = np.flatnonzero(rows.flow_class == Class.DL_ONLY)
-    gradient = rows.payload_bytes[dl] * rows.gradient[dl]
-    all_gradient = _sums(of_row[dl], gradient, count)
+    gradient, dl_row = rows.payload_bytes.take(dl) * rows.gradient.take(dl), of_row.take(dl)
+    all_gradient = _sums(dl_row, gradient, count)
     enough = threshold * capacity_bps[link] / 8 * width[link] / NS_PER_S
-    entry, job, of_pair = _pairs(of_row[dl], rows.job[dl])
+    entry, job, of_pair = _pairs(dl_row, rows.job.take(dl))
     foreign = cross[entry] + all_gradient[entry] - _sums(of_pair, gradient, len(entry))
     return Windows(
         *(number, link, _sums(of_row, rows.wire_bytes, count), cross, all_gradient, enough, of_row),
@@ -117,13 +117,13 @@ def _windows(
     """Link and number of each window that has rows, in this order, and the window of each row."""
     base = np.full(max(1, links), np.iinfo(np.int64).max)
     np.minimum.at(base, link, number)
-    since = number - base[link]
+    since = number - base.take(link)
     span = int(since.max(initial=0)) + 1
     cell = link * span + since
     if links * span <= 4 * len(cell) + _FEW_CELLS:
         there = np.zeros(links * span, np.bool_)
         there[cell] = True
-        keys, of_row = np.flatnonzero(there), (np.cumsum(there) - 1)[cell]
+        keys, of_row = np.flatnonzero(there), (np.cumsum(there) - 1).take(cell)
     else:
         keys, of_row = np.unique(cell, return_inverse=True)
     return keys // span, keys % span + base[keys // span], of_row
@@ -138,7 +138,7 @@ def _pairs(
     if cells <= 4 * len(cell) + _FEW_CELLS:
         there = np.zeros(cells, np.bool_)
         there[cell] = True
-        keys, of_pair = np.flatnonzero(there), (np.cumsum(there) - 1)[cell]
+        keys, of_pair = np.flatnonzero(there), (np.cumsum(there) - 1).take(cell)
     else:
         keys, of_pair = np.unique(cell, return_inverse=True)
     return keys // jobs, keys % jobs, of_pair
@@ -152,5 +152,5 @@ def row_classes(rows: Rows, windows: Windows) -> npt.NDArray[np.uint8]:
     """The class of each row, (rows,): its flow's, but DL_SHARED where a DL row lies in a window shared for its job."""
     classes = rows.flow_class.astype(np.uint8)
     dl = np.flatnonzero(classes == Class.DL_ONLY)
-    classes[dl[windows.pair_shared[windows.pair_of_row]]] = Class.DL_SHARED
+    classes[dl[np.flatnonzero(windows.pair_shared.take(windows.pair_of_row))]] = Class.DL_SHARED
     return classes

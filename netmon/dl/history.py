@@ -94,11 +94,11 @@ class _Block:
 
     def last(self, host: _Numbers, time_ns: _Numbers) -> _Numbers:
         host = np.minimum(host, len(self._base) - 1)  # the last one: nobody's
-        base = self._base[host]
+        base = self._base.take(host)
         since = np.where(time_ns < base, -1, np.minimum(time_ns - base, self._span))
         index = np.searchsorted(self._keys, host * (self._span + 2) + since + 1, side="right") - 1
-        there = (since >= 0) & (index >= 0) & (self.host[index] == host)
-        return np.where(there, self.time_ns[index], _EARLIEST)
+        there = (since >= 0) & (index >= 0) & (self.host.take(index, mode="clip") == host)
+        return np.where(there, self.time_ns.take(index, mode="clip"), _EARLIEST)
 
 
 # --- history
@@ -134,7 +134,7 @@ class Block:
         first = starts(host)
         if len(first):
             self._base[host[first]] = np.minimum.reduceat(columns[by], first)
-        since = columns[by] - self._base[host]
+        since = columns[by] - self._base.take(host)
         self._span = int(since.max(initial=0)) + 1
         plain = {name: column for name, column in columns.items() if name not in ("host", by)}
         self._columns = {name: _packed(column) for name, column in (plain | {by: since}).items()}
@@ -155,7 +155,8 @@ class Block:
     def values(self, name: str, rows: npt.NDArray[np.integer] | slice) -> npt.NDArray[Any]:
         """A column, of some rows; not the one that it is searched by."""
         least, column = self._columns[name]
-        return column[rows] if column.dtype == np.bool_ else column[rows] + np.int64(least)
+        found = column[rows] if isinstance(rows, slice) else column.take(rows)
+        return found if column.dtype == np.bool_ else found + np.int64(least)
 
     def positions(self, host: _Numbers, limit: _Numbers) -> npt.NDArray[np.intp]:
         """Where the host's rows from the limit on begin."""
