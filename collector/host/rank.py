@@ -55,6 +55,8 @@ class Rejected:
     @property
     def warnings(self) -> list[str]:
         """One line each; the last one counts the iterations that were not used."""
+        if not (self._lines or self.unusable):
+            return []
         counts = ", ".join(f"{count} {reason}" for reason, count in self.unusable.items() if count)
         unused = [f"{self._host}: iterations that were not used: {counts}"] if counts else []
         return [*self._lines, *unused]
