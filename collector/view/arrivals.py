@@ -44,8 +44,9 @@ class ShareHysteresis:
         """
         if not len(link):
             return np.zeros(0, np.bool_)
-        distinct, of_row = groups(link.astype(np.int64) * _MOST_JOBS + job)
-        pairs = self._positions(distinct)
+        jobs = int(job.max()) + 1  # keys that lie close together are grouped without sorting
+        distinct, of_row = groups(link.astype(np.int64) * jobs + job)
+        pairs = self._positions(distinct // jobs * _MOST_JOBS + distinct % jobs)
         first = int(window.min())
         span = int(window.max()) - first + 1
         cells, of_cell = groups(of_row * span + (window - first))

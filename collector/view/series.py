@@ -12,7 +12,7 @@ _Numbers = npt.NDArray[np.int64]
 
 # --- Equal keys as one group, without sorting where the keys lie close together.
 
-_CLOSE = 16  # × as many places as there are keys
+_CLOSE = 64  # × as many places as there are keys
 
 
 def groups(keys: _Numbers) -> tuple[_Numbers, _Numbers]:
@@ -28,9 +28,9 @@ def groups(keys: _Numbers) -> tuple[_Numbers, _Numbers]:
     present = np.zeros(places, np.bool_)
     present[place] = True
     distinct = np.flatnonzero(present)
-    number = np.empty(places, np.int64)  # what is not written is not read
-    number[distinct] = np.arange(len(distinct))
-    return distinct + first, number.take(place)
+    number = np.empty(places, np.int32)  # what is not written is not read
+    number[distinct] = np.arange(len(distinct), dtype=np.int32)
+    return distinct + first, number.take(place).astype(np.int64)
 
 
 def summed(group: _Numbers, amount: npt.NDArray[np.generic], count: int) -> _Numbers:
