@@ -9,8 +9,10 @@
 #define SECOND(ctx) ((ctx)->regs[1])
 #define THIRD(ctx) ((ctx)->regs[2])
 #define FOURTH(ctx) ((ctx)->regs[3])
+#define FIFTH(ctx) ((ctx)->regs[4])
 #define FIRST_AFTER_RESULT(ctx) ((ctx)->regs[0])
 #define SECOND_AFTER_RESULT(ctx) ((ctx)->regs[1])
+#define THIRD_AFTER_RESULT(ctx) ((ctx)->regs[2])
 #define FOURTH_AFTER_RESULT(ctx) ((ctx)->regs[3])
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->regs[4])
 #else
@@ -18,8 +20,10 @@
 #define SECOND(ctx) ((ctx)->rsi)
 #define THIRD(ctx) ((ctx)->rdx)
 #define FOURTH(ctx) ((ctx)->rcx)
+#define FIFTH(ctx) ((ctx)->r8)
 #define FIRST_AFTER_RESULT(ctx) ((ctx)->rsi)
 #define SECOND_AFTER_RESULT(ctx) ((ctx)->rdx)
+#define THIRD_AFTER_RESULT(ctx) ((ctx)->rcx)
 #define FOURTH_AFTER_RESULT(ctx) ((ctx)->r8)
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->r9)
 #endif

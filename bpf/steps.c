@@ -40,6 +40,14 @@ struct handing {
 BPF_TABLE("lru_hash", u64, struct handing, handing_over, NETMON_HANDING);
 BPF_TABLE("lru_hash", u64, u64, sizes_told, NETMON_SIZES_TOLD); /* when */
 
+/* Of a thread that is about to begin a transfer: in which group, with which rank of it. */
+struct peer {
+	u64 group;
+	u32 rank, pad;
+};
+
+BPF_TABLE("lru_hash", u64, struct peer, peers, NETMON_HANDING);
+
 static __always_inline int pays(struct budget *budget, u64 now, u64 call_ns, u64 calls_at_once)
 {
 	u64 earliest = now - call_ns * calls_at_once, paid_until = budget->paid_until_ns;
@@ -69,7 +77,7 @@ static __always_inline void count(u32 which)
 		lock_xadd(lost, 1);
 }
 
-static __always_inline void tell(u32 pid, u64 now, u8 library, u8 kind, u64 name_hash, u16 tensors, u64 size)
+static __always_inline void tell(const struct netmon_step *told)
 {
 	struct netmon_step *step = steps.ringbuf_reserve(sizeof(*step));
 
@@ -77,17 +85,12 @@ static __always_inline void tell(u32 pid, u64 now, u8 library, u8 kind, u64 name
 		count(0);
 		return;
 	}
-	step->time_ns = now;
-	step->name_hash = name_hash;
-	step->pid = pid;
-	step->kind = kind;
-	step->library = library;
-	step->tensors = tensors;
-	step->size = size;
+	*step = *told;
 	steps.ringbuf_submit(step, 0); /* the first of them wakes user space if it sleeps, none while it is behind */
 }
 
-static __always_inline int submit_sized(u8 library, u8 kind, u64 name_hash, u16 tensors, u64 size)
+/* step: all but when and whose. */
+static __always_inline int submit_step(struct netmon_step *step)
 {
 	u64 now = bpf_ktime_get_ns();
 	u32 pid = current_pid();
@@ -95,6 +98,8 @@ static __always_inline int submit_sized(u8 library, u8 kind, u64 name_hash, u16 
 
 	if (!pid)
 		return 0;
+	step->time_ns = now;
+	step->pid = pid;
 	process = budget_of(pid);
 	user = budget_of(OF_USER | (u32)bpf_get_current_uid_gid());
 	if (!process || !user)
@@ -102,13 +107,23 @@ static __always_inline int submit_sized(u8 library, u8 kind, u64 name_hash, u16 
 	/* The process first: what is beyond its own budget costs its user nothing. */
 	if (pays(process, now, NETMON_CALL_NS_OF_PROCESS, NETMON_CALLS_AT_ONCE) &&
 	    pays(user, now, NETMON_CALL_NS_OF_USER, NETMON_CALLS_AT_ONCE_OF_USER)) {
-		tell(pid, now, library, kind, name_hash, tensors, size);
+		tell(step);
 		return 0;
 	}
 	count(1);
-	if (process->dropped++ % NETMON_DROPS_TOLD_EVERY == 0)
-		tell(pid, now, library, NETMON_STEP_DROPPED, process->dropped, 0, 0);
+	if (process->dropped++ % NETMON_DROPS_TOLD_EVERY == 0) {
+		step->kind = NETMON_STEP_DROPPED;
+		step->name_hash = process->dropped;
+		tell(step);
+	}
 	return 0;
+}
+
+static __always_inline int submit_sized(u8 library, u8 kind, u64 name_hash, u16 tensors, u64 size)
+{
+	struct netmon_step step = {.library = library, .kind = kind, .name_hash = name_hash, .tensors = tensors, .size = size};
+
+	return submit_step(&step);
 }
 
 static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensors)
@@ -117,6 +132,7 @@ static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensor
 }
 
 #include "transfers.h"
+#include "works.h"
 
 /* The names that a call hands over: of the first one the hash, of all the number, each of so many bytes. */
 static __always_inline int submit_names(struct cxx_vector names, u64 first_hash, u64 bytes)
@@ -380,20 +396,90 @@ int gloo_broadcast(struct pt_regs *ctx)
 	return submit_gloo(ctx, NETMON_OF_ONE);
 }
 
-/* ProcessGroupGloo::send, recv(this, tensors, …), a result in memory. */
+/* ProcessGroupGloo::send, recv(this, tensors, rank, …), a result in memory. */
 int gloo_send(struct pt_regs *ctx)
 {
+	struct peer peer = {.group = FIRST_AFTER_RESULT(ctx), .rank = THIRD_AFTER_RESULT(ctx)};
+	u64 thread = bpf_get_current_pid_tgid();
+
+	peers.update(&thread, &peer);
 	return submit_gloo_send(SECOND_AFTER_RESULT(ctx));
+}
+
+/* AsyncWork(this, std::shared_ptr<gloo::Context>, std::vector<std::vector<at::Tensor>>, OpType, u64 sequence, …) */
+int gloo_work(struct pt_regs *ctx)
+{
+	return begin_gloo_work(FIRST(ctx), SECOND(ctx), THIRD(ctx), FOURTH(ctx), FIFTH(ctx));
+}
+
+/* SendWork, RecvWork(this, at::Tensor&, …) */
+static __always_inline int submit_transfer_work(struct pt_regs *ctx, u16 operation)
+{
+	u64 thread = bpf_get_current_pid_tgid();
+	struct peer *peer = peers.lookup(&thread);
+
+	return begin_transfer(FIRST(ctx), SECOND(ctx), operation, peer ? peer->group : 0, peer ? peer->rank : NETMON_NOBODY);
+}
+
+int gloo_send_work(struct pt_regs *ctx)
+{
+	return submit_transfer_work(ctx, NETMON_OPERATION_SEND);
+}
+
+int gloo_receive_work(struct pt_regs *ctx)
+{
+	return submit_transfer_work(ctx, NETMON_OPERATION_RECEIVE);
+}
+
+/* SendWork::wait, RecvWork::wait(this, …) */
+int transfer_wait(struct pt_regs *ctx)
+{
+	return submit_work(NETMON_STEP_WORK_WAIT, FIRST(ctx));
+}
+
+/* AsyncWork::finishWorkGlooError(this, …), Work::finishAndThrow(this, …), which ends a transfer */
+int work_over(struct pt_regs *ctx)
+{
+	return submit_work(NETMON_STEP_OVER, FIRST(ctx));
+}
+
+/* torch::autograd::Engine::execute(this, …) */
+int backward(struct pt_regs *ctx)
+{
+	return submit(NETMON_GLOO, NETMON_STEP_BACKWARD, 0, 0);
+}
+
+/* ProcessGroupGloo(this, store, int rank, int size, …) */
+int gloo_group(struct pt_regs *ctx)
+{
+	return submit_group(FIRST(ctx), THIRD(ctx), FOURTH(ctx));
+}
+
+/* gloo::rendezvous::Context(this, int rank, int size, …), of which a group makes one or several */
+int gloo_context(struct pt_regs *ctx)
+{
+	return submit_group(FIRST(ctx), SECOND(ctx), THIRD(ctx));
+}
+
+/* void c10d::ProcessGroup::setGroupName(this, const std::string&) */
+int group_name(struct pt_regs *ctx)
+{
+	return submit(NETMON_GLOO, NETMON_STEP_GROUP_NAME, hash_of(SECOND(ctx)), 0);
+}
+
+int group_name_cow(struct pt_regs *ctx)
+{
+	return submit(NETMON_GLOO, NETMON_STEP_GROUP_NAME, hash_of_cow(SECOND(ctx)), 0);
 }
 
 /* bool c10d::Work::wait(this, timeout) */
 int work_wait_begin(struct pt_regs *ctx)
 {
-	return submit(NETMON_GLOO, NETMON_STEP_WAIT_BEGIN, 0, 0);
+	return submit_work(NETMON_STEP_WAIT_BEGIN, FIRST(ctx));
 }
 
 /* void c10d::Work::synchronize(this), called once the tensor has come, by the thread that reduces it. */
 int work_wait_end(struct pt_regs *ctx)
 {
-	return submit(NETMON_GLOO, NETMON_STEP_WAIT_END, 0, 0);
+	return submit_work(NETMON_STEP_WAIT_END, FIRST(ctx));
 }

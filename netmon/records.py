@@ -82,10 +82,25 @@ STEP = np.dtype(
         ("library", "u1"),
         ("tensors", "<u2"),
         ("size", "<u8"),  # values << 4 | bytes of each; 0: unknown
+        ("work", "<u8"),
+        ("sequence", "<u4"),
+        ("group_rank", "<u2"),
+        ("group_size", "<u2"),
     ]
 )
+
+
+def calls_of(rows: Sequence[tuple[int, ...]]) -> Table:
+    """Rows of STEP by its columns up to `size`; the others are 0."""
+    table = np.zeros(len(rows), STEP)
+    names = list(STEP.names or ())[:7]
+    table[names] = np.array(rows, STEP[names])
+    return table
+
+
 STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_RANK, STEP_CALL, STEP_DROPPED = range(1, 9)
 STEP_SIZE, STEP_TRANSFER = 9, 10
+STEP_BEGIN, STEP_OVER, STEP_WORK_WAIT, STEP_BACKWARD, STEP_GROUP, STEP_GROUP_NAME = range(11, 17)
 OF_ALL, OF_ONE, OF_EACH = range(3)  # of a transfer, in place of its name: as bpf/netmon.h has them
 LIBRARY_HOROVOD, LIBRARY_REDUCER, LIBRARY_NCCL, LIBRARY_GLOO = range(1, 5)
 

@@ -14,10 +14,23 @@ from typing import Any
 import numpy as np
 
 from netmon.dl.cycles import Boundary, CycleDetector
+from netmon.dl.recurrence import RecurringCalls
 from netmon.dl.understanding import StepAccount, Understanding
 from netmon.marks import RankIdentity, is_rank
 from netmon.rate_limiter import RateLimiters
-from netmon.records import STEP_DROPPED, STEP_RANK, STEP_TRANSFER, Mark, Moment, Source, Table
+from netmon.records import (
+    LIBRARY_HOROVOD,
+    LIBRARY_REDUCER,
+    OF_ONE,
+    STEP_BEGIN,
+    STEP_DROPPED,
+    STEP_RANK,
+    STEP_TRANSFER,
+    Mark,
+    Moment,
+    Source,
+    Table,
+)
 
 # --- How many calls of training libraries each process and user may have looked at: to look at one costs a
 # microsecond.
@@ -107,6 +120,7 @@ _PENDING_EVENTS = 100_000  # of which no step has come yet, of all ranks
 _JOINS_PER_SECOND, _JOINS_AT_ONCE = 4, 256  # of a user's ranks; a job's are set up anew now and then, not all the time
 _NAMED = 16  # processes that call too often
 _MOST_PENDING_MARKS = 1_000  # of a rank
+_MOST_KEPT = 4_000  # calls of a rank whose steps are known by its sums
 
 
 @dataclass
@@ -123,11 +137,46 @@ class _Rank:
     detector: CycleDetector = field(default_factory=CycleDetector)
     last_ns: int = 0  # of its steps; 0: none has been seen
     account: StepAccount = field(default_factory=StepAccount)
+    recurring: RecurringCalls = field(default_factory=RecurringCalls)
+    calls: list[Table] = field(default_factory=list)  # that it was not told, as sums explain all
     pending: list[Mark] = field(default_factory=list)  # until it is known whether its steps explain what it sends
+    told_ns: int = 0  # the last of its steps that are known by sums
+    others: bool = False  # it has sent something else than sums
 
     def watched_from_start(self, whole: bool) -> None:
         """Whether the steps to come are the first ones that the process makes. Only before them."""
         self.relative, self.detector = not whole, CycleDetector(late=not whole)
+        self.recurring = RecurringCalls(late=not whole)
+
+    @property
+    def summed(self) -> bool:
+        """Whether its steps are those of the gradients that are summed."""
+        if self.detector.library == LIBRARY_REDUCER:
+            return True
+        return self.account.state is Understanding.UNDERSTOOD and not self.recurring.known
+
+    @property
+    def understanding(self) -> Understanding:
+        """Of its steps, by sums or by all that it calls."""
+        if self.summed or self.recurring.known:
+            return Understanding.UNDERSTOOD
+        return self.account.state if self.recurring.hopeless else Understanding.UNDECIDED
+
+    def recur(self, calls: Table) -> list[Boundary]:
+        """The steps that are known by all its calls, if sums do not tell them."""
+        if self.summed and (
+            self.detector.iteration >= 0 or self.detector.library in (LIBRARY_HOROVOD, LIBRARY_REDUCER)
+        ):
+            self.calls.append(calls)
+            while sum(map(len, self.calls)) > max(_MOST_KEPT, len(calls)):
+                self.calls.pop(0)
+                self.recurring.forget()
+            return []
+        tables, self.calls = [*self.calls, calls], []
+        if self.recurring.iteration < 0 < self.told_ns:
+            self.recurring.iteration = self.detector.iteration
+        found = [boundary for table in tables for boundary in self.recurring.feed(table)]
+        return [boundary for boundary in found if boundary[2] > self.told_ns]
 
 
 class StepMarks:
@@ -234,9 +283,9 @@ class StepMarks:
             rank.detector.forget()
             self._name(pid)
             return []
-        before = rank.detector.iteration
+        before = self._iteration(pid)
         marks = self._feed(pid, steps)
-        begun = max(0, rank.detector.iteration - before)  # also those that are not reported
+        begun = max(0, self._iteration(pid) - before)  # also those that are not reported
         self._calls.spend(pid, rank.uid, len(steps), begun, now_ns)
         return marks
 
@@ -320,15 +369,20 @@ class StepMarks:
         """Marks of the steps that are understood."""
         rank = self._ranks[pid]
         rank.last_ns = int(calls["time_ns"][-1])
-        boundaries = rank.detector.feed(calls[calls["kind"] != STEP_TRANSFER])
+        boundaries = rank.detector.feed(calls[(calls["kind"] != STEP_TRANSFER) & (calls["kind"] < STEP_BEGIN)])
         begun = [time_ns for _, moment, time_ns in boundaries if moment is Moment.FIRST_ENQUEUE]
-        before = rank.account.state
+        before = rank.understanding
         rank.account.add(calls, begun, rank.detector.size.bytes, rank.identity.size)
-        changed = rank.account.state is not before
-        joined = [self._joined(pid, rank.joined_ns)] if changed else []
+        recurring = rank.recur(calls)
+        joined = [self._joined(pid, rank.joined_ns)] if rank.understanding is not before else []
+        if rank.recurring.known and not rank.summed:
+            rank.pending = []
+            return [*joined, *(self._mark(pid, *boundary) for boundary in recurring)]
         marks = [*rank.pending, *(self._mark(pid, *boundary) for boundary in boundaries)]
         rank.pending = marks[-_MOST_PENDING_MARKS:] if rank.account.waits else []
-        return [*joined, *marks] if rank.account.state is Understanding.UNDERSTOOD else joined
+        if rank.summed and marks:
+            rank.told_ns = marks[-1].time_ns
+        return [*joined, *marks] if rank.summed else joined
 
     def _set_up(self, pid: int, event: np.void) -> list[Mark]:
         """The training library is set up: for the first time, or, after an elastic reset, with new ranks."""
@@ -339,25 +393,27 @@ class StepMarks:
         if not is_rank(identity.rank, identity.size) or not self._joins.take_one(rank.uid, time_ns):
             self.refused += 1
             return []
-        boundaries = rank.detector.restart()
-        marks = [*self._last_marks(pid, boundaries), *self._leave(pid)]
+        boundaries = rank.detector.restart() if rank.summed else rank.recurring.restart()
+        marks = [*(self._mark(pid, *boundary) for boundary in boundaries), *self._leave(pid)]
         self._ranks[pid] = replace(rank, identity=identity, joined_ns=time_ns, account=StepAccount(), pending=[])
         return [*marks, self._joined(pid, time_ns)]
 
     def _leave(self, pid: int) -> list[Mark]:
         rank = self._ranks[pid]
-        left = max(rank.detector.iteration, 0), Moment.LEAVE, max(rank.last_ns, rank.joined_ns)
-        marks = [*self._last_marks(pid, rank.detector.finish()), self._mark(pid, *left)]
+        last = rank.detector.finish() if rank.summed else rank.recurring.finish()
+        left = max(self._iteration(pid), 0), Moment.LEAVE, max(rank.last_ns, rank.joined_ns)
+        marks = [*(self._mark(pid, *boundary) for boundary in last), self._mark(pid, *left)]
         del self._ranks[pid]
         return marks
 
-    def _last_marks(self, pid: int, boundaries: list[Boundary]) -> list[Mark]:
-        understood = self._ranks[pid].account.state is Understanding.UNDERSTOOD
-        return [self._mark(pid, *boundary) for boundary in boundaries] if understood else []
+    def _iteration(self, pid: int) -> int:
+        """The last one of a rank; −1: none."""
+        rank = self._ranks[pid]
+        return rank.detector.iteration if rank.summed else rank.recurring.iteration
 
     def _joined(self, pid: int, time_ns: int) -> Mark:
         """That the rank is there, as which job, and whether its steps are understood; said again when that changes."""
-        return self._mark(pid, self._ranks[pid].account.state, Moment.JOIN, time_ns)
+        return self._mark(pid, self._ranks[pid].understanding, Moment.JOIN, time_ns)
 
     def _mark(self, pid: int, iteration: int, moment: Moment, time_ns: int) -> Mark:
         rank = self._ranks[pid]

@@ -30,6 +30,7 @@ from netmon.records import (
     Moment,
     Source,
     Table,
+    calls_of,
     empty,
 )
 
@@ -90,7 +91,7 @@ class TimelineFile:
             raise ValueError("no events of Horovod's are in it")
         self._pass(self.last + text[:end], self.offset + end)
         self.advanced = end > 0
-        return np.array(rows, STEP)
+        return calls_of(rows)
 
     def _continues(self) -> bool:
         """Whether it is the text that was read; it may have been emptied, and have grown beyond that since."""

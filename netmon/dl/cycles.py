@@ -519,6 +519,11 @@ class CycleDetector:
         self._steps.iteration = last
 
     @property
+    def library(self) -> int:
+        """Which one tells, as bpf/netmon.h numbers them; 0: none yet."""
+        return self._library
+
+    @property
     def iteration(self) -> int:
         """The last one reported; −1: none."""
         return self._steps.iteration
@@ -543,7 +548,7 @@ class CycleDetector:
         The waits of an iteration are known when the next one begins, or at `finish`. This walks calls per tensor.
         """
         boundaries: list[Boundary] = []
-        for time_ns, name, _, kind, library, tensors, size in steps.tolist():
+        for time_ns, name, _, kind, library, tensors, size, *_ in steps.tolist():
             if library != self._library:
                 if self._library and library > self._library:
                     self._underneath(library)

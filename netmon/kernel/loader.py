@@ -86,7 +86,9 @@ STEP_PROGRAMS = (
     *("horovod_rank", "horovod_shape", "horovod_enqueue_cow", "horovod_done_cow", "horovod_rank_cow"),
     *("reducer_enqueue", "reducer_wait_begin", "reducer_wait_end", "nccl_enqueue", "nccl_call"),
     *("nccl_gather", "nccl_broadcast", "nccl_send", "gloo_transfer", "gloo_broadcast", "gloo_send"),
-    *("gloo_call", "gloo_enqueue", "work_wait_begin", "work_wait_end"),
+    *("gloo_call", "gloo_enqueue", "work_wait_begin", "work_wait_end", "gloo_work", "gloo_send_work"),
+    *("gloo_receive_work", "transfer_wait", "work_over", "backward", "gloo_group", "gloo_context"),
+    *("group_name", "group_name_cow"),
 )
 PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
 XDP_FRAGS = "meter_xdp_frags"
@@ -160,7 +162,7 @@ def image_key(geometry: Geometry) -> str:
     system = os.uname()
     parts = [_IMAGE_FORMAT, compiler, system.release, system.version, system.machine, *compiler_flags(geometry)]
     parts += [f"{name}={value}" for name, value in defined.items()]
-    return hashlib.sha256("\0".join([*parts, *texts]).encode()).hexdigest()
+    return hashlib.sha256("\0".join([*parts, *PROGRAMS, *texts]).encode()).hexdigest()
 
 
 def _compiler_version() -> str:

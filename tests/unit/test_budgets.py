@@ -20,7 +20,7 @@ from netmon.kernel.privileged import MOST_OF_USER, choose_candidates
 from netmon.kernel.processes import MOST_ENVIRONMENT, Process, in_turn, read_bounded
 from netmon.marks import MOST_MARKS, MarkPacket, RankIdentity, decode, encode, head, printable, rank_from_environment
 from netmon.rate_limiter import RateLimiters
-from netmon.records import LIBRARY_HOROVOD, STEP, STEP_DROPPED, STEP_ENQUEUE, Moment, Table
+from netmon.records import LIBRARY_HOROVOD, STEP_DROPPED, STEP_ENQUEUE, Moment, Table, calls_of
 from netmon.top.glyphs import shown
 
 SECOND = 1_000_000_000
@@ -136,7 +136,7 @@ def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
     for _ in range(8):
         rows = [(name + i, name + i + 1, 5, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0) for i in range(10_000)]
         name += len(rows)
-        detector.feed(np.array(rows, STEP))
+        detector.feed(calls_of(rows))
     assert detector.pending <= 70_000
     marks = StepMarks()
     ranks = [process(pid, rank=pid) for pid in range(1, 11)]
@@ -147,15 +147,15 @@ def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
             for pid in range(1, 11)
             for i in range(2_000)
         ]
-        marks.steps(np.array(rows, STEP))
+        marks.steps(calls_of(rows))
     assert sum(rank.detector.pending for rank in marks._ranks.values()) <= 100_000
     assert marks.refused
 
 
-def calls_of(pid: int, begin: int, count: int) -> Table:
+def strange_calls(pid: int, begin: int, count: int) -> Table:
     """No two of one name, 1 µs apart."""
     rows = [(NOW + i * 1000, i + 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0) for i in range(begin, begin + count)]
-    return np.array(rows, STEP)
+    return calls_of(rows)
 
 
 def test_calls_that_lead_to_no_step_are_looked_at_no_more_and_who_trains_is_not_hurt() -> None:
@@ -164,7 +164,7 @@ def test_calls_that_lead_to_no_step_are_looked_at_no_more_and_who_trains_is_not_
     trained = moments(marks.steps(steps(5, 4)), Moment.FIRST_ENQUEUE)
     for drain in range(30):
         for pid in range(1, 5):
-            marks.steps(calls_of(pid, drain * 2_000, 2_000))
+            marks.steps(strange_calls(pid, drain * 2_000, 2_000))
     assert marks.refused > 4 * 60_000 - 100_000
     trained += moments(marks.steps(steps(5, 4, NOW + 10_000_000)), Moment.FIRST_ENQUEUE)
     assert trained == list(range(8))
@@ -182,7 +182,7 @@ def test_steps_of_a_process_have_a_rate() -> None:
 def test_what_unknown_processes_call_is_held_for_a_while_only() -> None:
     marks = StepMarks()
     for drain in range(200):
-        marks.steps(np.array([(drain, 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0) for pid in range(1000)], STEP))
+        marks.steps(calls_of([(drain, 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0) for pid in range(1000)]))
     assert sum(map(len, marks._unknown)) <= 100_000
     marks.steps(steps(5000, 4))
     assert len([m for m in marks.ranks([process(5000)], NOW) if m.moment is Moment.FIRST_ENQUEUE]) == 4
@@ -191,7 +191,7 @@ def test_what_unknown_processes_call_is_held_for_a_while_only() -> None:
 def test_who_calls_too_often_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     marks = StepMarks()
     for count in (1, 4097):
-        assert marks.steps(np.array([(NOW, count, 7, STEP_DROPPED, LIBRARY_HOROVOD, 0, 0)], STEP)) == []
+        assert marks.steps(calls_of([(NOW, count, 7, STEP_DROPPED, LIBRARY_HOROVOD, 0, 0)])) == []
     assert caplog.text.count("process 7 calls a training library more often than training does") == 1
 
 

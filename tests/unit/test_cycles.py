@@ -13,7 +13,6 @@ from netmon.records import (
     LIBRARY_HOROVOD,
     LIBRARY_NCCL,
     LIBRARY_REDUCER,
-    STEP,
     STEP_DONE,
     STEP_ENQUEUE,
     STEP_OTHER,
@@ -21,6 +20,7 @@ from netmon.records import (
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     Moment,
+    calls_of,
 )
 
 MICROSECOND = 1_000
@@ -67,7 +67,7 @@ class Script:
 
     def found(self, pieces: int = 1, late: bool = False) -> dict[Moment, dict[int, int]]:
         detector, found = CycleDetector(late), {moment: {} for moment in Moment}
-        boundaries = [b for piece in np.array_split(np.array(self.rows, STEP), pieces) for b in detector.feed(piece)]
+        boundaries = [b for piece in np.array_split(calls_of(self.rows), pieces) for b in detector.feed(piece)]
         for iteration, moment, time_ns in [*boundaries, *detector.finish()]:
             assert iteration not in found[moment]
             found[moment][iteration] = time_ns
@@ -249,7 +249,7 @@ def test_what_ends_a_step_is_told_before_the_next_one_begins(library: int) -> No
             enqueued = [script.call(STEP_ENQUEUE, 5) for _ in range(4)]
             script.steps.append((enqueued[0], script.call(STEP_WAIT_BEGIN, 5), 0))
             script.steps[-1] = (*script.steps[-1][:2], [script.call(STEP_WAIT_END, 5) for _ in range(4)][-1])
-    told = [one for one in CycleDetector().feed(np.array(script.rows, STEP)) if one[1] is Moment.LAST_WAIT]
+    told = [one for one in CycleDetector().feed(calls_of(script.rows)) if one[1] is Moment.LAST_WAIT]
     assert told[-1] == (7, Moment.LAST_WAIT, script.steps[-1][2])
 
 
@@ -302,7 +302,7 @@ def test_the_size_of_a_model_is_what_its_steps_hand_over() -> None:
     rows = [row for row in script.rows if row[3] == STEP_ENQUEUE]
     sizes = [(row[0] + 1, row[1], 7, STEP_SIZE, LIBRARY_HOROVOD, 0, sized(1000 + row[1])) for row in rows]
     detector = CycleDetector()
-    detector.feed(np.array(sorted(script.rows + sizes), STEP))
+    detector.feed(calls_of(sorted(script.rows + sizes)))
     assert detector.size == (sum(1000 + name for name in GRADIENTS), 4 * sum(1000 + name for name in GRADIENTS))
     assert detector.iteration == 3
 
@@ -314,9 +314,9 @@ def test_the_size_of_a_model_is_unknown_while_one_of_its_tensors_is() -> None:
     at = script.rows[-1][0]
     sizes = [(at + name, name, 7, STEP_SIZE, LIBRARY_HOROVOD, 0, sized(10)) for name in GRADIENTS[1:]]
     detector = CycleDetector()
-    detector.feed(np.array(script.rows + sizes, STEP))
+    detector.feed(calls_of(script.rows + sizes))
     assert detector.size == (0, 0)
-    detector.feed(np.array([(at + 99, GRADIENTS[0], 7, STEP_SIZE, LIBRARY_HOROVOD, 0, sized(7, 2))], STEP))
+    detector.feed(calls_of([(at + 99, GRADIENTS[0], 7, STEP_SIZE, LIBRARY_HOROVOD, 0, sized(7, 2))]))
     assert detector.size == (10 * 15 + 7, 4 * 150 + 14)
 
 
@@ -332,8 +332,8 @@ def test_the_size_of_a_ddp_model_is_that_of_its_buckets() -> None:
         ]
         now += MILLISECOND
     detector = CycleDetector()
-    detector.feed(np.array(rows, STEP))
+    detector.feed(calls_of(rows))
     assert detector.size == (3500, 14_000)
     unread = (now, 5, 7, STEP_ENQUEUE, LIBRARY_REDUCER, 1, 0)
-    detector.feed(np.array([unread, (now + 1, 5, 7, STEP_WAIT_BEGIN, LIBRARY_REDUCER, 0, 0)], STEP))
+    detector.feed(calls_of([unread, (now + 1, 5, 7, STEP_WAIT_BEGIN, LIBRARY_REDUCER, 0, 0)]))
     assert detector.size == (0, 0)

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of scripts that reduce their gradients themselves, by a library that tells no more than sizes."""
 
-import numpy as np
 import pytest
 
 from netmon.dl.cycles import CycleDetector
 from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_NCCL,
-    STEP,
     STEP_CALL,
     STEP_ENQUEUE,
     STEP_OTHER,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     Moment,
+    calls_of,
 )
 
 US, MS = 1_000, 1_000_000
@@ -45,7 +44,7 @@ class Script:
         self.now += 30 * US
 
     def boundaries(self) -> dict[Moment, list[int]]:
-        table = np.array(sorted(self._rows), STEP)
+        table = calls_of(sorted(self._rows))
         detector = CycleDetector()
         told = [*detector.feed(table), *detector.finish()]
         return {moment: [time_ns for _, this, time_ns in told if this is moment] for moment in Moment}

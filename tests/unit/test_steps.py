@@ -8,7 +8,6 @@ import numpy as np
 from netmon.agent.steps import StepMarks
 from netmon.records import (
     LIBRARY_HOROVOD,
-    STEP,
     STEP_ENQUEUE,
     STEP_RANK,
     STEP_WAIT_BEGIN,
@@ -17,6 +16,7 @@ from netmon.records import (
     Moment,
     Source,
     Table,
+    calls_of,
 )
 
 NAME = "train.py@node3"
@@ -43,7 +43,7 @@ def steps(pid: int, count: int, start_ns: int = NOW) -> Table:
         at = start_ns + number * 1_000_000
         calls = [(STEP_ENQUEUE, name) for name in range(1, 7)] + [(STEP_WAIT_BEGIN, 0), (STEP_WAIT_END, 0)] * 6
         rows += [(at + i * 1000, name, pid, kind, LIBRARY_HOROVOD, 1, 0) for i, (kind, name) in enumerate(calls)]
-    return np.array(rows, STEP)
+    return calls_of(rows)
 
 
 def moments(marks: list[Mark], moment: Moment) -> list[int]:
@@ -100,13 +100,13 @@ def test_a_rank_that_says_it_is_another_one_now_is_that() -> None:
 
 
 def set_up(pid: int, rank: int, size: int, at_ns: int) -> Table:
-    return np.array([(at_ns, rank << 32 | size, pid, STEP_RANK, LIBRARY_HOROVOD, 0, 0)], STEP)
+    return calls_of([(at_ns, rank << 32 | size, pid, STEP_RANK, LIBRARY_HOROVOD, 0, 0)])
 
 
 def failed(pid: int, at_ns: int) -> Table:
     """A step of which a peer dies: all is handed over, and the first wait fails."""
     calls = [(STEP_ENQUEUE, name) for name in range(1, 7)] + [(STEP_WAIT_BEGIN, 0), (STEP_WAIT_END, 0)]
-    return np.array([(at_ns + i, name, pid, kind, LIBRARY_HOROVOD, 1, 0) for i, (kind, name) in enumerate(calls)], STEP)
+    return calls_of([(at_ns + i, name, pid, kind, LIBRARY_HOROVOD, 1, 0) for i, (kind, name) in enumerate(calls)])
 
 
 def test_an_elastic_job_gives_its_ranks_out_anew() -> None:

@@ -14,12 +14,12 @@ from netmon.records import (
     OF_ALL,
     OF_EACH,
     OF_ONE,
-    STEP,
     STEP_ENQUEUE,
     STEP_TRANSFER,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     Moment,
+    calls_of,
 )
 
 MS = 1_000_000
@@ -41,10 +41,12 @@ def sent(size, library=LIBRARY_GLOO, of=OF_ALL):
 
 
 def table(calls, begin_ns):
-    rows = np.zeros(len(calls), STEP)
-    for row, (kind, library, size, name) in enumerate(calls):
-        rows[row] = (begin_ns + row * MS, name, 1, kind, library, 1, size)
-    return rows
+    return calls_of(
+        [
+            (begin_ns + row * MS, name, 1, kind, library, 1, size)
+            for row, (kind, library, size, name) in enumerate(calls)
+        ]
+    )
 
 
 def after(steps, before=(), step_bytes=0, each=STEP_NS):
@@ -123,26 +125,38 @@ def test_a_job_that_changes_for_good_is_understood_later():
 
 
 def train(steps):
-    """Marks of a rank that takes these steps: DistributedDataParallel's, each after what else is called before it."""
+    """Marks of a rank that takes these steps: Horovod's, each after what else is called before it."""
     agent = StepMarks()
     told = {"pid": 1, "uid": 0, "job": "job", "rank": 0, "size": 2, "job_name": "", "trains": True, "late": False}
     told["probed"] = True
     marks = agent.ranks([told], 1)
     for number, others in enumerate(steps, 1):
-        reduced = [call(kind, LIBRARY_REDUCER, MB, 7) for kind in (STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END)]
-        marks += agent.steps(table([*others, *reduced], number * STEP_NS))
+        handed_over = [call(STEP_ENQUEUE, LIBRARY_HOROVOD, MB // 4, name) for name in range(1, 5)]
+        waited = [call(kind, LIBRARY_HOROVOD, 0) for kind in (STEP_WAIT_BEGIN, STEP_WAIT_END)] * 4
+        calls = [*(sent(MB, LIBRARY_HOROVOD, of) for of in others), *handed_over, *waited]
+        marks += agent.steps(table(calls, number * STEP_NS))
     return [*marks, *agent.finish()]
 
 
+def understood(marks):
+    return [mark.iteration for mark in marks if mark.moment is Moment.JOIN]
+
+
 def test_no_step_is_told_of_a_rank_that_is_not_understood():
-    marks = train([[sent(MB), sent(MB)]] * 10)
-    joins = [mark.iteration for mark in marks if mark.moment is Moment.JOIN]
-    assert joins == [Understanding.UNDERSTOOD, Understanding.UNDECIDED, Understanding.NOT_UNDERSTOOD]
+    marks = train(np.random.default_rng(1).choice([OF_ALL, OF_EACH], (1000, 12)).tolist())
+    assert understood(marks) == [Understanding.UNDERSTOOD, Understanding.UNDECIDED, Understanding.NOT_UNDERSTOOD]
     assert {mark.moment for mark in marks} == {Moment.JOIN, Moment.LEAVE}
 
 
+def test_steps_that_sums_do_not_explain_are_known_by_all_calls():
+    marks = train([[OF_ALL, OF_EACH]] * 30)
+    assert understood(marks) == [Understanding.UNDERSTOOD, Understanding.UNDECIDED, Understanding.UNDERSTOOD]
+    begun = [(mark.iteration, mark.time_ns) for mark in marks if mark.moment is Moment.FIRST_ENQUEUE]
+    assert begun == [(number, (number + 1) * STEP_NS) for number in range(30)]
+
+
 def test_steps_that_had_to_wait_are_told_once_they_are_understood():
-    marks = train([[sent(MB)], *[[]] * 9])
+    marks = train([[OF_ALL], *[[]] * 9])
     begun = [mark.iteration for mark in marks if mark.moment is Moment.FIRST_ENQUEUE]
     assert begun == list(range(10))
     assert train([[]] * 10)[1].moment is Moment.FIRST_ENQUEUE  # at once

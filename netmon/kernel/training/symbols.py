@@ -26,8 +26,8 @@ from netmon.kernel.privilege import drop_capabilities
 Offsets = dict[str, dict[int, str]]
 """Mangled names' beginning → file offset → name."""
 
-MOST_FUNCTIONS = 32
-"""Of one library; the real ones have twenty at most."""
+MOST_FUNCTIONS = 64
+"""Of one library; the real ones have forty at most."""
 
 _MEMORY_BYTES, _SECONDS = 512 << 20, 2
 _ANSWER_BYTES = 64 << 10

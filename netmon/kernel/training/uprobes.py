@@ -68,6 +68,8 @@ _OTHER_COLLECTIVES = {
 }
 # What else ranks send each other: steps that are known by sums do not explain it.
 _GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", "6gatherE")
+_GLOO_GROUP = "_ZN4c10d16ProcessGroupGloo"
+_WORK_OVER = (f"{_GLOO_GROUP}9AsyncWork19finishWorkGlooErrorE", "_ZN4c10d4Work14finishAndThrowE")
 PROBES = (
     Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue", "horovod_enqueue_cow"),
     Probe(_HOROVOD, "_ZN7horovod6common7Request16set_tensor_shapeE", "horovod_shape"),
@@ -91,6 +93,15 @@ PROBES = (
     *(Probe(_TORCH, f"_ZN4c10d16ProcessGroupGloo{name}E", "gloo_send") for name in ("4send", "4recv")),
     Probe(_TORCH, "_ZN4c10d4Work4waitE", "work_wait_begin"),
     Probe(_TORCH, "_ZN4c10d4Work11synchronizeE", "work_wait_end"),
+    Probe(_TORCH, f"{_GLOO_GROUP}9AsyncWorkC2ESt10shared_ptrIN4gloo7ContextEE", "gloo_work"),  # PyTorch 2.7 and later
+    Probe(_TORCH, f"{_GLOO_GROUP}8SendWorkC2E", "gloo_send_work"),
+    Probe(_TORCH, f"{_GLOO_GROUP}8RecvWorkC2E", "gloo_receive_work"),
+    *(Probe(_TORCH, f"{_GLOO_GROUP}8{way}Work4waitE", "transfer_wait") for way in ("Send", "Recv")),
+    *(Probe(_TORCH, name, "work_over") for name in _WORK_OVER),
+    Probe(_TORCH, "_ZN5torch8autograd6Engine7executeE", "backward"),
+    Probe(_TORCH, f"{_GLOO_GROUP}C2E", "gloo_group"),
+    Probe(_TORCH, "_ZN4gloo10rendezvous7ContextC2E", "gloo_context"),
+    Probe(_TORCH, "_ZN4c10d12ProcessGroup12setGroupNameE", "group_name", "group_name_cow"),
 )
 
 

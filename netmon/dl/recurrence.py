@@ -1,0 +1,555 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps out of all that a rank calls: collectives of every kind, transfers between two ranks, backward passes.
+
+Where ranks exchange more than sums of gradients (sharded data, tensor, pipeline, expert parallel), no single call is
+the step. But every step makes the same calls in the same order, each known by its operation, its group and the other
+rank; sizes may differ. So a step is one period of that sequence.
+
+A sequence that has come several times may still be a part of a step, as micro-batches are: it counts once it has come
+often, or for long; and a longer one that explains more of what was called takes its place. Where a step begins is a
+question of its own. What was called before the first backward pass of all is the first forward pass, and a step begins
+with as much of it; where that does not tell, it begins after the longest pause. A rank of a pipeline may make the same
+few calls for each micro-batch, and nothing else: then its steps are what lies between the longest pauses, if these
+come at regular intervals.
+
+Once it is known, a step is told when all its calls are over. What departs from it (an evaluation, a checkpoint) is no
+step.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.records import (
+    LIBRARY_GLOO,
+    STEP_BACKWARD,
+    STEP_BEGIN,
+    STEP_CALL,
+    STEP_ENQUEUE,
+    STEP_GROUP,
+    STEP_GROUP_NAME,
+    STEP_OTHER,
+    STEP_OVER,
+    STEP_SIZE,
+    STEP_TRANSFER,
+    STEP_WAIT_END,
+    Moment,
+    Table,
+)
+
+Boundary = tuple[int, Moment, int]
+"""(iteration, moment, time_ns)"""
+
+_Words = npt.NDArray[np.uint64]
+_Times = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+_Floats = npt.NDArray[np.float64]
+
+_SEND, _RECEIVE = 12, 13  # operations, as c10d::OpType has them
+_SUMS = (1, 2, 3, 9, 16)  # allreduce, allreduce_coalesced, reduce, reduce_scatter, _reduce_scatter_base
+_BACKWARD, _IDLE = np.uint64(1), np.uint64(0x9E3779B185EBCA87)
+_MOST_CALLS = 20_000  # that are remembered
+_LEAST_GROWTH = 1.1  # of the calls, before they are looked through again
+_PERIODS, _MANY_PERIODS, _LONG_NS = 3, 16, 60_000_000_000  # that it must have come at least; or many, or for so long
+_CERTAIN = 256  # times without anything else between, that it must have come if it is one call
+_PATIENCE_NS = 90_000_000_000
+_MOST_MICRO_BATCHES = 64
+_MUCH_LONGER = 3  # a pause between steps than one between micro-batches
+_NEARLY_ALWAYS = 10  # per cent of the steps may be otherwise
+_MOST_OF = 0.8
+_LOOKS = 9  # for a run, at different ends
+_COMPARED = 16  # calls, before all of them are
+_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
+
+
+class RecurringCalls:
+    """Of one process. Feed it in order of time; it numbers steps from 0."""
+
+    def __init__(self, late: bool = False, last: int = -1) -> None:
+        """late: the first calls may be within a step; last: the number before the first one to be given."""
+        self.iteration = last
+        self._late = late
+        self._calls = _Calls()
+        self._cycle: _Cycle | None = None
+        self._at = 0  # calls before it belong to steps that were told, or to none
+        self._looked = 0  # so many calls there were when they were looked through
+
+    @property
+    def known(self) -> bool:
+        """Whether its steps are found."""
+        return self._cycle is not None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no cycle is to be expected: nothing was called, or so much, or for so long."""
+        times = self._calls.times
+        long = not len(times) or int(times[-1] - times[0]) > _PATIENCE_NS
+        return not self.known and (long or len(times) >= _MOST_CALLS // 2)
+
+    @property
+    def pending(self) -> int:
+        """Calls that are remembered and have led to no step yet."""
+        return len(self._calls.words) - self._at
+
+    def forget(self) -> None:
+        """Those calls: there are too many."""
+        self._calls, self._at, self._looked, self._late = _Calls(), 0, 0, True
+
+    def feed(self, table: Table) -> list[Boundary]:
+        """table: dtype STEP, of one process → the boundaries that are known now: begin and end of whole steps."""
+        self._calls.add(table)
+        boundaries = self._follow()
+        if self._departed() and self._learn(_MANY_PERIODS):
+            boundaries += self._follow()
+        self._trim()
+        return boundaries
+
+    def finish(self) -> list[Boundary]:
+        """The process makes no more calls: what has come a few times is a step."""
+        learned = self._cycle is None and self._learn(_PERIODS)
+        return self._follow(last=True) if learned or self._cycle else []
+
+    def restart(self) -> list[Boundary]:
+        """As finish, but the process goes on, with its job set up anew. The numbers go on with the steps completed."""
+        boundaries = self.finish()
+        self._calls, self._cycle, self._at, self._looked, self._late = _Calls(), None, 0, 0, False
+        return boundaries
+
+    def _departed(self) -> bool:
+        """Whether so much has been called that is no step that all is to be looked through."""
+        if self.pending < (self._cycle.length if self._cycle else _PERIODS):
+            return False
+        return len(self._calls.words) >= self._looked * _LEAST_GROWTH
+
+    def _learn(self, many: int) -> bool:
+        """Whether there is a cycle that was not there before."""
+        calls = self._calls
+        self._looked = len(calls.words)
+        run = _recurring(calls.words)
+        if run is None:
+            return False
+        found = _cut(calls, run, cold=not self._late)
+        comes = found.all(calls)
+        long = len(comes) > _PERIODS and int(calls.times[comes[-1]] - calls.times[comes[0]]) > _LONG_NS
+        if found.may_be_part:
+            return False
+        if (len(comes) < many and not long) or not _explains(found, len(comes), calls):
+            return False
+        if self._cycle and np.array_equal(found.words, self._cycle.words):
+            return False
+        if self._cycle is None:
+            self._begin(found)
+        self._cycle = found
+        return True
+
+    def _begin(self, cycle: "_Cycle") -> None:
+        """What comes before the first whole one is a step, too, if it has as many backward passes."""
+        begin = cycle.find(self._calls, self._at, cycle.words)
+        before, within = (int((words == _BACKWARD).sum()) for words in (self._calls.words[:begin], cycle.words))
+        if not self._late and begin > 0 and within and before == within:
+            cycle.first = begin
+        else:
+            self._at = begin
+
+    def _follow(self, last: bool = False) -> list[Boundary]:
+        """The whole steps that have come since. last: nothing that is not over yet will be."""
+        boundaries: list[Boundary] = []
+        cycle, calls = self._cycle, self._calls
+        while cycle is not None:
+            step = (0, cycle.first) if cycle.first else cycle.next(calls, self._at)
+            if step is None:
+                break
+            begin, end = step
+            end_ns = calls.over_ns(begin, end, last)
+            if not end_ns:
+                break
+            self.iteration += 1
+            boundaries.append((self.iteration, Moment.FIRST_ENQUEUE, calls.begun_ns(begin, end)))
+            boundaries.append((self.iteration, Moment.LAST_WAIT, end_ns))
+            self._at, cycle.first = end, 0
+        return boundaries
+
+    def _trim(self) -> None:
+        keep = len(self._calls.words) - _MOST_CALLS
+        if keep > _MOST_CALLS // 4:
+            self._late |= keep > self._at
+            self._calls.drop(keep)
+            self._at, self._looked = max(0, self._at - keep), self._looked - keep
+
+
+_COLUMNS = ("words", "times", "quiet", "sizes", "sums", "idle", "between_two", "peers", "directions", "over", "_works")
+
+
+class _Calls:
+    """Calls in order, each a word, with when it began and was over, and for how long nothing had happened before."""
+
+    def __init__(self) -> None:
+        self.words: _Words = np.zeros(0, np.uint64)
+        self.times: _Times = np.zeros(0, np.int64)
+        self.quiet: _Times = np.zeros(0, np.int64)
+        self.sizes: _Words = np.zeros(0, np.uint64)  # as STEP has them
+        self.sums: _Flags = np.zeros(0, bool)  # what is sent is summed
+        self.idle: _Flags = np.zeros(0, bool)  # nothing is under way between this rank and another one
+        self.between_two: _Flags = np.zeros(0, bool)
+        self.peers: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)  # of those
+        self.directions: npt.NDArray[np.int8] = np.zeros(0, np.int8)  # 1: to this rank, −1: from it
+        self.over: _Times = np.zeros(0, np.int64)  # 0: not yet, −1: nobody will tell
+        self._works: _Words = np.zeros(0, np.uint64)
+        self._open: npt.NDArray[np.intp] = np.zeros(0, np.intp)  # those that are not over
+        self._under_way = 0  # transfers between two ranks
+        self._last_ns = 0
+
+    def add(self, table: Table) -> None:
+        """table: dtype STEP. What was called while groups were being made is forgotten."""
+        table = table[_tells(table)]
+        kind = table["kind"]
+        made = np.flatnonzero((kind == STEP_GROUP) | (kind == STEP_GROUP_NAME))
+        if len(made) and len(self.words) < _PERIODS:
+            self.drop(len(self.words))
+            table, kind = table[made[-1] + 1 :], kind[made[-1] + 1 :]
+        if not len(table):
+            return
+        times = table["time_ns"].astype(np.int64)
+        quiet = np.diff(times, prepend=self._last_ns or times[0])
+        self._last_ns = int(times[-1])
+        called = _called(table)
+        begun, first = table[called], len(self.words)
+        waited_for = begun["kind"] == STEP_BEGIN
+        two = _between_two(table)
+        under_way = self._under_way + np.cumsum(two) - np.cumsum(kind == STEP_OVER)
+        under_way -= np.minimum(np.minimum.accumulate(under_way), 0)  # begun before it was watched
+        self._under_way = int(under_way[-1])
+        idle = (under_way - two)[called] <= 0
+        self.idle = np.concatenate([self.idle, idle])
+        self.sums = np.concatenate([self.sums, waited_for & np.isin(begun["tensors"], _SUMS)])
+        self.words = np.concatenate([self.words, _words(begun, idle)])
+        self.times = np.concatenate([self.times, times[called]])
+        self.quiet = np.concatenate([self.quiet, quiet[called]])
+        self.sizes = np.concatenate([self.sizes, begun["size"]])
+        self.between_two = np.concatenate([self.between_two, two[called]])
+        self.peers = np.concatenate([self.peers, begun["sequence"]])
+        ways = np.where(begun["tensors"] == _RECEIVE, 1, -1).astype(np.int8)
+        self.directions = np.concatenate([self.directions, ways])
+        self.over = np.concatenate([self.over, np.where(waited_for, 0, times[called])])
+        self._works = np.concatenate([self._works, begun["work"]])
+        self._open = np.concatenate([self._open, first + np.flatnonzero(waited_for)])
+        over = (kind == STEP_OVER) | ((kind == STEP_WAIT_END) & (table["work"] != 0))
+        self._end(table["work"][over], times[over])
+
+    def _end(self, works: _Words, times: _Times) -> None:
+        """Of what is open, these are over: each is the first such word after its beginning."""
+        if not len(works) or not len(self._open):
+            return
+        work = np.concatenate([self._works[self._open], works])
+        time_ns = np.concatenate([self.times[self._open], times])
+        index = np.concatenate([self._open, np.full(len(works), -1)])
+        order = np.lexsort((time_ns, work))
+        work, time_ns, index = work[order], time_ns[order], index[order]
+        follows = np.flatnonzero((index[:-1] >= 0) & (work[:-1] == work[1:]))
+        ended = index[follows + 1] < 0
+        self.over[index[follows]] = np.where(ended, time_ns[follows + 1], -1)
+        self._open = self._open[self.over[self._open] == 0]
+
+    def begun_ns(self, begin: int, end: int) -> int:
+        """When the first of these calls began, which is no backward pass."""
+        calls = np.flatnonzero(self.words[begin:end] != _BACKWARD)
+        return int(self.times[begin + (calls[0] if len(calls) else 0)])
+
+    def over_ns(self, begin: int, end: int, last: bool) -> int:
+        """When these calls were over; 0: they are not yet. What goes on when the next call begins is not waited for."""
+        over = self.over[begin:end]
+        if (over == 0).any() and end >= len(self.words) and not last:
+            return 0
+        return int(max(over.max(initial=0), self.times[end - 1]))
+
+    def drop(self, count: int) -> None:
+        """The first ones."""
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[count:])
+        self._open = self._open[self._open >= count] - count
+
+
+def _tells(table: Table) -> _Flags:
+    """What is of interest. What is told of a call by several names counts once."""
+    again = np.isin(table["kind"], (STEP_CALL, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER, STEP_SIZE))
+    tells: _Flags = ~again | (table["library"] != LIBRARY_GLOO)
+    return tells
+
+
+def _called(table: Table) -> _Flags:
+    """What is a call: also of libraries that tell only that; and where backward passes begin."""
+    called: _Flags = np.isin(table["kind"], (STEP_BEGIN, STEP_BACKWARD, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER))
+    return called
+
+
+def _between_two(table: Table) -> _Flags:
+    two: _Flags = (table["kind"] == STEP_BEGIN) & np.isin(table["tensors"], (_SEND, _RECEIVE))
+    return two
+
+
+def _words(table: Table, idle: _Flags) -> _Words:
+    """Of calls: one number each, the same for the same operation in the same group with the same rank.
+
+    idle: whether what was sent before has been waited for, as at the end of a step.
+    """
+    kind = table["kind"].astype(np.uint64)
+    begun = table["kind"] == STEP_BEGIN
+    operation = table["tensors"].astype(np.uint64)
+    two = _between_two(table)
+    peer = np.where(two, table["sequence"].astype(np.uint64) + np.uint64(1), np.uint64(0))
+    what = np.where(begun, operation, kind << np.uint64(8) | table["library"].astype(np.uint64) << np.uint64(16))
+    words: _Words = table["name_hash"] * _FACTORS[0] ^ what * _FACTORS[1] ^ peer * _FACTORS[2]
+    words[table["kind"] == STEP_BACKWARD] = _BACKWARD
+    words[two & idle] ^= _IDLE
+    return words
+
+
+@dataclass
+class _Cycle:
+    """The calls of a step, in order. pause_ns: before its first one, or in it; 0: it is known by its calls alone."""
+
+    words: _Words
+    pause_ns: int = 0
+    waits: bool = False
+    may_be_part: bool = False
+    first: int = 0  # calls of the first step of all, which are others
+
+    @property
+    def length(self) -> int:
+        return len(self.words)
+
+    def all(self, calls: _Calls) -> list[int]:
+        """Where it comes, one after the other."""
+        found, at = list[int](), 0
+        while (step := self.next(calls, at)) is not None:
+            found.append(step[0])
+            at = step[1]
+        return found
+
+    def next(self, calls: _Calls, at: int) -> tuple[int, int] | None:
+        """From where to where the next one is, once it is whole.
+
+        Its first calls may be fewer than usual, as they are after an evaluation which has left parameters in place.
+        """
+        forward = self.forward if not self.pause_ns else 0
+        usual, rest = self.words[:forward][::-1], self.words[forward:]
+        begin = self.find(calls, at, rest)
+        while begin >= 0:
+            before = calls.words[max(at, begin - forward) : begin][::-1]
+            differ = np.flatnonzero(before != usual[: len(before)])
+            same = int(differ[0]) if len(differ) else len(before)
+            if 2 * same >= forward:
+                return self._bordered(calls, at, begin - same) or (begin - same, begin + len(rest))
+            begin = self.find(calls, begin + 1, rest)
+        return self._bordered(calls, at, len(calls.words))
+
+    def _bordered(self, calls: _Calls, at: int, before: int) -> tuple[int, int] | None:
+        """A step of another length, as with fewer micro-batches: where this alone comes between two steps, and the same
+        calls within.
+
+        before: where one of the usual length begins.
+        """
+        last, first = self.words[-1], self.words[0]
+        border = (self.words == first) & (np.roll(self.words, 1) == last)
+        if self.pause_ns or border.sum() != 1 or first == _BACKWARD:
+            return None
+        words = calls.words[: before + 1]
+        follows = (words[1:] == first) | ~np.isin(words[1:], self.words)
+        borders = 1 + np.flatnonzero((words[:-1] == last) & follows)
+        edges = [at, *borders[borders > at].tolist()]
+        for begin, end in pairwise(edges):
+            part = words[begin:end]
+            same_kinds = np.isin(part, self.words).all() and np.isin(self.words, part).all()
+            if part[0] == first and same_kinds:
+                return begin, end
+        return None
+
+    @property
+    def forward(self) -> int:
+        """So many calls come before the first backward pass; 0: there is none."""
+        passes = np.flatnonzero(self.words == _BACKWARD)
+        return int(passes[0]) if len(passes) else 0
+
+    def find(self, calls: _Calls, at: int, wanted: _Words) -> int:
+        words, last = calls.words, len(calls.words) - len(wanted)
+        if at > last:
+            return -1
+        pauses = calls.over - calls.times if self.waits else calls.quiet
+        fits = (words[at : last + 1] == wanted[0]) & (pauses[at : last + 1] >= self.pause_ns)
+        for begin in (at + np.flatnonzero(fits)).tolist():
+            if np.array_equal(words[begin : begin + len(wanted)], wanted):
+                return int(begin)
+        return -1
+
+
+class _Run(NamedTuple):
+    """Calls that recur with a period, a few times or more."""
+
+    begin: int
+    end: int
+    period: int
+
+
+def _recurring(words: _Words) -> _Run | None:
+    """Of the runs within these calls, some of which may belong to none, one."""
+    count = len(words)
+    for end in sorted({count, *np.linspace(count / 2, count, _LOOKS, dtype=int).tolist()}, reverse=True):
+        if run := _run_before(words[:end]):
+            return run
+    return None
+
+
+def _run_before(words: _Words) -> _Run | None:
+    """Of several periods with which the last words recur the shortest, unless a longer one explains twice as much."""
+    count, found = len(words), None
+    if count < _PERIODS:
+        return None
+    window = min(_COMPARED, count // _PERIODS)
+    same = (np.lib.stride_tricks.sliding_window_view(words, window) == words[count - window :]).all(axis=1)
+    for period in (count - window - np.flatnonzero(same[:-1])[::-1]).tolist():
+        if _PERIODS * period > count:
+            break
+        if not np.array_equal(words[count - 2 * period :], words[count - 3 * period : count - period]):
+            continue
+        differs = np.flatnonzero(words[:-period] != words[period:])
+        begin = int(differs[-1]) + 1 if len(differs) else 0
+        if found is None or count - begin >= 2 * (count - found.begin):
+            found = _Run(begin, count, period)
+        if not begin:
+            break
+    return found
+
+
+def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
+    """The cycle of this run, beginning where a step does. cold: the first call of all is in the first step."""
+    begin, end, period = run
+    rounds = (end - begin) // period
+    whole = slice(begin, begin + rounds * period)
+    quiet, sizes = calls.quiet[whole].reshape(rounds, period), calls.sizes[whole].reshape(rounds, period)
+    words = calls.words[begin : begin + period]
+    two = calls.between_two[begin : begin + period] | (words == _BACKWARD)
+    if period == 1:
+        return _Cycle(words, may_be_part=rounds < _CERTAIN)
+    if two.all() and len(np.unique(words)) == period:
+        took = (calls.over - calls.times)[whole].reshape(rounds, period)
+        return _by_pauses(words, quiet) or _by_pauses(words, took, waits=True) or _Cycle(words, may_be_part=True)
+    shift = _first_forward(calls, words, np.where((sizes == sizes[0]).all(axis=0), sizes[0], 0)) if cold else -1
+    if shift < 0:
+        shift = _after_sums(words, calls.sums[begin : begin + period])
+    if shift < 0:
+        idle = calls.idle[begin : begin + period]
+        same = np.where(idle & calls.between_two[begin : begin + period], words ^ _IDLE, words)
+        longer = _longer_than_usual(same, quiet, not two.all())
+        if two.all():
+            longer = _where_idle(longer, idle, _balanced(calls, run))
+        shift = int(longer.argmax())
+    return _Cycle(np.roll(words, -shift))
+
+
+def _after_sums(words: _Words, sums: _Flags) -> int:
+    """Where in a cycle something else follows a sum that is not made again before the next backward pass: −1: nowhere,
+    or at several places."""
+    found = []
+    for place in np.flatnonzero(np.roll(sums, 1) & ~sums & (words != _BACKWARD)).tolist():
+        on = np.roll(words, -place)
+        passes = np.flatnonzero(on == _BACKWARD)
+        if not len(passes) or not (on[: passes[0]] == on[-1]).any():
+            found.append(place)
+    return found[0] if len(found) == 1 else -1
+
+
+def _where_idle(longer: _Floats, idle: _Flags, balanced: _Flags) -> _Floats:
+    """Of the stage of a pipeline: a step begins where nothing is under way, and where that says too little, as soon."""
+    for fits in (idle & balanced, idle, balanced):
+        found = np.where(fits, longer, -np.inf)
+        if np.isfinite(found).any():
+            second, best = np.sort(found)[-2:]
+            soon = np.where(fits & ~np.roll(idle, 1), longer, -np.inf)
+            return found if best > _MUCH_LONGER * max(second, 0) or not np.isfinite(soon).any() else soon
+    return longer
+
+
+def _balanced(calls: _Calls, run: _Run) -> _Flags:
+    """Before which calls of a cycle nothing is under way between this rank and another one.
+
+    What a stage of a pipeline takes from the one before, it sends back in the backward pass, and the other way round.
+    """
+    whole = slice(run.begin, run.begin + run.period)
+    balanced = np.ones(run.period, bool)
+    for peer in np.unique(calls.peers[whole][calls.between_two[whole]]).tolist():
+        step = np.where(calls.between_two[whole] & (calls.peers[whole] == peer), calls.directions[whole], 0)
+        sum_before = np.cumsum(step) - step
+        balanced &= (sum_before == sum_before.min()) | (sum_before == sum_before.max())
+    return balanced
+
+
+def _explains(cycle: _Cycle, times: int, calls: _Calls) -> bool:
+    """Whether most of what was called is a cycle that has come so often: of the backward passes, if there are any."""
+    of_all, of_cycle = (int((words == _BACKWARD).sum()) or len(words) for words in (calls.words, cycle.words))
+    trains = bool((calls.words == _BACKWARD).any())
+    return trains <= bool((cycle.words == _BACKWARD).any()) and times * of_cycle >= _MOST_OF * of_all
+
+
+def _longer_than_usual(words: _Words, quiet: _Times, backward: bool) -> _Floats:
+    """By how much a pause is nearly always longer than before the same call elsewhere in the cycle, or any other one.
+
+    What always follows the beginning of a backward pass belongs to it: the pause is computing. backward: whether a step
+    may begin with one, as nothing is called before.
+    """
+    longer = np.empty(len(words))
+    for place, word in enumerate(words.tolist()):
+        others = words == word
+        others[place] = False
+        usual = np.median(quiet[:, others] if others.any() else quiet, axis=1)
+        longer[place] = np.percentile(quiet[:, place] - usual, _NEARLY_ALWAYS)
+    after = np.roll(words, 1) == _BACKWARD
+    of_backward = np.array([after[words == word].all() for word in words.tolist()])
+    if of_backward[words != _BACKWARD].all() or not backward:
+        of_backward |= words == _BACKWARD
+    longer[of_backward] = -np.inf
+    return longer
+
+
+def _first_forward(calls: _Calls, cycle: _Words, sizes: _Words) -> int:
+    """Where in a cycle a step begins, by what was called before the first backward pass; −1: that does not tell.
+
+    sizes: of its calls; 0: they differ.
+    """
+    passes = np.flatnonzero(calls.words == _BACKWARD)
+    first = int(passes[0]) if len(passes) else 0
+    before, sized = calls.words[:first][::-1], calls.sizes[:first][::-1]
+    most, shift = 0, -1
+    for place in np.flatnonzero(cycle == _BACKWARD).tolist():
+        theirs, their_sizes = (np.roll(column, -place)[::-1][:first] for column in (cycle, sizes))
+        ours, our_sizes = before[: len(theirs)], sized[: len(theirs)]
+        differ = np.flatnonzero((theirs != ours) | ((their_sizes != our_sizes) & (their_sizes > 0)))
+        same = int(differ[0]) if len(differ) else len(theirs)
+        if same > most:
+            most, shift = same, (place - same) % len(cycle)
+    if not most and len(passes) and not calls.between_two.any():  # nothing is called in it
+        begins = (cycle == _BACKWARD) & (np.roll(cycle, 1) != _BACKWARD)
+        return int(np.flatnonzero(begins)[0]) if begins.any() else -1
+    return shift if most == first or most >= max(3, first / 2) else -1
+
+
+def _by_pauses(cycle: _Words, pauses: _Times, waits: bool = False) -> _Cycle | None:
+    """Of a cycle that may be a micro-batch: so many of them as there are from one long pause to the next.
+
+    pauses: (rounds, calls); waits: they are in the calls, not before them.
+    """
+    for number in range(2, min(_MOST_MICRO_BATCHES, len(pauses) // _PERIODS) + 1):
+        for shift in range(len(cycle)):
+            column = pauses[1:, shift]
+            for first in range(number if cycle[shift] != _BACKWARD else 0):
+                long = np.zeros(len(column), bool)
+                long[first::number] = True
+                if long.sum() < _PERIODS - 1:
+                    continue
+                least, most = np.percentile(column[long], 10), max(1.0, np.percentile(column[~long], 90))
+                if least > _MUCH_LONGER * most:
+                    words = np.tile(np.roll(cycle, -shift), number)
+                    return _Cycle(words, int(np.sqrt(least * most)), waits)
+    return None
