@@ -21,7 +21,6 @@ from netmon.rate_limiter import RateLimiters
 from netmon.records import (
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
-    OF_ONE,
     STEP_BEGIN,
     STEP_DROPPED,
     STEP_RANK,
