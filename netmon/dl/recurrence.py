@@ -16,6 +16,7 @@ Once it is known, a step is told when all its calls are over. What departs from 
 step.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.grouped import joined
 from netmon.records import (
     LIBRARY_GLOO,
     STEP_BACKWARD,
@@ -38,6 +40,7 @@ from netmon.records import (
     STEP_WAIT_END,
     Moment,
     Table,
+    empty,
 )
 
 Boundary = tuple[int, Moment, int]
@@ -53,6 +56,7 @@ _SUMS = (1, 2, 3, 9, 16)  # allreduce, allreduce_coalesced, reduce, reduce_scatt
 _BACKWARD, _IDLE = np.uint64(1), np.uint64(0x9E3779B185EBCA87)
 _MOST_CALLS = 20_000  # that are remembered
 _LEAST_GROWTH = 1.1  # of the calls, before they are looked through again
+_LOOK_NS = 1_000_000_000  # from one time to the next
 _PERIODS, _MANY_PERIODS, _LONG_NS = 3, 16, 60_000_000_000  # that it must have come at least; or many, or for so long
 _CERTAIN = 256  # times without anything else between, that it must have come if it is one call
 _PATIENCE_NS = 90_000_000_000
@@ -60,8 +64,8 @@ _MOST_MICRO_BATCHES = 64
 _MUCH_LONGER = 3  # a pause between steps than one between micro-batches
 _NEARLY_ALWAYS = 10  # per cent of the steps may be otherwise
 _MOST_OF = 0.8
-_LOOKS = 9  # for a run, at different ends
-_COMPARED = 16  # calls, before all of them are
+_LOOKS, _MOST_RUNS = 9, 16  # for runs, at different ends; and periods of theirs that are looked at
+_COMPARED, _MOST_TRIED = 16, 64  # calls, before all of them are; and so many periods of each run
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
@@ -75,7 +79,7 @@ class RecurringCalls:
         self._calls = _Calls()
         self._cycle: _Cycle | None = None
         self._at = 0  # calls before it belong to steps that were told, or to none
-        self._looked = 0  # so many calls there were when they were looked through
+        self._looked = self._looked_ns = 0  # so many calls there were when they were looked through, and when
 
     @property
     def known(self) -> bool:
@@ -85,14 +89,14 @@ class RecurringCalls:
     @property
     def hopeless(self) -> bool:
         """Whether no cycle is to be expected: nothing was called, or so much, or for so long."""
-        times = self._calls.times
+        times = self._calls.rows["time_ns"]
         long = not len(times) or int(times[-1] - times[0]) > _PATIENCE_NS
         return not self.known and (long or len(times) >= _MOST_CALLS // 2)
 
     @property
     def pending(self) -> int:
         """Calls that are remembered and have led to no step yet."""
-        return len(self._calls.words) - self._at
+        return len(self._calls) - self._at
 
     def forget(self) -> None:
         """Those calls: there are too many."""
@@ -122,28 +126,29 @@ class RecurringCalls:
         """Whether so much has been called that is no step that all is to be looked through."""
         if self.pending < (self._cycle.length if self._cycle else _PERIODS):
             return False
-        return len(self._calls.words) >= self._looked * _LEAST_GROWTH
+        grown = len(self._calls) >= self._looked * _LEAST_GROWTH
+        return grown and int(self._calls.rows["time_ns"][-1]) >= self._looked_ns + _LOOK_NS
 
     def _learn(self, many: int) -> bool:
-        """Whether there is a cycle that was not there before."""
+        """Whether there is a cycle that was not there before: the shortest that explains most of what was called."""
         calls = self._calls
-        self._looked = len(calls.words)
-        run = _recurring(calls.words)
-        if run is None:
-            return False
-        found = _cut(calls, run, cold=not self._late)
-        comes = found.all(calls)
-        long = len(comes) > _PERIODS and int(calls.times[comes[-1]] - calls.times[comes[0]]) > _LONG_NS
-        if found.may_be_part:
-            return False
-        if (len(comes) < many and not long) or not _explains(found, len(comes), calls):
-            return False
-        if self._cycle and np.array_equal(found.words, self._cycle.words):
-            return False
-        if self._cycle is None:
-            self._begin(found)
-        self._cycle = found
-        return True
+        self._looked, self._looked_ns = len(calls), int(calls.rows["time_ns"][-1]) if len(calls) else 0
+        for run in _recurring(calls.words):
+            found = _cut(calls, run, cold=not self._late)
+            if found.may_be_part:
+                continue
+            comes = found.all(calls)
+            times_ns = calls.rows["time_ns"][comes]
+            often = len(comes) >= many or (len(comes) > _PERIODS and int(times_ns[-1] - times_ns[0]) > _LONG_NS)
+            if not often or not _explains(found, calls, run, len(comes)):
+                continue
+            if self._cycle and np.array_equal(found.words, self._cycle.words):
+                return False
+            if self._cycle is None:
+                self._begin(found)
+            self._cycle = found
+            return True
+        return False
 
     def _begin(self, cycle: "_Cycle") -> None:
         """What comes before the first whole one is a step, too, if it has as many backward passes."""
@@ -173,69 +178,81 @@ class RecurringCalls:
         return boundaries
 
     def _trim(self) -> None:
-        keep = len(self._calls.words) - _MOST_CALLS
-        if keep > _MOST_CALLS // 4:
-            self._late |= keep > self._at
-            self._calls.drop(keep)
-            self._at, self._looked = max(0, self._at - keep), self._looked - keep
+        most = min(_MOST_CALLS, 2 * _MANY_PERIODS * self._cycle.length) if self._cycle else _MOST_CALLS
+        gone = len(self._calls) - most
+        if gone > most // 4:
+            self._late |= gone > self._at
+            self._calls.drop(gone)
+            self._at, self._looked = max(0, self._at - gone), max(0, self._looked - gone)
 
 
-_COLUMNS = ("words", "times", "quiet", "sizes", "sums", "idle", "between_two", "peers", "directions", "over", "_works")
+_CALL = np.dtype(
+    [
+        ("word", "u8"),
+        ("time_ns", "i8"),
+        ("over_ns", "i8"),  # 0: not yet, −1: nobody will tell
+        ("quiet_ns", "i8"),  # for so long nothing had happened before
+        ("size", "u8"),  # as STEP has it
+        ("work", "u8"),
+        ("peer", "u4"),  # of a transfer between two ranks
+        ("way", "i1"),  # of such a one: 1: to this rank, −1: from it
+        ("sums", "?"),  # what is sent is summed
+        ("idle", "?"),  # nothing is under way between this rank and another one
+    ]
+)
 
 
 class _Calls:
-    """Calls in order, each a word, with when it began and was over, and for how long nothing had happened before."""
+    """The calls of a process, in order."""
 
     def __init__(self) -> None:
-        self.words: _Words = np.zeros(0, np.uint64)
-        self.times: _Times = np.zeros(0, np.int64)
-        self.quiet: _Times = np.zeros(0, np.int64)
-        self.sizes: _Words = np.zeros(0, np.uint64)  # as STEP has them
-        self.sums: _Flags = np.zeros(0, bool)  # what is sent is summed
-        self.idle: _Flags = np.zeros(0, bool)  # nothing is under way between this rank and another one
-        self.between_two: _Flags = np.zeros(0, bool)
-        self.peers: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)  # of those
-        self.directions: npt.NDArray[np.int8] = np.zeros(0, np.int8)  # 1: to this rank, −1: from it
-        self.over: _Times = np.zeros(0, np.int64)  # 0: not yet, −1: nobody will tell
-        self._works: _Words = np.zeros(0, np.uint64)
+        self.rows: Table = empty(_CALL)
         self._open: npt.NDArray[np.intp] = np.zeros(0, np.intp)  # those that are not over
         self._under_way = 0  # transfers between two ranks
         self._last_ns = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def words(self) -> _Words:
+        words: _Words = self.rows["word"]
+        return words
 
     def add(self, table: Table) -> None:
         """table: dtype STEP. What was called while groups were being made is forgotten."""
         table = table[_tells(table)]
         kind = table["kind"]
         made = np.flatnonzero((kind == STEP_GROUP) | (kind == STEP_GROUP_NAME))
-        if len(made) and len(self.words) < _PERIODS:
-            self.drop(len(self.words))
+        if len(made) and len(self) < _PERIODS:
+            self.drop(len(self))
             table, kind = table[made[-1] + 1 :], kind[made[-1] + 1 :]
         if not len(table):
             return
         times = table["time_ns"].astype(np.int64)
         quiet = np.diff(times, prepend=self._last_ns or times[0])
         self._last_ns = int(times[-1])
-        called = _called(table)
-        begun, first = table[called], len(self.words)
-        waited_for = begun["kind"] == STEP_BEGIN
-        two = _between_two(table)
+        two = (kind == STEP_BEGIN) & np.isin(table["tensors"], (_SEND, _RECEIVE))
         under_way = self._under_way + np.cumsum(two) - np.cumsum(kind == STEP_OVER)
         under_way -= np.minimum(np.minimum.accumulate(under_way), 0)  # begun before it was watched
         self._under_way = int(under_way[-1])
-        idle = (under_way - two)[called] <= 0
-        self.idle = np.concatenate([self.idle, idle])
-        self.sums = np.concatenate([self.sums, waited_for & np.isin(begun["tensors"], _SUMS)])
-        self.words = np.concatenate([self.words, _words(begun, idle)])
-        self.times = np.concatenate([self.times, times[called]])
-        self.quiet = np.concatenate([self.quiet, quiet[called]])
-        self.sizes = np.concatenate([self.sizes, begun["size"]])
-        self.between_two = np.concatenate([self.between_two, two[called]])
-        self.peers = np.concatenate([self.peers, begun["sequence"]])
-        ways = np.where(begun["tensors"] == _RECEIVE, 1, -1).astype(np.int8)
-        self.directions = np.concatenate([self.directions, ways])
-        self.over = np.concatenate([self.over, np.where(waited_for, 0, times[called])])
-        self._works = np.concatenate([self._works, begun["work"]])
-        self._open = np.concatenate([self._open, first + np.flatnonzero(waited_for)])
+        called = np.isin(kind, (STEP_BEGIN, STEP_BACKWARD, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER))
+        calls, begun = table[called], kind[called] == STEP_BEGIN
+        rows = np.zeros(len(calls), _CALL)
+        rows["time_ns"], rows["quiet_ns"], rows["size"], rows["work"] = (
+            times[called],
+            quiet[called],
+            calls["size"],
+            calls["work"],
+        )
+        rows["over_ns"] = np.where(begun, 0, rows["time_ns"])
+        rows["peer"] = np.where(two[called], calls["sequence"], 0)
+        rows["way"] = np.where(two[called], np.where(calls["tensors"] == _RECEIVE, 1, -1), 0)
+        rows["sums"] = begun & np.isin(calls["tensors"], _SUMS)
+        rows["idle"] = two[called] & ((under_way - two)[called] <= 0)
+        rows["word"] = _words(calls, rows)
+        self._open = np.concatenate([self._open, len(self) + np.flatnonzero(begun)])
+        self.rows = joined([self.rows, rows])
         over = (kind == STEP_OVER) | ((kind == STEP_WAIT_END) & (table["work"] != 0))
         self._end(table["work"][over], times[over])
 
@@ -243,32 +260,32 @@ class _Calls:
         """Of what is open, these are over: each is the first such word after its beginning."""
         if not len(works) or not len(self._open):
             return
-        work = np.concatenate([self._works[self._open], works])
-        time_ns = np.concatenate([self.times[self._open], times])
+        begun = self.rows[self._open]
+        work = np.concatenate([begun["work"], works])
+        time_ns = np.concatenate([begun["time_ns"], times])
         index = np.concatenate([self._open, np.full(len(works), -1)])
         order = np.lexsort((time_ns, work))
         work, time_ns, index = work[order], time_ns[order], index[order]
         follows = np.flatnonzero((index[:-1] >= 0) & (work[:-1] == work[1:]))
         ended = index[follows + 1] < 0
-        self.over[index[follows]] = np.where(ended, time_ns[follows + 1], -1)
-        self._open = self._open[self.over[self._open] == 0]
+        self.rows["over_ns"][index[follows]] = np.where(ended, time_ns[follows + 1], -1)
+        self._open = self._open[self.rows["over_ns"][self._open] == 0]
 
     def begun_ns(self, begin: int, end: int) -> int:
         """When the first of these calls began, which is no backward pass."""
         calls = np.flatnonzero(self.words[begin:end] != _BACKWARD)
-        return int(self.times[begin + (calls[0] if len(calls) else 0)])
+        return int(self.rows["time_ns"][begin + (calls[0] if len(calls) else 0)])
 
     def over_ns(self, begin: int, end: int, last: bool) -> int:
         """When these calls were over; 0: they are not yet. What goes on when the next call begins is not waited for."""
-        over = self.over[begin:end]
+        over = self.rows["over_ns"][begin:end]
         if (over == 0).any() and end >= len(self.words) and not last:
             return 0
-        return int(max(over.max(initial=0), self.times[end - 1]))
+        return int(max(over.max(initial=0), self.rows["time_ns"][end - 1]))
 
     def drop(self, count: int) -> None:
         """The first ones."""
-        for name in _COLUMNS:
-            setattr(self, name, getattr(self, name)[count:])
+        self.rows = self.rows[count:].copy()
         self._open = self._open[self._open >= count] - count
 
 
@@ -279,31 +296,19 @@ def _tells(table: Table) -> _Flags:
     return tells
 
 
-def _called(table: Table) -> _Flags:
-    """What is a call: also of libraries that tell only that; and where backward passes begin."""
-    called: _Flags = np.isin(table["kind"], (STEP_BEGIN, STEP_BACKWARD, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER))
-    return called
-
-
-def _between_two(table: Table) -> _Flags:
-    two: _Flags = (table["kind"] == STEP_BEGIN) & np.isin(table["tensors"], (_SEND, _RECEIVE))
-    return two
-
-
-def _words(table: Table, idle: _Flags) -> _Words:
+def _words(table: Table, rows: Table) -> _Words:
     """Of calls: one number each, the same for the same operation in the same group with the same rank.
 
-    idle: whether what was sent before has been waited for, as at the end of a step.
+    For a transfer it counts, too, whether all that was sent before has been waited for, as at the end of a step.
     """
     kind = table["kind"].astype(np.uint64)
-    begun = table["kind"] == STEP_BEGIN
     operation = table["tensors"].astype(np.uint64)
-    two = _between_two(table)
-    peer = np.where(two, table["sequence"].astype(np.uint64) + np.uint64(1), np.uint64(0))
-    what = np.where(begun, operation, kind << np.uint64(8) | table["library"].astype(np.uint64) << np.uint64(16))
+    other = kind << np.uint64(8) | table["library"].astype(np.uint64) << np.uint64(16)
+    what = np.where(table["kind"] == STEP_BEGIN, operation, other)
+    peer = np.where(rows["way"] != 0, rows["peer"].astype(np.uint64) + np.uint64(1), np.uint64(0))
     words: _Words = table["name_hash"] * _FACTORS[0] ^ what * _FACTORS[1] ^ peer * _FACTORS[2]
     words[table["kind"] == STEP_BACKWARD] = _BACKWARD
-    words[two & idle] ^= _IDLE
+    words[rows["idle"]] ^= _IDLE
     return words
 
 
@@ -344,7 +349,7 @@ class _Cycle:
             if 2 * same >= forward:
                 return self._bordered(calls, at, begin - same) or (begin - same, begin + len(rest))
             begin = self.find(calls, begin + 1, rest)
-        return self._bordered(calls, at, len(calls.words))
+        return self._bordered(calls, at, len(calls))
 
     def _bordered(self, calls: _Calls, at: int, before: int) -> tuple[int, int] | None:
         """A step of another length, as with fewer micro-batches: where this alone comes between two steps, and the same
@@ -356,15 +361,14 @@ class _Cycle:
         border = (self.words == first) & (np.roll(self.words, 1) == last)
         if self.pause_ns or border.sum() != 1 or first == _BACKWARD:
             return None
-        words = calls.words[: before + 1]
+        words = calls.words[at : before + 1]
         follows = (words[1:] == first) | ~np.isin(words[1:], self.words)
         borders = 1 + np.flatnonzero((words[:-1] == last) & follows)
-        edges = [at, *borders[borders > at].tolist()]
-        for begin, end in pairwise(edges):
+        for begin, end in pairwise([0, *borders.tolist()]):
             part = words[begin:end]
             same_kinds = np.isin(part, self.words).all() and np.isin(self.words, part).all()
             if part[0] == first and same_kinds:
-                return begin, end
+                return at + begin, at + end
         return None
 
     @property
@@ -374,13 +378,16 @@ class _Cycle:
         return int(passes[0]) if len(passes) else 0
 
     def find(self, calls: _Calls, at: int, wanted: _Words) -> int:
-        words, last = calls.words, len(calls.words) - len(wanted)
+        words, last = calls.words, len(calls) - len(wanted)
         if at > last:
             return -1
-        pauses = calls.over - calls.times if self.waits else calls.quiet
-        fits = (words[at : last + 1] == wanted[0]) & (pauses[at : last + 1] >= self.pause_ns)
+        rows, few = calls.rows[at:], min(_COMPARED, len(wanted))
+        pauses = rows["over_ns"] - rows["time_ns"] if self.waits else rows["quiet_ns"]
+        fits = pauses[: last + 1 - at] >= self.pause_ns
+        for place in range(few):
+            fits &= rows["word"][place : last + 1 - at + place] == wanted[place]
         for begin in (at + np.flatnonzero(fits)).tolist():
-            if np.array_equal(words[begin : begin + len(wanted)], wanted):
+            if np.array_equal(words[begin + few : begin + len(wanted)], wanted[few:]):
                 return int(begin)
         return -1
 
@@ -393,34 +400,35 @@ class _Run(NamedTuple):
     period: int
 
 
-def _recurring(words: _Words) -> _Run | None:
-    """Of the runs within these calls, some of which may belong to none, one."""
+def _recurring(words: _Words) -> list[_Run]:
+    """Runs within these calls, some of which may belong to none: one of each period, the shortest first."""
+    count, found = len(words), dict[int, _Run]()
+    for end in sorted({count, *np.linspace(count / 2, count, _LOOKS, dtype=int).tolist()}):
+        for run in _runs_before(words[:end]):
+            known = found.get(run.period)
+            if known is None or run.end - run.begin > known.end - known.begin:
+                found[run.period] = run
+    return [found[period] for period in sorted(found)[:_MOST_RUNS]]
+
+
+def _runs_before(words: _Words) -> Iterator[_Run]:
+    """With which periods the last words recur, the shortest first; none that is a multiple of one before."""
     count = len(words)
-    for end in sorted({count, *np.linspace(count / 2, count, _LOOKS, dtype=int).tolist()}, reverse=True):
-        if run := _run_before(words[:end]):
-            return run
-    return None
-
-
-def _run_before(words: _Words) -> _Run | None:
-    """Of several periods with which the last words recur the shortest, unless a longer one explains twice as much."""
-    count, found = len(words), None
     if count < _PERIODS:
-        return None
+        return
     window = min(_COMPARED, count // _PERIODS)
     same = (np.lib.stride_tricks.sliding_window_view(words, window) == words[count - window :]).all(axis=1)
-    for period in (count - window - np.flatnonzero(same[:-1])[::-1]).tolist():
+    begins = count
+    for period in (count - window - np.flatnonzero(same[:-1])[::-1])[:_MOST_TRIED].tolist():
         if _PERIODS * period > count:
             break
         if not np.array_equal(words[count - 2 * period :], words[count - 3 * period : count - period]):
             continue
         differs = np.flatnonzero(words[:-period] != words[period:])
         begin = int(differs[-1]) + 1 if len(differs) else 0
-        if found is None or count - begin >= 2 * (count - found.begin):
-            found = _Run(begin, count, period)
-        if not begin:
-            break
-    return found
+        if begin < begins - period:
+            yield _Run(begin, count, period)
+            begins = begin
 
 
 def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
@@ -428,20 +436,21 @@ def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
     begin, end, period = run
     rounds = (end - begin) // period
     whole = slice(begin, begin + rounds * period)
-    quiet, sizes = calls.quiet[whole].reshape(rounds, period), calls.sizes[whole].reshape(rounds, period)
+    rows = calls.rows[whole].reshape(rounds, period)
+    quiet, sizes = rows["quiet_ns"], rows["size"]
     words = calls.words[begin : begin + period]
-    two = calls.between_two[begin : begin + period] | (words == _BACKWARD)
+    two = (calls.rows["way"][begin : begin + period] != 0) | (words == _BACKWARD)
     if period == 1:
         return _Cycle(words, may_be_part=rounds < _CERTAIN)
     if two.all() and len(np.unique(words)) == period:
-        took = (calls.over - calls.times)[whole].reshape(rounds, period)
+        took = rows["over_ns"] - rows["time_ns"]
         return _by_pauses(words, quiet) or _by_pauses(words, took, waits=True) or _Cycle(words, may_be_part=True)
     shift = _first_forward(calls, words, np.where((sizes == sizes[0]).all(axis=0), sizes[0], 0)) if cold else -1
     if shift < 0:
-        shift = _after_sums(words, calls.sums[begin : begin + period])
+        shift = _after_sums(words, calls.rows["sums"][begin : begin + period])
     if shift < 0:
-        idle = calls.idle[begin : begin + period]
-        same = np.where(idle & calls.between_two[begin : begin + period], words ^ _IDLE, words)
+        idle = calls.rows["idle"][begin : begin + period]
+        same = np.where(idle, words ^ _IDLE, words)
         longer = _longer_than_usual(same, quiet, not two.all())
         if two.all():
             longer = _where_idle(longer, idle, _balanced(calls, run))
@@ -477,20 +486,22 @@ def _balanced(calls: _Calls, run: _Run) -> _Flags:
 
     What a stage of a pipeline takes from the one before, it sends back in the backward pass, and the other way round.
     """
-    whole = slice(run.begin, run.begin + run.period)
-    balanced = np.ones(run.period, bool)
-    for peer in np.unique(calls.peers[whole][calls.between_two[whole]]).tolist():
-        step = np.where(calls.between_two[whole] & (calls.peers[whole] == peer), calls.directions[whole], 0)
+    rows, balanced = calls.rows[run.begin : run.begin + run.period], np.ones(run.period, bool)
+    for peer in np.unique(rows["peer"][rows["way"] != 0]).tolist():
+        step = np.where(rows["peer"] == peer, rows["way"], 0).astype(np.int64)
         sum_before = np.cumsum(step) - step
         balanced &= (sum_before == sum_before.min()) | (sum_before == sum_before.max())
     return balanced
 
 
-def _explains(cycle: _Cycle, times: int, calls: _Calls) -> bool:
-    """Whether most of what was called is a cycle that has come so often: of the backward passes, if there are any."""
-    of_all, of_cycle = (int((words == _BACKWARD).sum()) or len(words) for words in (calls.words, cycle.words))
-    trains = bool((calls.words == _BACKWARD).any())
-    return trains <= bool((cycle.words == _BACKWARD).any()) and times * of_cycle >= _MOST_OF * of_all
+def _explains(cycle: _Cycle, calls: _Calls, run: _Run, times: int) -> bool:
+    """Whether a cycle that has come so often is most of what was called: of all, or of the backward passes, if there
+    are any, and of the sums."""
+    of_run = calls.rows[run.begin : run.begin + run.period]
+    passes, of_cycle = calls.words == _BACKWARD, cycle.words == _BACKWARD
+    kinds = [(passes, of_cycle)] if passes.any() else [(np.ones(len(calls), bool), np.ones(cycle.length, bool))]
+    sums = calls.rows["sums"], np.tile(of_run["sums"], cycle.length // run.period)
+    return all(times * within.sum() >= _MOST_OF * of_all.sum() for of_all, within in (*kinds, sums))
 
 
 def _longer_than_usual(words: _Words, quiet: _Times, backward: bool) -> _Floats:
@@ -520,7 +531,7 @@ def _first_forward(calls: _Calls, cycle: _Words, sizes: _Words) -> int:
     """
     passes = np.flatnonzero(calls.words == _BACKWARD)
     first = int(passes[0]) if len(passes) else 0
-    before, sized = calls.words[:first][::-1], calls.sizes[:first][::-1]
+    before, sized = calls.words[:first][::-1], calls.rows["size"][:first][::-1]
     most, shift = 0, -1
     for place in np.flatnonzero(cycle == _BACKWARD).tolist():
         theirs, their_sizes = (np.roll(column, -place)[::-1][:first] for column in (cycle, sizes))
@@ -529,7 +540,7 @@ def _first_forward(calls: _Calls, cycle: _Words, sizes: _Words) -> int:
         same = int(differ[0]) if len(differ) else len(theirs)
         if same > most:
             most, shift = same, (place - same) % len(cycle)
-    if not most and len(passes) and not calls.between_two.any():  # nothing is called in it
+    if not most and len(passes) and not calls.rows["way"].any():  # nothing is called in it
         begins = (cycle == _BACKWARD) & (np.roll(cycle, 1) != _BACKWARD)
         return int(np.flatnonzero(begins)[0]) if begins.any() else -1
     return shift if most == first or most >= max(3, first / 2) else -1
