@@ -21,6 +21,7 @@ from netmon.rate_limiter import RateLimiters
 from netmon.records import (
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
+    OF_ONE,
     STEP_BEGIN,
     STEP_DROPPED,
     STEP_RANK,
@@ -163,19 +164,27 @@ class _Rank:
 
     def recur(self, calls: Table) -> list[Boundary]:
         """The steps that are known by all its calls, if sums do not tell them."""
-        if self.summed and (
-            self.detector.iteration >= 0 or self.detector.library in (LIBRARY_HOROVOD, LIBRARY_REDUCER)
-        ):
+        self.others |= bool(((calls["kind"] == STEP_TRANSFER) & (calls["name_hash"] != OF_ONE)).any())
+        named = self.detector.library in (LIBRARY_HOROVOD, LIBRARY_REDUCER)
+        if self.summed and (named or (self.detector.iteration >= 0 and not self.others)):
             self.calls.append(calls)
             while sum(map(len, self.calls)) > max(_MOST_KEPT, len(calls)):
                 self.calls.pop(0)
                 self.recurring.forget()
             return []
         tables, self.calls = [*self.calls, calls], []
-        if self.recurring.iteration < 0 < self.told_ns:
-            self.recurring.iteration = self.detector.iteration
         found = [boundary for table in tables for boundary in self.recurring.feed(table)]
-        return [boundary for boundary in found if boundary[2] > self.told_ns]
+        if not self.told_ns or not found:
+            return found
+        return self._after_sums(found)
+
+    def _after_sums(self, found: list[Boundary]) -> list[Boundary]:
+        """The first steps that are known by all calls, where some were told by sums: those after them, numbered on."""
+        after = [boundary for boundary in found if boundary[2] > self.told_ns]
+        whole = after[len(after) % 2 :]
+        on = self.detector.iteration + 1 - whole[0][0] if whole else 0
+        self.told_ns, self.recurring.iteration = 0, self.recurring.iteration + on
+        return [(number + on, moment, time_ns) for number, moment, time_ns in whole]
 
 
 class StepMarks:
