@@ -57,6 +57,7 @@ _BACKWARD, _IDLE = np.uint64(1), np.uint64(0x9E3779B185EBCA87)
 _MOST_CALLS = 20_000  # that are remembered
 _LEAST_GROWTH = 1.1  # of the calls, before they are looked through again
 _LOOK_NS = 1_000_000_000  # from one time to the next
+_LEAST_NS = 2_000_000  # of a step
 _PERIODS, _MANY_PERIODS, _LONG_NS = 3, 16, 60_000_000_000  # that it must have come at least; or many, or for so long
 _CERTAIN = 256  # times without anything else between, that it must have come if it is one call
 _PATIENCE_NS = 90_000_000_000
@@ -135,7 +136,7 @@ class RecurringCalls:
         self._looked, self._looked_ns = len(calls), int(calls.rows["time_ns"][-1]) if len(calls) else 0
         for run in _recurring(calls.words):
             found = _cut(calls, run, cold=not self._late)
-            if found.may_be_part:
+            if found.may_be_part or _rounds_ns(calls, run) < _LEAST_NS:
                 continue
             comes = found.all(calls)
             times_ns = calls.rows["time_ns"][comes]
@@ -378,14 +379,20 @@ class _Cycle:
         return int(passes[0]) if len(passes) else 0
 
     def find(self, calls: _Calls, at: int, wanted: _Words) -> int:
-        words, last = calls.words, len(calls) - len(wanted)
-        if at > last:
-            return -1
-        rows, few = calls.rows[at:], min(_COMPARED, len(wanted))
-        pauses = rows["over_ns"] - rows["time_ns"] if self.waits else rows["quiet_ns"]
-        fits = pauses[: last + 1 - at] >= self.pause_ns
+        """Where these calls come next, from there on; −1: nowhere. Mostly that is near."""
+        last, near = len(calls) - len(wanted), 4 * len(wanted)
+        while at <= last:
+            until = min(at + near, last + 1)
+            if (found := self._within(calls, at, until, wanted)) >= 0:
+                return found
+            at, near = until, 2 * near
+        return -1
+
+    def _within(self, calls: _Calls, at: int, until: int, wanted: _Words) -> int:
+        words, rows, few = calls.words, calls.rows[at:until], min(_COMPARED, len(wanted))
+        fits = (rows["over_ns"] - rows["time_ns"] if self.waits else rows["quiet_ns"]) >= self.pause_ns
         for place in range(few):
-            fits &= rows["word"][place : last + 1 - at + place] == wanted[place]
+            fits &= words[at + place : until + place] == wanted[place]
         for begin in (at + np.flatnonzero(fits)).tolist():
             if np.array_equal(words[begin + few : begin + len(wanted)], wanted[few:]):
                 return int(begin)
@@ -492,6 +499,12 @@ def _balanced(calls: _Calls, run: _Run) -> _Flags:
         sum_before = np.cumsum(step) - step
         balanced &= (sum_before == sum_before.min()) | (sum_before == sum_before.max())
     return balanced
+
+
+def _rounds_ns(calls: _Calls, run: _Run) -> float:
+    """How long a round of it takes."""
+    begin, end = calls.rows["time_ns"][[run.begin, run.end - 1]].tolist()
+    return float(end - begin) * run.period / (run.end - run.begin)
 
 
 def _explains(cycle: _Cycle, calls: _Calls, run: _Run, times: int) -> bool:
