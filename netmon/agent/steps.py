@@ -22,7 +22,6 @@ from netmon.records import (
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
     OF_ONE,
-    STEP_BEGIN,
     STEP_DROPPED,
     STEP_RANK,
     STEP_TRANSFER,
@@ -377,7 +376,7 @@ class StepMarks:
         """Marks of the steps that are understood."""
         rank = self._ranks[pid]
         rank.last_ns = int(calls["time_ns"][-1])
-        boundaries = rank.detector.feed(calls[(calls["kind"] != STEP_TRANSFER) & (calls["kind"] < STEP_BEGIN)])
+        boundaries = rank.detector.feed(calls)
         begun = [time_ns for _, moment, time_ns in boundaries if moment is Moment.FIRST_ENQUEUE]
         before = rank.understanding
         rank.account.add(calls, begun, rank.detector.size.bytes, rank.identity.size)

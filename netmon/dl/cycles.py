@@ -253,6 +253,7 @@ class Passes:
 Boundary = tuple[int, Moment, int]
 """(iteration, moment, time_ns)"""
 
+_OF_SUMS = (STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE)
 _UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO)  # they report the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
 _MOST_STRANGERS = 20_000  # names that are no markers, since the last step
@@ -543,12 +544,13 @@ class CycleDetector:
             self._steps.forget()
 
     def feed(self, steps: Table) -> list[Boundary]:
-        """steps: dtype STEP, of one process → the boundaries that are known now.
+        """steps: dtype STEP, of one process → the boundaries that are known now. Of sums: other calls are passed over.
 
         The waits of an iteration are known when the next one begins, or at `finish`. This walks calls per tensor.
         """
         boundaries: list[Boundary] = []
-        for time_ns, name, _, kind, library, tensors, size, *_ in steps.tolist():
+        of_sums = steps[np.isin(steps["kind"], _OF_SUMS)]
+        for time_ns, name, _, kind, library, tensors, size, *_ in of_sums.tolist():
             if library != self._library:
                 if self._library and library > self._library:
                     self._underneath(library)
