@@ -124,7 +124,8 @@ def _store(replay: "Replay", directory: Path) -> None:
         flush = session.flush(changed, grown)
         if flush:
             try:
-                tables = flush_tables([flush], unstored.take(), stage.tables.flows.jobs)
+                ledger = {"ledger": stage.tables.unstored_of["ledger"].take()}
+                tables = flush_tables([flush], unstored.take(), stage.tables.flows.jobs, others=ledger)
                 sink.write(tables, {session.hello.session: flush.state})
             except DataError as error:
                 reason = str(error).split("; ")[0]
