@@ -138,9 +138,10 @@ struct netmon_ledger {
 #define NETMON_OF_ONE 1	 /* one rank sends it to all others, as at the start */
 #define NETMON_OF_EACH 2 /* each rank has such a part */
 
-/* Of BEGIN, as c10d::OpType has them, of which these two are told apart here. */
+/* Of BEGIN, as c10d::OpType has them, of which these are told apart here. */
 #define NETMON_OPERATION_SEND 12
 #define NETMON_OPERATION_RECEIVE 13
+#define NETMON_SUMS(operation) ((operation) == 1 || (operation) == 2)
 
 /* What a training process did, in the clock of the buckets. */
 struct netmon_step {

@@ -77,8 +77,8 @@ static __always_inline u64 size_of_flat_tensor(u64 address)
 	return 0;
 }
 
-/* The bytes of a PyTorch tensor of up to five dimensions, looked for in the same way; 0: not found. */
-static __always_inline u64 bytes_of_tensor(u64 address)
+/* The values of a PyTorch tensor of up to five dimensions and the bytes of each, looked for in the same way; 0: not found. */
+static __always_inline u64 size_of_tensor(u64 address)
 {
 	u64 word[TENSOR_WORDS] = {}, product;
 
@@ -96,12 +96,17 @@ static __always_inline u64 bytes_of_tensor(u64 address)
 		}
 		if (word[at] >= 1 && word[at] <= MOST_DIMENSIONS && product == word[at + 12] && product &&
 		    product < NETMON_MOST_VALUES)
-			return product * (type == 4 || type == 7		 ? 8
-					  : type == 3 || type == 6		 ? 4
-					  : type == 2 || type == 5 || type == 15 ? 2
-										 : 1);
+			return size_of(product, type == 4 || type == 7			 ? 8
+						: type == 3 || type == 6		 ? 4
+						: type == 2 || type == 5 || type == 15 ? 2
+										       : 1);
 	}
 	return 0;
+}
+
+static __always_inline u64 bytes_of_size(u64 size)
+{
+	return (size >> 4) * (size & 15);
 }
 
 #endif

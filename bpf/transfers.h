@@ -57,7 +57,7 @@ static __always_inline int submit_gloo_send(u64 tensors_address)
 	if (bpf_probe_read_user(&tensors, sizeof(tensors), (void *)tensors_address) ||
 	    bpf_probe_read_user(&tensor, sizeof(tensor), (void *)tensors.begin))
 		return 0;
-	return submit_transfer(NETMON_GLOO, NETMON_OF_ALL, bytes_of_tensor(tensor));
+	return submit_transfer(NETMON_GLOO, NETMON_OF_ALL, bytes_of_size(size_of_tensor(tensor)));
 }
 
 #endif

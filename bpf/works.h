@@ -26,7 +26,7 @@ static __always_inline int submit_group(u64 group, u32 rank, u32 size)
 	return submit_step(&step);
 }
 
-/* tensors: a vector of vectors of them, of which the first one's first tells the size */
+/* tensors: a vector of vectors of them; the first one's first tells the size, unless several are summed together */
 static __always_inline int begin_gloo_work(u64 work, u64 context_pointer, u64 tensors, u32 operation, u32 sequence)
 {
 	struct netmon_step step = {.library = NETMON_GLOO, .kind = NETMON_STEP_BEGIN, .work = work};
@@ -48,8 +48,9 @@ static __always_inline int begin_gloo_work(u64 work, u64 context_pointer, u64 te
 	}
 	if (!bpf_probe_read_user(&outer, sizeof(outer), (void *)tensors) && outer.end > outer.begin &&
 	    !bpf_probe_read_user(&inner, sizeof(inner), (void *)outer.begin) && inner.end > inner.begin &&
+	    (inner.end == inner.begin + sizeof(tensor) || !NETMON_SUMS(operation)) &&
 	    !bpf_probe_read_user(&tensor, sizeof(tensor), (void *)inner.begin))
-		step.size = size_of(bytes_of_tensor(tensor), 1);
+		step.size = size_of_tensor(tensor);
 	return submit_step(&step);
 }
 
@@ -63,7 +64,7 @@ static __always_inline int begin_transfer(u64 work, u64 tensor_pointer, u16 oper
 	step.sequence = peer;
 	step.name_hash = group;
 	if (!bpf_probe_read_user(&tensor, sizeof(tensor), (void *)tensor_pointer))
-		step.size = size_of(bytes_of_tensor(tensor), 1);
+		step.size = size_of_tensor(tensor);
 	return submit_step(&step);
 }
 

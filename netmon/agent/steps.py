@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from netmon.dl.cycles import Boundary, CycleDetector
+from netmon.dl.cycles import Boundary, CycleDetector, told_by_works
+from netmon.dl.grouped import joined
 from netmon.dl.recurrence import RecurringCalls
 from netmon.dl.understanding import StepAccount, Understanding
 from netmon.marks import RankIdentity, is_rank
@@ -258,6 +259,7 @@ class StepMarks:
         """table: dtype STEP, as the kernel handed it over → marks."""
         marks: list[Mark] = []
         table = self._without_drops(table)
+        table = joined([table, told_by_works(table)])
         table = table[np.lexsort((table["time_ns"], table["pid"]))]
         set_up = table[table["kind"] == STEP_RANK]
         for pid, name in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():

@@ -15,16 +15,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from netmon.dl.gradient_sizes import UNKNOWN, GradientSize, NamedSizes, gradient_size, total
+from netmon.dl.gradient_sizes import UNKNOWN, GradientSize, NamedSizes, byte_sizes, gradient_size, total
 from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_NCCL,
     LIBRARY_REDUCER,
+    OF_ALL,
+    OF_EACH,
+    OF_ONE,
+    STEP_BEGIN,
     STEP_CALL,
     STEP_DONE,
     STEP_ENQUEUE,
     STEP_OTHER,
     STEP_SIZE,
+    STEP_TRANSFER,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     Moment,
@@ -179,6 +184,26 @@ class PendingEvents:
         return max((later.time_ns - event.time_ns, later.time_ns) for (event, _), (later, _) in pairwise(calls))[1]
 
 
+# --- What PyTorch begins as a work is a sum, or something else that is sent.
+
+_SEED, _HASH_PRIME = np.uint64(0xCBF29CE484222325), 0x100000001B3  # FNV-1a
+_SUMS, _OF_ONE, _OF_EACH, _OF_ALL = (1, 2), (0, 3), (4, 6), (5, 7, 10, 11)  # as c10d::OpType has them
+_LEAST_BYTES = 1024  # what is smaller is a metric that is averaged, not a gradient
+
+
+def told_by_works(table: Table) -> Table:
+    """table: dtype STEP → of its collectives what libraries tell that know of no works, at the same times."""
+    begun = table[(table["kind"] == STEP_BEGIN) & np.isin(table["tensors"], (*_SUMS, *_OF_ONE, *_OF_EACH, *_OF_ALL))]
+    told, operation = begun.copy(), begun["tensors"]
+    sums, sizes = np.isin(operation, _SUMS), byte_sizes(begun["size"])
+    told["kind"] = np.where(sums, np.where(sizes < _LEAST_BYTES, STEP_OTHER, STEP_ENQUEUE), STEP_TRANSFER)
+    of = np.select([np.isin(operation, _OF_ONE), np.isin(operation, _OF_EACH)], [OF_ONE, OF_EACH], OF_ALL)
+    told["name_hash"] = np.where(sums, (sizes.astype(np.uint64) ^ _SEED) * np.uint64(_HASH_PRIME), of)
+    told["tensors"], told["work"], told["sequence"], told["group_rank"], told["group_size"] = 1, 0, 0, 0, 0
+    found: Table = told[sums | (sizes > 0)]
+    return found
+
+
 # --- All-reduces of a library that tells no names: put in order, and named by their size and place.
 #
 # A training script that reduces its gradients itself hands them over in the same order in every step, and computes
@@ -190,7 +215,7 @@ _SETTLED = 64  # calls, after which that is found anew only now and then
 _LEAST_PAUSE_NS = 1_000_000
 _MOST_PENDING = 10_000  # events after a call of which no size is reported
 _MOST_SIZES = 10_000  # in a pass
-_HASH_PRIME, _HASH_BITS = 0x100000001B3, (1 << 64) - 1
+_HASH_BITS = (1 << 64) - 1
 
 
 class Passes:

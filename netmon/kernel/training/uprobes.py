@@ -68,6 +68,7 @@ _OTHER_COLLECTIVES = {
 }
 # What else ranks send each other: steps that are known by sums do not explain it.
 _GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", "6gatherE")
+_WORKS, _TOLD_BY_WORKS = "gloo_work", ("gloo_call", "gloo_enqueue", "gloo_transfer", "gloo_broadcast")
 _GLOO_GROUP = "_ZN4c10d16ProcessGroupGloo"
 _WORK_OVER = (f"{_GLOO_GROUP}9AsyncWork19finishWorkGlooErrorE", "_ZN4c10d4Work14finishAndThrowE")
 PROBES = (
@@ -442,9 +443,11 @@ class Uprobes:
 
     def _attach(self, file: _File, wanted: _Wanted, offsets: Offsets) -> None:
         """offsets: as somebody says who has read a stranger's file: nothing but code of that file is probed."""
+        works = any(offsets[probe.symbol] for probe in _probes(wanted.library) if probe.program == _WORKS)
         found = [
             (self._programs[probe.program_for(name)], offset)
             for probe in _probes(wanted.library)
+            if not (works and probe.program in _TOLD_BY_WORKS)
             for offset, name in offsets[probe.symbol].items()
         ]
         if not all(wanted.library.executes(offset) for _, offset in found):
