@@ -10,9 +10,13 @@ native_sources := $(wildcard netmon/native/*.c)
 export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
+version := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' netmon/version.py)
+# What is built of one commit has one time, and is the same.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-machine test-lab test-readers test-long crash-states soak fuzz fuzz-native lint format \
-  docs proto man wheel deb sbom audit release horovod horovod-tensorflow frameworks clean
+.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-machine test-release test-lab test-readers test-long crash-states soak fuzz fuzz-native lint format \
+  docs docs-archive proto man wheel deb image requirements sbom audit release horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +54,11 @@ test-kernels: setup-dev ## the tests that hold on every kernel, on other kernels
 test-machine: setup-dev ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (half an hour; before a release; root)
 	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-dev python3-pip
 	@$(python) -m pytest -s -m machine -k '$(ONLY)' tests/machine
+
+test-release: setup-dev ## what `make release` made, on an emulated machine that never had netmon: installed, used, removed (half an hour; root)
+	@[ -e dist/SHA256SUMS ] || { echo "make test-release: nothing is in dist; make release" >&2; exit 1; }
+	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs
+	@$(python) -m pytest -s -m release tests/machine
 
 test-lab: setup-dev frameworks ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab
@@ -91,6 +100,12 @@ format: setup-dev ## let ruff and clang-format put the sources in order
 docs: setup-dev ## the documentation as a site in out/site, with the reference made from the code
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --config-file docs/mkdocs.yml
 
+docs-archive: docs ## the same as an archive in dist, to be read from the disk or put on a web server
+	@mkdir -p dist
+	@tar -C out/site --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime=@$(SOURCE_DATE_EPOCH) \
+	  --transform='s,^\.,netmon-$(version)-docs,' -c . | gzip -9n >dist/netmon-$(version)-docs.tar.gz
+	@echo dist/netmon-$(version)-docs.tar.gz
+
 proto: setup-dev ## generate netmon/wire from proto/netmon.proto
 	@$(python) -m grpc_tools.protoc -Inetmon/wire=proto --python_out=. --grpc_python_out=. \
 	  --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy --mypy_out=. netmon/wire/netmon.proto
@@ -102,21 +117,36 @@ wheel: man ## the wheel, with programs, units and examples inside, into dist
 	@$(python) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 
-deb: man ## Debian packages of agent and collector, for the interpreter of this distribution, into dist
+deb: man requirements ## Debian packages of agent and collector, for the interpreter of this distribution, into dist
 	@.ci/packages debhelper dpkg-dev python3-dev python3-pip
-	@packaging/debian/build dist
+	@CONSTRAINTS=build/requirements.txt packaging/debian/build dist
 
-sbom: setup-dev ## dist/netmon.cdx.json: the libraries that an installation consists of, as they were tested (CycloneDX)
-	@mkdir -p build dist
-	@$(python) packaging/tools/installed.py 'netmon[bus,metrics,report]' >build/requirements.txt
-	@.venv/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/netmon.cdx.json build/requirements.txt
-	@echo dist/netmon.cdx.json
+image: deb ## the container image with that package, for `podman load` or `docker load`, into dist; no registry, no engine
+	@.ci/packages mmdebstrap
+	@packaging/container/build dist dist/netmon-$(version)-image.tar
+
+requirements: setup-dev
+	@mkdir -p build
+	@$(python) packaging/tools/installed.py 'netmon[all]' >build/requirements.txt
+
+sbom: requirements ## the libraries that an installation consists of, as they were tested (CycloneDX), into dist
+	@mkdir -p dist
+	@sed 's/^dynamic = .*/version = "$(version)"/' pyproject.toml >build/pyproject.toml
+	@.venv/bin/cyclonedx-py requirements --pyproject build/pyproject.toml --output-reproducible --output-file dist/netmon-$(version).cdx.json build/requirements.txt
+	@echo dist/netmon-$(version).cdx.json
 
 audit: setup-dev ## the libraries: do they fit, are they as published, under open licenses, known to be vulnerable (where a database can be reached)
-	@$(python) packaging/tools/audit.py 'netmon[bus,metrics,otlp,report,top,trace,web]'
+	@$(python) packaging/tools/audit.py 'netmon[all]'
 
-release: wheel deb sbom ## everything that a release consists of, with checksums, in dist
-	@cd dist && sha256sum -- *.whl *.deb *.cdx.json >SHA256SUMS && cat SHA256SUMS
+# What is missing is said before anything is built.
+release: setup-dev ## everything that a release consists of, with checksums, in dist, which is emptied first
+	@command -v dpkg-query >/dev/null || { echo "make release: the packages and the image take Debian or Ubuntu" >&2; exit 1; }
+	@grep -q '^## $(version) ([0-9]' CHANGELOG.md || { echo "make release: CHANGELOG.md has no '## $(version) (DATE)'" >&2; exit 1; }
+	@.ci/packages debhelper dpkg-dev python3-dev python3-pip mmdebstrap
+	@rm -rf dist
+	@$(MAKE) --no-print-directory wheel deb docs-archive sbom image
+	@cp CHANGELOG.md dist
+	@cd dist && sums=$$(sha256sum -- *) && echo "$$sums" | tee SHA256SUMS
 
 horovod: setup ## build real Horovod with PyTorch for the lab, once (about five minutes)
 	@.ci/packages g++ make python3-dev

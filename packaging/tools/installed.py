@@ -12,13 +12,18 @@ from packaging.utils import canonicalize_name
 
 def needed(requirement: Requirement, found: dict[str, str]) -> None:
     """Adds the version of each distribution by its name, this one's too. Raises PackageNotFoundError."""
-    name, extras = canonicalize_name(requirement.name), requirement.extras or {""}
-    found[name] = metadata.version(name)
-    for line in metadata.requires(name) or ():
-        below = Requirement(line)
-        wanted = below.marker is None or any(below.marker.evaluate({"extra": extra}) for extra in {"", *extras})
-        if wanted and canonicalize_name(below.name) not in found:
-            needed(below, found)
+    asked = [requirement]
+    for each in asked:  # netmon[all] is netmon[report] and others
+        name, extras = canonicalize_name(each.name), each.extras or {""}
+        found[name] = metadata.version(name)
+        for line in metadata.requires(name) or ():
+            below = Requirement(line)
+            wanted = below.marker is None or any(below.marker.evaluate({"extra": extra}) for extra in {"", *extras})
+            if wanted and not any(
+                canonicalize_name(below.name) == canonicalize_name(known.name) and below.extras <= known.extras
+                for known in asked
+            ):
+                asked.append(below)
 
 
 def main() -> int:

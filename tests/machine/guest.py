@@ -35,8 +35,17 @@ Not q35: there the kernel's clock (acpi_pm) stood still after a suspend."""
 class Guest:
     """One machine with disks of its own; off at first."""
 
-    def __init__(self, image: Image, folder: Path, disks: tuple[int, ...] = (), in_place: bool = False) -> None:
-        """disks: bytes of further ones, empty, /dev/vdb and on. in_place: changes the image itself."""
+    def __init__(
+        self,
+        image: Image,
+        folder: Path,
+        disks: tuple[int, ...] = (),
+        in_place: bool = False,
+        more: tuple[Path, ...] = (),
+    ) -> None:
+        """disks: bytes of further ones, empty, /dev/vdb and on; more: the files of those after them. in_place: changes
+        the image itself.
+        """
         self._image, self.folder = image, folder
         self._disks = [image.disk if in_place else folder / "root.img"]
         if not in_place:
@@ -45,6 +54,8 @@ class Guest:
             self._disks.append(folder / f"disk{number}.img")
             with self._disks[-1].open("wb") as file:
                 file.truncate(size)
+        self._disks += more
+        self._kept = (image.disk, *more)
         first = free_port(2)
         self.ports = {METRICS: first, COLLECTOR: first + 1}
         """On this machine's loopback, by those in the guest."""
@@ -207,6 +218,6 @@ class Guest:
         """Nothing of it is left but what it has said."""
         self.kill()
         for disk in self._disks:
-            if disk != self._image.disk:
+            if disk not in self._kept:
                 disk.unlink(missing_ok=True)
         shutil.rmtree(self.folder / "data", ignore_errors=True)

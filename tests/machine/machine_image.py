@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the disk of an emulated machine: Debian, its own kernel, systemd, and the Debian packages of this checkout.
+"""Makes the disk of an emulated machine: Debian, its own kernel, systemd, and the Debian packages of this checkout, or
+nothing of netmon and of what it needs.
 
 Debian is fetched once and kept below ~/.cache/netmon/machine; the disk is made anew when netmon's sources have changed.
-Needs root, mmdebstrap, mke2fs and what `make deb` needs.
+Needs root, mmdebstrap, mke2fs and, for a disk with netmon, what `make deb` needs.
 """
 
 import contextlib
@@ -21,6 +22,10 @@ MIRROR = "http://deb.debian.org/debian"
 SUITE = "bookworm"  # whose Python the packages are for, where they are built on it
 DISK_BYTES = 6 << 30  # mostly holes
 
+CLEAN = (
+    *("linux-image-amd64", "initramfs-tools", "busybox-static", "systemd-sysv", "udev", "kmod", "qemu-guest-agent"),
+    *("iproute2", "iputils-ping", "procps", "e2fsprogs", "python3-venv", "podman"),
+)
 PACKAGES = (
     *("linux-image-amd64", "initramfs-tools", "busybox-static", "systemd-sysv", "udev", "kmod", "qemu-guest-agent"),
     *("python3", "python3-bpfcc", "libgcc-s1", "libstdc++6", "iproute2", "iputils-ping", "procps", "e2fsprogs"),
@@ -79,23 +84,35 @@ def alone() -> Iterator[None]:
 
 
 def make() -> Image:
-    """From what is kept, or anew. Raises CalledProcessError with what failed on stderr."""
-    image = Image(CACHE / f"disk-{_digest(_netmon_is(), _base_is())}")
+    """From what is kept, or anew. Raises RuntimeError with what failed."""
+    return _made("disk", _netmon_is(), PACKAGES)
+
+
+def make_clean() -> Image:
+    """The same without netmon."""
+    return _made("clean", repr(sorted(_SETTINGS.items())), CLEAN)
+
+
+def _made(kind: str, about: str, packages: tuple[str, ...]) -> Image:
+    netmon = kind == "disk"
+    image = Image(CACHE / f"{kind}-{_digest(about, _base_is(packages))}")
     if not image.disk.exists():
-        base = _base()
-        for old in CACHE.glob("disk-*"):
+        base = _base(kind, packages)
+        for old in CACHE.glob(f"{kind}-*"):
             shutil.rmtree(old)
         image.folder.mkdir(parents=True)
         tree = image.folder / "tree"
         _run("cp", "-a", base, tree)
-        _install_netmon(tree, image.folder / "packages")
+        if netmon:
+            _install_netmon(tree, image.folder / "packages")
         for name, text in _SETTINGS.items():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_text(text)
         for unit in _MASKED:
             (tree / "etc/systemd/system" / unit).symlink_to("/dev/null")
         _run("chroot", tree, "systemctl", "enable", "systemd-networkd")
-        _run("chroot", tree, "systemctl", "disable", "nfs-server", "netmon-agent", "netmon-collector")
+        if netmon:
+            _run("chroot", tree, "systemctl", "disable", "nfs-server", "netmon-agent", "netmon-collector")
         for name in ("vmlinuz", "initrd.img"):
             shutil.copy((tree / "boot").joinpath(next((tree / "boot").glob(f"{name}-*")).name), image.folder / name)
         partial = image.folder / "root.partial"
@@ -107,11 +124,11 @@ def make() -> Image:
     return image
 
 
-def _base() -> Path:
+def _base(kind: str, packages: tuple[str, ...]) -> Path:
     """The tree of Debian, without netmon."""
-    tree = CACHE / f"base-{_digest(_base_is())}"
+    tree = CACHE / f"base-{kind}-{_digest(_base_is(packages))}"
     if not tree.exists():
-        for old in CACHE.glob("base-*"):
+        for old in CACHE.glob(f"base-{kind}-*"):
             shutil.rmtree(old)
         partial = CACHE / "partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -119,7 +136,7 @@ def _base() -> Path:
         before = CACHE / "before.sh"
         before.write_text(f"#!/bin/sh\nset -e\n{_BEFORE}")
         before.chmod(0o755)
-        options = ("--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}")
+        options = ("--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}")
         _run("mmdebstrap", *options, f"--essential-hook={before}", "--format=directory", SUITE, partial, MIRROR)
         partial.rename(tree)
     return tree
@@ -137,8 +154,8 @@ def _install_netmon(tree: Path, packages: Path) -> None:
     shutil.rmtree(packages)
 
 
-def _base_is() -> str:
-    return repr((PACKAGES, SUITE, MIRROR, _BEFORE))
+def _base_is(packages: tuple[str, ...]) -> str:
+    return repr((packages, SUITE, MIRROR, _BEFORE))
 
 
 def _netmon_is() -> str:

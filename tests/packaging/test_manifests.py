@@ -90,13 +90,6 @@ def test_the_collector_has_no_capability_and_is_not_root():
     assert not pod["automountServiceAccountToken"]
 
 
-def test_what_the_image_copies_is_there():
-    lines = (PACKAGING / "container/Containerfile").read_text().splitlines()
-    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
-    for name in (name for names in copied for name in names):
-        assert (PACKAGING.parent / name).exists(), name
-
-
 def test_ansible_accepts_the_playbook():
     pytest.importorskip("ansible")
     playbook = Path(sys.executable).with_name("ansible-playbook")
