@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of our own modules, how a user starts one, and where they import from."""
+"""Processes of our own modules, how a user starts one, where they import from, and what installs more of them."""
 
 import os
 import shlex
@@ -59,3 +59,11 @@ def typed(program: str) -> str:
     if (found := shutil.which(program)) and Path(found).exists() and os.path.samefile(Path(found).parent, own.parent):
         return program
     return shlex.quote(str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own))
+
+
+def to_install(extra: str) -> str:
+    """The command with which a user installs what an extra of ours needs, beside us.
+
+    By the pip of this installation, which knows ours: in another one "netmon" is somebody else's project on PyPI.
+    """
+    return f"{typed('python')} -m pip install 'netmon[{extra}]'"

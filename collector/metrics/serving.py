@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from collector.registry import Registry
 from collector.settings import ListenConfig
 from netmon.errors import NetmonError, UnsupportedError
+from netmon.own_module import to_install
 
 if TYPE_CHECKING:
     from collector.cluster.worker import ClusterWorker
@@ -45,7 +46,7 @@ def serve_metrics(
         from netmon.telemetry.families import used, used_by
     except ImportError as error:  # it needs libraries that the rest does without
         raise UnsupportedError(
-            f"cannot serve metrics: {error.name} is not installed; pip install 'netmon[metrics]'"
+            f"cannot serve metrics: {error.name} is not installed; {to_install('metrics')}"
         ) from None
     bus = _BusDepth(among) if among else None
 

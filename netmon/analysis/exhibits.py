@@ -7,6 +7,7 @@ import pandas as pd
 
 from netmon.analysis.plots import plot_style
 from netmon.errors import DataError, UnsupportedError
+from netmon.own_module import to_install
 from netmon.report.study import Chapter, Exhibit, Frames, GapError
 
 if TYPE_CHECKING:
@@ -72,5 +73,5 @@ def _chapters() -> tuple[Chapter, ...]:
         return chapters()
     except ImportError as error:
         raise UnsupportedError(
-            f"cannot show an exhibit: {error.name} is not installed; pip install 'netmon[report]'"
+            f"cannot show an exhibit: {error.name} is not installed; {to_install('report')}"
         ) from None

@@ -10,6 +10,7 @@ import pandas as pd
 
 from netmon.errors import UnsupportedError
 from netmon.history.frames import groups
+from netmon.own_module import to_install
 from netmon.records import CLASS_NAMES
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def plot_style() -> Iterator[None]:
 
         from netmon.report.style import SETTINGS
     except ImportError:
-        raise UnsupportedError("cannot draw: matplotlib is not installed; pip install 'netmon[report]'") from None
+        raise UnsupportedError(f"cannot draw: matplotlib is not installed; {to_install('report')}") from None
     with rc_context({name: value for name, value in SETTINGS.items() if name != "savefig.dpi"}):
         yield
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 
 from netmon.errors import DataError, UnsupportedError
+from netmon.own_module import to_install
 from netmon.terminal import Column, FittingTable, console, labels
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def check_plottable(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UnsupportedError(f"cannot draw {path}: matplotlib is not installed; install netmon[report]") from None
+        raise UnsupportedError(f"cannot draw {path}: matplotlib is not installed; {to_install('report')}") from None
     if not path.parent.is_dir():
         raise DataError(f"cannot draw {path}: {path.parent} is no directory; make it first")
 

@@ -11,6 +11,7 @@ from netmon.commands.needs import require
 from netmon.commands.service_options import Service, heed_hangup
 from netmon.errors import UnsupportedError
 from netmon.options import declare, read_options
+from netmon.own_module import to_install
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -109,9 +110,7 @@ def _spans(settings: Settings) -> "Spans | None":
     try:
         from collector.metrics.spans import open_spans
     except ImportError:
-        raise UnsupportedError(
-            "cannot send spans: OpenTelemetry is not installed; pip install 'netmon[otlp]'"
-        ) from None
+        raise UnsupportedError(f"cannot send spans: OpenTelemetry is not installed; {to_install('otlp')}") from None
     return open_spans(settings.otlp, settings.listen_config.security)
 
 

@@ -11,6 +11,7 @@ import grpc
 
 from netmon.errors import CertificateError, NetmonError
 from netmon.kernel.machine import Check, Status
+from netmon.own_module import to_install
 from netmon.units import format_bytes, format_duration
 from netmon.version import __version__
 from netmon.views import FULL_COVERAGE, LAG_NS, HostView, LinkView, Selection, Snapshot
@@ -271,7 +272,7 @@ def _health(address: str, channel: grpc.Channel, security: Security) -> Iterator
     try:
         from grpc_health.v1 import health_pb2, health_pb2_grpc
     except ImportError:
-        yield Check(name, Status.UNKNOWN, "cannot ask how it does: pip install 'netmon[metrics]'")
+        yield Check(name, Status.UNKNOWN, f"cannot ask how it does: {to_install('metrics')}")
         return
     try:
         answer = health_pb2_grpc.HealthStub(channel).Check(

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from netmon.errors import UnsupportedError
-from netmon.own_module import typed
+from netmon.own_module import to_install
 
 
 def require(packages: Sequence[str], what: str, extra: str) -> None:
     """Raise UnsupportedError if a package is missing. what: the action that needs it; extra: what installs it."""
     absent = [name for name in packages if find_spec(name) is None]
     if absent:
-        pip = f"{typed('python')} -m pip"  # of this environment, which knows what the extra is
-        raise UnsupportedError(f"cannot {what}: {', '.join(absent)} not installed; {pip} install 'netmon[{extra}]'")
+        raise UnsupportedError(f"cannot {what}: {', '.join(absent)} not installed; {to_install(extra)}")

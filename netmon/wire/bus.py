@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from netmon.errors import CertificateError, NetmonError, UnsupportedError, WireError
+from netmon.own_module import to_install
 from netmon.wire.channel import MAX_MESSAGE_BYTES
 from netmon.wire.identity import Role
 from netmon.wire.limits import MAX_COUNT, MAX_HOST, MAX_SESSION
@@ -38,9 +39,7 @@ try:
     from nats.js import JetStreamContext
     from nats.js.errors import APIError, BucketNotFoundError, NoStreamResponseError, NotFoundError
 except ImportError as error:
-    raise UnsupportedError(
-        "cannot use a bus: nats-py is not there; install netmon with it: pip install 'netmon[bus]'"
-    ) from error
+    raise UnsupportedError(f"cannot use a bus: nats-py is not installed; {to_install('bus')}") from error
 
 _log = logging.getLogger(__name__)
 

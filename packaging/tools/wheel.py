@@ -32,7 +32,9 @@ class WithPrograms(build_py):
             place = package / target
             if (ROOT / source).is_dir():
                 shutil.rmtree(place, ignore_errors=True)
-                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__", "container", "debian", "tools"))
+                shutil.copytree(
+                    ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__", "container", "debian", "tools")
+                )
             else:
                 shutil.copy(ROOT / source, place)
 

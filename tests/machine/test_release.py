@@ -10,7 +10,7 @@ from pathlib import Path
 
 import machine_image
 import pytest
-from guest import BOOTS_S, Guest
+from guest import BOOTS_S, OLD_CPU, Guest
 
 from netmon.version import __version__
 
@@ -47,7 +47,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clean(release: Path, tmp_path: Path) -> Iterator[Guest]:
     with machine_image.alone():
         image = machine_image.make_clean()
-    guest = Guest(image, tmp_path, more=(release,))
+    guest = Guest(image, tmp_path, more=(release,), cpu=OLD_CPU)
     try:
         guest.start()
         guest.run("mkdir -p /release; mount -o ro /dev/vdb /release")

@@ -13,6 +13,7 @@ import pandas as pd
 
 from netmon.errors import DataError, UnsupportedError
 from netmon.lab.traffic.loads import LOAD
+from netmon.own_module import to_install
 from netmon.records import Table
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def draw(rows: Table, path: Path, name: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UnsupportedError("cannot draw a load: matplotlib is missing; pip install netmon[report]") from None
+        raise UnsupportedError(f"cannot draw a load: matplotlib is not installed; {to_install('report')}") from None
     figure = Figure(figsize=(9, 8), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"{name}: {len(rows)} flows, offered load")
