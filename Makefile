@@ -132,7 +132,7 @@ requirements: setup-dev
 sbom: requirements ## the libraries that an installation consists of, as they were tested (CycloneDX), into dist
 	@mkdir -p dist
 	@sed 's/^dynamic = .*/version = "$(version)"/' pyproject.toml >build/pyproject.toml
-	@.venv/bin/cyclonedx-py requirements --pyproject build/pyproject.toml --output-reproducible --output-file dist/netmon-$(version).cdx.json build/requirements.txt
+	@PYTHONWARNINGS=ignore .venv/bin/cyclonedx-py requirements --pyproject build/pyproject.toml --output-reproducible --output-file dist/netmon-$(version).cdx.json build/requirements.txt
 	@echo dist/netmon-$(version).cdx.json
 
 audit: setup-dev ## the libraries: do they fit, are they as published, under open licenses, known to be vulnerable (where a database can be reached)
