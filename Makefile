@@ -133,6 +133,7 @@ sbom: requirements ## the libraries that an installation consists of, as they we
 	@mkdir -p dist
 	@sed 's/^dynamic = .*/version = "$(version)"/' pyproject.toml >build/pyproject.toml
 	@PYTHONWARNINGS=ignore .venv/bin/cyclonedx-py requirements --pyproject build/pyproject.toml --output-reproducible --output-file dist/netmon-$(version).cdx.json build/requirements.txt
+	@sed -i 's/"timestamp": "[^"]*"/"timestamp": "'$$(date -u -d @$(SOURCE_DATE_EPOCH) +%FT%TZ)'"/' dist/netmon-$(version).cdx.json
 	@echo dist/netmon-$(version).cdx.json
 
 audit: setup-dev ## the libraries: do they fit, are they as published, under open licenses, known to be vulnerable (where a database can be reached)
