@@ -3,10 +3,12 @@
 # /release/wheels: packages, wheel and image (the argument), installed, used on a training job, removed.
 set -eu
 export DEBIAN_FRONTEND=noninteractive HOME=/root LC_ALL=C.UTF-8 PYTHONSAFEPATH=1
-job=/root/job steps=30
+job=/root/job steps=40
+export MPLCONFIGDIR=$job/matplotlib # else matplotlib keeps fonts in the user's home
+ip netns add far; ip netns del far # from now on there is a /run/netns
 
 say() { echo "== $(cut -d. -f1 /proc/uptime) s: $*"; }
-fail() { echo "$*" >&2; systemctl --no-pager status 'netmon-*' >&2 || true; journalctl --no-pager -n 40 >&2; exit 1; }
+fail() { echo "$*" >&2; systemctl --no-pager status 'netmon-*' >&2 || true; journalctl --no-pager -n 40 -u 'netmon-*' >&2; exit 1; }
 wait_for() { # seconds, command
   end=$(($(cut -d. -f1 /proc/uptime) + $1))
   until eval "$2"; do [ "$(cut -d. -f1 /proc/uptime)" -lt $end ] || fail "not within $1 s: $2"; sleep 1; done
@@ -42,7 +44,7 @@ train() { # of each rank the command of a Python with netmon; a mark of a rank g
       --compute-ns 500000000 --iterations $steps --log $job/rank$rank.csv >$job/rank$rank.log 2>&1 &
     eval "rank$rank=$!"
   done
-  sleep 15
+  wait_for 600 '[ $(grep -c took $job/rank0.log) -ge 12 ] || ! kill -0 $rank0'
   python3 -c "
 import socket, time
 door = socket.create_server(('10.9.0.1', 5999))
@@ -55,6 +57,17 @@ peer, end = socket.create_connection(('10.9.0.1', 5999)), time.monotonic() + 5
 while time.monotonic() < end: peer.sendall(bytes(1 << 16))"
   wait "$rank0" || fail "$(cat $job/rank0.log)"
   wait "$rank1" || fail "$(cat $job/rank1.log)"
+}
+stored() { # Python, dataset: it has each step of each rank once, and the transfer among what was received in them
+  $1 - "$2" $steps <<'END'
+import sys
+import pandas
+iterations = pandas.read_parquet(sys.argv[1] + "/iterations")
+assert not iterations.duplicated(["rank", "iteration"]).any(), iterations
+assert iterations.groupby("rank").size().to_dict() == dict.fromkeys((0, 1), int(sys.argv[2])), iterations
+print(f"{len(iterations)} steps, {iterations.cross_rx_bytes.sum():,} B of cross traffic received in them")
+assert iterations.cross_rx_bytes.sum() > 1e6, iterations
+END
 }
 looks() { # what a person does with it; netmon: the command; all of the job's steps are known
   say "look"
@@ -84,11 +97,13 @@ packages() {
   systemctl -q is-active netmon-collector || fail "the collector does not run as installed"
   [ "$(systemctl is-active netmon-agent)" = inactive ] || fail "the agent runs without knowing what to watch"
   network
-  printf 'interface = ["v0"]\ncollector = "localhost:9400"\n' >/etc/netmon/agent.toml
+  printf 'interface = ["v0"]\ncollector = "localhost:9400"\ncapacity = "1gbit"\n' >/etc/netmon/agent.toml
   systemctl start netmon-agent
-  train "env PYTHONPATH=/usr/lib/netmon python3"
+  python="env PYTHONPATH=/usr/lib/netmon python3"
+  train "$python"
   looks
   systemctl stop netmon-agent netmon-collector
+  stored "$python" /var/lib/netmon
   netmon why --data /var/lib/netmon --all
   netmon report /var/lib/netmon --out $job/report >$job/said || fail "$(cat $job/said)"
   say "packages: remove"
@@ -116,14 +131,16 @@ wheel() {
   network
   $netmon collector --data $job/data >$job/collector.log 2>&1 &
   collector=$!
-  $netmon agent --interface v0 --collector localhost:9400 --spool $job/spool >$job/agent.log 2>&1 &
+  $netmon agent --interface v0 --capacity 1gbit --collector localhost:9400 --spool $job/spool >$job/agent.log 2>&1 &
   agent=$!
   wait_for 600 'grep -q watching $job/agent.log || [ -S /run/netmon/marks.sock ]'
   train /srv/netmon/bin/python
   looks
   kill $agent; wait $agent || fail "$(cat $job/agent.log)"
   kill $collector; wait $collector || fail "$(cat $job/collector.log)"
+  stored /srv/netmon/bin/python $job/data
   $netmon why --data $job/data --all
+  $netmon report $job/data --out $job/report >$job/said || fail "$(cat $job/said)"
   $netmon lab run --data $job/lab --iterations 5 --hosts 3 --ring 0,1 --cross 2:1 --rate 100mbit --params 50000 --cross-profile burst
   $netmon why --data $job/lab --all
   say "wheel: remove"
@@ -151,17 +168,19 @@ image() {
   caps=$(echo BPF PERFMON NET_ADMIN SYS_PTRACE DAC_READ_SEARCH SYS_RESOURCE CHOWN SETUID SETGID | sed 's/\(^\| \)/ --cap-add /g')
   $run --name agent --pid host --user 0 --read-only --cap-drop all $caps --security-opt no-new-privileges \
     --security-opt seccomp=unconfined --tmpfs /tmp -v /run/netmon:/run/netmon -v $job/spool:/var/lib/netmon-agent \
-    -v /var/cache/netmon:/var/cache/netmon -v /sys/kernel/btf:/sys/kernel/btf:ro netmon agent --interface v0 \
+    -v /var/cache/netmon:/var/cache/netmon -v /sys/kernel/btf:/sys/kernel/btf:ro netmon agent --interface v0 --capacity 1gbit \
     --collector localhost:9400 >$job/agent.log 2>&1 &
   agent=$!
   wait_for 600 '[ -S /run/netmon/marks.sock ] || ! kill -0 $agent'
   # the ranks in it, too: there is no other netmon here; podman run is outside of the namespace of its rank
   root=$(podman image mount netmon)
-  train "env PYTHONPATH=$root/usr/lib/netmon python3"
+  python="env PYTHONPATH=$root/usr/lib/netmon python3"
+  train "$python"
   netmon="$run netmon"
   looks
   podman stop --time 60 agent; wait $agent || fail "$(cat $job/agent.log)"
   podman stop --time 60 collector; wait $collector || fail "$(cat $job/collector.log)"
+  stored "$python" $job/data
   $run -v $job/data:/data:ro netmon why --data /data --all
   say "image: remove"
   no_network

@@ -32,8 +32,8 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(DIST, tree)
     subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=tree, check=True)
     (wheel,) = tree.glob("*.whl")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    within = ["--constraint", ROOT / "build/requirements.txt", "--dest", tree / "wheels"]
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+    within = ["--constraint", ROOT / "build/requirements.txt", "--wheel-dir", tree / "wheels"]
     subprocess.run([*pip, *within, f"{wheel}[all]"], check=True)
     size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
     with disk.open("wb") as file:
