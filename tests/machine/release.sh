@@ -19,7 +19,7 @@ state() {
   find / -xdev -path /root/before -prune -o -path /root/after -prune -o -print | grep -Ev "$KEPT" | sort
   getent passwd; getent group; ip -o link | cut -d: -f2; ip netns list
   for link in $(ls /sys/class/net); do tc filter show dev "$link" ingress; tc filter show dev "$link" egress; done
-  ls /run /sys/fs/bpf; systemctl list-unit-files --no-legend --no-pager | cut -d' ' -f1
+  ls /run /sys/fs/bpf 2>/dev/null || true; systemctl list-unit-files --no-legend --no-pager | cut -d' ' -f1
 }
 KEPT='^/(var/(log|tmp|backups|lib/(apt|dpkg|systemd|containers)|cache/(apt|debconf|ldconfig|man))|tmp/systemd-private)|^/var/(lib|cache)/private$'
 nothing_stays() {
@@ -36,6 +36,9 @@ network() {
   ip -n far addr add 10.9.0.2/24 dev v1; ip -n far link set v1 up; ip -n far link set lo up
 }
 no_network() { ip netns del far; wait_for 30 '[ ! -e /sys/class/net/v0 ]'; rm -rf $job; }
+connected() { # the agent has compiled its programs and sends
+  wait_for 900 "$netmon top --once --json 2>/dev/null | grep '\"hosts\"' | grep -vq '\"hosts\": \[\]'"
+}
 train() { # of each rank the command of a Python with netmon; a mark of a rank goes to the agent's socket
   set -- "$1" "ip netns exec far $1"
   for rank in 0 1; do
@@ -99,6 +102,7 @@ packages() {
   network
   printf 'interface = ["v0"]\ncollector = "localhost:9400"\ncapacity = "1gbit"\n' >/etc/netmon/agent.toml
   systemctl start netmon-agent
+  connected
   python="env PYTHONPATH=/usr/lib/netmon python3"
   train "$python"
   looks
@@ -131,9 +135,9 @@ wheel() {
   network
   $netmon collector --data $job/data >$job/collector.log 2>&1 &
   collector=$!
-  $netmon agent --interface v0 --capacity 1gbit --collector localhost:9400 --spool $job/spool >$job/agent.log 2>&1 &
+  $netmon agent --interface v0 --capacity 1gbit --collector localhost:9400 >$job/agent.log 2>&1 &
   agent=$!
-  wait_for 600 'grep -q watching $job/agent.log || [ -S /run/netmon/marks.sock ]'
+  connected
   train /srv/netmon/bin/python
   looks
   kill $agent; wait $agent || fail "$(cat $job/agent.log)"
@@ -147,7 +151,7 @@ wheel() {
   no_network
   $pip uninstall --yes netmon
   [ -z "$(find /srv/netmon -iname '*netmon*' -not -path /srv/netmon)" ] || fail "$(find /srv/netmon -iname '*netmon*')"
-  rm -rf /srv/netmon /var/cache/netmon # what pip does not know: the compiled programs
+  rm -rf /srv/netmon /var/cache/netmon /run/netmon # what pip does not know: the compiled programs
   nothing_stays
 }
 
@@ -157,7 +161,7 @@ image() {
   podman load --quiet --input /release/netmon-*-image.tar
   podman tag "localhost/netmon:$VERSION" netmon
   say "image: use"
-  run="podman run --rm --network host --log-driver none"
+  run="podman --cgroup-manager cgroupfs run --rm --network host --log-driver none"
   [ "$($run netmon --version)" = "netmon $VERSION" ] || fail "$($run netmon --version)"
   network
   mkdir -p /run/netmon /var/cache/netmon $job/spool $job/data
@@ -171,12 +175,12 @@ image() {
     -v /var/cache/netmon:/var/cache/netmon -v /sys/kernel/btf:/sys/kernel/btf:ro netmon agent --interface v0 --capacity 1gbit \
     --collector localhost:9400 >$job/agent.log 2>&1 &
   agent=$!
-  wait_for 600 '[ -S /run/netmon/marks.sock ] || ! kill -0 $agent'
+  netmon="$run netmon"
+  connected
   # the ranks in it, too: there is no other netmon here; podman run is outside of the namespace of its rank
   root=$(podman image mount netmon)
   python="env PYTHONPATH=$root/usr/lib/netmon python3"
   train "$python"
-  netmon="$run netmon"
   looks
   podman stop --time 60 agent; wait $agent || fail "$(cat $job/agent.log)"
   podman stop --time 60 collector; wait $collector || fail "$(cat $job/collector.log)"
