@@ -145,13 +145,13 @@ wheel() {
   stored /srv/netmon/bin/python $job/data
   $netmon why --data $job/data --all
   $netmon report $job/data --out $job/report >$job/said || fail "$(cat $job/said)"
-  $netmon lab run --data $job/lab --iterations 5 --hosts 3 --ring 0,1 --cross 2:1 --rate 100mbit --params 50000 --cross-profile burst
+  $netmon lab run --data $job/lab --iterations 5 --hosts 3 --ring 0,1 --cross-load 0 --rate 100mbit --params 50000
   $netmon why --data $job/lab --all
   say "wheel: remove"
   no_network
   $pip uninstall --yes netmon
   [ -z "$(find /srv/netmon -iname '*netmon*' -not -path /srv/netmon)" ] || fail "$(find /srv/netmon -iname '*netmon*')"
-  rm -rf /srv/netmon /var/cache/netmon /run/netmon # what pip does not know: the compiled programs
+  rm -rf /srv/netmon /var/cache/netmon /var/lib/netmon-agent /run/netmon /run/netmon-lab # what pip does not know
   nothing_stays
 }
 
