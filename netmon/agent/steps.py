@@ -156,6 +156,16 @@ class _Rank:
         return self.account.state is Understanding.UNDERSTOOD and not self.recurring.known
 
     @property
+    def named(self) -> bool:
+        """Whether its gradients are told apart from other sums."""
+        return self.detector.library in (LIBRARY_HOROVOD, LIBRARY_REDUCER)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing has been told, as all its calls may tell its steps better than the sums among them."""
+        return self.others and not self.told_ns and not self.named and not self.recurring.hopeless
+
+    @property
     def understanding(self) -> Understanding:
         """Of its steps, by sums or by all that it calls."""
         if self.summed or self.recurring.known:
@@ -165,8 +175,7 @@ class _Rank:
     def recur(self, calls: Table) -> list[Boundary]:
         """The steps that are known by all its calls, if sums do not tell them."""
         self.others |= bool(((calls["kind"] == STEP_TRANSFER) & (calls["name_hash"] != OF_ONE)).any())
-        named = self.detector.library in (LIBRARY_HOROVOD, LIBRARY_REDUCER)
-        if self.summed and (named or (self.detector.iteration >= 0 and not self.others)):
+        if self.summed and (self.named or (self.detector.iteration >= 0 and not self.others)):
             self.calls.append(calls)
             while sum(map(len, self.calls)) > max(_MOST_KEPT, len(calls)):
                 self.calls.pop(0)
@@ -388,10 +397,11 @@ class StepMarks:
             rank.pending = []
             return [*joined, *(self._mark(pid, *boundary) for boundary in recurring)]
         marks = [*rank.pending, *(self._mark(pid, *boundary) for boundary in boundaries)]
-        rank.pending = marks[-_MOST_PENDING_MARKS:] if rank.account.waits else []
-        if rank.summed and marks:
-            rank.told_ns = marks[-1].time_ns
-        return [*joined, *marks] if rank.summed else joined
+        if rank.undecided or not rank.summed:
+            rank.pending = marks[-_MOST_PENDING_MARKS:] if rank.undecided or rank.account.waits else []
+            return joined
+        rank.pending, rank.told_ns = [], marks[-1].time_ns if marks else rank.told_ns
+        return [*joined, *marks]
 
     def _set_up(self, pid: int, event: np.void) -> list[Mark]:
         """The training library is set up: for the first time, or, after an elastic reset, with new ranks."""
@@ -409,9 +419,12 @@ class StepMarks:
 
     def _leave(self, pid: int) -> list[Mark]:
         rank = self._ranks[pid]
-        last = rank.detector.finish() if rank.summed else rank.recurring.finish()
+        last = rank.recurring.finish() if not rank.summed or rank.undecided else []
+        pending: list[Mark] = []
+        if rank.summed and not rank.recurring.known:
+            pending, last = rank.pending, rank.detector.finish()
         left = max(self._iteration(pid), 0), Moment.LEAVE, max(rank.last_ns, rank.joined_ns)
-        marks = [*(self._mark(pid, *boundary) for boundary in last), self._mark(pid, *left)]
+        marks = [*pending, *(self._mark(pid, *boundary) for boundary in last), self._mark(pid, *left)]
         del self._ranks[pid]
         return marks
 
