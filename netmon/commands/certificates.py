@@ -12,7 +12,7 @@ from netmon.options import DIR
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from netmon.certificates.authority import Authority, Issued
+    from netmon.certificates import Authority, Issued
     from netmon.terminal import FittingTable
     from netmon.wire.identity import Identity, Role
 
@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make, renew or show certificates, and print what was made."""
-    from netmon.certificates.authority import Authority
+    from netmon.certificates import Authority
 
     if not 0 < args.days <= _LONGEST_DAYS:
         raise UsageError(f"--days is more than 0 and at most {_LONGEST_DAYS}, not {args.days:g}")
@@ -104,7 +104,7 @@ def _say(issued: "Issued") -> None:
 
 
 def _token(authority: "Authority", args: argparse.Namespace) -> None:
-    from netmon.certificates.viewers import make_token
+    from netmon.certificates import make_token
 
     for identity in _identities(args):
         folder, ends = make_token(authority, identity, args.days)
@@ -127,7 +127,7 @@ def _renew(authority: "Authority", args: argparse.Namespace) -> None:
 def _show(authority: "Authority", args: argparse.Namespace) -> None:
     from datetime import datetime, timezone
 
-    from netmon.certificates.viewers import tokens
+    from netmon.certificates import tokens
     from netmon.terminal import console
 
     now = datetime.now(timezone.utc)
@@ -152,10 +152,10 @@ def certificates_table(rows: "Iterable[tuple[str, str, datetime]]", now: "dateti
 
 
 def _nats(authority: "Authority", args: argparse.Namespace) -> None:
-    from netmon.certificates.nats import configuration
+    from netmon.certificates import nats_configuration
 
     identities = [one.identity for one in authority.issued()]
-    print(configuration(identities, args.folder or Path("/etc/nats/tls")), end="")
+    print(nats_configuration(identities, args.folder or Path("/etc/nats/tls")), end="")
 
 
 _DO: "dict[str, Callable[[Authority, argparse.Namespace], None]]" = {

@@ -13,7 +13,7 @@ from conftest import Network
 from pair import NETMON
 from test_cuts import Cut
 
-from netmon.certificates.authority import Authority
+from netmon.certificates import Authority
 from netmon.lab.process import Process
 from netmon.service_user import service_user
 from netmon.wire.identity import Identity, Role

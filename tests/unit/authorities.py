@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
 
-from netmon.certificates import authority
-from netmon.certificates.authority import Authority
+from netmon import certificates
+from netmon.certificates import Authority
 from netmon.wire.identity import Identity, Role
 from netmon.wire.security import Security
 
@@ -44,8 +44,8 @@ def expired(made: Authority, identity: Identity, days_ago: float) -> Path:
         def now(cls, tz: object = None) -> datetime:
             return datetime.now(timezone.utc) - timedelta(days=days_ago + 1)
 
-    authority.datetime, now = Earlier, authority.datetime
+    certificates.datetime, now = Earlier, certificates.datetime
     try:
         return made.issue(identity, HERE if identity.role.listens else (), days=1).folder
     finally:
-        authority.datetime = now
+        certificates.datetime = now

@@ -26,8 +26,7 @@ from waiting import free_port, wait_for
 
 from collector import admission
 from collector.settings import ListenConfig
-from netmon.certificates.authority import Authority
-from netmon.certificates.viewers import make_token
+from netmon.certificates import Authority, make_token
 from netmon.wire import netmon_pb2
 from netmon.wire.identity import Identity, Role
 from netmon.wire.netmon_pb2_grpc import CollectorStub

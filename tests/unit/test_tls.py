@@ -19,8 +19,7 @@ from waiting import free_port, wait_for
 
 from collector.server import serve
 from collector.settings import ListenConfig
-from netmon.certificates.authority import Authority
-from netmon.certificates.viewers import make_token
+from netmon.certificates import Authority, make_token
 from netmon.errors import CertificateError, UsageError
 from netmon.views import Selection
 from netmon.wire import netmon_pb2

@@ -23,7 +23,7 @@ from waiting import wait_for
 from collector.cluster.worker import WorkerSettings
 from collector.settings import ListenConfig
 from netmon.agent.bus_connection import connect_by_bus
-from netmon.certificates.nats import configuration
+from netmon.certificates import nats_configuration
 from netmon.errors import UsageError
 from netmon.wire.bus import BATCHES, Bus, BusSettings, Label, UnreachedError, batch_subject, hello_subject, inbox
 from netmon.wire.bus_streams import make_streams, refusal
@@ -38,7 +38,7 @@ def server_of(directory: Path, authority: str, port: int = 0) -> NatsServer:
     if not PROGRAM.exists():
         pytest.skip("nats-server is not there: make setup-dev")
     made = pki(authority)
-    part = configuration([one.identity for one in made.issued()], made.folder(Identity(Role.BUS, "n")))
+    part = nats_configuration([one.identity for one in made.issued()], made.folder(Identity(Role.BUS, "n")))
     return NatsServer(directory, port, cluster=part)
 
 

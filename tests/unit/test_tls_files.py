@@ -12,7 +12,7 @@ from authorities import expired, pki
 from collector_stream import hello
 
 from collector.agent_checks import ImpostorError, read_hello
-from netmon.certificates.authority import Authority
+from netmon.certificates import Authority
 from netmon.cli import main
 from netmon.commands.doctor import certificate_in
 from netmon.errors import CertificateError, WireError

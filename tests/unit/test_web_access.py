@@ -21,8 +21,7 @@ from authorities import HERE, pki, security
 pytest.importorskip("aiohttp", reason="aiohttp is not installed: the page cannot be served")
 from synthetic_source import Synthetic, serving
 
-from netmon.certificates.authority import Authority
-from netmon.certificates.viewers import make_token
+from netmon.certificates import Authority, make_token
 from netmon.cli import main
 from netmon.errors import UsageError
 from netmon.web import access as page_access

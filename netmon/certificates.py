@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the authority, and certificates of it, each in a folder that is copied to where it is used.
+"""A private authority in a directory: who may connect to whom, for installations that have none of their own.
 
 DIR/ca.crt, ca.key               the authority; ca.key stays here
 DIR/agent-HOST/ …                what netmon.wire.tls_files reads: ca.crt, tls.crt, tls.key
+DIR/tokens                       the hashes of what viewers show who have no certificate, for the collector
 """
 
 import contextlib
+import hashlib
 import ipaddress
 import os
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -26,8 +29,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from netmon.errors import CertificateError
-from netmon.wire.identity import Identity
-from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, SOON, identity_of
+from netmon.wire.identity import Identity, Role
+from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, SOON, TOKEN, Token, identity_of, read_tokens
 
 AUTHORITY_KEY = "ca.key"
 AUTHORITY_DAYS, DAYS = 3650, 365
@@ -209,3 +212,83 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CertificateError(f"cannot write {error.filename or path}: {error.strerror}") from None
+
+
+# --- Tokens.
+
+TOKENS = "tokens"
+
+
+def make_token(authority: Authority, identity: Identity, days: float) -> tuple[Path, datetime]:
+    """A folder with a new token, which replaces that of the same name, and its end. Raises CertificateError."""
+    if identity.name.split() != [identity.name]:
+        raise CertificateError(f"a token cannot be called {identity.name!r}: there is a space in it")
+    text, ends = secrets.token_urlsafe(32), datetime.now(timezone.utc) + timedelta(days=days)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    kept = [one for one in tokens(authority) if one.identity.name != identity.name]
+    made = Token(digest, identity, int(ends.timestamp()))
+    folder = authority.directory / f"token-{authority.folder(identity).name.partition('-')[2]}"
+    write_secret(folder / TOKEN, f"{text}\n")
+    write_public(folder / AUTHORITY, (authority.directory / AUTHORITY).read_bytes())
+    write_secret(authority.directory / TOKENS, "".join(one.line for one in (*kept, made)))
+    return folder, ends
+
+
+def tokens(authority: Authority) -> Iterable[Token]:
+    """All that there are. Raises CertificateError."""
+    path = authority.directory / TOKENS
+    return read_tokens(path).values() if path.exists() else ()
+
+
+# --- What NATS servers have to know of the authority's identities: a part of their configuration.
+
+_HEAD = """# Made by `netmon certificates`: make it anew when hosts come or go, then nats-server --signal reload.
+# include it in the servers' configuration, beside jetstream and max_payload: 20MB.
+tls {{
+  ca_file: "{folder}/{authority}"
+  cert_file: "{folder}/{certificate}"
+  key_file: "{folder}/{key}"
+  verify_and_map: true
+  timeout: 5
+}}
+authorization {{
+  users: [
+"""
+
+
+def nats_configuration(identities: Iterable[Identity], folder: Path) -> str:
+    """For servers whose certificate is in a folder; of agents, and collectors, which may do everything."""
+    users = []
+    for identity in identities:
+        if identity.role is Role.AGENT:
+            users.append(_agent_rights(identity))
+        elif identity.role is Role.COLLECTOR:
+            users.append(f'    {{ user: "{identity.uri}" }}\n')
+    head = _HEAD.format(folder=folder, authority=AUTHORITY, certificate=CERTIFICATE, key=KEY)
+    return f"{head}{''.join(users)}  ]\n}}\n"
+
+
+def _agent_rights(identity: Identity) -> str:
+    from netmon.wire.bus import BATCHES, HELLOS, STREAM_BYTES, inbox, token, waiting_subject  # needs nats-py
+
+    host = token(identity.name)
+    refused = f"$KV.{HELLOS}.{host}.*.refused"
+    publish = (
+        f"{BATCHES}.{host}",
+        f"$KV.{HELLOS}.{host}.*",
+        f"netmon.v1.up.*.{host}.*",
+        "netmon.v1.clock.*",
+        waiting_subject(identity.name),
+        f"$JS.API.DIRECT.GET.KV_{HELLOS}.{STREAM_BYTES}",
+        f"$JS.API.DIRECT.GET.KV_{HELLOS}.{refused}",
+    )
+    subscribe = (f"{inbox(host)}.>", f"netmon.v1.down.{host}.*", refused)
+    return (
+        f'    {{ user: "{identity.uri}", permissions: {{\n'
+        f"        publish: {{ allow: [{_quoted(publish)}] }}\n"
+        f"        subscribe: {{ allow: [{_quoted(subscribe)}] }} }} }}\n"
+    )
+
+
+def _quoted(subjects: Iterable[str]) -> str:
+    return ", ".join(f'"{subject}"' for subject in subjects)
