@@ -35,8 +35,8 @@ EXAMPLES = """\
   netmon export --data out --format pcap --host node17 --iterations 10:12 --out headers.pcap
   netmon export --data out --format generator --job training --out job.json     netmon lab run --replay job.json
 """
-_SIMULATION = {"chakra": "chakra", "ns3": "traffic", "htsim": "traffic", "pcap": "traffic", "generator": "generator"}
-"""Which file of netmon.simulation writes a format."""
+_SIMULATION = ("chakra", "ns3", "htsim", "pcap", "generator")
+"""Formats that netmon.simulation writes."""
 
 _TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "incidents", "full")
 _ROWS_AT_ONCE = 1 << 19
@@ -148,7 +148,7 @@ def _export_for_simulation(args: argparse.Namespace) -> int:
         )
     names = job_names(args.data)
     window = replace(_window(args), job=requested_job(args.job, names))
-    write = getattr(import_module(f"netmon.simulation.{_SIMULATION[args.format]}"), f"write_{args.format}")
+    write = getattr(import_module("netmon.simulation"), f"write_{args.format}")
     try:
         print(write(args.data, window, args.out))
     except OSError as error:

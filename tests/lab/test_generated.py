@@ -11,7 +11,7 @@ from netmon.history.dataset import Window
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
 from netmon.report.scan import peak_bytes
-from netmon.simulation.generator import fit, write_generator
+from netmon.simulation import fit, write_generator
 
 pytestmark = pytest.mark.kernel
 

@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was sent, each byte once: as its sender saw it, or its receiver where the sender was not watched.
+"""A recorded training as the input of simulators, of tools that read captures, and of the lab.
 
-For packet simulators as lists of flows: who sends how many bytes to whom, from when on. ns3: the flow file of HPCC's
+What was sent, each byte once: as its sender saw it, or its receiver where the sender was not watched. For packet
+simulators as lists of flows: who sends how many bytes to whom, from when on. ns3: the flow file of HPCC's
 simulator and of what was built upon it (ASTRA-sim's ns-3 back end, PowerTCP): the number of flows, then `SRC DST
 PRIORITY PORT BYTES START_SECONDS` each. htsim: a connection matrix as the simulators of csg-htsim load it, times in
 picoseconds. Nodes are numbered as the comments (htsim) or FILE.nodes (both) say.
+
+Chakra execution traces for ASTRA-sim: what each rank computed and reduced, and what had to wait for what. An iteration
+is: computing until the first gradient, then one all-reduce of all gradients and, alongside it, the rest of the backward
+pass (where its end is known), then the update. The simulator decides how long the all-reduce takes; computing takes as
+long as it did (ASTRA-sim: "replay-only" in the system's configuration).
+
+A generator that is fitted to a recorded job: in which phases it communicates, how much, and how long it pauses. An
+iteration is a number of phases; in each, every rank waits for its own gap after it has finished the phase before, and
+then sends its bytes to its peers and receives theirs. Sizes are medians; gaps are kept as they were, iteration by
+iteration, so that what ranks have in common stays. `netmon lab run --replay FILE` plays it.
 """
 
 import ipaddress
+import itertools
+import json
 import struct
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +32,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from netmon.dl.generated import Generator, Phase
 from netmon.errors import DataError
 from netmon.history.dataset import Window, frame_of, open_rows, stream
 from netmon.history.frames import plain_words
@@ -311,3 +327,240 @@ def _macs(flows: pd.DataFrame) -> Bytes:
         for src, dst in flows[TUPLE[:2]].to_numpy(str)
     ]
     return np.frombuffer(b"".join(packed), np.uint8).reshape(-1, 12)
+
+
+# --- Chakra execution traces.
+
+_VERSION = "0.0.4"
+_COLUMNS = [
+    *("job", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns"),
+    *("parameters", "gradient_bytes", "dl_tx_bytes"),
+]
+_FLOAT_BYTES = 4
+
+
+def write_chakra(data: Path, window: Window, out: Path) -> str:
+    """Write OUT/chakra.RANK.et of every rank of a job; what was written, in words. Raises DataError, OSError."""
+    rows, left_out = _rows(data, window)
+    size = int(rows["size"].iloc[0])
+    reduced = _gradient_bytes(rows, size)
+    out.mkdir(parents=True, exist_ok=True)
+    for rank, own in rows.groupby("rank"):
+        _write_rank(out / f"chakra.{rank}.et", own.sort_values("iteration"), reduced)
+    number = rows["iteration"].nunique()
+    without = f"; {left_out} left out, of which not every rank told when it communicated" if left_out else ""
+    return f"{out}: {size} ranks, {number} iterations, {format_bytes(reduced)} reduced in each{without}"
+
+
+def _rows(data: Path, window: Window) -> tuple[pd.DataFrame, int]:
+    """Iterations of one job that all of its ranks report, and how many others there are. Raises DataError."""
+    files, condition = open_rows(data, "iterations", window)
+    rows = frame_of(files, _COLUMNS, condition, whole=True)
+    if rows.empty:
+        raise DataError(f"cannot write execution traces of {data}: it holds no such iteration")
+    if len(jobs := sorted(set(rows["job"]))) > 1:
+        raise DataError(f"cannot write execution traces of several jobs, {', '.join(jobs)}: give --job")
+    rows = rows[rows["rank"] >= 0].drop_duplicates(["rank", "iteration"])
+    size = max(int(rows["size"].fillna(0).max()), int(rows["rank"].max()) + 1) if len(rows) else 0
+    ranks = sorted(set(rows["rank"]))
+    if len(ranks) < max(2, size):
+        raise DataError(
+            f"cannot write execution traces: {data} tells of ranks {', '.join(map(str, ranks)) or 'none'} of {size}, "
+            "and a simulator needs all"
+        )
+    known = rows[rows["comm_start_ns"].notna() & rows["comm_end_ns"].notna()]
+    complete = known.groupby("iteration")["rank"].nunique() == size
+    wanted = complete.index[complete]
+    if not len(wanted):
+        raise DataError(
+            f"cannot write execution traces: nobody told {data} when every rank communicated (netmon.training and "
+            "uprobes do)"
+        )
+    return known[known["iteration"].isin(wanted)].assign(size=size), rows["iteration"].nunique() - len(wanted)
+
+
+def _gradient_bytes(rows: pd.DataFrame, size: int) -> int:
+    """As reported, else from the parameters (float32), else from what each rank sent: 2·(N−1)/N of it (equation
+    3.1)."""
+    sent = size / (2 * size - 2)
+    for column, factor in (("gradient_bytes", 1.0), ("parameters", _FLOAT_BYTES), ("dl_tx_bytes", sent)):
+        known = rows[column].dropna().astype(np.int64)
+        if len(known) and (value := int(known.median() * factor)) > 0:
+            return value
+    raise DataError("cannot write execution traces: the dataset does not say how much was reduced")
+
+
+def _write_rank(path: Path, rows: pd.DataFrame, reduced: int) -> None:
+    from chakra.schema.protobuf.et_def_pb2 import (
+        ALL_REDUCE,
+        COMM_COLL_NODE,
+        COMP_NODE,
+        AttributeProto,
+        GlobalMetadata,
+        Node,
+    )
+    from google.protobuf.proto import serialize_length_prefixed
+
+    numbers = itertools.count(1)
+    with path.open("wb") as opened:
+        file: Any = opened  # the stubs ask for a BytesIO
+
+        def add(name: str, kind: int, after: list[int], start_us: int, length_ns: int, **more: int) -> int:
+            node = Node(id=next(numbers), name=name, type=kind, data_deps=after)
+            node.start_time_micros, node.duration_micros = max(0, start_us), max(1, round(length_ns / 1000))
+            node.attr.append(AttributeProto(name="is_cpu_op", bool_val=False))
+            node.attr.extend(AttributeProto(name=key, int64_val=value) for key, value in more.items())
+            serialize_length_prefixed(node, file)
+            return int(node.id)
+
+        serialize_length_prefixed(GlobalMetadata(version=_VERSION), file)
+        before: list[int] = []
+        begin = int(rows["start_ns"].iloc[0])
+        for row in rows.to_dict("records"):
+            start, end, first, last = (int(row[n]) for n in ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns"))
+            exposed = last - first if row["exposed_ns"] is None else min(int(row["exposed_ns"]), last - first)
+            name = f"iteration {row['iteration']}"
+            us = (start - begin) // 1000
+            computed = add(f"{name}: until the first gradient", COMP_NODE, before, us, first - start)
+            us, reduction = (first - begin) // 1000, {"comm_type": ALL_REDUCE, "comm_size": reduced}
+            waits_for = [add(f"{name}: all-reduce", COMM_COLL_NODE, [computed], us, last - first, **reduction)]
+            if exposed < last - first:
+                beside = f"{name}: the rest of the backward pass"
+                waits_for.append(add(beside, COMP_NODE, [computed], us, last - first - exposed))
+            us = (last - begin) // 1000
+            before = [add(f"{name}: after the last gradient", COMP_NODE, waits_for, us, end - last)]
+
+
+# --- A generator that is fitted to a recorded job.
+
+_PHASES_APART_NS = 3_000_000
+"""Phases are apart by at least so much in which no rank sends gradients."""
+_MOST_ITERATIONS = 200
+_FEWEST = 3
+_ITERATION = ["job", "rank", "size", "iteration", "start_ns", "end_ns"]
+
+
+def write_generator(data: Path, window: Window, out: Path) -> str:
+    """Write OUT; what was fitted, in words. Raises DataError, OSError."""
+    generator, used, of = fit(data, window)
+    out.write_text(json.dumps(generator.document(), indent=1) + "\n")
+    sizes = ", ".join(format_bytes(sum(phase.bytes.values())) for phase in generator.phases)
+    about = f"{generator.ranks} ranks, {format_duration(generator.iteration_ns)} an iteration"
+    phases = f"{len(generator.phases)} phases ({sizes})"
+    return f"{out}: {about}, {phases}, fitted to {used} of {of} iterations"
+
+
+def fit(data: Path, window: Window) -> tuple[Generator, int, int]:
+    """The generator, how many iterations it rests on and of how many. Raises DataError."""
+    iterations = _iterations(data, window)
+    job = str(iterations["job"].iloc[0])
+    flows = _gradients(flows_of(data, window), job, data)
+    sent = buckets_of(data, window, flows)
+    sent = sent[sent["payload_bytes"] > 0]
+    whole = pieces_of(sent.assign(flow=0).sort_values("bucket_start_ns", kind="stable"), _PHASES_APART_NS)
+    spans = iterations.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max")).sort_values("start")
+    phase_of = (
+        np.searchsorted(spans["start"].to_numpy(np.int64), whole["start_ns"].to_numpy(np.int64), side="right") - 1
+    )
+    inside = phase_of >= 0
+    whole, phase_of = whole[inside], phase_of[inside]
+    count = Counter(np.bincount(phase_of, minlength=len(spans)).tolist())
+    count.pop(0, None)
+    if not count:
+        raise DataError(f"cannot fit a generator: {data} holds no gradients of job {job} in its iterations")
+    most_common = count.most_common(1)[0][0]
+    fits = [index for index in range(len(spans)) if (phase_of == index).sum() == most_common]
+    if len(fits) < _FEWEST:
+        raise DataError(f"cannot fit a generator to {len(fits)} iterations that are alike; it takes {_FEWEST}")
+    fits = fits[:_MOST_ITERATIONS]
+    return _fitted(job, iterations, spans, flows, sent, whole, phase_of, fits), len(fits), len(spans)
+
+
+def _fitted(
+    job: str,
+    iterations: pd.DataFrame,
+    spans: pd.DataFrame,
+    flows: pd.DataFrame,
+    sent: pd.DataFrame,
+    whole: pd.DataFrame,
+    phase_of: Numbers,
+    fits: list[int],
+) -> Generator:
+    """spans: of the iterations by index. whole: phases; phase_of: the place of each one's iteration."""
+    ranks = int(iterations["size"].max())
+    pair = flows["rank"].to_numpy(np.int64) * ranks + flows["peer_rank"].to_numpy(np.int64)
+    starts, ends = (sent[name].to_numpy(np.int64) for name in ("bucket_start_ns", "bucket_ns"))
+    ends = starts + ends
+    payload, pairs = sent["payload_bytes"].to_numpy(np.int64), pair[sent["flow"].to_numpy()]
+    sizes, gaps, after = [], [], []
+    for index in fits:
+        before = _of_ranks(iterations, spans.index[index], ranks, "start_ns", "min")
+        own_sizes, own_gaps = [], []
+        for begin, end in whole.loc[phase_of == index, ["start_ns", "end_ns"]].to_numpy(np.int64).tolist():
+            low, high = np.searchsorted(starts, (begin, end))
+            inside = slice(int(low), int(high))
+            own_sizes.append(np.bincount(pairs[inside], payload[inside], ranks * ranks))
+            first, last = np.full(ranks, begin), np.full(ranks, end)
+            for rank in range(ranks):
+                sends = pairs[inside] // ranks == rank
+                takes = sends | (pairs[inside] % ranks == rank)
+                if sends.any():
+                    first[rank] = starts[inside][sends].min()
+                if takes.any():
+                    last[rank] = ends[inside][takes].max()
+            own_gaps.append(np.maximum(0, first - before))
+            before = last
+        finished = _of_ranks(iterations, spans.index[index], ranks, "end_ns", "max")
+        sizes.append(own_sizes)
+        gaps.append(own_gaps)
+        after.append(np.maximum(0, finished - before))
+    median = np.median(np.array(sizes), axis=0).round().astype(np.int64)
+    phases = tuple(
+        Phase({(int(p) // ranks, int(p) % ranks): int(row[p]) for p in np.flatnonzero(row)}) for row in median
+    )
+    took = spans["end"].to_numpy(np.int64) - spans["start"].to_numpy(np.int64)
+    all_gaps = np.array(gaps).astype(np.int64)  # iteration, phase, rank
+    return Generator(job, ranks, phases, all_gaps, np.array(after), int(np.median(took[fits])))
+
+
+def _of_ranks(iterations: pd.DataFrame, number: object, ranks: int, column: str, default: str) -> Numbers:
+    """A moment of each rank; of one that did not report, the earliest or latest of the others."""
+    own = iterations[iterations["iteration"] == number]
+    found = np.full(ranks, int(getattr(own[column], default)()))
+    found[own["rank"].to_numpy(np.int64)] = own[column].to_numpy(np.int64)
+    return found
+
+
+def _iterations(data: Path, window: Window) -> pd.DataFrame:
+    files, condition = open_rows(data, "iterations", window)
+    rows = frame_of(files, _ITERATION, condition)
+    rows = rows[rows["rank"] >= 0]
+    if rows.empty:
+        raise DataError(f"cannot fit a generator: {data} holds no iteration there whose rank is known")
+    if len(jobs := sorted(set(rows["job"]))) > 1:
+        raise DataError(f"cannot fit one generator to several jobs, {', '.join(jobs)}: give --job")
+    size = max(int(rows["size"].fillna(0).max()), int(rows["rank"].max()) + 1)
+    once: pd.DataFrame = rows.assign(size=size).drop_duplicates(["rank", "iteration"])
+    return once
+
+
+def _gradients(flows: pd.DataFrame, job: str, data: Path) -> pd.DataFrame:
+    """From rank to rank. A flow that only its receiver saw has its ends the other way round."""
+    own = flows[(flows["job"] == job) & (flows["traffic"] != "control")]
+    own = own[own["rank"].notna() & (own["rank"] >= 0)].reset_index(drop=True)
+    sent = own["direction"] == "tx"
+    here, there = (np.where(sent, own[a], own[b]) for a, b in (("src", "dst"), ("dst", "src")))
+    local = own["rank"].to_numpy(np.int64)
+    peers = own["peer_rank"].fillna(-1).to_numpy(np.int64)
+    remote = np.where(peers >= 0, peers, pd.Series(there).map(_ranks_alone(here, local)).fillna(-1).to_numpy(np.int64))
+    ends = {"rank": np.where(sent, local, remote), "peer_rank": np.where(sent, remote, local)}
+    known: pd.DataFrame = own.assign(**ends)[(remote >= 0) & (remote != local)].reset_index(drop=True)
+    if known.empty:
+        raise DataError(f"cannot fit a generator: {data} tells of no flow between ranks of job {job}")
+    return known
+
+
+def _ranks_alone(addresses: npt.NDArray[np.object_], ranks: Numbers) -> dict[str, int]:
+    """The rank at each address that has one rank only."""
+    found = pd.DataFrame({"address": addresses, "rank": ranks}).drop_duplicates()
+    return {str(a): int(r) for a, r in found.drop_duplicates("address", keep=False).itertuples(index=False)}
