@@ -270,19 +270,19 @@ class Recording:
 
     def exhibits(self) -> pd.DataFrame:
         """What `netmon report` shows, which repeats the studies' figures: name, title, the figure that it follows."""
-        from netmon.analysis.exhibits import contents
+        from netmon.analysis.plots import contents
 
         return contents()
 
     def exhibit(self, name: str, job: str | None = None) -> dict[str, pd.DataFrame]:
         """The tables of one exhibit. Reads the dataset once, however many are requested. Raises DataError."""
-        from netmon.analysis.exhibits import tables
+        from netmon.analysis.plots import tables
 
         return tables(self._study(job), name)
 
     def plot_exhibit(self, name: str, job: str | None = None) -> "Figure":
         """The figure of one exhibit. Raises DataError where the dataset does not have what it shows."""
-        from netmon.analysis.exhibits import figure
+        from netmon.analysis.plots import figure
 
         return figure(self._study(job), name)
 
