@@ -63,8 +63,7 @@ def _address(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Replay; exit status 1 where a capture is damaged, after what is whole has been stored."""
-    from netmon.replay.replay import Replay, Settings
-    from netmon.replay.rule import Rule
+    from netmon.replay.replay import Replay, Rule, Settings
 
     if not 1_000 <= args.bucket <= 1_000_000_000:
         raise UsageError(f"--bucket has to be from 1us to 1s, not {args.bucket} ns")

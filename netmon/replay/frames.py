@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.records import PROTOCOL_NON_IP, Direction
-from netmon.replay.capture import Chunk
-from netmon.replay.link import ETHERNET_BYTES, OUTGOING
+from netmon.replay.capture import ETHERNET_BYTES, OUTGOING, Chunk
 
 # --- bpf/parse.h once more, for many frames at a time: flow key and payload of each row of a matrix of bytes.
 #

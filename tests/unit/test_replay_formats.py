@@ -16,8 +16,7 @@ from netmon.errors import DataError
 from netmon.records import BUCKET, Batch, Direction, Flow
 from netmon.replay.capture import Capture
 from netmon.replay.frames import frames_of
-from netmon.replay.replay import FlowCounts, Replay, Settings
-from netmon.replay.rule import Rule
+from netmon.replay.replay import FlowCounts, Replay, Rule, Settings
 
 FRAMES: list[Timed] = [(0, segment(100)), (4_000, segment(200)), (25_000, segment(300)), (31_000, segment(0, False))]
 ROWS = [(0, Direction.TX, 2, 408, 300), (20_000, Direction.TX, 1, 354, 300), (30_000, Direction.RX, 1, 54, 0)]
