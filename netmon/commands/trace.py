@@ -133,8 +133,8 @@ def _write(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
     """Writes alongside, and takes the name when it is complete. Raises DataError where it cannot be written."""
-    from netmon.trace.chrome import ChromeWriter
     from netmon.trace.perfetto import PerfettoWriter
+    from netmon.trace.writer import ChromeWriter
 
     beside = path.with_name(f".{path.name}.part")
     try:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a trace file is made of, whichever format it has."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 Detail = str | int | float | bool | None
 
@@ -72,3 +73,78 @@ def draw(out: TraceWriter, lane: int, slices: Iterable[Slice]) -> None:
         out.begin(lane, each)
         draw(out, lane, each.inner)
         out.end(lane, each)
+
+
+# --- Chrome's trace events.
+
+
+class ChromeWriter:
+    """See `TraceWriter`. Times are µs since begin_ns, for a number of JSON has no room for the ns of the epoch."""
+
+    def __init__(self, file: IO[bytes], begin_ns: int) -> None:
+        """begin_ns: UTC epoch that times count from; in the file `baseTimeNanoseconds`, as in profilers' traces."""
+        self._file, self._begin_ns, self._tracks, self._first = file, begin_ns, dict[int, tuple[int, str]](), True
+        self._file.write(f'{{"baseTimeNanoseconds":{begin_ns},"displayTimeUnit":"ns","traceEvents":[\n'.encode())
+
+    def process(self, name: str) -> int:
+        """See `TraceWriter`."""
+        number = self._track(0, name)
+        self._event(ph="M", pid=number, name="process_name", args={"name": name})
+        self._event(ph="M", pid=number, name="process_sort_index", args={"sort_index": number})
+        return number
+
+    def lane(self, process: int, name: str) -> int:
+        """See `TraceWriter`."""
+        number = self._track(process, name)
+        self._event(ph="M", pid=process, tid=number, name="thread_name", args={"name": name})
+        self._event(ph="M", pid=process, tid=number, name="thread_sort_index", args={"sort_index": number})
+        return number
+
+    def counter(self, process: int, name: str, unit: str) -> int:
+        """See `TraceWriter`."""
+        return self._track(process, f"{name} [{unit}]")
+
+    def begin(self, lane: int, each: Slice) -> None:
+        """See `TraceWriter`."""
+        where = {"pid": self._tracks[lane][0], "tid": lane}
+        # As a viewer adds it up: what ends together has to end at the same number.
+        length = self._us(each.end_ns) - self._us(each.start_ns)
+        details = {"args": dict(each.details)} if each.details else {}
+        self._event(ph="X", ts=self._us(each.start_ns), dur=length, name=each.name, **where, **details)
+        for kind, arrows in (("s", each.arrows_out), ("f", each.arrows_in)):
+            for arrow in arrows:
+                end = {"bp": "e"} if kind == "f" else {}
+                at = self._us(each.start_ns)
+                self._event(ph=kind, id=arrow, cat="flow", name="flow", ts=at, **where, **end)
+
+    def end(self, lane: int, each: Slice) -> None:
+        """See `TraceWriter`: its beginning said so."""
+
+    def instants(self, lane: int, instants: Iterable[Instant]) -> None:
+        """See `TraceWriter`."""
+        where = {"pid": self._tracks[lane][0], "tid": lane, "s": "t"}
+        for each in instants:
+            self._event(ph="i", ts=self._us(each.time_ns), name=each.name, args=dict(each.details), **where)
+
+    def values(self, counter: int, times_ns: Iterable[int], values: Iterable[float]) -> None:
+        """See `TraceWriter`."""
+        process, name = self._tracks[counter]
+        for time_ns, value in zip(times_ns, values, strict=True):
+            self._event(ph="C", pid=process, name=name, ts=self._us(time_ns), args={"value": value})
+
+    def close(self) -> None:
+        """See `TraceWriter`."""
+        self._file.write(b"\n]}\n")
+        self._file.flush()
+
+    def _track(self, process: int, name: str) -> int:
+        number = len(self._tracks) + 1
+        self._tracks[number] = (process or number, name)
+        return number
+
+    def _us(self, time_ns: int) -> float:
+        return (time_ns - self._begin_ns) / 1000
+
+    def _event(self, **event: Any) -> None:
+        self._file.write(("" if self._first else ",\n").encode() + json.dumps(event, separators=(",", ":")).encode())
+        self._first = False

@@ -15,8 +15,7 @@ from test_store import store_small
 from test_trace import MS, Read, run
 
 from netmon.errors import DataError
-from netmon.trace.merge import place
-from netmon.trace.profiles import happenings, open_profile
+from netmon.trace.merge import happenings, open_profile, place
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +299,7 @@ def test_what_unzips_into_much_memory_is_refused_in_a_line(tmp_path, text, why):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(text.encode()))
     program = (
-        "import resource, sys; from pathlib import Path; from netmon.trace.profiles import happenings, open_profile\n"
+        "import resource, sys; from pathlib import Path; from netmon.trace.merge import happenings, open_profile\n"
         "from netmon.errors import DataError\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
         "try: list(happenings(open_profile(Path(sys.argv[1]))))\n"
