@@ -18,8 +18,7 @@ from collector.metrics.job_counts import BOUNDS_S, LOST, JobCounts
 from collector.view.frozen import Frozen
 from netmon.dl.grouped import starts
 from netmon.records import CLASS_NAMES, Direction
-from netmon.telemetry.endpoint import Condition, Endpoint
-from netmon.telemetry.families import Used, counter, gauge, own_families
+from netmon.telemetry.endpoint import Condition, Endpoint, Used, counter, gauge, own_families
 from netmon.views import Cause
 from netmon.wire.identity import Role
 from netmon.wire.security import Security

@@ -42,8 +42,7 @@ def serve_metrics(
         return None
     try:
         from collector.metrics.families import Seen, metrics_endpoint
-        from netmon.telemetry.endpoint import Condition
-        from netmon.telemetry.families import used, used_by
+        from netmon.telemetry.endpoint import Condition, used, used_by
     except ImportError as error:  # it needs libraries that the rest does without
         raise UnsupportedError(
             f"cannot serve metrics: {error.name} is not installed; {to_install('metrics')}"

@@ -13,8 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
 from netmon.records import AgentCost, ClockSample, LedgerSample
-from netmon.telemetry.endpoint import Condition, Endpoint
-from netmon.telemetry.families import counter, gauge, own_families, used, used_by
+from netmon.telemetry.endpoint import Condition, Endpoint, counter, gauge, own_families, used, used_by
 from netmon.wire.identity import Role
 from netmon.wire.security import Security
 

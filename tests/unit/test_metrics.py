@@ -41,7 +41,7 @@ from netmon.agent.spool_folder import SpoolFolder
 from netmon.dl.iterations import Iteration
 from netmon.errors import UnsupportedError, UsageError
 from netmon.records import CLASS_NAMES, Moment, Source
-from netmon.telemetry.families import used
+from netmon.telemetry.endpoint import used
 from netmon.views import Cause, Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello

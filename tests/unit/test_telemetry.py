@@ -23,8 +23,7 @@ from waiting import free_port, wait_for
 
 from netmon.errors import UnsupportedError, UsageError
 from netmon.telemetry import endpoint as endpoint_module
-from netmon.telemetry.endpoint import Condition, Endpoint
-from netmon.telemetry.families import own_families, used
+from netmon.telemetry.endpoint import Condition, Endpoint, own_families, used
 from netmon.telemetry.logs import JOURNAL, JSON, TEXT, JournalHandler, configure_logs
 from netmon.wire.identity import Identity, Role
 from netmon.wire.security import PLAIN, Security
