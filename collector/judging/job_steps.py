@@ -10,8 +10,7 @@ import numpy.typing as npt
 from collector.host.iteration_rows import IterationRows, Ring, goes_on
 from netmon.dl.grouped import starts
 from netmon.dl.verdict import NOTABLE, Steps, matrix
-from netmon.dl.verdict.baseline import FEWEST, Durations, baseline_rows, usual_by
-from netmon.dl.verdict.change import CHANGED, LASTS
+from netmon.dl.verdict.baseline import CHANGED, FEWEST, LASTS, Durations, baseline_rows, usual_by
 
 STEP = np.dtype(
     [

@@ -8,7 +8,7 @@ from iteration_tables import iteration_rows
 from collector.judging.job_steps import JobSteps
 from netmon.dl.iterations import Iteration
 from netmon.dl.verdict import Steps, judge, no_link_totals, sentence, standing_out
-from netmon.dl.verdict.change import LASTS, changes
+from netmon.dl.verdict.baseline import LASTS, changes
 from netmon.records import Moment, Source
 from netmon.views import Cause
 

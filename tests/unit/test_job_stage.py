@@ -18,7 +18,7 @@ from collector.jobs.worker import JobStage
 from collector.messages import ONSET_UPDATE, HostNews, session_of
 from collector.registry import Registry
 from collector.settings import Settings
-from netmon.dl.inference import scan_schedule
+from netmon.dl.inference import live
 
 
 def test_a_stage_forgets_sessions_that_are_over():
@@ -79,7 +79,7 @@ def test_flows_of_jobs_that_tell_their_iterations_are_looked_at_less(monkeypatch
     looks = []
     for marked in (frozenset(), frozenset({"a"})):
         looked = []
-        monkeypatch.setattr(scan_schedule, "repetition", lambda rows, now_ns, looked=looked: looked.append(now_ns))
+        monkeypatch.setattr(live, "repetition", lambda rows, now_ns, looked=looked: looked.append(now_ns))
         wire = Wire()
         for ends in (("1", "2"), ("2", "1")):
             flow = wire.flow(ends)

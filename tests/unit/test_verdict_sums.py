@@ -8,10 +8,10 @@ from collector.judging.judging import RecentRows, disjoint, of_sessions
 from netmon.columnar import Columns
 from netmon.dl.verdict import Link, Whose
 from netmon.dl.verdict.baseline import median, middle
+from netmon.dl.verdict.blame import where_contested
 from netmon.dl.verdict.connections import SAID, limited
 from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL, LinkTotals
 from netmon.dl.verdict.host_part import KEPT, WAITED, kept_more, stopped_in, within
-from netmon.dl.verdict.transfer_stalls import where_contested
 from netmon.dl.verdict.window import JobTraffic, around, around_each
 from netmon.records import Direction
 

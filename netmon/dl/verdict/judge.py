@@ -4,7 +4,7 @@
 Its slowest rank is compared with the same rank's baseline iterations. What it did longer beside waiting for gradients
 is its own (or everybody's: a pause). What it waited longer is first the wait for a rank whose first gradient came later
 than it usually does, then the transfer; what delayed the transfer is found in what the links carried at that very time
-(see netmon.dl.verdict.transfer_stalls). Without the culprit's bytes the iteration would have taken its duration less
+(see netmon.dl.verdict.blame). Without the culprit's bytes the iteration would have taken its duration less
 the cells lost in which that culprit filled a link; the interval (90 %) is the baseline iterations' own spread, and the
 clocks' bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it would
 have taken the baseline time.
@@ -23,8 +23,7 @@ from netmon.dl.verdict.blame import SILENT, blame_shares
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps
 from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in
-from netmon.dl.verdict.judged import Blamed, Judged
-from netmon.dl.verdict.phases import Phases, phases
+from netmon.dl.verdict.phases import Blamed, Judged, Phases, phases
 from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import CAUSE_OF, NETWORK, SHARES, Cause, Verdict
 

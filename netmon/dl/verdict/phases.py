@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank spent beyond its baseline alongside the transfer, who came late, and when the transfer was."""
+"""What each rank spent beyond its baseline alongside the transfer, who came late, and when the transfer was.
+
+What is known of one iteration, and what is found out of it, is here for all who judge it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +15,7 @@ import numpy.typing as npt
 from netmon.dl.verdict.baseline import Matrix, median, middle, spread
 from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.window import Window
+from netmon.records import Table
 
 _ALIKE = 0.7  # of the latest rank's lateness
 _CLEAR = 0.1  # of the lateness: clocks that err more are not asked
@@ -197,3 +203,40 @@ def _latest(
         return slow, 0.0
     last = int(np.nanargmax(found))
     return (last, float(found[last])) if last != slow else (slow, 0.0)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One iteration with all that is known of it."""
+
+    job: str
+    table: Matrix
+    row: int
+    baseline: npt.NDArray[np.intp]
+    seen: Window | None
+    references: Mapping[int, Window]
+    waited: Table | None  # dtype WAITED
+
+    @cached_property
+    def moments(self) -> StepTimes:
+        """When which rank did what, by marks and traffic."""
+        return moments(self.table, self.row, self.seen, self.references)
+
+
+class Culprit(NamedTuple):
+    """Whose bytes held a transfer up."""
+
+    cause: str  # as in SHARES
+    name: str
+    link: int  # of the window's, where most of it was
+    ns: float
+    most_ns: float  # that it may have been: not compared with what its bytes take on the link
+    payload: float  # there
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Whose bytes and which link held the transfer up."""
+
+    culprits: tuple[Culprit, ...]  # most ns first
+    links: tuple[int, ...]  # that were slow or dropped, by blame

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from netmon.dl.verdict.baseline import matrix, middle
 from netmon.dl.verdict.evidence import CELL_NS, LinkTotals, Steps
 from netmon.dl.verdict.judge import judge_input
-from netmon.dl.verdict.judged import Judged
-from netmon.dl.verdict.phases import StepTimes
+from netmon.dl.verdict.phases import Judged, StepTimes
 from netmon.dl.verdict.verdict_text import place
 from netmon.views import CAUSES, RankTimes, Verdict
 
