@@ -12,13 +12,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from collector.bus.intake import BusIntake
-from collector.cluster.membership import TTL_S, WORKERS, Bucket, Cluster, Membership
-from collector.cluster.ties import HostTies, LastingTies, components, ties_of
+from collector.cluster.membership import (
+    TTL_S,
+    WORKERS,
+    Bucket,
+    Cluster,
+    HostTies,
+    LastingTies,
+    Membership,
+    components,
+    ties_of,
+)
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError
-from netmon.wire.bus import Bus, BusSettings
-from netmon.wire.bus_streams import depth
+from netmon.wire.bus import Bus, BusSettings, depth
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from netmon.dl.grouped import starts
 from netmon.evidence import EVIDENCE
 from netmon.records import Batch, empty
 from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, Runs
-from netmon.wire.table_records import rows_of
-from netmon.wire.tables import ITERATIONS, LEDGER, RANKS, SCORES, Format, Words
+from netmon.wire.tables import ITERATIONS, LEDGER, RANKS, SCORES, Format, Words, rows_of
 
 
 def gather(batches: Sequence[Batch]) -> ManyBatches:

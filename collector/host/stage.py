@@ -35,7 +35,7 @@ from netmon.views import SourceScore
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
 from netmon.wire.limits import FURTHEST_NS
-from netmon.wire.table_records import read_ranks
+from netmon.wire.tables import read_ranks
 
 # --- The batches of one tick of the host stage, and what the tick has made of them.
 

@@ -36,8 +36,10 @@ from netmon.wire.bus import (
     down_subject,
     error_text,
     hello_subject,
+    reason_of,
+    refusal,
+    refusal_subject,
 )
-from netmon.wire.bus_streams import reason_of, refusal, refusal_subject
 
 _log = logging.getLogger(__name__)
 

@@ -21,8 +21,17 @@ from netmon.records import COUNTS, ClockExchange, Flow, NicSample, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, PLAIN, RUNS, column_widths, plain_columns
 from netmon.wire.limits import FURTHEST_NS, MAX_MONO_NS, MAX_ROWS, MAX_WIDTH_NS
-from netmon.wire.table_records import read_exchanges, read_flows, read_nic
-from netmon.wire.tables import HEAD, Pieces, check_limits, join_tables, read_name, split_tables
+from netmon.wire.tables import (
+    HEAD,
+    Pieces,
+    check_limits,
+    join_tables,
+    read_exchanges,
+    read_flows,
+    read_name,
+    read_nic,
+    split_tables,
+)
 
 ROWS = np.dtype(
     [("batch", "<i4"), ("flow_id", "<u4"), ("start_ns", "<i8"), ("bucket_ns", "<i8")]

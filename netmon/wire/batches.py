@@ -24,7 +24,6 @@ from netmon.wire.limits import (
     MAX_WIDTH_NS,
 )
 from netmon.wire.mapping import check, from_message, to_message
-from netmon.wire.table_records import read_flows, read_ledger, read_training, rows_of, table_of
 from netmon.wire.tables import (
     HEAD,
     TABLES,
@@ -33,8 +32,13 @@ from netmon.wire.tables import (
     encode_tables,
     join_tables,
     matrix,
+    read_flows,
+    read_ledger,
     read_name,
+    read_training,
+    rows_of,
     split_tables,
+    table_of,
 )
 
 OLDEST_AGENT = 1

@@ -24,8 +24,7 @@ from netmon.bench.pipeline.truth import Verdict, judge
 from netmon.bench.specs import WIDTH_MS, Load
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
-from netmon.wire.bus import Bus, BusSettings, Label, batch_subject, hello_subject
-from netmon.wire.bus_streams import make_streams
+from netmon.wire.bus import Bus, BusSettings, Label, batch_subject, hello_subject, make_streams
 
 TTL_S = 2.0
 

@@ -15,7 +15,7 @@ from netmon.records import COARSE, Batch, ClockSample
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, decode_many
 from netmon.wire.batches import decode_batch, encode_batch
-from netmon.wire.table_records import read_ranks
+from netmon.wire.tables import read_ranks
 
 
 def coarse_batch(rows: list[tuple[int, ...]], sequence: int, width: int, horizon_ns: int) -> Batch:

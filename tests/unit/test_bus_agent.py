@@ -34,8 +34,7 @@ from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.stream import Backoff
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
-from netmon.wire.bus import Bus, BusSettings, batch_subject
-from netmon.wire.bus_streams import make_streams
+from netmon.wire.bus import Bus, BusSettings, batch_subject, make_streams
 from netmon.wire.queries import get_full
 from netmon.wire.security import read_servers
 from netmon.wire.watch import UnreachableError

@@ -13,9 +13,8 @@ from nats_server import running
 
 from collector import registry
 from collector.bus import intake, session
-from collector.bus.host import Deliveries
-from netmon.wire.bus import Bus, Label
-from netmon.wire.bus_streams import make_streams
+from collector.bus.intake import Deliveries
+from netmon.wire.bus import Bus, Label, make_streams
 
 BATCHES = 12
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.cluster.ties import HostTies, components
+from collector.cluster.membership import HostTies, components
 from collector.cluster.worker import SLACK, assign
 from netmon.errors import WireError
 

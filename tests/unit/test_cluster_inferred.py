@@ -15,8 +15,7 @@ from test_inferring import HOSTS, PERIOD_MS, batches
 
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
-from netmon.wire.bus import Bus, Label, batch_subject, hello_subject
-from netmon.wire.bus_streams import make_streams
+from netmon.wire.bus import Bus, Label, batch_subject, hello_subject, make_streams
 
 SECONDS = 24
 COUNT = 10 * SECONDS

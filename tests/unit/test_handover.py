@@ -3,8 +3,7 @@
 
 import asyncio
 
-from collector.cluster.membership import Cluster
-from collector.cluster.ties import HostTies
+from collector.cluster.membership import Cluster, HostTies
 from collector.cluster.worker import Handover
 
 LOOK_EVERY_S = 0.02

@@ -31,7 +31,7 @@ from netmon.wire.batch_fields import decode_many, filter_batches
 from netmon.wire.batches import encode_batch
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.snapshots import decode_snapshot
-from netmon.wire.table_records import read_ranks
+from netmon.wire.tables import read_ranks
 
 _MODULE = "collector.receiving.receiver"
 

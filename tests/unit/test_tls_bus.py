@@ -25,8 +25,18 @@ from collector.settings import ListenConfig
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.certificates import nats_configuration
 from netmon.errors import UsageError
-from netmon.wire.bus import BATCHES, Bus, BusSettings, Label, UnreachedError, batch_subject, hello_subject, inbox
-from netmon.wire.bus_streams import make_streams, refusal
+from netmon.wire.bus import (
+    BATCHES,
+    Bus,
+    BusSettings,
+    Label,
+    UnreachedError,
+    batch_subject,
+    hello_subject,
+    inbox,
+    make_streams,
+    refusal,
+)
 from netmon.wire.identity import Identity, Role
 from netmon.wire.secure import client_context
 from netmon.wire.security import PLAIN, Security

@@ -12,9 +12,8 @@ from bus_host import wait_until
 from collector_stream import MS, rows
 from nats_server import running
 
-from collector.cluster import ties
-from collector.cluster.membership import Bucket
-from collector.cluster.ties import HostTies, components
+from collector.cluster import membership
+from collector.cluster.membership import Bucket, HostTies, components
 from netmon.bench.pipeline.truth import compare
 from netmon.bench.pipeline.workers import Player, Recorded, playing
 from netmon.bench.specs import Load
@@ -92,7 +91,7 @@ class VerdictRow:
 @pytest.fixture
 def quick_ties(monkeypatch) -> None:
     """A flow that rests parts two jobs after a second instead of after a minute."""
-    monkeypatch.setattr(ties.LastingTies.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(membership.LastingTies.__init__, "__defaults__", (1.0,))
 
 
 def names(*hosts: int) -> set[str]:

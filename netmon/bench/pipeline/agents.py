@@ -30,8 +30,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
 from netmon.wire.channel import CONNECT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 from netmon.wire.limits import MAX_ROWS
-from netmon.wire.table_records import rows_of
-from netmon.wire.tables import Words, encode_tables
+from netmon.wire.tables import Words, encode_tables, rows_of
 
 if TYPE_CHECKING:
     from netmon.wire.bus import Bus

@@ -46,9 +46,9 @@ from netmon.wire.bus import (
     batch_subject,
     hello_subject,
     host_of,
+    make_streams,
     name_of,
 )
-from netmon.wire.bus_streams import make_streams
 
 # --- The batches of a load, made once and with fixed clocks, to be played to one worker and to several.
 
