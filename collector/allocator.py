@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from netmon.wire.channel import FEW_THREADS
+from netmon.wire.limits import FEW_THREADS
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3), as <malloc.h> has them
 _LARGE = 8 << 20  # a column of a second of a thousand hosts is smaller

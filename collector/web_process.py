@@ -16,13 +16,12 @@ from pathlib import Path
 
 import grpc
 
-from collector.admission import Admission
 from collector.answers import Answers
-from collector.service import CollectorService
+from collector.service import Admission, CollectorService
 from collector.settings import ListenConfig
 from netmon.errors import UnsupportedError
 from netmon.own_module import own_module
-from netmon.wire.channel import COLLECTOR_OPTIONS
+from netmon.wire.limits import COLLECTOR_OPTIONS
 
 _log = logging.getLogger(__name__)
 _BEGIN_S, _END_S, _AGAIN_S = 60.0, 5.0, 1.0

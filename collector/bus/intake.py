@@ -41,7 +41,7 @@ from netmon.wire.bus import (
     up_subject,
     waiting_subject,
 )
-from netmon.wire.channel import ALIVE_EVERY_S
+from netmon.wire.limits import ALIVE_EVERY_S
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from netmon.own_module import own_module
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import filter_batches
-from netmon.wire.channel import ALIVE_EVERY_S, FEW_THREADS
+from netmon.wire.limits import ALIVE_EVERY_S, FEW_THREADS
 
 _log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from netmon.errors import NetmonError, WireError
 from netmon.records import Hello, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
-from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity
+from netmon.wire.limits import COLLECTOR_OPTIONS
 
 # --- One agent's stream in the receiving process: read here, judged by the collector.
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from netmon.records import Batch, Training
-from netmon.wire.channel import MAX_MESSAGE_BYTES
-from netmon.wire.limits import MAX_FLOWS
+from netmon.wire.limits import MAX_FLOWS, MAX_MESSAGE_BYTES
 
 MOST_ROWS = 1 << 17
 """Of a batch: at most 6 MB of a message, and half of what a collector takes."""

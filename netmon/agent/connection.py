@@ -18,7 +18,7 @@ from netmon.agent.recorder import Pulls
 from netmon.agent.spool import Spool
 from netmon.errors import DataError
 from netmon.wire import netmon_pb2
-from netmon.wire.channel import MAX_MESSAGE_BYTES
+from netmon.wire.limits import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,7 @@ from netmon.lab.process import Process
 from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.buckets import decode_buckets
-from netmon.wire.channel import ALIVE_EVERY_S, COLLECTOR_OPTIONS
-from netmon.wire.limits import MAX_MONO_NS
+from netmon.wire.limits import ALIVE_EVERY_S, COLLECTOR_OPTIONS, MAX_MONO_NS
 from netmon.wire.tables import FLOWS, claimed, join_tables, read_ledger, split_tables
 
 # --- What an agent needs of a collector, and nothing else: every batch is acknowledged, counted and forgotten.

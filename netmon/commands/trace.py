@@ -17,7 +17,7 @@ from netmon.units import format_bytes, format_duration, parse_duration, parse_ti
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:
-    from netmon.trace.unzipped import Progress
+    from netmon.trace.merge import Progress
     from netmon.trace.writer import TraceWriter
 
 HELP = (

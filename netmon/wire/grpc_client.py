@@ -28,7 +28,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from netmon.errors import NetmonError, UsageError
-from netmon.wire.channel import CONNECT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
+from netmon.wire.limits import CONNECT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 from netmon.wire.security import RESOLVERS
 
 MOST_RECEIVED = 4 << 20

@@ -12,10 +12,9 @@ import pandas as pd
 import pytest
 from collector_stream import CROSS_RX, DL_TX, MS, Host, flows, hello, rows
 
-from collector.admission import Admission
 from collector.backpressure import TRAINING_NS, WATCHED_NS
 from collector.server import serve
-from collector.service import listen_at
+from collector.service import Admission, listen_at
 from collector.settings import ListenConfig, Settings
 from netmon.errors import DataError, UnsupportedError
 from netmon.records import Batch, Class, Direction, Hello

@@ -10,12 +10,12 @@ from collector_stream import Host, hello
 from in_process import JobsHere
 from test_collector_server import FAST
 
-from collector import admission, backpressure
+from collector import backpressure, service
 from collector import registry as sessions
-from collector.admission import Admission, NotAdmittedError
 from collector.backpressure import HostLimiter
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
+from collector.service import Admission, NotAdmittedError
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch
@@ -96,25 +96,25 @@ class Call:
 
 
 def test_calls_of_one_identity_are_counted_while_they_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(admission.MOST_AT_A_TIME, "view", 2)
-    monkeypatch.setitem(admission.MOST_OF_ALL, "view", 3)
+    monkeypatch.setitem(service.MOST_AT_A_TIME, "view", 2)
+    monkeypatch.setitem(service.MOST_OF_ALL, "view", 3)
     folder = security(Role.COLLECTOR, "c").tls
     assert folder
     own = Admission(Watched(folder))
     ann, bob = Call(Identity(Role.FULL, "ann")), Call(Identity(Role.JOBS, "wall"))
-    with own.admit(ann, "view", admission.VIEWERS):
-        with own.admit(ann, "view", admission.VIEWERS):
+    with own.admit(ann, "view", service.VIEWERS):
+        with own.admit(ann, "view", service.VIEWERS):
             with (
                 pytest.raises(NotAdmittedError, match="viewer ann has 2 calls of this kind already"),
-                own.admit(ann, "view", admission.VIEWERS),
+                own.admit(ann, "view", service.VIEWERS),
             ):
                 pass
             with (
-                own.admit(bob, "view", admission.VIEWERS),
+                own.admit(bob, "view", service.VIEWERS),
                 pytest.raises(NotAdmittedError, match="there are 3 calls"),
-                own.admit(bob, "view", admission.VIEWERS),
+                own.admit(bob, "view", service.VIEWERS),
             ):
                 pass
-        with own.admit(ann, "view", admission.VIEWERS):
+        with own.admit(ann, "view", service.VIEWERS):
             pass
     assert not own._calls

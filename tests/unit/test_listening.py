@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from collector.admission import Admission
-from collector.service import listen_at
+from collector.service import Admission, listen_at
 from collector.settings import ListenConfig
 
 LEAVES = """

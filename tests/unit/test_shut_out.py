@@ -24,7 +24,7 @@ from test_collector_server import message
 from test_tls import listening
 from waiting import free_port, wait_for
 
-from collector import admission
+from collector import service
 from collector.settings import ListenConfig
 from netmon.certificates import Authority, make_token
 from netmon.wire import netmon_pb2
@@ -111,12 +111,12 @@ def calling(address: str, made: Authority) -> Iterator[tuple[grpc.Channel, Open,
 
 def test_streams_end_with_their_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receive_here(monkeypatch)
-    monkeypatch.setattr(admission, "_CHECK_EVERY_S", 0.1, raising=False)
+    monkeypatch.setattr(service, "_CHECK_EVERY_S", 0.1, raising=False)
     made = issued(tmp_path / "pki")
     listens = listening(tmp_path, ListenConfig(Security(made.folder(COLLECTOR))))
     with listens as address, calling(address, made) as (channel, watched, sent):
         later = SimpleNamespace(time=lambda: time.time() + 400 * 86_400, monotonic=time.monotonic)
-        monkeypatch.setattr(admission, "time", later)
+        monkeypatch.setattr(service, "time", later)
         for call, who in ((watched, "viewer ann"), (sent, "agent h0")):
             code, why = call.ended()
             assert code is grpc.StatusCode.UNAUTHENTICATED
@@ -141,7 +141,7 @@ def test_streams_end_when_their_authority_is_replaced(tmp_path: Path) -> None:
 
 def test_while_both_authorities_are_trusted_nobody_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receive_here(monkeypatch)
-    monkeypatch.setattr(admission, "_CHECK_EVERY_S", 0.02, raising=False)
+    monkeypatch.setattr(service, "_CHECK_EVERY_S", 0.02, raising=False)
     old, new = issued(tmp_path / "old"), issued(tmp_path / "new")
     served = put(old, tmp_path / "served")
     with listening(tmp_path, ListenConfig(Security(served))) as address, calling(address, old) as (_, watched, sent):
@@ -160,7 +160,7 @@ def test_while_both_authorities_are_trusted_nobody_is_cut_off(tmp_path: Path, mo
 
 def test_a_stream_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receive_here(monkeypatch)
-    monkeypatch.setattr(admission, "_CHECK_EVERY_S", 0.1, raising=False)
+    monkeypatch.setattr(service, "_CHECK_EVERY_S", 0.1, raising=False)
     made, at = issued(tmp_path / "pki"), f"localhost:{free_port(2) + 1}"
     tokens = {name: make_token(made, Identity(Role.JOBS, name), 1)[0] for name in ("gone", "raised", "kept")}
     file = made.directory / "tokens"

@@ -22,8 +22,7 @@ from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import BUCKET, Direction, Flow
-from netmon.wire.channel import MAX_MESSAGE_BYTES
-from netmon.wire.limits import MAX_FLOWS
+from netmon.wire.limits import MAX_FLOWS, MAX_MESSAGE_BYTES
 
 
 def loss(packets: int = 1) -> bytes:

@@ -28,8 +28,7 @@ from netmon.bench.specs import WIDTH_MS, WIDTHS_MS, Load
 from netmon.records import ClockExchange, ClockSample, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
-from netmon.wire.channel import CONNECT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
-from netmon.wire.limits import MAX_ROWS
+from netmon.wire.limits import CONNECT_S, KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_ROWS
 from netmon.wire.tables import Words, encode_tables, rows_of
 
 if TYPE_CHECKING:

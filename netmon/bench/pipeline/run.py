@@ -31,7 +31,7 @@ from netmon.terminal import FittingTable
 from netmon.units import format_bytes
 from netmon.views import OVERVIEW, Selection
 from netmon.wire import netmon_pb2
-from netmon.wire.channel import FEW_THREADS
+from netmon.wire.limits import FEW_THREADS
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.snapshots import encode_selection
 

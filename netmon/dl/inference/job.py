@@ -9,9 +9,17 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.bursts import Bursts, pauses_before, together
-from netmon.dl.inference.pattern import Edge, ordered, pattern_of
-from netmon.dl.inference.repetition import INTERVALS, SHORT, Repetition, beginning, repetition
+from netmon.dl.inference.bursts import (
+    INTERVALS,
+    SHORT,
+    Bursts,
+    Repetition,
+    beginning,
+    pauses_before,
+    repetition,
+    together,
+)
+from netmon.dl.inference.grouping import Edge, ordered, pattern_of
 from netmon.dl.inference.types import InferredIteration, InferredJob
 from netmon.records import Table
 

@@ -12,11 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import joined as joined_rows
-from netmon.dl.inference.bursts import Bursts, add_buckets, are_gradients, summed
-from netmon.dl.inference.grouping import Candidate, Group, addresses, are_split, groups, joined
+from netmon.dl.inference.bursts import INTERVALS, Bursts, Repetition, add_buckets, are_gradients, repetition, summed
+from netmon.dl.inference.grouping import (
+    Candidate,
+    Edge,
+    Group,
+    addresses,
+    are_split,
+    groups,
+    joined,
+    strongly_connected,
+)
 from netmon.dl.inference.job import Job, Words
-from netmon.dl.inference.pattern import Edge, strongly_connected
-from netmon.dl.inference.repetition import INTERVALS, Repetition, repetition
 from netmon.dl.inference.types import TRAFFIC, Findings, InferredIteration, InferredJob, LinkFlow
 from netmon.dl.inference.verdicts import Ends, Verdicts, ends_of
 from netmon.records import Direction, Table, empty

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.inference.grouping import Edge
 from netmon.dl.inference.job import Job
-from netmon.dl.inference.pattern import Edge
 from netmon.dl.inference.types import CONTROL, GRADIENT, FlowVerdict, LinkFlow
 from netmon.records import Direction, Table
 
