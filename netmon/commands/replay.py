@@ -134,7 +134,7 @@ def _store(replay: "Replay", directory: Path) -> None:
     said = time.monotonic()
     with closing(sink):
         for batch in replay.batches():
-            stage.take([index], gather([batch]))
+            stage.take([index], gather(batch))
             if unstored.nbytes > _PENDING_BYTES:
                 flush()
             if time.monotonic() - said >= _SAY_S:

@@ -5,9 +5,9 @@ import pickle
 
 import numpy as np
 from collector_stream import MS, TrainingAgent, hello, mark
+from decoded import gather
 
 from collector.dataset.resume import Resume
-from collector.host.incoming import gather
 from collector.host.stage import HostStage
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings

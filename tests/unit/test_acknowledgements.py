@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from collector_stream import MS, Host, S, hello, mark
+from decoded import gather
 
 from collector.dataset.resume import Resume
-from collector.host.incoming import gather
 from collector.host.stage import HostStage
 from collector.jobs.rank_registry import RankRegistry
 from collector.server import flush_pause_s

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, evidence, hello
+from decoded import gather
 from test_store import Collector, batches, read
 
 from collector.dataset.resume import Resume
-from collector.host.incoming import gather
 from collector.host.stage import HostStage
 from collector.host.tables import Lately
 from collector.jobs.rank_registry import RankRegistry

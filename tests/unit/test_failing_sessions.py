@@ -13,12 +13,12 @@ import grpc
 import pandas as pd
 import pytest
 from collector_stream import Host, TrainingAgent, hello, mark
+from decoded import gather
 from receiver_here import receive_here
 from test_collector_server import collector, first_stored, message, send, session
 
 from collector import agent_checks
 from collector.dataset.resume import Resume
-from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.unstored import SessionFlush

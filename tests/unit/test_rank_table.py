@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from collector_stream import MS, UTC, S, TrainingAgent, rows
+from decoded import gather
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_hosts import over, ranks
 
 from collector.dataset.resume import Resume
-from collector.host.incoming import gather
 from collector.host.stage import HostStage, Settled
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
@@ -66,7 +66,7 @@ class TwoHosts:
         table = rows(*((flow, time, 1000) for time in range(first, first + SPAN_MS, 3) for flow in (1, 2, 3)))
         table["bucket_start_ns"] += np.uint64(begin)
         flows = [
-            Flow(number, 7, Direction.TX, "a", "b", number, 2, 6, begin, owner)
+            Flow(number, 7, Direction.TX, "10.0.0.1", "10.0.0.2", number, 2, 6, begin, owner)
             for number, owner in enumerate(
                 (
                     *(Owner(10 + n, "python", "", "train", 2 * host + n, "socket") for n in (0, 1)),

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from collector_stream import MS, UTC, S, TrainingAgent
+from decoded import gather
 
 from collector.dataset.resume import Resume
-from collector.host.incoming import gather
 from collector.host.ledger import ROWS
 from collector.host.rows import SETTLED
 from collector.host.stage import HostStage, Settled
