@@ -27,8 +27,8 @@ from netmon.bench.result import or_dash, table
 from netmon.bench.specs import ClockSpec, Progress, silent
 from netmon.errors import LabError
 from netmon.history.dataset import read_rows
-from netmon.lab.network import INTERFACE, Host, network
-from netmon.lab.process import Process
+from netmon.lab.network import Host, network
+from netmon.lab.process import Process, agent_command, collector_command
 from netmon.lab.record import utc_minus_mono_ns
 from netmon.records import Batch, ClockSample, Flow, Hello, LedgerSample, NicSample, Training
 from netmon.service_user import give_socket
@@ -307,15 +307,13 @@ def recover(injection: Injection, seconds: float, folder: Path) -> Recovery:
 
 
 def _collector(address: str, folder: Path) -> Process:
-    command = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(folder / "data")]
+    command = collector_command(address, folder / "data")
     return Process("collector", command, folder, notify=folder / "notify-collector")
 
 
 def _agent(host: Host, collector: str, folder: Path) -> Process:
-    command = [sys.executable, "-m", "netmon", "agent", "--interface", INTERFACE, "--collector", collector]
-    command += ["--host", host.name, "--capacity", f"{RATE_BPS}bit"]
-    command += ["--bucket", f"{BUCKET_NS}ns", "--stream-bucket", f"{BUCKET_NS}ns"]
-    command += ["--socket", str(folder / f"{host.name}.sock"), "--spool", str(folder / f"spool-{host.name}")]
+    what = ("--capacity", f"{RATE_BPS}bit", "--bucket", f"{BUCKET_NS}ns", "--stream-bucket", f"{BUCKET_NS}ns")
+    command = agent_command(host, folder, "--collector", collector, *what)
     return Process(f"agent-{host.name}", command, folder, host=host, notify=folder / f"notify-{host.name}")
 
 

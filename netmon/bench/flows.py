@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 
-from netmon.bench.observers import Pair, agent_command, fresh_folder, pair
+from netmon.bench.observers import Pair, fresh_folder, pair, watching
 from netmon.bench.result import figures_table
 from netmon.bench.specs import FlowsSpec, Progress, silent
 from netmon.bench.traffic import FRAME_BYTES
@@ -19,7 +19,7 @@ from netmon.bench.usage import memory_bytes, process_seconds
 from netmon.history.dataset import Tables, read_rows
 from netmon.lab import iproute
 from netmon.lab.network import INTERFACE
-from netmon.lab.process import Process
+from netmon.lab.process import Process, collector_command
 from netmon.terminal import FittingTable
 from netmon.units import format_bytes
 
@@ -88,8 +88,7 @@ def measure(spec: FlowsSpec, progress: Progress = silent) -> FlowsResult:
 
 def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Progress) -> FlowsResult:
     address, data = f"unix:{folder / 'collector.sock'}", folder / "data"
-    collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
-    watch = agent_command(hosts.receiver, "tc", address, folder)
+    collect, watch = collector_command(address, data), watching(hosts.receiver, "tc", address, folder)
     flows = min(round(per_s * seconds), _MOST_FLOWS)
     what = [INTERFACE, *_addresses(hosts), str(flows), str(per_s)]
     send = [sys.executable, "-m", "netmon.bench.traffic", "flood", *what]

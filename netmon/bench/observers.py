@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -29,7 +29,7 @@ from netmon.errors import LabError
 from netmon.history.dataset import Tables
 from netmon.lab import iproute
 from netmon.lab.network import INTERFACE, SUBNET, Host, leased
-from netmon.lab.process import Process
+from netmon.lab.process import Process, agent_command, collector_command
 from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.buckets import decode_buckets
@@ -213,11 +213,9 @@ def _programs(watched: Pair, folder: Path) -> Iterator[Callable[[], None]]:
         yield process.check_running
 
 
-def agent_command(host: Host, hook: str, address: str, folder: Path) -> list[str]:
+def watching(host: Host, hook: str, address: str, folder: Path) -> list[str]:
     """An agent of a host of the pair, by `hook`, with buckets of 10 µs."""
-    what = ("--interface", INTERFACE, "--host", host.name, "--bucket", "10us", "--hook", hook)
-    where = ("--socket", str(folder / f"{host.name}.sock"), "--spool", str(folder / f"spool-{host.name}"))
-    return [sys.executable, "-m", "netmon", "agent", *what, *where, "--collector", address]
+    return agent_command(host, folder, "--bucket", "10us", "--hook", hook, "--collector", address)
 
 
 @contextlib.contextmanager
@@ -226,7 +224,7 @@ def agent_alone(watched: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
     address, report = f"unix:{folder / 'sink.sock'}", folder / "sink.json"
     listen = ["nice", "-n", "19", sys.executable, "-m", "netmon.bench.observers", address, str(report)]
     notify = folder / "notify-agent.sock"
-    watch = agent_command(watched.receiver, "tc", address, folder)
+    watch = watching(watched.receiver, "tc", address, folder)
     with (
         Process("sink", listen, folder) as sink,
         Process("agent", watch, folder, host=watched.receiver, notify=notify) as agent,
@@ -253,18 +251,17 @@ def _netmon(hook: str, both: bool, watched: Pair, folder: Path) -> Iterator[Call
     address, data = f"unix:{folder / 'collector.sock'}", folder / "data"
     with contextlib.ExitStack() as stack:
 
-        def start(name: str, *command: str, host: Host | None = None, niceness: int = 0) -> Process:
-            words = ["nice", "-n", str(niceness), sys.executable, "-m", "netmon", *command]
+        def start(name: str, command: Sequence[str], host: Host | None = None) -> Process:
             notify = folder / f"notify-{name}.sock"
-            process = stack.enter_context(Process(name, words, folder, host=host, notify=notify))
+            process = stack.enter_context(Process(name, command, folder, host=host, notify=notify))
             process.wait_ready(_READY_SECONDS)
             return process
 
         def agent(host: Host, by: str) -> Process:
-            return start(f"agent-{host.name}", *agent_command(host, by, address, folder)[3:], host=host)
+            return start(f"agent-{host.name}", watching(host, by, address, folder), host)
 
         # In a cluster the collector is on another machine: here it gets what the others leave.
-        collector = start("collector", "collector", "--listen", address, "--data", str(data), niceness=19)
+        collector = start("collector", ["nice", "-n", "19", *collector_command(address, data)])
         agents = [agent(watched.receiver, hook), *([agent(watched.sender, "tc")] if both else [])]
 
         def account() -> Account:

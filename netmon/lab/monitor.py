@@ -17,8 +17,8 @@ from pathlib import Path
 
 from netmon.errors import UnsupportedError
 from netmon.lab import iproute
-from netmon.lab.network import INTERFACE, Host, Lease, Network
-from netmon.lab.process import Process
+from netmon.lab.network import Host, Lease, Network
+from netmon.lab.process import Process, agent_command, collector_command
 from netmon.lab.spec import RunSpec
 
 # --- NATS servers of a testbed: one cluster with JetStream, whose streams every server keeps.
@@ -213,24 +213,20 @@ class Monitor(AbstractContextManager["Monitor"]):
         return middle
 
     def _start_collector(self, name: str) -> Process:
-        where = ["--listen", f"unix:{self._run / name}.sock", "--data", str(self._spec.data)]
+        more = ["--parameters", str(self._parameters), *([] if self._spec.evidence else ["--verdicts", "none"])]
         if self._middle:
-            where += ["--bus", self._bus, "--bus-replicas", str(NATS_SERVERS), "--worker", name, "--insecure"]
-        command = [sys.executable, "-m", "netmon", "collector", *where, "--parameters", str(self._parameters)]
-        command += [] if self._spec.evidence else ["--verdicts", "none"]
+            more += ["--bus", self._bus, "--bus-replicas", str(NATS_SERVERS), "--worker", name, "--insecure"]
+        command = collector_command(f"unix:{self._run / name}.sock", self._spec.data, *more)
         return self._start(name, command, self._middle)
 
     def _start_agent(self, host: Host) -> Process:
-        command = [*with_control_groups(), sys.executable, "-m", "netmon", "agent"]
-        command += ["--interface", INTERFACE, "--host", host.name]
         what = ["--capacity", f"{self._network.rate_bps}bit", "--bucket", f"{self._spec.bucket_ns}ns"]
-        what += ["--stream-bucket", f"{self._spec.stream_ns or self._spec.bucket_ns}ns"]
+        what += ["--stream-bucket", f"{self._spec.stream_ns or self._spec.bucket_ns}ns", "--hook", self._spec.hook]
+        what += [] if self._spec.evidence else ["--evidence", "none"]
         # Nobody else is in the testbed's networks.
         where = ["--bus", self._bus, "--insecure"] if self._middle else ["--collector", self.address]
-        where += ["--socket", str(self._run / f"{host.name}.sock")]
-        rest = ["--spool", str(self._run / f"spool-{host.name}"), "--hook", self._spec.hook]
-        rest += [] if self._spec.evidence else ["--evidence", "none"]
-        return self._start(f"agent-{host.name}", [*command, *what, *where, *rest], host)
+        command = [*with_control_groups(), *agent_command(host, self._run, *what, *where)]
+        return self._start(f"agent-{host.name}", command, host)
 
     def _start(self, name: str, command: list[str], host: Host | None) -> Process:
         notify = self._run / f"notify-{name}.sock"

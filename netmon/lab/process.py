@@ -5,13 +5,14 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from netmon.errors import LabError
-from netmon.lab.network import Host
+from netmon.lab.network import INTERFACE, Host
 
 PRIORITY = ("nice", "-n", "-15")
 """For what a server's own cores would do: here all hosts share a few, so trainers, senders and receivers go first."""
@@ -141,3 +142,14 @@ def _readiness_socket(path: Path) -> socket.socket:
     ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     ready.bind(str(path))
     return ready
+
+
+def collector_command(address: str, data: Path, *more: str) -> list[str]:
+    """A collector that listens there."""
+    return [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data), *more]
+
+
+def agent_command(host: Host, folder: Path, *more: str) -> list[str]:
+    """An agent of a host, with what it keeps in a folder. more: at least where it sends to."""
+    kept = ("--socket", str(folder / f"{host.name}.sock"), "--spool", str(folder / f"spool-{host.name}"))
+    return [sys.executable, "-m", "netmon", "agent", "--interface", INTERFACE, "--host", host.name, *kept, *more]
