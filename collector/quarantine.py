@@ -7,7 +7,7 @@ import struct
 import time
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from collector.agent_checks import FailedBatchError
@@ -29,7 +29,7 @@ _MOST_SESSIONS = 4_096  # remembered
 _MOST_FAILURES = 3  # of a session, until it is not taken in any more
 _MOST_FAILED = 4_096  # sessions whose failures are remembered
 _MOST_NOTICES = 100
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 
 
 class Quarantine:
@@ -66,7 +66,7 @@ class Quarantine:
         for message in messages:
             one = message if isinstance(message, bytes) else message.SerializeToString()
             if len(data) + len(one) <= self._most_bytes // 4:
-                data += _LENGTH.pack(len(one)) + one
+                data += LENGTH.pack(len(one)) + one
         self.folder.mkdir(parents=True, exist_ok=True)
         self._count += 1
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", session)[:64]
@@ -171,13 +171,3 @@ class Failures:
         self._of_session[hello.session] += 1
         for name in list(self._of_session)[:-_MOST_FAILED]:
             del self._of_session[name]
-
-
-def read_messages(path: Path) -> Iterator[netmon_pb2.AgentMessage]:
-    """The messages of a file that was set aside, the hello first."""
-    data, offset = path.read_bytes(), 0
-    while offset < len(data):
-        (length,) = _LENGTH.unpack_from(data, offset)
-        offset += _LENGTH.size
-        yield netmon_pb2.AgentMessage.FromString(data[offset : offset + length])
-        offset += length

@@ -9,6 +9,7 @@ tests are there where Horovod has been built with TensorFlow.
 import contextlib
 import functools
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -51,9 +52,10 @@ def missing_for_kernel_tests() -> str:
 @functools.cache
 def missing_for_tensorflow_tests() -> str:
     """Why tests with TensorFlow are left out; empty where they are not."""
-    from netmon.lab.training import built_horovod
+    from netmon.lab.training import BUILD
 
-    return "" if built_horovod("tensorflow") else "Horovod with TensorFlow is not built (make horovod-tensorflow)"
+    built = subprocess.run([*BUILD, "tensorflow", "--if-built"], stdout=subprocess.PIPE, check=True).stdout
+    return "" if built.strip() else "Horovod with TensorFlow is not built (make horovod-tensorflow)"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -29,15 +29,15 @@ class SimulatedCpus:
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
-        self._memory = blank_memory(geometry)
-        self.meter = Meter(self._memory, geometry, FlowNumbers(EVERY))
+        self.memory = blank_memory(geometry)
+        self.meter = Meter(self.memory, geometry, FlowNumbers(EVERY))
 
     def open_flows(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
         """A flow takes each of these slots, at most flow_records of a CPU, with one packet of 100 bytes."""
-        table, flows = self._memory.slots, self._memory.flows
+        table, flows = self.memory.slots, self.memory.flows
         table["key"]["src_port"][slots] = slots & 0xFFFF
         table["key"]["link_protocol"][slots] = 1 << 9 | slots >> 16
-        self._open_buckets(slots, now_ns)
+        self.open_buckets(slots, now_ns)
         cpus, indices = self._positions(slots, "flows", flows.shape[1])
         openings = np.zeros(len(slots), flows.dtype)
         openings["key"], openings["slot"] = table["key"][slots], slots
@@ -46,43 +46,33 @@ class SimulatedCpus:
 
     def next_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
         """Each of these slots closes its bucket, at most ring_records of a CPU, and opens one with one packet."""
-        taken = self._memory.slots[slots]
+        taken = self.memory.slots[slots]
         cpus, indices = self._positions(slots, "buckets", self.geometry.ring_records)
         records = np.zeros(len(slots), KERNEL_BUCKET)
         records["slot"] = slots
         for name in ("bucket_start_ns", *COUNTED):
             records[name] = taken[name]
-        self._open_buckets(slots, now_ns)
-        self._memory.buckets[cpus, indices] = records.view(np.uint64).reshape(len(slots), -1)
+        self.open_buckets(slots, now_ns)
+        self.memory.buckets[cpus, indices] = records.view(np.uint64).reshape(len(slots), -1)
         self._publish(cpus, "buckets")
 
-    def lose_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
-        """As next_buckets where the rings are full."""
-        taken, links = self._memory.slots[slots], self._memory.slots["key"]["link_protocol"][slots] >> 8
-        cpus = slots // self.geometry.slots
-        for name in ("packets", "wire_bytes", "payload_bytes"):
-            np.add.at(self._memory.ledger[f"lost_{name}"], (cpus, links), taken[name])
-        self._open_buckets(slots, now_ns)
-        self._memory.slots["losses"][slots] += 1
-        np.add.at(self._memory.producers["losses"], cpus, 1)
-
-    def _open_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
-        table = self._memory.slots
+    def open_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
+        table = self.memory.slots
         table["bucket_start_ns"][slots] = now_ns - now_ns % self.geometry.bucket_ns
         table["packets"][slots], table["wire_bytes"][slots], table["payload_bytes"][slots] = 1, 100, 46
         cpus, links = slots // self.geometry.slots, table["key"]["link_protocol"][slots] >> 8
         for name, count in (("frames", 1), ("packets", 1), ("frame_bytes", 100), ("wire_bytes", 100)):
-            np.add.at(self._memory.ledger[name], (cpus, links), count)
+            np.add.at(self.memory.ledger[name], (cpus, links), count)
 
     def _positions(self, slots: npt.NDArray[np.intp], ring: str, size: int) -> tuple[npt.NDArray[np.intp], ...]:
         """The slots' CPUs, and where each one's record goes in its CPU's ring. slots: ascending."""
         cpus = slots // self.geometry.slots
         within = np.arange(len(cpus)) - np.searchsorted(cpus, cpus)
-        position = self._memory.producers[ring][cpus].astype(np.intp) + within
+        position = self.memory.producers[ring][cpus].astype(np.intp) + within
         return cpus, position & (size - 1)
 
     def _publish(self, cpus: npt.NDArray[np.intp], ring: str) -> None:
-        np.add.at(self._memory.producers[ring], cpus, np.uint64(1))
+        np.add.at(self.memory.producers[ring], cpus, np.uint64(1))
 
 
 # --- What a drain costs on a host of many CPUs all of whose slots have been used: idle, busy, and when a flow is new.

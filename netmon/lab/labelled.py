@@ -160,7 +160,7 @@ def job_folders(data: Path) -> list[Path]:
     return sorted(file.parent for file in data.glob(f"{FOLDER}/*/run.json"))
 
 
-def from_run(data: Path, resolution_ns: int = RESOLUTION_NS) -> Labelled:
+def from_run(data: Path) -> Labelled:
     """What `netmon lab run --data DATA` left, at a coarser resolution. Raises DataError.
 
     Of several jobs that trained together, DATA/lab has a folder each, with all that DATA/lab has of one.
@@ -178,14 +178,14 @@ def from_run(data: Path, resolution_ns: int = RESOLUTION_NS) -> Labelled:
     described, kinds, whose, number = _flows(flows, runs[0].address_of, jobs, cross)
     return Labelled(
         run=data.resolve().name,
-        resolution_ns=resolution_ns,
+        resolution_ns=RESOLUTION_NS,
         cross_load=first["cross_load"] if cross else 0.0,
         cross_profile=first["cross_profile"] if cross else "",
         jobs=jobs,
         flows=described,
         kinds=kinds,
         whose=whose,
-        traffic=_traffic(buckets, number, resolution_ns),
+        traffic=_traffic(buckets, number),
     )
 
 
@@ -223,8 +223,8 @@ def _whose(flow: LinkFlow, named: str, jobs: Sequence[TrueJob]) -> int:
     return next((index for index in between if jobs[index].job == named), between[0]) if between else -1
 
 
-def _traffic(buckets: pd.DataFrame, number: pd.Series, resolution_ns: int) -> Table:
-    buckets = buckets.assign(time_ns=buckets["bucket_start_ns"] // resolution_ns * resolution_ns)
+def _traffic(buckets: pd.DataFrame, number: pd.Series) -> Table:
+    buckets = buckets.assign(time_ns=buckets["bucket_start_ns"] // RESOLUTION_NS * RESOLUTION_NS)
     sums = buckets.groupby([*_FLOW_KEY, "time_ns"], as_index=False)["payload_bytes"].sum()
     sums = sums.join(number, on=_FLOW_KEY, how="inner").sort_values(["time_ns", "flow"])
     return structured({name: sums[name].to_numpy() for name in TRAFFIC.names or ()}, TRAFFIC)

@@ -19,7 +19,7 @@ from netmon.lab.trainers.collectives import PORT
 
 _HERE = Path(__file__).parent
 _TRAINERS = _HERE / "trainers"
-_BUILD = ("bash", str(_HERE / "build_horovod.sh"))
+BUILD = ("bash", str(_HERE / "build_horovod.sh"))
 _FINISHED = re.compile(r"^iteration \d+ took", re.MULTILINE)
 RING_JOB = "ring"
 TIMELINE = "timeline.json"
@@ -40,19 +40,13 @@ def trainer_python(spec: RunSpec) -> str:
     return horovod_python("tensorflow" if "horovod_tensorflow.py" in _SCRIPTS.get(spec.trainer, ()) else "torch")
 
 
-def built_horovod(framework: str) -> str | None:
-    """The interpreter of an environment with real Horovod; None where it would have to be built."""
-    command = [*_BUILD, framework, "--if-built"]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip() or None
-
-
 def horovod_python(framework: str = "torch") -> str:
     """The interpreter of an environment with real Horovod; built first where it is missing (minutes, once).
 
     framework: torch or tensorflow. Raises LabError.
     """
     # A session of its own: who interrupts the lab ends all that the script has started.
-    command, silent = [*_BUILD, framework], subprocess.DEVNULL
+    command, silent = [*BUILD, framework], subprocess.DEVNULL
     with subprocess.Popen(command, stdin=silent, stdout=subprocess.PIPE, text=True, start_new_session=True) as build:
         try:
             output, _ = build.communicate()

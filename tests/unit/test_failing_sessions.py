@@ -4,7 +4,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,25 @@ from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.unstored import SessionFlush
 from collector.jobs.rank_registry import RankRegistry
-from collector.quarantine import FOLDER, Quarantine, read_messages
+from collector.quarantine import FOLDER, LENGTH, Quarantine
 from collector.settings import Settings
 from netmon.records import Batch, Hello, Moment, Training
 from netmon.wire.batch_fields import ManyBatches
+from netmon.wire.netmon_pb2 import AgentMessage
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 
 BAD = "bad"
 DEADLINE_S = 60
+
+
+def read_messages(path: Path) -> Iterator[AgentMessage]:
+    """The messages of a file that was set aside, the hello first."""
+    data, offset = path.read_bytes(), 0
+    while offset < len(data):
+        (length,) = LENGTH.unpack_from(data, offset)
+        offset += LENGTH.size
+        yield AgentMessage.FromString(data[offset : offset + length])
+        offset += length
 
 
 def of_bad(batches: int) -> list[Hello | Batch]:

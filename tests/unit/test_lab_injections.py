@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from netmon.lab.injections.spec import (
     FILE_PORT,
     TRANSFERS,
     Injection,
-    from_document,
     injection,
     pauses_of,
     transfers_of,
@@ -38,7 +37,6 @@ def test_an_injection_is_written_in_a_line():
     assert injection("job:hosts=0+2,params=2e6").hosts == (0, 2)
     assert injection("slow-link:host=1,direction=rx").direction == Direction.RX
     assert injection("stop-all").kind == "stop-all"
-    assert from_document(asdict(expected)) == expected
 
 
 @pytest.mark.parametrize(

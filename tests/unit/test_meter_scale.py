@@ -21,11 +21,23 @@ LEAST_COLUMN = 128 * 1024
 LATER = STALE_NS + 1_000_000
 
 
+class LossyCpus(SimulatedCpus):
+    def lose_buckets(self, slots: np.ndarray, now_ns: int) -> None:
+        """As next_buckets where the rings are full."""
+        taken, links = self.memory.slots[slots], self.memory.slots["key"]["link_protocol"][slots] >> 8
+        cpus = slots // self.geometry.slots
+        for name in ("packets", "wire_bytes", "payload_bytes"):
+            np.add.at(self.memory.ledger[f"lost_{name}"], (cpus, links), taken[name])
+        self.open_buckets(slots, now_ns)
+        self.memory.slots["losses"][slots] += 1
+        np.add.at(self.memory.producers["losses"], cpus, 1)
+
+
 class Host:
     """Simulated CPUs, and what their meter has delivered."""
 
     def __init__(self, cpus: int = 128, slots: int = 1024) -> None:
-        self.cpus = SimulatedCpus(choose_geometry(10_000, slots=slots, cpus=cpus))
+        self.cpus = LossyCpus(choose_geometry(10_000, slots=slots, cpus=cpus))
         self.now, self.sent = 1_000_000_000, 0
         self.packets: dict[int, int] = {}
         self.all = np.arange(cpus * slots - 1)  # one is left
@@ -160,7 +172,7 @@ def test_a_record_that_comes_after_the_next_bucket_was_taken_says_nothing_of_tha
     slots = np.array([5])
     host.close(slots, host.cpus.next_buckets)
     host.drain()
-    position = host.cpus._memory.producers["buckets"]
+    position = host.cpus.memory.producers["buckets"]
     host.close(slots, host.cpus.next_buckets)  # the record is there, and not published
     position[0] -= 1
     host.wait()
@@ -180,7 +192,7 @@ def test_buckets_of_a_flow_that_nobody_has_told_of_are_lost_and_cost_nothing_els
 ) -> None:
     host = Host(cpus=2)
     host.close(np.array([5]), host.cpus.next_buckets)
-    host.cpus._memory.buckets[0, 0, 2] |= np.uint64(7) << np.uint64(32)
+    host.cpus.memory.buckets[0, 0, 2] |= np.uint64(7) << np.uint64(32)
     host.close(np.array([6, 1500]), host.cpus.next_buckets)
     host.close(host.all[-1:] + 1, host.cpus.open_flows)  # a change, among which it is looked for
     host.drain()
@@ -188,7 +200,7 @@ def test_buckets_of_a_flow_that_nobody_has_told_of_are_lost_and_cost_nothing_els
     (said,) = caplog.messages
     assert said.endswith("slot 5, generation 7 where 0 is known")
     host.close(np.array([5, 6]), host.cpus.next_buckets)
-    host.cpus._memory.buckets[0, 2, 2] |= np.uint64(7) << np.uint64(32)
+    host.cpus.memory.buckets[0, 2, 2] |= np.uint64(7) << np.uint64(32)
     host.drain()  # no change any more
     assert host.cpus.meter.ledger()[LINK]["lost_packets"] == 2
     host.wait()

@@ -2,7 +2,7 @@
 """What can be done to a training on purpose, and how it is written on a command line."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from netmon import views
@@ -186,9 +186,3 @@ def injection(text: str) -> Injection:
     if kind not in CAUSES:
         raise UsageError(f"cannot read {text!r} as an injection: choose {', '.join(CAUSES)}")
     return Injection(kind, **values)
-
-
-def from_document(document: dict[str, Any]) -> Injection:
-    """An injection as dataclasses.asdict and JSON left it."""
-    values = {field.name: document[field.name] for field in fields(Injection) if field.name in document}
-    return Injection(**{**values, "hosts": tuple(values.get("hosts", ()))})
