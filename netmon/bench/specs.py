@@ -36,6 +36,7 @@ class Spec:
 
     name: ClassVar[str]
     text: ClassVar[str]
+    as_root: ClassVar[bool] = True
 
     @property
     def module(self) -> str:
@@ -44,7 +45,8 @@ class Spec:
 
     @property
     def root(self) -> bool:
-        return True
+        """Whether measuring takes it."""
+        return self.as_root
 
     def __post_init__(self) -> None:
         for wrong, reason in self.objections():
@@ -112,13 +114,9 @@ class FlowsSpec(Spec):
 
 @dataclass(frozen=True)
 class HookSpec(Spec):
-    name = "hook"
+    name, as_root = "hook", False
     text = "time that marking a step by netmon.horovod costs the training, with and without an agent (needs no root)"
     rounds: int = _rounds(5)
-
-    @property
-    def root(self) -> bool:
-        return False
 
 
 _SHORTEST_S = 10.0
@@ -137,7 +135,7 @@ class ClockSpec(Spec):
 
 @dataclass(frozen=True)
 class InferenceSpec(Spec):
-    name = "inference"
+    name, as_root = "inference", False
     text = "jobs and iterations found in traffic alone, compared with the trainers' log (needs no root)"
     path: Path | None = option(
         None,
@@ -147,10 +145,6 @@ class InferenceSpec(Spec):
         nargs="?",
         metavar="PATH",
     )
-
-    @property
-    def root(self) -> bool:
-        return False
 
 
 WIDTH_MS = 1
@@ -249,7 +243,7 @@ class Load:
 
 @dataclass(frozen=True)
 class PipelineSpec(Spec, Load):
-    name = "pipeline"
+    name, as_root = "pipeline", False
     text = "the collector under simulated agents: cost, delay, and whether its dataset is right (needs no root)"
     collectors: int = _count(1, "workers, compared with one; more than 1 need --bus nats and root")
     bus: str = option("grpc", "channel between agents and collector (%(default)s)", choices=("grpc", "nats"))
@@ -271,10 +265,6 @@ class PipelineSpec(Spec, Load):
     @property
     def module(self) -> str:
         return f"pipeline.{'sweep' if self.plot else 'run' if self.collectors == 1 else 'workers'}"
-
-    @property
-    def root(self) -> bool:
-        return False
 
     @property
     def load(self) -> Load:

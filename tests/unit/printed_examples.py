@@ -244,7 +244,7 @@ def _verdicts() -> VerdictResult:
 
 def _reruns() -> RerunResult:
     result = RerunResult(2)
-    result.reruns += [
+    result.done += [
         Rerun("rerun-3-horovod", "horovod", "cross", 100e6, 101e6, 312e6, 103e6, 98.7e6, 9),
         Rerun("rerun-4-ddp", "ddp", "job", 100e6, 101e6, 110e6, 103e6, None, 1),
     ]

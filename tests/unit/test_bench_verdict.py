@@ -282,7 +282,7 @@ def test_a_rerun_is_a_run_with_one_culprit_for_long(tmp_path):
 
 def test_predictions_are_held_against_what_was_measured():
     result = RerunResult(3)
-    result.reruns += [
+    result.done += [
         Rerun("one", "ring", "cross", 100e6, 100e6, 300e6, 100e6, 103e6, 9),
         Rerun("two", "ddp", "job", 110e6, 100e6, 300e6, 100e6, 90e6, 9),
         Rerun("three", "ddp", "cross", 100e6, 100e6, 110e6, 100e6, None, 1),

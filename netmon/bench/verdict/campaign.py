@@ -352,8 +352,10 @@ def measure(spec: VerdictSpec, progress: Progress = silent) -> VerdictResult:
         if not result.interrupted:
             _judge_simulated(spec, result, partial(count, "simulated table", spec.simulated))
         reruns = plan_reruns(0 if result.interrupted else spec.rerun, spec.seed, spec.trainers, data)
-        result.counterfactual = rerun(reruns, partial(count, "configuration", spec.rerun))
-        result.shift = shift(plan_shifts(spec.shift, spec.seed, data), partial(count, "pair of jobs", spec.shift))
+        named = {each.data.name: each for each in reruns}
+        result.counterfactual.do(named, rerun, partial(count, "configuration", spec.rerun))
+        pairs = {pair[0].data.name: pair for pair in plan_shifts(spec.shift, spec.seed, data)}
+        result.shift.do(pairs, shift, partial(count, "pair of jobs", spec.shift))
     return result
 
 

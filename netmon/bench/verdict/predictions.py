@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,25 @@ from netmon.lab.spec import RunSpec
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
 from netmon.wire.queries import get_advice
+
+_Plan = TypeVar("_Plan")
+_One = TypeVar("_One")
+
+
+@dataclass
+class Configurations(Generic[_One]):
+    """Each of which is done twice, to compare the two."""
+
+    planned: int
+    done: list[_One] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    def do(self, plans: Mapping[str, _Plan], one: Callable[[_Plan], _One], progress: Callable[[int], None]) -> None:
+        """Do each, by name; blocks. Ctrl-C ends it with what is there. progress: how many are over."""
+        self.planned = len(plans)
+        self.interrupted = in_turn(plans, lambda plan: self.done.append(one(plan)), self.failed, progress)
+
 
 # --- The counterfactual compared with doing it: the same run again, without the culprit.
 #
@@ -71,15 +90,10 @@ class Rerun:
 
 
 @dataclass
-class RerunResult:
-    planned: int
-    reruns: list[Rerun] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    interrupted: bool = False
-
+class RerunResult(Configurations[Rerun]):
     @property
     def predicted(self) -> list[Rerun]:
-        return [each for each in self.reruns if each.predicted_ns is not None]
+        return [each for each in self.done if each.predicted_ns is not None]
 
     @property
     def alike(self) -> list[Rerun]:
@@ -98,8 +112,8 @@ class RerunResult:
             "within_5_percent": _within_limit(self.predicted),
             "alike": len(self.alike),
             "alike_within_5_percent": _within_limit(self.alike),
-            "apart": percentile([each.spread for each in self.reruns], 50),
-            "reruns": [{**asdict(each), "error": each.error, "apart": each.spread} for each in self.reruns],
+            "apart": percentile([each.spread for each in self.done], 50),
+            "reruns": [{**asdict(each), "error": each.error, "apart": each.spread} for each in self.done],
             "failed": self.failed,
             "interrupted": self.interrupted,
         }
@@ -107,9 +121,7 @@ class RerunResult:
     def shown(self) -> Iterator[FittingTable | str]:
         medians = ("before", "with culprit", "predicted", "measured")
         columns = [*labels("run", "trainer", "culprit"), *figures(*medians, "error", "two runs differ by")]
-        yield table(
-            "iteration time without the culprit: predicted, and measured", columns, map(_rerun_row, self.reruns)
-        )
+        yield table("iteration time without the culprit: predicted, and measured", columns, map(_rerun_row, self.done))
         document = self.document()
         yield (
             f"{document['predicted']} of {self.planned} predicted; error: median {percent(self.error(50))}, "
@@ -153,15 +165,8 @@ def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> l
     return specs
 
 
-def rerun(specs: Sequence[RunSpec], progress: Callable[[int], None] = lambda _: None) -> RerunResult:
-    """Do each with and without its culprit; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
-    result = RerunResult(len(specs))
-    plans = {spec.data.name: spec for spec in specs}
-    result.interrupted = in_turn(plans, lambda spec: result.reruns.append(_rerun(spec)), result.failed, progress)
-    return result
-
-
-def _rerun(spec: RunSpec) -> Rerun:
+def rerun(spec: RunSpec) -> Rerun:
+    """Do it with and without its culprit; blocks. Raises DataError or LabError."""
     with_it, without = spec.data / "with", spec.data / "without"
     nothing = tuple(Injection("nothing", each.at, each.duration_ns) for each in spec.injections)
     for data, injections in ((with_it, spec.injections), (without, nothing)):
@@ -259,12 +264,7 @@ class Shifted:
 
 
 @dataclass
-class ShiftResult:
-    planned: int
-    done: list[Shifted] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    interrupted: bool = False
-
+class ShiftResult(Configurations[Shifted]):
     def document(self) -> dict[str, Any]:
         names = ("gain", "predicted_gain", "error", "cost_before", "cost_after")
         return {
@@ -329,15 +329,8 @@ def plan_shifts(count: int, seed: int, data: Path) -> list[tuple[RunSpec, RunSpe
     return pairs
 
 
-def shift(pairs: Sequence[tuple[RunSpec, RunSpec]], progress: Callable[[int], None] = lambda _: None) -> ShiftResult:
-    """Do each; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
-    result = ShiftResult(len(pairs))
-    plans = {pair[0].data.name: pair for pair in pairs}
-    result.interrupted = in_turn(plans, lambda pair: result.done.append(_shift(pair)), result.failed, progress)
-    return result
-
-
-def _shift(specs: tuple[RunSpec, RunSpec]) -> Shifted:
+def shift(specs: tuple[RunSpec, RunSpec]) -> Shifted:
+    """Do the two unshifted and shifted; blocks. Raises DataError or LabError."""
     data, names = specs[0].data, [spec.job for spec in specs]
     if data.exists():
         raise DataError(f"cannot shift jobs in {data}: it is there already; choose another --data")
