@@ -246,8 +246,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _write(args: argparse.Namespace) -> int:
-    from netmon.lab.traffic.load_file import write_load
-    from netmon.lab.traffic.loads import ALGORITHMS, Recipe, load
+    from netmon.lab.traffic.loads import ALGORITHMS, Recipe, load, write_load
 
     if args.profile not in ALGORITHMS:
         raise UsageError(f"no profile {args.profile!r} to write; choose {', '.join(ALGORITHMS)}")
@@ -262,7 +261,7 @@ def _write(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from netmon.lab.traffic.load_file import draw, read_load, summarise
+    from netmon.lab.traffic.loads import draw, read_load, summarise
 
     rows = read_load(args.file)
     summary = summarise(rows)
@@ -290,7 +289,7 @@ def _receive(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from netmon.lab.traffic.load_file import read_load
+    from netmon.lab.traffic.loads import read_load
     from netmon.lab.traffic.send import Sender, precise_sleeps
 
     sender = Sender(args.address)

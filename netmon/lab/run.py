@@ -154,7 +154,7 @@ def offered_bps(spec: RunSpec) -> float:
     """What each sender offers: as asked for, or as its load file has it. Raises DataError where that is none."""
     if not spec.cross_file:
         return spec.cross_load * spec.rate_bps
-    from netmon.lab.traffic.load_file import read_load, summarise
+    from netmon.lab.traffic.loads import read_load, summarise
 
     mean: float = summarise(read_load(spec.cross_file))["mean_bps"]
     return mean

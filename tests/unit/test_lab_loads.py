@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from netmon.cli import main
 from netmon.errors import DataError
-from netmon.lab.traffic.load_file import offered_bps, read_load, write_load
-from netmon.lab.traffic.loads import ALGORITHMS, BURST_NS, INTERVAL_NS, LOAD, Recipe, load
+from netmon.lab.traffic.loads import (
+    ALGORITHMS,
+    BURST_NS,
+    INTERVAL_NS,
+    LOAD,
+    Recipe,
+    load,
+    offered_bps,
+    read_load,
+    write_load,
+)
 
 RECIPES = st.builds(
     Recipe, st.just("burst"), st.floats(1e7, 9e9), st.sampled_from([1e8, 1e9, 1e10]), st.integers(0, 10**6)

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from waiting import free_port
 
-from netmon.lab.traffic.load_file import write_load
-from netmon.lab.traffic.loads import DATA_MINING, FlowSizes, Recipe, load
+from netmon.lab.traffic.loads import DATA_MINING, FlowSizes, Recipe, load, write_load
 from netmon.lab.traffic.profiles import PROFILES, Offer
 
 

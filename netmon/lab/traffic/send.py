@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netmon.lab.traffic.loads import ALGORITHMS, SECOND_NS, Recipe, endless
+from netmon.lab.traffic.loads import ALGORITHMS, SECOND_NS, Recipe, endless, read_load
 from netmon.records import Table
 
 _ZEROS = memoryview(bytes(1 << 18))
@@ -168,8 +168,6 @@ def main() -> None:
     if args.hold:
         _hold(sender)
     if args.file:
-        from netmon.lab.traffic.load_file import read_load  # pandas takes a second to import
-
         rows = read_load(args.file)
         account = sender.run(_again_and_again(rows) if args.repeat else [rows], _say)
     else:
