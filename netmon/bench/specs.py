@@ -290,6 +290,7 @@ class PipelineSpec(Spec, Load):
 
 
 _TRAINERS = ("ring", "horovod", "ddp")
+_PARALLEL = ("fsdp", "pipeline", "experts")
 
 
 @dataclass(frozen=True)
@@ -302,7 +303,10 @@ class VerdictSpec(Spec):
     shift: int = option(0, "pairs of jobs to run unshifted and shifted as advised (0)", type=parse_count, metavar="N")
     seed: int = option(1, "seed of what is random (%(default)s)", type=int)
     trainer: tuple[str, ...] | None = option(
-        None, "trainer; repeatable, runs take turns (ring, horovod, ddp)", action="append", choices=_TRAINERS
+        None,
+        "trainer; repeatable, runs take turns (ring, horovod, ddp)",
+        action="append",
+        choices=(*_TRAINERS, *_PARALLEL),
     )
     kinds: str = option("", "kinds to inject, as in --inject of `netmon lab run` (all)", metavar="K,…")
     data: Path | None = option(
