@@ -233,7 +233,7 @@ def _add_job_options(job: argparse._ArgumentGroup, iterations: int) -> None:
         "--trainer",
         default="ring",
         help="ring (netmon's own), or real training: horovod (PyTorch), horovod-tensorflow, horovod-eager, "
-        "horovod-keras, ddp, fsdp, pipeline, experts (default: %(default)s)",
+        "horovod-keras, ddp, fsdp, pipeline, experts, tensor, hybrid (default: %(default)s)",
     )
     job.add_argument(
         "--iterations", type=parse_count, default=iterations, metavar="N", help="iterations to run (%(default)s)"

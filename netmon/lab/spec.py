@@ -217,7 +217,7 @@ BERT-large's as Hugging Face does; its samples are sequences of 128 tokens throu
 
 HOROVOD_TRAINERS = ("horovod", "horovod-tensorflow", "horovod-eager", "horovod-keras")
 """Real Horovod: with PyTorch; with TensorFlow, the step a tf.function, eager, or in Keras' own loop."""
-PARALLEL_TRAINERS = ("fsdp", "pipeline", "experts")
+PARALLEL_TRAINERS = ("fsdp", "pipeline", "experts", "tensor", "hybrid")
 """Real torch.distributed whose ranks exchange more than sums of gradients."""
 TRAINERS = ("ring", *HOROVOD_TRAINERS, "ddp", *PARALLEL_TRAINERS, "generated")
 MAX_HOSTS = 200
@@ -301,6 +301,10 @@ class RunSpec:
             (bool(outside), f"no host {outside}: there are hosts 0 to {self.hosts - 1}; give --hosts"),
             (len(self.ring) < 2, "a ring of one rank sends nothing; give --ring two hosts or more"),
             (len(set(self.ring)) < len(self.ring), "a host is in the ring twice; one rank per host"),
+            (
+                self.trainer == "hybrid" and len(self.ring) not in (4, 8),
+                f"{len(self.ring)} ranks of --trainer hybrid, which has 4, or 8; give --ring so many hosts",
+            ),
             (self.pattern not in PATTERNS, f"no pattern {self.pattern!r}; choose {', '.join(PATTERNS)}"),
             (self.pattern != "ring" and self.trainer != "ring", f"a {self.pattern}: only --trainer ring has patterns"),
             (self.marks and not self.real_horovod, "only --trainer horovod… can do with and without marks"),

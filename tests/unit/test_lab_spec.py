@@ -23,6 +23,7 @@ def test_the_defaults_can_be_run():
     ("change", "reason"),
     [
         ({"trainer": "mpi"}, "no trainer 'mpi'"),
+        ({"trainer": "hybrid"}, "3 ranks of --trainer hybrid, which has 4, or 8"),
         ({"hosts": 3}, "there are hosts 0 to 2"),
         ({"ring": (0,)}, "two hosts or more"),
         ({"ring": (0, 0)}, "in the ring twice"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training scripts on gloo whose ranks exchange more than sums of gradients: FSDP, a pipeline, experts.
+"""Training scripts on gloo whose ranks exchange more than sums of gradients: FSDP, a pipeline, experts, layers
+that are split (tensor parallel), and all that in one (hybrid).
 
 Each writes down when its steps began and ended, and knows nothing of netmon. Computing is a wait.
 """
@@ -18,10 +19,12 @@ from script import (  # type: ignore[import-not-found]
     layer_sizes,
     options,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-_FSDP_LAYERS, _MICRO_BATCHES, _EXPERT_LAYERS = 4, 4, 2
+_FSDP_LAYERS, _MICRO_BATCHES, _EXPERT_LAYERS, _BLOCKS = 4, 4, 2, 4
+_WIDTH = 64
 
 Step = Callable[[], object]
 
@@ -49,58 +52,161 @@ def fsdp(parameters: int, compute_s: float) -> Step:
 def pipeline(parameters: int, compute_s: float) -> Step:
     """One forward, one backward: each stage sends activations to the next one and gradients to the one before."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    received, computed = (torch.zeros(parameters // _MICRO_BATCHES, 1) for _ in range(2))
+    values, weight = parameters // _MICRO_BATCHES, torch.ones(1, requires_grad=True)
+    computed: list[tuple[torch.Tensor, torch.Tensor]] = []
     sent: list[dist.Work] = []
 
-    def work(source: int, target: int) -> None:
+    def receive(source: int) -> torch.Tensor:
+        received = torch.zeros(values, 1)
         if 0 <= source <= last:
             dist.irecv(received, source).wait()
         time.sleep(compute_s / (2 * _MICRO_BATCHES))
+        return received
+
+    def send(tensor: torch.Tensor, target: int) -> None:
         if 0 <= target <= last:
-            sent.append(dist.isend(computed, target))
+            sent.append(dist.isend(tensor, target))
 
     def step() -> None:
+        weight.grad = None
         ahead = min(last - rank, _MICRO_BATCHES)
         for micro_batch in range(_MICRO_BATCHES + ahead):
             if micro_batch < _MICRO_BATCHES:
-                work(rank - 1, rank + 1)
+                batch = receive(rank - 1).requires_grad_()
+                computed.append((batch, batch * weight))
+                send(computed[-1][1].detach(), rank + 1)
             if micro_batch >= ahead:
-                work(rank + 1, rank - 1)
+                gradient, (batch, output) = receive(rank + 1), computed.pop(0)
+                output.backward(gradient)
+                assert batch.grad is not None
+                send(batch.grad, rank - 1)
         while sent:
             sent.pop().wait()
 
     return step
 
 
+class Exchange(torch.autograd.Function):  # type: ignore[misc]
+    """Values go to other ranks, so many to each, and their gradients come back."""
+
+    @staticmethod
+    def forward(ctx, values, sent, taken, compute_s):  # type: ignore[no-untyped-def]
+        """Compute, then exchange."""
+        ctx.sent, ctx.taken, ctx.compute_s = sent, taken, compute_s
+        time.sleep(compute_s)
+        received = torch.empty(sum(taken))
+        dist.all_to_all_single(received, values.contiguous(), taken, sent)
+        return received
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return Exchange.forward(ctx, gradient, ctx.taken, ctx.sent, ctx.compute_s), None, None, None
+
+
 def experts(parameters: int, compute_s: float) -> Step:
     """Tokens go to their experts and back, unevenly, in both passes; the gradients that all ranks share are summed."""
     rank, size = dist.get_rank(), dist.get_world_size()
     router, shared = torch.Generator().manual_seed(0), torch.zeros(parameters // 2)
-    each = parameters // (2 * size * _EXPERT_LAYERS)
-
-    def exchange() -> None:
-        counts = (torch.rand(size, size, generator=router) * 2 * each).int()  # the same for all: [from, to]
-        for one in (counts, counts.T):
-            time.sleep(compute_s / (4 * _EXPERT_LAYERS))
-            sent, taken = one[rank].tolist(), one[:, rank].tolist()
-            dist.all_to_all_single(torch.empty(sum(taken)), torch.empty(sum(sent)), taken, sent)
+    weight = torch.ones(1, requires_grad=True)
+    each, pause_s = parameters // (2 * size * _EXPERT_LAYERS), compute_s / (4 * _EXPERT_LAYERS)
 
     def step() -> None:
-        for _ in range(2 * _EXPERT_LAYERS):
-            exchange()
+        weight.grad, mean = None, weight
+        for _ in range(_EXPERT_LAYERS):
+            counts = (torch.rand(size, size, generator=router) * 2 * each).int()  # the same for all: [from, to]
+            sent, taken = counts[rank].tolist(), counts[:, rank].tolist()
+            tokens = Exchange.apply(mean.expand(sum(sent)), sent, taken, pause_s)
+            mean = Exchange.apply(tokens, taken, sent, pause_s).mean()
+        mean.backward()
         dist.all_reduce(shared)
 
     return step
 
 
+class Block(torch.nn.Module):  # type: ignore[misc]
+    """Two layers that are split over ranks, one by its outputs and one by its inputs. Computing is a wait."""
+
+    def __init__(self, mesh: DeviceMesh, compute_s: float) -> None:
+        super().__init__()
+        self.compute_s = compute_s
+        self.wide, self.narrow = torch.nn.Linear(_WIDTH, 2 * _WIDTH), torch.nn.Linear(2 * _WIDTH, _WIDTH)
+        parallelize_module(self, mesh, {"wide": ColwiseParallel(), "narrow": RowwiseParallel()})
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Sums what each rank has of it."""
+        time.sleep(self.compute_s)
+        result: torch.Tensor = batch + self.narrow(torch.relu(self.wide(batch)))
+        return result
+
+
+def tensor(parameters: int, compute_s: float) -> Step:
+    """Each layer is split over all ranks, which sum activations and gradients: of so many values in each pass."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = torch.nn.Sequential(*(Block(mesh, compute_s / _BLOCKS) for _ in range(_BLOCKS)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(max(1, parameters // (_BLOCKS * _WIDTH)), _WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def hybrid(parameters: int, compute_s: float) -> Step:
+    """Two stages, each of layers split over two ranks, and, of eight ranks, sharded over two more."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 4, 2), mesh_dim_names=("stages", "data", "layers"))
+    group, first = mesh.get_group("stages"), mesh.get_local_rank("stages") == 0
+    other = dist.get_global_rank(group, int(first))
+    blocks = _BLOCKS // 2
+    each_s = compute_s / (blocks * _MICRO_BATCHES)
+    model = torch.nn.Sequential(*(Block(mesh["layers"], each_s) for _ in range(blocks)))
+    if mesh["data"].size() > 1:
+        for block in model:
+            fully_shard(block, mesh=mesh["data"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    shape = max(1, parameters // (_BLOCKS * _MICRO_BATCHES * _WIDTH)), _WIDTH
+    sum_of_norms = torch.zeros(1)
+
+    def receive() -> torch.Tensor:
+        received = torch.zeros(shape)
+        dist.recv(received, other, group=group)
+        return received
+
+    def step() -> None:
+        optimizer.zero_grad()
+        sent: list[dist.Work] = []
+        passed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for _ in range(_MICRO_BATCHES):
+            batch = (torch.randn(shape) if first else receive()).requires_grad_()
+            passed.append((batch, model(batch)))
+            if first:
+                sent.append(dist.isend(passed[-1][1].detach().contiguous(), other, group=group))
+        for batch, output in passed:
+            output.backward(receive() if first else torch.ones(shape))
+            if not first:
+                assert batch.grad is not None
+                sent.append(dist.isend(batch.grad.contiguous(), other, group=group))
+        for transfer in sent:
+            transfer.wait()
+        dist.all_reduce(sum_of_norms)
+        optimizer.step()
+
+    return step
+
+
+KINDS = {"fsdp": fsdp, "pipeline": pipeline, "experts": experts, "tensor": tensor, "hybrid": hybrid}
+
+
 def main() -> None:
     parser = options("one rank of a training job that exchanges more than gradients")
-    parser.add_argument("--kind", choices=("fsdp", "pipeline", "experts"), required=True)
+    parser.add_argument("--kind", choices=KINDS, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, pauses, metric = int(os.environ["RANK"]), Pauses(args.pauses), torch.zeros(1)
-    step = {"fsdp": fsdp, "pipeline": pipeline, "experts": experts}[args.kind](args.params, args.compute)
+    step = KINDS[args.kind](args.params, args.compute)
     with IterationLog(args.log, rank) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
