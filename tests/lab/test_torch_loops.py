@@ -4,17 +4,12 @@
 Two ranks on the loopback, with PyTorch's own Gloo.
 """
 
-import os
-import socket
-import subprocess
-from contextlib import ExitStack
-
 import numpy as np
 import pytest
+from loopback_ranks import run_ranks
 from probed import Probed
 
 from netmon.dl.cycles import CycleDetector, told_by_works
-from netmon.lab.training import horovod_python
 from netmon.records import STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, Moment
 
 pytestmark = pytest.mark.kernel
@@ -83,39 +78,22 @@ ATTEMPTS = 5
 SHORTEST_PAUSE_NS = 1_000_000  # that is taken for one between steps, when nothing is known of a script yet
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+def train(probed: Probed, kind: str) -> tuple[list[int], list[np.ndarray], np.ndarray]:
+    """Of each rank its process id, and of each of its steps: begin and end of the reduction, longest pause in it.
 
-
-def train(probed: Probed, kind: str) -> tuple[list[int], list[np.ndarray]]:
-    """Of each rank its process id, and of each of its steps: begin and end of the reduction, longest pause in it."""
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    common |= {"GLOO_SOCKET_IFNAME": "lo"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    command = [horovod_python(), "-c", SCRIPT, kind]
-    with ExitStack() as cleanup:
-        environments = [os.environ | common | {"RANK": str(rank)} for rank in range(2)]
-        ranks = [cleanup.enter_context(subprocess.Popen(command, env=one, **pipes)) for one in environments]
-        for rank in ranks:
-            assert rank.stdout.readline() == "ready\n"
-        probed.uprobes.follow(rank.pid for rank in ranks)
-        assert any("libtorch_cpu" in probe.path for probe in probed.uprobes._probed.values())
-        for rank in ranks:
-            rank.stdin.write("\n")
-            rank.stdin.flush()
-        logs = [np.array([line.split() for line in rank.stdout], np.int64) for rank in ranks]
-    return [rank.pid for rank in ranks], logs
+    And the calls of all.
+    """
+    pids, said, calls = run_ranks(probed, SCRIPT, 2, kind)
+    return pids, [np.array([line.split() for line in lines], np.int64) for lines in said], calls
 
 
 @pytest.mark.parametrize("kind", ["loop", "handles", "accumulated"])
 def test_every_step_and_nothing_else(probed: Probed, kind: str) -> None:
     for _ in range(ATTEMPTS):
-        pids, logs = train(probed, kind)
+        pids, logs, calls = train(probed, kind)
         # Where a rank stands still while it hands its first gradients over, nobody can know that this is one step.
         if all(log[:2, 2].max() < SHORTEST_PAUSE_NS for log in logs):
             break
-    calls = probed.ring.take()
     table = np.sort(np.concatenate([calls, told_by_works(calls)]), order="time_ns", kind="stable")
     for pid, log in zip(pids, logs, strict=True):
         detector = CycleDetector()

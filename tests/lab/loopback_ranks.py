@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tests: ranks of PyTorch's Gloo on the loopback, whose calls are seen."""
+
+import os
+import socket
+import subprocess
+import time
+from contextlib import ExitStack
+
+import numpy as np
+from probed import Probed
+
+from netmon.lab.training import horovod_python
+from netmon.records import Table
+
+
+def run_ranks(probed: Probed, script: str, ranks: int, *arguments: str) -> tuple[list[int], list[list[str]], Table]:
+    """script: says `ready`, reads a line and does what is to be seen → process ids, what each says then, its calls.
+
+    The calls: dtype STEP, in order of time.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    common |= {"GLOO_SOCKET_IFNAME": "lo"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [horovod_python(), "-c", script, *arguments]
+    with ExitStack() as cleanup:
+        environments = [os.environ | common | {"RANK": str(rank)} for rank in range(ranks)]
+        processes = [cleanup.enter_context(subprocess.Popen(command, env=one, **pipes)) for one in environments]
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        probed.uprobes.follow(process.pid for process in processes)
+        assert any("libtorch_cpu" in probe.path for probe in probed.uprobes._probed.values())
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        calls = []
+        while any(process.poll() is None for process in processes):
+            calls.append(probed.ring.take().copy())
+            time.sleep(0.02)
+        said = [process.stdout.readlines() for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks
+    table = np.concatenate([*calls, probed.ring.take()])
+    return [process.pid for process in processes], said, np.sort(table, order="time_ns", kind="stable")
