@@ -92,15 +92,20 @@ class Exchange(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx, values, sent, taken, compute_s):  # type: ignore[no-untyped-def]
         """Compute, then exchange."""
-        ctx.sent, ctx.taken, ctx.compute_s = sent, taken, compute_s
-        time.sleep(compute_s)
-        received = torch.empty(sum(taken))
-        dist.all_to_all_single(received, values.contiguous(), taken, sent)
-        return received
+        ctx.back = taken, sent, compute_s
+        return exchanged(values, sent, taken, compute_s)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        return Exchange.forward(ctx, gradient, ctx.taken, ctx.sent, ctx.compute_s), None, None, None
+        return exchanged(gradient, *ctx.back), None, None, None
+
+
+def exchanged(values: torch.Tensor, sent: list[int], taken: list[int], compute_s: float) -> torch.Tensor:
+    """What the others have sent, after computing."""
+    time.sleep(compute_s)
+    received = torch.empty(sum(taken))
+    dist.all_to_all_single(received, values.contiguous(), taken, sent)
+    return received
 
 
 def experts(parameters: int, compute_s: float) -> Step:
