@@ -64,6 +64,7 @@ _PATIENCE_NS = 90_000_000_000
 _MOST_MICRO_BATCHES = 64
 _MUCH_LONGER = 3  # a pause between steps than one between micro-batches
 _NEARLY_ALWAYS = 10  # per cent of the steps may be otherwise
+_PASSES_OF_SUM = 16  # micro-batches whose gradients are summed together, at most
 _MOST_OF = 0.8
 _LOOKS, _MOST_RUNS = 9, 16  # for runs, at different ends; and periods of theirs that are looked at
 _COMPARED, _MOST_TRIED = 16, 64  # calls, before all of them are; and so many periods of each run
@@ -134,16 +135,20 @@ class RecurringCalls:
         """Whether there is a cycle that was not there before: the shortest that explains most of what was called."""
         calls = self._calls
         self._looked, self._looked_ns = len(calls), int(calls.rows["time_ns"][-1]) if len(calls) else 0
-        for run in _recurring(calls.words):
-            found = _cut(calls, run, cold=not self._late)
+        since = self._at if self._cycle else 0
+        for run in _recurring(calls.words[since:]):
+            run = _Run(run.begin + since, run.end + since, run.period)
+            found = _cut(calls, run, cold=not self._late and not since)
             if found.may_be_part or _rounds_ns(calls, run) < _LEAST_NS:
                 continue
-            comes = found.all(calls)
+            comes = found.all(calls, since)
             times_ns = calls.rows["time_ns"][comes]
             often = len(comes) >= many or (len(comes) > _PERIODS and int(times_ns[-1] - times_ns[0]) > _LONG_NS)
-            if not often or not _explains(found, calls, run, len(comes)):
+            if not often or not _explains(
+                found, calls.rows[since:], calls.rows[run.begin : run.begin + run.period], len(comes)
+            ):
                 continue
-            if self._cycle and np.array_equal(found.words, self._cycle.words):
+            if self._cycle and self._cycle.recurs_as(found):
                 return False
             if self._cycle is None:
                 self._begin(found)
@@ -327,9 +332,16 @@ class _Cycle:
     def length(self) -> int:
         return len(self.words)
 
-    def all(self, calls: _Calls) -> list[int]:
-        """Where it comes, one after the other."""
-        found, at = list[int](), 0
+    def recurs_as(self, other: "_Cycle") -> bool:
+        """Whether both are the same calls one after the other, wherever they are taken to begin."""
+        if self.length != other.length:
+            return False
+        shifts = np.flatnonzero(other.words == self.words[0]).tolist()
+        return any(np.array_equal(np.roll(other.words, -shift), self.words) for shift in shifts)
+
+    def all(self, calls: _Calls, at: int) -> list[int]:
+        """Where it comes, one after the other, from there on."""
+        found = list[int]()
         while (step := self.next(calls, at)) is not None:
             found.append(step[0])
             at = step[1]
@@ -507,14 +519,17 @@ def _rounds_ns(calls: _Calls, run: _Run) -> float:
     return float(end - begin) * run.period / (run.end - run.begin)
 
 
-def _explains(cycle: _Cycle, calls: _Calls, run: _Run, times: int) -> bool:
+def _explains(cycle: _Cycle, rows: Table, of_round: Table, times: int) -> bool:
     """Whether a cycle that has come so often is most of what was called: of all, or of the backward passes, if there
-    are any, and of the sums."""
-    of_run = calls.rows[run.begin : run.begin + run.period]
-    passes, of_cycle = calls.words == _BACKWARD, cycle.words == _BACKWARD
-    kinds = [(passes, of_cycle)] if passes.any() else [(np.ones(len(calls), bool), np.ones(cycle.length, bool))]
-    sums = calls.rows["sums"], np.tile(of_run["sums"], cycle.length // run.period)
-    return all(times * within.sum() >= _MOST_OF * of_all.sum() for of_all, within in (*kinds, sums))
+    are any, and of the sums.
+
+    of_round: the calls of one round, of which a cycle may have several.
+    """
+    passes, of_cycle = rows["word"] == _BACKWARD, cycle.words == _BACKWARD
+    all_of, within = (passes.sum(), of_cycle.sum()) if passes.any() else (len(rows), cycle.length)
+    sums, summed = rows["sums"].sum(), of_round["sums"].sum() * (cycle.length // len(of_round))
+    few = _PASSES_OF_SUM * sums < passes.sum()  # as those of an evaluation are
+    return bool(times * within >= _MOST_OF * all_of and (few or 2 * times * summed >= sums))
 
 
 def _longer_than_usual(words: _Words, quiet: _Times, backward: bool) -> _Floats:
@@ -543,8 +558,10 @@ def _first_forward(calls: _Calls, cycle: _Words, sizes: _Words) -> int:
     sizes: of its calls; 0: they differ.
     """
     passes = np.flatnonzero(calls.words == _BACKWARD)
-    first = int(passes[0]) if len(passes) else 0
-    before, sized = calls.words[:first][::-1], calls.rows["size"][:first][::-1]
+    rows = calls.rows[: passes[0]] if len(passes) else calls.rows[:0]
+    setting_up = np.flatnonzero(~np.isin(rows["word"], cycle))
+    rows = rows[setting_up[-1] + 1 :] if len(setting_up) else rows
+    first, before, sized = len(rows), rows["word"][::-1], rows["size"][::-1]
     most, shift = 0, -1
     for place in np.flatnonzero(cycle == _BACKWARD).tolist():
         theirs, their_sizes = (np.roll(column, -place)[::-1][:first] for column in (cycle, sizes))
