@@ -115,8 +115,8 @@ class RecurringCalls:
 
     def finish(self) -> list[Boundary]:
         """The process makes no more calls: what has come a few times is a step."""
-        learned = self._cycle is None and self._learn(_PERIODS)
-        return self._follow(last=True) if learned or self._cycle else []
+        boundaries = self._follow(last=True)
+        return boundaries + self._follow(last=True) if self._learn(_PERIODS) else boundaries
 
     def restart(self) -> list[Boundary]:
         """As finish, but the process goes on, with its job set up anew. The numbers go on with the steps completed."""
@@ -170,7 +170,7 @@ class RecurringCalls:
         boundaries: list[Boundary] = []
         cycle, calls = self._cycle, self._calls
         while cycle is not None:
-            step = (0, cycle.first) if cycle.first else cycle.next(calls, self._at)
+            step = (0, cycle.first) if cycle.first else cycle.next(calls, self._at, last)
             if step is None:
                 break
             begin, end = step
@@ -347,8 +347,8 @@ class _Cycle:
             at = step[1]
         return found
 
-    def next(self, calls: _Calls, at: int) -> tuple[int, int] | None:
-        """From where to where the next one is, once it is whole.
+    def next(self, calls: _Calls, at: int, last: bool = False) -> tuple[int, int] | None:
+        """From where to where the next one is, once it is whole. last: no more calls will come.
 
         Its first calls may be fewer than usual, as they are after an evaluation which has left parameters in place.
         """
@@ -360,15 +360,15 @@ class _Cycle:
             differ = np.flatnonzero(before != usual[: len(before)])
             same = int(differ[0]) if len(differ) else len(before)
             if 2 * same >= forward:
-                return self._bordered(calls, at, begin - same) or (begin - same, begin + len(rest))
+                return self._bordered(calls, at, begin - same, last) or (begin - same, begin + len(rest))
             begin = self.find(calls, begin + 1, rest)
-        return self._bordered(calls, at, len(calls))
+        return self._bordered(calls, at, len(calls), last)
 
-    def _bordered(self, calls: _Calls, at: int, before: int) -> tuple[int, int] | None:
+    def _bordered(self, calls: _Calls, at: int, before: int, ended: bool) -> tuple[int, int] | None:
         """A step of another length, as with fewer micro-batches: where this alone comes between two steps, and the same
         calls within.
 
-        before: where one of the usual length begins.
+        before: where one of the usual length begins; ended: no more calls will come.
         """
         last, first = self.words[-1], self.words[0]
         border = (self.words == first) & (np.roll(self.words, 1) == last)
@@ -376,8 +376,10 @@ class _Cycle:
             return None
         words = calls.words[at : before + 1]
         follows = (words[1:] == first) | ~np.isin(words[1:], self.words)
-        borders = 1 + np.flatnonzero((words[:-1] == last) & follows)
-        for begin, end in pairwise([0, *borders.tolist()]):
+        borders = [0, *(1 + np.flatnonzero((words[:-1] == last) & follows)).tolist()]
+        if ended and len(words) and words[-1] == last:
+            borders.append(len(words))
+        for begin, end in pairwise(borders):
             part = words[begin:end]
             same_kinds = np.isin(part, self.words).all() and np.isin(self.words, part).all()
             if part[0] == first and same_kinds:

@@ -27,18 +27,9 @@ AT_ONCE = ("pipeline", "experts")
 """Their scripts do nothing between what a step sends last and writing down that it has ended."""
 
 
-MOVES, SUMS = "where a step begins may be taken for another place later", "what it sums is taken for gradients"
-
-
 @pytest.mark.parametrize(
     "trainer",
-    [
-        pytest.param("fsdp", marks=pytest.mark.xfail(reason=MOVES)),
-        "pipeline",
-        pytest.param("experts", marks=pytest.mark.xfail(reason=MOVES)),
-        pytest.param("tensor", marks=pytest.mark.xfail(reason=SUMS)),
-        pytest.param("hybrid", marks=pytest.mark.xfail(reason=SUMS)),
-    ],
+    ["fsdp", "pipeline", "experts", "tensor", "hybrid"],
 )
 def test_all_steps_are_told_and_nobody_is_accused(tmp_path, trainer):
     ranks = tuple(range(4 if trainer == "hybrid" else 2))
