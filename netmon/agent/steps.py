@@ -170,7 +170,7 @@ class _Rank:
     @property
     def understanding(self) -> Understanding:
         """Of its steps, by sums or by all that it calls."""
-        if self.summed or self.recurring.known:
+        if self.recurring.known or (self.summed and not self.undecided):
             return Understanding.UNDERSTOOD
         return self.account.state if self.recurring.hopeless else Understanding.UNDECIDED
 
