@@ -143,7 +143,7 @@ class _Rank:
     calls: list[Table] = field(default_factory=list)  # that it was not told, as sums explain all
     pending: list[Mark] = field(default_factory=list)  # until it is known whether its steps explain what it sends
     told_ns: int = 0  # the last of its steps that are known by sums
-    others: bool = False  # its calls tell more than sums do: other ones, or whose passes are seen
+    others: bool = False  # its calls tell more than sums do
 
     def watched_from_start(self, whole: bool) -> None:
         """Whether the steps to come are the first ones that the process makes. Only before them."""
@@ -177,7 +177,7 @@ class _Rank:
     def recur(self, calls: Table) -> list[Boundary]:
         """The steps that are known by all its calls, if sums do not tell them."""
         self.others |= bool(((calls["kind"] == STEP_TRANSFER) & (calls["name_hash"] != OF_ONE)).any())
-        self.others |= bool(np.isin((STEP_BEGIN, STEP_BACKWARD), calls["kind"]).all())
+        self.others |= bool(np.isin(calls["kind"], (STEP_BEGIN, STEP_BACKWARD)).any())
         if self.summed and (self.named or (self.detector.iteration >= 0 and not self.others)):
             self.calls.append(calls)
             while sum(map(len, self.calls)) > max(_MOST_KEPT, len(calls)):
