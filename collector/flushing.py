@@ -5,8 +5,9 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,18 +25,26 @@ from netmon.columnar import Columns
 from netmon.dl.verdict.verdict_text import columns
 from netmon.errors import DataError
 from netmon.records import Hello
-from netmon.views import Verdict
+from netmon.views import Hang, Verdict
 
 _log = logging.getLogger(__name__)
 
 
-# --- Verdicts as rows of the table `verdicts`.
+# --- Verdicts and hangs as rows of their tables.
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> pa.Table:
     """One row each."""
-    rows = [columns(one) | {"ranks": [asdict(each) for each in one.ranks]} for one in verdicts]
-    schema = SCHEMAS["verdicts"]
+    return _table("verdicts", [columns(one) | {"ranks": [asdict(each) for each in one.ranks]} for one in verdicts])
+
+
+def hang_table(hangs: Sequence[Hang]) -> pa.Table:
+    """One row each."""
+    return _table("hangs", [asdict(one) | {"what": one.what.name.lower()} for one in hangs])
+
+
+def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    schema = SCHEMAS[name]
     arrays = []
     for column in schema:
         values = [row[column.name] for row in rows]
@@ -85,6 +94,7 @@ class _Due:
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
     verdicts: list[Verdict]
+    hangs: list[Hang]
 
 
 class Flushing:
@@ -108,6 +118,8 @@ class Flushing:
         """Of the table `full`, for the next flush."""
         self.verdicts: list[Verdict] = []
         """For the next flush."""
+        self.hangs: list[Hang] = []
+        """The same."""
         self.delays = Delays()
         """Of batches until they are stored."""
         self._room = asyncio.Event()
@@ -177,6 +189,7 @@ class Flushing:
             for name, rows in due.others.items():
                 tables.unstored_of[name].put_back(rows, there)
             self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
+            self.hangs[:0] = due.hangs
             if not isinstance(error, DataError):
                 raise
             if str(error) != self.trouble:
@@ -225,9 +238,11 @@ class Flushing:
                 self._failures.at_session(session, "the rows to be stored", error)
         tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
         self.full_rows, self.verdicts = [], []
+        hangs = [*self.hangs]
+        self.hangs.clear()
         jobs = list(tables.flows.jobs)
         others = {name: rows.take() for name, rows in tables.unstored_of.items()}
-        return _Due(flushes, tables.unstored.take(), tables.iterations.take(), others, jobs, full, verdicts)
+        return _Due(flushes, tables.unstored.take(), tables.iterations.take(), others, jobs, full, verdicts, hangs)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Session, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -262,6 +277,8 @@ class Flushing:
             tables = tables | {"full": pa.concat_tables(due.full)}
         if due and due.verdicts:
             tables = tables | {"verdicts": verdict_table(due.verdicts)}
+        if due and due.hangs:
+            tables = tables | {"hangs": hang_table(due.hangs)}
         return self._sink.write(tables, states)
 
 

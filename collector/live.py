@@ -18,6 +18,7 @@ from collector.host.session import Session
 from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.judging.advising import Advising
+from collector.judging.hangs import Hangs
 from collector.judging.judging import Judging
 from collector.quarantine import Failures
 from collector.settings import Settings
@@ -77,6 +78,7 @@ class Live:
         self._by_index, self._sessions, self._shows_newest = sessions, Sessions(tables), False
         self._view = View(self._sessions, self.jobs, self._settings)
         self.judging = Judging(tables, sessions, self.jobs, self._store_verdict, self._from_dataset)
+        self.hangs = Hangs(tables, sessions, self.jobs.hung, self._flushing.hangs.append)
         self.advising = Advising(self.judging, tables, self.jobs, self._advice)
 
     def _store_verdict(self, verdict: Verdict) -> None:
@@ -125,6 +127,7 @@ class Live:
                 except Exception as error:
                     self._failures.at_session(session, "what has settled", error)
         self.judging.tick(settled)
+        self.hangs.tick(newest)
 
     def _add_iterations(self, settled: Settled, newest: Collection[Session]) -> list[PullRequest]:
         sessions = self._by_index

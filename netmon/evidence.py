@@ -4,10 +4,38 @@
 Tables as in netmon.records.
 """
 
+from enum import IntEnum
+
 import numpy as np
 
 UNKNOWN = -1
 """In TRANSPORT and HOST_PART: the kernel does not report."""
+
+
+class ProcessState(IntEnum):
+    """Of a rank's process, by its first thread."""
+
+    UNKNOWN = 0
+    RUNS = 1
+    SLEEPS = 2
+    DISK = 3
+    STOPPED = 4
+    GONE = 5
+
+
+class WaitsFor(IntEnum):
+    """What a thread that sleeps waits for, by the kernel's function in which it does."""
+
+    UNKNOWN = 0
+    THREAD = 1  # another one of its process, or of one with which it shares memory
+    TIME = 2
+    EVENT = 3  # on one of several descriptors
+    PIPE = 4
+    CHILD = 5
+    SOCKET = 6
+    LOCK = 7
+    STORAGE = 8
+
 
 _CONNECTION = {
     "flow_id": "number of the flow in its session",  # that the host sends, if it is described; else that it receives
@@ -45,7 +73,31 @@ _HOST = {
     "cpu_ns": "CPU time of all threads of the rank",
     "stopped_ns": "time for which the rank was stopped, by a signal or a debugger",
 }
-MEANINGS = {"transport": _CONNECTION, "host": _HOST}
+_WAIT = {
+    "start_ns": "the rank has called its training library last",  # mono
+    "end_ns": "when it was looked at, or called it again",
+    "job": "the job's identity, which its launcher gave to all ranks",
+    "rank": "rank in the job",
+    "pid": "process id on the host",
+    "size": "ranks in the job",
+    "quiet": "1: it has called nothing since; 0: it goes on, or has called something in a new group",
+    "state": "of the process: 1 runs, 2 sleeps, 3 waits for a disk, 4 stopped, 5 gone",
+    "waits_for": "of its first thread: 1 another thread, 2 time, 3 events, 4 a pipe, 5 a child, 6 a socket, 7 a lock, "
+    "8 storage",
+    "cpu_ns": "CPU time of the process and its children since the row before",
+    "io_bytes": "bytes that they read and wrote since then",
+    "group": "of a collective or transfer: its group, by a hash of its name",
+    "group_rank": "rank in the group",
+    "group_size": "ranks in the group",
+    "operation": "what it is, as PyTorch numbers operations",
+    "sequence": "its number in the group on this rank",
+    "position": "its number among the group's collectives",
+    "peer": "of a transfer: the other rank of the group",
+    "bytes": "of it",
+    "age_ns": "for how long it had been begun at the end",
+    "pending": "0: it is over; 1: it is not; 2: a thread waits for it",
+}
+MEANINGS = {"transport": _CONNECTION, "host": _HOST, "waits": _WAIT}
 """Of the tables' columns, in their order: dtypes, messages and the dataset's schema follow."""
 
 TRANSPORT = np.dtype([(name, "<i8") for name in _CONNECTION])
@@ -54,5 +106,10 @@ TRANSPORT = np.dtype([(name, "<i8") for name in _CONNECTION])
 HOST_PART = np.dtype([(name, "<i8") for name in _HOST])
 """What held things up on a host in a time: its own row (job unknown), and one of each rank; differences of counters."""
 
-EVIDENCE = {"transport": TRANSPORT, "host": HOST_PART}
+WAIT = np.dtype([(name, "<i8") for name in _WAIT])
+"""What a rank is in the midst of: a row for each collective and transfer that is not over, and for the last one of each
+group. Of a rank that is quiet, now and then; once when it goes on; and once when it has called something in a group.
+"""
+
+EVIDENCE = {"transport": TRANSPORT, "host": HOST_PART, "waits": WAIT}
 """By the names of the tables, in a batch and in the dataset."""

@@ -373,6 +373,37 @@ class Incident:
         return 1 + self.lost_per_step_ns / self.usual_ns
 
 
+class Hung(IntEnum):
+    """What is wrong where a job stands still."""
+
+    NOT_ENTERED = 0  # a rank has not called what others wait in
+    OTHER_CALL = 1  # it has called something else there
+    CROSSWISE = 2  # ranks wait for each other in different groups
+    GONE = 3  # its process has left or died
+    HOST_SILENT = 4  # nothing is heard of its host
+    NOT_ENDING = 5  # all are in it, and nothing is transferred
+    STOPPED_IN_IT = 6  # a rank has called it, and was stopped then
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A job that stands still, and who is missing (netmon.dl.hangs); UTC, ns."""
+
+    job: str
+    since_ns: int  # the first rank began to wait
+    until_ns: int  # 0: it goes on
+    told_ns: int
+    what: Hung
+    collective: str  # "all-gather"
+    sequence: int  # as PyTorch counts it on the ranks that wait; −1: not known
+    group: str  # in words; empty: of all ranks
+    rank: int  # that is missing; −1: none
+    host: str  # its host; empty: not known
+    why: str  # what it does instead; empty: not known
+    missing: tuple[int, ...]  # all that are
+    waiting: tuple[int, ...]  # ranks
+
+
 PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", "option": "as --parameters says"}
 """The source of a model's parameters."""
 
@@ -386,6 +417,10 @@ RECENT_ITERATIONS = 500
 
 RECENT_INCIDENTS = 8
 """Those that a JobView has, at most: the newest."""
+
+
+RECENT_HANGS = 4
+"""The same of hangs."""
 
 
 @dataclass(frozen=True)
@@ -417,6 +452,7 @@ class JobView:
     parameters_basis: str = ""  # their source, as the table iterations has it; empty: unknown
     not_understood: bool = False  # its steps do not explain what its ranks send: nothing is said of steps
     usual_ns: int = 0  # how long its last iteration usually takes (netmon.dl.verdict.baseline); 0: not known
+    hangs: tuple[Hang, ...] = ()  # the last ones, newest first
     # Iterations of its ranks, dtype STEP, as they were requested, in no order.
     steps: Table = field(default_factory=lambda: np.zeros(0, STEP))
 

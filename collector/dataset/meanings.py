@@ -14,6 +14,9 @@ TABLES = {
     "nic": "A counter of a device, when it has changed and once a minute.",
     "transport": "A TCP connection between two looks at its socket, half a second apart. Differences of counters.",
     "host": "A host in a second (rank −1), and each rank on it; shorter while something kept the rank from running.",
+    "waits": "A rank that is quiet, and what it is in: a row for each collective that is not over, and for the last "
+    "one of each group; another one when it goes on.",
+    "hangs": "A job that stood still, and who was missing. A row when it is told, another one when it is over.",
     "verdicts": "An iteration of a job that stood out, and why. The shares add up to `excess_ns`.",
     "sessions": "An interface of an agent's session: what holds for all its rows.",
 }
@@ -115,6 +118,16 @@ _COLUMNS = {
     "sender_ns": "the same for the sender's buffer",
     "ranks": "where each rank's time went: a list of `rank`, `host`, `duration_ns` and its parts "
     "(`computed_ns`, `waited_ns` for rank `waited_for`, `transfer_ns`, `held_ns` by `held_by`, `after_ns`)",
+    # hangs
+    "since_ns": "the first rank began to wait",
+    "until_ns": "the ranks went on; 0: they had not",
+    "what": "`not_entered`, `other_call`, `crosswise`, `gone`, `host_silent`, `not_ending` or `stopped_in_it`",
+    "collective": "what the ranks wait in",
+    "sequence": "its number, as PyTorch counts it on these ranks; −1: not known",
+    "group": "its group, in words; empty: of all ranks",
+    "why": "what the missing rank does instead, in words",
+    "missing": "ranks that are missing: a list, the one that is named first",
+    "waiting": "ranks that wait: a list",
     # sessions
     "agent_version": "version of the agent",
     "full_bucket_ns": "width of the agent's own buckets",
@@ -133,6 +146,9 @@ _OF_TABLE = {
     ("sessions", "bucket_ns"): "width of the streamed rows",
     ("verdicts", "host"): "where the cause is",
     ("verdicts", "rank"): "rank that was late, or whose link it was",
+    ("hangs", "host"): "host of the missing rank; empty: not known",
+    ("hangs", "rank"): "rank that is missing; −1: none",
+    ("hangs", "told_ns"): "when it was told",
     ("verdicts", "error_ns"): "bound of the shares' error: usual spread and clocks",
     ("iterations", "error_ns"): "bound of the error of the iteration's times",
 }

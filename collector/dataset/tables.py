@@ -149,6 +149,18 @@ SCHEMAS = {
             *_fields(pa.list_(pa.struct(_RANK_TIMES)), "ranks"),
         ]
     ),
+    "hangs": pa.schema(
+        [
+            *_fields(_WORD, "host", "job"),
+            *_fields(_I64, "since_ns", "until_ns", "told_ns"),
+            *_fields(_WORD, "what", "collective"),
+            *_fields(_I64, "sequence"),
+            *_fields(_WORD, "group"),
+            *_fields(pa.int32(), "rank"),
+            *_fields(_WORD, "why"),
+            *_fields(pa.list_(pa.int32()), "missing", "waiting"),
+        ]
+    ),
     "sessions": pa.schema(
         [
             *_fields(_WORD, "host", "session", "interface", "agent_version"),
@@ -183,6 +195,7 @@ TIMES = {
     "ledger": "start_ns",
     "nic": "time_ns",
     "verdicts": "start_ns",
+    "hangs": "since_ns",
     **dict.fromkeys(EVIDENCE, "start_ns"),
     "sessions": "start_ns",
 }

@@ -220,6 +220,10 @@ class Ranks:
         if shown:
             self._table.hide(shown, hidden)
 
+    def processes(self) -> list[tuple[str, int]]:
+        """Job and number of the ranks whose processes are there."""
+        return [(one.name or one.state.job, one.number) for one in self._ranks.values() if one.pid and not one.left]
+
     def release(self) -> None:
         """Nothing is heard of this host any more: its ranks may be taken by others, their numbers stay as they are."""
         self._heard = False

@@ -172,6 +172,7 @@ LATEST = np.dtype(
 
 
 _JOINED, _LATELY_TABLES = 16, 16
+_MOST_WAITS = 256  # tables that nobody has taken
 
 LATELY_NS = 3_000_000_000
 """What was said longer ago is not the present."""
@@ -212,6 +213,7 @@ class Evidence:
         self.unstored = {name: Unstored() for name in EVIDENCE}
         self.lately = {name: Lately() for name in EVIDENCE}
         """The rows that came last, oldest first."""
+        self._waits: deque[Columns] = deque(maxlen=_MOST_WAITS)
         self._latest = np.zeros(0, LATEST)  # by flow
         self._found: dict[str, _Indices] = {}  # flows of the rows that have just been checked
         self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
@@ -249,6 +251,8 @@ class Evidence:
                 columns["job"] = self._jobs(session, rows, many.words)
             found = Columns(columns)
             self.lately[name].append(found)
+            if name == "waits":
+                self._waits.append(found)
             self._keep(self.unstored[name], many, rows["batch"], found)
 
     def _note(self, session: _Indices, flow: _Indices, rows: Columns) -> None:
@@ -286,6 +290,11 @@ class Evidence:
         new = sequence > self._sessions.table["stored_last"][rows["session"]]
         fresh = rows if new.all() else rows[new]
         unstored.add(fresh)
+
+    def take_waits(self) -> list[Columns]:
+        """Rows of netmon.evidence.WAIT that have come since the last call."""
+        found, self._waits = list(self._waits), deque(maxlen=_MOST_WAITS)
+        return found
 
     def latest_tcp(self, flow: int, direction: Direction) -> tuple[float, float, float]:
         """What TCP said last of a flow's connection: RTT and its minimum in ns, and the share of what was sent that was

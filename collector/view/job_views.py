@@ -30,6 +30,7 @@ from netmon.views import (
     RECENT_ITERATIONS,
     STEP,
     Cause,
+    Hang,
     JobView,
     RankView,
     SourceScore,
@@ -173,6 +174,7 @@ class _Job:
     baseline_at: int = -1
     last_step_s: float = 0.0
     unclear: bool = False  # its steps are not understood
+    hangs: tuple[Hang, ...] = ()  # the last ones, newest first
     view: JobView | None = None  # None: something has changed since it was made
     facts: JobFacts | None = None  # the same
 
@@ -218,7 +220,7 @@ class Jobs:
 
     def are_unclear(self, now: Mapping[str, Rank]) -> list[str]:
         """The jobs whose steps are not understood now, with a rank of each; returns a line on each that is new."""
-        for name in [name for name, job in self._jobs.items() if job.unclear and name not in now]:
+        for name in [name for name, job in self._jobs.items() if job.unclear and name not in now and not job.hangs]:
             del self._jobs[name]
             self._renamed = True
         lines = []
@@ -242,7 +244,7 @@ class Jobs:
         """Of one job; number: rank of each iteration. One that begins a rank, or begins it anew, comes alone."""
         job = self._jobs.pop(name, None) or _Job()
         self._jobs[name] = job  # the job with the newest iteration is last
-        job.last_step_s, job.view, job.facts = time.monotonic(), None, None
+        job.last_step_s, job.view, job.facts, job.unclear = time.monotonic(), None, None, False
         self._forget_old(job.last_step_s)
         job.size = rows.about[int(rows.whose[-1])].size or job.size
         self._learn_name(job, rows.about[int(rows.whose[number.argmin()])])
@@ -326,6 +328,14 @@ class Jobs:
             if verdict.cause == Cause.CHANGE:
                 job.history.changed(verdict.iteration)
                 job.baseline_at = -1
+
+    def hung(self, name: str, hangs: tuple[Hang, ...]) -> None:
+        """How a job has stood still lately, newest first. One that has had no step is shown because of that."""
+        job = self._jobs.get(name)
+        if job is None:
+            job = self._jobs[name] = _Job(name=name, unclear=True, last_step_s=time.monotonic())
+            self._renamed = True
+        job.hangs, job.view = hangs, None
 
     def sharing(self, lines: Mapping[str, tuple[str, ...]]) -> None:
         """What is to be said of jobs that share links; of the others nothing."""
@@ -439,6 +449,7 @@ class Jobs:
             name=job.name,
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),
             usual_ns=job.baseline_ns,
+            hangs=job.hangs,
         )
 
 
@@ -451,6 +462,7 @@ def _not_understood(name: str, job: _Job) -> JobView:
         pattern=job.pattern,
         name=job.name,
         not_understood=True,
+        hangs=job.hangs,
     )
 
 

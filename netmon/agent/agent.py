@@ -180,7 +180,7 @@ class Agent:
             ledger=ledger.due(now_ns) if last is None else last,
             cost=self._evidence.cost.measure(sending.spool.size, self._marks.refused + sending.leftovers.lost),
             exchanges=sending.exchanges.take(),
-            **self._evidence.due(streamed.buckets, marks, now_ns, self._schedule.idle),
+            **self._evidence.due(streamed.buckets, marks, self._marks.active(), now_ns, self._schedule.idle),
         )
         accounts = ledger.account(batch.ledger) if last is None else downtime.ENDED
         sending.send(batch, accounts, owners.flows)

@@ -2,7 +2,7 @@
 """What verdicts rest on beside bytes and steps, as often as each of it is worth reading; and what the agent costs."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from netmon.agent.cost import CostMeter
@@ -11,6 +11,7 @@ from netmon.agent.host_part import HostPart
 from netmon.agent.nic import NicSamples
 from netmon.agent.settings import Settings
 from netmon.agent.transport import TransportLooks
+from netmon.agent.waits import Active, Waits
 from netmon.records import Flow, Mark, Table
 
 
@@ -23,19 +24,28 @@ class Evidence:
         self._nic = NicSamples(counting.links, len(counting.interfaces), settings.nic_counters_ns)
         self._host = HostPart(self._nic, counting.stops, wanted)
         self.transport = TransportLooks(flows, wanted=wanted)
+        self._waits = Waits() if wanted else None
         self.cost = CostMeter((os.getpid(), helper))
 
     def watch(self, now_ns: int) -> None:
         """Looks at the ranks, if it is time to."""
         self._host.watch(now_ns)
 
-    def due(self, rows: Table, marks: Sequence[Mark], now_ns: int, idle: bool) -> dict[str, Any]:
-        """Fields of a batch that carries these rows (dtype BUCKET or COARSE) and marks. idle: there is no traffic."""
+    def due(
+        self, rows: Table, marks: Sequence[Mark], active: Iterable[Active], now_ns: int, idle: bool
+    ) -> dict[str, Any]:
+        """Fields of a batch that carries these rows (dtype BUCKET or COARSE) and marks. active: the ranks; idle: there
+        is no traffic.
+        """
         self.transport.count(rows)
         self._host.add_marks(marks)
         nic = self._nic.due(now_ns, idle)
         host, jobs = self._host.due(now_ns, idle)
-        return {"nic": nic, "evidence": {"transport": self.transport.due(now_ns), "host": host}, "words": jobs}
+        words = {job: place for place, job in enumerate(jobs)}
+        tables = {"transport": self.transport.due(now_ns), "host": host}
+        if self._waits:
+            tables["waits"] = self._waits.due(active, now_ns, words)
+        return {"nic": nic, "evidence": tables, "words": tuple(words)}
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:
         """As Agent.adjust."""

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from netmon.agent.waits import Active
 from netmon.dl.cycles import Boundary, CycleDetector, told_by_works
 from netmon.dl.grouped import joined
+from netmon.dl.rank_activity import RankActivity
 from netmon.dl.recurrence import RecurringCalls
 from netmon.dl.understanding import StepAccount, Understanding
 from netmon.marks import RankIdentity, is_rank
@@ -140,6 +142,7 @@ class _Rank:
     last_ns: int = 0  # of its steps; 0: none has been seen
     account: StepAccount = field(default_factory=StepAccount)
     recurring: RecurringCalls = field(default_factory=RecurringCalls)
+    activity: RankActivity = field(default_factory=RankActivity)
     calls: list[Table] = field(default_factory=list)  # that it was not told, as sums explain all
     pending: list[Mark] = field(default_factory=list)  # until it is known whether its steps explain what it sends
     told_ns: int = 0  # the last of its steps that are known by sums
@@ -253,6 +256,10 @@ class StepMarks:
         """Who trains as which rank, by pid."""
         return {pid: rank.identity for pid, rank in self._ranks.items()}
 
+    def active(self) -> list[Active]:
+        """What each rank calls."""
+        return [Active(pid, rank.identity, rank.activity) for pid, rank in self._ranks.items()]
+
     def rename(self, marks: Iterable[Mark]) -> list[Mark]:
         """Takes training scripts' marks. Who joins as another rank, as after an elastic reset, is it from then on."""
         renamed: list[Mark] = []
@@ -289,6 +296,8 @@ class StepMarks:
         dropped = table["kind"] == STEP_DROPPED
         for pid in np.unique(table["pid"][dropped]).tolist() if dropped.any() else ():
             self._name(pid)
+            if pid in self._ranks:
+                self._ranks[pid].activity.forget()
         rest: Table = table[~dropped]
         return rest
 
@@ -302,6 +311,7 @@ class StepMarks:
         if not self._calls.affords(pid, rank.uid, now_ns):
             self.refused += len(steps)
             rank.detector.forget()
+            rank.activity.forget()
             self._name(pid)
             return []
         before = self._iteration(pid)
@@ -390,6 +400,7 @@ class StepMarks:
         """Marks of the steps that are understood."""
         rank = self._ranks[pid]
         rank.last_ns = int(calls["time_ns"][-1])
+        rank.activity.add(calls)
         boundaries = rank.detector.feed(calls)
         begun = [time_ns for _, moment, time_ns in boundaries if moment is Moment.FIRST_ENQUEUE]
         before = rank.understanding

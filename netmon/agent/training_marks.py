@@ -11,6 +11,7 @@ from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.markers import MarkSocket
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
+from netmon.agent.waits import Active
 from netmon.dl.host_iterations import HostIterations
 from netmon.kernel.training.timelines import Opened
 from netmon.records import Mark, Training
@@ -68,6 +69,10 @@ class TrainingMarks:
             self._said.add(reason)
             log.warning("marks %s lead to nothing; further ones are only counted", reason)
         return training, marks
+
+    def active(self) -> list[Active]:
+        """The ranks, and what their libraries are in the midst of."""
+        return self._steps.active()
 
     def present(self) -> Training:
         """Of what was taken, who is there and the iterations under way: for whoever hears of them first."""

@@ -5,7 +5,7 @@ import argparse
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from netmon.errors import DataError, UsageError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from netmon.terminal import FittingTable
-    from netmon.views import Incident, RankTimes, Verdict
+    from netmon.views import Hang, Incident, RankTimes, Verdict
 
 HELP = "tell why iterations were slow: whose traffic, which rank, or no network cause, and how much time each took"
 EXAMPLES = """\
@@ -28,7 +28,7 @@ EXAMPLES = """\
   netmon why --data out --json
 """
 
-_MOST_INCIDENTS, _WORST = 20, 5  # that are shown where there are more: incidents, and steps
+_MOST_HANGS, _MOST_INCIDENTS, _WORST = 5, 20, 5  # that are shown where there are more: hangs, incidents, and steps
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from netmon.dl.verdict import incidents, verdict_text
 
-        extra = {"not_understood": found.unclear} if found.unclear else {}
+        extra: dict[str, object] = {"not_understood": found.unclear} if found.unclear else {}
+        if found.hangs:
+            extra["hangs"] = [{**asdict(one), "what": one.what.name.lower()} for one in found.hangs]
         told = [incidents.columns(one) for one in found.incidents]
         verdicts = [verdict_text.columns(one) for one in found.verdicts]
         print(json.dumps({"incidents": told, "verdicts": verdicts, **extra}, indent=1))
@@ -83,6 +85,7 @@ class _Found(NamedTuple):
     unclear: Sequence[str]  # jobs whose steps are not understood
     names: Mapping[str, str]  # what people call jobs
     calm: Sequence[str] = ()  # what is said where nothing stands out
+    hangs: "Sequence[Hang]" = ()  # newest first
 
 
 def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
@@ -121,6 +124,7 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 
 def _stored(args: argparse.Namespace) -> _Found:
     from netmon.errors import NoRowsError
+    from netmon.history.hangs import read_hangs
     from netmon.history.job_names import jobs_of, not_understood, requested_job
     from netmon.history.judging import ALWAYS, incidents_of, read_verdicts, understood_jobs, verdicts
 
@@ -137,7 +141,9 @@ def _stored(args: argparse.Namespace) -> _Found:
         found = list(verdicts(args.data, job))
     told = incidents_of(args.data, found)
     unclear = [name for name in unclear if job in (None, name)]
-    return _Found(told, found, unclear, names, [] if found or unclear else _calm(args.data, job))
+    hangs = read_hangs(args.data, job)
+    calm = [] if found or unclear or hangs else _calm(args.data, job)
+    return _Found(told, found, unclear, names, calm, hangs)
 
 
 def _calm(data: "Path", job: str | None) -> list[str]:
@@ -170,7 +176,8 @@ def _lately(args: argparse.Namespace) -> _Found:
     told = [one for job in snapshot.jobs for one in job.incidents]
     verdicts = [verdict for job in snapshot.jobs for verdict in reversed(job.verdicts)]
     if args.iteration is None:
-        return _Found(told, verdicts, [job.job for job in snapshot.jobs if job.not_understood], names)
+        hangs = sorted((one for job in snapshot.jobs for one in job.hangs), key=lambda one: -one.since_ns)
+        return _Found(told, verdicts, [job.job for job in snapshot.jobs if job.not_understood], names, hangs)
     if not (verdicts := [verdict for verdict in verdicts if verdict.iteration == args.iteration]):
         raise DataError(
             f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"
@@ -180,12 +187,17 @@ def _lately(args: argparse.Namespace) -> _Found:
 
 def _print_summary(found: _Found, where: str, every: bool) -> None:
     """The incidents, and of the steps those that lost most."""
+    from netmon.dl.hangs import line as hang_line
     from netmon.history.job_names import with_names
     from netmon.history.judging import worst_lines
     from netmon.own_module import typed
     from netmon.terminal import say
+    from netmon.units import format_moment
     from netmon.views import NETWORK, Cause
 
+    shown = found.hangs if every else found.hangs[:_MOST_HANGS]
+    for hang in shown:
+        say(hang_line(replace(hang, job=found.names.get(hang.job, hang.job)), format_moment))
     lines = worst_lines(found.incidents, found.names, len(found.incidents) if every else _MOST_INCIDENTS)
     for line in lines:
         say(line)
@@ -200,7 +212,7 @@ def _print_summary(found: _Found, where: str, every: bool) -> None:
             if len(slow) > len(worst)
             else ""
         )
-    if worst or faster or found.unclear or not lines:
+    if worst or faster or found.unclear or not (lines or shown):
         unclear = [found.names.get(job, job) for job in found.unclear]
         _print(list(with_names([*faster, *worst], found.names)), unclear, found.calm)
 

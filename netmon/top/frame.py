@@ -24,7 +24,7 @@ from netmon.top.glyphs import (
     wrapped,
     zone,
 )
-from netmon.top.incidents import calm, lines_of, newest_first
+from netmon.top.incidents import calm, hung, lines_of, newest_first
 from netmon.top.options import Options, present_links, short_names, silent
 from netmon.top.rows import Printed, printed, printed_row
 from netmon.units import format_bytes, format_duration
@@ -153,7 +153,8 @@ def _incidents(snapshot: Snapshot, width: int) -> list[Text]:
     drawn = [line for one in found[:_MOST_INCIDENTS] for line in lines_of(one, {}, snapshot.time_ns, width)]
     if len(found) > _MOST_INCIDENTS:
         drawn.append(Text(f"… {len(found) - _MOST_INCIDENTS} more incidents", "dim", no_wrap=True))
-    return [*calm(snapshot.jobs, found, {}, width), *drawn]
+    still = hung(snapshot.jobs, {}, snapshot.time_ns, width)
+    return [*still, *calm(snapshot.jobs, found, {}, width), *drawn]
 
 
 def title(snapshot: Snapshot, width: int) -> Text:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from netmon.dl.hangs import line as hang_line
 from netmon.dl.verdict import NOTABLE
 from netmon.dl.verdict.baseline import usual_of_job
 from netmon.dl.verdict.incidents import incidents, line, remedy, renamed
@@ -18,6 +19,7 @@ from netmon.top.rows import Kind, Part
 from netmon.units import format_duration
 from netmon.views import Incident, JobView
 
+_MOST_HUNG = 3  # jobs that stand still
 _MOST_LINES = 3  # of one incident
 
 
@@ -90,9 +92,19 @@ def rows_of(found: Iterable[Incident], names: Mapping[str, str], now_ns: int, wi
     ]
 
 
+def hung(jobs: Iterable[JobView], names: Mapping[str, str], now_ns: int, width: int) -> list[Text]:
+    """The jobs that stand still now, in words."""
+    found = [replace(one, job=names.get(one.job, one.job)) for job in jobs for one in job.hangs if not one.until_ns]
+    return [
+        text
+        for one in sorted(found, key=lambda one: one.since_ns)[:_MOST_HUNG]
+        for text in _hanging(hang_line(one, lambda ns: _moment(ns, now_ns)), width, 0, "bold red")
+    ]
+
+
 def calm(jobs: Sequence[JobView], found: Sequence[Incident], names: Mapping[str, str], width: int) -> list[Text]:
     """What is said where no incident goes on. jobs: those that train."""
-    if not jobs or any(one.ongoing for one in found):
+    if not jobs or any(one.ongoing for one in found) or any(not hang.until_ns for job in jobs for hang in job.hangs):
         return []
     usual = {job.job: usual_of_job(job) for job in jobs}
     slow = [job for job in jobs if 0 < NOTABLE * usual[job.job] <= job.last_ns]

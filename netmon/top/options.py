@@ -56,7 +56,9 @@ def named(job: JobView, names: Mapping[str, str]) -> JobView:
     """The same, called as it is there."""
     verdicts = tuple(renamed(verdict, names) for verdict in job.verdicts)
     incidents = tuple(renamed_incident(incident, names) for incident in job.incidents)
-    return replace(job, job=names.get(job.job, job.job), verdicts=verdicts, incidents=incidents)
+    called = names.get(job.job, job.job)
+    hangs = tuple(replace(one, job=called) for one in job.hangs)
+    return replace(job, job=called, verdicts=verdicts, incidents=incidents, hangs=hangs)
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:

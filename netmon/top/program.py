@@ -27,7 +27,7 @@ from netmon.top.filters import Filter, parse
 from netmon.top.flows import GROUPINGS, FlowGroup
 from netmon.top.frame import has_many
 from netmon.top.glyphs import clock
-from netmon.top.incidents import IncidentRow, calm, calm_past
+from netmon.top.incidents import IncidentRow, calm, calm_past, hung
 from netmon.top.layout import cost
 from netmon.top.levels import (
     Level,
@@ -297,7 +297,10 @@ class Program(App[None]):
         if found is None or not scene.snapshot.time_ns:
             return [], None
         jobs = [job for job in scene.snapshot.jobs if level.job in ("", job.job)]
-        said = calm(jobs, found, self.ink.jobs, width) if scene.frame is None else []
+        said = []
+        if scene.frame is None:
+            still = hung(jobs, self.ink.jobs, scene.snapshot.time_ns, width)
+            said = [*still, *calm(jobs, found, self.ink.jobs, width)]
         if scene.frame and not found:
             said = calm_past(scene.past, level.job, width)
         return said, shown_incidents(found, scene, self.ink.jobs, max(width - 1, 8))

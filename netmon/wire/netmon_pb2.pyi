@@ -1124,6 +1124,7 @@ class JobView(_message.Message):
     NOT_UNDERSTOOD_FIELD_NUMBER: _builtins.int
     INCIDENTS_FIELD_NUMBER: _builtins.int
     USUAL_NS_FIELD_NUMBER: _builtins.int
+    HANGS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1169,6 +1170,10 @@ class JobView(_message.Message):
     def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Incident]:
         """the last ones, newest first"""
 
+    @_builtins.property
+    def hangs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hang]:
+        """the last ones, newest first"""
+
     def __init__(
         self,
         *,
@@ -1198,14 +1203,79 @@ class JobView(_message.Message):
         not_understood: _builtins.bool = ...,
         incidents: _abc.Iterable[Global___Incident] | None = ...,
         usual_ns: _builtins.int = ...,
+        hangs: _abc.Iterable[Global___Hang] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "incidents", b"incidents", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "not_understood", b"not_understood", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "usual_ns", b"usual_ns", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "hangs", b"hangs", "incidents", b"incidents", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "not_understood", b"not_understood", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "usual_ns", b"usual_ns", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobView: _TypeAlias = JobView  # noqa: Y015
+
+@_typing.final
+class Hang(_message.Message):
+    """A job that stands still, and who is missing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    SINCE_NS_FIELD_NUMBER: _builtins.int
+    UNTIL_NS_FIELD_NUMBER: _builtins.int
+    TOLD_NS_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    COLLECTIVE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    since_ns: _builtins.int
+    """UTC"""
+    until_ns: _builtins.int
+    """0: it goes on"""
+    told_ns: _builtins.int
+    what: _builtins.int
+    """netmon.views.Hung"""
+    collective: _builtins.str
+    sequence: _builtins.int
+    """-1: not known"""
+    group: _builtins.str
+    rank: _builtins.int
+    """-1: none"""
+    host: _builtins.str
+    why: _builtins.str
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        since_ns: _builtins.int = ...,
+        until_ns: _builtins.int = ...,
+        told_ns: _builtins.int = ...,
+        what: _builtins.int = ...,
+        collective: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        group: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        host: _builtins.str = ...,
+        why: _builtins.str = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+        waiting: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "group", b"group", "host", b"host", "job", b"job", "missing", b"missing", "rank", b"rank", "sequence", b"sequence", "since_ns", b"since_ns", "told_ns", b"told_ns", "until_ns", b"until_ns", "waiting", b"waiting", "what", b"what", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hang: _TypeAlias = Hang  # noqa: Y015
 
 @_typing.final
 class Verdict(_message.Message):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from netmon.columnar import Columns
 from netmon.errors import WireError
-from netmon.evidence import EVIDENCE, UNKNOWN
+from netmon.evidence import EVIDENCE, UNKNOWN, ProcessState, WaitsFor
 from netmon.marks import MOST_RANKS, printable
 from netmon.records import (
     ITERATION,
@@ -136,6 +136,10 @@ _OF_EVIDENCE = {
     **{name: Limits(UNKNOWN, _U32.most) for name in ("reverse_flow_id", "pid")},
     **{name: Limits(UNKNOWN, MAX_PACKETS) for name in ("softnet_dropped", "softnet_squeezed")},
     "delivery_bps": Limits(UNKNOWN, MAX_COUNT),
+    **{name: Limits(UNKNOWN, MAX_COUNT) for name in ("group", "sequence", "position")},
+    **{name: Limits(UNKNOWN, MOST_RANKS) for name in ("size", "group_rank", "group_size", "peer")},
+    **{"quiet": _FLAG, "state": Limits(0, max(ProcessState)), "waits_for": Limits(0, max(WaitsFor))},
+    **{"operation": Limits(UNKNOWN, 0xFFFF), "bytes": Limits(UNKNOWN, MAX_BYTES), "pending": Limits(0, 2)},
 }
 """Columns of netmon.evidence whose limits their units do not give; all may be unknown that need not be known."""
 

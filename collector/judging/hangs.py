@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which jobs stand still now, by what the agents tell of ranks that are quiet."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from collector.host.session import Session
+from collector.host.tables import Tables
+from netmon.columnar import Columns
+from netmon.dl.hangs import RankNow, is_held, judge, line
+from netmon.dl.rank_activity import UNKNOWN, WAITED, Work
+from netmon.evidence import ProcessState, WaitsFor
+from netmon.records import Class
+from netmon.units import format_moment
+from netmon.views import RECENT_HANGS, Hang
+
+_log = logging.getLogger(__name__)
+
+_EVERY_NS = 400_000_000  # between two looks at the jobs that have ranks which wait
+_ROWS_NS = 8_000_000_000  # between two rows of a rank, at most
+_SILENT_S = 5.0  # after its last batch nothing is heard of a host
+_FLOWING_NS = 5_000_000_000  # a job sends something if it has within this time
+_MOST_JOBS, _MOST_RANKS, _MOST_WORKS = 1_024, 1 << 14, 64
+_FORGOTTEN_NS = 3_600_000_000_000  # a job of which nothing has been told for so long
+_PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: below it nothing is done
+_WORK = ("group", "group_rank", "group_size", "operation", "sequence", "position", "peer", "bytes")
+_OF_ROW = ("session", "job", "rank", "pid", "start_ns", "end_ns")
+
+
+@dataclass
+class _Job:
+    ranks: dict[int, RankNow] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)
+    sessions: dict[int, int] = field(default_factory=dict)
+    told_ns: int = 0
+    longest_ns: int = 0  # that a rank has waited, and gone on
+    hang: Hang | None = None
+    sure: bool = False  # what is missing in it does nothing any more: no wait that the job has
+    recent: deque[Hang] = field(default_factory=lambda: deque(maxlen=RECENT_HANGS))  # newest first; over
+
+    @property
+    def waits(self) -> bool:
+        return any(one.quiet and any(work.state == WAITED for work in one.works) for one in self.ranks.values())
+
+
+class Hangs:
+    """Of one collector; on the thread of its event loop."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        sessions: Mapping[int, Session],
+        show: Callable[[str, tuple[Hang, ...]], None],
+        store: Callable[[Hang], None],
+    ) -> None:
+        """show: those of a job, newest first, whenever they have changed; store: each when it is told and when it is
+        over."""
+        self._tables, self._sessions, self._show, self._store = tables, sessions, show, store
+        self._jobs: dict[str, _Job] = {}
+        self._looked_ns = 0
+
+    def tick(self, newest: Collection[Session]) -> None:
+        """Takes what has come. newest: of each host the session that counts."""
+        now_ns = time.time_ns()
+        for rows in self._tables.evidence.take_waits():
+            self._take(rows, now_ns)
+        waiting = [name for name, job in self._jobs.items() if job.waits or job.hang]
+        if not waiting or now_ns - self._looked_ns < _EVERY_NS:
+            return
+        self._looked_ns = now_ns
+        present, heard = self._present(newest)
+        for name in waiting:
+            self._look(name, self._jobs[name], present, heard, now_ns)
+
+    def _take(self, rows: Columns, now_ns: int) -> None:
+        names, sessions = self._tables.flows.jobs, self._tables.sessions
+        session = rows["session"].astype(np.int64)
+        own = {name: rows[name].tolist() for name in rows.names}
+        own["job"] = [names[job] for job in own["job"]]
+        utc_ns = sessions.utc(session, rows["end_ns"]) - rows["end_ns"]
+        places: dict[tuple[int, ...], list[int]] = {}
+        for row, key in enumerate(zip(*(own[name] for name in _OF_ROW), strict=True)):
+            places.setdefault(key, []).append(row)
+        for some in places.values():
+            first = some[0]
+            if own["session"][first] in self._sessions:
+                self._take_rank(own, some, int(utc_ns[first]), now_ns)
+
+    def _take_rank(self, own: Mapping[str, list[Any]], rows: list[int], offset_ns: int, now_ns: int) -> None:
+        """Of one rank at one time. own: columns; offset_ns: from mono to UTC."""
+        at = rows[0]
+        name, number, size = own["job"][at], own["rank"][at], own["size"][at]
+        since_ns, end_ns = own["start_ns"][at] + offset_ns, own["end_ns"][at] + offset_ns
+        job = self._jobs.get(name)
+        if job is None:
+            self._forget_old(now_ns)
+            job = self._jobs[name] = _Job()
+        before = job.ranks.get(number)
+        if before is None and len(job.ranks) >= _MOST_RANKS:
+            return
+        job.told_ns = now_ns
+        quiet, pid = bool(own["quiet"][at]), own["pid"][at]
+        works = [_work(own, row, end_ns) for row in rows[:_MOST_WORKS] if own["group"][row] != UNKNOWN]
+        if before and job.pids.get(number) != pid:
+            before = None
+        if before and not quiet and not before.quiet:  # it has called something in a new group
+            groups = {work.group for work in works}
+            works += [work for work in before.works if work.group not in groups]
+        if before and before.quiet and not quiet and not job.sure:
+            waited = [work.begun_ns for work in before.works if work.state == WAITED]
+            job.longest_ns = max([job.longest_ns, *(end_ns - begun_ns for begun_ns in waited)])
+        progress_ns = end_ns
+        if quiet:
+            progress_ns = _progress_ns(own["cpu_ns"][at], own["io_bytes"][at], since_ns, end_ns, before)
+        session = own["session"][at]
+        job.pids[number], job.sessions[number] = pid, session
+        job.ranks[number] = RankNow(
+            *(number, self._sessions[session].hello.host, size, quiet, since_ns),
+            *(ProcessState(own["state"][at]), WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
+            heard_ns=end_ns,
+        )
+
+    def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:
+        """Job and number of all ranks that are there; and of each session since when nothing is heard of its host, 0:
+        it is heard."""
+        found, heard = set[tuple[str, int]](), dict[int, int]()
+        now_s, now_ns = time.monotonic(), time.time_ns()
+        for session in newest:
+            quiet_s = now_s - session.last_batch_s
+            heard[session.index] = now_ns - int(quiet_s * 1e9) if quiet_s > _SILENT_S else 0
+            found |= {(name, number) for name, number in session.window.ranks.processes() if name in self._jobs}
+        return found, heard
+
+    def _look(self, name: str, job: _Job, present: set[tuple[str, int]], heard: Mapping[int, int], now_ns: int) -> None:
+        ranks = {}
+        for number, one in job.ranks.items():
+            silent_ns = heard.get(job.sessions[number], one.heard_ns)  # another agent may tell of it by now
+            ranks[number] = replace(one, left=not silent_ns and (name, number) not in present, silent_ns=silent_ns)
+        found = judge(name, ranks, now_ns, job.longest_ns, self._flows(name, now_ns))
+        job.sure = found is not None and found.rank in ranks and is_held(ranks[found.rank])
+        before = job.hang
+        if before and (found is None or (found.what, found.rank) != (before.what, before.rank)):
+            still = any(ranks[number].quiet for number in before.waiting if number in ranks)
+            if found is None and still and any(not one.left for one in ranks.values()):
+                return
+            ended_ns = max((ranks[n].heard_ns for n in before.waiting if n in ranks and not ranks[n].quiet), default=0)
+            over = replace(before, until_ns=ended_ns if ended_ns > before.since_ns else now_ns)
+            job.recent.appendleft(over)
+            job.hang = None
+            self._tell(name, job, over)
+        if found and job.hang is None:
+            job.hang = found
+            self._tell(name, job, found)
+        elif all(one.left for one in ranks.values()):
+            del self._jobs[name]
+        elif found and before and (found.why, found.waiting) != (before.why, before.waiting):
+            job.hang = replace(found, told_ns=before.told_ns, since_ns=before.since_ns)
+            self._shown(name, job)
+
+    def _tell(self, name: str, job: _Job, hang: Hang) -> None:
+        _log.warning(line(hang, format_moment))
+        self._store(hang)
+        self._shown(name, job)
+
+    def _shown(self, name: str, job: _Job) -> None:
+        self._show(name, (*((job.hang,) if job.hang else ()), *job.recent)[:RECENT_HANGS])
+
+    def _flows(self, name: str, now_ns: int) -> bool:
+        """Whether the job's flows have carried something lately."""
+        flows = self._tables.flows
+        state = flows.state
+        try:
+            job = flows.jobs.index(name)
+        except ValueError:
+            return False
+        own = np.flatnonzero((state["job"] == job) & (state["session"] >= 0) & (state["class"] == Class.DL_ONLY))
+        last_ns = self._tables.sessions.utc(state["session"][own].astype(np.int64), state["last_ns"][own])
+        return bool((last_ns > now_ns - _FLOWING_NS).any())
+
+    def current(self) -> list[Hang]:
+        """Those that go on."""
+        return [job.hang for job in self._jobs.values() if job.hang]
+
+    def _forget_old(self, now_ns: int) -> None:
+        for name in [name for name, job in self._jobs.items() if job.told_ns < now_ns - _FORGOTTEN_NS and not job.hang]:
+            del self._jobs[name]
+        while len(self._jobs) >= _MOST_JOBS:
+            del self._jobs[min(self._jobs, key=lambda name: self._jobs[name].told_ns)]
+
+
+def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:
+    about = {name: own[name][row] for name in _WORK}
+    return Work(**about, begun_ns=end_ns - max(0, own["age_ns"][row]), state=own["pending"][row])
+
+
+def _progress_ns(cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, before: RankNow | None) -> int:
+    """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before."""
+    if cpu_ns == UNKNOWN:
+        return 0
+    steady = before if before and before.quiet and before.since_ns == since_ns else None
+    if _got_on(cpu_ns, io_bytes, end_ns - (steady.heard_ns if steady else max(since_ns, end_ns - _ROWS_NS))):
+        return end_ns
+    return steady.progress_ns or since_ns if steady else since_ns
+
+
+def _got_on(cpu_ns: int, io_bytes: int, elapsed_ns: int) -> bool:
+    if elapsed_ns <= 0:
+        return True
+    return cpu_ns > _PROGRESS_CPU * elapsed_ns or io_bytes * 1e9 > _PROGRESS_IO_BPS * elapsed_ns

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks that call nothing any more are in the midst of: rows of netmon.evidence.WAIT, now and then.
+
+Of a rank that makes progress nothing is computed: its last call is looked at once a batch.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from netmon.dl.rank_activity import QUIET_NS, UNKNOWN, RankActivity, Work
+from netmon.evidence import WAIT, ProcessState, WaitsFor
+from netmon.kernel.process_state import Look, look
+from netmon.marks import RankIdentity
+from netmon.records import Table, empty
+
+_DUE_NS = (1 * QUIET_NS, 2 * QUIET_NS, 3 * QUIET_NS, 5 * QUIET_NS)  # after the last call
+_LATER_NS = 8 * QUIET_NS
+_MOST_ROWS = 512  # of a batch
+_GROUPS_NS = 1_000_000_000  # between two looks for new groups, which are few
+_NOTHING = empty(WAIT)
+_NOBODY = Work(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, 0)
+
+
+class Active(NamedTuple):
+    """A rank and what it calls."""
+
+    pid: int
+    identity: RankIdentity
+    activity: RankActivity
+
+
+@dataclass
+class _Told:
+    """What has been told of a rank."""
+
+    since_ns: int = 0  # of the pause of which it was; 0: of none that goes on
+    rows: int = 0  # how often, of that one
+    at_ns: int = 0
+    cpu_ns: int = UNKNOWN
+    io_bytes: int = UNKNOWN
+    waited: list[Work] = field(default_factory=list)
+    groups: set[int] = field(default_factory=set)
+    groups_ns: int = 0
+
+
+class Waits:
+    """One per agent."""
+
+    def __init__(self, look_at: Callable[[int], Look] = look) -> None:
+        """look_at: as netmon.kernel.process_state.look."""
+        self._look_at = look_at
+        self._told: dict[tuple[int, RankIdentity], _Told] = {}
+
+    def due(self, ranks: Iterable[Active], now_ns: int, jobs: dict[str, int]) -> Table:
+        """dtype WAIT of what is to be told now. jobs: places of their names, which grow."""
+        rows = list[tuple[int, ...]]()
+        before, self._told = self._told, {}
+        for pid, identity, activity in ranks:
+            told = self._told[pid, identity] = before.get((pid, identity)) or _Told()
+            if not activity.last_ns or len(rows) > _MOST_ROWS:
+                continue
+            whose = (lambda identity=identity: jobs.setdefault(identity.job, len(jobs))), identity, pid
+            if told.since_ns and activity.last_ns != told.since_ns:
+                end_ns = activity.rested[1] if activity.rested[0] == told.since_ns else activity.last_ns
+                rows += _rows(*whose, told.since_ns, end_ns, None, told, told.waited)
+                told.since_ns = told.rows = 0
+            quiet_ns = now_ns - activity.last_ns
+            if quiet_ns >= QUIET_NS:
+                if quiet_ns < _due_ns(told.rows):
+                    continue
+                works = activity.works(identity.rank, identity.size)
+                told.since_ns, told.rows, told.waited = activity.last_ns, told.rows + 1, works
+                rows += _rows(*whose, activity.last_ns, now_ns, self._look_at(pid), told, works)
+                told.groups |= {work.group for work in works}
+            elif now_ns >= told.groups_ns + _GROUPS_NS:
+                told.groups_ns = now_ns
+                if new := activity.groups(identity.rank, identity.size) - told.groups:
+                    told.groups |= new
+                    works = [one for one in activity.works(identity.rank, identity.size) if one.group in new]
+                    rows += _rows(*whose, activity.last_ns, activity.last_ns, None, told, works)
+        return np.array(rows[: 2 * _MOST_ROWS], WAIT) if rows else _NOTHING
+
+
+def _due_ns(rows: int) -> int:
+    """How long a rank is quiet when it is told of again."""
+    return _DUE_NS[rows] if rows < len(_DUE_NS) else _LATER_NS * (rows - len(_DUE_NS) + 1)
+
+
+def _rows(
+    job: Callable[[], int],
+    identity: RankIdentity,
+    pid: int,
+    since_ns: int,
+    end_ns: int,
+    seen: Look | None,
+    told: _Told,
+    works: list[Work],
+) -> list[tuple[int, ...]]:
+    """seen: of a rank that is quiet."""
+    cpu_ns = io_bytes = UNKNOWN
+    if seen:
+        if told.rows > 1:
+            cpu_ns, io_bytes = _grown(seen.cpu_ns, told.cpu_ns), _grown(seen.io_bytes, told.io_bytes)
+        told.cpu_ns, told.io_bytes = seen.cpu_ns, seen.io_bytes
+    state, waits_for = (seen.state, seen.waits_for) if seen else (ProcessState.UNKNOWN, WaitsFor.UNKNOWN)
+    whose = since_ns, end_ns, job(), identity.rank, pid, identity.size
+    begin = (*whose, int(seen is not None), int(state), int(waits_for), cpu_ns, io_bytes)
+    return [
+        (
+            *begin,
+            *(work.group, work.group_rank, work.group_size, work.operation, work.sequence, work.position, work.peer),
+            *(work.bytes, max(0, end_ns - work.begun_ns) if work.begun_ns else UNKNOWN, work.state),
+        )
+        for work in works or [_NOBODY]
+    ]
+
+
+def _grown(now: int, before: int) -> int:
+    return now - before if now >= before >= 0 else UNKNOWN

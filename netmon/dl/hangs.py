@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a job stands still, and who is missing in which collective.
+
+A rank waits for others: in a collective for those of its group that have not called it, in a transfer for the one at
+its other end. Whoever is waited for and waits for nobody is missing. If there is none, the ranks wait for each other
+crosswise, or all are in it and it does not end.
+
+Who is missing is told once the wait is longer than what this job has waited before. How long that is depends on what
+the missing rank does, for who says it of a rank that will come, says something false:
+
+- It has left, died, or is stopped; or it has called something else: SURE_NS.
+- It sleeps, neither computes nor reads nor writes: SURE_NS, or half as long again as the job's longest wait.
+- It waits for its disk: DISK_NS, or three times the longest wait.
+- It, or another one that is missing, gets on: PATIENCE_NS, or three times the longest wait.
+- Nothing is heard of its host: SILENT_NS.
+- All are in it and no bytes flow: DISK_NS, or three times the longest wait.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from netmon.dl.rank_activity import ALL_REDUCE, HOROVOD, OVER, RECEIVE, SEND, UNKNOWN, UNNAMED, WAITED, Work
+from netmon.evidence import ProcessState, WaitsFor
+from netmon.units import format_duration
+from netmon.views import Hang, Hung
+
+_S = 1_000_000_000
+SURE_NS, SILENT_NS, DISK_NS, PATIENCE_NS = 3 * _S, 10 * _S, 20 * _S, 60 * _S
+
+_NAMES = (
+    *("broadcast", "all-reduce", "all-reduce", "reduce", "all-gather", "all-gather", "all-gather", "gather", "scatter"),
+    *("reduce-scatter", "all-to-all", "all-to-all", "send", "receive", "receive", "barrier", "reduce-scatter"),
+)
+_ROOTED = (0, 3, 7, 8)  # broadcast, reduce, gather, scatter: a rank may be through while others wait
+_SAME_SIZE = (0, ALL_REDUCE, 3)  # all ranks hand over as much
+_HASH_SEED, _HASH_PRIME, _HASHED_WORDS, _NUMBERED = 0xCBF29CE484222325, 0x100000001B3, 32, 256
+_MOST_NAMED = 4  # ranks in a line
+
+
+@dataclass(frozen=True)
+class RankNow:
+    """A rank as it is known now. Times are UTC."""
+
+    rank: int
+    host: str
+    size: int = 0  # ranks of the job
+    quiet: bool = False  # it has called nothing for a second or more
+    since_ns: int = 0  # its last call
+    state: ProcessState = ProcessState.UNKNOWN
+    waits_for: WaitsFor = WaitsFor.UNKNOWN
+    progress_ns: int = 0  # it was last seen to get on
+    works: Sequence[Work] = ()  # begun_ns in UTC
+    left: bool = False
+    silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
+    heard_ns: int = 0  # this is known of it
+
+    @property
+    def gone(self) -> bool:
+        return self.left or self.state is ProcessState.GONE
+
+
+class _Missing(NamedTuple):
+    """Who waits for whom."""
+
+    work: Work
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    what: Hung
+
+
+def judge(
+    job: str, ranks: Mapping[int, RankNow], now_ns: int, longest_ns: int, bytes_flow: bool = False
+) -> Hang | None:
+    """None: it does not stand still, or it is too early to say. longest_ns: of the waits that it has gone on after;
+    bytes_flow: its ranks send each other something.
+    """
+    ranks = _same_groups(ranks)
+    waits = {number: work for number, one in ranks.items() if (work := _waited(one))}
+    if not waits:
+        return None
+    found = _other_calls(ranks, waits) or _missing(ranks, waits)
+    if found is None:
+        return None
+    since_ns = min(waits[number].begun_ns for number in found.waiting)
+    if found.what is Hung.NOT_ENTERED:
+        culprit, what, due_ns = _culprit(ranks, found.missing, since_ns, longest_ns)
+        if what is Hung.NOT_ENTERED and is_held(ranks[culprit]) and _has_entered(ranks[culprit], found.work):
+            what = Hung.STOPPED_IN_IT
+    else:
+        culprit, what = found.missing[0] if found.missing else -1, found.what
+        due_ns = since_ns + max(SURE_NS, longest_ns * 3 // 2)
+        if what is Hung.NOT_ENDING:
+            if bytes_flow:
+                return None
+            due_ns = since_ns + max(DISK_NS, 3 * longest_ns)
+    if now_ns < due_ns:
+        return None
+    missing = tuple(sorted(found.missing, key=lambda number: number != culprit))
+    one = ranks.get(culprit)
+    return Hang(
+        *(job, since_ns, 0, now_ns, what, operation_name(found.work), found.work.sequence),
+        _group_name(found.work, max(r.size for r in ranks.values())),
+        *(culprit, one.host if one else "", _why(ranks, found, culprit, now_ns), missing, found.waiting),
+    )
+
+
+def _waited(one: RankNow) -> Work | None:
+    """What a quiet rank waits for first."""
+    if not one.quiet or is_held(one):
+        return None
+    waited = [work for work in one.works if work.state == WAITED]
+    if not waited:
+        return None
+    first = min(waited, key=lambda work: work.begun_ns)
+    if first.operation in (SEND, RECEIVE):
+        return first
+    return _first_open(one, first.group) or first
+
+
+def is_held(one: RankNow) -> bool:
+    """Whether it does nothing any more, whatever it has called."""
+    return one.gone or one.state is ProcessState.STOPPED or bool(one.silent_ns)
+
+
+def _first_open(one: RankNow, group: int) -> Work | None:
+    """The first collective of a group that is not over: they are in order."""
+    mine = [work for work in one.works if work.group == group and work.state != OVER and _is_collective(work)]
+    return min(mine, key=lambda work: work.begun_ns, default=None)
+
+
+def _is_collective(work: Work) -> bool:
+    return work.operation not in (SEND, RECEIVE)
+
+
+def _same_groups(ranks: Mapping[int, RankNow]) -> Mapping[int, RankNow]:
+    """Where the name of the group of all ranks has not been seen on some: it is the only one of all ranks that has a
+    name on the others, or nobody knows."""
+    works = [work for one in ranks.values() for work in one.works]
+    if not any(work.group == UNNAMED for work in works):
+        return ranks
+    size = max(one.size for one in ranks.values())
+    named = {work.group for work in works if work.group_size == size and work.group not in (UNNAMED, HOROVOD)}
+    if not named:
+        return ranks
+
+    def known(work: Work) -> Work | None:
+        if work.group == UNNAMED or work.group in named:
+            return work._replace(group=UNNAMED, position=UNKNOWN) if len(named) == 1 else None
+        return work
+
+    return {
+        number: RankNow(**{**vars(one), "works": [k for work in one.works if (k := known(work))]})
+        for number, one in ranks.items()
+    }
+
+
+def _members(ranks: Mapping[int, RankNow], work: Work) -> dict[int, int]:
+    """Ranks by their ranks in a group, as far as they are known."""
+    found: dict[int, tuple[int, int]] = {}
+    for number, one in ranks.items():
+        for each in one.works:
+            if each.group == work.group and 0 <= each.group_rank < work.group_size:
+                found[each.group_rank] = max(found.get(each.group_rank, (0, 0)), (one.since_ns, number))
+    members = {place: number for place, (_, number) in found.items()}
+    if work.group_size == ranks[next(iter(ranks))].size and all(place == number for place, number in members.items()):
+        members |= {number: number for number in ranks if number < work.group_size}
+    return members
+
+
+def _has_entered(one: RankNow, work: Work) -> bool | None:
+    """Whether a rank is in a collective, or was; None: nobody knows."""
+    mine = [each for each in one.works if each.group == work.group and _is_collective(each)]
+    if work.position != UNKNOWN and mine and all(each.position != UNKNOWN for each in mine):
+        return any(each.position >= work.position for each in mine)
+    if any(each.state != OVER for each in mine):
+        return True
+    return None if work.operation in _ROOTED else False
+
+
+def _blockers(ranks: Mapping[int, RankNow], number: int, work: Work) -> set[int] | None:
+    """For whom a rank waits; None: that is not known."""
+    members = _members(ranks, work)
+    if not _is_collective(work):
+        return {members[work.peer]} if work.peer in members and members[work.peer] != number else None
+    found = set[int]()
+    for member in members.values():
+        entered = _has_entered(ranks[member], work) if member != number else True
+        if entered is None:
+            return None
+        if not entered or is_held(ranks[member]):
+            found.add(member)
+    return found if found or len(members) >= work.group_size else None
+
+
+def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missing | None:
+    """Ranks that are in the same place of a group, and have called different things there."""
+    places: dict[tuple[int, int], dict[int, Work]] = {}
+    for number, one in ranks.items():
+        for group in {work.group for work in one.works if work.state != OVER and _is_collective(work)}:
+            first = _first_open(one, group)
+            if first and first.position != UNKNOWN and one.quiet and not one.gone:
+                places.setdefault((group, first.position), {})[number] = first
+    for there in places.values():
+        for same in (_operation, _size):
+            calls = Counter(map(same, there.values()))
+            waiting = [number for number in there if number in waits and waits[number] == there[number]]
+            if len(calls) < 2 or not waiting:
+                continue
+            usual = max(calls, key=lambda call: (calls[call], call == same(there[min(there)])))
+            others = tuple(sorted(number for number, work in there.items() if same(work) != usual))
+            waiting = [number for number in waiting if number not in others] or waiting
+            return _Missing(there[waiting[0]], tuple(sorted(waiting)), others, Hung.OTHER_CALL)
+    return None
+
+
+def _operation(work: Work) -> tuple[str, int]:
+    return operation_name(work), 0
+
+
+def _size(work: Work) -> tuple[str, int]:
+    return operation_name(work), work.bytes if work.operation in _SAME_SIZE else 0
+
+
+def _missing(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missing | None:
+    known = {number: _blockers(ranks, number, work) for number, work in waits.items()}
+    blockers = {number: found for number, found in known.items() if found is not None}
+    roots = Counter(one for found in blockers.values() for one in found if one not in waits)
+    if roots:
+        waiting = [number for number, found in blockers.items() if found & roots.keys()]
+        # Of several collectives that of most ranks: others wait for these.
+        of = Counter((waits[number].group, waits[number].position) for number in waiting)
+        key = max(of, key=lambda each: (of[each], -each[1]))
+        first = next(number for number in waiting if (waits[number].group, waits[number].position) == key)
+        missing = tuple(sorted(blockers[first] & roots.keys()))
+        return _Missing(waits[first], tuple(sorted(waits)), missing, Hung.NOT_ENTERED)
+    if cycle := _cycle(blockers):
+        return _Missing(waits[cycle[0]], tuple(sorted(waits)), tuple(cycle), Hung.CROSSWISE)
+    whole = [number for number, found in blockers.items() if not found]
+    if whole and len(whole) == waits[whole[0]].group_size and len({waits[number].group for number in whole}) == 1:
+        return _Missing(waits[whole[0]], tuple(sorted(whole)), (), Hung.NOT_ENDING)
+    return None
+
+
+def _cycle(blockers: Mapping[int, set[int]]) -> list[int]:
+    """Ranks each of which waits for the next one, and the last for the first; empty: there are none."""
+    for start in sorted(blockers):
+        path, at = [start], start
+        while nexts := sorted(blockers.get(at, ())):
+            at = nexts[0]
+            if at in path:
+                return path[path.index(at) :]
+            path.append(at)
+    return []
+
+
+def _culprit(
+    ranks: Mapping[int, RankNow], missing: Iterable[int], since_ns: int, longest_ns: int
+) -> tuple[int, Hung, int]:
+    """Which of them is to be named, what is wrong with it, and from when on it is told."""
+    long_ns = 3 * longest_ns
+    found = []
+    for number in missing:
+        one = ranks[number]
+        still_ns = max(since_ns, one.progress_ns)
+        if one.gone:
+            found.append((0, since_ns + SURE_NS, number, Hung.GONE))
+        elif one.silent_ns:
+            found.append((2, max(since_ns, one.silent_ns) + SILENT_NS, number, Hung.HOST_SILENT))
+        elif one.state is ProcessState.STOPPED:
+            found.append((1, since_ns + SURE_NS, number, Hung.NOT_ENTERED))
+        elif not one.quiet or one.state in (ProcessState.RUNS, ProcessState.UNKNOWN) or not one.progress_ns:
+            found.append((9, since_ns + max(PATIENCE_NS, long_ns), number, Hung.NOT_ENTERED))
+        elif one.state is ProcessState.DISK:
+            found.append((4, still_ns + max(DISK_NS, long_ns), number, Hung.NOT_ENTERED))
+        else:
+            found.append((3, still_ns + max(SURE_NS, longest_ns * 3 // 2), number, Hung.NOT_ENTERED))
+    sure, due_ns, number, what = min(found)
+    if sure > 1:  # it may wait for another one that gets on, in a way that is not seen
+        due_ns = max(each[1] for each in found)
+    return number, what, due_ns
+
+
+# --- in words
+
+
+def operation_name(work: Work) -> str:
+    return _NAMES[work.operation] if 0 <= work.operation < len(_NAMES) else "collective"
+
+
+def _hash(name: str) -> int:
+    """As bpf/cxx.h has it."""
+    data, found = name.encode().ljust(8 * _HASHED_WORDS, b"\0"), _HASH_SEED
+    for at in range(0, len(data), 8):
+        found = (found ^ int.from_bytes(data[at : at + 8], "little")) * _HASH_PRIME % (1 << 64)
+    return found % (1 << 62)
+
+
+_GROUP_NUMBERS: dict[int, int] = {}
+
+
+def _group_name(work: Work, size: int) -> str:
+    """What PyTorch calls it, if that is a number; empty: it is the first one, of all ranks."""
+    if not _GROUP_NUMBERS:
+        _GROUP_NUMBERS.update((_hash(str(number)), number) for number in range(_NUMBERED))
+    number = _GROUP_NUMBERS.get(work.group)
+    if work.group in (UNNAMED, HOROVOD) or (number == 0 and work.group_size == size):
+        return ""
+    return f"group {number}" if number is not None else f"a group of {work.group_size}"
+
+
+_FOR = {
+    WaitsFor.THREAD: "it waits for another thread",
+    WaitsFor.TIME: "it sleeps",
+    WaitsFor.EVENT: "it waits for events",
+    WaitsFor.PIPE: "it waits for a pipe",
+    WaitsFor.CHILD: "it waits for a child process",
+    WaitsFor.SOCKET: "it waits for a socket",
+    WaitsFor.LOCK: "it waits for a lock",
+    WaitsFor.STORAGE: "it waits for storage",
+    WaitsFor.UNKNOWN: "it sleeps",
+}
+
+
+def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: int) -> str:
+    one = ranks.get(culprit)
+    if found.what is Hung.NOT_ENDING:
+        return "nothing is transferred"
+    if one is None:
+        return ""
+    if found.what is Hung.OTHER_CALL:
+        mine = _first_open(one, found.work.group)
+        if mine is None:
+            return ""
+        if operation_name(mine) == operation_name(found.work):
+            return f"it has called it with {mine.bytes:,} bytes, the others with {found.work.bytes:,}"
+        return f"it has called {operation_name(mine)}"
+    if found.what is Hung.CROSSWISE:
+        return "they wait for each other"
+    if one.gone:
+        return "its process has ended"
+    if one.silent_ns:
+        return f"nothing is heard of {one.host} for {format_duration(max(0, now_ns - one.silent_ns))}"
+    if one.state is ProcessState.STOPPED:
+        return "it is stopped by a signal or a debugger"
+    if one.state is ProcessState.DISK:
+        return "it is in disk I/O"
+    if not one.quiet:
+        return "it calls something else"
+    if one.state is ProcessState.RUNS or now_ns - one.progress_ns < PATIENCE_NS // 4:
+        return "it computes"
+    return _FOR[one.waits_for]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:_MOST_NAMED])
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def line(hang: Hang, moment: Callable[[int], str]) -> str:
+    """moment: of UTC, in words."""
+    what = hang.collective + (f" {hang.sequence:,}" if hang.sequence >= 0 else "")
+    what += f" of {hang.group}" if hang.group else ""
+    at = f" on {hang.host}" if hang.host else ""
+    who = f"rank {hang.rank}{at}"
+    others = f" (and {_named(hang.missing[1:])})" if len(hang.missing) > 1 else ""
+    whole = {
+        Hung.NOT_ENTERED: f"{who}{others} has not entered {what}",
+        Hung.OTHER_CALL: f"{who}{others} is not in {what}, as the others are",
+        Hung.CROSSWISE: f"{_named(hang.missing)} wait for each other, one in {what}",
+        Hung.GONE: f"{who}{others} is gone and will not enter {what}",
+        Hung.HOST_SILENT: f"{who}{others} has not entered {what}",
+        Hung.STOPPED_IN_IT: f"{who} stands still in {what}",
+        Hung.NOT_ENDING: f"all ranks are in {what}, and it does not end",
+    }[hang.what]
+    count = len(hang.waiting)
+    waits = f"{count} rank{'s' if count > 1 else ''} {'waited' if hang.until_ns else 'wait' + 's' * (count == 1)}"
+    times = (
+        f"from {moment(hang.since_ns)} to {moment(hang.until_ns)}"
+        if hang.until_ns
+        else f"since {moment(hang.since_ns)}"
+    )
+    why = f"; {hang.why}" if hang.why and hang.what is not Hung.CROSSWISE else ""
+    return f"job {hang.job} {'stood' if hang.until_ns else 'stands'} still: {whole}; {waits} {times}{why}"

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank is in the midst of, by the calls of its training library: which collectives it has begun and which of
+them are over, which it waits for, and when it last called anything.
+
+While calls come they are only kept; they are looked through when somebody asks, or when they become many.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.gradient_sizes import gradient_size
+from netmon.records import (
+    LIBRARY_HOROVOD,
+    LIBRARY_REDUCER,
+    STEP,
+    STEP_BEGIN,
+    STEP_GROUP,
+    STEP_GROUP_NAME,
+    STEP_OVER,
+    STEP_WAIT_BEGIN,
+    STEP_WAIT_END,
+    STEP_WORK_WAIT,
+    Table,
+    empty,
+)
+
+QUIET_NS = 1_000_000_000
+"""A rank that has called nothing for so long is quiet."""
+
+UNKNOWN = -1
+UNNAMED, HOROVOD = 1, 2
+"""Groups: the one of all ranks where its name has not been seen, and Horovod's, which has no name."""
+
+OVER, OPEN, WAITED = range(3)
+"""A collective or transfer of a rank: it is over; it is not; a thread waits for it."""
+
+SEND, RECEIVE, ALL_REDUCE = 12, 13, 1
+"""Operations, as c10d::OpType has them."""
+
+_CALL = np.dtype([*STEP.descr, ("position", "<i8"), ("waited", "?")])
+"""position: as of Work; waited: a thread waits for it."""
+
+_GROUP_MASK = (1 << 62) - 1
+_KEPT = np.zeros(256, np.bool_)
+_KEPT[[STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT]] = True
+_MOST_CALLS = 4_096  # before they are looked through
+_MOST_OPEN, _MOST_GROUPS, _MOST_TOLD = 256, 256, 16
+_HEAD = 8  # bytes: a context begins there, or after a pointer to its methods
+
+
+class Work(NamedTuple):
+    """A collective of a group, or a transfer to or from one of its ranks. UNKNOWN: as far as it is not known."""
+
+    group: int  # the same on all ranks of the job
+    group_rank: int
+    group_size: int
+    operation: int
+    sequence: int  # as PyTorch counts it: transfers count, too, but on the two ranks only
+    position: int  # among the group's collectives, the same on all ranks
+    peer: int  # of a transfer: the other rank, of the group
+    bytes: int
+    begun_ns: int
+    state: int  # OVER, OPEN or WAITED
+
+
+class _Group(NamedTuple):
+    name: int
+    rank: int
+    size: int
+
+
+class RankActivity:
+    """Of one process. Feed it all its calls in order of time. Times are mono."""
+
+    def __init__(self) -> None:
+        self.last_ns = 0
+        """The last call; 0: there was none."""
+        self.rested: tuple[int, int] = 0, 0
+        """The last pause of QUIET_NS or more that is over: since when, until when."""
+        self._calls: list[Table] = []  # dtype STEP
+        self._count = 0
+        self._looked = True  # `_calls` are what is left of a look
+        self._groups: dict[int, _Group] = {}  # by address
+        self._making: list[tuple[int, int, int]] = []  # address, rank and size of groups that have no name yet
+        self._last: dict[int, np.void] = {}  # the last collective (of _CALL) that was begun, by address of its group
+        self._transfers: dict[int, int] = {}  # that have been begun, by name of the group; UNKNOWN: of what has none
+        self._open: Table = empty(_CALL)  # works that are not over, oldest first
+        self._horovod_ns = self._reducer_ns = self._begun_ns = 0  # a wait for gradients began; a collective
+        self._whole = True  # no call has been missed
+
+    def add(self, table: Table) -> None:
+        """table: dtype STEP, of this process."""
+        if not len(table):
+            return
+        first_ns, last_ns = int(table["time_ns"][0]), int(table["time_ns"][-1])
+        if self.last_ns and first_ns - self.last_ns >= QUIET_NS:
+            self.rested = self.last_ns, first_ns
+        self.last_ns = max(self.last_ns, last_ns)
+        kind = table["kind"]
+        if (kind >= STEP_GROUP).any():
+            self._look()
+            self._take_groups(table[kind >= STEP_GROUP])
+        kept = table[_KEPT[kind]]
+        if len(kept):
+            self._calls.append(kept)
+            self._count, self._looked = self._count + len(kept), False
+            if self._count > _MOST_CALLS:
+                self._look()
+
+    def forget(self) -> None:
+        """Calls have been missed: of what was begun nobody knows whether it is over."""
+        self._calls, self._count, self._looked, self._whole = [], 0, True, False
+        self._open, self._last = empty(_CALL), {}
+        self._horovod_ns = self._reducer_ns = 0
+
+    def works(self, rank: int, size: int) -> list[Work]:
+        """What is not over, what is waited for first; then the last collective of each group that is.
+
+        rank, size: of the process in its job. What belongs to a group that nobody can know again is left out.
+        """
+        self._look()
+        waited = self._open["waited"] | (self._waits_for_gradients() & (self._open["time_ns"] < self._reducer_ns))
+        states = np.where(waited, WAITED, OPEN).tolist()
+        found = [self._work(row, state, rank, size) for row, state in zip(self._open, states, strict=True)]
+        found.sort(key=lambda work: (work.state != WAITED, work.begun_ns))
+        if since_ns := self._horovod_ns:
+            found.insert(0, Work(HOROVOD, rank, size, ALL_REDUCE, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, since_ns, WAITED))
+        begun = {(work.group, work.begun_ns) for work in found}
+        last = [self._work(row, OVER, rank, size) for row in self._last.values()]
+        last.sort(key=lambda work: -work.begun_ns)
+        found = found[:_MOST_TOLD] + [one for one in last if (one.group, one.begun_ns) not in begun][:_MOST_TOLD]
+        return [work for work in found if work.group != UNKNOWN]
+
+    def groups(self, rank: int, size: int) -> set[int]:
+        """Those in which it has called something."""
+        self._look()
+        return {self._identity(address, row, rank, size).name for address, row in self._last.items()} - {UNKNOWN}
+
+    def _waits_for_gradients(self) -> bool:
+        """Whether DDP waits for all that has been begun."""
+        return self._reducer_ns > self._begun_ns
+
+    def _take_groups(self, table: Table) -> None:
+        for kind, name, rank, size in table[["kind", "name_hash", "group_rank", "group_size"]].tolist():
+            if kind == STEP_GROUP:
+                self._making.append((name, rank, size))
+            elif kind == STEP_GROUP_NAME:
+                for address, group_rank, group_size in self._making:
+                    group = _Group(name & _GROUP_MASK, group_rank, group_size)
+                    for at in (address, address + _HEAD):
+                        self._groups.pop(at, None)
+                        self._groups[at] = group
+                        self._last.pop(at, None)
+                self._transfers[name & _GROUP_MASK] = 0
+                self._making = []
+        self._making = self._making[-_MOST_GROUPS:]
+        for address in list(self._groups)[: max(0, len(self._groups) - 4 * _MOST_GROUPS)]:
+            del self._groups[address]
+
+    def _look(self) -> None:
+        """Takes in the calls that have been kept."""
+        if self._looked:
+            return
+        calls = np.zeros(len(self._open) + sum(map(len, self._calls)), _CALL)
+        first = len(self._open)  # of those that are new
+        calls[:first] = self._open
+        calls[list(STEP.names or ())][first:] = np.concatenate(self._calls)
+        self._calls, self._count, self._looked = [], 0, True
+        self._take_waits(calls[first:])
+        self._take_begun(calls[first:])
+        some = np.flatnonzero(calls["work"] != 0)
+        kind, place = calls["kind"][some], np.unique(calls["work"][some], return_inverse=True)[1]
+        ends = (kind == STEP_OVER) | (kind == STEP_WAIT_END)
+        waits = (kind == STEP_WAIT_BEGIN) | (kind == STEP_WORK_WAIT) | calls["waited"][some]
+        begun, over, wait = (_last_of(place, which) for which in (kind == STEP_BEGIN, ends, waits))
+        rows = np.sort(begun[(begun >= 0) & (over < begun)])[-_MOST_OPEN:]
+        self._open = calls[some[rows]]
+        self._open["waited"] = wait[place[rows]] >= rows
+
+    def _take_waits(self, calls: Table) -> None:
+        """Waits for gradients, whichever these are."""
+        kind, library = calls["kind"], calls["library"]
+        for_some = calls["work"] == 0
+        horovod = np.flatnonzero(for_some & (library == LIBRARY_HOROVOD))
+        if len(horovod):
+            last = calls[horovod[-1]]
+            self._horovod_ns = int(last["time_ns"]) if last["kind"] == STEP_WAIT_BEGIN else 0
+        reducer = np.flatnonzero(for_some & (library == LIBRARY_REDUCER) & (kind == STEP_WAIT_BEGIN))
+        if len(reducer):
+            self._reducer_ns = int(calls["time_ns"][reducer[-1]])
+
+    def _take_begun(self, calls: Table) -> None:
+        """Gives collectives their positions."""
+        rows = np.flatnonzero(calls["kind"] == STEP_BEGIN)
+        if not len(rows):
+            return
+        begun = calls[rows]
+        self._begun_ns = int(begun["time_ns"][-1])
+        two = np.isin(begun["tensors"], (SEND, RECEIVE))
+        addresses, of = np.unique(begun["name_hash"], return_inverse=True)
+        names = [self._groups[at].name if at in self._groups else UNKNOWN for at in addresses.tolist()]
+        for name in set(names):
+            own = np.flatnonzero(np.isin(of, [at for at, one in enumerate(names) if one == name]))
+            before = self._transfers.get(name, 0) + np.cumsum(two[own])
+            begun["position"][own] = begun["sequence"][own] - before
+            self._transfers[name] = int(before[-1])
+        calls["position"][rows] = begun["position"]
+        collectives = begun[~two]
+        address, last = np.unique(collectives["name_hash"][::-1], return_index=True)
+        for at, row in zip(address.tolist(), (len(collectives) - 1 - last).tolist(), strict=True):
+            self._last.pop(at, None)
+            self._last[at] = collectives[row].copy()
+        for at in list(self._last)[: max(0, len(self._last) - _MOST_GROUPS)]:
+            del self._last[at]
+
+    def _identity(self, address: int, row: np.void, rank: int, size: int) -> _Group:
+        known = self._groups.get(address)
+        if known:
+            return known
+        two = row["tensors"] in (SEND, RECEIVE)
+        if two or row["group_size"] == size:
+            return _Group(UNNAMED, rank if two else int(row["group_rank"]), size)
+        return _Group(UNKNOWN, UNKNOWN, UNKNOWN)
+
+    def _work(self, row: np.void, state: int, rank: int, size: int) -> Work:
+        group = self._identity(int(row["name_hash"]), row, rank, size)
+        operation, sequence = int(row["tensors"]), int(row["sequence"])
+        begun_ns = int(row["time_ns"])
+        own_bytes = gradient_size(int(row["size"])).bytes or UNKNOWN
+        if operation in (SEND, RECEIVE):
+            peer = sequence if sequence < group.size else UNKNOWN
+            return Work(*group, operation, UNKNOWN, UNKNOWN, peer, own_bytes, begun_ns, state)
+        known = self._whole and not (group.name == UNNAMED and self._transfers.get(UNKNOWN))
+        position = int(row["position"]) if known else UNKNOWN
+        return Work(*group, operation, sequence, position, UNKNOWN, own_bytes, begun_ns, state)
+
+
+def _last_of(place: npt.NDArray[np.intp], which: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """Of each place the last row that is of it and of these; −1: there is none."""
+    last = np.full(int(place.max(initial=-1)) + 1, -1, np.intp)
+    rows = np.flatnonzero(which)
+    np.maximum.at(last, place[rows], rows)
+    return last

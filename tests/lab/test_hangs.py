@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real PyTorch on Gloo that stands still: who is told of, in what, and how soon; and of whom nobody is told."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from waiting import wait_for
+
+from netmon.history.hangs import read_hangs
+from netmon.lab.monitor import Monitor
+from netmon.lab.network import INTERFACE, Network, network
+from netmon.lab.process import Process
+from netmon.lab.spec import RunSpec
+from netmon.lab.training import horovod_python
+from netmon.views import Hang, Hung, Selection
+from netmon.wire.watch import watch_once
+
+pytestmark = pytest.mark.kernel
+
+RANKS, STEP = 3, 40
+SCRIPT = Path(__file__).with_name("hanging.py")
+SOON_NS = 6_000_000_000  # and what a busy machine takes
+
+
+class Watched(NamedTuple):
+    testbed: Network
+    monitor: Monitor
+    folder: Path
+    data: Path
+
+
+@pytest.fixture(scope="module")
+def watched(lab_folder: Path) -> Iterator[Watched]:
+    folder = lab_folder / "hangs"
+    (folder / "log").mkdir(parents=True)
+    data = folder / "data"
+    spec = RunSpec(data, hosts=RANKS, ring=tuple(range(RANKS)), cross=(), cross_load=0)
+    with network(RANKS, spec.rate_bps) as testbed, Monitor(spec, testbed, folder / "log") as monitor:
+        yield Watched(testbed, monitor, folder, data)
+        monitor.end_in_order()
+
+
+@contextmanager
+def training(watched: Watched, what: str, rank: int, port: int) -> Iterator[list[Process]]:
+    """All ranks, when the one that does it has said so."""
+    hosts, python = watched.testbed.hosts, horovod_python()
+    common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(port)}
+    common |= {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "NETMON_JOB": what}
+    command = [python, str(SCRIPT), what, str(rank), str(STEP)]
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                Process(
+                    *(f"{what}-{number}", command, watched.folder / "log"),
+                    host=host,
+                    environment=common | {"RANK": str(number), "LOCAL_RANK": "0"},
+                )
+            )
+            for number, host in enumerate(hosts)
+        ]
+        stack.callback(kill, ranks)
+        ranks[rank].wait_output(rf"{what} (\d+)", 120)
+        yield ranks
+
+
+def kill(ranks: list[Process]) -> None:
+    """Stopped ones, too."""
+    for rank in ranks:
+        if rank.status() is None:
+            os.kill(rank.pid, signal.SIGKILL)
+
+
+def told(watched: Watched, job: str) -> Callable[[], Hang | None]:
+    def look() -> Hang | None:
+        snapshot = watch_once(watched.monitor.address, Selection())
+        return next((hang for one in snapshot.jobs if one.job == job for hang in one.hangs if not hang.until_ns), None)
+
+    return look
+
+
+def awaited(watched: Watched, job: str) -> Hang:
+    found: list[Hang] = []
+
+    def there() -> bool:
+        found.extend(hang for hang in [told(watched, job)()] if hang)
+        return bool(found)
+
+    wait_for(there, seconds=30)
+    return found[-1]
+
+
+def begun_ns(rank: Process, what: str) -> int:
+    return int(rank.wait_output(rf"{what} (\d+)", 1)[1])
+
+
+def test_a_rank_that_sleeps_before_a_collective(watched: Watched) -> None:
+    with training(watched, "sleep", 1, 29501) as ranks:
+        hang = awaited(watched, "sleep")
+        assert (hang.what, hang.rank, hang.host) == (Hung.NOT_ENTERED, 1, watched.testbed.hosts[1].name)
+        assert (hang.collective, hang.sequence, hang.waiting, hang.missing) == ("all-reduce", STEP + 1, (0, 2), (1,))
+        assert hang.told_ns - begun_ns(ranks[1], "sleep") < SOON_NS
+    wait_for(lambda: told(watched, "sleep")() is None, seconds=30)
+
+
+def test_a_rank_that_is_stopped_and_goes_on(watched: Watched) -> None:
+    with training(watched, "stop", 2, 29502) as ranks:
+        os.kill(ranks[2].pid, signal.SIGSTOP)
+        stopped_ns = time.time_ns()
+        hang = awaited(watched, "stop")
+        assert (hang.what, hang.rank, hang.waiting) == (Hung.NOT_ENTERED, 2, (0, 1))
+        assert "stopped" in hang.why
+        assert hang.told_ns - stopped_ns < SOON_NS
+        os.kill(ranks[2].pid, signal.SIGCONT)
+        wait_for(lambda: told(watched, "stop")() is None, seconds=30)
+        for rank in ranks:
+            rank.wait_output("done", 60)
+
+
+def test_a_rank_that_calls_another_collective(watched: Watched) -> None:
+    with training(watched, "other", 0, 29503) as ranks:
+        hang = awaited(watched, "other")
+        assert (hang.what, hang.rank) == (Hung.OTHER_CALL, 0)
+        assert (hang.collective, hang.sequence, hang.why) == ("all-reduce", STEP + 1, "it has called all-gather")
+        assert hang.told_ns - begun_ns(ranks[0], "other") < SOON_NS
+
+
+def test_a_rank_that_ends(watched: Watched) -> None:
+    """The others find out by themselves, and end, too; if they do not, they are told of it."""
+    with training(watched, "end", 1, 29504):
+        time.sleep(8)
+        hang = told(watched, "end")()
+        assert hang is None or (hang.what, hang.rank) == (Hung.GONE, 1)
+
+
+def test_of_a_rank_that_computes_for_twelve_seconds_nobody_is_told(watched: Watched) -> None:
+    with training(watched, "busy", 0, 29505) as ranks:
+        for rank in ranks:
+            rank.wait_output("done", 90)
+    assert not [
+        hang for hang in watch_once(watched.monitor.address, Selection()).jobs if hang.job == "busy" and hang.hangs
+    ]
+
+
+def test_the_dataset_has_them(watched: Watched) -> None:
+    wait_for(lambda: {hang.job for hang in read_hangs(watched.data)} >= {"sleep", "stop", "other"}, seconds=30)
+    stop = next(hang for hang in read_hangs(watched.data, "stop"))
+    assert stop.since_ns < stop.told_ns < stop.until_ns
