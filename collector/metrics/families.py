@@ -17,8 +17,10 @@ from collector.flushing import DELAY_BOUNDS_S, Delays
 from collector.metrics.job_counts import BOUNDS_S, LOST, JobCounts
 from collector.view.frozen import Frozen
 from netmon.dl.grouped import starts
+from netmon.dl.hangs import line
 from netmon.records import CLASS_NAMES, Direction
 from netmon.telemetry.endpoint import Condition, Endpoint, Used, counter, gauge, own_families
+from netmon.units import format_utc
 from netmon.views import Cause
 from netmon.wire.identity import Role
 from netmon.wire.security import Security
@@ -145,6 +147,17 @@ def _jobs(seen: Seen) -> Iterator[Metric]:
     yield gauge("netmon_job_ranks", "Ranks of the job", ("job",), ranks)
     shared = (((fact.job,), fact.shared) for fact in shown)
     yield gauge("netmon_job_shared_ranks", "Ranks whose node was DL-shared in their last iteration", ("job",), shared)
+    now_ns = seen.frozen.time_ns
+    hung = (
+        (
+            (fact.job, hang.what.name.lower(), str(hang.rank), hang.host, hang.collective, line(hang, format_utc)),
+            (now_ns - hang.since_ns) / 1e9,
+        )
+        for fact in seen.frozen.jobs
+        if (hang := fact.hang)
+    )
+    help_ = "For how long the job has stood still; none while it goes on"
+    yield gauge("netmon_job_hung_seconds", help_, ("job", "what", "rank", "host", "collective", "line"), hung)
     histogram = HistogramMetricFamily("netmon_iteration_seconds", "Iterations of ranks", labels=["job"])
     for name, job in seen.jobs.items():
         histogram.add_metric([name], _buckets(job), job.seconds)

@@ -133,6 +133,7 @@ class JobFacts(NamedTuple):
     stopped: tuple[str, ...]  # a line about each rank that has stopped while the others went on
     name: str  # what people call it
     unclear: bool = False  # its steps are not understood
+    hang: Hang | None = None  # that goes on
 
 
 @dataclass
@@ -335,7 +336,7 @@ class Jobs:
         if job is None:
             job = self._jobs[name] = _Job(name=name, unclear=True, last_step_s=time.monotonic())
             self._renamed = True
-        job.hangs, job.view = hangs, None
+        job.hangs, job.view, job.facts = hangs, None, None
 
     def sharing(self, lines: Mapping[str, tuple[str, ...]]) -> None:
         """What is to be said of jobs that share links; of the others nothing."""
@@ -382,6 +383,7 @@ class Jobs:
             ),
             name=job.name,
             unclear=job.unclear,
+            hang=next((one for one in job.hangs if not one.until_ns), None),
         )
         return job.facts
 

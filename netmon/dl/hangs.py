@@ -50,11 +50,17 @@ class RankNow:
     since_ns: int = 0  # its last call
     state: ProcessState = ProcessState.UNKNOWN
     waits_for: WaitsFor = WaitsFor.UNKNOWN
-    progress_ns: int = 0  # it was last seen to get on
+    progress_ns: int = 0  # it was last seen to get on; 0: nobody knows yet
     works: Sequence[Work] = ()  # begun_ns in UTC
     left: bool = False
     silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
     heard_ns: int = 0  # this is known of it
+
+    @property
+    def gets_on(self) -> bool:
+        """By what was heard of it last."""
+        seen = self.progress_ns >= self.heard_ns or self.state in (ProcessState.RUNS, ProcessState.UNKNOWN)
+        return not self.quiet or seen
 
     @property
     def gone(self) -> bool:
@@ -270,7 +276,7 @@ def _culprit(
             found.append((2, max(since_ns, one.silent_ns) + SILENT_NS, number, Hung.HOST_SILENT))
         elif one.state is ProcessState.STOPPED:
             found.append((1, since_ns + SURE_NS, number, Hung.NOT_ENTERED))
-        elif not one.quiet or one.state in (ProcessState.RUNS, ProcessState.UNKNOWN) or not one.progress_ns:
+        elif one.gets_on or not one.progress_ns:
             found.append((9, since_ns + max(PATIENCE_NS, long_ns), number, Hung.NOT_ENTERED))
         elif one.state is ProcessState.DISK:
             found.append((4, still_ns + max(DISK_NS, long_ns), number, Hung.NOT_ENTERED))
@@ -348,7 +354,7 @@ def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: in
         return "it is in disk I/O"
     if not one.quiet:
         return "it calls something else"
-    if one.state is ProcessState.RUNS or now_ns - one.progress_ns < PATIENCE_NS // 4:
+    if one.gets_on:
         return "it computes"
     return _FOR[one.waits_for]
 

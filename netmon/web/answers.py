@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.hangs import line as hang_line
 from netmon.dl.verdict.baseline import MOST, Durations, usual
 from netmon.dl.verdict.incidents import Incidents, line, remedy, who
 from netmon.views import NETWORK, Cause, Incident, Verdict
@@ -89,6 +90,7 @@ class Answers:
         rows.sort(key=lambda row: (row["incident"] is None, not row["ongoing"], -row["lost_ns"]))
         slow = sum(row["ongoing"] for row in rows)
         self._jobs = {"jobs": rows[:_MOST_JOBS], "all": len(rows), "slow": slow, "incidents": self._version}
+        self._jobs["hangs"] = [_pieces(hang_line(hang, _marked)) for hang in state.hangs[:_MOST_JOBS]]
 
     def _row(self, name: str, step: _Step, found: Sequence[Incident], now_ns: int) -> dict[str, Any]:
         """now_ns: 0 where nothing goes on."""
@@ -246,6 +248,15 @@ def _plain(text: str) -> str:
     return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
 
 
+def _marked(utc_ns: int) -> str:
+    return f"{_MARK}{utc_ns // _S * _S}{_MARK}"
+
+
+def _pieces(text: str) -> list[str]:
+    """Every second one is a time."""
+    return [_plain(piece) for piece in text.split(_MARK)]
+
+
 def _document(incident: Incident) -> dict[str, Any]:
     one = replace(
         incident,
@@ -260,7 +271,7 @@ def _document(incident: Incident) -> dict[str, Any]:
         "job": one.job,
         "since_ns": str(one.since_ns),
         "until_ns": str(one.until_ns),
-        "line": line(one, lambda ns: f"{_MARK}{ns // _S * _S}{_MARK}").split(_MARK),  # every second one is a time
+        "line": _pieces(line(one, _marked)),
         "who": who(one),
         "do": remedy(one),
         "cause": one.cause.name.lower(),

@@ -470,6 +470,12 @@ class Live:
             verdicts=self._history.verdict_count,
             trouble=self._trouble,
             warnings=seen.warnings if seen else (),
+            hangs=tuple(
+                replace(hang, job=job.name or job.job)
+                for job in (seen.jobs if seen else ())
+                for hang in job.hangs
+                if not hang.until_ns
+            ),
         )
 
     def catalogue(self) -> Catalogue:

@@ -9,7 +9,7 @@ import numpy as np
 
 from netmon.past import Rows
 from netmon.records import COUNTS
-from netmon.views import RankTimes, Verdict
+from netmon.views import Hang, RankTimes, Verdict
 from netmon.web.grid import SERIES, Floats
 from netmon.web.steps import Lanes
 
@@ -89,6 +89,7 @@ class State:
     trouble: str = ""  # empty: there is none
     reading: float = 1.0  # how much of what there is has been read
     warnings: tuple[str, ...] = field(default=())
+    hangs: tuple[Hang, ...] = ()  # that go on, of jobs called what people call them
 
 
 def nearest(verdicts: Iterable[Verdict], job: str, iteration: int, end_ns: int) -> Verdict | None:

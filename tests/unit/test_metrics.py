@@ -242,7 +242,7 @@ def test_rules_and_dashboard_ask_for_what_is_there(scraped: int, tmp_path: Path)
     there = {
         sample.name for family in text_string_to_metric_families(get(scraped, "/metrics")) for sample in family.samples
     } | {"netmon_exposed_communication_seconds_total", "netmon_exposed_communication_iterations_total"}
-    there |= {"netmon_bus_batches", "netmon_lost_seconds_total"} | {
+    there |= {"netmon_bus_batches", "netmon_lost_seconds_total", "netmon_job_hung_seconds"} | {
         sample.name for family in text_string_to_metric_families(agents_own(tmp_path)) for sample in family.samples
     }
     rules = (PACKAGING / "prometheus/netmon.rules.yml").read_text()

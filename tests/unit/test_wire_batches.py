@@ -142,7 +142,8 @@ def table_of(dtype: np.dtype, rows: list[tuple[int, ...]]) -> Table:
     """Rows of evidence of flow 7 and the third word's job, in a time that the batch may tell of."""
     table = np.full(len(rows), UNKNOWN, dtype)
     table[:] = rows
-    for name, value in (("start_ns", 500), ("end_ns", 900), ("flow_id", 7), ("application_limited", 1), ("job", 2)):
+    known = {"start_ns": 500, "end_ns": 900, "flow_id": 7, "application_limited": 1, "job": 2}
+    for name, value in (known | {"quiet": 1, "state": 2, "waits_for": 3, "pending": 2}).items():
         if name in (dtype.names or ()):
             table[name] = value
     return table
@@ -278,7 +279,7 @@ BROKEN_BATCHES: dict[str, Break] = {
     "batch.warnings is out": lambda m: setattr(m.cost, "warnings", -1),
     "AgentCost.cpu_fraction is nan": lambda m: setattr(m.cost, "cpu_fraction", float("nan")),
     "iterations are 32769 rows, more than 32768": lambda m: m.tables.rows.__setitem__(2, 32769),
-    "Tables.rows are of 10 tables, there are 9": lambda m: m.tables.rows.append(1),
+    "Tables.rows are of 11 tables, there are 10": lambda m: m.tables.rows.append(1),
     "Tables.columns has 0 bytes or more where its rows need": lambda m: (
         m.tables.ClearField("deflated") or m.tables.ClearField("columns")
     ),
@@ -412,8 +413,8 @@ def evidence_of(dtype: np.dtype) -> st.SearchStrategy[Table]:
 
 
 @given(*map(evidence_of, EVIDENCE.values()))
-def test_evidence_arrives_as_it_was_sent(transport: Table, host: Table) -> None:
-    sent = {"transport": transport, "host": host}
+def test_evidence_arrives_as_it_was_sent(transport: Table, host: Table, waits: Table) -> None:
+    sent = {"transport": transport, "host": host, "waits": waits}
     batch = replace(a_batch(), evidence=sent)
     message = netmon_pb2.Batch.FromString(encode_batch(batch).SerializeToString())
     assert same(decode_batch(message), batch)

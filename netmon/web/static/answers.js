@@ -26,7 +26,9 @@ export function strip(node, told, incidents, open) {
     : told.all === 0 ? "no job has trained yet"
     : told.all === 1 ? `${told.jobs[0].name} is well: ${pace(told.jobs[0])}`
     : `all ${told.all.toLocaleString("en")} jobs are well`;
-  if (text) shown.push(element("p", { class: told.all ? "well" : "note" }, told.all ? `✓ ${text}` : text));
+  const still = (told.hangs ?? []).map((line) => element("p", { class: "answer now", role: "alert" }, element("b", {}, inWords(line))));
+  shown.unshift(...still);
+  if (text && !still.length) shown.push(element("p", { class: told.all ? "well" : "note" }, told.all ? `✓ ${text}` : text));
   const key = shown.map((one) => one.textContent + one.className).join("\n");
   if (node.dataset.shown === key) return; // what has the focus keeps it
   node.dataset.shown = key;

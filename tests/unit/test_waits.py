@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When an agent tells of a rank that is quiet, and what; and what a process is doing, as /proc shows it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from test_rank_activity import SIZE, begin, call, named
+
+from netmon.agent.waits import Active, Waits
+from netmon.dl.rank_activity import RankActivity
+from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
+from netmon.kernel.process_state import Look, look
+from netmon.marks import RankIdentity
+from netmon.records import STEP_WAIT_BEGIN, STEP_WAIT_END
+
+S = 1_000_000_000
+ME = RankIdentity("job", 1, SIZE)
+
+
+def test_a_rank_that_is_quiet_is_told_of_seldom_and_once_when_it_goes_on() -> None:
+    looks = iter(range(1, 100))
+    waits = Waits(lambda _: Look(ProcessState.SLEEPS, WaitsFor.SOCKET, 10 * next(looks), UNKNOWN))
+    activity, jobs = RankActivity(), dict[str, int]()
+    for one in (named(S), begin(7, 2 * S, 1), call(STEP_WAIT_BEGIN, 2 * S, work=7)):
+        activity.add(one)
+
+    def due(second: float) -> list[tuple[int, ...]]:
+        table = waits.due([Active(5, ME, activity)], int(second * S), jobs)
+        return table[["rank", "quiet", "cpu_ns", "age_ns", "pending"]].tolist()
+
+    assert due(2.1) == [(1, 0, UNKNOWN, 0, 2)]  # it has called something in a group
+    assert due(2.5) == []
+    told = {tenth / 10: rows for tenth in range(26, 260) if (rows := due(tenth / 10))}
+    assert list(told) == [3.0, 4.0, 5.0, 7.0, 10.0, 18.0]
+    assert told[3.0] == [(1, 1, UNKNOWN, S, 2)]
+    assert told[18.0] == [(1, 1, 10, 16 * S, 2)]
+    assert jobs == {"job": 0}
+    activity.add(call(STEP_WAIT_END, 27 * S, work=7))
+    assert due(27.1) == [(1, 0, UNKNOWN, 25 * S, 2)]
+    assert due(27.2) == []
+
+
+def test_nothing_is_told_or_looked_at_while_a_rank_gets_on() -> None:
+    def never(_: int) -> Look:
+        raise AssertionError
+
+    waits, activity = Waits(never), RankActivity()
+    activity.add(named(S))
+    for tenth in range(11, 100):
+        activity.add(begin(7, tenth * S // 10, tenth))
+        activity.add(call(STEP_WAIT_END, tenth * S // 10 + 1, work=7))
+        rows = waits.due([Active(5, ME, activity)], tenth * S // 10 + 2, {})
+        assert len(rows) == (tenth == 11)
+
+
+def test_a_process_as_proc_shows_it() -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while (now := look(process.pid)).cpu_ns < S // 2:  # its child's
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert now.state is ProcessState.SLEEPS
+            os.kill(process.pid, signal.SIGSTOP)
+            while look(process.pid).state is not ProcessState.STOPPED:
+                assert time.monotonic() < deadline
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert look(process.pid).state is ProcessState.GONE
