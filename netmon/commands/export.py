@@ -38,7 +38,10 @@ EXAMPLES = """\
 _SIMULATION = ("chakra", "ns3", "htsim", "pcap", "generator")
 """Formats that netmon.simulation writes."""
 
-_TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "incidents", "full")
+_TABLES = (
+    *("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "waits"),
+    *("verdicts", "incidents", "hangs", "full"),
+)
 _ROWS_AT_ONCE = 1 << 19
 _SUFFIXES = (".parquet", ".csv", ".feather")
 

@@ -389,4 +389,4 @@ def line(hang: Hang, moment: Callable[[int], str]) -> str:
         else f"since {moment(hang.since_ns)}"
     )
     why = f"; {hang.why}" if hang.why and hang.what is not Hung.CROSSWISE else ""
-    return f"job {hang.job} {'stood' if hang.until_ns else 'stands'} still: {whole}; {waits} {times}{why}"
+    return f"{hang.job} {'stood' if hang.until_ns else 'stands'} still: {whole}; {waits} {times}{why}"

@@ -58,11 +58,10 @@ def test_a_rank_that_sleeps_and_has_not_entered() -> None:
         *((3,), (0, 1, 2)),
     )
     assert line(hang, lambda ns: f"{ns // S}") == (
-        "job a stands still: rank 3 on h3 has not entered all-reduce 8 of a group of 4; "
-        "3 ranks wait since 1000; it sleeps"
+        "a stands still: rank 3 on h3 has not entered all-reduce 8 of a group of 4; 3 ranks wait since 1000; it sleeps"
     )
     over = line(replace(hang, until_ns=T0 + 9 * S), lambda ns: f"{ns // S}")
-    assert over.startswith("job a stood still: ")
+    assert over.startswith("a stood still: ")
     assert "3 ranks waited from 1000 to 1009" in over
 
 

@@ -26,7 +26,7 @@ from netmon.top.options import arrange
 from netmon.top.rows import StableOrder
 from netmon.top.steps import VERDICTS as VERDICTS_KIND
 from netmon.top.widgets import RowTable
-from netmon.views import Incident
+from netmon.views import Hang, Hung, Incident
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 ANSWERS = {
@@ -181,6 +181,31 @@ def test_what_is_said_where_nothing_goes_on() -> None:
     assert said(replace(over, ongoing=True)) == ""
     assert said(last_ns=600_000_000) == "mine's last step took 600 ms, usually 312 ms; not judged yet"
     assert "enough steps" in said(durations_ns=np.array([312]), usual_ns=0)
+
+
+HANG = Hang(
+    *("resnet", NOW_NS - 60_000_000_000, 0, NOW_NS, Hung.NOT_ENTERED, "all-gather", 4812, "group 2", 3, "h7"),
+    *("it is in disk I/O", (3,), tuple(range(3)) + tuple(range(4, 8))),
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_job_that_stands_still_is_the_first_line(size: tuple[int, int]) -> None:
+    snapshot = scene("late")
+    job = snapshot.jobs[0]
+    hung = replace(snapshot, jobs=(replace(job, hangs=(replace(HANG, job=job.job),)), *snapshot.jobs[1:]))
+    words = "stands still: rank 3 on h7 has not entered all-gather 4,812 of group 2; 7 ranks wait since 10:1"
+
+    async def look(seen: Seen) -> None:
+        text = await seen.until("JOBS", "stands still")
+        assert words in " ".join(" ".join(text.splitlines()[:5]).split())
+
+    run(look, Source(hung), size=size)
+    top = " ".join(drawn(arrange(hung), PLAIN, 100, 100).split())
+    assert words in top
+    assert top.index(words) < top.index("slower since")
+    over = replace(hung, jobs=(replace(job, hangs=(replace(HANG, until_ns=NOW_NS),)),))
+    assert "still" not in drawn(arrange(over), PLAIN, 100, 100)
 
 
 def test_an_incident_of_another_day_has_its_date() -> None:

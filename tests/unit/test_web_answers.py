@@ -13,7 +13,7 @@ from synthetic_source import BEGIN_NS, MS, Synthetic
 
 from netmon.dl.verdict.baseline import of_durations, usual, usual_of_last
 from netmon.dl.verdict.incidents import step_parts
-from netmon.views import Cause
+from netmon.views import Cause, Hang, Hung
 from netmon.web.answers import Answers
 
 
@@ -61,6 +61,15 @@ def test_an_incident_goes_on_only_where_the_job_does() -> None:
     assert Answers(source).jobs()["jobs"][0]["ongoing"]
     source.end_ns += 60_000 * MS
     assert Answers(source).jobs()["jobs"][0]["silent_ns"] > 0
+
+
+def test_a_job_that_stands_still_is_told_of() -> None:
+    source = Synthetic(8, 60)
+    hang = Hang("a<b>\x07", BEGIN_NS, 0, BEGIN_NS, Hung.GONE, "barrier", 5, "", 1, "h1", "", (1,), (0,))
+    source.hangs = (hang,)
+    [line] = json.loads(json.dumps(Answers(source).jobs()))["hangs"]
+    assert line[0].startswith("a<b>\ufffd stands still: rank 1 on h1 is gone")
+    assert line[1] == str(BEGIN_NS // 10**9 * 10**9)
 
 
 def test_names_with_markup_and_control_signs_are_text() -> None:

@@ -3,6 +3,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,10 +11,10 @@ import pytest
 from dataset_rows import BEGIN_NS, MS, table
 
 from collector.dataset.sink import ParquetSink
-from collector.flushing import verdict_table
+from collector.flushing import hang_table, verdict_table
 from netmon.cli import main
 from netmon.records import Direction
-from netmon.views import Cause, Verdict
+from netmon.views import Cause, Hang, Hung, Verdict
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"
 APART_NS = 60_000 * MS
@@ -72,6 +73,25 @@ def test_programs_get_them_too(data: Path, capsys: pytest.CaptureFixture[str]) -
         1
     ].items()
     assert told["incidents"][1]["cross_ns"] == told["incidents"][1]["lost_ns"] == 102 * MS
+
+
+def test_a_job_that_stood_still_comes_first(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = Hang(
+        *("id", BEGIN_NS, 0, BEGIN_NS + 4_000 * MS, Hung.NOT_ENTERED, "all-reduce", 41, "", 3, "h7", "it sleeps"),
+        *((3,), (0, 1, 2)),
+    )
+    sink = ParquetSink(data)
+    sink.write({"hangs": hang_table([begun])}, {})
+    sink.write({"hangs": hang_table([replace(begun, until_ns=BEGIN_NS + 9_000 * MS)])}, {})
+    sink.close()
+    assert main(["why", "--data", str(data)]) == 0
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("train.py stood still: rank 3 on h7 has not entered all-reduce 41; 3 ranks waited from ")
+    assert first.endswith("; it sleeps")
+    assert "slower" in second
+    assert main(["why", "--data", str(data), "--json"]) == 0
+    [told] = json.loads(capsys.readouterr().out)["hangs"]
+    assert (told["rank"], told["what"], told["until_ns"]) == (3, "not_entered", BEGIN_NS + 9_000 * MS)
 
 
 def test_nothing_wrong_is_said_and_another_job_is_an_error(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

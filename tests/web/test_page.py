@@ -27,6 +27,7 @@ from waiting import free_port, wait_for
 from netmon.agent.recorder import Pulls, Recorder, in_memory
 from netmon.history.stored_rows import StoredRows
 from netmon.records import Batch
+from netmon.views import Hang, Hung
 from netmon.web import carried
 from netmon.web.live import Live
 from netmon.web.stored import Stored
@@ -178,6 +179,21 @@ def test_axe_finds_nothing(browser: Any, cluster: str, scheme: str, width: int) 
         page.wait_for_selector("#figures canvas")
         found += axe.Axe().run(page).response["violations"]
         assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
+
+
+def test_a_job_that_stands_still_is_on_top(browser: Any) -> None:
+    source = Synthetic(24, 300)
+    words = "all-reduce", 41, "", 3, "h7", "it is in disk I/O"
+    source.hangs = (Hang("job-000", source.end_ns, 0, source.end_ns, Hung.NOT_ENTERED, *words, (3,), (0, 1, 2)),)
+    with serving(source) as address, looking(browser, address) as page:
+        page.wait_for_selector("#answers .answer.now")
+        first = page.inner_text("#answers > :first-child")
+        assert first.startswith("job-000 stands still: rank 3 on h7 has not entered all-reduce 41; 3 ranks wait since ")
+        assert first.endswith("; it is in disk I/O")
+        assert "well" not in page.inner_text("#answers")
+        source.hangs = ()
+        page.wait_for_function("() => !document.getElementById('answers').textContent.includes('stands still')")
+        assert page.wrong == []
 
 
 @pytest.mark.parametrize("size", [(1440, 900), (390, 844)])

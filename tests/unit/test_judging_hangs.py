@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a collector makes of the rows of quiet ranks: a hang is shown, stored, and over."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from collector.judging.hangs import Hangs
+from netmon.columnar import Columns
+from netmon.dl.rank_activity import ALL_REDUCE, OVER, UNKNOWN, WAITED
+from netmon.evidence import WAIT, ProcessState, WaitsFor
+from netmon.views import Hang, Hung
+
+S = 1_000_000_000
+SIZE, GROUP = 3, 99
+
+
+class Collector:
+    """Three hosts with a rank each, whose clocks are UTC."""
+
+    def __init__(self) -> None:
+        self.begun_ns = time.time_ns() - 10 * S
+        self.rows: list[Columns] = []
+        self.left: set[int] = set()
+        self.shown: list[tuple[Hang, ...]] = []
+        self.stored: list[Hang] = []
+        self.sessions = {n: self._session(n) for n in range(SIZE)}
+        state = np.zeros(0, [(name, "<i8") for name in ("job", "session", "class", "last_ns")])
+        tables = SimpleNamespace(
+            evidence=SimpleNamespace(take_waits=self._take),
+            flows=SimpleNamespace(jobs=["", "job"], state=state),
+            sessions=SimpleNamespace(utc=lambda session, mono_ns: mono_ns),
+        )
+        self.hangs = Hangs(tables, self.sessions, lambda _, hangs: self.shown.append(hangs), self.stored.append)
+
+    def _session(self, number: int) -> SimpleNamespace:
+        ranks = SimpleNamespace(processes=lambda: [] if number in self.left else [("job", number)])
+        hello = SimpleNamespace(host=f"h{number}")
+        return SimpleNamespace(
+            index=number, hello=hello, window=SimpleNamespace(ranks=ranks), last_batch_s=time.monotonic()
+        )
+
+    def _take(self) -> list[Columns]:
+        rows, self.rows = self.rows, []
+        return rows
+
+    def tell(self, rank: int, second: float, position: int, pending: int, quiet: bool = True, **known: int) -> None:
+        end_ns = self.begun_ns + int(second * S)
+        row = dict.fromkeys(WAIT.names or (), 0) | {
+            **{"session": rank, "job": 1, "rank": rank, "pid": 10 + rank, "size": SIZE, "quiet": int(quiet)},
+            **{"start_ns": self.begun_ns, "end_ns": end_ns, "state": int(ProcessState.SLEEPS)},
+            **{"waits_for": int(WaitsFor.TIME), "cpu_ns": UNKNOWN, "io_bytes": UNKNOWN, "group": GROUP},
+            **{"group_rank": rank, "group_size": SIZE, "operation": ALL_REDUCE, "sequence": position},
+            **{"position": position, "peer": UNKNOWN, "bytes": 4, "age_ns": int(second * S), "pending": pending},
+            **known,
+        }
+        self.rows.append(Columns({name: np.array([value], np.int64) for name, value in row.items()}))
+
+    def tick(self) -> None:
+        self.hangs._looked_ns = 0
+        self.hangs.tick(list(self.sessions.values()))
+
+    def stands_still(self, **known: int) -> None:
+        """Rank 2 has not called what the others wait in; all of them have been looked at twice."""
+        for second, cpu in ((1, {}), (3, {"cpu_ns": 0})):
+            for rank in (0, 1):
+                self.tell(rank, second, 8, WAITED, **cpu)
+            self.tell(2, second, 7, OVER, **cpu | known)
+            self.tick()
+
+
+def test_a_hang_is_shown_and_stored_when_it_begins_and_when_it_is_over() -> None:
+    collector = Collector()
+    collector.stands_still()
+    [told] = collector.stored
+    assert (told.what, told.rank, told.host, told.waiting) == (Hung.NOT_ENTERED, 2, "h2", (0, 1))
+    assert (told.since_ns, told.until_ns) == (collector.begun_ns, 0)
+    assert collector.shown == [(told,)]
+    assert collector.hangs.current() == [told]
+    collector.tick()
+    assert len(collector.stored) == 1
+    for rank in range(SIZE):
+        collector.tell(rank, 9, 8, WAITED, quiet=False)
+    collector.tick()
+    over = collector.stored[1]
+    assert (over.rank, over.since_ns, over.until_ns) == (2, told.since_ns, collector.begun_ns + 9 * S)
+    assert collector.shown[-1] == (over,)
+    assert collector.hangs.current() == []
+
+
+def test_what_was_waited_for_once_is_waited_for_again() -> None:
+    collector = Collector()
+    collector.tell(0, 1, 8, WAITED)
+    collector.tick()
+    collector.tell(0, 9, 8, WAITED, quiet=False)  # it has waited 9 s, and goes on
+    collector.stands_still()
+    assert collector.stored == []
+
+
+def test_of_one_that_computes_nothing_is_told() -> None:
+    collector = Collector()
+    collector.stands_still(cpu_ns=2 * S)
+    assert collector.stored == []
+
+
+def test_one_that_has_left() -> None:
+    collector = Collector()
+    collector.tell(2, 0.5, 7, OVER, quiet=False)
+    collector.left = {2}
+    for rank in (0, 1):
+        collector.tell(rank, 1, 8, WAITED)
+    collector.tick()
+    [told] = collector.stored
+    assert (told.what, told.rank) == (Hung.GONE, 2)
+
+
+def test_a_job_that_has_ended_is_let_go() -> None:
+    collector = Collector()
+    collector.stands_still()
+    collector.left = set(range(SIZE))
+    collector.tick()
+    collector.tick()
+    assert collector.hangs.current() == []
+    assert collector.stored[-1].until_ns > 0
+    assert collector.hangs._jobs == {}
