@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch script on Gloo that stands still in one way or another. Arguments: what, rank, step."""
+"""A PyTorch script on Gloo that stands still in one way or another. Arguments: what, rank, step.
+
+what: sleep, other, busy, end, stop, with all-reduces; ddp, pipeline: a rank sleeps in such a training.
+"""
 
 import os
 import sys
@@ -17,16 +20,42 @@ def busy(seconds: float) -> None:
         sum(range(10_000))
 
 
+class Pipeline:
+    """Each rank takes something from the one before, and hands it on; then all sum."""
+
+    def step(self) -> None:
+        rank, last = dist.get_rank(), dist.get_world_size() - 1
+        tensor = torch.zeros(1_000)
+        if rank:
+            dist.recv(tensor, rank - 1)
+        if rank < last:
+            dist.send(tensor, rank + 1)
+        dist.all_reduce(tensor)
+
+
+class Ddp:
+    def __init__(self) -> None:
+        self.model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(200, 200))
+
+    def step(self) -> None:
+        self.model(torch.randn(4, 200)).sum().backward()
+
+
+class Sums:
+    def step(self) -> None:
+        dist.all_reduce(torch.zeros(10_000))
+
+
 def main() -> None:
     what, who, when = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, tensor = dist.get_rank(), torch.zeros(10_000)
+    rank, trained = dist.get_rank(), {"ddp": Ddp, "pipeline": Pipeline}.get(what, Sums)()
     for step in range(STEPS):
         time.sleep(0.05)
         if step == when and rank == who:
             print(f"{what} {time.time_ns()} {os.getpid()}", flush=True)
-            if what == "sleep":
+            if what in ("sleep", "ddp", "pipeline"):
                 time.sleep(1_000)
             elif what == "other":
                 dist.all_gather([torch.zeros(10) for _ in range(dist.get_world_size())], torch.zeros(10))
@@ -36,7 +65,7 @@ def main() -> None:
                 os._exit(0)
             elif what == "stop":
                 time.sleep(3)
-        dist.all_reduce(tensor)
+        trained.step()
     print("done", flush=True)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from waiting import wait_for
 
+from netmon.cli import main
 from netmon.history.hangs import read_hangs
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import INTERFACE, Network, network
@@ -130,6 +131,22 @@ def test_a_rank_that_calls_another_collective(watched: Watched) -> None:
         assert hang.told_ns - begun_ns(ranks[0], "other") < SOON_NS
 
 
+def test_a_rank_of_ddp_that_sleeps_before_its_backward_pass(watched: Watched) -> None:
+    with training(watched, "ddp", 2, 29506) as ranks:
+        hang = awaited(watched, "ddp")
+        assert (hang.what, hang.rank, hang.collective) == (Hung.NOT_ENTERED, 2, "all-reduce")
+        assert hang.waiting == (0, 1)
+        assert hang.told_ns - begun_ns(ranks[2], "ddp") < SOON_NS
+
+
+def test_a_stage_of_a_pipeline_that_sleeps(watched: Watched) -> None:
+    """The one before has sent, and waits in the sum; the one after waits for what it has not sent."""
+    with training(watched, "pipeline", 1, 29507) as ranks:
+        hang = awaited(watched, "pipeline")
+        assert (hang.what, hang.rank, hang.missing, hang.waiting) == (Hung.NOT_ENTERED, 1, (1,), (0, 2))
+        assert hang.told_ns - begun_ns(ranks[1], "pipeline") < SOON_NS
+
+
 def test_a_rank_that_ends(watched: Watched) -> None:
     """The others find out by themselves, and end, too; if they do not, they are told of it."""
     with training(watched, "end", 1, 29504):
@@ -147,7 +164,11 @@ def test_of_a_rank_that_computes_for_twelve_seconds_nobody_is_told(watched: Watc
     ]
 
 
-def test_the_dataset_has_them(watched: Watched) -> None:
+def test_the_dataset_has_them(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
     wait_for(lambda: {hang.job for hang in read_hangs(watched.data)} >= {"sleep", "stop", "other"}, seconds=30)
     stop = next(hang for hang in read_hangs(watched.data, "stop"))
     assert stop.since_ns < stop.told_ns < stop.until_ns
+    capsys.readouterr()
+    assert main(["why", "stop", "--data", str(watched.data)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("stop stood still: rank 2 on h2 has not entered all-reduce ")
