@@ -16,7 +16,6 @@ from netmon.columnar import Columns
 from netmon.dl.hangs import RankNow, is_held, judge, line
 from netmon.dl.rank_activity import UNKNOWN, WAITED, Work
 from netmon.evidence import ProcessState, WaitsFor
-from netmon.records import Class
 from netmon.units import format_moment
 from netmon.views import RECENT_HANGS, Hang
 
@@ -25,7 +24,8 @@ _log = logging.getLogger(__name__)
 _EVERY_NS = 400_000_000  # between two looks at the jobs that have ranks which wait
 _ROWS_NS = 8_000_000_000  # between two rows of a rank, at most
 _SILENT_S = 5.0  # after its last batch nothing is heard of a host
-_FLOWING_NS = 5_000_000_000  # a job sends something if it has within this time
+_COLLECTIVE_NS = 2_500_000_000  # until then what ranks transfer may be of what they wait in
+_FLOWING_NS = 5_000_000_000  # a job transfers something if it has within this time
 _MOST_JOBS, _MOST_RANKS, _MOST_WORKS = 1_024, 1 << 14, 64
 _FORGOTTEN_NS = 3_600_000_000_000  # a job of which nothing has been told for so long
 _PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: below it nothing is done
@@ -40,6 +40,8 @@ class _Job:
     sessions: dict[int, int] = field(default_factory=dict)
     told_ns: int = 0
     longest_ns: int = 0  # that a rank has waited, and gone on
+    carried: tuple[int, dict[int, float]] = field(default_factory=lambda: (0, {}))  # when, payload by rank
+    flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank
     hang: Hang | None = None
     sure: bool = False  # what is missing in it does nothing any more: no wait that the job has
     recent: deque[Hang] = field(default_factory=lambda: deque(maxlen=RECENT_HANGS))  # newest first; over
@@ -138,11 +140,16 @@ class Hangs:
         return found, heard
 
     def _look(self, name: str, job: _Job, present: set[tuple[str, int]], heard: Mapping[int, int], now_ns: int) -> None:
+        self._count_flows(name, job, now_ns)
         ranks = {}
         for number, one in job.ranks.items():
             silent_ns = heard.get(job.sessions[number], one.heard_ns)  # another agent may tell of it by now
-            ranks[number] = replace(one, left=not silent_ns and (name, number) not in present, silent_ns=silent_ns)
-        found = judge(name, ranks, now_ns, job.longest_ns, self._flows(name, now_ns))
+            left, progress_ns = not silent_ns and (name, number) not in present, one.progress_ns
+            if progress_ns:
+                progress_ns = max(progress_ns, job.flowed_ns.get(number, 0))
+            ranks[number] = replace(one, left=left, silent_ns=silent_ns, progress_ns=progress_ns)
+        flow = now_ns - max(job.flowed_ns.values(), default=0) < _FLOWING_NS
+        found = judge(name, ranks, now_ns, job.longest_ns, flow)
         job.sure = found is not None and found.rank in ranks and is_held(ranks[found.rank])
         before = job.hang
         if before and (found is None or (found.what, found.rank) != (before.what, before.rank)):
@@ -171,17 +178,22 @@ class Hangs:
     def _shown(self, name: str, job: _Job) -> None:
         self._show(name, (*((job.hang,) if job.hang else ()), *job.recent)[:RECENT_HANGS])
 
-    def _flows(self, name: str, now_ns: int) -> bool:
-        """Whether the job's flows have carried something lately."""
+    def _count_flows(self, name: str, job: _Job, now_ns: int) -> None:
+        """When the flows of each rank carried more than a trickle last."""
         flows = self._tables.flows
-        state = flows.state
-        try:
-            job = flows.jobs.index(name)
-        except ValueError:
-            return False
-        own = np.flatnonzero((state["job"] == job) & (state["session"] >= 0) & (state["class"] == Class.DL_ONLY))
-        last_ns = self._tables.sessions.utc(state["session"][own].astype(np.int64), state["last_ns"][own])
-        return bool((last_ns > now_ns - _FLOWING_NS).any())
+        state, before = flows.state, job.carried
+        number = flows.jobs.index(name) if name in flows.jobs else UNKNOWN
+        own = np.flatnonzero((state["job"] == number) & (state["session"] >= 0) & (state["rank"] >= 0))
+        carried = np.bincount(state["rank"][own], state["payload_bytes"][own])
+        job.carried = now_ns, dict(enumerate(carried.tolist()))
+        elapsed_ns = now_ns - before[0]
+        begun = (work.begun_ns for one in job.ranks.values() if one.quiet for work in one.works if work.state == WAITED)
+        if now_ns < min(begun, default=now_ns) + _COLLECTIVE_NS:
+            return
+        for rank, payload_bytes in job.carried[1].items():
+            grown = payload_bytes - before[1].get(rank, payload_bytes)
+            if elapsed_ns < _FLOWING_NS and grown * 1e9 > _PROGRESS_IO_BPS * elapsed_ns:
+                job.flowed_ns[rank] = now_ns
 
     def current(self) -> list[Hang]:
         """Those that go on."""

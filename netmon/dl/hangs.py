@@ -329,6 +329,12 @@ _FOR = {
 }
 
 
+_TRANSFERS = {
+    "send": ("has not taken what is sent to it", "will not take what is sent to it"),
+    "receive": ("has not sent what is waited for", "will not send what is waited for"),
+}
+
+
 def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: int) -> str:
     one = ranks.get(culprit)
     if found.what is Hung.NOT_ENDING:
@@ -372,12 +378,14 @@ def line(hang: Hang, moment: Callable[[int], str]) -> str:
     at = f" on {hang.host}" if hang.host else ""
     who = f"rank {hang.rank}{at}"
     others = f" (and {_named(hang.missing[1:])})" if len(hang.missing) > 1 else ""
+    enters = _TRANSFERS.get(hang.collective, ("has not entered {what}", "will not enter {what}"))
+    has_not, will_not = (words.format(what=what) for words in enters)
     whole = {
-        Hung.NOT_ENTERED: f"{who}{others} has not entered {what}",
+        Hung.NOT_ENTERED: f"{who}{others} {has_not}",
         Hung.OTHER_CALL: f"{who}{others} is not in {what}, as the others are",
         Hung.CROSSWISE: f"{_named(hang.missing)} wait for each other, one in {what}",
-        Hung.GONE: f"{who}{others} is gone and will not enter {what}",
-        Hung.HOST_SILENT: f"{who}{others} has not entered {what}",
+        Hung.GONE: f"{who}{others} is gone and {will_not}",
+        Hung.HOST_SILENT: f"{who}{others} {has_not}",
         Hung.STOPPED_IN_IT: f"{who} stands still in {what}",
         Hung.NOT_ENDING: f"all ranks are in {what}, and it does not end",
     }[hang.what]

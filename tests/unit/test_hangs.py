@@ -189,6 +189,7 @@ def test_a_stage_of_a_pipeline() -> None:
     seconds, hang = told_after(ranks)
     assert hang is not None
     assert (seconds * S, hang.rank, hang.collective, hang.waiting) == (SURE_NS, 0, "receive", (1, 2, 3))
+    assert "rank 0 on h0 has not sent what is waited for; 3 ranks wait" in line(hang, str)
     _, hang = told_after({0: transfer(0, SEND, 1), 1: transfer(1, SEND, 0)})
     assert hang is not None
     assert hang.what is Hung.CROSSWISE

@@ -26,7 +26,8 @@ class Collector:
         self.shown: list[tuple[Hang, ...]] = []
         self.stored: list[Hang] = []
         self.sessions = {n: self._session(n) for n in range(SIZE)}
-        state = np.zeros(0, [(name, "<i8") for name in ("job", "session", "class", "last_ns")])
+        state = np.zeros(0, [(name, "<i8") for name in ("job", "session", "rank", "payload_bytes")])
+        self.state = state
         tables = SimpleNamespace(
             evidence=SimpleNamespace(take_waits=self._take),
             flows=SimpleNamespace(jobs=["", "job"], state=state),
@@ -102,6 +103,28 @@ def test_of_one_that_computes_nothing_is_told() -> None:
     collector = Collector()
     collector.stands_still(cpu_ns=2 * S)
     assert collector.stored == []
+
+
+def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
+    """A checkpoint on its way to a file server: that takes little CPU time."""
+    collector = Collector()
+    state = np.zeros(1, collector.state.dtype)
+    state["job"], state["rank"] = 1, 2
+    collector.hangs._tables.flows.state = state
+
+    def sends(payload_bytes: int) -> None:
+        state["payload_bytes"] += payload_bytes
+        collector.tick()
+
+    collector.tell(0, 0.9, 8, WAITED)
+    collector.tick()
+    sends(10_000_000)
+    collector.stands_still()
+    assert collector.stored == []
+    job = collector.hangs._jobs["job"]
+    job.flowed_ns = {2: job.ranks[2].heard_ns - 1}  # it is long ago
+    sends(0)
+    assert [hang.rank for hang in collector.stored] == [2]
 
 
 def test_one_that_has_left() -> None:
