@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import grpc
 
 from netmon.errors import CertificateError, NetmonError, UsageError
-from netmon.views import JobView, LinkView, Page, Selection, Snapshot, Totals
+from netmon.views import RECENT_HANGS, Hang, JobView, LinkView, Page, Selection, Snapshot, Totals
 from netmon.wire.identity import Role
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.secure import in_words, open_channel
@@ -52,7 +52,7 @@ def merge(snapshots: Sequence[Snapshot], selection: Selection) -> Snapshot:
         _link_name if not selection.most_links else None,
     )
     jobs = _in_order([s.jobs for s in snapshots], _job_name if not selection.most_jobs else None)
-    jobs = _best(jobs, _job_name, _job_news)
+    jobs = _with_hangs(_best(jobs, _job_name, _job_news), jobs)
     flows = (flow for n, s in enumerate(snapshots) for flow in s.flows if owner.get(flow.host, n) == n)
     return replace(
         snapshots[0],
@@ -67,6 +67,15 @@ def merge(snapshots: Sequence[Snapshot], selection: Selection) -> Snapshot:
         insecure=any(s.insecure for s in snapshots),
         version=" ".join(sorted({s.version for s in snapshots})),
     )
+
+
+def _with_hangs(jobs: Sequence[JobView], views: Sequence[JobView]) -> list[JobView]:
+    """Each with what any of the views tells of it: workers see a job's hangs by the ranks of their own hosts."""
+    found = {job.job: list[Hang]() for job in jobs}
+    for view in views:
+        found[view.job] += view.hangs
+    newest = {name: sorted(hangs, key=lambda hang: -hang.since_ns)[:RECENT_HANGS] for name, hangs in found.items()}
+    return [replace(job, hangs=tuple(newest[job.job])) if newest[job.job] else job for job in jobs]
 
 
 def _job_name(view: JobView) -> str:

@@ -9,10 +9,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import pytest
 from waiting import wait_for
 
 from netmon.cli import main
+from netmon.evidence import ProcessState
 from netmon.history.hangs import read_hangs
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import INTERFACE, Network, network
@@ -168,6 +170,10 @@ def test_the_dataset_has_them(watched: Watched, capsys: pytest.CaptureFixture[st
     wait_for(lambda: {hang.job for hang in read_hangs(watched.data)} >= {"sleep", "stop", "other"}, seconds=30)
     stop = next(hang for hang in read_hangs(watched.data, "stop"))
     assert stop.since_ns < stop.told_ns < stop.until_ns
+    waits = pd.read_parquet(watched.data / "waits", filters=[("job", "=", "stop")])
+    stopped = waits[(waits["rank"] == 2) & (waits["quiet"] == 1) & (waits["state"] == ProcessState.STOPPED)]
+    assert (stopped["end_ns"] - stopped["start_ns"] >= 1_000_000_000).all()
+    assert len(stopped)
     capsys.readouterr()
     assert main(["why", "stop", "--data", str(watched.data)]) == 0
     first = capsys.readouterr().out.splitlines()[0]

@@ -18,7 +18,7 @@ from collector.host.tables import Lately
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
 from netmon.columnar import Columns
-from netmon.evidence import TRANSPORT
+from netmon.evidence import EVIDENCE, TRANSPORT
 from netmon.records import Direction
 
 
@@ -150,7 +150,7 @@ def test_what_could_not_be_stored_comes_back_and_a_session_that_is_gone_takes_it
     assert tables.unstored_bytes > 0
     assert tables.has_unstored(place)
     taken = [rows.take() for rows in unstored]
-    assert [(rows.nbytes, rows.sessions) for rows in unstored] == 2 * [(0, set())]
+    assert [(rows.nbytes, rows.sessions) for rows in unstored] == len(EVIDENCE) * [(0, set())]
     for rows, pieces in zip(unstored, taken, strict=True):
         rows.put_back(pieces, {place})
     assert tables.has_unstored(place)
@@ -158,7 +158,7 @@ def test_what_could_not_be_stored_comes_back_and_a_session_that_is_gone_takes_it
     for rows, pieces in zip(unstored, taken, strict=True):
         rows.put_back(pieces, {place})
     stage.stage.close(place)
-    assert ([(rows.nbytes, rows.sessions) for rows in unstored], stage.rows) == (2 * [(0, set())], [])
+    assert ([(rows.nbytes, rows.sessions) for rows in unstored], stage.rows) == (len(EVIDENCE) * [(0, set())], [])
 
 
 def test_the_tables_are_read_as_they_lie(stored: Path) -> None:

@@ -9,7 +9,7 @@ from snapshot_example import example
 from test_wire_watch import TEN, Snapshots, serve
 
 from netmon.errors import UsageError
-from netmon.views import Page, Selection, Snapshot, Totals
+from netmon.views import Hang, Hung, Page, Selection, Snapshot, Totals
 from netmon.wire.watch import Outage, UnreachableError, follow, from_each, merge, split, watch_once
 
 
@@ -119,3 +119,12 @@ def test_a_worker_that_was_never_there_is_an_error(two, tmp_path):
     paths, _ = two
     with pytest.raises(UnreachableError):
         next(follow(f"unix:{paths[0]},unix:{tmp_path}/nobody.sock", 20, lambda: TEN))
+
+
+def test_a_hang_that_one_worker_tells_of_is_shown():
+    hang = Hang("a", 5, 0, 9, Hung.NOT_ENTERED, "all-reduce", 3, "", 1, "h0", "", (1,), (0,))
+    one, other = worker("h0", job="a"), worker("h2", job="a")
+    one = replace(one, jobs=(replace(one.jobs[0], hangs=(hang,)),))
+    ahead = replace(other, jobs=(replace(other.jobs[0], iteration=one.jobs[0].iteration + 3),))
+    [job] = merge([one, ahead], Selection()).jobs
+    assert (job.iteration, job.hangs) == (ahead.jobs[0].iteration, (hang,))
