@@ -220,7 +220,7 @@ def _jobs(frozen: Frozen, selection: Selection) -> Sequence[JobFacts]:
     if selection.hosts:
         chosen = [job for job in chosen if not job.hosts.isdisjoint(selection.hosts)]
     if selection.most_jobs:
-        chosen = sorted(chosen, key=lambda job: (-len(job.stopped), -job.shared, job.job))
+        chosen = sorted(chosen, key=lambda job: (job.hang is None, -len(job.stopped), -job.shared, job.job))
     return chosen
 
 
