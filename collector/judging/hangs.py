@@ -41,6 +41,7 @@ class _Job:
     told_ns: int = 0
     longest_ns: int = 0  # that a rank has waited, and gone on
     carried: tuple[int, dict[int, float]] = field(default_factory=lambda: (0, {}))  # when, payload by rank
+    left_ns: dict[int, int] = field(default_factory=dict)  # by rank that is not there any more
     flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank
     hang: Hang | None = None
     sure: bool = False  # what is missing in it does nothing any more: no wait that the job has
@@ -144,17 +145,23 @@ class Hangs:
         ranks = {}
         for number, one in job.ranks.items():
             silent_ns = heard.get(job.sessions[number], one.heard_ns)  # another agent may tell of it by now
-            left, progress_ns = not silent_ns and (name, number) not in present, one.progress_ns
-            if progress_ns:
+            there = (name, number) in present and one.state is not ProcessState.GONE
+            if there or silent_ns:
+                job.left_ns.pop(number, None)
+            else:
+                job.left_ns.setdefault(number, now_ns)
+            if progress_ns := one.progress_ns:
                 progress_ns = max(progress_ns, job.flowed_ns.get(number, 0))
-            ranks[number] = replace(one, left=left, silent_ns=silent_ns, progress_ns=progress_ns)
+            ranks[number] = replace(
+                one, left_ns=job.left_ns.get(number, 0), silent_ns=silent_ns, progress_ns=progress_ns
+            )
         flow = now_ns - max(job.flowed_ns.values(), default=0) < _FLOWING_NS
         found = judge(name, ranks, now_ns, job.longest_ns, flow)
         job.sure = found is not None and found.rank in ranks and is_held(ranks[found.rank])
         before = job.hang
         if before and (found is None or (found.what, found.rank) != (before.what, before.rank)):
             still = any(ranks[number].quiet for number in before.waiting if number in ranks)
-            if found is None and still and any(not one.left for one in ranks.values()):
+            if found is None and still and not all(one.gone for one in ranks.values()):
                 return
             ended_ns = max((ranks[n].heard_ns for n in before.waiting if n in ranks and not ranks[n].quiet), default=0)
             over = replace(before, until_ns=ended_ns if ended_ns > before.since_ns else now_ns)
@@ -164,7 +171,7 @@ class Hangs:
         if found and job.hang is None:
             job.hang = found
             self._tell(name, job, found)
-        elif all(one.left for one in ranks.values()):
+        elif all(one.gone for one in ranks.values()):
             del self._jobs[name]
         elif found and before and (found.why, found.waiting) != (before.why, before.waiting):
             job.hang = replace(found, told_ns=before.told_ns, since_ns=before.since_ns)

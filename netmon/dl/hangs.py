@@ -52,7 +52,7 @@ class RankNow:
     waits_for: WaitsFor = WaitsFor.UNKNOWN
     progress_ns: int = 0  # it was last seen to get on; 0: nobody knows yet
     works: Sequence[Work] = ()  # begun_ns in UTC
-    left: bool = False
+    left_ns: int = 0  # its process has not been there since then; 0: it is
     silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
     heard_ns: int = 0  # this is known of it
 
@@ -64,7 +64,7 @@ class RankNow:
 
     @property
     def gone(self) -> bool:
-        return self.left or self.state is ProcessState.GONE
+        return self.left_ns > 0
 
 
 class _Missing(NamedTuple):
@@ -271,7 +271,7 @@ def _culprit(
         one = ranks[number]
         still_ns = max(since_ns, one.progress_ns)
         if one.gone:
-            found.append((0, since_ns + SURE_NS, number, Hung.GONE))
+            found.append((0, max(since_ns, one.left_ns) + SURE_NS, number, Hung.GONE))
         elif one.silent_ns:
             found.append((2, max(since_ns, one.silent_ns) + SILENT_NS, number, Hung.HOST_SILENT))
         elif one.state is ProcessState.STOPPED:

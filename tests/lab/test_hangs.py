@@ -6,21 +6,22 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
 import pytest
 from waiting import wait_for
 
 from netmon.cli import main
 from netmon.evidence import ProcessState
+from netmon.history.dataset import read_rows
 from netmon.history.hangs import read_hangs
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import INTERFACE, Network, network
 from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
-from netmon.lab.training import horovod_python
+from netmon.lab.training import Training, horovod_python
 from netmon.views import Hang, Hung, Selection
 from netmon.wire.watch import watch_once
 
@@ -149,6 +150,21 @@ def test_a_stage_of_a_pipeline_that_sleeps(watched: Watched) -> None:
         assert hang.told_ns - begun_ns(ranks[1], "pipeline") < SOON_NS
 
 
+def test_a_rank_of_horovod_that_is_stopped(watched: Watched) -> None:
+    spec = RunSpec(watched.data, "horovod", hosts=RANKS, ring=tuple(range(RANKS)), job="horovod", iterations=100_000)
+    spec = replace(spec, parameters=100_000, compute_ns=50_000_000)
+    folder = watched.folder / "horovod"
+    (folder / "log").mkdir(parents=True)
+    with Training(spec, watched.testbed, folder, horovod_python()) as training, ExitStack() as stack:
+        stack.callback(kill, training.ranks)
+        wait_for(lambda: training.iterations_done() > STEP)
+        os.kill(training.ranks[1].pid, signal.SIGSTOP)
+        stopped_ns = time.time_ns()
+        hang = awaited(watched, "horovod")
+        assert (hang.what in (Hung.NOT_ENTERED, Hung.STOPPED_IN_IT), hang.rank, hang.waiting) == (True, 1, (0, 2))
+        assert hang.told_ns - stopped_ns < SOON_NS
+
+
 def test_a_rank_that_ends(watched: Watched) -> None:
     """The others find out by themselves, and end, too; if they do not, they are told of it."""
     with training(watched, "end", 1, 29504):
@@ -168,9 +184,13 @@ def test_of_a_rank_that_computes_for_twelve_seconds_nobody_is_told(watched: Watc
 
 def test_the_dataset_has_them(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
     wait_for(lambda: {hang.job for hang in read_hangs(watched.data)} >= {"sleep", "stop", "other"}, seconds=30)
-    stop = next(hang for hang in read_hangs(watched.data, "stop"))
+    found = [hang.job for hang in read_hangs(watched.data)]
+    assert len(found) == len(set(found)), found
+    [stop] = read_hangs(watched.data, "stop")
     assert stop.since_ns < stop.told_ns < stop.until_ns
-    waits = pd.read_parquet(watched.data / "waits", filters=[("job", "=", "stop")])
+    columns = ["job", "rank", "quiet", "state", "start_ns", "end_ns"]
+    waits = read_rows(watched.data, "waits", columns)
+    waits = waits[waits["job"] == "stop"]
     stopped = waits[(waits["rank"] == 2) & (waits["quiet"] == 1) & (waits["state"] == ProcessState.STOPPED)]
     assert (stopped["end_ns"] - stopped["start_ns"] >= 1_000_000_000).all()
     assert len(stopped)

@@ -69,8 +69,8 @@ def test_a_rank_that_sleeps_and_has_not_entered() -> None:
     ("known", "seconds", "what", "why"),
     [
         ({"state": ProcessState.STOPPED}, SURE_NS, Hung.NOT_ENTERED, "stopped"),
-        ({"state": ProcessState.GONE}, SURE_NS, Hung.GONE, "ended"),
-        ({"left": True}, SURE_NS, Hung.GONE, "ended"),
+        ({"left_ns": T0 - S}, SURE_NS, Hung.GONE, "ended"),
+        ({"left_ns": T0 + 4 * S}, 4 * S + SURE_NS, Hung.GONE, "ended"),  # the others may be ending, too
         ({"silent_ns": T0 + 2 * S}, SILENT_NS + 2 * S, Hung.HOST_SILENT, "nothing is heard of h3"),
         ({"state": ProcessState.DISK}, DISK_NS, Hung.NOT_ENTERED, "it is in disk I/O"),
         ({"state": ProcessState.RUNS}, PATIENCE_NS, Hung.NOT_ENTERED, "it computes"),

@@ -134,6 +134,9 @@ def test_one_that_has_left() -> None:
     for rank in (0, 1):
         collector.tell(rank, 1, 8, WAITED)
     collector.tick()
+    assert collector.stored == []
+    collector.hangs._jobs["job"].left_ns[2] -= 3 * S
+    collector.tick()
     [told] = collector.stored
     assert (told.what, told.rank) == (Hung.GONE, 2)
 
