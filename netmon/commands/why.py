@@ -177,7 +177,7 @@ def _lately(args: argparse.Namespace) -> _Found:
     verdicts = [verdict for job in snapshot.jobs for verdict in reversed(job.verdicts)]
     if args.iteration is None:
         hangs = sorted((one for job in snapshot.jobs for one in job.hangs), key=lambda one: -one.since_ns)
-        return _Found(told, verdicts, [job.job for job in snapshot.jobs if job.not_understood], names, hangs)
+        return _Found(told, verdicts, [job.job for job in snapshot.jobs if job.not_understood], names, hangs=hangs)
     if not (verdicts := [verdict for verdict in verdicts if verdict.iteration == args.iteration]):
         raise DataError(
             f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"
