@@ -127,12 +127,13 @@ struct netmon_ledger {
 #define NETMON_STEP_DROPPED 8	 /* calls beyond the budget; name_hash: how many of this process have been dropped */
 #define NETMON_STEP_SIZE 9	 /* how large that is which is handed over by this name, said again now and then */
 #define NETMON_STEP_TRANSFER 10	 /* something was sent that is not summed; name_hash: NETMON_OF_… */
-#define NETMON_STEP_BEGIN 11	 /* a collective or a transfer was begun; name_hash: its group, tensors: the operation */
-#define NETMON_STEP_OVER 12	 /* it is over: a transfer, or what has failed; of others WAIT_END tells */
+#define NETMON_STEP_BEGIN 11 /* a collective or a transfer was begun; name_hash: its group, tensors: the operation */
+#define NETMON_STEP_OVER 12  /* it is over: a transfer, or what has failed; of others WAIT_END tells */
 #define NETMON_STEP_WORK_WAIT 13 /* a thread begins to wait for a transfer between two ranks, until it is over */
 #define NETMON_STEP_BACKWARD 14	 /* a backward pass begins */
 #define NETMON_STEP_GROUP 15	 /* a group is made; name_hash: it, or a part of it */
-#define NETMON_STEP_GROUP_NAME 16 /* name_hash: of the name that all its ranks have for the groups made since the last one */
+#define NETMON_STEP_GROUP_NAME \
+	16 /* name_hash: of the name that all its ranks have for the groups made since the last one */
 
 #define NETMON_OF_ALL 0	 /* its size is that of all ranks' parts, or of what this rank alone sends or takes */
 #define NETMON_OF_ONE 1	 /* one rank sends it to all others, as at the start */
@@ -151,9 +152,9 @@ struct netmon_step {
 	u8 kind;
 	u8 library;
 	u16 tensors; /* handed over in one call */
-	u64 size;    /* values of them << 4 | bytes of each value; 0: unknown. Of kinds ENQUEUE, SIZE, TRANSFER and BEGIN */
-	u64 work;    /* of kinds BEGIN, OVER, WAIT_BEGIN, WAIT_END and WORK_WAIT: what is begun, waited for and over; 0: unknown */
-	u32 sequence; /* of BEGIN: its number in its group; between two ranks: the other one */
+	u64 size; /* values of them << 4 | bytes of each value; 0: unknown. Of kinds ENQUEUE, SIZE, TRANSFER and BEGIN */
+	u64 work; /* of kinds BEGIN, OVER, WAIT_BEGIN, WAIT_END and WORK_WAIT: what is begun, waited for and over; 0: unknown */
+	u32 sequence;		    /* of BEGIN: its number in its group; between two ranks: the other one */
 	u16 group_rank, group_size; /* of BEGIN and GROUP; 0, 0: unknown */
 };
 

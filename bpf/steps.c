@@ -121,7 +121,8 @@ static __always_inline int submit_step(struct netmon_step *step)
 
 static __always_inline int submit_sized(u8 library, u8 kind, u64 name_hash, u16 tensors, u64 size)
 {
-	struct netmon_step step = {.library = library, .kind = kind, .name_hash = name_hash, .tensors = tensors, .size = size};
+	struct netmon_step step = {
+		.library = library, .kind = kind, .name_hash = name_hash, .tensors = tensors, .size = size};
 
 	return submit_step(&step);
 }
@@ -418,7 +419,8 @@ static __always_inline int submit_transfer_work(struct pt_regs *ctx, u16 operati
 	u64 thread = bpf_get_current_pid_tgid();
 	struct peer *peer = peers.lookup(&thread);
 
-	return begin_transfer(FIRST(ctx), SECOND(ctx), operation, peer ? peer->group : 0, peer ? peer->rank : NETMON_NOBODY);
+	return begin_transfer(FIRST(ctx), SECOND(ctx), operation, peer ? peer->group : 0,
+			      peer ? peer->rank : NETMON_NOBODY);
 }
 
 int gloo_send_work(struct pt_regs *ctx)

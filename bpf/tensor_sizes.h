@@ -96,8 +96,8 @@ static __always_inline u64 size_of_tensor(u64 address)
 		}
 		if (word[at] >= 1 && word[at] <= MOST_DIMENSIONS && product == word[at + 12] && product &&
 		    product < NETMON_MOST_VALUES)
-			return size_of(product, type == 4 || type == 7			 ? 8
-						: type == 3 || type == 6		 ? 4
+			return size_of(product, type == 4 || type == 7		       ? 8
+						: type == 3 || type == 6	       ? 4
 						: type == 2 || type == 5 || type == 15 ? 2
 										       : 1);
 	}
