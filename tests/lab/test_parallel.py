@@ -21,7 +21,7 @@ from netmon.views import NETWORK, NOT_UNDERSTOOD
 pytestmark = pytest.mark.kernel
 
 MILLISECOND = 1_000_000
-STEPS = 60
+STEPS = 40
 ATTEMPTS = 3
 AT_ONCE = ("pipeline", "experts")
 """Their scripts do nothing between what a step sends last and writing down that it has ended."""
@@ -29,7 +29,11 @@ AT_ONCE = ("pipeline", "experts")
 
 @pytest.mark.parametrize(
     "trainer",
-    ["fsdp", "pipeline", "experts", "tensor", "hybrid"],
+    [
+        "fsdp",
+        "pipeline",
+        *(pytest.param(trainer, marks=pytest.mark.long) for trainer in ("experts", "tensor", "hybrid")),
+    ],
 )
 def test_all_steps_are_told_and_nobody_is_accused(tmp_path, trainer):
     ranks = tuple(range(4 if trainer == "hybrid" else 2))
