@@ -85,6 +85,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 def test_where_nothing_recurs_nothing_is_said(probed: Probed) -> None:
     pids, _, calls = run_ranks(probed, NEVER_THE_SAME, 2)
     told = StepMarks()
