@@ -341,21 +341,26 @@ def test_a_link_to_what_is_not_there_says_so(browser: Any, cluster: str) -> None
         assert [line for line in page.wrong if "404" not in line] == []
 
 
+def added_up(page: Any, pixels: int) -> str:
+    """What is said of a span of the host's lane, so wide, that is selected."""
+    x, y = lane(page, "host")
+    page.keyboard.down("Shift")
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + pixels, y, steps=3)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    page.wait_for_selector("#selection td")
+    return str(page.inner_text("#selection"))
+
+
 def test_a_span_is_added_up_beside_the_one_before(browser: Any, cluster: str) -> None:
     with looking(browser, cluster) as page:
         settled(page)
         unfolded(page)
         seconds(page, 60, 70)
         settled(page)
-        x, y = lane(page, "host")
-        page.keyboard.down("Shift")
-        page.mouse.move(x, y)
-        page.mouse.down()
-        page.mouse.move(x + 60, y, steps=3)
-        page.mouse.up()
-        page.keyboard.up("Shift")
-        page.wait_for_selector("#selection td")
-        text = page.inner_text("#selection")
+        text = added_up(page, 60)
         for word in ("By class", "By process", "Largest flows", "1 GB", "new", "cross"):
             assert word in text
         with page.expect_download() as saved:
@@ -382,15 +387,7 @@ def test_a_long_span_has_its_processes(browser: Any, cluster: str, most: int, mo
         unfolded(page)
         seconds(page, 0, 300)
         settled(page)
-        x, y = lane(page, "host")
-        page.keyboard.down("Shift")
-        page.mouse.move(x, y)
-        page.mouse.down()
-        page.mouse.move(x + 400, y, steps=3)
-        page.mouse.up()
-        page.keyboard.up("Shift")
-        page.wait_for_selector("#selection td")
-        text = page.inner_text("#selection")
+        text = added_up(page, 400)
         assert " min" in text.split("By class")[0]
         assert ("By process" in text, "estimated: of this time " in text) == (True, most == 0)
         page.evaluate("() => (netmonPage.timeline.toggle(2), netmonPage.timeline.redraw())")
