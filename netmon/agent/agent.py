@@ -78,7 +78,7 @@ class Agent:
         metrics = AgentMetrics(self._settings.host, *parts)
         return serve_agent_metrics(self._settings.metrics, self._settings.security, metrics)
 
-    def run(self, stopped: Callable[[], bool], tell_alive: Callable[[], None] = lambda: None) -> None:
+    def run(self, stopped: Callable[[], bool], report_alive: Callable[[], None] = lambda: None) -> None:
         """Works until it is stopped, and reports to the supervisor at every batch.
 
         Raises KernelError when the kernel side is gone, or a thread has ended.
@@ -94,8 +94,8 @@ class Agent:
             if self._watchdog.turn():
                 self._schedule.awake()
                 self._sending.exchanges.hurry()
-            asked = self._sending.stream.backpressure
-            self._schedule.requested_ns, self._schedule.within_ns = asked.batch_ns, asked.within_ns
+            signals = self._sending.stream.backpressure
+            self._schedule.requested_ns, self._schedule.within_ns = signals.batch_ns, signals.within_ns
             self._look(now, woken)
             if self._schedule.batch_is_due:
                 if self._counting.meter.numbers.next_id > _LAST_FLOW:
@@ -104,7 +104,7 @@ class Agent:
                 self._sending.exchanges.idle = self._schedule.idle
                 self._schedule.sent()
                 self._sending.check()
-                tell_alive()
+                report_alive()
 
     def _look(self, now_ns: int, woken: bool) -> None:
         """Sees what waits, and takes in what it is time for. woken: because something has come."""

@@ -136,10 +136,10 @@ def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
     from netmon.trace.perfetto import PerfettoWriter
     from netmon.trace.writer import ChromeWriter
 
-    beside = path.with_name(f".{path.name}.part")
+    unfinished = path.with_name(f".{path.name}.part")
     try:
         with contextlib.ExitStack() as stack:
-            file: IO[bytes] = stack.enter_context(beside.open("wb"))
+            file: IO[bytes] = stack.enter_context(unfinished.open("wb"))
             if path.name.endswith(".gz"):
                 file = stack.enter_context(cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="wb", compresslevel=5)))
             writer: TraceWriter = (
@@ -147,22 +147,22 @@ def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
             )
             yield writer
             writer.close()
-        beside.replace(path)
+        unfinished.replace(path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _progress(what: str) -> "Progress":
     """Says on a terminal how far it is."""
     last = -1
 
-    def tell(part: float) -> None:
+    def report(part: float) -> None:
         nonlocal last
         if (percent := int(100 * part)) != last and sys.stderr.isatty():
             last = percent
             text = f"\rnetmon: trace: {percent} % of {what}" if part < 1 else "\r\033[K"
             print(text, end="", file=sys.stderr, flush=True)
 
-    return tell
+    return report

@@ -401,9 +401,9 @@ def _link_totals(
         ]
     )
     whose, one = _numbered(_flows(data, [flows[at] for at in by_number], iterations))
-    for column, order, places in (("link", by_name, same), ("of", by_number, one)):
+    for column, order, positions in (("link", by_name, same), ("of", by_number, one)):
         place = np.empty(len(order), np.int64)
-        place[order] = places
+        place[order] = positions
         cells[column] = place[cells[column]]
     return LinkTotals(names, whose, cells, clock_error, width_ns=widest_ns)
 
@@ -501,10 +501,10 @@ class _Ends:
             return user, self._host(str(row[far]))
 
         alike = len(rows[[far, "user"]].drop_duplicates()) <= 1  # then it need not be read which carried most
-        carried = np.ones(len(rows)) if alike else self._carried(rows, link, verdict)
-        return with_ends(verdict, carried, described)
+        bytes_sent = np.ones(len(rows)) if alike else self._bytes_sent(rows, link, verdict)
+        return with_ends(verdict, bytes_sent, described)
 
-    def _carried(self, flows: pd.DataFrame, link: tuple[str, str, str], verdict: Verdict) -> npt.NDArray[np.int64]:
+    def _bytes_sent(self, flows: pd.DataFrame, link: tuple[str, str, str], verdict: Verdict) -> npt.NDArray[np.int64]:
         """Payload bytes of each of these flows in the time of a verdict's iteration."""
         within = verdict.start_ns - _AROUND_NS, verdict.end_ns
         start = ds.field("bucket_start_ns")
@@ -512,9 +512,9 @@ class _Ends:
         names = [*_KEY, "bucket_start_ns", "bucket_ns", "payload_bytes"]
         rows = read_rows(self._data, "buckets", names, all_of(own), within)
         rows = rows[rows["bucket_start_ns"] + rows["bucket_ns"] > verdict.start_ns]
-        carried = rows.astype({"session": str}).groupby(_KEY)["payload_bytes"].sum()
+        bytes_sent = rows.astype({"session": str}).groupby(_KEY)["payload_bytes"].sum()
         keys = pd.MultiIndex.from_frame(flows[_KEY].astype({"session": str}))
-        return carried.reindex(keys, fill_value=0).to_numpy(np.int64)
+        return bytes_sent.reindex(keys, fill_value=0).to_numpy(np.int64)
 
     def _host(self, address: str) -> str:
         """The host that sends from there; the address itself, where none is known to."""

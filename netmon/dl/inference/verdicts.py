@@ -176,7 +176,7 @@ class Verdicts:
     def _at_start(self, others: Sequence[int], baseline: "_Baseline") -> list[int]:
         """Those that began with the job, if they are not too much all together."""
         near = ((flow, np.abs(baseline.begun_ns - self._first_ns[flow]).min()) for flow in others)
-        early = [flow for flow, apart_ns in near if apart_ns <= baseline.period_ns]
+        early = [flow for flow, difference_ns in near if difference_ns <= baseline.period_ns]
         return early if sum(self._volume[flow] for flow in early) <= _START_ITERATIONS * baseline.volume else []
 
     def _goes_on(self, flow: int, baseline: "_Baseline") -> bool:

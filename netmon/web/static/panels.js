@@ -94,7 +94,7 @@ export async function span(node, catalogue, hosts, begin, end) {
   node.replaceChildren(...head, element("p", { class: "busy" }, "adding up what was carried …"));
   try {
     const of = hosts.map((host) => `&host=${encodeURIComponent(host)}`).join("");
-    const told = await json(`/api/carried?begin_ns=${at(begin)}&end_ns=${at(end)}${of}`);
+    const told = await json(`/api/span?begin_ns=${at(begin)}&end_ns=${at(end)}${of}`);
     if (node.asked !== asked) return;
     if (!told.all) return node.replaceChildren(...head, element("p", {}, "Nothing was carried in this time, nor in the one before."));
     const change = (one) => (one.before ? `${one.now >= one.before ? "+" : "−"}${Math.round(Math.abs(100 * (one.now / one.before - 1)))} %` : "new");
