@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import joined
-from netmon.dl.rank_activity import RECEIVE, SEND
+from netmon.dl.operations import SUMS, TRANSFERS, Operation
 from netmon.records import (
     LIBRARY_GLOO,
     STEP_BACKWARD,
@@ -52,7 +52,6 @@ _Times = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 _Floats = npt.NDArray[np.float64]
 
-_SUMS = (1, 2, 3, 9, 16)  # operations of c10d: allreduce, its coalesced form, reduce, reduce_scatter, its base form
 _BACKWARD, _IDLE = np.uint64(1), np.uint64(0x9E3779B185EBCA87)
 _MOST_CALLS = 20_000  # that are remembered
 _LEAST_GROWTH = 1.1  # of the calls, before they are looked through again
@@ -238,7 +237,7 @@ class _Calls:
         times = table["time_ns"].astype(np.int64)
         quiet = np.diff(times, prepend=self._last_ns or times[0])
         self._last_ns = int(times[-1])
-        two = (kind == STEP_BEGIN) & np.isin(table["tensors"], (SEND, RECEIVE))
+        two = (kind == STEP_BEGIN) & np.isin(table["tensors"], TRANSFERS)
         under_way = self._under_way + np.cumsum(two) - np.cumsum(kind == STEP_OVER)
         under_way -= np.minimum(np.minimum.accumulate(under_way), 0)  # begun before it was watched
         self._under_way = int(under_way[-1])
@@ -253,8 +252,8 @@ class _Calls:
         )
         rows["over_ns"] = np.where(begun, 0, rows["time_ns"])
         rows["peer"] = np.where(two[called], calls["sequence"], 0)
-        rows["way"] = np.where(two[called], np.where(calls["tensors"] == RECEIVE, 1, -1), 0)
-        rows["sums"] = begun & np.isin(calls["tensors"], _SUMS)
+        rows["way"] = np.where(two[called], np.where(calls["tensors"] == Operation.RECEIVE, 1, -1), 0)
+        rows["sums"] = begun & np.isin(calls["tensors"], SUMS)
         rows["idle"] = two[called] & ((under_way - two)[called] <= 0)
         rows["word"] = _words(calls, rows)
         self._open = np.concatenate([self._open, len(self) + np.flatnonzero(begun)])
