@@ -22,6 +22,7 @@ from netmon.marks import RankIdentity, is_rank
 from netmon.rate_limiter import RateLimiters
 from netmon.records import (
     STEP_DROPPED,
+    STEP_GROUP,
     STEP_RANK,
     Mark,
     Moment,
@@ -335,6 +336,8 @@ class StepMarks:
     def _step(self, pid: int, calls: Table) -> list[Mark]:
         """Marks of the steps that are understood."""
         rank = self._ranks[pid]
+        if rank.relative and not rank.last_ns and _begins_job(calls[0], rank.identity.size):
+            rank.watched_from_start(True)
         rank.last_ns = int(calls["time_ns"][-1])
         rank.activity.add(calls)
         before = rank.steps.understanding
@@ -378,6 +381,11 @@ class StepMarks:
 def _job_name(process: dict[str, Any], identity: RankIdentity) -> str:
     """What people call the job; its own name where the script has given it one."""
     return str(process["job_name"]) if identity.job == process["job"] else ""
+
+
+def _begins_job(call: np.void, ranks: int) -> bool:
+    """Whether this call of a process makes the group of all ranks: if it is the first one seen, it is the first."""
+    return bool(call["kind"] == STEP_GROUP and call["group_size"] == ranks)
 
 
 def _by_process(table: Table) -> list[Table]:

@@ -115,7 +115,7 @@ class RecurringCalls:
     def finish(self) -> list[Boundary]:
         """The process makes no more calls: what has come a few times is a step."""
         boundaries = self._follow(last=True)
-        return boundaries + self._follow(last=True) if self._learn(_PERIODS) else boundaries
+        return boundaries + self._follow(last=True) if not self.known and self._learn(_PERIODS) else boundaries
 
     def restart(self) -> list[Boundary]:
         """As finish, but the process goes on, with its job set up anew. The numbers go on with the steps completed."""
@@ -479,15 +479,20 @@ def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
 
 
 def _after_sums(words: _Words, sums: _Flags) -> int:
-    """Where in a cycle something else follows a sum that is not made again before the next backward pass: −1: nowhere,
-    or at several places."""
+    """Where in a cycle something else follows a sum that is not made again before the next backward pass; −1: nowhere,
+    or at several places. Of several, the one that follows the only sum of its kind in the cycle."""
     found = []
-    for place in np.flatnonzero(np.roll(sums, 1) & ~sums & (words != _BACKWARD)).tolist():
+    follows = np.roll(sums, 1) & (np.roll(words, 1) != words) & (words != _BACKWARD)
+    for place in np.flatnonzero(follows).tolist():
         on = np.roll(words, -place)
         passes = np.flatnonzero(on == _BACKWARD)
         if not len(passes) or not (on[: passes[0]] == on[-1]).any():
             found.append(place)
-    return found[0] if len(found) == 1 else -1
+    strict = [place for place in found if not sums[place]]
+    if len(strict) == 1:
+        return strict[0]
+    only = [place for place in found if (words == words[place - 1]).sum() == 1]
+    return only[0] if len(only) == 1 else -1
 
 
 def _where_idle(longer: _Floats, idle: _Flags, balanced: _Flags) -> _Floats:

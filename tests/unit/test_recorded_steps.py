@@ -10,14 +10,16 @@ from netmon.dl.understanding import Understanding
 from netmon.records import Mark, Moment, Table
 
 MILLISECOND = 1_000_000
+NOT_LATE = {"gan", "local-sgd", "sequence", "tensor-by-hand"}
+"""Who watches these late cannot tell where in the sequence a step begins."""
 
 
-def marks_of(rank: RecordedRank, interval_ns: int) -> list[Mark]:
+def marks_of(rank: RecordedRank, interval_ns: int, late: bool = False) -> list[Mark]:
     """What an agent says of it that drains the kernel so often."""
     pid, first_ns = int(rank.calls["pid"][0]), int(rank.calls["time_ns"][0])
     process = {"pid": pid, "uid": 0, "job": "job", "rank": rank.rank, "size": rank.ranks, "job_name": ""}
     marks = StepMarks()
-    found = marks.ranks([{**process, "trains": True, "late": False, "probed": True}], first_ns)
+    found = marks.ranks([{**process, "trains": True, "late": late, "probed": True}], first_ns)
     return [*found, *(mark for part in _parts(rank.calls, interval_ns) for mark in marks.steps(part)), *marks.finish()]
 
 
@@ -30,14 +32,38 @@ def _parts(calls: Table, interval_ns: int) -> list[Table]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_is_reported_once(name: str, interval_ns: int) -> None:
     for rank in read(name):
-        marks = marks_of(rank, interval_ns)
-        begun, ended = (
-            {mark.iteration: mark.time_ns for mark in marks if mark.moment is moment}
-            for moment in (Moment.FIRST_ENQUEUE, Moment.LAST_WAIT)
-        )
-        assert list(begun) == list(ended) == list(range(len(rank.steps)))
-        for number, (begin, end) in enumerate(rank.steps):
-            assert begin < begun[number] <= ended[number] < end
+        check(marks_of(rank, interval_ns), rank.steps)
+
+
+def check(marks: list[Mark], steps: list[tuple[int, int]]) -> None:
+    """All these steps, and no others."""
+    begun, ended = (
+        {mark.iteration: mark.time_ns for mark in marks if mark.moment is moment}
+        for moment in (Moment.FIRST_ENQUEUE, Moment.LAST_WAIT)
+    )
+    assert list(begun) == list(ended) == list(range(len(steps)))
+    for number, (begin, end) in enumerate(steps):
+        assert begin < begun[number] <= ended[number] < end
+
+
+@pytest.mark.parametrize("part", [0.15, 0.4])
+@pytest.mark.parametrize("name", sorted(name for name in {*NAMES} - NOT_LATE if not name.startswith("ddp-")))
+def test_who_is_watched_late_misses_at_most_the_step_then(name: str, part: float) -> None:
+    for rank in read(name):
+        calls = rank.calls[int(part * len(rank.calls)) :]
+        marks = marks_of(rank._replace(calls=calls), 200 * MILLISECOND, late=True)
+        to_come = [step for step in rank.steps if step[0] >= int(calls["time_ns"][0])]
+        reported = sum(mark.moment is Moment.LAST_WAIT for mark in marks)
+        assert len(to_come) - reported in (0, 1)
+        check(marks, to_come[len(to_come) - reported :])
+        assert {mark.relative for mark in marks} == {True}
+
+
+def test_who_is_seen_to_make_the_first_group_is_not_late() -> None:
+    for rank in read("hybrid"):
+        marks = marks_of(rank, 200 * MILLISECOND, late=True)
+        check(marks, rank.steps)
+        assert {mark.relative for mark in marks if mark.moment is Moment.LAST_WAIT} == {False}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ddp-")])
