@@ -278,7 +278,9 @@ class Passes:
 Boundary = tuple[int, Moment, int]
 """(iteration, moment, time_ns)"""
 
-_OF_SUMS = (STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE)
+_OF_SUMS = np.zeros(256, np.bool_)  # by kind
+_OF_SUMS[[STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE]] = True
+_EVENT = ["time_ns", "name_hash", "kind", "library", "tensors", "size"]
 _UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO)  # they report the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
 _MOST_STRANGERS = 20_000  # names that are no markers, since the last step
@@ -574,8 +576,11 @@ class CycleDetector:
         The waits of an iteration are known when the next one begins, or at `finish`. This walks calls per tensor.
         """
         boundaries: list[Boundary] = []
-        of_sums = steps[np.isin(steps["kind"], _OF_SUMS)]
-        for time_ns, name, _, kind, library, tensors, size, *_ in of_sums.tolist():
+        wanted = _OF_SUMS[steps["kind"]]
+        if self._library:
+            wanted &= (steps["library"] <= self._library) | (steps["library"] == LIBRARY_NCCL)
+        events = steps[_EVENT][wanted]
+        for time_ns, name, kind, library, tensors, size in events.tolist():
             if library != self._library:
                 if self._library and library > self._library:
                     self._underneath(library)

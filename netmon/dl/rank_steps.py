@@ -8,6 +8,8 @@ once it is found. Until it is known which one is right, nothing is reported, and
 
 from enum import Enum, auto
 
+import numpy as np
+
 from netmon.dl.cycles import Boundary, CycleDetector
 from netmon.dl.gradient_sizes import GradientSize
 from netmon.dl.recurrence import RecurringCalls
@@ -66,7 +68,7 @@ class RankSteps:
     @property
     def size(self) -> GradientSize:
         """What a step sums."""
-        return self._sums.size
+        return self._calls.size if self.basis is Basis.CALLS else self._sums.size
 
     @property
     def pending(self) -> int:
@@ -79,9 +81,12 @@ class RankSteps:
 
     def feed(self, table: Table, ranks: int) -> list[Boundary]:
         """table: dtype STEP; ranks: of the job → the boundaries that are known now."""
-        by_sums = self._sums.feed(table)
-        begun_ns = [time_ns for _, moment, time_ns in by_sums if moment is Moment.FIRST_ENQUEUE]
-        self._account.add(table, begun_ns, self.size.bytes, ranks)
+        if self.basis is Basis.CALLS:
+            by_sums = self._sums.feed(table[np.isin(table["library"], _NAMES_GRADIENTS)])
+        else:
+            by_sums = self._sums.feed(table)
+            begun_ns = [time_ns for _, moment, time_ns in by_sums if moment is Moment.FIRST_ENQUEUE]
+            self._account.add(table, begun_ns, self._sums.size.bytes, ranks)
         self._not_only_sums |= _not_only_sums(table)
         by_calls = self._feed_calls(table)
         self.basis = self._choose()

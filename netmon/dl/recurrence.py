@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.gradient_sizes import UNKNOWN, summed
 from netmon.dl.grouped import joined
 from netmon.dl.operations import SUMS, TRANSFERS, Operation
 from netmon.records import (
@@ -76,6 +77,8 @@ class RecurringCalls:
     def __init__(self, late: bool = False, last: int = -1) -> None:
         """late: the first calls may be within a step; last: the number before the first one to be given."""
         self.iteration = last
+        self.size = UNKNOWN
+        """What the last step summed."""
         self._late = late
         self._calls = _Calls()
         self._cycle: _Cycle | None = None
@@ -170,16 +173,15 @@ class RecurringCalls:
         cycle, calls = self._cycle, self._calls
         while cycle is not None:
             step = (0, cycle.first) if cycle.first else cycle.next(calls, self._at, last)
-            if step is None:
+            end_ns = calls.over_ns(*step, last) if step else 0
+            if not step or not end_ns:
                 break
             begin, end = step
-            end_ns = calls.over_ns(begin, end, last)
-            if not end_ns:
-                break
             self.iteration += 1
             boundaries.append((self.iteration, Moment.FIRST_ENQUEUE, calls.begun_ns(begin, end)))
             boundaries.append((self.iteration, Moment.LAST_WAIT, end_ns))
             self._at, cycle.first = end, 0
+            self.size = summed(calls.rows["size"][begin:end][calls.rows["sums"][begin:end]])
         return boundaries
 
     def _trim(self) -> None:
