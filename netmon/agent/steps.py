@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from netmon.agent.waits import Active
-from netmon.dl.cycles import calls_from_works
-from netmon.dl.grouped import joined
 from netmon.dl.rank_activity import RankActivity
 from netmon.dl.rank_steps import RankSteps
 from netmon.marks import RankIdentity, is_rank
@@ -215,7 +213,6 @@ class StepMarks:
         """table: dtype STEP, as the kernel handed it over → marks."""
         marks: list[Mark] = []
         table = self._without_drops(table)
-        table = joined([table, calls_from_works(table)])
         table = table[np.lexsort((table["time_ns"], table["pid"]))]
         set_up = table[table["kind"] == STEP_RANK]
         for pid, name in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():

@@ -10,8 +10,9 @@ from enum import Enum, auto
 
 import numpy as np
 
-from netmon.dl.cycles import Boundary, CycleDetector
+from netmon.dl.cycles import Boundary, CycleDetector, calls_from_works
 from netmon.dl.gradient_sizes import GradientSize
+from netmon.dl.grouped import joined
 from netmon.dl.recurrence import RecurringCalls
 from netmon.dl.understanding import StepAccount, Understanding
 from netmon.records import (
@@ -84,9 +85,10 @@ class RankSteps:
         if self.basis is Basis.CALLS:
             by_sums = self._sums.feed(table[np.isin(table["library"], _NAMES_GRADIENTS)])
         else:
-            by_sums = self._sums.feed(table)
+            complete = _with_calls_from_works(table)
+            by_sums = self._sums.feed(complete)
             begun_ns = [time_ns for _, moment, time_ns in by_sums if moment is Moment.FIRST_ENQUEUE]
-            self._account.add(table, begun_ns, self._sums.size.bytes, ranks)
+            self._account.add(complete, begun_ns, self._sums.size.bytes, ranks)
         self._not_only_sums |= _not_only_sums(table)
         by_calls = self._feed_calls(table)
         self.basis = self._choose()
@@ -173,6 +175,14 @@ class RankSteps:
             return self._report_sums()
         self.basis = Basis.NOTHING
         return []
+
+
+def _with_calls_from_works(table: Table) -> Table:
+    of_works = calls_from_works(table)
+    if not len(of_works):
+        return table
+    table = joined([table, of_works])
+    return table[np.argsort(table["time_ns"], kind="stable")]
 
 
 def _not_only_sums(table: Table) -> bool:
