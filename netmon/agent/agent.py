@@ -120,8 +120,6 @@ class Agent:
         drains = kernel.opened or self._schedule.full or self._schedule.batch_is_due
         if drains:
             self._drain(now_ns)
-        elif scan_waits:
-            self._marks.receive(now_ns)  # before the ranks that have gone
         if drains or scan_waits:
             self._scan.receive(now_ns)
             self._scan.request(now_ns)

@@ -53,6 +53,7 @@ class TrainingMarks:
 
     def look(self, ranks: list[dict[str, Any]], timelines: Iterable[Opened], now_ns: int) -> None:
         """All processes that are ranks now, as StepMarks.ranks takes them, and the timelines that they have opened."""
+        self.receive(now_ns)  # what those have called that have gone since it was last asked for
         self._waiting += self._steps.ranks(ranks, now_ns)
         identities = self._steps.identities()
         self._waiting += self._timelines.retain(identities, now_ns)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.gradient_sizes import gradient_size
+from netmon.dl.operations import Operation
 from netmon.records import (
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
@@ -36,8 +37,7 @@ UNNAMED, HOROVOD = 1, 2
 OVER, OPEN, WAITED = range(3)
 """A collective or transfer of a rank: it is over; it is not; a thread waits for it."""
 
-SEND, RECEIVE, ALL_REDUCE = 12, 13, 1
-"""Operations, as c10d::OpType has them."""
+SEND, RECEIVE, ALL_REDUCE = Operation.SEND, Operation.RECEIVE, Operation.ALL_REDUCE
 
 _CALL = np.dtype([*STEP.descr, ("position", "<i8"), ("waited", "?")])
 """position: as of Work; waited: a thread waits for it."""

@@ -68,7 +68,7 @@ _OTHER_COLLECTIVES = {
 }
 # What else ranks send each other: steps that are known by sums do not explain it.
 _GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", "6gatherE")
-_WORKS, _TOLD_BY_WORKS = "gloo_work", ("gloo_call", "gloo_enqueue", "gloo_transfer", "gloo_broadcast")
+_WORKS, _REPLACED_BY_WORKS = "gloo_work", ("gloo_call", "gloo_enqueue", "gloo_transfer", "gloo_broadcast")
 _GLOO_GROUP = "_ZN4c10d16ProcessGroupGloo"
 _WORK_OVER = (f"{_GLOO_GROUP}9AsyncWork19finishWorkGlooErrorE", "_ZN4c10d4Work14finishAndThrowE")
 PROBES = (
@@ -447,7 +447,7 @@ class Uprobes:
         found = [
             (self._programs[probe.program_for(name)], offset)
             for probe in _probes(wanted.library)
-            if not (works and probe.program in _TOLD_BY_WORKS)
+            if not (works and probe.program in _REPLACED_BY_WORKS)
             for offset, name in offsets[probe.symbol].items()
         ]
         if not all(wanted.library.executes(offset) for _, offset in found):
