@@ -2,7 +2,7 @@
 """A PyTorch script on Gloo that stands still in one way or another. Arguments: what, rank, step.
 
 what: sleep, other, busy, end, stop, with all-reduces; ddp, pipeline: a rank sleeps in such a training. life: DDP that
-does what trainings do besides steps, round after round; the checkpoint is what this rank writes, to the path that follows.
+does what trainings do besides steps, round after round, its checkpoint to the path that follows.
 """
 
 import os
