@@ -141,15 +141,17 @@ class Hangs:
             works += [work for work in before.works if work.group not in groups]
         if before and before.quiet and not quiet:
             job.went_on(before, end_ns)
-        progress_ns = end_ns
+        steady = before if before and before.quiet and before.since_ns == since_ns else None
+        progress_ns, io_bytes = end_ns, max(0, own["io_bytes"][at])
         if quiet:
-            progress_ns = _progress_ns(own["cpu_ns"][at], own["io_bytes"][at], since_ns, end_ns, before)
+            progress_ns = _progress_ns(own["cpu_ns"][at], io_bytes, since_ns, end_ns, steady)
         session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
         job.ranks[number] = RankNow(
             *(number, self._sessions[session].hello.host, size, quiet, since_ns),
             *(ProcessState(own["state"][at]), WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
             heard_ns=end_ns,
+            io_bytes=io_bytes + (steady.io_bytes if steady else 0),
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:
@@ -271,11 +273,11 @@ def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:
     return Work(**about, begun_ns=end_ns - max(0, own["age_ns"][row]), state=own["pending"][row])
 
 
-def _progress_ns(cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, before: RankNow | None) -> int:
-    """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before."""
+def _progress_ns(cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, steady: RankNow | None) -> int:
+    """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before; steady:
+    as it was then."""
     if cpu_ns == UNKNOWN:
         return 0
-    steady = before if before and before.quiet and before.since_ns == since_ns else None
     if _got_on(cpu_ns, io_bytes, end_ns - (steady.heard_ns if steady else max(since_ns, end_ns - _ROWS_NS))):
         return end_ns
     return steady.progress_ns or since_ns if steady else since_ns

@@ -10,7 +10,7 @@ the missing rank does, for who says it of a rank that will come, says something 
 
 - It has left, died, or is stopped; or it has called something else: SURE_NS.
 - It sleeps, neither computes nor reads nor writes: SURE_NS, or half as long again as the job's longest wait.
-- It waits for its disk: DISK_NS, or three times the longest wait.
+- It waits for its disk, or has read or written since its last call: DISK_NS, or three times the longest wait.
 - It, or another one that is missing, gets on: PATIENCE_NS, or three times the longest wait.
 - Nothing is heard of its host: SILENT_NS.
 - What it sends or is sent is not acknowledged: SURE_NS.
@@ -39,6 +39,7 @@ _NAMES = (
 _ROOTED = (0, 3, 7, 8)  # broadcast, reduce, gather, scatter: a rank may be through while others wait
 _SAME_SIZE = (0, ALL_REDUCE, 3)  # all ranks hand over as much
 _HASH_SEED, _HASH_PRIME, _HASHED_WORDS, _NUMBERED = 0xCBF29CE484222325, 0x100000001B3, 32, 256
+_DISK_BYTES = 65_536  # less is a log
 _MOST_NAMED = 4  # ranks in a line
 
 
@@ -58,6 +59,7 @@ class RankNow:
     left_ns: int = 0  # its process has not been there since then; 0: it is
     silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
     heard_ns: int = 0  # this is known of it
+    io_bytes: int = 0  # that it has read and written since its last call
 
     @property
     def gets_on(self) -> bool:
@@ -304,7 +306,7 @@ def _culprit(
             sure, from_ns, wait_ns = 3, max(since_ns, one.progress_ns), max(SURE_NS, known.longest_ns * 3 // 2)
             if one.gets_on or not one.progress_ns:
                 sure, from_ns, wait_ns = 9, since_ns, max(PATIENCE_NS, long_ns)
-            elif one.state is ProcessState.DISK:
+            elif one.state is ProcessState.DISK or one.io_bytes >= _DISK_BYTES:
                 sure, wait_ns = 4, max(DISK_NS, long_ns)
             due_ns = max(from_ns + wait_ns, one.since_ns + known.usual_ns * 3 // 2)
             found.append((sure, due_ns, number, Hung.NOT_ENTERED))

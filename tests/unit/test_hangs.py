@@ -73,6 +73,7 @@ def test_a_rank_that_sleeps_and_has_not_entered() -> None:
         ({"left_ns": T0 - S}, SURE_NS, Hung.GONE, "ended"),
         ({"left_ns": T0 + 4 * S}, 4 * S + SURE_NS, Hung.GONE, "ended"),  # the others may be ending, too
         ({"silent_ns": T0 + 2 * S}, SILENT_NS + 2 * S, Hung.HOST_SILENT, "nothing is heard of h3"),
+        ({"io_bytes": 1 << 20}, DISK_NS, Hung.NOT_ENTERED, "it sleeps"),  # between two pieces of a checkpoint
         ({"state": ProcessState.DISK}, DISK_NS, Hung.NOT_ENTERED, "it is in disk I/O"),
         ({"state": ProcessState.RUNS}, PATIENCE_NS, Hung.NOT_ENTERED, "it computes"),
         ({"quiet": False}, PATIENCE_NS, Hung.NOT_ENTERED, "it calls something else"),

@@ -108,6 +108,16 @@ def test_of_one_that_computes_nothing_is_told() -> None:
     assert collector.stored == []
 
 
+def test_of_one_that_writes_slowly_nothing_is_told() -> None:
+    """A checkpoint on a disk that is so slow that nothing is written for seconds."""
+    collector = Collector()
+    collector.stands_still(io_bytes=60_000)
+    for second, io_bytes in ((5, 30_000), (8, 0)):
+        collector.tell(2, second, 7, OVER, cpu_ns=0, io_bytes=io_bytes)
+        collector.tick()
+    assert collector.stored == []
+
+
 def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
     """A checkpoint on its way to a file server: that takes little CPU time."""
     collector = Collector()
