@@ -34,7 +34,8 @@ _CUT_AGE_NS = 8_000_000_000  # the kernel sends it again after times that double
 _FORGOTTEN_NS = 3_600_000_000_000  # a job of which nothing has been told for so long
 _PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: below it nothing is done
 _NO_WAIT = (Hung.CUT_OFF, Hung.NOT_ENDING)
-_CHANGING = ("what", "why", "waiting")  # of a hang that goes on
+_SAYS_MORE = (Hung.CUT_OFF, Hung.GONE, Hung.HOST_SILENT)  # than that a rank is cut off
+_CHANGING = ("what", "why", "waiting", "missing")  # of a hang that goes on
 _WORK = ("group", "group_rank", "group_size", "operation", "sequence", "position", "peer", "bytes")
 _OF_CONNECTION = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes")
 _OF_ROW = ("session", "job", "rank", "pid", "start_ns", "end_ns")
@@ -186,7 +187,10 @@ class Hangs:
         if found and (found.what in _NO_WAIT or (found.rank in ranks and is_held(ranks[found.rank]))):
             job.sure_ns = now_ns
         before = job.hang
-        if before and (found is None or found.rank != before.rank):
+        if found and before and before.what is Hung.CUT_OFF and found.what not in _SAYS_MORE:
+            found = None  # TCP tries again ever more seldom
+        cut = found is not None and before is not None and found.what is before.what is Hung.CUT_OFF
+        if before and not cut and (found is None or found.rank != before.rank):
             still = any(ranks[number].quiet for number in before.waiting if number in ranks)
             if found is None and still and not all(one.gone for one in ranks.values()):
                 return
