@@ -189,8 +189,7 @@ class Hangs:
         before = job.hang
         if found and before and before.what is Hung.CUT_OFF and found.what not in _SAYS_MORE:
             found = None  # TCP tries again ever more seldom
-        cut = found is not None and before is not None and found.what is before.what is Hung.CUT_OFF
-        if before and not cut and (found is None or found.rank != before.rank):
+        if before and (found is None or not _same(before, found)):
             still = any(ranks[number].quiet for number in before.waiting if number in ranks)
             if found is None and still and not all(one.gone for one in ranks.values()):
                 return
@@ -270,6 +269,13 @@ class Hangs:
             del self._jobs[name]
         while len(self._jobs) >= _MOST_JOBS:
             del self._jobs[min(self._jobs, key=lambda name: self._jobs[name].told_ns)]
+
+
+def _same(before: Hang, found: Hang) -> bool:
+    """Whether it is the same hang, of which more is known by now."""
+    if before.what is not Hung.CUT_OFF:
+        return found.rank == before.rank
+    return found.what is Hung.CUT_OFF or found.rank in before.missing
 
 
 def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:

@@ -44,7 +44,7 @@ _TOLD = {
     "disk": (Hung.NOT_ENTERED,),
     "compute": (Hung.NOT_ENTERED,),
     "link": (Hung.CUT_OFF,),
-    "host": (Hung.HOST_SILENT,),
+    "host": (Hung.HOST_SILENT, Hung.CUT_OFF),  # at first
 }
 _FIRST = {"fsdp": "all-gather", "experts": "all-to-all", "pipeline": "receive"}  # of a step; others: all-reduce
 _OTHERS = {"fsdp": ("reduce-scatter",), "experts": ("all-reduce",), "pipeline": ("send",)}
@@ -87,7 +87,7 @@ class Outcome:
         if hang is None or hang.what not in _TOLD[kind]:
             return False
         # Of a single connection on which nothing arrives either end may be cut off.
-        return self.injection.rank in (hang.missing if kind in ("cross", "link") else (hang.rank,))
+        return self.injection.rank in (hang.missing if kind == "cross" or hang.what is Hung.CUT_OFF else (hang.rank,))
 
     @property
     def right_collective(self) -> bool:

@@ -13,6 +13,7 @@ the missing rank does, for who says it of a rank that will come, says something 
 - It waits for its disk, or has read or written since its last call: DISK_NS, or three times the longest wait.
 - It, or another one that is missing, gets on: PATIENCE_NS, or three times the longest wait.
 - Nothing is heard of its host: SILENT_NS.
+- Transfers wait for each other crosswise: SURE_NS later than collectives that do.
 - What it sends or is sent is not acknowledged: SURE_NS.
 - All are in it and no bytes flow: DISK_NS, or three times the longest wait.
 
@@ -97,7 +98,7 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
     waits = {number: work for number, one in ranks.items() if (work := _waited(one))}
     if not waits:
         return None
-    found = _other_calls(ranks, waits) or _cut_off(waits, known.cut) or _missing(ranks, waits)
+    found = _other_calls(ranks, waits) or _cut_off(ranks, waits, known.cut) or _missing(ranks, waits)
     if found is None:
         return None
     since_ns = min(waits[number].begun_ns for number in found.waiting)
@@ -108,6 +109,8 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
     else:
         culprit, what = found.missing[0] if found.missing else -1, found.what
         due_ns = since_ns + max(SURE_NS, known.longest_ns * 3 // 2)
+        if what is Hung.CROSSWISE and not _is_collective(found.work):
+            due_ns += SURE_NS  # what was sent may be on its way, on a link that is cut: that is seen by then
         if what is Hung.CUT_OFF:
             due_ns = since_ns + SURE_NS
             one = ranks.get(culprit)
@@ -244,15 +247,19 @@ def _size(work: Work) -> tuple[str, int]:
     return operation_name(work.operation), work.bytes if work.operation in _SAME_SIZE else 0
 
 
-def _cut_off(waits: Mapping[int, Work], cut: Collection[tuple[int, int]]) -> _Missing | None:
-    """Who is at an end of all connections on which nothing arrives; of a single one that is both."""
+def _cut_off(
+    ranks: Mapping[int, RankNow], waits: Mapping[int, Work], cut: Collection[tuple[int, int]]
+) -> _Missing | None:
+    """Who is at an end of all connections on which nothing arrives; of a single one that is both, unless one of them
+    does nothing any more."""
     if not cut:
         return None
     ends = Counter(rank for pair in cut for rank in set(pair))
     most = max(ends.values())
     first = min(waits.values(), key=lambda work: work.begun_ns)
-    off = tuple(sorted(rank for rank in ends if ends[rank] == most))
-    return _Missing(first, tuple(sorted(waits)), off, Hung.CUT_OFF)
+    off = sorted(rank for rank in ends if ends[rank] == most)
+    held = [rank for rank in off if rank in ranks and is_held(ranks[rank])]
+    return _Missing(first, tuple(sorted(waits)), tuple(held or off), Hung.CUT_OFF)
 
 
 def _missing(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missing | None:

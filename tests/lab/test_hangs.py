@@ -192,11 +192,12 @@ TRACER = "import ctypes, sys, time; ctypes.CDLL(None).ptrace(0x4206, int(sys.arg
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_of_a_training_that_evaluates_compiles_writes_and_is_debugged_nobody_is_told(watched: Watched) -> None:
     """The debugger lets it run (PTRACE_SEIZE)."""
     with training(watched, "life", 0, 29508) as ranks:
         for debugged in range(2):
-            ranks[1].wait_output(rf"does traced {6 * debugged + 5}\n", 300)
+            ranks[1].wait_output(rf"does traced {6 * debugged + 5}\n", 400)
             subprocess.run([sys.executable, "-c", TRACER, str(ranks[1].pid)], check=True)
         for rank in ranks:
             rank.wait_output("done", 300)

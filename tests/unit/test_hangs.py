@@ -159,7 +159,7 @@ def test_some_are_in_the_next_one_already() -> None:
         ({(1, 2), (3, 1)}, {}, Hung.CUT_OFF, (1,), "rank 1 on h1 is cut off in all-reduce 8"),
         ({(1, 2)}, {}, Hung.CUT_OFF, (1, 2), "ranks 1, 2 do not reach each other in all-reduce 8"),
         ({(1, 2), (3, 1)}, {"silent_ns": T0}, Hung.HOST_SILENT, (1,), "rank 1 on h1 has not entered"),
-        ({(1, 2), (3, 1)}, {"left_ns": T0}, Hung.GONE, (1,), "rank 1 on h1 is gone"),
+        ({(1, 2)}, {"left_ns": T0}, Hung.GONE, (1,), "rank 1 on h1 is gone"),
     ],
 )
 def test_one_that_is_cut_off(
@@ -171,6 +171,16 @@ def test_one_that_is_cut_off(
     assert hang is not None
     assert (seconds * S, hang.what, hang.missing) == (SURE_NS, what, missing)
     assert words in line(hang, str)
+
+
+def test_transfers_that_wait_for_each_other_may_be_on_a_cut_link() -> None:
+    ranks = {0: transfer(0, RECEIVE, 1), 1: transfer(1, RECEIVE, 0)}
+    seconds, hang = told_after(ranks)
+    assert hang is not None
+    assert (seconds * S, hang.what) == (2 * SURE_NS, Hung.CROSSWISE)
+    seconds, hang = told_after(ranks, cut={(0, 1)})
+    assert hang is not None
+    assert (seconds * S, hang.what) == (SURE_NS, Hung.CUT_OFF)
 
 
 def test_one_that_usually_takes_its_time() -> None:
