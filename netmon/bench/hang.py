@@ -39,7 +39,7 @@ _TOLD = {
     "stop": (Hung.NOT_ENTERED, Hung.STOPPED_IN_IT),
     "kill": (Hung.GONE,),
     "call": (Hung.OTHER_CALL,),
-    "size": (Hung.OTHER_CALL,),
+    "size": (Hung.OTHER_CALL, Hung.GONE),  # Gloo may end one that is handed more than it has room for
     "cross": (Hung.CROSSWISE,),
     "disk": (Hung.NOT_ENTERED,),
     "compute": (Hung.NOT_ENTERED,),
@@ -47,7 +47,7 @@ _TOLD = {
     "host": (Hung.HOST_SILENT, Hung.CUT_OFF),  # at first
 }
 _FIRST = {"fsdp": "all-gather", "experts": "all-to-all", "pipeline": "receive"}  # of a step; others: all-reduce
-_OTHERS = {"fsdp": ("reduce-scatter",), "experts": ("all-reduce",), "pipeline": ("send",)}
+_OTHERS = {"fsdp": ("reduce-scatter", "all-reduce"), "experts": ("all-reduce",), "pipeline": ("send",)}
 _UNABLE = {"horovod": ("size", "cross"), "pipeline": ("call", "size")}
 """Horovod puts them in order itself. In a pipeline ranks wait for transfers while one is in a collective."""
 
@@ -214,6 +214,7 @@ class _Run:
         self._result = result
         self._order = folder / "order"
         self._told: dict[int, Hang] = {}  # by when it was told; as it was then
+        self._begun_ns = 0  # of an injection that is not over
 
     def do(self, plan: Sequence[Injection]) -> None:
         """Blocks. Raises LabError."""
@@ -223,13 +224,14 @@ class _Run:
             self._training = stack.enter_context(training)
             stack.callback(self._kill)
             self._await(lambda: training.iterations_done() >= _WARM)
-            own = []
-            for injection in plan:
-                self._calm()
-                if training.ranks[0].status() is not None:
-                    break
-                own.append(self._inject(injection, disk))
-        self._score(own)
+            own: list[Outcome] = []
+            try:
+                for injection in plan:
+                    self._calm()
+                    if training.ranks[0].status() is None:
+                        own.append(self._inject(injection, disk))
+            finally:
+                self._score(own)
 
     def _calm(self) -> None:
         end = time.monotonic() + _CALM_S
@@ -251,11 +253,10 @@ class _Run:
                 begun_ns = time.time_ns()
             if injection.trainer in ("pipeline", "horovod") or injection.kind == "cross":
                 sequence = -1  # transfers count on two ranks only
-            outcome = Outcome(injection, begun_ns, sequence)
-            self._result.outcomes.append(outcome)
+            outcome, self._begun_ns = Outcome(injection, begun_ns, sequence), begun_ns
             end = time.monotonic() + _PATIENCE_S.get(injection.kind, _SOON_S)
             while time.monotonic() < end and not any(told_ns >= begun_ns for told_ns in self._told):
-                if injection.rank != 0 and self._training.ranks[0].status() is not None:
+                if all(one.status() is not None for one in self._training.ranks if one is not rank):
                     outcome.ended_itself = True
                     break
                 self._look()
@@ -263,7 +264,7 @@ class _Run:
         if injection.kind in _GO_ON:
             before = self._training.iterations_done()
             self._await(lambda: self._training.iterations_done() > before + 3 and not self._goes_on())
-        outcome.ended_ns = time.time_ns()
+        outcome.ended_ns, self._begun_ns = time.time_ns(), 0
         return outcome
 
     def _tell_script(self, injection: Injection, disk: Path | None) -> None:
@@ -274,7 +275,10 @@ class _Run:
         beside.rename(self._order)
 
     def _score(self, outcomes: Sequence[Outcome]) -> None:
+        self._result.outcomes += outcomes
         for told_ns, hang in sorted(self._told.items()):
+            if self._begun_ns and told_ns >= self._begun_ns:
+                break
             own = [each for each in outcomes if each.begun_ns <= told_ns <= each.ended_ns]
             if not own:
                 self._result.false.append(_words(hang))
