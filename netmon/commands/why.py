@@ -86,6 +86,7 @@ class _Found(NamedTuple):
     names: Mapping[str, str]  # what people call jobs
     calm: Sequence[str] = ()  # what is said where nothing stands out
     hangs: "Sequence[Hang]" = ()  # newest first
+    before: Sequence[str] = ()  # of the newest of these: what was there before; a line, or none
 
 
 def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
@@ -124,9 +125,11 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 
 def _stored(args: argparse.Namespace) -> _Found:
     from netmon.errors import NoRowsError
+    from netmon.history.hangs import before as before_hang
     from netmon.history.hangs import read_hangs
     from netmon.history.job_names import jobs_of, not_understood, requested_job
     from netmon.history.judging import ALWAYS, incidents_of, read_verdicts, understood_jobs, verdicts
+    from netmon.units import format_moment
 
     unclear = not_understood(args.data)
     try:
@@ -143,7 +146,8 @@ def _stored(args: argparse.Namespace) -> _Found:
     unclear = [name for name in unclear if job in (None, name)]
     hangs = read_hangs(args.data, job)
     calm = [] if found or unclear or hangs else _calm(args.data, job)
-    return _Found(told, found, unclear, names, calm, hangs)
+    before = [line for hang in hangs[:1] if (line := before_hang(args.data, hang).line(format_moment))]
+    return _Found(told, found, unclear, names, calm, hangs, before)
 
 
 def _calm(data: "Path", job: str | None) -> list[str]:
@@ -198,6 +202,8 @@ def _print_summary(found: _Found, where: str, every: bool) -> None:
     shown = found.hangs if every else found.hangs[:_MOST_HANGS]
     for hang in shown:
         say(hang_line(replace(hang, job=found.names.get(hang.job, hang.job)), format_moment))
+        for line in found.before if hang is shown[0] else ():
+            say(f"  {line}")
     lines = worst_lines(found.incidents, found.names, len(found.incidents) if every else _MOST_INCIDENTS)
     for line in lines:
         say(line)
