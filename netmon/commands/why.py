@@ -31,7 +31,7 @@ EXAMPLES = """\
 """
 
 _MOST_HANGS, _MOST_INCIDENTS, _WORST = 5, 20, 5  # that are shown where there are more: hangs, incidents, and steps
-_MOST_EXPOSED = 50  # steps of which it is told in which group ranks waited
+_MOST_EXPOSED = 20  # steps of which it is told in which group ranks waited
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -283,7 +283,6 @@ def _print(
     identified: "Sequence[Verdict]" = (),
 ) -> None:
     """identified: the same verdicts, by jobs' identities; empty: so they are."""
-    from netmon.dl.groups import sentence as of_groups
     from netmon.dl.verdict.verdict_text import arithmetic, sentence
     from netmon.history.groups import exposed_in
     from netmon.terminal import say
@@ -295,7 +294,7 @@ def _print(
         say(sentence(verdict))
         for line in arithmetic(verdict):
             say(f"  {line}")
-        if data and place < _MOST_EXPOSED and (line := of_groups(exposed_in(data, [*identified, *found][place]))):
+        if data and place < _MOST_EXPOSED and (line := exposed_in(data, [*identified, *found][place])):
             say(f"  {line}")
     for line in calm:
         say(line)

@@ -3,10 +3,10 @@
 
 A group is known by its name's hash, which is the same on all ranks. What is called in it falls into families that are
 judged each for itself: sums, gathers with what they are summed by, exchanges of all with all, transfers between two.
-What these do not tell is unknown:
+What these do not tell is unknown, but where other groups of the job call the same:
 
 - Sums of activations come in the forward pass, too: tensor. Sums of gradients do not: data.
-- Parameters are gathered in the forward pass, and of all that is gathered as many gradients are summed: sharded data.
+- Parameters are gathered, and as many gradients summed as are gathered at once, after the forward pass: sharded data.
   Gathers and sums in both passes: tensor (with split sequences).
 - What goes from all to all in different sizes goes to experts. In equal sizes it may be attention, too: unknown.
 - Ranks that send to a next one and get back from it: pipeline. Ranks in a ring that send one way only: context.
@@ -15,8 +15,9 @@ Where time goes is added up rank by rank (StageFrontier): what a rank did not wa
 computes longer than usual by as much as the others wait longer has kept them; no clocks are compared.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ _STEPS = 200  # with which one is compared, on either side
 _FEWEST = 5
 _MOST_SENT = 32  # lines of a group
 _SLOWEST = 1.1  # as long as any other stage
+_PART = 0.25  # of a longer wait, that an operation must have of it to be named
 _LONGER = 0.5  # of what a step took longer, that a rank must compute or wait longer to be named
 
 NAMES = {
@@ -137,8 +139,25 @@ def group_uses(rows: pd.DataFrame) -> list[GroupUse]:
                 found.append(_use(group, some, ranks, size, int(own["size"].iloc[-1])))
         if len(left):
             found.append(_use(group, left, ranks, size, int(own["size"].iloc[-1])))
+    found = list(_alike(found))
     order = (DATA, SHARDED, TENSOR, PIPELINE, EXPERT, CONTEXT, UNCLEAR)
     return sorted(found, key=lambda use: (order.index(use.kind), use.ranks, use.group))
+
+
+def _alike(uses: Sequence[GroupUse]) -> Iterator[GroupUse]:
+    """Groups that share no rank, and call the same in every step, are for the same."""
+    for use in uses:
+        same = [one for one in uses if _signature(one) == _signature(use)]
+        ranks = [rank for one in same for rank in one.ranks]
+        kinds = Counter(one.kind for one in same if one.kind != UNCLEAR)
+        if len(same) > 1 and kinds and len(ranks) == len(set(ranks)):
+            kind, count = kinds.most_common(1)[0]
+            use = replace(use, kind=kind if len(kinds) == 1 or 2 * count > len(same) else UNCLEAR)
+        yield use
+
+
+def _signature(use: GroupUse) -> tuple[object, ...]:
+    return use.size, tuple((one.name, one.calls, one.bytes) for one in use.operations)
 
 
 def _without_blind(rows: pd.DataFrame) -> pd.DataFrame:
@@ -148,9 +167,7 @@ def _without_blind(rows: pd.DataFrame) -> pd.DataFrame:
     blind = steps.groupby("rank").median() == 0
     of_row = rows["rank"].map(blind)
     mixed = (~of_row).groupby(rows["group"]).transform("any")
-    return rows.assign(
-        **{name: rows[name].where(~(of_row & mixed)) for name in ("forward_calls", "forward_bytes")},
-    )
+    return rows.assign(forward_calls=rows["forward_calls"].where(~(of_row & mixed)))
 
 
 def _use(group: int, rows: pd.DataFrame, ranks: Mapping[int, int], size: int, job_size: int) -> GroupUse:
@@ -246,7 +263,6 @@ class _Typical(NamedTuple):
     calls: float
     bytes: float
     forward: float  # calls
-    forward_bytes: float
 
 
 def _of(rows: pd.DataFrame, codes: Sequence[int]) -> _Typical | None:
@@ -254,7 +270,7 @@ def _of(rows: pd.DataFrame, codes: Sequence[int]) -> _Typical | None:
     some = rows[rows["operation"].isin(codes)]
     if not len(some):
         return None
-    names = ["calls", "bytes", "forward_calls", "forward_bytes"]
+    names = ["calls", "bytes", "forward_calls"]
     typical = some.groupby(["rank", "end_ns"])[names].sum(min_count=1).groupby("rank").median()
     forward = typical["forward_calls"].dropna()
     if (forward > 0).nunique() > 1:  # ranks do not agree on what is forward
@@ -265,13 +281,11 @@ def _of(rows: pd.DataFrame, codes: Sequence[int]) -> _Typical | None:
 
 
 def _sums_what_it_gathers(gathers: _Typical, sums: _Typical, size: int) -> bool:
-    """Of gathers the bytes are a rank's share; of sums all that is summed. Parameters are gathered in the forward pass,
-    or, where only the optimizer's state is sharded, once after it."""
-    shares = gathers.forward_bytes if gathers.forward > 0 else gathers.bytes
-    if shares <= 0 or sums.bytes < _LEAST_BYTES:
+    """Call by call: of a gather the bytes are a rank's share, of a sum they are all that is summed."""
+    if gathers.bytes <= 0 or sums.bytes < _LEAST_BYTES:
         return False
     least, most = _SUMMED_PER_GATHERED
-    return least <= sums.bytes / (shares * size) <= most
+    return least <= (sums.bytes / sums.calls) / (gathers.bytes / gathers.calls * size) <= most
 
 
 def _varies(rows: pd.DataFrame) -> bool:
@@ -314,16 +328,24 @@ def _connected(neighbours: Mapping[int, set[int]]) -> bool:
 # --- where the time of steps goes
 
 
+_Key = tuple[int, int]
+"""A group and an operation."""
+
+
 @dataclass(frozen=True)
 class Growth:
     """A rank in a step, compared with its usual ones."""
 
     rank: int
     computed_ns: float  # longer than usual
-    waited_ns: Mapping[tuple[int, tuple[int, ...]], float]  # the same by the group and the codes of a use
+    waited_ns: Mapping[_Key, float]  # the same
+
+    def waited_in(self, use: GroupUse) -> float:
+        """Longer than usual, in what this group is used for."""
+        return sum(self.waited_ns.get((use.group, code), 0.0) for code in use.codes)
 
 
-def growths(rows: pd.DataFrame, uses: Sequence[GroupUse], iteration: int) -> list[Growth]:
+def growths(rows: pd.DataFrame, iteration: int) -> list[Growth]:
     """rows: as group_uses takes them, with the column `iteration`. Of the ranks that have enough steps to compare."""
     near = rows[(rows["iteration"] - iteration).abs() <= _STEPS]
     found = list[Growth]()
@@ -332,17 +354,12 @@ def growths(rows: pd.DataFrame, uses: Sequence[GroupUse], iteration: int) -> lis
         took = (spans["end_ns"] - spans["start_ns"]).astype(float)
         if iteration not in took.index or len(took) < _FEWEST + 1:
             continue
-        waits, computed = dict[tuple[int, tuple[int, ...]], float](), took.copy()
-        known = {(use.group, code): (use.group, use.codes) for use in uses for code in use.codes}
-        keys = [
-            known.get((group, code), (UNKNOWN, ()))
-            for group, code in zip(own["group"].tolist(), own["operation"].tolist(), strict=True)
-        ]
-        waited = own.groupby([pd.Series(keys, own.index), "iteration"])["waited_ns"].sum()
-        for key in dict.fromkeys(keys):
-            each = waited[key].reindex(took.index).fillna(0.0)
-            computed -= each
-            waits[key] = float(each[iteration] - each.drop(iteration).median())
+        waits, computed = dict[_Key, float](), took.copy()
+        for group, of_group in _by(own, "group"):
+            for code, calls in _by(of_group, "operation"):
+                each = calls.groupby("iteration")["waited_ns"].sum().reindex(took.index).fillna(0.0)
+                computed -= each
+                waits[group, code] = float(each[iteration] - each.drop(iteration).median())
         usual = computed.drop(iteration).median()
         found.append(Growth(rank, float(computed[iteration] - usual), waits))
     return found
@@ -353,41 +370,65 @@ class Exposed:
     """In which group ranks waited longer than usual in a step, and who entered last."""
 
     use: GroupUse | None  # None: nothing stands out
-    waited_ns: float = 0.0
+    codes: tuple[int, ...] = ()  # the operations in which they did
+    waited_ns: float = 0.0  # longer, at most
     waiting: tuple[int, ...] = ()
-    late: int = -1  # rank; −1: nobody, or nobody knows
-    late_ns: float = 0.0
+    late: int = -1  # rank that kept them; −1: nobody computed longer
+    late_ns: float = 0.0  # that it computed longer
+    sequence: int = -1  # of the collective that it entered last; −1: not known
+    lag_ns: int = 0  # it did so long after the others, by the hosts' clocks; 0: these do not tell
     imbalance: float = 0.0  # of experts, in this step; 0: as usual
     most: int = -1  # the rank that gets most then
 
 
-def exposed(rows: pd.DataFrame, uses: Sequence[GroupUse], iteration: int, excess_ns: int) -> Exposed:
-    """rows: as growths takes them; excess_ns: what the step took longer than usual, above 0."""
-    ranks = growths(rows, uses, iteration)
-    size = int(rows["size"].max()) if len(rows) else 0
-    nothing = Exposed(None)
-    if len(ranks) < size or excess_ns <= 0:
+def exposed(
+    rows: pd.DataFrame, uses: Sequence[GroupUse], iteration: int, excess_ns: int, clock_error_ns: int = 0
+) -> Exposed:
+    """rows: as growths takes them; excess_ns: what the step took longer than usual, above 0; clock_error_ns: of the
+    rows' times, between hosts."""
+    ranks, nothing = growths(rows, iteration), Exposed(None)
+    if not ranks or len(ranks) < int(rows["size"].max()) or excess_ns <= 0 or not uses:
         return nothing
     least = _LONGER * excess_ns
     late = [one for one in ranks if one.computed_ns >= least]
-    largest = {}
-    for one in ranks:
-        key = max(one.waited_ns, key=lambda which: one.waited_ns[which])
-        if one not in late and one.waited_ns[key] >= least and key[1]:
-            largest[one.rank] = key, one.waited_ns[key]
-    if not largest or len(late) > 1 or len(late) + len(largest) < len(ranks):
+    others = [one for one in ranks if one not in late]
+    most = {one.rank: max(uses, key=one.waited_in) for one in others}
+    kept = [one for one in others if one.waited_in(most[one.rank]) >= least]
+    if not kept or len(late) > 1 or len(late) + len(kept) < len(ranks):
         return nothing
-    keys = [key for key, _ in largest.values()]
-    chosen = max(sorted(set(keys)), key=lambda key: (bool(late) and late[0].rank in _ranks(uses, key), keys.count(key)))
-    use = next(use for use in uses if (use.group, use.codes) == chosen)
-    waiting = tuple(sorted(rank for rank, (key, _) in largest.items() if key == chosen))
-    waited_ns = max(ns for key, ns in largest.values() if key == chosen)
-    whose = (late[0].rank, late[0].computed_ns) if late else (-1, 0.0)
-    return Exposed(use, waited_ns, waiting, *whose, *_uneven(rows, use, iteration))
+    counts = [most[one.rank] for one in kept]
+    use = max(counts, key=lambda one: (bool(late) and late[0].rank in one.ranks, counts.count(one), one.ranks))
+    waiting = [one for one in kept if most[one.rank] == use]
+    longest = max(waiting, key=lambda one: one.waited_in(use))
+    total = longest.waited_in(use)
+    grown = {code: longest.waited_ns.get((use.group, code), 0.0) for code in use.codes}
+    codes = tuple(code for code, ns in grown.items() if ns >= _PART * total)
+    numbers = tuple(sorted(one.rank for one in waiting))
+    if not late:
+        return Exposed(
+            use, codes, total, numbers, imbalance=(uneven := _uneven(rows, use, iteration))[0], most=uneven[1]
+        )
+    step = rows[(rows["iteration"] == iteration) & (rows["group"] == use.group)]
+    code = max(grown, key=lambda one: grown[one])
+    entered = _entered(step[step["operation"] == code], numbers, late[0].rank, clock_error_ns)
+    return Exposed(
+        *(use, codes, total, numbers, late[0].rank, late[0].computed_ns, *entered, *_uneven(rows, use, iteration))
+    )
 
 
-def _ranks(uses: Sequence[GroupUse], key: tuple[int, tuple[int, ...]]) -> tuple[int, ...]:
-    return next((use.ranks for use in uses if (use.group, use.codes) == key), ())
+def _entered(step: pd.DataFrame, waiting: Sequence[int], late: int, clock_error_ns: int) -> tuple[int, int]:
+    """The number of the collective in which ranks waited longest, and before which the late one was busy for longest,
+    if that is one; and by how much it entered that later. step: one operation of a group in a step."""
+    by_rank = step.drop_duplicates("rank").set_index("rank")
+    if late not in by_rank.index or not {*waiting} <= {*by_rank.index}:
+        return -1, 0
+    theirs, own = by_rank.loc[[*waiting]], by_rank["late_sequence"].loc[[late]].max()
+    if not own >= 0 or (theirs["longest_sequence"] != own).any():
+        return -1, 0
+    begun_ns = by_rank["start_ns"] + by_rank["late_at_ns"]
+    before_ns = theirs["start_ns"] + theirs["longest_at_ns"]
+    lag_ns = int(begun_ns.loc[[late]].max() - before_ns.max())
+    return int(own), lag_ns if lag_ns > clock_error_ns else 0
 
 
 _CLEARLY = 1.25  # as uneven as usual
@@ -416,27 +457,31 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def sentence(found: Exposed) -> str:
+def sentence(found: Exposed, clock_error_ns: int = 0) -> str:
     """Empty: there is nothing to say."""
     use = found.use
     if use is None:
         return ""
-    many, ranks = len(found.waiting) > 1, ranks_in_words(found.waiting)
-    what = " and ".join(dict.fromkeys(NAMES.get(code, "calls") for code in use.codes if code != SEND)) or "sends"
-    of = f" of ranks {ranks_in_words(use.ranks)}" if use.whole and len(found.waiting) < use.size - 1 else ""
-    kind = "" if use.kind == UNCLEAR else f"{use.kind} "
-    waited = f"rank{'s' * many} {ranks} waited up to {format_duration(found.waited_ns)} longer than usual"
-    text = f"{waited} in the {what} of the {kind}group{of}"
+    what = " and ".join(dict.fromkeys(NAMES.get(code, "calls") for code in found.codes))
+    what = f"{what[:-1]} {found.sequence:,}" if found.sequence >= 0 and len(found.codes) == 1 else f"the {what}"
+    named = "group" if use.name == "all ranks" else use.name if use.name.startswith("group") else f"group of {use.size}"
+    ranks = f" (ranks {ranks_in_words(use.ranks)})" if use.whole and use.name != "all ranks" else ""
+    group = f"{named}{ranks}" if use.kind == UNCLEAR else f"{use.kind} {named}{ranks}"
+    who = f"rank{'s' * (len(found.waiting) > 1)} {ranks_in_words(found.waiting)}"
+    text = f"{who} waited up to {format_duration(found.waited_ns)} longer than usual in {what} of the {group}"
+    late = f"rank {found.late}"
     if found.late < 0:
-        text += "; no rank entered them late"
-    elif found.late in use.ranks and use.codes[0] in _TRANSFERS:
-        text += f" for rank {found.late}, which computed {format_duration(found.late_ns)} longer"
-    elif found.late in use.ranks:
-        text += f"; rank {found.late} entered last: it computed {format_duration(found.late_ns)} longer"
+        text += "; no rank computed longer"
+    elif found.late not in use.ranks:
+        text += f"; {late}, of another group, computed {format_duration(found.late_ns)} longer"
+    elif use.codes[0] in _TRANSFERS:
+        text += f"; {late} computed {format_duration(found.late_ns)} longer, and they waited for it"
     else:
-        text += f"; rank {found.late}, of another group, computed {format_duration(found.late_ns)} longer"
+        text += f"; {late} entered last: it computed {format_duration(found.late_ns)} longer"
+    if found.lag_ns:
+        text += f", and entered {format_duration(found.lag_ns)} after the others (± {format_duration(clock_error_ns)})"
     if found.imbalance:
-        text += f"; rank {found.most} got {found.imbalance:.1f} × the mean of what tokens there were"
+        text += f"; rank {found.most} got {found.imbalance:.1f} × the mean of what was exchanged"
     return text
 
 
@@ -472,24 +517,29 @@ def in_words(rows: pd.DataFrame, uses: Sequence[GroupUse]) -> Iterator[str]:
         return
     spans = rows.groupby(["rank", "end_ns"])["start_ns"].first().reset_index()
     took = float((spans["end_ns"] - spans["start_ns"]).median())
-    waited = {use: sum(one.waited_ns for one in use.operations) for use in uses}
-    parts = [f"{format_duration(took - sum(waited.values()))} computing"]
-    parts += [f"{format_duration(ns)} waiting in {use.name} ({use.kind})" for use, ns in waited.items() if ns > 0]
-    yield f"a step of {format_duration(took)}: {', '.join(parts)}"
+    waited = dict[str, float]()
     for use in uses:
-        for one in use.sent[:_MOST_SENT]:
-            size = f", {format_bytes(one.bytes)}" if one.bytes >= 0 else ""
-            yield f"rank {one.sender} sends to {one.receiver}: {one.calls:.3g} a step{size}"
-        if len(use.sent) > _MOST_SENT:
-            yield f"and {len(use.sent) - _MOST_SENT} more"
+        of_all = sum(one.waited_ns for one in use.operations) * len(use.ranks) / rows["rank"].nunique()
+        waited[use.kind] = waited.get(use.kind, 0.0) + of_all
+    parts = [f"{format_duration(max(0.0, took - sum(waited.values())))} computing"]
+    parts += [f"{format_duration(ns)} waiting in {kind} groups" for kind, ns in waited.items() if ns > 0]
+    yield f"a step of {format_duration(took)}, on average of the ranks: {', '.join(parts)}"
+    sent = [one for use in uses for one in use.sent]
+    for one in sent[:_MOST_SENT]:
+        size = f", {format_bytes(one.bytes)}" if one.bytes >= 0 else ""
+        yield f"rank {one.sender} sends to {one.receiver}: {one.calls:.3g} a step{size}"
+    if len(sent) > _MOST_SENT:
+        yield f"and {len(sent) - _MOST_SENT} more"
+    for use in uses:
         if use.kind == EXPERT:
             yield f"{use.name}: the rank that gets most gets {use.imbalance:.2f} × the mean"
         if use.kind == PIPELINE and use.whole and len(known := stages(rows, use)) > 1:
             slowest = max(known, key=lambda stage: stage.computed_ns)
             computed = sorted(stage.computed_ns for stage in known)
             clear = computed[-1] > _SLOWEST * computed[-2]
-            yield f"the slowest stage is rank {slowest.rank}" if clear else "no stage is much slower than the others"
+            which = f"rank {slowest.rank} is the slowest stage" if clear else "no stage is much slower than the others"
+            yield f"pipeline of ranks {ranks_in_words(use.ranks)}: {which}"
             for stage in known[:_MOST_SENT]:
                 whom = f", mostly for rank {stage.waits_for}" if stage.waits_for >= 0 else ""
                 times = format_duration(stage.computed_ns), format_duration(stage.bubble_ns)
-                yield f"rank {stage.rank} computes {times[0]}, waits {times[1]}{whom}"
+                yield f"  rank {stage.rank} computes {times[0]}, waits {times[1]} in receives{whom}"

@@ -115,7 +115,7 @@ class StepCalls:
         before = np.concatenate([[self._end_ns or begin[0]], end[:-1]])
         first = np.minimum(begin[:-1], before + 1)  # its calls begin then
         until = np.minimum(begin[1:], end + 1)
-        whole = first >= self._since_ns
+        whole = begin[:-1] >= self._since_ns
         rows = _add_up(calls, first[whole], until[whole], before[whole], end[whole])
         self._end_ns = int(end[-1])
         kept = calls[calls["time_ns"] >= until[-1]]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.dl.groups import Exposed, GroupUse, exposed, group_uses
+from netmon.dl.groups import GroupUse, exposed, group_uses, sentence
 from netmon.errors import NoRowsError
 from netmon.evidence import UNKNOWN
 from netmon.history.dataset import open_table, read_rows, stream
@@ -17,6 +17,7 @@ from netmon.views import Cause, Verdict
 _COLUMNS = [
     *("host", "start_ns", "end_ns", "job", "rank", "size", "group", "group_rank", "group_size", "operation", "peer"),
     *("calls", "bytes", "forward_calls", "forward_bytes", "waited_ns"),
+    *("longest_sequence", "longest_at_ns", "late_sequence", "late_at_ns"),
 ]
 _SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
 _LATELY_NS = 600_000_000_000  # of a job's last steps, which say what its groups are
@@ -44,15 +45,18 @@ def groups_of(data: Path, job: str | None = None) -> dict[str, tuple[list[GroupU
     return found
 
 
-def exposed_in(data: Path, verdict: Verdict) -> Exposed:
-    """In which group ranks waited longer in an iteration that was slow, and who kept them. Raises DataError."""
+def exposed_in(data: Path, verdict: Verdict) -> str:
+    """In which group ranks waited longer in an iteration that was slow, and who kept them; empty: that is not clear.
+
+    Raises DataError.
+    """
     if verdict.excess_ns <= 0 or verdict.cause == Cause.CHANGE:
-        return Exposed(None)
+        return ""
     around = min(_LATELY_NS, _STEPS * max(verdict.usual_ns, verdict.end_ns - verdict.start_ns))
     span = verdict.start_ns - around, verdict.end_ns + around
     rows = _rows(data, verdict.job, span)
     if not len(rows):
-        return Exposed(None)
+        return ""
     wanted = (ds.field("job") == verdict.job) & (ds.field("end_ns") >= span[0]) & (ds.field("end_ns") <= span[1])
     steps = read_rows(data, "iterations", ["rank", "end_ns", "iteration"], wanted, span)
     rows = pd.merge_asof(
@@ -64,7 +68,15 @@ def exposed_in(data: Path, verdict: Verdict) -> Exposed:
         tolerance=_SAME_NS,
     )
     rows = rows[rows["iteration"].notna()]
-    return exposed(rows, group_uses(rows), verdict.iteration, verdict.excess_ns)
+    error_ns = _clock_error_ns(data, set(rows["host"]))
+    return sentence(exposed(rows, group_uses(rows), verdict.iteration, verdict.excess_ns, error_ns), error_ns)
+
+
+def _clock_error_ns(data: Path, hosts: set[str]) -> int:
+    """Between any two of these hosts, at most."""
+    sessions = read_rows(data, "sessions", ["host", "clock_error_ns"])
+    of_hosts = sessions[sessions["host"].isin(hosts)].groupby("host")["clock_error_ns"].max().sort_values()
+    return int(of_hosts.iloc[-2:].sum()) if len(of_hosts) > 1 else 0
 
 
 def _rows(data: Path, job: str, span: tuple[int, int]) -> pd.DataFrame:
