@@ -97,7 +97,34 @@ _WAIT = {
     "age_ns": "for how long it had been begun at the end",
     "pending": "0: it is over; 1: it is not; 2: a thread waits for it",
 }
-MEANINGS = {"transport": _CONNECTION, "host": _HOST, "waits": _WAIT}
+_COLLECTIVE = {
+    "start_ns": "the step before was over",  # mono; of the first one: it has begun
+    "end_ns": "the step was over",
+    "job": "the job's identity, which its launcher gave to all ranks",
+    "rank": "rank in the job",
+    "pid": "process id on the host",
+    "size": "ranks in the job",
+    "group": "the calls' group, by a hash of its name; null: not known",
+    "group_rank": "rank in the group",
+    "group_size": "ranks in the group",
+    "operation": "what they are, as PyTorch numbers operations",
+    "peer": "of transfers: the other rank of the group",
+    "calls": "how many",
+    "bytes": "of all: of a gather and an all-to-all what comes, of a sum what is summed",
+    "forward_calls": "of the calls, those before the first backward pass; null: none was seen",
+    "forward_bytes": "of the bytes, theirs",
+    "open_ns": "time in which one of them was not over",
+    "waited_ns": "of that, the time in which a thread of the rank waited for one",
+    "first_ns": "the first was begun, after the start",
+    "last_ns": "all were over, after the start",
+    "longest_ns": "the longest wait for one of them",
+    "longest_sequence": "the number of that one in its group on this rank, as PyTorch counts it",
+    "longest_at_ns": "it was begun, after the start",
+    "late_ns": "the longest time before one of them in which the rank neither called nor waited",
+    "late_sequence": "the number of that one",
+    "late_at_ns": "it was begun, after the start",
+}
+MEANINGS = {"transport": _CONNECTION, "host": _HOST, "waits": _WAIT, "collectives": _COLLECTIVE}
 """Of the tables' columns, in their order: dtypes, messages and the dataset's schema follow."""
 
 TRANSPORT = np.dtype([(name, "<i8") for name in _CONNECTION])
@@ -111,5 +138,8 @@ WAIT = np.dtype([(name, "<i8") for name in _WAIT])
 group. Of a rank that is quiet, now and then; once when it goes on; and once when it has called something in a group.
 """
 
-EVIDENCE = {"transport": TRANSPORT, "host": HOST_PART, "waits": WAIT}
+COLLECTIVE = np.dtype([(name, "<i8") for name in _COLLECTIVE])
+"""What a rank has called in a step: a row for each group and operation, of transfers for each other rank, too."""
+
+EVIDENCE = {"transport": TRANSPORT, "host": HOST_PART, "waits": WAIT, "collectives": COLLECTIVE}
 """By the names of the tables, in a batch and in the dataset."""

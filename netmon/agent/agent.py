@@ -51,6 +51,7 @@ class Agent:
         self._aggregates, self._recent_flows = AggregateFlows(numbers.aggregates.by_id), RecentFlows()
         self._marks = TrainingMarks(socket, counting, self._owners, self._clock)
         self._evidence = Evidence(settings, counting, self._owners.flows, privileged.pid)
+        self._marks.collectives = self._evidence.collectives
         self._scan = HostScan(privileged, self._owners, self._marks, counting.links, self._evidence.transport)
         self._schedule = PollSchedule(time.monotonic_ns())
         self._sending = Sending(settings, way, folder, counting, self._marks, self._clock)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from netmon.agent.collectives import Collectives
 from netmon.agent.cost import CostMeter
 from netmon.agent.counting import Counting
 from netmon.agent.host_part import HostPart
@@ -25,6 +26,7 @@ class Evidence:
         self._host = HostPart(self._nic, counting.stops, wanted)
         self.transport = TransportLooks(flows, wanted=wanted)
         self._waits = Waits() if wanted else None
+        self.collectives = Collectives() if wanted else None
         self.cost = CostMeter((os.getpid(), helper))
 
     def watch(self, now_ns: int) -> None:
@@ -45,6 +47,8 @@ class Evidence:
         tables = {"transport": self.transport.due(now_ns), "host": host}
         if self._waits:
             tables["waits"] = self._waits.due(active, now_ns, words)
+        if self.collectives:
+            tables["collectives"] = self.collectives.due(now_ns, words)
         return {"nic": nic, "evidence": tables, "words": tuple(words)}
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:

@@ -341,11 +341,16 @@ def _hash(name: str) -> int:
 _GROUP_NUMBERS: dict[int, int] = {}
 
 
-def _group_name(work: Work, size: int) -> str:
-    """What PyTorch calls it, if that is a number; empty: it is the first one, of all ranks."""
+def group_number(group: int) -> int | None:
+    """What PyTorch calls a group, if that is a number."""
     if not _GROUP_NUMBERS:
         _GROUP_NUMBERS.update((_hash(str(number)), number) for number in range(_NUMBERED))
-    number = _GROUP_NUMBERS.get(work.group)
+    return _GROUP_NUMBERS.get(group)
+
+
+def _group_name(work: Work, size: int) -> str:
+    """Empty: it is the first one, of all ranks."""
+    number = group_number(work.group)
     if work.group in (UNNAMED, HOROVOD) or (number == 0 and work.group_size == size):
         return ""
     return f"group {number}" if number is not None else f"a group of {work.group_size}"

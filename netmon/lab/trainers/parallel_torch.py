@@ -211,11 +211,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, pauses, metric = int(os.environ["RANK"]), Pauses(args.pauses), torch.zeros(1)
-    step, hangs = KINDS[args.kind](args.params, args.compute), torch_hangs(args.hangs, rank, args.kind == "tensor")
+    rank, metric = int(os.environ["RANK"]), torch.zeros(1)
+    pauses, hangs = Pauses(args.pauses, rank), torch_hangs(args.hangs, rank, args.kind == "tensor")
+    step = KINDS[args.kind](args.params, args.compute)
     with IterationLog(args.log, rank) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
+            pauses.be_late(iteration)
             step()
             end = time.monotonic_ns()
             log.add(iteration, start, start, end, end)
