@@ -38,7 +38,7 @@ from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, all_of, known_columns, open_table, read_rows, stream
-from netmon.history.files import table_files
+from netmon.history.files import has_ended, table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
 from netmon.units import format_duration, format_moment
@@ -175,10 +175,11 @@ def stored_incidents(data: Path, job: str | None = None, within_ns: tuple[int, i
 def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
     """What verdicts have in common (netmon.dl.verdict.incidents), in the order of their beginnings.
 
-    One that lasts until a job's last step goes on where that was in the last minute.
+    One that lasts until a job's last step goes on where that was in the last minute and somebody still writes.
     """
     now_ns = time.time_ns()
-    return incidents(found, _newest_steps(data, now_ns - LATELY_NS) if found else {}, now_ns)
+    newest = _newest_steps(data, now_ns - LATELY_NS) if found and not has_ended(data) else {}
+    return incidents(found, newest, now_ns)
 
 
 def worst_lines(
