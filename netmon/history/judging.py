@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.dl.account import JOB
@@ -126,7 +127,7 @@ def verdicts(
                         yield ends.added(judged)
     if iteration is not None and not found:
         of = f" of job {job}" if job else ""
-        raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
+        raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration{_there(data, job)}")
 
 
 def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
@@ -194,6 +195,16 @@ def worst_lines(
     if more := ordered[most:]:
         lines.append(f"and {len(more):,} more, {format_duration(sum(one.lost_ns for one in more))} lost")
     return lines
+
+
+def _there(data: Path, job: str | None) -> str:
+    """Which iterations there are, of a job or of all."""
+    own = ds.field("job") == job if job else None
+    batches = stream(open_table(data, "iterations"), ["iteration"], own)
+    spans = [pc.min_max(batch.column(0)).as_py() for batch in batches if len(batch)]
+    if not spans:
+        return ""
+    return f"; it has {min(span['min'] for span in spans):,} to {max(span['max'] for span in spans):,}"
 
 
 def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
