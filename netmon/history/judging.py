@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.dl.account import JOB
@@ -38,7 +39,7 @@ from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, all_of, known_columns, open_table, read_rows, stream
-from netmon.history.files import table_files
+from netmon.history.files import has_ended, table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
 from netmon.units import format_duration, format_moment
@@ -126,7 +127,7 @@ def verdicts(
                         yield ends.added(judged)
     if iteration is not None and not found:
         of = f" of job {job}" if job else ""
-        raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
+        raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration{_there(data, job)}")
 
 
 def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
@@ -175,10 +176,11 @@ def stored_incidents(data: Path, job: str | None = None, within_ns: tuple[int, i
 def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
     """What verdicts have in common (netmon.dl.verdict.incidents), in the order of their beginnings.
 
-    One that lasts until a job's last step goes on where that was in the last minute.
+    One that lasts until a job's last step goes on where that was in the last minute and somebody still writes.
     """
     now_ns = time.time_ns()
-    return incidents(found, _newest_steps(data, now_ns - LATELY_NS) if found else {}, now_ns)
+    newest = _newest_steps(data, now_ns - LATELY_NS) if found and not has_ended(data) else {}
+    return incidents(found, newest, now_ns)
 
 
 def worst_lines(
@@ -193,6 +195,16 @@ def worst_lines(
     if more := ordered[most:]:
         lines.append(f"and {len(more):,} more, {format_duration(sum(one.lost_ns for one in more))} lost")
     return lines
+
+
+def _there(data: Path, job: str | None) -> str:
+    """Which iterations there are, of a job or of all."""
+    own = ds.field("job") == job if job else None
+    batches = stream(open_table(data, "iterations"), ["iteration"], own)
+    spans = [pc.min_max(batch.column(0)).as_py() for batch in batches if len(batch)]
+    if not spans:
+        return ""
+    return f"; it has {min(span['min'] for span in spans):,} to {max(span['max'] for span in spans):,}"
 
 
 def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
