@@ -124,7 +124,37 @@ _COLLECTIVE = {
     "late_sequence": "the number of that one",
     "late_at_ns": "it was begun, after the start",
 }
-MEANINGS = {"transport": _CONNECTION, "host": _HOST, "waits": _WAIT, "collectives": _COLLECTIVE}
+_TRANSFER = {
+    "start_ns": "the first transfer was on its way or had come; if none was seen, as `queued_ns`",  # mono
+    "end_ns": "the operation was over, or the transfer",
+    "job": "the job's identity, which its launcher gave to all ranks",
+    "rank": "rank in the job",
+    "pid": "process id on the host",
+    "communicator": "which one of the process: those that were split from one another are one",
+    "group_rank": "rank that sends or receives, as the communicator numbers ranks",
+    "peer": "the other rank, in the same way",
+    "sends": "1: it sends; 0: it receives",
+    "level": "0: a transfer; 1: an operation of NCCL's proxy, but for transfers that have rows; 2: several operations",
+    "collective": "1 broadcast, 2 reduce, 3 all-gather, 4 reduce-scatter, 5 all-reduce, 6 to 8 send and receive, 9 "
+    "all-to-all, 10 scatter, 11 gather, 12 all-gather of unequal parts, 13 to 15 signals; 0: unknown",
+    "algorithm": "1 ring, 2 tree, 3 CollNet, 4 NVLS, 5 PAT, 6 between two ranks; 0: unknown",
+    "protocol": "0 LL, 1 LL128, 2 simple",
+    "number": "of the operation in its communicator, as NCCL counts",
+    "channel": "of NCCL's",
+    "device": "network device, as NCCL numbers them",
+    "queued_ns": "NCCL's proxy was given the operation",
+    "bytes": "that it sent or received; null: not known",
+    "transfers": "that these bytes are of",
+    "missed": "transfers of which the size is not known, and not in `bytes`",
+    "operations": "that the row stands for; of a transfer 0",
+}
+MEANINGS = {
+    "transport": _CONNECTION,
+    "host": _HOST,
+    "waits": _WAIT,
+    "collectives": _COLLECTIVE,
+    "transfers": _TRANSFER,
+}
 """Of the tables' columns, in their order: dtypes, messages and the dataset's schema follow."""
 
 TRANSPORT = np.dtype([(name, "<i8") for name in _CONNECTION])
@@ -141,5 +171,14 @@ group. Of a rank that is quiet, now and then; once when it goes on; and once whe
 COLLECTIVE = np.dtype([(name, "<i8") for name in _COLLECTIVE])
 """What a rank has called in a step: a row for each group and operation, of transfers for each other rank, too."""
 
-EVIDENCE = {"transport": TRANSPORT, "host": HOST_PART, "waits": WAIT, "collectives": COLLECTIVE}
+TRANSFERS = np.dtype([(name, "<i8") for name in _TRANSFER])
+"""What ranks send each other by NCCL, over whatever network: bytes of all rows of a rank add up."""
+
+EVIDENCE = {
+    "transport": TRANSPORT,
+    "host": HOST_PART,
+    "waits": WAIT,
+    "collectives": COLLECTIVE,
+    "transfers": TRANSFERS,
+}
 """By the names of the tables, in a batch and in the dataset."""

@@ -17,6 +17,7 @@ TABLES = {
     "waits": "A rank that is quiet, and what it is in: a row for each collective that is not over, and for the last "
     "one of each group; another one when it goes on.",
     "collectives": "What a rank called in a step: a row for each group and operation (of transfers: and rank).",
+    "transfers": "What a rank has sent by NCCL to another one, or received, on any network. No byte is told twice.",
     "hangs": "A job that stood still, and who was missing. A row when it is told, another one when it is over.",
     "verdicts": "An iteration of a job that stood out, and why. The shares add up to `excess_ns`.",
     "sessions": "An interface of an agent's session: what holds for all its rows.",

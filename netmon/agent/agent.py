@@ -52,7 +52,8 @@ class Agent:
         self._marks = TrainingMarks(socket, counting, self._owners, self._clock)
         self._evidence = Evidence(settings, counting, self._owners.flows, privileged.pid)
         self._marks.collectives = self._evidence.collectives
-        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, self._evidence.transport)
+        looks = self._evidence.transport, self._evidence.transfers
+        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, *looks)
         self._schedule = PollSchedule(time.monotonic_ns())
         self._sending = Sending(settings, way, folder, counting, self._marks, self._clock)
         self._privileged, self._watchdog = privileged, LoopWatchdog()
@@ -114,7 +115,7 @@ class Agent:
         self._evidence.watch(now_ns)
         meter, owners = self._counting.meter, self._owners
         scan_waits, kernel = self._scan.waits(now_ns), meter.poll()
-        level = max(kernel.level, self._counting.steps.level, owners.level)
+        level = max(kernel.level, self._counting.steps.level, owners.level, self._evidence.transfers.level)
         waits = bool(kernel.anything or self._marks.waits or owners.has_changes or len(meter.rows))
         hurried = kernel.opened or owners.pending or (woken and not (waits or scan_waits))
         self._schedule.update(now_ns, level, waits, hurried)

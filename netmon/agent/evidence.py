@@ -11,6 +11,7 @@ from netmon.agent.counting import Counting
 from netmon.agent.host_part import HostPart
 from netmon.agent.nic import NicSamples
 from netmon.agent.settings import Settings
+from netmon.agent.transfers import Transfers
 from netmon.agent.transport import TransportLooks
 from netmon.agent.waits import Active, Waits
 from netmon.records import Flow, Mark, Table
@@ -27,6 +28,7 @@ class Evidence:
         self.transport = TransportLooks(flows, wanted=wanted)
         self._waits = Waits() if wanted else None
         self.collectives = Collectives() if wanted else None
+        self.transfers = Transfers()
         self.cost = CostMeter((os.getpid(), helper))
 
     def watch(self, now_ns: int) -> None:
@@ -45,10 +47,12 @@ class Evidence:
         host, jobs = self._host.due(now_ns, idle)
         words = {job: place for place, job in enumerate(jobs)}
         tables = {"transport": self.transport.due(now_ns), "host": host}
+        ranks = list(active)
         if self._waits:
-            tables["waits"] = self._waits.due(active, now_ns, words)
+            tables["waits"] = self._waits.due(ranks, now_ns, words)
         if self.collectives:
             tables["collectives"] = self.collectives.due(now_ns, words)
+        tables["transfers"] = self.transfers.due(ranks, words)
         return {"nic": nic, "evidence": tables, "words": tuple(words)}
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:

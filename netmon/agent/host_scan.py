@@ -11,6 +11,7 @@ from typing import Any
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.nic import Links
 from netmon.agent.training_marks import TrainingMarks
+from netmon.agent.transfers import Transfers
 from netmon.agent.transport import TransportLooks
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import Changes
@@ -34,9 +35,10 @@ class HostScan:
         marks: TrainingMarks,
         links: Links,
         transport: TransportLooks,
+        transfers: Transfers,
     ) -> None:
         self._privileged, self._owners, self._marks = privileged, owners, marks
-        self._links, self._transport = links, transport
+        self._links, self._transport, self._transfers = links, transport, transfers
         self._changes = Changes()
         self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
         self._any_ranks = False
@@ -102,6 +104,8 @@ class HostScan:
         self._owners.ranks(rank["pid"] for rank in ranks)
         self._marks.look(ranks, look["timelines"], now_ns)
         self._links.follow(look["interfaces"])
+        if look["transfers"]:
+            self._transfers.attach(look["transfers"])
         for path in look["probed"]:
             log.info("probing %s", path)
         for warning in look["warnings"]:

@@ -34,6 +34,7 @@ from netmon.kernel.owners.socket_events import EVENT_MAP, MAP, PROGRAM, SocketEv
 from netmon.kernel.processes import Process, ProcessTable, in_turn
 from netmon.kernel.requests import (
     MOST_BYTES,
+    TRANSFERS,
     FindOwners,
     Look,
     LookElsewhere,
@@ -43,6 +44,7 @@ from netmon.kernel.requests import (
     decode,
     encode,
 )
+from netmon.kernel.training.nccl import HANDED_OVER, NcclTransfers
 from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
@@ -109,6 +111,7 @@ class _Server:
         self._interfaces: list[WatchedInterface] = []
         self._programs: dict[str, int] = {}
         self._uprobes: Uprobes | None = None
+        self._nccl: NcclTransfers | None = None
         self._timelines = Timelines()
         self._left: list[dict[str, Any]] = []  # ranks that are still to be sent
         self._started = False
@@ -127,6 +130,8 @@ class _Server:
                 interface.detach()
             if self._uprobes:
                 self._uprobes.close()
+            if self._nccl:
+                self._nccl.close()
             if self._socket_events:
                 self._socket_events.close()
 
@@ -153,7 +158,7 @@ class _Server:
             reply = {"error": str(error)}
         with contextlib.suppress(BrokenPipeError):  # the other end has gone meanwhile: serve ends next
             socket.send_fds(self._parent, [json.dumps(reply).encode()], descriptors)
-        if "timelines" in reply:  # only the maps' descriptors stay ours
+        if "timelines" in reply:  # only those of a start stay ours
             for descriptor in descriptors:
                 os.close(descriptor)
 
@@ -182,6 +187,8 @@ class _Server:
         self._programs = loader.load(geometry)
         if loader.STEP_PROGRAMS[0] in self._programs:
             self._uprobes = Uprobes(self._programs)
+            if wanted := TRANSFERS.index(request.transfers):
+                self._nccl = NcclTransfers(lambda: loader.load_collectives(geometry), wanted)
         for number, (name, index) in enumerate(request.interfaces, 1):
             interface = WatchedInterface(number, name, request.hook, index)
             interface.attach(self._programs)
@@ -236,18 +243,36 @@ class _Server:
             with _named("cannot look at training libraries", warnings):
                 probed = self._uprobes.follow(process.pid for process in ranks)
             warnings += self._uprobes.warnings()
+            with _named("cannot look at what NCCL sends", warnings):
+                probed += self._look_at_nccl(self._uprobes, warnings)
         with _named("cannot look at timelines", warnings):
             timelines = self._timelines.follow(ranks, self._uprobes.trainers if self._uprobes else {})
         descriptors.extend(opened.descriptor for opened in timelines)
+        handed_over = self._nccl.hand_over() if self._nccl else []
+        descriptors.extend(handed_over)
         watched = self._uprobes.probed if self._uprobes else set()
         self._left = [self._rank(process) | {"probed": process.pid in watched} for process in ranks]
         return {
             "timelines": [(opened.pid, opened.uid, opened.whole) for opened in timelines],
             "interfaces": [[interface.index, interface.name] for interface in self._interfaces],
+            "transfers": bool(handed_over),
             "probed": [printable(path) for path in probed],
             "warnings": [printable(warning, _MOST_WARNING) for warning in warnings[:_MOST_WARNINGS]],
             **self._send_more(),
         }
+
+    def _look_at_nccl(self, uprobes: Uprobes, warnings: list[str]) -> list[str]:
+        """What has been probed; warnings: to be filled."""
+        for library in uprobes.take_nccl():
+            if self._nccl:
+                self._nccl.take(library)
+            else:
+                os.close(library.descriptor)
+        if not self._nccl:
+            return []
+        added = self._nccl.follow(uprobes.files, uprobes.spend)
+        warnings += self._nccl.warnings()
+        return [f"{path} for what it sends" for path in added]
 
     def _send_more(self) -> dict[str, Any]:
         """A page of the ranks of the last look."""
@@ -362,13 +387,18 @@ class Privileged:
     def poll(self) -> dict[str, Any] | None:
         """The reply to the request under way, or None while there is none. Raises KernelError when it is gone.
 
-        Its `timelines` are of type Opened, whose descriptors are the caller's to close.
+        Its `timelines` are of type Opened; they, and the `transfers` (HANDED_OVER, or none), have descriptors that are
+        the caller's to close.
         """
         try:
-            message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, MOST_AT_ONCE)
+            most = MOST_AT_ONCE + len(HANDED_OVER)
+            message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, most)
         except BlockingIOError:
             return None
         reply = self._decoded(message)
+        if reply.get("transfers"):
+            descriptors, handed_over = descriptors[: -len(HANDED_OVER)], descriptors[-len(HANDED_OVER) :]
+        reply["transfers"] = dict(zip(HANDED_OVER, handed_over, strict=True)) if reply.get("transfers") else {}
         timelines = zip(reply.get("timelines", ()), descriptors, strict=True)
         reply["timelines"] = [Opened(pid, uid, whole, descriptor) for (pid, uid, whole), descriptor in timelines]
         return reply

@@ -140,6 +140,10 @@ _OF_EVIDENCE = {
     **{name: Limits(UNKNOWN, MAX_COUNT) for name in ("longest_sequence", "late_sequence")},
     **{name: Limits(UNKNOWN, MOST_RANKS) for name in ("size", "group_rank", "group_size", "peer")},
     **{"quiet": _FLAG, "state": Limits(0, max(ProcessState)), "waits_for": Limits(0, max(WaitsFor))},
+    **dict.fromkeys(("communicator", "channel", "device"), Limits(UNKNOWN, _U32.most)),
+    **dict.fromkeys(("sends", "level", "collective", "algorithm", "protocol"), Limits(UNKNOWN, 0xFF)),
+    **dict.fromkeys(("number", "transfers", "missed", "operations"), Limits(UNKNOWN, MAX_COUNT)),
+    "queued_ns": Limits(UNKNOWN, MAX_MONO_NS),
     **{"operation": Limits(UNKNOWN, 0xFFFF), "bytes": Limits(UNKNOWN, MAX_BYTES), "pending": Limits(0, 2)},
 }
 """Columns of netmon.evidence whose limits their units do not give; all may be unknown that need not be known."""

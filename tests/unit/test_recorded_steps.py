@@ -52,8 +52,6 @@ def test_steps_are_right_where_waits_for_works_are_not_seen(name: str) -> None:
         waits = np.isin(rank.calls["kind"], (STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT))
         others = rank.calls[~waits | (rank.calls["work"] == 0)]
         check(marks_of(rank._replace(calls=others), 200 * MILLISECOND), rank.steps)
-        )
-        check(marks_of(rank._replace(calls=rank.calls[~waits]), 200 * MILLISECOND), rank.steps)
 
 
 @pytest.mark.parametrize("part", [0.15, 0.4])

@@ -279,7 +279,7 @@ BROKEN_BATCHES: dict[str, Break] = {
     "batch.warnings is out": lambda m: setattr(m.cost, "warnings", -1),
     "AgentCost.cpu_fraction is nan": lambda m: setattr(m.cost, "cpu_fraction", float("nan")),
     "iterations are 32769 rows, more than 32768": lambda m: m.tables.rows.__setitem__(2, 32769),
-    "Tables.rows are of 11 tables, there are 10": lambda m: m.tables.rows.append(1),
+    "Tables.rows are of 12 tables, there are 11": lambda m: m.tables.rows.append(1),
     "Tables.columns has 0 bytes or more where its rows need": lambda m: (
         m.tables.ClearField("deflated") or m.tables.ClearField("columns")
     ),
