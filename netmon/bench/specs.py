@@ -119,6 +119,16 @@ class HookSpec(Spec):
     rounds: int = _rounds(5)
 
 
+@dataclass(frozen=True)
+class CallsSpec(Spec):
+    name, text = (
+        "calls",
+        "what watching a training library's calls costs the rank and the agent (builds PyTorch's environment)",
+    )
+    rounds: int = _rounds(7)
+    rates: tuple[int, ...] = (1_000, 5_000, 20_000)  # calls a second of a rank
+
+
 _SHORTEST_S = 10.0
 
 
@@ -336,6 +346,6 @@ class VerdictSpec(Spec):
 
 
 SPECS: tuple[type[Spec], ...] = (
-    *(KernelSpec, DrainSpec, OverheadSpec, FlowsSpec, HookSpec, ClockSpec, InferenceSpec, PipelineSpec),
+    *(KernelSpec, DrainSpec, OverheadSpec, FlowsSpec, HookSpec, CallsSpec, ClockSpec, InferenceSpec, PipelineSpec),
     VerdictSpec,
 )

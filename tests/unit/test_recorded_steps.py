@@ -7,7 +7,7 @@ from step_recordings import NAMES, RecordedRank, read
 
 from netmon.agent.steps import StepMarks
 from netmon.dl.understanding import Understanding
-from netmon.records import Mark, Moment, Table
+from netmon.records import STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT, Mark, Moment, Table
 
 MILLISECOND = 1_000_000
 NOT_LATE = {"gan", "local-sgd", "sequence", "tensor-by-hand"}
@@ -44,6 +44,14 @@ def check(marks: list[Mark], steps: list[tuple[int, int]]) -> None:
     assert list(begun) == list(ended) == list(range(len(steps)))
     for number, (begin, end) in enumerate(steps):
         assert begin < begun[number] <= ended[number] < end
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_right_where_waits_for_works_are_not_seen(name: str) -> None:
+    for rank in read(name):
+        waits = np.isin(rank.calls["kind"], (STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT))
+        others = rank.calls[~waits | (rank.calls["work"] == 0)]
+        check(marks_of(rank._replace(calls=others), 200 * MILLISECOND), rank.steps)
 
 
 @pytest.mark.parametrize("part", [0.15, 0.4])
