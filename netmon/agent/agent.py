@@ -51,7 +51,7 @@ class Agent:
         self._aggregates, self._recent_flows = AggregateFlows(numbers.aggregates.by_id), RecentFlows()
         self._marks = TrainingMarks(socket, counting, self._owners, self._clock)
         self._evidence = Evidence(settings, counting, self._owners.flows, privileged.pid)
-        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, self._evidence.transport)
+        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, self._evidence)
         self._schedule = PollSchedule(time.monotonic_ns())
         self._sending = Sending(settings, way, folder, counting, self._marks, self._clock)
         self._privileged, self._watchdog = privileged, LoopWatchdog()

@@ -24,7 +24,8 @@ class Evidence:
         self._nic = NicSamples(counting.links, len(counting.interfaces), settings.nic_counters_ns)
         self._host = HostPart(self._nic, counting.stops, wanted)
         self.transport = TransportLooks(flows, wanted=wanted)
-        self._waits = Waits() if wanted else None
+        self.waits = Waits(helped=True)
+        self._wanted = wanted
         self.cost = CostMeter((os.getpid(), helper))
 
     def watch(self, now_ns: int) -> None:
@@ -43,8 +44,8 @@ class Evidence:
         host, jobs = self._host.due(now_ns, idle)
         words = {job: place for place, job in enumerate(jobs)}
         tables = {"transport": self.transport.due(now_ns), "host": host}
-        if self._waits:
-            tables["waits"] = self._waits.due(active, now_ns, words)
+        if self._wanted:
+            tables["waits"] = self.waits.due(active, now_ns, words)
         return {"nic": nic, "evidence": tables, "words": tuple(words)}
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:

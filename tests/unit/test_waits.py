@@ -43,6 +43,33 @@ def test_a_rank_that_is_quiet_is_told_of_seldom_and_once_when_it_goes_on() -> No
     assert due(27.2) == []
 
 
+def test_who_may_see_more_is_asked_first() -> None:
+    waits, activity = (
+        Waits(lambda _: Look(ProcessState.GONE, WaitsFor.UNKNOWN, 0, UNKNOWN), helped=True),
+        RankActivity(),
+    )
+    activity.add(named(S))
+    activity.add(begin(7, 2 * S, 1))
+
+    def due(second: float) -> list[tuple[int, ...]]:
+        table = waits.due([Active(5, ME, activity)], int(second * S), {})
+        return [row for row in table[["quiet", "state", "io_bytes"]].tolist() if row[0]]
+
+    def answer(second: float, io_bytes: int) -> None:
+        assert waits.asks
+        waits.asks = False
+        waits.answer([[5, ProcessState.SLEEPS, WaitsFor.TIME, 0, io_bytes]], int(second * S))
+
+    assert due(3.0) == []
+    answer(3.1, 1_000)
+    assert due(3.2) == [(1, ProcessState.SLEEPS, UNKNOWN)]
+    assert due(4.0) == []
+    answer(4.1, 5_000)
+    assert due(4.2) == [(1, ProcessState.SLEEPS, 4_000)]
+    assert due(5.0) == []
+    assert due(5.8) == [(1, ProcessState.GONE, UNKNOWN)]  # nobody has answered
+
+
 def test_nothing_is_told_or_looked_at_while_a_rank_gets_on() -> None:
     def never(_: int) -> Look:
         raise AssertionError
