@@ -64,16 +64,16 @@ class HostScan:
         """The next question, if there is one, and none is under way. Does not block."""
         if self._privileged.busy:
             return
-        if now_ns >= self._look_due_ns:
+        if self._waits.asks:
+            self._asking, self._waits.asks = "closely", False
+            self._privileged.request(LookClosely())
+        elif now_ns >= self._look_due_ns:
             self._look_due_ns, self._looked_ns = now_ns + _LOOK_NS, now_ns
             self._asking = "look"
             self._privileged.request(Look())
         elif due := self._owners.due(now_ns):
             self._asking = "owners"
             self._privileged.request(FindOwners(due))
-        elif self._waits.asks:
-            self._asking, self._waits.asks = "closely", False
-            self._privileged.request(LookClosely())
         elif self._transport.elsewhere:
             self._asking = "transport"
             self._privileged.request(LookElsewhere(self._transport.elsewhere))

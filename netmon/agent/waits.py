@@ -18,7 +18,8 @@ from netmon.records import Table, empty
 
 _DUE_NS = (1 * QUIET_NS, 2 * QUIET_NS, 3 * QUIET_NS, 5 * QUIET_NS)  # after the last call
 _LATER_NS = 8 * QUIET_NS
-_ANSWER_NS = 700_000_000  # who does not answer within that is not waited for
+_ANSWER_NS = 2_000_000_000  # who does not answer within that is not waited for
+_ASKED = (ProcessState.SLEEPS, ProcessState.DISK)  # of these it counts whether something is read or written
 _MOST_ROWS = 512  # of a batch
 _GROUPS_NS = 1_000_000_000  # between two looks for new groups, which are few
 _NOTHING = empty(WAIT)
@@ -68,12 +69,13 @@ class Waits:
 
     def _seen(self, pid: int, since_ns: int, due_ns: int, now_ns: int) -> Look | None:
         """What a rank does, of which is to be told since due_ns; None: that is being asked."""
-        if not self._helped:
-            return self._look_at(pid)
-        if self._answered_ns >= since_ns + due_ns:
-            return self._looks.get(pid) or self._look_at(pid)
+        if self._answered_ns >= since_ns + due_ns and pid in self._looks:
+            return self._looks[pid]
+        seen = self._look_at(pid)
+        if not self._helped or seen.state not in _ASKED or now_ns >= since_ns + due_ns + _ANSWER_NS:
+            return seen
         self.asks = True
-        return self._look_at(pid) if now_ns >= since_ns + due_ns + _ANSWER_NS else None
+        return None
 
     def due(self, ranks: Iterable[Active], now_ns: int, jobs: dict[str, int]) -> Table:
         """dtype WAIT of what is to be told now. jobs: places of their names, which grow."""
@@ -126,7 +128,9 @@ def _rows(
     if seen:
         if told.rows > 1:
             cpu_ns, io_bytes = _grown(seen.cpu_ns, told.cpu_ns), _grown(seen.io_bytes, told.io_bytes)
-        told.cpu_ns, told.io_bytes = seen.cpu_ns, seen.io_bytes
+        told.cpu_ns = seen.cpu_ns
+        if told.rows == 1 or seen.io_bytes != UNKNOWN:
+            told.io_bytes = seen.io_bytes
     state, waits_for = (seen.state, seen.waits_for) if seen else (ProcessState.UNKNOWN, WaitsFor.UNKNOWN)
     whose = since_ns, end_ns, job(), identity.rank, pid, identity.size
     begin = (*whose, int(seen is not None), int(state), int(waits_for), cpu_ns, io_bytes)

@@ -44,10 +44,8 @@ def test_a_rank_that_is_quiet_is_told_of_seldom_and_once_when_it_goes_on() -> No
 
 
 def test_who_may_see_more_is_asked_first() -> None:
-    waits, activity = (
-        Waits(lambda _: Look(ProcessState.GONE, WaitsFor.UNKNOWN, 0, UNKNOWN), helped=True),
-        RankActivity(),
-    )
+    own = [Look(ProcessState.SLEEPS, WaitsFor.UNKNOWN, 0, UNKNOWN)]
+    waits, activity = Waits(lambda _: own[0], helped=True), RankActivity()
     activity.add(named(S))
     activity.add(begin(7, 2 * S, 1))
 
@@ -67,7 +65,12 @@ def test_who_may_see_more_is_asked_first() -> None:
     answer(4.1, 5_000)
     assert due(4.2) == [(1, ProcessState.SLEEPS, 4_000)]
     assert due(5.0) == []
-    assert due(5.8) == [(1, ProcessState.GONE, UNKNOWN)]  # nobody has answered
+    assert due(7.0) == [(1, ProcessState.SLEEPS, UNKNOWN)]  # nobody has answered
+    assert due(7.1) == []
+    answer(7.1, 9_000)
+    assert due(7.2) == [(1, ProcessState.SLEEPS, 4_000)]
+    own[0] = Look(ProcessState.STOPPED, WaitsFor.UNKNOWN, 0, UNKNOWN)
+    assert due(10.0) == [(1, ProcessState.STOPPED, UNKNOWN)]  # no more is to be known
 
 
 def test_nothing_is_told_or_looked_at_while_a_rank_gets_on() -> None:
