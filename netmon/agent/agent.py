@@ -52,8 +52,7 @@ class Agent:
         self._marks = TrainingMarks(socket, counting, self._owners, self._clock)
         self._evidence = Evidence(settings, counting, self._owners.flows, privileged.pid)
         self._marks.collectives = self._evidence.collectives
-        looks = self._evidence.transport, self._evidence.transfers
-        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, *looks)
+        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, self._evidence)
         self._schedule = PollSchedule(time.monotonic_ns())
         self._sending = Sending(settings, way, folder, counting, self._marks, self._clock)
         self._privileged, self._watchdog = privileged, LoopWatchdog()

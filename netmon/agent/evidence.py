@@ -26,9 +26,10 @@ class Evidence:
         self._nic = NicSamples(counting.links, len(counting.interfaces), settings.nic_counters_ns)
         self._host = HostPart(self._nic, counting.stops, wanted)
         self.transport = TransportLooks(flows, wanted=wanted)
-        self._waits = Waits() if wanted else None
+        self.waits = Waits(helped=True)
         self.collectives = Collectives() if wanted else None
         self.transfers = Transfers()
+        self._wanted = wanted
         self.cost = CostMeter((os.getpid(), helper))
 
     def watch(self, now_ns: int) -> None:
@@ -48,8 +49,8 @@ class Evidence:
         words = {job: place for place, job in enumerate(jobs)}
         tables = {"transport": self.transport.due(now_ns), "host": host}
         ranks = list(active)
-        if self._waits:
-            tables["waits"] = self._waits.due(ranks, now_ns, words)
+        if self._wanted:
+            tables["waits"] = self.waits.due(ranks, now_ns, words)
         if self.collectives:
             tables["collectives"] = self.collectives.due(now_ns, words)
         tables["transfers"] = self.transfers.due(ranks, words)

@@ -8,14 +8,13 @@ import base64
 import logging
 from typing import Any
 
+from netmon.agent.evidence import Evidence
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.nic import Links
 from netmon.agent.training_marks import TrainingMarks
-from netmon.agent.transfers import Transfers
-from netmon.agent.transport import TransportLooks
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import Changes
-from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More
+from netmon.kernel.requests import FindOwners, Look, LookClosely, LookElsewhere, More
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +33,10 @@ class HostScan:
         owners: FlowOwners,
         marks: TrainingMarks,
         links: Links,
-        transport: TransportLooks,
-        transfers: Transfers,
+        evidence: Evidence,
     ) -> None:
-        self._privileged, self._owners, self._marks = privileged, owners, marks
-        self._links, self._transport, self._transfers = links, transport, transfers
+        self._privileged, self._owners, self._marks, self._links = privileged, owners, marks, links
+        self._transport, self._transfers, self._waits = evidence.transport, evidence.transfers, evidence.waits
         self._changes = Changes()
         self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
         self._any_ranks = False
@@ -53,7 +51,8 @@ class HostScan:
             return self._privileged.answered
         if now_ns >= self._look_due_ns and not self._may_differ(now_ns):
             self._look_due_ns = now_ns + _LOOK_NS
-        return now_ns >= self._look_due_ns or self._owners.has_pending(now_ns) or bool(self._transport.elsewhere)
+        asks = bool(self._transport.elsewhere) or self._waits.asks
+        return asks or now_ns >= self._look_due_ns or self._owners.has_pending(now_ns)
 
     def _may_differ(self, now_ns: int) -> bool:
         """Whether a look may show what the last one did not: ranks map libraries, and write timelines."""
@@ -65,7 +64,10 @@ class HostScan:
         """The next question, if there is one, and none is under way. Does not block."""
         if self._privileged.busy:
             return
-        if now_ns >= self._look_due_ns:
+        if self._waits.asks:
+            self._asking, self._waits.asks = "closely", False
+            self._privileged.request(LookClosely())
+        elif now_ns >= self._look_due_ns:
             self._look_due_ns, self._looked_ns = now_ns + _LOOK_NS, now_ns
             self._asking = "look"
             self._privileged.request(Look())
@@ -84,6 +86,9 @@ class HostScan:
             return
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
+            return
+        if self._asking == "closely":
+            self._waits.answer(reply["looks"], now_ns)
             return
         if self._asking == "transport":
             self._transport.answer(base64.b64decode(reply["rows"]), reply["able"])

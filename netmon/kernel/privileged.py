@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
-from netmon.kernel import bpf_calls, loader, privilege, stops
+from netmon.kernel import bpf_calls, loader, privilege, process_state, stops
 from netmon.kernel.heap import trim_heap
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.owners.endpoint import Endpoint
@@ -37,6 +37,7 @@ from netmon.kernel.requests import (
     TRANSFERS,
     FindOwners,
     Look,
+    LookClosely,
     LookElsewhere,
     RefusedError,
     Request,
@@ -113,6 +114,7 @@ class _Server:
         self._uprobes: Uprobes | None = None
         self._nccl: NcclTransfers | None = None
         self._timelines = Timelines()
+        self._ranks: list[int] = []  # pids of the last look's
         self._left: list[dict[str, Any]] = []  # ranks that are still to be sent
         self._started = False
         self.refused = 0
@@ -173,6 +175,8 @@ class _Server:
             return self._find_owners(request.endpoints)
         if isinstance(request, LookElsewhere):
             return self._look_elsewhere(request.endpoints)
+        if isinstance(request, LookClosely):
+            return {"looks": _page([(pid, *process_state.look(pid)) for pid in self._ranks])}
         return self._look_around(descriptors) if isinstance(request, Look) else self._send_more()
 
     def _refuse(self, error: RefusedError) -> str:
@@ -237,6 +241,7 @@ class _Server:
             with _named("cannot follow an interface", warnings):
                 interface.follow(self._programs)
         ranks = choose_candidates(self._processes.ranks(), self._training)
+        self._ranks = [process.pid for process in ranks]
         probed: list[str] = []
         timelines: list[Opened] = []
         if self._uprobes:
@@ -301,7 +306,7 @@ def _named(attempt: str, warnings: list[str]) -> Iterator[None]:
         warnings.append(f"{attempt}: {type(failure).__name__}: {failure}")
 
 
-def _page(things: Sequence[dict[str, Any] | None]) -> list[Any]:
+def _page(things: Sequence[Any]) -> list[Any]:
     room, page = _PAGE_BYTES, []
     for thing in things:
         room -= len(json.dumps(thing)) + 2

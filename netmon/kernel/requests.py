@@ -11,6 +11,7 @@ text is an interface's name, which has to be one that the kernel could have give
 | `More` | – | send the next page of the last look's ranks |
 | `FindOwners` | ends of connections | find whose the connections are |
 | `LookElsewhere` | ends of TCP connections | read TCP's counters of connections in other network namespaces |
+| `LookClosely` | – | read what the last look's ranks do: states, CPU time, bytes read and written |
 
 `Start` is answered once, before all others. It chooses sizes within ranges: no path, flag or code comes with it.
 No request names a process, a user, a file, a program, a map or a descriptor: which libraries are probed and which
@@ -37,7 +38,7 @@ HOOKS = ("auto", "tc", "xdp")
 TRANSFERS = ("none", "operations", "each")
 """What is told of what NCCL sends, as netmon.kernel.training.nccl numbers it."""
 
-_START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE = range(1, 6)
+_START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE, _LOOK_CLOSELY = range(1, 7)
 _SIZES = struct.Struct("<BQIB")  # hook, bucket width, flow slots, place in TRANSFERS
 _INTERFACE = struct.Struct("<I16s")  # index, name
 _ENDPOINT = struct.Struct("<B16s16s2s2s")  # protocol, then as netmon.kernel.owners.endpoint.packed
@@ -85,7 +86,13 @@ class LookElsewhere:
     endpoints: Sequence[Endpoint]
 
 
-Request = Start | Look | More | FindOwners | LookElsewhere
+@dataclass(frozen=True)
+class LookClosely:
+    """Has no fields."""
+
+
+Request = Start | Look | More | FindOwners | LookElsewhere | LookClosely
+_WITHOUT_FIELDS: dict[int, type[Look | More | LookClosely]] = {_LOOK: Look, _MORE: More, _LOOK_CLOSELY: LookClosely}
 
 
 def encode(request: Request) -> bytes:
@@ -99,7 +106,7 @@ def encode(request: Request) -> bytes:
         form = _FIND_OWNERS if isinstance(request, FindOwners) else _LOOK_ELSEWHERE
         endpoints = request.endpoints[:MOST_ENDPOINTS]
         return bytes([form]) + b"".join(bytes([endpoint.protocol]) + packed(endpoint) for endpoint in endpoints)
-    return bytes([_LOOK if isinstance(request, Look) else _MORE])
+    return bytes(form for form, kind in _WITHOUT_FIELDS.items() if isinstance(request, kind))
 
 
 def decode(packet: bytes) -> Request:
@@ -113,11 +120,12 @@ def decode(packet: bytes) -> Request:
         return FindOwners(_endpoints(fields, (IPPROTO_TCP, IPPROTO_UDP)))
     if form == bytes([_LOOK_ELSEWHERE]):
         return LookElsewhere(_endpoints(fields, (IPPROTO_TCP,)))
-    if form not in (bytes([_LOOK]), bytes([_MORE])):
+    plain = _WITHOUT_FIELDS.get(int.from_bytes(form, "little"))
+    if plain is None:
         raise RefusedError("there is no such form")
     if fields:
         raise RefusedError("this form has no fields")
-    return Look() if form == bytes([_LOOK]) else More()
+    return plain()
 
 
 def _start(fields: bytes) -> Start:

@@ -58,7 +58,14 @@ def training(watched: Watched, what: str, rank: int, port: int) -> Iterator[list
     hosts, python = watched.testbed.hosts, horovod_python()
     common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(port)}
     common |= {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "NETMON_JOB": what}
-    command = [python, str(SCRIPT), what, str(rank), str(STEP), str(watched.folder / "checkpoint")]
+    command = [
+        python,
+        str(SCRIPT),
+        what,
+        str(rank),
+        str(STEP if what != "life" else 0),
+        str(watched.folder / "checkpoint"),
+    ]
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(

@@ -12,6 +12,9 @@ from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
 from netmon.bench.drain import BusyDrain, CpusResult, DrainResult
 from netmon.bench.evidence import Costs, EvidenceResult
 from netmon.bench.flows import FlowsResult
+from netmon.bench.hang import HangResult
+from netmon.bench.hang import Injection as HangInjection
+from netmon.bench.hang import Outcome as HangOutcome
 from netmon.bench.hook import HookResult, StepCost
 from netmon.bench.inference import InferenceResult, RunScore
 from netmon.bench.kernel import CaseResult, KernelResult
@@ -23,7 +26,7 @@ from netmon.bench.pipeline.sweep import SweepResult
 from netmon.bench.pipeline.truth import Difference, Stored, TableDifference, Verdict
 from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
 from netmon.bench.result import Result
-from netmon.bench.specs import Load
+from netmon.bench.specs import HANG_KINDS, Load
 from netmon.bench.verdict.campaign import ORDER, VerdictResult
 from netmon.bench.verdict.predictions import Rerun, RerunResult, Shifted, ShiftResult
 from netmon.bench.verdict.scoring import NOTHING, RIGHT, Outcome
@@ -67,6 +70,7 @@ def _results(load: Load) -> dict[str, Result]:
         "overhead": _overhead(),
         "overhead --evidence": EvidenceResult(30.0, (Costs(0.0123, 0.0456),) * 5, (Costs(0.0119, 0.0421),) * 5),
         "flows": _flows(),
+        "hang": _hangs(),
         "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
         "clock": _clock(),
         "inference": _inference(),
@@ -228,6 +232,14 @@ def _workers(load: Load) -> WorkersResult:
     one, two = (Played(30.0, 100_000.0, 250_000.0, 0.2, (worker,) * n, n, Verdict()) for n in (1, 2))
     shown = ("missing: host-3 eth0 rx flow 17 at 1795219200000000000: 12 packets",)
     return WorkersResult(load, 0.4, one, two, {"buckets": TableDifference(6_000_000, 1, 0, shown)})
+
+
+def _hangs() -> HangResult:
+    whole = [(kind, rank) for kind in HANG_KINDS for rank in range(12)]
+    told = views.Hang("run", 0, 0, 12_345 * MS, views.Hung.NOT_ENTERED, "all-gather", -1, "", 1, "h1", "", (1,), (0,))
+    return HangResult(
+        40, [HangOutcome(HangInjection("run", "fsdp", kind, rank), 0, -1, hang=told) for kind, rank in whole]
+    )
 
 
 def _verdicts() -> VerdictResult:
