@@ -41,12 +41,13 @@ class Collectives:
 
     def add(self, table: Table) -> None:
         """Calls of all processes, dtype STEP."""
-        for pid in np.unique(table["pid"][table["kind"] == STEP_DROPPED]).tolist():
-            self._of(pid).calls.forget()
-        table = table[table["kind"] != STEP_DROPPED]
+        if (dropped := table["kind"] == STEP_DROPPED).any():
+            for pid in np.unique(table["pid"][dropped]).tolist():
+                self._of(pid).calls.forget()
+        table = table.compress(~dropped)
         if not len(table):
             return
-        table = table[order_by(table["pid"].astype(np.int64), table["time_ns"].astype(np.int64))]
+        table = table.take(order_by(table["pid"].astype(np.int64), table["time_ns"].astype(np.int64)))
         for own in np.split(table, starts(table["pid"])[1:]):
             self._of(int(own["pid"][0])).calls.add(own)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from netmon.dl.group_names import GroupNames
 from netmon.dl.grouped import joined, order_by, starts
-from netmon.dl.rank_activity import ALL_REDUCE, RECEIVE, SEND, UNNAMED
+from netmon.dl.rank_activity import ALL_REDUCE, SEND, UNNAMED
 from netmon.evidence import COLLECTIVE, UNKNOWN
 from netmon.records import (
     LIBRARY_REDUCER,
@@ -81,7 +81,7 @@ class StepCalls:
         made = (kind == STEP_GROUP) | (kind == STEP_GROUP_NAME)
         if made.any():
             self._names.take(table[made])
-        table = table[_KEPT[kind]]
+        table = table.compress(_KEPT[kind])
         if len(table):
             self._kept.append(self._calls(table))
             self.last_ns, self._count = int(table["time_ns"][-1]), self._count + len(table)
@@ -118,7 +118,7 @@ class StepCalls:
         whole = begin[:-1] >= self._since_ns
         rows = _add_up(calls, first[whole], until[whole], before[whole], end[whole])
         self._end_ns = int(end[-1])
-        kept = calls[calls["time_ns"] >= until[-1]]
+        kept = calls.compress(calls["time_ns"] >= until[-1])
         self._kept, self._count = [kept] if len(kept) else [], len(kept)
         self._since_ns = max(self._since_ns, int(until[-1]))
         unnamed = (rows["group"] == UNKNOWN) & ((rows["group_size"] == size) | _of_two(rows["operation"]))
@@ -132,7 +132,7 @@ class StepCalls:
         reducer = (table["kind"] == STEP_WAIT_BEGIN) & (table["library"] == LIBRARY_REDUCER) & (table["work"] == 0)
         rows["operation"] = np.where(reducer, 1, 0)  # of what is no beginning
         at = np.flatnonzero(table["kind"] == STEP_BEGIN)
-        begun, two = table[at], _of_two(table["tensors"][at])
+        begun, two = table.take(at), _of_two(table["tensors"][at])
         encoded = begun["size"].astype(np.int64)
         sizes = (encoded >> _WIDTH_BITS) * (encoded & ((1 << _WIDTH_BITS) - 1))
         sizes = np.where(encoded > 0, np.minimum(sizes, 1 << 50), np.where(begun["tensors"] == _BARRIER, 0, UNKNOWN))
@@ -151,22 +151,23 @@ class StepCalls:
 
 
 def _of_two(operation: npt.NDArray[np.integer]) -> _Flags:
-    return np.isin(operation, (SEND, RECEIVE, _RECEIVE_ANY))
+    found: _Flags = (operation >= SEND) & (operation <= _RECEIVE_ANY)  # RECEIVE is between them
+    return found
 
 
 def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end: _Numbers) -> Table:
     """Rows of the steps whose calls begin from `first` on and before `until`; they last from `start` to `end`."""
     at, over, wait = _paired(calls)
-    begun = calls[at]
+    begun = calls.take(at)
     step = np.searchsorted(first, begun["time_ns"], "right") - 1
     inside = (step >= 0) & (begun["time_ns"] < until[np.maximum(step, 0)]) if len(first) else np.zeros(len(at), bool)
-    begun, over, wait, step = begun[inside], over[inside], wait[inside], step[inside]
+    begun, over, wait, step = begun.compress(inside), over[inside], wait[inside], step[inside]
     if not len(begun):
         return empty(COLLECTIVE)
     apart = UNKNOWN - 1 - (begun["group_size"].astype(np.int64) << 17) - begun["group_rank"]
     group = np.unique(np.where(begun["group"] == UNKNOWN, apart, begun["group"]), return_inverse=True)[1]
     order = order_by(step, group, begun["operation"], begun["peer"] + 1, begun["time_ns"])
-    begun, over, wait, step, group = begun[order], over[order], wait[order], step[order], group[order]
+    begun, over, wait, step, group = begun.take(order), over[order], wait[order], step[order], group[order]
     run_first = starts(step, group, begun["operation"], begun["peer"])
     run = np.cumsum(np.bincount(run_first, minlength=len(begun))) - 1
     over = np.where(over > 0, over, np.maximum(end[step], begun["time_ns"]))
@@ -188,8 +189,8 @@ def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end
     since = np.where(wait > 0, wait, over)
     by_wait = np.lexsort((since, run))
     rows["waited_ns"] = _union(since[by_wait], over[by_wait], run, run_first)
-    rows["first_ns"] = np.maximum(0, begun["time_ns"][run_first] - start[of])
-    rows["last_ns"] = np.maximum(0, np.maximum.reduceat(over, run_first) - start[of])
+    rows["first_at_ns"] = np.maximum(0, begun["time_ns"][run_first] - start[of])
+    rows["last_at_ns"] = np.maximum(0, np.maximum.reduceat(over, run_first) - start[of])
     longest = _largest(waited, run, run_first)
     rows["longest_ns"], rows["longest_sequence"] = waited[longest], begun["sequence"][longest]
     rows["longest_at_ns"] = np.maximum(0, begun["time_ns"][longest] - start[of])
@@ -266,7 +267,7 @@ def _largest(value: _Numbers, run: _Numbers, first: _Places) -> _Places:
 
 def _own_time(begun: _Numbers, events: _Numbers) -> _Numbers:
     """Before each call the time since anything else had happened."""
-    events = np.unique(events)
+    events = np.sort(events, kind="stable")  # of runs that are in order
     place = np.searchsorted(events, begun)
     found: _Numbers = np.where(place > 0, begun - events[np.maximum(place, 1) - 1], 0)
     return found
