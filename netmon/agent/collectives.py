@@ -63,7 +63,7 @@ class Collectives:
     def steps(self, marks: Iterable[Mark]) -> None:
         """What libraries or training scripts have told of steps; a script's is what counts."""
         for mark in marks:
-            if mark.source not in (Source.HOOK, Source.UPROBE):
+            if mark.source not in _ENDS:
                 continue
             process = self._of(mark.pid)
             identity = RankIdentity(mark.job, mark.rank, mark.size)
@@ -97,6 +97,7 @@ class Collectives:
         told, count = list[Table](), 0
         while self._rows and count < _MOST_ROWS:
             job, rows = self._rows.pop(0)
+            rows = rows.compress(rows["end_ns"] <= now_ns)  # a script may say what it likes
             now, later = rows[: _MOST_ROWS - count], rows[_MOST_ROWS - count :]
             now["job"] = jobs.setdefault(job, len(jobs))
             told.append(now)

@@ -124,7 +124,7 @@ def group_uses(rows: pd.DataFrame) -> list[GroupUse]:
     """
     rows = rows[(rows["group"] != UNKNOWN) & (rows["group_size"] > 1)]
     found = list[GroupUse]()
-    rows = _without_blind(rows)
+    rows = _without_blind(_typical(rows))
     for group, own in _by(rows, "group"):
         places = own.groupby("group_rank")["rank"].agg(["nunique", "last"])
         if (places["nunique"] > 1).any() or places["last"].duplicated().any():
@@ -142,6 +142,13 @@ def group_uses(rows: pd.DataFrame) -> list[GroupUse]:
     found = list(_alike(found))
     order = (DATA, SHARDED, TENSOR, PIPELINE, EXPERT, CONTEXT, UNCLEAR)
     return sorted(found, key=lambda use: (order.index(use.kind), use.ranks, use.group))
+
+
+def _typical(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each rank what it calls in half of its steps or more."""
+    steps = rows["rank"].map(rows.groupby("rank")["end_ns"].nunique())
+    which = [rows["rank"], rows["group"], rows["operation"], rows["peer"].fillna(UNKNOWN)]
+    return rows[2 * rows.groupby(which)["end_ns"].transform("nunique") >= steps]
 
 
 def _alike(uses: Sequence[GroupUse]) -> Iterator[GroupUse]:

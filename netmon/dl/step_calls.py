@@ -49,6 +49,7 @@ _KEPT = np.zeros(256, np.bool_)
 _KEPT[[STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT, STEP_BACKWARD]] = True
 _MOST_KEPT = 65_536  # calls and what is told of them
 _MOST_STEPS = 4_096  # that wait
+_MOST_BYTES = 1 << 44  # of a call
 _WIDTH_BITS = 4  # of the field `size` of dtype STEP
 _FOREVER = 1 << 62
 
@@ -94,7 +95,10 @@ class StepCalls:
         self._kept, self._count, self._since_ns = [], 0, self.last_ns + 1
 
     def step(self, begin_ns: int, end_ns: int) -> None:
-        """A step is over. Ascending; begin_ns: of its first call."""
+        """A step is over; begin_ns: of its first call. One that does not come after those before is none."""
+        before_ns = self._steps[-1].end_ns if self._steps else self._end_ns
+        if not before_ns < end_ns or begin_ns > end_ns:
+            return
         self._steps.append(_Step(begin_ns, end_ns))
         if len(self._steps) > _MOST_STEPS:
             self._end_ns = self._steps.pop(0).end_ns
@@ -135,7 +139,9 @@ class StepCalls:
         begun, two = table.take(at), _of_two(table["tensors"][at])
         encoded = begun["size"].astype(np.int64)
         sizes = (encoded >> _WIDTH_BITS) * (encoded & ((1 << _WIDTH_BITS) - 1))
-        sizes = np.where(encoded > 0, np.minimum(sizes, 1 << 50), np.where(begun["tensors"] == _BARRIER, 0, UNKNOWN))
+        sizes = np.where(
+            encoded > 0, np.minimum(sizes, _MOST_BYTES), np.where(begun["tensors"] == _BARRIER, 0, UNKNOWN)
+        )
         addresses, place = np.unique(begun["name_hash"], return_inverse=True)
         known = [self._names.by_address.get(one) for one in addresses.tolist()]
         named = np.array([one or (UNKNOWN, UNKNOWN, UNKNOWN) for one in known], np.int64).reshape(-1, 3)[place]

@@ -133,6 +133,11 @@ def test_a_group_may_be_for_several_things() -> None:
     assert kinds(rows({rank: [uneven[rank], call(SUM)] for rank in range(2)})) == [(DATA, (0, 1)), (EXPERT, (0, 1))]
 
 
+def test_what_is_called_in_few_steps_is_not_typical() -> None:
+    table = alike(call(SUM), call(BROADCAST))
+    assert kinds(table[(table["operation"] == SUM) | (table["iteration"] < 3)]) == [(DATA, ALL)]
+
+
 def test_ranks_that_are_not_known_are_not_named_and_groups_of_one_name_are_not_mixed() -> None:
     whole = alike(call(SUM))
     (use,) = group_uses(whole[whole["rank"] != 2])

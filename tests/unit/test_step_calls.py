@@ -179,3 +179,15 @@ def test_rows_of_many_steps_come_with_several_batches() -> None:
     counts = [len(collectives.due(1_000_000, {})) for _ in range(3)]
     assert counts == [1000, 598, 0]
     assert ALL_REDUCE == 1
+
+
+def test_a_script_may_say_what_it_likes() -> None:
+    collectives = Collectives()
+    collectives.add(of(5, named(), *step_at(1000), *step_at(2000)))
+    times = (1, 1005, 900, 2500, 1 << 59, 7, 2600)
+    moments = (Moment.STEP_START, Moment.STEP_END)
+    collectives.steps([mark(moment, time_ns, source=Source.HOOK) for time_ns in times for moment in moments])
+    collectives.steps([mark(Moment.LEAVE, 3000)])
+    rows = collectives.due(3000, {})
+    assert (rows["start_ns"] <= rows["end_ns"]).all()
+    assert (rows["end_ns"] <= 3000).all()
