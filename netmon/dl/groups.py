@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from netmon.dl.hangs import group_number
-from netmon.dl.rank_activity import RECEIVE, SEND
+from netmon.dl.rank_activity import RECEIVE, SEND, UNNAMED
 from netmon.evidence import UNKNOWN
 from netmon.units import format_bytes, format_duration
 
@@ -124,6 +124,9 @@ def group_uses(rows: pd.DataFrame) -> list[GroupUse]:
     """
     rows = rows[(rows["group"] != UNKNOWN) & (rows["group_size"] > 1)]
     found = list[GroupUse]()
+    named = rows.loc[(rows["group_size"] == rows["size"]) & (rows["group"] != UNNAMED), "group"].unique()
+    if len(named) == 1:
+        rows = rows.assign(group=rows["group"].replace(UNNAMED, named[0]))
     rows = _without_blind(_typical(rows))
     for group, own in _by(rows, "group"):
         places = own.groupby("group_rank")["rank"].agg(["nunique", "last"])

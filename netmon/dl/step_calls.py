@@ -125,8 +125,9 @@ class StepCalls:
         kept = calls.compress(calls["time_ns"] >= until[-1])
         self._kept, self._count = [kept] if len(kept) else [], len(kept)
         self._since_ns = max(self._since_ns, int(until[-1]))
-        unnamed = (rows["group"] == UNKNOWN) & ((rows["group_size"] == size) | _of_two(rows["operation"]))
-        rows["group_rank"][unnamed & _of_two(rows["operation"])] = rank
+        two, whole = _of_two(rows["operation"]), rows["group_size"] == size
+        unnamed = (rows["group"] == UNKNOWN) & np.where(two, (whole | two).all(), whole)  # else it may be another group
+        rows["group_rank"][unnamed & two] = rank
         rows["group"][unnamed], rows["group_size"][unnamed] = UNNAMED, size
         return rows
 

@@ -94,11 +94,14 @@ def test_what_is_not_known_is_not_guessed() -> None:
     found.step(1010, 1072)
     sums, _ = found.take(1, SIZE, last=True)
     assert sums[["group", "bytes"]].tolist() == (UNNAMED, UNKNOWN)  # as large as the job
-    found = fed(*step_at(1000), begin(30, 1075, 1, 0, RECEIVE))
-    found.step(1010, 1080)
-    rows = found.take(1, 2 * SIZE, last=True)
-    assert {(row["group"], row["group_size"]) for row in rows if row["operation"] == GATHER} == {(UNKNOWN, SIZE)}
-    assert {(row["group"], row["group_rank"]) for row in rows if row["operation"] == RECEIVE} == {(UNNAMED, 1)}
+    for size, group, group_rank in ((SIZE, UNNAMED, 1), (2 * SIZE, UNKNOWN, UNKNOWN)):
+        found = fed(*step_at(1000), begin(30, 1075, 1, 0, RECEIVE))
+        found.step(1010, 1080)
+        rows = found.take(1, size, last=True)
+        assert {(row["group"], row["group_size"]) for row in rows if row["operation"] == GATHER} == {(group, SIZE)}
+        assert {(row["group"], row["group_rank"]) for row in rows if row["operation"] == RECEIVE} == {
+            (group, group_rank)
+        }
 
 
 def test_of_steps_of_which_calls_have_been_missed_nothing_is_told() -> None:
