@@ -41,12 +41,13 @@ class Collectives:
 
     def add(self, table: Table) -> None:
         """Calls of all processes, dtype STEP."""
-        for pid in np.unique(table["pid"][table["kind"] == STEP_DROPPED]).tolist():
-            self._of(pid).calls.forget()
-        table = table[table["kind"] != STEP_DROPPED]
+        if (dropped := table["kind"] == STEP_DROPPED).any():
+            for pid in np.unique(table["pid"][dropped]).tolist():
+                self._of(pid).calls.forget()
+        table = table.compress(~dropped)
         if not len(table):
             return
-        table = table[order_by(table["pid"].astype(np.int64), table["time_ns"].astype(np.int64))]
+        table = table.take(order_by(table["pid"].astype(np.int64), table["time_ns"].astype(np.int64)))
         for own in np.split(table, starts(table["pid"])[1:]):
             self._of(int(own["pid"][0])).calls.add(own)
 
@@ -62,7 +63,7 @@ class Collectives:
     def steps(self, marks: Iterable[Mark]) -> None:
         """What libraries or training scripts have told of steps; a script's is what counts."""
         for mark in marks:
-            if mark.source not in (Source.HOOK, Source.UPROBE):
+            if mark.source not in _ENDS:
                 continue
             process = self._of(mark.pid)
             identity = RankIdentity(mark.job, mark.rank, mark.size)
@@ -96,6 +97,7 @@ class Collectives:
         told, count = list[Table](), 0
         while self._rows and count < _MOST_ROWS:
             job, rows = self._rows.pop(0)
+            rows = rows.compress(rows["end_ns"] <= now_ns)  # a script may say what it likes
             now, later = rows[: _MOST_ROWS - count], rows[_MOST_ROWS - count :]
             now["job"] = jobs.setdefault(job, len(jobs))
             told.append(now)

@@ -123,7 +123,7 @@ def groups_table(uses: "Sequence[GroupUse]") -> "FittingTable":
     def span(values: tuple[float, float], text: Callable[[float], str]) -> str:
         return "–".join(dict.fromkeys(map(text, values)))
 
-    heads = ("kind", "group", "ranks", "in a step, per rank", "when", "waits")
+    heads = ("group", "kind", "ranks", "in a step, per rank", "when", "waits")
     table = FittingTable(Column(head, head == "waits", prose=head == "in a step, per rank") for head in heads)
     for use in uses:
         calls = [
@@ -133,7 +133,7 @@ def groups_table(uses: "Sequence[GroupUse]") -> "FittingTable":
         ]
         ranks = ranks_in_words(use.ranks) if use.whole else f"{len(use.ranks)} of {use.size} known"
         waited = format_duration(sum(one.waited_ns for one in use.operations))
-        table.add_row(use.kind, use.name, ranks, ", ".join(calls), use.phase or "?", waited)
+        table.add_row(use.name, use.kind, ranks, ", ".join(calls), use.phase or "?", waited)
     return table
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from netmon.dl.hangs import group_number
-from netmon.dl.rank_activity import RECEIVE, SEND
+from netmon.dl.rank_activity import RECEIVE, SEND, UNNAMED
 from netmon.evidence import UNKNOWN
 from netmon.units import format_bytes, format_duration
 
@@ -124,7 +124,10 @@ def group_uses(rows: pd.DataFrame) -> list[GroupUse]:
     """
     rows = rows[(rows["group"] != UNKNOWN) & (rows["group_size"] > 1)]
     found = list[GroupUse]()
-    rows = _without_blind(rows)
+    named = rows.loc[(rows["group_size"] == rows["size"]) & (rows["group"] != UNNAMED), "group"].unique()
+    if len(named) == 1:
+        rows = rows.assign(group=rows["group"].replace(UNNAMED, named[0]))
+    rows = _without_blind(_typical(rows))
     for group, own in _by(rows, "group"):
         places = own.groupby("group_rank")["rank"].agg(["nunique", "last"])
         if (places["nunique"] > 1).any() or places["last"].duplicated().any():
@@ -142,6 +145,13 @@ def group_uses(rows: pd.DataFrame) -> list[GroupUse]:
     found = list(_alike(found))
     order = (DATA, SHARDED, TENSOR, PIPELINE, EXPERT, CONTEXT, UNCLEAR)
     return sorted(found, key=lambda use: (order.index(use.kind), use.ranks, use.group))
+
+
+def _typical(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each rank what it calls in half of its steps or more."""
+    steps = rows["rank"].map(rows.groupby("rank")["end_ns"].nunique())
+    which = [rows["rank"], rows["group"], rows["operation"], rows["peer"].fillna(UNKNOWN)]
+    return rows[2 * rows.groupby(which)["end_ns"].transform("nunique") >= steps]
 
 
 def _alike(uses: Sequence[GroupUse]) -> Iterator[GroupUse]:

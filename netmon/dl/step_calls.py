@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from netmon.dl.group_names import GroupNames
 from netmon.dl.grouped import joined, order_by, starts
-from netmon.dl.rank_activity import ALL_REDUCE, RECEIVE, SEND, UNNAMED
+from netmon.dl.rank_activity import ALL_REDUCE, SEND, UNNAMED
 from netmon.evidence import COLLECTIVE, UNKNOWN
 from netmon.records import (
     LIBRARY_REDUCER,
@@ -49,6 +49,7 @@ _KEPT = np.zeros(256, np.bool_)
 _KEPT[[STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT, STEP_BACKWARD]] = True
 _MOST_KEPT = 65_536  # calls and what is told of them
 _MOST_STEPS = 4_096  # that wait
+_MOST_BYTES = 1 << 44  # of a call
 _WIDTH_BITS = 4  # of the field `size` of dtype STEP
 _FOREVER = 1 << 62
 
@@ -81,7 +82,7 @@ class StepCalls:
         made = (kind == STEP_GROUP) | (kind == STEP_GROUP_NAME)
         if made.any():
             self._names.take(table[made])
-        table = table[_KEPT[kind]]
+        table = table.compress(_KEPT[kind])
         if len(table):
             self._kept.append(self._calls(table))
             self.last_ns, self._count = int(table["time_ns"][-1]), self._count + len(table)
@@ -94,7 +95,10 @@ class StepCalls:
         self._kept, self._count, self._since_ns = [], 0, self.last_ns + 1
 
     def step(self, begin_ns: int, end_ns: int) -> None:
-        """A step is over. Ascending; begin_ns: of its first call."""
+        """A step is over; begin_ns: of its first call. One that does not come after those before is none."""
+        before_ns = self._steps[-1].end_ns if self._steps else self._end_ns
+        if not before_ns < end_ns or begin_ns > end_ns:
+            return
         self._steps.append(_Step(begin_ns, end_ns))
         if len(self._steps) > _MOST_STEPS:
             self._end_ns = self._steps.pop(0).end_ns
@@ -118,11 +122,12 @@ class StepCalls:
         whole = begin[:-1] >= self._since_ns
         rows = _add_up(calls, first[whole], until[whole], before[whole], end[whole])
         self._end_ns = int(end[-1])
-        kept = calls[calls["time_ns"] >= until[-1]]
+        kept = calls.compress(calls["time_ns"] >= until[-1])
         self._kept, self._count = [kept] if len(kept) else [], len(kept)
         self._since_ns = max(self._since_ns, int(until[-1]))
-        unnamed = (rows["group"] == UNKNOWN) & ((rows["group_size"] == size) | _of_two(rows["operation"]))
-        rows["group_rank"][unnamed & _of_two(rows["operation"])] = rank
+        two, whole = _of_two(rows["operation"]), rows["group_size"] == size
+        unnamed = (rows["group"] == UNKNOWN) & np.where(two, (whole | two).all(), whole)  # else it may be another group
+        rows["group_rank"][unnamed & two] = rank
         rows["group"][unnamed], rows["group_size"][unnamed] = UNNAMED, size
         return rows
 
@@ -132,10 +137,12 @@ class StepCalls:
         reducer = (table["kind"] == STEP_WAIT_BEGIN) & (table["library"] == LIBRARY_REDUCER) & (table["work"] == 0)
         rows["operation"] = np.where(reducer, 1, 0)  # of what is no beginning
         at = np.flatnonzero(table["kind"] == STEP_BEGIN)
-        begun, two = table[at], _of_two(table["tensors"][at])
+        begun, two = table.take(at), _of_two(table["tensors"][at])
         encoded = begun["size"].astype(np.int64)
         sizes = (encoded >> _WIDTH_BITS) * (encoded & ((1 << _WIDTH_BITS) - 1))
-        sizes = np.where(encoded > 0, np.minimum(sizes, 1 << 50), np.where(begun["tensors"] == _BARRIER, 0, UNKNOWN))
+        sizes = np.where(
+            encoded > 0, np.minimum(sizes, _MOST_BYTES), np.where(begun["tensors"] == _BARRIER, 0, UNKNOWN)
+        )
         addresses, place = np.unique(begun["name_hash"], return_inverse=True)
         known = [self._names.by_address.get(one) for one in addresses.tolist()]
         named = np.array([one or (UNKNOWN, UNKNOWN, UNKNOWN) for one in known], np.int64).reshape(-1, 3)[place]
@@ -151,22 +158,23 @@ class StepCalls:
 
 
 def _of_two(operation: npt.NDArray[np.integer]) -> _Flags:
-    return np.isin(operation, (SEND, RECEIVE, _RECEIVE_ANY))
+    found: _Flags = (operation >= SEND) & (operation <= _RECEIVE_ANY)  # RECEIVE is between them
+    return found
 
 
 def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end: _Numbers) -> Table:
     """Rows of the steps whose calls begin from `first` on and before `until`; they last from `start` to `end`."""
     at, over, wait = _paired(calls)
-    begun = calls[at]
+    begun = calls.take(at)
     step = np.searchsorted(first, begun["time_ns"], "right") - 1
     inside = (step >= 0) & (begun["time_ns"] < until[np.maximum(step, 0)]) if len(first) else np.zeros(len(at), bool)
-    begun, over, wait, step = begun[inside], over[inside], wait[inside], step[inside]
+    begun, over, wait, step = begun.compress(inside), over[inside], wait[inside], step[inside]
     if not len(begun):
         return empty(COLLECTIVE)
     apart = UNKNOWN - 1 - (begun["group_size"].astype(np.int64) << 17) - begun["group_rank"]
     group = np.unique(np.where(begun["group"] == UNKNOWN, apart, begun["group"]), return_inverse=True)[1]
     order = order_by(step, group, begun["operation"], begun["peer"] + 1, begun["time_ns"])
-    begun, over, wait, step, group = begun[order], over[order], wait[order], step[order], group[order]
+    begun, over, wait, step, group = begun.take(order), over[order], wait[order], step[order], group[order]
     run_first = starts(step, group, begun["operation"], begun["peer"])
     run = np.cumsum(np.bincount(run_first, minlength=len(begun))) - 1
     over = np.where(over > 0, over, np.maximum(end[step], begun["time_ns"]))
@@ -188,8 +196,8 @@ def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end
     since = np.where(wait > 0, wait, over)
     by_wait = np.lexsort((since, run))
     rows["waited_ns"] = _union(since[by_wait], over[by_wait], run, run_first)
-    rows["first_ns"] = np.maximum(0, begun["time_ns"][run_first] - start[of])
-    rows["last_ns"] = np.maximum(0, np.maximum.reduceat(over, run_first) - start[of])
+    rows["first_at_ns"] = np.maximum(0, begun["time_ns"][run_first] - start[of])
+    rows["last_at_ns"] = np.maximum(0, np.maximum.reduceat(over, run_first) - start[of])
     longest = _largest(waited, run, run_first)
     rows["longest_ns"], rows["longest_sequence"] = waited[longest], begun["sequence"][longest]
     rows["longest_at_ns"] = np.maximum(0, begun["time_ns"][longest] - start[of])
@@ -266,7 +274,7 @@ def _largest(value: _Numbers, run: _Numbers, first: _Places) -> _Places:
 
 def _own_time(begun: _Numbers, events: _Numbers) -> _Numbers:
     """Before each call the time since anything else had happened."""
-    events = np.unique(events)
+    events = np.sort(events, kind="stable")  # of runs that are in order
     place = np.searchsorted(events, begun)
     found: _Numbers = np.where(place > 0, begun - events[np.maximum(place, 1) - 1], 0)
     return found

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of jobs called in their steps, out of a dataset."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -43,6 +44,21 @@ def groups_of(data: Path, job: str | None = None) -> dict[str, tuple[list[GroupU
         rows = _rows(data, name, (end_ns - _LATELY_NS, end_ns))
         found[name] = group_uses(rows), rows
     return found
+
+
+def group_rows(found: Mapping[str, Sequence[GroupUse]]) -> pd.DataFrame:
+    """A row per job, group and what it is for."""
+    columns = ["job", "group", "kind", "ranks", "size", "when", "calls", "bytes", "waited_ns", "imbalance"]
+    rows = [
+        (
+            *(job, use.name, use.kind, use.ranks, use.size, use.phase),
+            *({one.name: one.calls for one in use.operations}, {one.name: one.bytes for one in use.operations}),
+            *(sum(one.waited_ns for one in use.operations), use.imbalance),
+        )
+        for job, uses in found.items()
+        for use in uses
+    ]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def exposed_in(data: Path, verdict: Verdict) -> str:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.kernel
 MILLISECOND = 1_000_000
 STEPS, PARAMETERS, VALUE = 40, 400_000, 4
 LATE_NS = 300 * MILLISECOND
-RANKS = {"fsdp": 3, "pipeline": 3, "experts": 3, "tensor": 2, "hybrid": 8}
+RANKS = {"ddp": 2, "fsdp": 3, "pipeline": 3, "experts": 3, "tensor": 2, "hybrid": 8}
 ROUTED = """
 import sys, torch
 size, parameters, steps, layers = map(int, sys.argv[1:])
@@ -58,6 +58,15 @@ def told(use: GroupUse) -> list[tuple[str, float, float]]:
 def same_in_every_step(rows: pd.DataFrame) -> bool:
     counts = rows.fillna({"peer": -1}).groupby(["rank", "group", "operation", "peer"])[["calls", "bytes"]].nunique()
     return bool((counts == 1).all(axis=None)) and rows.groupby("rank")["end_ns"].nunique().min() >= STEPS - 1
+
+
+@pytest.mark.long
+def test_ddp(tmp_path: Path) -> None:
+    (use,), _ = uses_of(trained(tmp_path / "run", "ddp"))
+    assert (use.kind, use.ranks, use.phase) == (DATA, (0, 1), "backward")
+    ((name, _, size),) = told(use)
+    assert name == "all-reduces"
+    assert PARAMETERS <= size / VALUE < 1.001 * PARAMETERS
 
 
 @pytest.mark.long

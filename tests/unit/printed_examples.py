@@ -34,7 +34,8 @@ from netmon.commands.advise import tables
 from netmon.commands.certificates import certificates_table
 from netmon.commands.doctor import checks_table, interfaces_table
 from netmon.commands.lab_results import sweep_tables
-from netmon.commands.why import ranks_table
+from netmon.commands.why import groups_table, ranks_table
+from netmon.dl.groups import PIPELINE, GroupUse, Operation
 from netmon.dl.verdict.verdict_text import columns
 from netmon.kernel.interfaces import HookChoice, Interfaces
 from netmon.kernel.machine import Check, Status
@@ -50,13 +51,21 @@ def every_table(interfaces: Interfaces) -> dict[str, Iterable[RenderableType]]:
     load = Load(hosts=1000, rows=200, flows=64, jobs=125, seconds=30)
     return {
         "doctor": (checks_table(_checks()), interfaces_table(interfaces, [_HOOK] * len(interfaces.watchable))),
-        "why": (ranks_table(_ranks()),),
+        "why": (ranks_table(_ranks()), groups_table(_groups())),
         "advise": tables(_advice()),
         "certificates": (certificates_table(_certificates(), _NOW),),
         "lab run, lab demo": (render(_summary()),),
         "lab sweep": sweep_tables(_runs()),
         **{f"bench {name}": tables_of(result) for name, result in _results(load).items()},
     }
+
+
+def _groups() -> list[GroupUse]:
+    calls = (
+        Operation("receives", (4, 8), (1.6e6, 3.2e6), 2, 68 * MS),
+        Operation("sends", (4, 8), (1.6e6, 3.2e6), 2, 0),
+    )
+    return [GroupUse(1, "group 3", PIPELINE, tuple(range(number, 64, 8)), 8, calls) for number in range(2)]
 
 
 def tables_of(result: Result) -> list[RenderableType]:

@@ -20,6 +20,7 @@ from netmon.dl.groups import (
     ranks_in_words,
     sentence,
 )
+from netmon.dl.rank_activity import UNNAMED
 
 MS = 1_000_000
 SUM, GATHER, SCATTER_SUM, EXCHANGE, SEND, RECEIVE, BROADCAST = 1, 5, 16, 10, 12, 13, 0
@@ -131,6 +132,16 @@ def test_the_kind_of_a_group_by_who_sends_to_whom(table: pd.DataFrame, kind: str
 def test_a_group_may_be_for_several_things() -> None:
     uneven = [call(EXCHANGE, 4, (1 + rank) * MEGABYTE, 2) for rank in range(2)]
     assert kinds(rows({rank: [uneven[rank], call(SUM)] for rank in range(2)})) == [(DATA, (0, 1)), (EXPERT, (0, 1))]
+
+
+def test_the_group_of_all_ranks_is_one_whether_its_name_was_seen_or_not() -> None:
+    table = alike(call(SUM))
+    assert kinds(table.assign(group=table["group"].where(table["rank"] != 1, UNNAMED))) == [(DATA, ALL)]
+
+
+def test_what_is_called_in_few_steps_is_not_typical() -> None:
+    table = alike(call(SUM), call(BROADCAST))
+    assert kinds(table[(table["operation"] == SUM) | (table["iteration"] < 3)]) == [(DATA, ALL)]
 
 
 def test_ranks_that_are_not_known_are_not_named_and_groups_of_one_name_are_not_mixed() -> None:

@@ -59,13 +59,13 @@ def test_calls_of_a_step_are_added_up_by_group_and_operation() -> None:
     sums, gathers = found.take(1, SIZE)
     assert gathers[["start_ns", "end_ns", "group", "group_rank", "group_size"]].tolist() == (1010, 1072, NAME, 1, SIZE)
     assert gathers[["operation", "peer", "calls", "bytes", "forward_calls"]].tolist() == (GATHER, UNKNOWN, 1, BYTES, 1)
-    assert gathers[["open_ns", "waited_ns", "first_ns", "last_ns"]].tolist() == (10, 8, 0, 10)
+    assert gathers[["open_ns", "waited_ns", "first_at_ns", "last_at_ns"]].tolist() == (10, 8, 0, 10)
     assert sums[["operation", "calls", "bytes", "forward_calls", "forward_bytes"]].tolist() == (1, 2, 2 * BYTES, 0, 0)
-    assert sums[["open_ns", "waited_ns", "first_ns", "last_ns"]].tolist() == (22, 10, 40, 62)
+    assert sums[["open_ns", "waited_ns", "first_at_ns", "last_at_ns"]].tolist() == (22, 10, 40, 62)
     assert sums[["longest_ns", "longest_sequence", "longest_at_ns"]].tolist() == (10, 2, 40)
     assert sums[["late_ns", "late_sequence", "late_at_ns"]].tolist() == (30, 2, 40)
     (last,) = (row for row in found.take(1, SIZE, last=True) if row["operation"] == GATHER)
-    assert last[["start_ns", "end_ns", "calls", "first_ns", "late_ns"]].tolist() == (1072, 2072, 1, 938, 938)
+    assert last[["start_ns", "end_ns", "calls", "first_at_ns", "late_ns"]].tolist() == (1072, 2072, 1, 938, 938)
 
 
 def test_what_is_begun_before_the_step_before_is_over_belongs_to_the_next() -> None:
@@ -76,7 +76,7 @@ def test_what_is_begun_before_the_step_before_is_over_belongs_to_the_next() -> N
     found.step(200, 230)
     (first,), (second,) = found.take(1, SIZE), found.take(1, SIZE, last=True)
     assert first[["calls", "peer", "longest_sequence", "waited_ns"]].tolist() == (1, 1, UNKNOWN, 95)
-    assert second[["start_ns", "calls", "waited_ns", "first_ns"]].tolist() == (205, 1, 0, 0)
+    assert second[["start_ns", "calls", "waited_ns", "first_at_ns"]].tolist() == (205, 1, 0, 0)
 
 
 def test_ddp_waits_for_all_sums_at_once() -> None:
@@ -94,11 +94,14 @@ def test_what_is_not_known_is_not_guessed() -> None:
     found.step(1010, 1072)
     sums, _ = found.take(1, SIZE, last=True)
     assert sums[["group", "bytes"]].tolist() == (UNNAMED, UNKNOWN)  # as large as the job
-    found = fed(*step_at(1000), begin(30, 1075, 1, 0, RECEIVE))
-    found.step(1010, 1080)
-    rows = found.take(1, 2 * SIZE, last=True)
-    assert {(row["group"], row["group_size"]) for row in rows if row["operation"] == GATHER} == {(UNKNOWN, SIZE)}
-    assert {(row["group"], row["group_rank"]) for row in rows if row["operation"] == RECEIVE} == {(UNNAMED, 1)}
+    for size, group, group_rank in ((SIZE, UNNAMED, 1), (2 * SIZE, UNKNOWN, UNKNOWN)):
+        found = fed(*step_at(1000), begin(30, 1075, 1, 0, RECEIVE))
+        found.step(1010, 1080)
+        rows = found.take(1, size, last=True)
+        assert {(row["group"], row["group_size"]) for row in rows if row["operation"] == GATHER} == {(group, SIZE)}
+        assert {(row["group"], row["group_rank"]) for row in rows if row["operation"] == RECEIVE} == {
+            (group, group_rank)
+        }
 
 
 def test_of_steps_of_which_calls_have_been_missed_nothing_is_told() -> None:
@@ -179,3 +182,15 @@ def test_rows_of_many_steps_come_with_several_batches() -> None:
     counts = [len(collectives.due(1_000_000, {})) for _ in range(3)]
     assert counts == [1000, 598, 0]
     assert ALL_REDUCE == 1
+
+
+def test_a_script_may_say_what_it_likes() -> None:
+    collectives = Collectives()
+    collectives.add(of(5, named(), *step_at(1000), *step_at(2000)))
+    times = (1, 1005, 900, 2500, 1 << 59, 7, 2600)
+    moments = (Moment.STEP_START, Moment.STEP_END)
+    collectives.steps([mark(moment, time_ns, source=Source.HOOK) for time_ns in times for moment in moments])
+    collectives.steps([mark(Moment.LEAVE, 3000)])
+    rows = collectives.due(3000, {})
+    assert (rows["start_ns"] <= rows["end_ns"]).all()
+    assert (rows["end_ns"] <= 3000).all()
