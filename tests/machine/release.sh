@@ -101,7 +101,7 @@ packages() {
   [ "$(systemctl is-active netmon-agent)" = inactive ] || fail "the agent runs without knowing what to watch"
   network
   printf 'interface = ["v0"]\ncollector = "localhost:9400"\ncapacity = "1gbit"\n' >/etc/netmon/agent.toml
-  systemctl start netmon-agent
+  systemctl start netmon-agent || fail "the agent does not start"
   connected
   python="env PYTHONPATH=/usr/lib/netmon python3"
   train "$python"
