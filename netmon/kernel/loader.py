@@ -24,7 +24,7 @@ from netmon.kernel.owners import socket_events
 from netmon.kernel.preemption import require_serial_bottom_halves
 from netmon.kernel.privilege import because
 from netmon.kernel.processes import pid_namespace
-from netmon.kernel.program_cache import cache_folder, read_image
+from netmon.kernel.program_cache import cache_folder, keep_image, read_image
 from netmon.own_module import own_module
 from netmon.records import (
     FLOW_KEY,
@@ -208,6 +208,7 @@ def _loaded_before(key: str) -> dict[str, int]:
     image = read_image(cache_folder(), key) if key else None
     if not image:
         return {}
+    keep_image(cache_folder(), collectives_key(key))
     lift_memory_limit()
     try:
         return image.load()

@@ -256,7 +256,9 @@ def test_an_agent_tells_of_jobs_that_run_what_they_send(
     sent = [sender.hear() for sender in senders]
     received = receiver.hear()
     assert sent == [received[:2], received[2:]]
-    watched.settled()
+    until = time.monotonic() + 60
+    while len(watched.table("transfers")) < 4 * len(operations) and time.monotonic() < until:  # it is stored
+        time.sleep(0.2)
     agent.end_in_order(seconds=60)
     collector.end_in_order(seconds=60)
     rows = watched.table("transfers")
