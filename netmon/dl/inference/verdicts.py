@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.grouping import Edge
+from netmon.dl.inference.bursts import Edge
 from netmon.dl.inference.job import Job
 from netmon.dl.inference.types import CONTROL, GRADIENT, FlowVerdict, LinkFlow
 from netmon.records import Direction, Table
@@ -71,6 +71,10 @@ class Verdicts:
         self._fresh.discard(flow)
         for basis in self._known.values():
             basis.within.discard(flow)
+
+    def since(self, flow: int) -> int:
+        """Until when rows had come when its first one had; 0: none has."""
+        return self._first_ns.get(flow, 0)
 
     def count(self, rows: Table, until_ns: int) -> None:
         self._news = news = dict(zip(*_sums(rows), strict=True))
