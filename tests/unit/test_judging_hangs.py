@@ -9,10 +9,13 @@ import numpy as np
 from collector.host.tables import Lately
 from collector.judging.hangs import Hangs
 from netmon.columnar import Columns
-from netmon.dl.rank_activity import ALL_REDUCE, OVER, UNKNOWN, WAITED
+from netmon.dl.operations import Operation
+from netmon.dl.rank_activity import OVER, UNKNOWN, WAITED
 from netmon.evidence import WAIT, ProcessState, WaitsFor
 from netmon.records import Direction
 from netmon.views import Hang, Hung
+
+ALL_REDUCE = Operation.ALL_REDUCE
 
 S = 1_000_000_000
 SIZE, GROUP = 3, 99
