@@ -111,6 +111,16 @@ def test_of_one_that_computes_nothing_is_told() -> None:
     assert collector.stored == []
 
 
+def test_who_computes_no_more_than_those_who_wait_does_nothing() -> None:
+    """Horovod's threads look for work all the time."""
+    collector = Collector()
+    for second, cpu in ((1, {}), (3, {"cpu_ns": 400_000_000})):
+        for rank in range(SIZE):
+            collector.tell(rank, second, 7 if rank == SIZE - 1 else 8, OVER if rank == SIZE - 1 else WAITED, **cpu)
+        collector.tick()
+    assert [hang.rank for hang in collector.stored] == [2]
+
+
 def test_of_one_that_writes_slowly_nothing_is_told() -> None:
     """A checkpoint on a disk that is so slow that nothing is written for seconds."""
     collector = Collector()
