@@ -85,7 +85,7 @@ class Triggers:
         hosts = tuple(session.hello.host for session in sessions if _coarse(session))
         if "hang" not in self._settings.full_on or not hosts or not self._may(f"hang {one.job}", time.monotonic()):
             return []
-        reason, until_ns = f"job {one.job} stood still", min(one.told_ns, one.since_ns + _AFTER_NS)
+        reason, until_ns = f"job {one.job} stood still", min(one.reported_ns, one.since_ns + _AFTER_NS)
         return [_wanted(reason, hosts, one.since_ns - _BEFORE_NS, until_ns)]
 
     def forget(self, session: str) -> None:

@@ -312,7 +312,7 @@ class Verdict:
     confidence: float = 0.0  # 0 to 1
     second_cause: Cause = Cause.UNKNOWN  # UNKNOWN: there is none
     second_culprit: str = ""
-    told_ns: int = 0  # when
+    reported_ns: int = 0  # when
     relative: bool = False  # its number is counted since somebody looked
     receiver_ns: int = 0  # of the transfer, beyond the baseline, that a connection waited for its receiver's window
     sender_ns: int = 0  # the same for its send buffer
@@ -393,7 +393,7 @@ class Hang:
     job: str
     since_ns: int  # the first rank began to wait
     until_ns: int  # 0: it goes on
-    told_ns: int
+    reported_ns: int
     what: Hung
     collective: str  # "all-gather"
     sequence: int  # as PyTorch counts it on the ranks that wait; −1: not known

@@ -115,7 +115,7 @@ _COLUMNS = {
     "culprit_user": "whose process the culprit is; empty: not known",
     "sender": "who sent the culprit's bytes: a host, or the address of one without an agent; empty: not known",
     "receiver": "who received them, in the same way",
-    "told_ns": "when the verdict was given",
+    "reported_ns": "when the verdict was given",
     "receiver_ns": "time of the transfer, beyond the usual, that TCP waited for a receiver's window on one connection",
     "sender_ns": "the same for the sender's buffer",
     "ranks": "where each rank's time went: a list of `rank`, `host`, `duration_ns` and its parts "
@@ -151,7 +151,7 @@ _OF_TABLE = {
     ("verdicts", "rank"): "rank that was late, or whose link it was",
     ("hangs", "host"): "host of the missing rank; empty: not known",
     ("hangs", "rank"): "rank that is missing; −1: none",
-    ("hangs", "told_ns"): "when it was told",
+    ("hangs", "reported_ns"): "when it was told",
     ("verdicts", "error_ns"): "bound of the shares' error: usual spread and clocks",
     ("iterations", "error_ns"): "bound of the error of the iteration's times",
 }

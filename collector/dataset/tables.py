@@ -142,7 +142,7 @@ SCHEMAS = {
             *_fields(_I64, "counterfactual_ns", "counterfactual_low_ns", "counterfactual_high_ns"),
             *_fields(pa.float64(), "confidence"),
             *_fields(_WORD, "second_cause", "second_culprit"),
-            *_fields(_I64, "told_ns"),
+            *_fields(_I64, "reported_ns"),
             *_fields(pa.bool_(), "relative"),
             *_fields(_I64, "receiver_ns", "sender_ns"),
             *_fields(_WORD, "culprit_user", "sender", "receiver"),
@@ -152,7 +152,7 @@ SCHEMAS = {
     "hangs": pa.schema(
         [
             *_fields(_WORD, "host", "job"),
-            *_fields(_I64, "since_ns", "until_ns", "told_ns"),
+            *_fields(_I64, "since_ns", "until_ns", "reported_ns"),
             *_fields(_WORD, "what", "collective"),
             *_fields(_I64, "sequence"),
             *_fields(_WORD, "group"),

@@ -445,9 +445,9 @@ class HostStage:
         last_row[of_batch[first]] = latest_of(rows["start_ns"], first)
         np.maximum.at(last, samples["batch"], samples["time_ns"])
         iterations = batches.many.iterations
-        told_ns, of = np.maximum(iterations["start_ns"], iterations["end_ns"]), iterations["batch"]
-        near = told_ns <= heads["horizon_ns"][of] + FURTHEST_NS
-        np.maximum.at(last, of[near], told_ns[near])
+        reported_ns, of = np.maximum(iterations["start_ns"], iterations["end_ns"]), iterations["batch"]
+        near = reported_ns <= heads["horizon_ns"][of] + FURTHEST_NS
+        np.maximum.at(last, of[near], reported_ns[near])
         last = np.maximum(last, last_row)
         good = np.flatnonzero(batches.good)
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))

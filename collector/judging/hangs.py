@@ -47,9 +47,9 @@ class _Job:
     ranks: dict[int, RankNow] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
     sessions: dict[int, int] = field(default_factory=dict)
-    told_ns: int = 0
+    reported_ns: int = 0
     longest_ns: int = 0  # that a rank has waited, and gone on
-    carried: tuple[int, dict[int, float]] = field(default_factory=lambda: (0, {}))  # when, payload by rank
+    sent: tuple[int, dict[int, float]] = field(default_factory=lambda: (0, {}))  # when, payload by rank
     idle_cpu: dict[int, float] = field(default_factory=dict)  # by rank that waits: of a core
     left_ns: dict[int, int] = field(default_factory=dict)  # by rank that is not there any more
     flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank
@@ -109,9 +109,9 @@ class Hangs:
         if not waiting or now_ns - self._looked_ns < _EVERY_NS:
             return
         self._looked_ns = now_ns
-        present, heard = self._present(newest)
+        present, received = self._present(newest)
         for name in waiting:
-            self._look(name, self._jobs[name], present, heard, now_ns)
+            self._look(name, self._jobs[name], present, received, now_ns)
 
     def _take(self, rows: Columns, now_ns: int) -> None:
         names, sessions = self._tables.flows.jobs, self._tables.sessions
@@ -119,10 +119,10 @@ class Hangs:
         own = {name: rows[name].tolist() for name in rows.names}
         own["job"] = [names[job] for job in own["job"]]
         utc_ns = sessions.utc(session, rows["end_ns"]) - rows["end_ns"]
-        places: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for row, key in enumerate(zip(*(own[name] for name in _OF_ROW), strict=True)):
-            places.setdefault(key, []).append(row)
-        for some in places.values():
+            groups.setdefault(key, []).append(row)
+        for some in groups.values():
             first = some[0]
             if own["session"][first] in self._sessions:
                 self._take_rank(own, some, int(utc_ns[first]), now_ns)
@@ -139,7 +139,7 @@ class Hangs:
         before = job.ranks.get(number)
         if before is None and len(job.ranks) >= _MOST_RANKS:
             return
-        job.told_ns = now_ns
+        job.reported_ns = now_ns
         quiet, pid = bool(own["quiet"][at]), own["pid"][at]
         works = [_work(own, row, end_ns) for row in rows[:_MOST_WORKS] if own["group"][row] != UNKNOWN]
         if before and job.pids.get(number) != pid:
@@ -162,26 +162,28 @@ class Hangs:
         job.ranks[number] = RankNow(
             *(number, self._sessions[session].hello.host, size, quiet, since_ns),
             *(ProcessState(own["state"][at]), WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
-            heard_ns=end_ns,
+            received_ns=end_ns,
             io_bytes=io_bytes + (steady.io_bytes if steady else 0),
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:
         """Job and number of all ranks that are there; and of each session since when nothing is heard of its host, 0:
         it is heard."""
-        found, heard = set[tuple[str, int]](), dict[int, int]()
+        found, received = set[tuple[str, int]](), dict[int, int]()
         now_s, now_ns = time.monotonic(), time.time_ns()
         for session in newest:
             quiet_s = now_s - session.last_batch_s
-            heard[session.index] = now_ns - int(quiet_s * 1e9) if quiet_s > _SILENT_S else 0
+            received[session.index] = now_ns - int(quiet_s * 1e9) if quiet_s > _SILENT_S else 0
             found |= {(name, number) for name, number in session.window.ranks.processes() if name in self._jobs}
-        return found, heard
+        return found, received
 
-    def _look(self, name: str, job: _Job, present: set[tuple[str, int]], heard: Mapping[int, int], now_ns: int) -> None:
+    def _look(
+        self, name: str, job: _Job, present: set[tuple[str, int]], received: Mapping[int, int], now_ns: int
+    ) -> None:
         self._count_flows(name, job, now_ns)
         ranks = {}
         for number, one in job.ranks.items():
-            silent_ns = heard.get(job.sessions[number], one.heard_ns)  # another agent may tell of it by now
+            silent_ns = received.get(job.sessions[number], one.received_ns)  # another agent may tell of it by now
             there = (name, number) in present and one.state is not ProcessState.GONE
             if there or silent_ns:
                 job.left_ns.pop(number, None)
@@ -204,21 +206,23 @@ class Hangs:
             still = any(ranks[number].quiet for number in before.waiting if number in ranks)
             if found is None and still and not all(one.gone for one in ranks.values()):
                 return
-            ended_ns = max((ranks[n].heard_ns for n in before.waiting if n in ranks and not ranks[n].quiet), default=0)
+            ended_ns = max(
+                (ranks[n].received_ns for n in before.waiting if n in ranks and not ranks[n].quiet), default=0
+            )
             over = replace(before, until_ns=ended_ns if ended_ns > before.since_ns else now_ns)
             job.recent.appendleft(over)
             job.hang = None
-            self._tell(name, job, over)
+            self._report(name, job, over)
         if found and job.hang is None:
             job.hang = found
-            self._tell(name, job, found)
+            self._report(name, job, found)
         elif all(one.gone for one in ranks.values()):
             del self._jobs[name]
         elif found and before and any(getattr(found, name) != getattr(before, name) for name in _CHANGING):
-            job.hang = replace(found, told_ns=before.told_ns, since_ns=before.since_ns)
+            job.hang = replace(found, reported_ns=before.reported_ns, since_ns=before.since_ns)
             self._shown(name, job)
 
-    def _tell(self, name: str, job: _Job, hang: Hang) -> None:
+    def _report(self, name: str, job: _Job, hang: Hang) -> None:
         _log.warning(line(hang, format_moment))
         self._store(hang)
         self._shown(name, job)
@@ -229,16 +233,16 @@ class Hangs:
     def _count_flows(self, name: str, job: _Job, now_ns: int) -> None:
         """When the flows of each rank carried more than a trickle last."""
         flows = self._tables.flows
-        state, before = flows.state, job.carried
+        state, before = flows.state, job.sent
         number = flows.jobs.index(name) if name in flows.jobs else UNKNOWN
         own = np.flatnonzero((state["job"] == number) & (state["session"] >= 0) & (state["rank"] >= 0))
-        carried = np.bincount(state["rank"][own], state["payload_bytes"][own])
-        job.carried = now_ns, dict(enumerate(carried.tolist()))
+        sent = np.bincount(state["rank"][own], state["payload_bytes"][own])
+        job.sent = now_ns, dict(enumerate(sent.tolist()))
         elapsed_ns = now_ns - before[0]
         begun = (work.begun_ns for one in job.ranks.values() if one.quiet for work in one.works if work.state == WAITED)
         if now_ns < min(begun, default=now_ns) + _COLLECTIVE_NS:
             return
-        for rank, payload_bytes in job.carried[1].items():
+        for rank, payload_bytes in job.sent[1].items():
             grown = payload_bytes - before[1].get(rank, payload_bytes)
             if elapsed_ns < _FLOWING_NS and grown * 1e9 > _PROGRESS_IO_BPS * elapsed_ns:
                 job.flowed_ns[rank] = now_ns
@@ -276,10 +280,12 @@ class Hangs:
         return [job.hang for job in self._jobs.values() if job.hang]
 
     def _forget_old(self, now_ns: int) -> None:
-        for name in [name for name, job in self._jobs.items() if job.told_ns < now_ns - _FORGOTTEN_NS and not job.hang]:
+        for name in [
+            name for name, job in self._jobs.items() if job.reported_ns < now_ns - _FORGOTTEN_NS and not job.hang
+        ]:
             del self._jobs[name]
         while len(self._jobs) >= _MOST_JOBS:
-            del self._jobs[min(self._jobs, key=lambda name: self._jobs[name].told_ns)]
+            del self._jobs[min(self._jobs, key=lambda name: self._jobs[name].reported_ns)]
 
 
 def _same(before: Hang, found: Hang) -> bool:
@@ -296,7 +302,7 @@ def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:
 
 def _elapsed_ns(since_ns: int, end_ns: int, steady: RankNow | None) -> int:
     """Since the row before. steady: as the rank was then; None: it was not quiet."""
-    return end_ns - (steady.heard_ns if steady else max(since_ns, end_ns - _ROWS_NS))
+    return end_ns - (steady.received_ns if steady else max(since_ns, end_ns - _ROWS_NS))
 
 
 def _progress_ns(

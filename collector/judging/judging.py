@@ -390,7 +390,7 @@ class Judging:
 
     def _publish(self, job: str, number: int, verdict: Verdict | None) -> None:
         if verdict is not None and job in self._jobs and self._jobs[job].mark_published(number):
-            verdict = replace(verdict, told_ns=time.time_ns())
+            verdict = replace(verdict, reported_ns=time.time_ns())
             self._viewed.judged(verdict)
             self._store(verdict)
             if verdict.cause == Cause.CHANGE:

@@ -94,18 +94,18 @@ class Collectives:
             self._take(process, pid)
             if (process.left or process.identity is None) and now_ns - process.calls.last_ns > _GONE_NS:
                 del self._processes[pid]
-        told, count = list[Table](), 0
+        rows_due, count = list[Table](), 0
         while self._rows and count < _MOST_ROWS:
             job, rows = self._rows.pop(0)
             rows = rows.compress(rows["end_ns"] <= now_ns)  # a script may say what it likes
             now, later = rows[: _MOST_ROWS - count], rows[_MOST_ROWS - count :]
             now["job"] = jobs.setdefault(job, len(jobs))
-            told.append(now)
+            rows_due.append(now)
             count += len(now)
             if len(later):
                 self._rows.insert(0, (job, later))
         self._bound()
-        return joined(told) if told else empty(COLLECTIVE)
+        return joined(rows_due) if rows_due else empty(COLLECTIVE)
 
     def _bound(self) -> None:
         waiting = sum(len(rows) for _, rows in self._rows)

@@ -65,7 +65,7 @@ class Transfers:
         return self._ring.level if self._ring else 0.0
 
     @property
-    def untold(self) -> int:
+    def waiting(self) -> int:
         """Operations that wait to be told with the next one of their connection."""
         return int(self._counts[TRANSFER_UNTOLD])
 
@@ -82,13 +82,13 @@ class Transfers:
             whose[rank.pid] = rank.identity
         while len(whose) > _MOST_RANKS:
             del whose[next(iter(whose))]
-        told = self._ring.take()
+        events = self._ring.take()
         if self._counts[TRANSFER_IMPLAUSIBLE] and not self._warned:
             self._warned = True
             log.warning(
                 "a library called like NCCL is not what its debug information says: its transfers may be missing"
             )
-        rows = _rows(told[np.isin(told["pid"], list(whose))])
+        rows = _rows(events[np.isin(events["pid"], list(whose))])
         for pid in np.unique(rows["pid"]).tolist():
             own = rows["pid"] == pid
             rows["job"][own] = jobs.setdefault(whose[pid].job, len(jobs))
@@ -100,21 +100,21 @@ class Transfers:
         return rows
 
 
-def _rows(told: Table) -> Table:
+def _rows(events: Table) -> Table:
     """told: dtype TRANSFER → dtype TRANSFERS, of jobs that are not known."""
-    rows = np.zeros(len(told), TRANSFERS)
+    rows = np.zeros(len(events), TRANSFERS)
     rows["job"] = rows["rank"] = UNKNOWN
     for name in ("start_ns", "end_ns", "pid", "level", "collective", "algorithm", "protocol", "channel", "operations"):
-        rows[name] = told[name]
-    rows["communicator"], rows["sends"] = told["thread"], told["receives"] == 0
+        rows[name] = events[name]
+    rows["communicator"], rows["sends"] = events["thread"], events["receives"] == 0
     for name, most in (("rank", MOST_RANKS), ("peer", MOST_RANKS), ("device", 0xFFFF)):
-        known = (told[name] >= 0) & (told[name] < most)
-        rows["group_rank" if name == "rank" else name] = np.where(known, told[name], UNKNOWN)
-    rows["number"] = np.minimum(told["number"], MAX_COUNT).astype(np.int64)
-    rows["transfers"], rows["missed"] = told["transfers"], told["missed"]
-    rows["bytes"] = np.minimum(told["bytes"], MAX_BYTES).astype(np.int64)
+        known = (events[name] >= 0) & (events[name] < most)
+        rows["group_rank" if name == "rank" else name] = np.where(known, events[name], UNKNOWN)
+    rows["number"] = np.minimum(events["number"], MAX_COUNT).astype(np.int64)
+    rows["transfers"], rows["missed"] = events["transfers"], events["missed"]
+    rows["bytes"] = np.minimum(events["bytes"], MAX_BYTES).astype(np.int64)
     rows["bytes"][(rows["transfers"] == 0) & (rows["missed"] > 0)] = UNKNOWN
-    rows["queued_ns"] = np.where(told["queued_ns"], told["queued_ns"].astype(np.int64), UNKNOWN)
+    rows["queued_ns"] = np.where(events["queued_ns"], events["queued_ns"].astype(np.int64), UNKNOWN)
     return rows
 
 

@@ -35,7 +35,7 @@ class Active(NamedTuple):
 
 
 @dataclass
-class _Told:
+class _Reported:
     """What has been told of a rank."""
 
     since_ns: int = 0  # of the pause of which it was; 0: of none that goes on
@@ -58,7 +58,7 @@ class Waits:
         self._answered_ns = 0
         self.asks = False
         """Whether `answer` is waited for."""
-        self._told: dict[tuple[int, RankIdentity], _Told] = {}
+        self._reported: dict[tuple[int, RankIdentity], _Reported] = {}
 
     def answer(self, looks: Iterable[Sequence[int]], now_ns: int) -> None:
         """looks: a pid and the fields of a Look, of every rank that may be looked at."""
@@ -80,31 +80,31 @@ class Waits:
     def due(self, ranks: Iterable[Active], now_ns: int, jobs: dict[str, int]) -> Table:
         """dtype WAIT of what is to be told now. jobs: places of their names, which grow."""
         rows = list[tuple[int, ...]]()
-        before, self._told = self._told, {}
+        before, self._reported = self._reported, {}
         for pid, identity, activity in ranks:
-            told = self._told[pid, identity] = before.get((pid, identity)) or _Told()
+            reported = self._reported[pid, identity] = before.get((pid, identity)) or _Reported()
             if not activity.last_ns or len(rows) > _MOST_ROWS:
                 continue
             whose = (lambda identity=identity: jobs.setdefault(identity.job, len(jobs))), identity, pid
-            if told.since_ns and activity.last_ns != told.since_ns:
-                end_ns = activity.rested[1] if activity.rested[0] == told.since_ns else activity.last_ns
-                rows += _rows(*whose, told.since_ns, end_ns, None, told, told.waited)
-                told.since_ns = told.rows = 0
+            if reported.since_ns and activity.last_ns != reported.since_ns:
+                end_ns = activity.rested[1] if activity.rested[0] == reported.since_ns else activity.last_ns
+                rows += _rows(*whose, reported.since_ns, end_ns, None, reported, reported.waited)
+                reported.since_ns = reported.rows = 0
             quiet_ns = now_ns - activity.last_ns
             if quiet_ns >= QUIET_NS:
-                due_ns = _due_ns(told.rows)
+                due_ns = _due_ns(reported.rows)
                 if quiet_ns < due_ns or not (seen := self._seen(pid, activity.last_ns, due_ns, now_ns)):
                     continue
                 works = activity.works(identity.rank, identity.size)
-                told.since_ns, told.rows, told.waited = activity.last_ns, told.rows + 1, works
-                rows += _rows(*whose, activity.last_ns, now_ns, seen, told, works)
-                told.groups |= {work.group for work in works}
-            elif now_ns >= told.groups_ns + _GROUPS_NS:
-                told.groups_ns = now_ns
-                if new := activity.groups(identity.rank, identity.size) - told.groups:
-                    told.groups |= new
+                reported.since_ns, reported.rows, reported.waited = activity.last_ns, reported.rows + 1, works
+                rows += _rows(*whose, activity.last_ns, now_ns, seen, reported, works)
+                reported.groups |= {work.group for work in works}
+            elif now_ns >= reported.groups_ns + _GROUPS_NS:
+                reported.groups_ns = now_ns
+                if new := activity.groups(identity.rank, identity.size) - reported.groups:
+                    reported.groups |= new
                     works = [one for one in activity.works(identity.rank, identity.size) if one.group in new]
-                    rows += _rows(*whose, activity.last_ns, activity.last_ns, None, told, works)
+                    rows += _rows(*whose, activity.last_ns, activity.last_ns, None, reported, works)
         return np.array(rows[: 2 * _MOST_ROWS], WAIT) if rows else _NOTHING
 
 
@@ -120,17 +120,17 @@ def _rows(
     since_ns: int,
     end_ns: int,
     seen: Look | None,
-    told: _Told,
+    reported: _Reported,
     works: list[Work],
 ) -> list[tuple[int, ...]]:
     """seen: of a rank that is quiet."""
     cpu_ns = io_bytes = UNKNOWN
     if seen:
-        if told.rows > 1:
-            cpu_ns, io_bytes = _grown(seen.cpu_ns, told.cpu_ns), _grown(seen.io_bytes, told.io_bytes)
-        told.cpu_ns = seen.cpu_ns
-        if told.rows == 1 or seen.io_bytes != UNKNOWN:
-            told.io_bytes = seen.io_bytes
+        if reported.rows > 1:
+            cpu_ns, io_bytes = _grown(seen.cpu_ns, reported.cpu_ns), _grown(seen.io_bytes, reported.io_bytes)
+        reported.cpu_ns = seen.cpu_ns
+        if reported.rows == 1 or seen.io_bytes != UNKNOWN:
+            reported.io_bytes = seen.io_bytes
     state, waits_for = (seen.state, seen.waits_for) if seen else (ProcessState.UNKNOWN, WaitsFor.UNKNOWN)
     whose = since_ns, end_ns, job(), identity.rank, pid, identity.size
     begin = (*whose, int(seen is not None), int(state), int(waits_for), cpu_ns, io_bytes)

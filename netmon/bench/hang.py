@@ -78,8 +78,8 @@ class Outcome:
     ended_itself: bool = False  # the training failed before anything was told
 
     @property
-    def told_s(self) -> float | None:
-        return (self.hang.told_ns - self.begun_ns) / 1e9 if self.hang else None
+    def delay_s(self) -> float | None:
+        return (self.hang.reported_ns - self.begun_ns) / 1e9 if self.hang else None
 
     @property
     def right_rank(self) -> bool:
@@ -107,24 +107,24 @@ class Outcome:
         return {
             **document(self.injection),
             "begun_ns": self.begun_ns,
-            "told_s": self.told_s,
+            "delay_s": self.delay_s,
             "right_rank": self.right_rank,
             "right_collective": self.right_collective,
             "ended_itself": self.ended_itself,
             "what": hang.what.name.lower() if hang else None,
-            "told": _words(hang) if hang else None,
+            "reported": _words(hang) if hang else None,
         }
 
 
 @dataclass
 class KindResult:
     injected: int  # and the job stood still
-    told: int
+    reported: int
     right_rank: int
     right_collective: int
     ended_itself: int
-    told_s_median: float | None
-    told_s_worst: float | None
+    delay_s_median: float | None
+    delay_s_worst: float | None
 
 
 @dataclass
@@ -152,25 +152,25 @@ class HangResult:
         """A row per kind; then what was wrong."""
         columns = [
             *labels("kind"),
-            *figures("injected", "told", "right rank", "right collective", "median s", "worst s"),
+            *figures("injected", "reported", "right rank", "right collective", "median s", "worst s"),
         ]
         rows = [
             (
                 kind,
-                *map(str, (each.injected, each.told, each.right_rank, each.right_collective)),
-                *(or_dash(s, "{:.1f}") for s in (each.told_s_median, each.told_s_worst)),
+                *map(str, (each.injected, each.reported, each.right_rank, each.right_collective)),
+                *(or_dash(s, "{:.1f}") for s in (each.delay_s_median, each.delay_s_worst)),
             )
             for kind, each in self.kinds.items()
         ]
         yield table("what was done, and what was told of it", columns, rows)
-        yield f"told of while nothing was done: {len(self.false)} in {self.undisturbed_s / 60:.1f} min"
+        yield f"reported while nothing was done: {len(self.false)} in {self.undisturbed_s / 60:.1f} min"
         yield from self.false
         for each in self.outcomes:
             one = each.injection
             if each.ended_itself:
                 yield f"{one.run}, {one.kind} of rank {one.rank}: the training ended by itself"
             elif not (each.right_rank and each.right_collective):
-                said = f"told: {_words(each.hang)}" if each.hang else "nothing told"
+                said = f"reported: {_words(each.hang)}" if each.hang else "nothing reported"
                 yield f"{one.run}, {one.kind} of rank {one.rank}, before {each.sequence}: {said}"
         yield from self.failed
         if self.interrupted:
@@ -178,15 +178,15 @@ class HangResult:
 
 
 def _sum(own: Sequence[Outcome]) -> KindResult:
-    times = [each.told_s for each in own if each.told_s is not None]
+    times = [each.delay_s for each in own if each.delay_s is not None]
     return KindResult(
         injected=len(own) - sum(each.ended_itself for each in own),
-        told=len(times),
+        reported=len(times),
         right_rank=sum(each.right_rank for each in own),
         right_collective=sum(each.right_collective for each in own),
         ended_itself=sum(each.ended_itself for each in own),
-        told_s_median=statistics.median(times) if times else None,
-        told_s_worst=max(times, default=None),
+        delay_s_median=statistics.median(times) if times else None,
+        delay_s_worst=max(times, default=None),
     )
 
 
@@ -213,7 +213,7 @@ class _Run:
         self._testbed, self._monitor, self._spec, self._folder = testbed, monitor, spec, folder
         self._result = result
         self._order = folder / "order"
-        self._told: dict[int, Hang] = {}  # by when it was told; as it was then
+        self._reported: dict[int, Hang] = {}  # by when it was told; as it was then
         self._begun_ns = 0  # of an injection that is not over
 
     def do(self, plan: Sequence[Injection]) -> None:
@@ -246,7 +246,7 @@ class _Run:
         sequence = -1
         with done:
             if injection.kind in _BY_SCRIPT:
-                self._tell_script(injection, disk)
+                self._write_command(injection, disk)
                 line = rank.wait_output(rf"hang {injection.kind} (\d+) (-?\d+)", _WAIT_S)
                 begun_ns, sequence = int(line[1]), int(line[2]) + 1
             else:
@@ -255,7 +255,7 @@ class _Run:
                 sequence = -1  # transfers count on two ranks only
             outcome, self._begun_ns = Outcome(injection, begun_ns, sequence), begun_ns
             end = time.monotonic() + _PATIENCE_S.get(injection.kind, _SOON_S)
-            while time.monotonic() < end and not any(told_ns >= begun_ns for told_ns in self._told):
+            while time.monotonic() < end and not any(reported_ns >= begun_ns for reported_ns in self._reported):
                 if all(one.status() is not None for one in self._training.ranks if one is not rank):
                     outcome.ended_itself = True
                     break
@@ -267,19 +267,19 @@ class _Run:
         outcome.ended_ns, self._begun_ns = time.time_ns(), 0
         return outcome
 
-    def _tell_script(self, injection: Injection, disk: Path | None) -> None:
+    def _write_command(self, injection: Injection, disk: Path | None) -> None:
         after = self._training.iterations_done() + _AHEAD
         words = [injection.kind, str(injection.rank), str(after), *([str(disk / "file")] if disk else [])]
-        beside = self._order.with_suffix(".new")
-        beside.write_text(" ".join(words))
-        beside.rename(self._order)
+        following = self._order.with_suffix(".new")
+        following.write_text(" ".join(words))
+        following.rename(self._order)
 
     def _score(self, outcomes: Sequence[Outcome]) -> None:
         self._result.outcomes += outcomes
-        for told_ns, hang in sorted(self._told.items()):
-            if self._begun_ns and told_ns >= self._begun_ns:
+        for reported_ns, hang in sorted(self._reported.items()):
+            if self._begun_ns and reported_ns >= self._begun_ns:
                 break
-            own = [each for each in outcomes if each.begun_ns <= told_ns <= each.ended_ns]
+            own = [each for each in outcomes if each.begun_ns <= reported_ns <= each.ended_ns]
             if not own:
                 self._result.false.append(_words(hang))
             elif own[0].hang is None:
@@ -295,7 +295,7 @@ class _Run:
     def _look(self) -> list[Hang]:
         found = self._hangs()
         for hang in found:
-            self._told.setdefault(hang.told_ns, hang)
+            self._reported.setdefault(hang.reported_ns, hang)
         return found
 
     def _await(self, there: Callable[[], bool]) -> None:

@@ -85,7 +85,7 @@ class RunScore:
 class Replayed:
     jobs: dict[str, InferredJob]
     iterations: list[InferredIteration]
-    told_ns: list[int]  # of each iteration, until when rows had been given when it was found
+    reported_ns: list[int]  # of each iteration, until when rows had been given when it was found
     verdicts: dict[int, FlowVerdict]
     seconds: float  # of CPU
 
@@ -161,9 +161,9 @@ def replay(run: Labelled) -> Replayed:
         findings = inference.advance(until_ns)
         said.jobs.update({job.name: job for job in findings.jobs})
         said.iterations.extend(findings.iterations)
-        said.told_ns.extend([until_ns] * len(findings.iterations))
+        said.reported_ns.extend([until_ns] * len(findings.iterations))
         said.verdicts.update(findings.flows)
-    return Replayed(said.jobs, said.iterations, said.told_ns, said.verdicts, time.process_time() - begun)
+    return Replayed(said.jobs, said.iterations, said.reported_ns, said.verdicts, time.process_time() - begun)
 
 
 def scores(run: Labelled, said: Replayed) -> list[RunScore]:
@@ -195,8 +195,8 @@ def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunSco
     counts = Counter(i.job for i in iterations)
     best = max((said.jobs[name] for name in sorted(named)), key=lambda found: counts[found.name], default=None)
     parallel, groups = job.trainer in PARALLEL_TRAINERS, true_groups(job)
-    told = {frozenset(group.members): group.kind for group in best.groups} if best else {}
-    reported = min((at for at, i in zip(said.told_ns, said.iterations, strict=True) if i.job in named), default=0)
+    kinds = {frozenset(group.members): group.kind for group in best.groups} if best else {}
+    reported = min((at for at, i in zip(said.reported_ns, said.iterations, strict=True) if i.job in named), default=0)
     span_ns = int(np.ptp(run.traffic["time_ns"])) if len(run.traffic) else 0
     return RunScore(
         run=f"{run.run}:{job.job}" if len(run.jobs) > 1 else run.run,
@@ -219,8 +219,8 @@ def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunSco
         found_pattern=best.pattern if best else "",
         hosts=len({flow.host for flow in run.flows}),
         groups=len(groups),
-        groups_exact=len(told.keys() & groups.keys()) - len(told.keys() - groups.keys()),
-        kinds_wrong=sum(kind not in (UNKNOWN, groups.get(members)) for members, kind in told.items()),
+        groups_exact=len(kinds.keys() & groups.keys()) - len(kinds.keys() - groups.keys()),
+        kinds_wrong=sum(kind not in (UNKNOWN, groups.get(members)) for members, kind in kinds.items()),
     )
 
 

@@ -137,7 +137,7 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
         result = run_lab(spec, view=_live_view)
     else:
         with shown(spec) as progress:
-            result = run_lab(spec, progress=progress, view=_told_where)
+            result = run_lab(spec, progress=progress, view=_say_where)
     document = run_document(result.data)
     if as_json:
         print(json.dumps(document))
@@ -174,7 +174,7 @@ def _live_view(address: str) -> Iterator[None]:
             view.terminate()
 
 
-def _told_where(address: str) -> contextlib.AbstractContextManager[None]:
+def _say_where(address: str) -> contextlib.AbstractContextManager[None]:
     """Where the run can be watched from another terminal."""
     netmon = typed("netmon")
     print(f"meanwhile: {netmon} top --collector {address}, {netmon} web {address}", file=sys.stderr)
@@ -190,7 +190,7 @@ def _last_frame(addresses: str, console: Console) -> Iterator[None]:
     from netmon.views import Selection
     from netmon.wire.watch import split, watch_once
 
-    with _told_where(addresses):
+    with _say_where(addresses):
         yield
     options = Options(colour=console.is_terminal and not console.no_color)
     for address in split(addresses):

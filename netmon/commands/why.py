@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
         extra: dict[str, object] = {"not_understood": found.unclear} if found.unclear else {}
         if found.hangs:
             extra["hangs"] = [{**asdict(one), "what": one.what.name.lower()} for one in found.hangs]
-        told = [incidents.columns(one) for one in found.incidents]
+        lines = [incidents.columns(one) for one in found.incidents]
         verdicts = [verdict_text.columns(one) for one in found.verdicts]
-        print(json.dumps({"incidents": told, "verdicts": verdicts, **extra}, indent=1))
+        print(json.dumps({"incidents": lines, "verdicts": verdicts, **extra}, indent=1))
     else:
         where = f"--collector {args.collector}" if args.collector else f"--data {shlex.quote(str(args.data))}"
         _print_summary(found, where, args.all, args.data)
@@ -200,12 +200,12 @@ def _stored(args: argparse.Namespace) -> _Found:
     found = read_verdicts(args.data, job, ALWAYS) if understood_jobs(job, trained, unclear) else []
     if found is None:
         found = list(verdicts(args.data, job))
-    told = incidents_of(args.data, found)
+    lines = incidents_of(args.data, found)
     unclear = [name for name in unclear if job in (None, name)]
     hangs = read_hangs(args.data, job)
     calm = [] if found or unclear or hangs else _calm(args.data, job)
     before = [line for hang in hangs[:1] if (line := before_hang(args.data, hang).line(format_moment))]
-    return _Found(told, found, unclear, names, calm, hangs, before)
+    return _Found(lines, found, unclear, names, calm, hangs, before)
 
 
 def _calm(data: "Path", job: str | None) -> list[str]:
@@ -235,11 +235,11 @@ def _lately(args: argparse.Namespace) -> _Found:
     if args.job in snapshot.page.unknown:
         raise DataError(f"cannot judge job {args.job}: the collector at {args.collector} knows no such job")
     names = {job.job: job.name for job in snapshot.jobs if job.name}
-    told = [one for job in snapshot.jobs for one in job.incidents]
+    lines = [one for job in snapshot.jobs for one in job.incidents]
     verdicts = [verdict for job in snapshot.jobs for verdict in reversed(job.verdicts)]
     if args.iteration is None:
         hangs = sorted((one for job in snapshot.jobs for one in job.hangs), key=lambda one: -one.since_ns)
-        return _Found(told, verdicts, [job.job for job in snapshot.jobs if job.not_understood], names, hangs=hangs)
+        return _Found(lines, verdicts, [job.job for job in snapshot.jobs if job.not_understood], names, hangs=hangs)
     if not (verdicts := [verdict for verdict in verdicts if verdict.iteration == args.iteration]):
         raise DataError(
             f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"

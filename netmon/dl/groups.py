@@ -114,10 +114,10 @@ def group_uses(rows: pd.DataFrame) -> list[GroupUse]:
         rows = rows.assign(group=rows["group"].replace(UNNAMED, named[0]))
     rows = _without_blind(_typical(rows))
     for group, own in _by(rows, "group"):
-        places = own.groupby("group_rank")["rank"].agg(["nunique", "last"])
-        if (places["nunique"] > 1).any() or places["last"].duplicated().any():
-            places = places[:0]  # two groups of one name, or ranks that have changed
-        ranks = dict(zip(places.index.astype(int).tolist(), places["last"].astype(int).tolist(), strict=True))
+        members = own.groupby("group_rank")["rank"].agg(["nunique", "last"])
+        if (members["nunique"] > 1).any() or members["last"].duplicated().any():
+            members = members[:0]  # two groups of one name, or ranks that have changed
+        ranks = dict(zip(members.index.astype(int).tolist(), members["last"].astype(int).tolist(), strict=True))
         size = int(own["group_size"].iloc[-1])
         left = own
         for codes in _FAMILIES:

@@ -58,13 +58,13 @@ class RankNow:
     works: Sequence[Work] = ()  # begun_ns in UTC
     left_ns: int = 0  # its process has not been there since then; 0: it is
     silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
-    heard_ns: int = 0  # this is known of it
+    received_ns: int = 0  # this is known of it
     io_bytes: int = 0  # that it has read and written since its last call
 
     @property
     def gets_on(self) -> bool:
         """By what was heard of it last."""
-        seen = self.progress_ns >= self.heard_ns or self.state in (ProcessState.RUNS, ProcessState.UNKNOWN)
+        seen = self.progress_ns >= self.received_ns or self.state in (ProcessState.RUNS, ProcessState.UNKNOWN)
         return not self.quiet or seen
 
     @property
@@ -219,13 +219,13 @@ def _blockers(ranks: Mapping[int, RankNow], number: int, work: Work) -> set[int]
 
 def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missing | None:
     """Ranks that are in the same place of a group, and have called different things there."""
-    places: dict[tuple[int, int], dict[int, Work]] = {}
+    positions: dict[tuple[int, int], dict[int, Work]] = {}
     for number, one in ranks.items():
         for group in {work.group for work in one.works if work.state != OVER and _is_collective(work)}:
             first = _first_open(one, group)
             if first and first.position != UNKNOWN and one.quiet and not one.gone:
-                places.setdefault((group, first.position), {})[number] = first
-    for there in places.values():
+                positions.setdefault((group, first.position), {})[number] = first
+    for there in positions.values():
         for same in (_operation, _size):
             calls = Counter(map(same, there.values()))
             waiting = [number for number in there if number in waits and waits[number] == there[number]]

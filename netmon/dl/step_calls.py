@@ -55,7 +55,7 @@ _FOREVER = 1 << 62
 
 _Numbers = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
-_Places = npt.NDArray[np.intp]
+_Indices = npt.NDArray[np.intp]
 
 
 class _Step(NamedTuple):
@@ -171,8 +171,8 @@ def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end
     begun, over, wait, step = begun.compress(inside), over[inside], wait[inside], step[inside]
     if not len(begun):
         return empty(COLLECTIVE)
-    apart = UNKNOWN - 1 - (begun["group_size"].astype(np.int64) << 17) - begun["group_rank"]
-    group = np.unique(np.where(begun["group"] == UNKNOWN, apart, begun["group"]), return_inverse=True)[1]
+    distance = UNKNOWN - 1 - (begun["group_size"].astype(np.int64) << 17) - begun["group_rank"]
+    group = np.unique(np.where(begun["group"] == UNKNOWN, distance, begun["group"]), return_inverse=True)[1]
     order = order_by(step, group, begun["operation"], begun["peer"] + 1, begun["time_ns"])
     begun, over, wait, step, group = begun.take(order), over[order], wait[order], step[order], group[order]
     run_first = starts(step, group, begun["operation"], begun["peer"])
@@ -208,7 +208,7 @@ def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end
     return rows
 
 
-def _paired(calls: Table) -> tuple[_Places, _Numbers, _Numbers]:
+def _paired(calls: Table) -> tuple[_Indices, _Numbers, _Numbers]:
     """Which calls are beginnings, in order of time; when each is over, and since when a thread waits for it. 0: it is
     not, nobody does."""
     order = np.argsort(calls["work"], kind="stable")
@@ -220,9 +220,9 @@ def _paired(calls: Table) -> tuple[_Places, _Numbers, _Numbers]:
     waits = _next((kind == STEP_WAIT_BEGIN) | (kind == STEP_WORK_WAIT))[at]
     last = len(calls) - 1
 
-    def there(places: _Places) -> _Flags:
+    def there(indices: _Indices) -> _Flags:
         """Whether they are of the same work, and before its next beginning."""
-        found: _Flags = (places < following) & (work[np.minimum(places, last)] == work[at])
+        found: _Flags = (indices < following) & (work[np.minimum(indices, last)] == work[at])
         return found
 
     is_over, is_waited = there(ends), there(waits) & ((waits < ends) | ~there(ends))
@@ -234,26 +234,26 @@ def _paired(calls: Table) -> tuple[_Places, _Numbers, _Numbers]:
         since = np.append(reducer, _FOREVER)[np.searchsorted(reducer, begun)]
         sums = (calls["operation"][order][at] == Operation.ALL_REDUCE) & (wait == 0) & ((since < over) | ~is_over)
         wait = np.where(sums & (since < _FOREVER), since, wait)
-    places = order[at]
-    in_time = np.argsort(places)
-    return places[in_time], over[in_time], wait[in_time]
+    indices = order[at]
+    in_time = np.argsort(indices)
+    return indices[in_time], over[in_time], wait[in_time]
 
 
-def _next(which: _Flags) -> _Places:
+def _next(which: _Flags) -> _Indices:
     """From each place on the first of these, and from behind the last one; their number: there is none."""
-    places = np.append(np.where(which, np.arange(len(which)), len(which)), len(which))
-    found: _Places = np.minimum.accumulate(places[::-1])[::-1]
+    indices = np.append(np.where(which, np.arange(len(which)), len(which)), len(which))
+    found: _Indices = np.minimum.accumulate(indices[::-1])[::-1]
     return found
 
 
-def _sums(sizes: _Numbers, first: _Places) -> _Numbers:
+def _sums(sizes: _Numbers, first: _Indices) -> _Numbers:
     """Unknown where one of them is."""
     known = np.minimum.reduceat(sizes, first) >= 0
     found: _Numbers = np.where(known, np.add.reduceat(sizes, first), UNKNOWN)
     return found
 
 
-def _union(begin: _Numbers, end: _Numbers, run: _Numbers, first: _Places) -> _Numbers:
+def _union(begin: _Numbers, end: _Numbers, run: _Numbers, first: _Indices) -> _Numbers:
     """How much of time the spans of each run cover; by run and begin."""
     zero, width = int(begin.min()), int(max(end.max(), begin.max()) - begin.min()) + 1
     if width * (len(first) + 1) >= _FOREVER:  # nobody's steps
@@ -265,10 +265,10 @@ def _union(begin: _Numbers, end: _Numbers, run: _Numbers, first: _Places) -> _Nu
     return found
 
 
-def _largest(value: _Numbers, run: _Numbers, first: _Places) -> _Places:
+def _largest(value: _Numbers, run: _Numbers, first: _Indices) -> _Indices:
     """Of each run the place of its largest value."""
     order = np.lexsort((value, run))
-    found: _Places = order[np.append(first[1:], len(value)) - 1]
+    found: _Indices = order[np.append(first[1:], len(value)) - 1]
     return found
 
 

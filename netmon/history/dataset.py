@@ -347,7 +347,7 @@ _SPANS = {
     "nic": ("time_ns", "time_ns"),
     **dict.fromkeys(EVIDENCE, ("start_ns", "end_ns")),
     "verdicts": ("start_ns", "end_ns"),
-    "hangs": ("since_ns", "told_ns"),
+    "hangs": ("since_ns", "reported_ns"),
 }
 TIMED_TABLES = tuple(_SPANS)
 

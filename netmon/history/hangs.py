@@ -24,7 +24,7 @@ def read_hangs(data: Path, job: str | None = None) -> list[Hang]:
     condition = None if job is None else ds.field("job") == job
     names = list(Hang.__dataclass_fields__)
     found = [_hang(row) for batch in stream(table, names, condition) for row in batch.to_pylist()]
-    newest = {(one.job, one.since_ns, one.told_ns): one for one in sorted(found, key=lambda one: one.until_ns)}
+    newest = {(one.job, one.since_ns, one.reported_ns): one for one in sorted(found, key=lambda one: one.until_ns)}
     return sorted(newest.values(), key=lambda one: -one.since_ns)
 
 
@@ -69,12 +69,12 @@ class Before:
 
 def around(hang: Hang) -> tuple[int, int]:
     """From before it until it was over, or told: as much as a trace of it has, at most."""
-    return hang.since_ns - _BEFORE_NS, min(hang.until_ns or hang.told_ns, hang.since_ns + _MOST_NS) + _STILL_NS
+    return hang.since_ns - _BEFORE_NS, min(hang.until_ns or hang.reported_ns, hang.since_ns + _MOST_NS) + _STILL_NS
 
 
 def before(data: Path, hang: Hang) -> Before:
     """Raises DataError."""
-    begin_ns, end_ns = hang.since_ns - _BEFORE_NS, hang.until_ns or hang.told_ns
+    begin_ns, end_ns = hang.since_ns - _BEFORE_NS, hang.until_ns or hang.reported_ns
     span = begin_ns - _OPENED_NS, end_ns
     own = (ds.field("job") == hang.job) & ((ds.field("rank") == hang.rank) | (hang.rank < 0))
     over = own & (ds.field("end_ns") <= end_ns)
@@ -102,6 +102,6 @@ def _flows(data: Path, hang: Hang, begin_ns: int, end_ns: int) -> tuple[int, int
     earlier = rows[rows["bucket_start_ns"] < hang.since_ns + _STILL_NS]
     after = rows[rows["bucket_start_ns"] >= hang.since_ns + _STILL_NS].groupby(_FLOW)["payload_bytes"].sum()
     last = earlier.groupby(_FLOW)["bucket_start_ns"].max()
-    carried = after.reindex(last.index, fill_value=0)
-    still = last[carried <= _TRICKLE_BPS * max(0, end_ns - hang.since_ns - _STILL_NS) / 1e9]
+    sent = after.reindex(last.index, fill_value=0)
+    still = last[sent <= _TRICKLE_BPS * max(0, end_ns - hang.since_ns - _STILL_NS) / 1e9]
     return len(last), len(still), int(still.max()) if len(still) else 0

@@ -134,11 +134,11 @@ def sweep(spec: SweepSpec, progress: Callable[[SweepProgress], None] = lambda _:
         for planned in left:
             number = runs.index(planned) + 1
 
-            def tell(done: int, planned: Planned = planned, number: int = number) -> None:
+            def report(done: int, planned: Planned = planned, number: int = number) -> None:
                 seconds = clock.seconds(planned.id, done)
                 progress(SweepProgress(planned, number, len(runs), done, spec.base.iterations, seconds))
 
-            _one_run(specs[planned], planned, folder / RUNS / planned.id, testbed, monitor, live, python, tell)
+            _one_run(specs[planned], planned, folder / RUNS / planned.id, testbed, monitor, live, python, report)
             clock.finished(planned.id)
         if monitor:
             monitor.end_in_order()
@@ -153,14 +153,14 @@ def _one_run(
     monitor: Monitor | None,
     live: LiveScores | None,
     python: str,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> None:
     if folder.exists():  # begun before: what it left in the tables belongs to another job
         shutil.rmtree(folder)
         spec = replace(spec, job=f"{planned.id}~{testbed.lease.run}")
     (folder / "log").mkdir(parents=True)
     with Record(folder, spec, **asdict(planned)) as record:
-        result = train(spec, testbed, monitor, python, record, lambda progress: tell(progress.iterations_done))
+        result = train(spec, testbed, monitor, python, record, lambda progress: report(progress.iterations_done))
         time.sleep(_REST_SECONDS)
         if live:
             record.scores(live.of(result.job))

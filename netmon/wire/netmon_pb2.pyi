@@ -1222,7 +1222,7 @@ class Hang(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     SINCE_NS_FIELD_NUMBER: _builtins.int
     UNTIL_NS_FIELD_NUMBER: _builtins.int
-    TOLD_NS_FIELD_NUMBER: _builtins.int
+    REPORTED_NS_FIELD_NUMBER: _builtins.int
     WHAT_FIELD_NUMBER: _builtins.int
     COLLECTIVE_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
@@ -1237,7 +1237,7 @@ class Hang(_message.Message):
     """UTC"""
     until_ns: _builtins.int
     """0: it goes on"""
-    told_ns: _builtins.int
+    reported_ns: _builtins.int
     what: _builtins.int
     """netmon.views.Hung"""
     collective: _builtins.str
@@ -1258,7 +1258,7 @@ class Hang(_message.Message):
         job: _builtins.str = ...,
         since_ns: _builtins.int = ...,
         until_ns: _builtins.int = ...,
-        told_ns: _builtins.int = ...,
+        reported_ns: _builtins.int = ...,
         what: _builtins.int = ...,
         collective: _builtins.str = ...,
         sequence: _builtins.int = ...,
@@ -1271,7 +1271,7 @@ class Hang(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "group", b"group", "host", b"host", "job", b"job", "missing", b"missing", "rank", b"rank", "sequence", b"sequence", "since_ns", b"since_ns", "told_ns", b"told_ns", "until_ns", b"until_ns", "waiting", b"waiting", "what", b"what", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "group", b"group", "host", b"host", "job", b"job", "missing", b"missing", "rank", b"rank", "reported_ns", b"reported_ns", "sequence", b"sequence", "since_ns", b"since_ns", "until_ns", b"until_ns", "waiting", b"waiting", "what", b"what", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1314,7 +1314,7 @@ class Verdict(_message.Message):
     CONFIDENCE_FIELD_NUMBER: _builtins.int
     SECOND_CAUSE_FIELD_NUMBER: _builtins.int
     SECOND_CULPRIT_FIELD_NUMBER: _builtins.int
-    TOLD_NS_FIELD_NUMBER: _builtins.int
+    REPORTED_NS_FIELD_NUMBER: _builtins.int
     RELATIVE_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     RECEIVER_NS_FIELD_NUMBER: _builtins.int
@@ -1360,7 +1360,7 @@ class Verdict(_message.Message):
     second_cause: _builtins.int
     """0: none"""
     second_culprit: _builtins.str
-    told_ns: _builtins.int
+    reported_ns: _builtins.int
     relative: _builtins.bool
     receiver_ns: _builtins.int
     sender_ns: _builtins.int
@@ -1406,7 +1406,7 @@ class Verdict(_message.Message):
         confidence: _builtins.float = ...,
         second_cause: _builtins.int = ...,
         second_culprit: _builtins.str = ...,
-        told_ns: _builtins.int = ...,
+        reported_ns: _builtins.int = ...,
         relative: _builtins.bool = ...,
         ranks: _abc.Iterable[Global___RankTimes] | None = ...,
         receiver_ns: _builtins.int = ...,
@@ -1418,7 +1418,7 @@ class Verdict(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "own_transfer_ns", b"own_transfer_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "receiver", b"receiver", "receiver_ns", b"receiver_ns", "relative", b"relative", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "sender", b"sender", "sender_ns", b"sender_ns", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "told_ns", b"told_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "own_transfer_ns", b"own_transfer_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "receiver", b"receiver", "receiver_ns", b"receiver_ns", "relative", b"relative", "reported_ns", b"reported_ns", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "sender", b"sender", "sender_ns", b"sender_ns", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,7 +118,7 @@ def test_a_rank_that_sleeps_before_a_collective(watched: Watched) -> None:
         hang = awaited(watched, "sleep")
         assert (hang.what, hang.rank, hang.host) == (Hung.NOT_ENTERED, 1, watched.testbed.hosts[1].name)
         assert (hang.collective, hang.sequence, hang.waiting, hang.missing) == ("all-reduce", STEP + 1, (0, 2), (1,))
-        assert hang.told_ns - begun_ns(ranks[1], "sleep") < SOON_NS
+        assert hang.reported_ns - begun_ns(ranks[1], "sleep") < SOON_NS
     wait_for(lambda: told(watched, "sleep")() is None, seconds=30)
 
 
@@ -129,7 +129,7 @@ def test_a_rank_that_is_stopped_and_goes_on(watched: Watched) -> None:
         hang = awaited(watched, "stop")
         assert (hang.what, hang.rank, hang.waiting) == (Hung.NOT_ENTERED, 2, (0, 1))
         assert "stopped" in hang.why
-        assert hang.told_ns - stopped_ns < SOON_NS
+        assert hang.reported_ns - stopped_ns < SOON_NS
         os.kill(ranks[2].pid, signal.SIGCONT)
         wait_for(lambda: told(watched, "stop")() is None, seconds=30)
         for rank in ranks:
@@ -141,7 +141,7 @@ def test_a_rank_that_calls_another_collective(watched: Watched) -> None:
         hang = awaited(watched, "other")
         assert (hang.what, hang.rank) == (Hung.OTHER_CALL, 0)
         assert (hang.collective, hang.sequence, hang.why) == ("all-reduce", STEP + 1, "it has called all-gather")
-        assert hang.told_ns - begun_ns(ranks[0], "other") < SOON_NS
+        assert hang.reported_ns - begun_ns(ranks[0], "other") < SOON_NS
 
 
 @pytest.mark.long
@@ -150,7 +150,7 @@ def test_a_rank_of_ddp_that_sleeps_before_its_backward_pass(watched: Watched) ->
         hang = awaited(watched, "ddp")
         assert (hang.what, hang.rank, hang.collective) == (Hung.NOT_ENTERED, 2, "all-reduce")
         assert hang.waiting == (0, 1)
-        assert hang.told_ns - begun_ns(ranks[2], "ddp") < SOON_NS
+        assert hang.reported_ns - begun_ns(ranks[2], "ddp") < SOON_NS
 
 
 def test_a_stage_of_a_pipeline_that_sleeps(watched: Watched) -> None:
@@ -158,7 +158,7 @@ def test_a_stage_of_a_pipeline_that_sleeps(watched: Watched) -> None:
     with training(watched, "pipeline", 1, 29507) as ranks:
         hang = awaited(watched, "pipeline")
         assert (hang.what, hang.rank, hang.missing, hang.waiting) == (Hung.NOT_ENTERED, 1, (1,), (0, 2))
-        assert hang.told_ns - begun_ns(ranks[1], "pipeline") < SOON_NS
+        assert hang.reported_ns - begun_ns(ranks[1], "pipeline") < SOON_NS
 
 
 @pytest.mark.long
@@ -174,7 +174,7 @@ def test_a_rank_of_horovod_that_is_stopped(watched: Watched) -> None:
         stopped_ns = time.time_ns()
         hang = awaited(watched, "horovod")
         assert (hang.what in (Hung.NOT_ENTERED, Hung.STOPPED_IN_IT), hang.rank, hang.waiting) == (True, 1, (0, 2))
-        assert hang.told_ns - stopped_ns < SOON_NS
+        assert hang.reported_ns - stopped_ns < SOON_NS
 
 
 @pytest.mark.long
@@ -216,7 +216,7 @@ def test_the_dataset_has_them(watched: Watched, capsys: pytest.CaptureFixture[st
     found = [hang.job for hang in read_hangs(watched.data)]
     assert len(found) == len(set(found)), found
     [stop] = read_hangs(watched.data, "stop")
-    assert stop.since_ns < stop.told_ns < stop.until_ns
+    assert stop.since_ns < stop.reported_ns < stop.until_ns
     columns = ["job", "rank", "quiet", "state", "start_ns", "end_ns"]
     waits = read_rows(watched.data, "waits", columns)
     waits = waits[waits["job"] == "stop"]

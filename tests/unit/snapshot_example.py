@@ -167,7 +167,7 @@ def _job() -> JobView:
                 counterfactual_low_ns=320_000_000,
                 counterfactual_high_ns=338_000_000,
                 confidence=0.94,
-                told_ns=1_790_000_001_900_000_000,
+                reported_ns=1_790_000_001_900_000_000,
                 relative=True,
                 ranks=(RankTimes(0, "h0", 590_000_000, True, 210_000_000, 2_000_000, waited_for=3, held_by="backup"),),
             ),

@@ -30,9 +30,9 @@ class Host:
 
     there_ns = 100 * US
 
-    def __init__(self, offset_ns: int = 0, skew: float = 0.0, told_ns: int = 0, exchanges: bool = True) -> None:
-        """UTC = mono + UTC + offset_ns, growing by skew; the host believes that it is told_ns more."""
-        self.offset_ns, self.skew, self.told_ns, self.exchanges = offset_ns, skew, told_ns, exchanges
+    def __init__(self, offset_ns: int = 0, skew: float = 0.0, reported_ns: int = 0, exchanges: bool = True) -> None:
+        """UTC = mono + UTC + offset_ns, growing by skew; the host believes that it is reported_ns more."""
+        self.offset_ns, self.skew, self.reported_ns, self.exchanges = offset_ns, skew, reported_ns, exchanges
         self.now = BEGIN
         self.alignment = Alignment(self.sample(), 10 * US)
 
@@ -41,7 +41,7 @@ class Host:
 
     def sample(self) -> ClockSample:
         """Its UTC is as skewed as its mono."""
-        return ClockSample(self.now, self.now + self.theta(BEGIN) + self.told_ns, 100)
+        return ClockSample(self.now, self.now + self.theta(BEGIN) + self.reported_ns, 100)
 
     def _exchange(self, at: int) -> ClockExchange:
         received = at + self.there_ns + self.theta(at)
@@ -78,7 +78,7 @@ class Host:
 
 @pytest.mark.parametrize("skew", [0, 200e-6, -200e-6])
 def test_the_first_rows_are_aligned_already(skew):
-    host = Host(5 * S, skew, told_ns=-3 * S)
+    host = Host(5 * S, skew, reported_ns=-3 * S)
     assert host.batches(1) == [None] * 5  # no step: nothing had been stored
     assert abs(host.error(BEGIN)) < 100 * US
     host.batches(20)
@@ -110,9 +110,9 @@ def test_load_does_not_move_a_host_whose_own_clock_is_right(seed, calm_s):
     assert host.alignment.error_ns < 150 * US
 
 
-@pytest.mark.parametrize(("seed", "skew", "told_ns"), [(1, -6e-6, 100 * US), (2, 200e-6, -5 * S), (3, 0, 5 * S)])
-def test_load_does_not_disturb_an_estimate(seed, skew, told_ns):
-    host = Host(skew=skew, told_ns=told_ns)
+@pytest.mark.parametrize(("seed", "skew", "reported_ns"), [(1, -6e-6, 100 * US), (2, 200e-6, -5 * S), (3, 0, 5 * S)])
+def test_load_does_not_disturb_an_estimate(seed, skew, reported_ns):
+    host = Host(skew=skew, reported_ns=reported_ns)
     host.batches(20)
     before = host.error(host.now)
     errors = host.loaded(np.random.default_rng(seed), 30)
@@ -124,7 +124,7 @@ def test_load_does_not_disturb_an_estimate(seed, skew, told_ns):
 
 @pytest.mark.parametrize(("seed", "skew"), [(1, 0), (2, 200e-6), (3, -50e-6)])
 def test_what_begins_under_load_is_never_further_off_than_at_first(seed, skew):
-    host = Host(skew=skew, told_ns=7 * S)
+    host = Host(skew=skew, reported_ns=7 * S)
     errors = host.loaded(np.random.default_rng(seed), 30)[10:]
     assert np.abs(errors).max() <= abs(errors[0]) + 10 * MS
     host.batches(40)
@@ -133,7 +133,7 @@ def test_what_begins_under_load_is_never_further_off_than_at_first(seed, skew):
 
 
 def test_without_fresh_exchanges_the_bound_widens():
-    host = Host(told_ns=S)
+    host = Host(reported_ns=S)
     host.batches(20)
     before = host.alignment.error_ns
     host.exchanges = False
@@ -146,7 +146,7 @@ def test_an_exchange_that_refutes_the_own_clock_is_followed():
     host = Host()
     host.batches(5)
     host.offset_ns += 400 * US  # as when the host's UTC is set, and the collector's is not
-    host.told_ns -= 400 * US
+    host.reported_ns -= 400 * US
     host.batches(40)
     assert abs(host.error(host.now)) < 10 * US
 
@@ -179,7 +179,7 @@ def test_a_host_that_has_slept_has_its_step_where_it_woke_up(slept):
 
 
 def test_a_host_without_exchange_is_believed():
-    host = Host(told_ns=2 * S, exchanges=False)
+    host = Host(reported_ns=2 * S, exchanges=False)
     host.batches(3)
     assert host.error(host.now) == 2 * S
     assert (host.alignment.source, host.alignment.host_offset_ns) == ("", 0)
@@ -200,9 +200,9 @@ def test_what_no_collector_can_have_said_is_passed_over():
 
 
 def test_hosts_that_are_all_kept_by_ptp_share_their_own_utc():
-    hosts = [Host(told_ns=300), Host(told_ns=-200)]
+    hosts = [Host(reported_ns=300), Host(reported_ns=-200)]
     for host in hosts:
-        host.sample = lambda of=host: ClockSample(of.now, of.now + of.theta(BEGIN) + of.told_ns, 100, 500, "ptp")
+        host.sample = lambda of=host: ClockSample(of.now, of.now + of.theta(BEGIN) + of.reported_ns, 100, 500, "ptp")
         host.batches(5)
     compare(Clocks(), hosts)
     for host in hosts:
@@ -273,9 +273,9 @@ def test_onsets_of_hosts_that_send_each_other_nothing_are_let_go_of():
     assert (delays._new, len(delays._waiting), sum(map(len, delays._window))) == ([], 0, 0)
 
 
-@pytest.mark.parametrize(("told_ns", "skew"), [(0, 0.0), (4 * S, 0.0), (-4 * S, 200e-6)])
-def test_traffic_alone_brings_two_hosts_together_to_a_bucket(told_ns, skew):
-    hosts = Host(skew=skew, told_ns=told_ns, exchanges=False), Host(exchanges=False)
+@pytest.mark.parametrize(("reported_ns", "skew"), [(0, 0.0), (4 * S, 0.0), (-4 * S, 200e-6)])
+def test_traffic_alone_brings_two_hosts_together_to_a_bucket(reported_ns, skew):
+    hosts = Host(skew=skew, reported_ns=reported_ns, exchanges=False), Host(exchanges=False)
     ends = Ends(*hosts)
     ends.seconds(20)
     at = hosts[0].now
@@ -288,7 +288,7 @@ def test_traffic_alone_brings_two_hosts_together_to_a_bucket(told_ns, skew):
 @pytest.mark.parametrize("told_ms", [80, 100, 250, 420])
 def test_onsets_that_meet_by_chance_hold_no_clock(told_ms):
     """The rests are of 60 to 140 ms: a wrong offset makes some of them coincide."""
-    hosts = Host(told_ns=told_ms * MS, exchanges=False), Host(exchanges=False)
+    hosts = Host(reported_ns=told_ms * MS, exchanges=False), Host(exchanges=False)
     ends = Ends(*hosts)
     ends.seconds(12)
     at = hosts[0].now

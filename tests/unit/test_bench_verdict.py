@@ -73,7 +73,7 @@ def injected(kind, cause, begin, end, **more):
 def told(number, cause, durations, **more):
     """A verdict on an iteration of a run with these durations."""
     end = int(np.cumsum(durations)[number])
-    blank = {"culprit": "", "host": "", "rank": -1, "direction": "", "told_ns": end + 500 * MS}
+    blank = {"culprit": "", "host": "", "rank": -1, "direction": "", "reported_ns": end + 500 * MS}
     duration = int(durations[number])
     return {
         **blank,
@@ -112,7 +112,7 @@ def test_a_right_verdict_is_right(run):
     outcomes, accusations, all_of_it = outcome_of(run, late, cross)
     assert (outcomes, accusations) == (["right", "right", "right"], [])
     assert all_of_it[0].share_error == pytest.approx(0.1)
-    assert all_of_it[0].told_after_ns == 500 * MS
+    assert all_of_it[0].judged_after_ns == 500 * MS
 
 
 def test_wrong_ones_are_told_apart(run):
@@ -198,7 +198,7 @@ def test_the_result_is_printed_and_is_a_document(run):
         "done": False,
         "as_undisturbed": 0,
         "most": 1.0,
-        "told": {},
+        "judged": {},
     }
     out = io.StringIO()
     show(result, Console(file=out, width=100))
@@ -212,7 +212,7 @@ def test_what_is_told_of_iterations_that_nothing_was_done_to(run):
     found = Undisturbed()
     found.add(truth, [told(number, "straggler", durations, confidence=0.4) for number in (1, 3, 4)])
     assert (found.iterations, found.words()) == (len(truth.undisturbed), f"1 of {len(truth.undisturbed)}: 1 straggler")
-    assert found.document()["told"] == {"straggler": {"count": 1, "surest": 0.4}}
+    assert found.document()["judged"] == {"straggler": {"count": 1, "surest": 0.4}}
 
 
 def test_a_link_moves_what_it_has_to_whatever_squeezes_it():
@@ -245,7 +245,7 @@ def test_simulated_causes_are_told(seed):
     outcome = judge_one(its)
     assert outcome == judge_one(its)
     if its.cause == "slow_link":  # not always to be told from its traffic alone
-        assert outcome.told in ("slow_link", "unknown", "nothing")
+        assert outcome.judged in ("slow_link", "unknown", "nothing")
     else:
         assert outcome.outcome in ("right", "no effect")
         assert outcome.share_error is None or outcome.share_error < 0.1
@@ -258,7 +258,7 @@ def test_simulated_causes_are_told(seed):
 )
 def test_simulated_causes_that_once_were_not_told(seed, cause):
     outcome = judge_one(scenario(seed))
-    assert (outcome.cause, outcome.told, outcome.outcome) == (cause, cause, "right")
+    assert (outcome.cause, outcome.judged, outcome.outcome) == (cause, cause, "right")
 
 
 def test_simulated_ones_count_like_those_of_the_lab():

@@ -28,7 +28,7 @@ def work(number: int, position: int, state: int, **other: int) -> Work:
 
 def rank(number: int, *works: Work, **known: object) -> RankNow:
     about = {"size": SIZE, "quiet": True, "since_ns": T0, "state": ProcessState.SLEEPS, "progress_ns": T0}
-    about |= {"heard_ns": T0 + 1}
+    about |= {"received_ns": T0 + 1}
     return RankNow(number, f"h{number}", works=works, **about | known)
 
 
@@ -82,8 +82,8 @@ def test_a_rank_that_sleeps_and_has_not_entered() -> None:
         ({"quiet": False}, PATIENCE_NS, Hung.NOT_ENTERED, "it calls something else"),
         ({"progress_ns": 0}, PATIENCE_NS, Hung.NOT_ENTERED, "it sleeps"),  # it has been looked at once
         # Its children compute; it did, and does not any more.
-        ({"progress_ns": T0 + 12 * S, "heard_ns": T0 + 12 * S}, PATIENCE_NS, Hung.NOT_ENTERED, "it computes"),
-        ({"progress_ns": T0 + 12 * S, "heard_ns": T0 + 13 * S}, 12 * S + SURE_NS, Hung.NOT_ENTERED, "it sleeps"),
+        ({"progress_ns": T0 + 12 * S, "received_ns": T0 + 12 * S}, PATIENCE_NS, Hung.NOT_ENTERED, "it computes"),
+        ({"progress_ns": T0 + 12 * S, "received_ns": T0 + 13 * S}, 12 * S + SURE_NS, Hung.NOT_ENTERED, "it sleeps"),
     ],
 )
 def test_how_long_a_missing_rank_is_waited_for(known: dict[str, object], seconds: int, what: Hung, why: str) -> None:

@@ -223,7 +223,7 @@ def test_what_is_too_late_to_be_judged_by_what_is_kept_is_judged_by_the_dataset(
     asyncio.run(run())
     assert asked == 3 * [("job", 20_000_000_000)]
     assert [(verdict.iteration, verdict.cause) for verdict in told] == [(1, Cause.CROSS), (2, Cause.CROSS)]
-    assert all(verdict.told_ns for verdict in told)
+    assert all(verdict.reported_ns for verdict in told)
 
 
 def test_an_iteration_is_told_of_once():

@@ -148,7 +148,7 @@ def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
     collector.stands_still()
     assert collector.stored == []
     job = collector.hangs._jobs["job"]
-    job.flowed_ns = {2: job.ranks[2].heard_ns - 1}  # it is long ago
+    job.flowed_ns = {2: job.ranks[2].received_ns - 1}  # it is long ago
     sends(0)
     assert [hang.rank for hang in collector.stored] == [2]
 

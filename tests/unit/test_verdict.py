@@ -398,7 +398,7 @@ def test_shares_add_up_and_traffic_answers_only_for_what_it_can_have_done(late, 
         assert verdict.cross_ns == 0
     if share > 0.1:
         assert verdict.cross_ns <= 60 * MS * share * 1.1 + 2 * MS
-    assert replace(verdict, told_ns=0) == verdict
+    assert replace(verdict, reported_ns=0) == verdict
 
 
 def test_every_cause_has_an_entry_and_a_letter_of_its_own() -> None:

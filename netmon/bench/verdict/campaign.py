@@ -54,31 +54,31 @@ class Undisturbed:
     """Of a campaign; may still grow."""
 
     iterations: int = 0  # that nothing was done to, without the first of each run
-    told: list[VerdictRow] = field(
+    judged: list[VerdictRow] = field(
         default_factory=list
     )  # verdicts on them: they took NOTABLE × the usual by themselves
 
     def add(self, truth: Truth, verdicts: Sequence[VerdictRow]) -> None:
         self.iterations += len(truth.undisturbed)
-        self.told += [each for each in verdicts if not _met(truth, each)]
+        self.judged += [each for each in verdicts if not _met(truth, each)]
 
     def document(self) -> dict[str, Any]:
         """For JSON: by cause, how many there were, and what the surest of them was said with."""
-        causes = sorted({str(each["cause"]) for each in self.told})
-        of = {cause: [each for each in self.told if each["cause"] == cause] for cause in causes}
+        causes = sorted({str(each["cause"]) for each in self.judged})
+        of = {cause: [each for each in self.judged if each["cause"] == cause] for cause in causes}
         return {
             "iterations": self.iterations,
-            "stood_out": len(self.told),
-            "told": {
+            "stood_out": len(self.judged),
+            "judged": {
                 cause: {"count": len(own), "surest": max(float(each["confidence"]) for each in own)}
                 for cause, own in of.items()
             },
         }
 
     def words(self) -> str:
-        verdicts = self.document()["told"]
+        verdicts = self.document()["judged"]
         parts = [f"{each['count']} {cause.replace('_', ' ')}" for cause, each in verdicts.items()]
-        return f"{len(self.told)} of {self.iterations}{': ' if parts else ''}{', '.join(parts)}"
+        return f"{len(self.judged)} of {self.iterations}{': ' if parts else ''}{', '.join(parts)}"
 
 
 def _met(truth: Truth, verdict: VerdictRow) -> bool:
@@ -107,12 +107,12 @@ class LeftOut:
     done: bool  # False: nothing was done
     as_undisturbed: int  # of them, iterations that were long enough, but so are some that nothing was done to
     most: float  # what the worst of their iterations took, in baseline iterations
-    told: dict[str, int]  # what was said of them all the same, by cause
+    judged: dict[str, int]  # what was said of them all the same, by cause
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> "LeftOut":
         """At least one, of one kind."""
-        causes = Counter(each.told for each in outcomes if each.told != NOTHING)
+        causes = Counter(each.judged for each in outcomes if each.judged != NOTHING)
         done = outcomes[0].cause != NOTHING
         ratios = [1 + each.excess_ns / each.usual_ns for each in outcomes]
         return cls(
@@ -144,7 +144,7 @@ class VerdictResult:
         for each in self.outcomes:
             if each.outcome != NO_EFFECT:
                 row = table.setdefault(each.cause, {})
-                row[each.told] = row.get(each.told, 0) + 1
+                row[each.judged] = row.get(each.judged, 0) + 1
         return table
 
     def count(self, *outcomes: str) -> int:
@@ -185,9 +185,9 @@ class VerdictResult:
         """Percentile of |told − true| / true of the delay, where the cause was reported."""
         return percentile([error for each in self.outcomes if (error := each.share_error) is not None], share)
 
-    def told_delay_s(self, share: float) -> float | None:
+    def judged_delay_s(self, share: float) -> float | None:
         """Percentile of how long after the end of an iteration its verdict was reported."""
-        after = [each.told_after_ns / 1e9 for each in self.outcomes if each.told_after_ns is not None]
+        after = [each.judged_after_ns / 1e9 for each in self.outcomes if each.judged_after_ns is not None]
         return percentile(after, share)
 
     @property
@@ -209,7 +209,7 @@ class VerdictResult:
             "incidents": document(self.incidents),
             "false_accusations": len(self.accusations),
             "share_error_median": self.share_error(50),
-            "told_after_s": {"median": self.told_delay_s(50), "p99": self.told_delay_s(99)},
+            "told_after_s": {"median": self.judged_delay_s(50), "p99": self.judged_delay_s(99)},
             "told_otherwise_at_once": self.misjudged[0],
             "undisturbed": document(self.undisturbed),
             "confusion": self.confusion,
@@ -276,7 +276,7 @@ def _confusion(result: VerdictResult) -> FittingTable:
 
 
 def _figures(result: VerdictResult) -> FittingTable:
-    after = [result.told_delay_s(share) for share in (50, 99)]
+    after = [result.judged_delay_s(share) for share in (50, 99)]
     otherwise, both = result.misjudged
     rows = [
         ("injections that made an iteration stand out", f"{len(result.scored)} of {len(result.outcomes)}"),
@@ -326,7 +326,7 @@ def _wrong(result: VerdictResult) -> list[str]:
 
 def _line(each: Outcome) -> str:
     verdict = each.verdict
-    said = f"{each.told} ({verdict['culprit'] or verdict['host']})" if verdict else "no verdict"
+    said = f"{each.judged} ({verdict['culprit'] or verdict['host']})" if verdict else "no verdict"
     number = f", iteration {verdict['iteration']}" if verdict else ""
     longer = f"{format_duration(max(0.0, each.excess_ns))} longer than {format_duration(each.usual_ns)}"
     return f"{each.run}{number} ({each.trainer}): {each.outcome}: {each.kind}, {longer}; told: {said}"
@@ -390,7 +390,7 @@ def judge_run(data: Path, result: VerdictResult) -> None:
     verdicts = [each for each in why(data, "") if each["job"] == truth.job]
     for each in verdicts:
         if at_once := live.get(each["iteration"]):
-            each |= {"told_ns": at_once["told_ns"], "live_cause": at_once["cause"]}
+            each |= {"reported_ns": at_once["reported_ns"], "live_cause": at_once["cause"]}
     outcomes, accusations = score(data.name, truth, verdicts)
     accusations += accused(data.name, truth, live.values(), {each.verdict["iteration"] for each in accusations})
     result.add(outcomes, accusations, len(verdicts))
@@ -400,7 +400,7 @@ def judge_run(data: Path, result: VerdictResult) -> None:
 def _judge_simulated(spec: VerdictSpec, result: VerdictResult, progress: Callable[[int], None]) -> None:
     def do(number: int) -> None:
         outcome = judge_one(scenario(spec.seed * 1_000_000 + number))
-        wrong = outcome.told in NETWORK and outcome.cause not in NETWORK
+        wrong = outcome.judged in NETWORK and outcome.cause not in NETWORK
         verdicts = [outcome.verdict] if outcome.verdict else []
         accusations = [Accusation(outcome.run, SIMULATED, (outcome.kind,), each) for each in verdicts if wrong]
         result.add([outcome], accusations, len(verdicts))

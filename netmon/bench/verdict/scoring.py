@@ -61,13 +61,13 @@ class Outcome:
     trainer: str
     kind: str
     cause: str  # NOTHING: nothing was done
-    told: str  # a cause; NOTHING: no verdict
+    judged: str  # a cause; NOTHING: no verdict
     outcome: str  # RIGHT, …
     at_ns: int  # UTC, when it began
     usual_ns: float
     excess_ns: float  # of the iteration that it made longest
-    told_share_ns: float | None  # of the same iteration, that was given to this cause
-    told_after_ns: int | None  # the iteration's end
+    judged_share_ns: float | None  # of the same iteration, that was given to this cause
+    judged_after_ns: int | None  # the iteration's end
     injection: Mapping[str, Any]
     verdict: VerdictRow | None
     undisturbed_ns: float = 0.0  # what OFTEN of the iterations take at most that nothing was done to
@@ -75,8 +75,8 @@ class Outcome:
     @property
     def share_error(self) -> float | None:
         """|told − true| / true, where the cause was reported."""
-        known = self.told_share_ns is not None and self.told == self.cause and self.excess_ns > 0
-        return abs(float(self.told_share_ns or 0) - self.excess_ns) / self.excess_ns if known else None
+        known = self.judged_share_ns is not None and self.judged == self.cause and self.excess_ns > 0
+        return abs(float(self.judged_share_ns or 0) - self.excess_ns) / self.excess_ns if known else None
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _outcome(
     cause = injection["cause"] or NOTHING
     said = verdict["cause"] if verdict else NOTHING
     share = float(verdict.get(share_of(cause), 0) or 0) if verdict and cause != NOTHING else None
-    after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
+    after = int(verdict["reported_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("reported_ns") else None
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
         judged(cause, said, lasted >= SCORED_FROM * baseline and lasted > undisturbed, injection, verdict),
@@ -232,24 +232,24 @@ class IncidentsFound:
     def of(cls, outcomes: Sequence[Outcome]) -> "IncidentsFound":
         """Of the injections whose effect is known: those that were asked on, and those that were told of rightly."""
         true: dict[str, list[Verdict]] = {}
-        told: dict[str, list[Verdict]] = {}
+        judged: dict[str, list[Verdict]] = {}
         for each in outcomes:
             if each.verdict:
-                told.setdefault(each.run, []).append(replace(from_columns(each.verdict), job=each.run))
-            effect = each.outcome != NO_EFFECT or each.told == each.cause
+                judged.setdefault(each.run, []).append(replace(from_columns(each.verdict), job=each.run))
+            effect = each.outcome != NO_EFFECT or each.judged == each.cause
             if each.cause != NOTHING and effect:
                 true.setdefault(each.run, []).append(_as_verdict(each))
         result = cls()
         for run, own in true.items():
-            found = incidents(told.get(run, ()))
+            found = incidents(judged.get(run, ()))
             for one in incidents(own):
                 result = result._with(one, [each for each in found if _same(one, each)])
         return result
 
     def _with(self, one: Incident, found: Sequence[Incident]) -> "IncidentsFound":
         step_ns = one.usual_ns + one.lost_per_step_ns
-        apart = (max(abs(one.since_ns - each.since_ns), abs(one.until_ns - each.until_ns)) for each in found)
-        near = min(apart, default=step_ns + 1) <= step_ns
+        distance = (max(abs(one.since_ns - each.since_ns), abs(one.until_ns - each.until_ns)) for each in found)
+        near = min(distance, default=step_ns + 1) <= step_ns
         return IncidentsFound(
             self.made + 1,
             self.right + bool(found),
@@ -262,7 +262,7 @@ class IncidentsFound:
 def _as_verdict(each: Outcome) -> Verdict:
     """What should have been said of the step."""
     cause, of = Cause[each.cause.upper()], each.injection
-    if each.verdict and each.told == each.cause and right_culprit(of, each.verdict):
+    if each.verdict and each.judged == each.cause and right_culprit(of, each.verdict):
         return replace(from_columns(each.verdict), job=each.run)
     culprit = f"rank {of['rank']}" if cause in (Cause.STRAGGLER, Cause.HOST) else next(iter(of["processes"]), "")
     if each.verdict:

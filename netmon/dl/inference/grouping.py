@@ -370,15 +370,15 @@ def parted(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[
     parts: list[tuple[list[list[Candidate]], bool]] = []
     for unit in units:
         sure, together = True, [unit]
-        apart = []
+        separate = []
         for part, known in parts:
             relations = [_relation(unit, each, whole, now_ns, resolution_ns) for each in part if _meet(unit, each)]
             if all(r is Relation.DIFFERENT for r in relations):
-                apart.append((part, known))
+                separate.append((part, known))
                 continue
             together += part
             sure &= known and all(r is Relation.ONE_JOB for r in relations)
-        parts = [*apart, (together, sure)]
+        parts = [*separate, (together, sure)]
     return [([c for unit in part for c in unit], sure) for part, sure in parts]
 
 
@@ -465,8 +465,8 @@ def groups(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> 
     for flows in connected(repeating):
         parts = parted(flows, now_ns, resolution_ns)
         for part in [part for part, sure in parts if sure]:
-            apart = {c.flow for other, _ in parts if other is not part for c in other}
-            found += _of_part(part, at_hosts, apart, now_ns, resolution_ns)
+            separate = {c.flow for other, _ in parts if other is not part for c in other}
+            found += _of_part(part, at_hosts, separate, now_ns, resolution_ns)
     return found
 
 
@@ -480,23 +480,23 @@ class _AtHosts:
             for address in candidate.edge:
                 self._indices.setdefault(address, []).append(index)
 
-    def around(self, members: Iterable[str], apart: Collection[int]) -> list[Candidate]:
+    def around(self, members: Iterable[str], separate: Collection[int]) -> list[Candidate]:
         """Those from or to the members, in their order, but for the flows that are apart."""
         indices = sorted({index for member in members for index in self._indices.get(member, ())})
         found = [self._candidates[index] for index in indices]
-        return [candidate for candidate in found if candidate.flow not in apart] if apart else found
+        return [candidate for candidate in found if candidate.flow not in separate] if separate else found
 
 
 def _of_part(
-    part: Sequence[Candidate], at_hosts: _AtHosts, apart: Collection[int], now_ns: int, resolution_ns: int
+    part: Sequence[Candidate], at_hosts: _AtHosts, separate: Collection[int], now_ns: int, resolution_ns: int
 ) -> list[Group]:
-    whole = _group(part, at_hosts, apart, now_ns, resolution_ns)
+    whole = _group(part, at_hosts, separate, now_ns, resolution_ns)
     if whole is None and len(part) <= _MOST_COMPARED:
         whole = _staggered(part)
     if whole or len(part) > _MOST_COMPARED:
         return [group for group in [whole] if group and not _may_be_part(group, part, resolution_ns)]
     alike = (flows for by_period in _by_period(part) for flows in connected(by_period))
-    found = (_group(flows, at_hosts, apart, now_ns, resolution_ns) for flows in alike)
+    found = (_group(flows, at_hosts, separate, now_ns, resolution_ns) for flows in alike)
     return [group for group in found if group and not _may_be_part(group, part, resolution_ns)]
 
 
@@ -549,7 +549,7 @@ def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, re
 
 
 def _group(
-    core: Sequence[Candidate], at_hosts: _AtHosts, apart: Collection[int], now_ns: int, resolution_ns: int
+    core: Sequence[Candidate], at_hosts: _AtHosts, separate: Collection[int], now_ns: int, resolution_ns: int
 ) -> Group | None:
     """The core, if it repeats itself together, with the other flows that keep its rhythm.
 
@@ -560,7 +560,7 @@ def _group(
     if own_period is None or own_period.period_ns < _LEAST_BUCKETS * resolution_ns:
         return None
     members = addresses(core)
-    around = at_hosts.around(members, apart)
+    around = at_hosts.around(members, separate)
     near = [c for c in around if _keeps(c, own_period)]
     keeping = {c.flow for c in near}
     begun = int(own_period.onsets_ns[0])

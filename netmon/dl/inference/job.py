@@ -315,15 +315,15 @@ class Job:
         return beginning(rows, pauses_before(rows), (level - slack, level, level + slack), volume, self._baseline_ns)
 
     def _nearest(self, rows: Table, level: float, volume: float) -> int | None:
-        apart = np.abs(rows["level"] - level)
-        index = int(np.argmin(apart))
-        return index if apart[index] <= max(_TOLERANCE * volume, SEGMENT_BYTES) else None
+        separate = np.abs(rows["level"] - level)
+        index = int(np.argmin(separate))
+        return index if separate[index] <= max(_TOLERANCE * volume, SEGMENT_BYTES) else None
 
     def _agreed(self, onsets: Mapping[int, tuple[int, int]], bursts: Mapping[int, Bursts]) -> Start:
         """The first of the flows' own beginnings, but for those too far from most."""
         middle = float(np.median([time_ns for time_ns, _ in onsets.values()]))
-        apart_ns = (_PATIENCE if self._staggered else SHORT) * self.period_ns
-        time_ns = min(t for t, _ in onsets.values() if t >= middle - apart_ns)
+        difference_ns = (_PATIENCE if self._staggered else SHORT) * self.period_ns
+        time_ns = min(t for t, _ in onsets.values() if t >= middle - difference_ns)
         levels = {flow: b.total - b.since(time_ns) for flow, b in self._kept(bursts)}
         return time_ns, levels | {flow: level for flow, (_, level) in onsets.items()}
 

@@ -45,9 +45,9 @@ def starts(flows: Sequence[Candidate]) -> list[Start]:
     if not all(c.repetition and c.fresh and not c.bursts.forgetful for c in flows):
         return []
     periods = np.array([c.repetition.period_ns for c in flows if c.repetition])
-    carried = np.array([c.bursts.total for c in flows])
+    totals = np.array([c.bursts.total for c in flows])
     order = np.argsort(periods)
-    period = float(periods[order][np.searchsorted(np.cumsum(carried[order]), carried.sum() / 2)])
+    period = float(periods[order][np.searchsorted(np.cumsum(totals[order]), totals.sum() / 2)])
     begun = []
     for c in flows:
         volume = _of_step(c, period)

@@ -313,9 +313,9 @@ def step_parts(verdict: Verdict) -> list[tuple[str, int]]:
         return [("not known", verdict.duration_ns)]
     shares = {name: int(getattr(verdict, f"{name}_ns")) for name in SHARES}
     added = sorted(shares.items(), key=lambda share: -share[1])
-    told = [(OF_SHARE[name].part, ns) for name, ns in added if abs(ns) >= _WORTH_NAMING * abs(verdict.excess_ns)]
-    rest = verdict.excess_ns - sum(ns for _, ns in told)
-    return [("usual", verdict.usual_ns), *told, *([("rest", rest)] if abs(rest) >= _LEAST_NS else [])]
+    verdicts = [(OF_SHARE[name].part, ns) for name, ns in added if abs(ns) >= _WORTH_NAMING * abs(verdict.excess_ns)]
+    rest = verdict.excess_ns - sum(ns for _, ns in verdicts)
+    return [("usual", verdict.usual_ns), *verdicts, *([("rest", rest)] if abs(rest) >= _LEAST_NS else [])]
 
 
 def line(incident: Incident, moment: Callable[[int], str], job: str = "") -> str:

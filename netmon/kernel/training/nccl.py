@@ -68,7 +68,7 @@ class Library(NamedTuple):
 class _Probed:
     library: Library
     number: int  # of its layout
-    places: list[tuple[str, int, int]]  # program, from what on it is needed, offset
+    sites: list[tuple[str, int, int]]  # program, from what on it is needed, offset
     links: dict[tuple[str, int], int] = field(default_factory=dict)  # program and offset → descriptor
 
 
@@ -175,13 +175,13 @@ class NcclTransfers:
         number = next((number for number in range(1, MOST_LAYOUTS) if number not in taken), 0)
         if not number:
             raise KernelError(f"more than {MOST_LAYOUTS - 1} libraries are probed")
-        places = [
+        sites = [
             (*_PROGRAMS[name], offset) for name, offsets in found["probes"].items() for offset in dict.fromkeys(offsets)
         ]
-        if not all(library.executes(offset) for _, _, offset in places):
+        if not all(library.executes(offset) for _, _, offset in sites):
             raise KernelError("its functions are not where its code is")
         bpf_calls.set_array_entry(self._loaded["layouts"], number, _packed(found))
-        probed = _Probed(library, number, places)
+        probed = _Probed(library, number, sites)
         try:
             self._link(probed)
         except OSError:
@@ -198,16 +198,16 @@ class NcclTransfers:
         except KernelError as error:
             self._cannot = str(error)
             raise
-        self._tell_each()
+        self._report_each()
 
-    def _tell_each(self) -> None:
+    def _report_each(self) -> None:
         each = int(self._level == EACH).to_bytes(8, "little")
         bpf_calls.set_array_entry(self._loaded["transfer_counts"], TRANSFER_EACH, each)
 
     def _link(self, probed: _Probed) -> None:
         """Its probes are those of the level. Raises OSError."""
         path = f"/proc/self/fd/{probed.library.descriptor}"
-        for program, needed, offset in probed.places:
+        for program, needed, offset in probed.sites:
             place = program, offset
             if needed > self._level and place in probed.links:
                 os.close(probed.links.pop(place))
@@ -231,10 +231,10 @@ class NcclTransfers:
         if rate > self._most_traps and self._level > NONE:
             self._resume_ns = now_ns + self._pause_ns
             self._set_level(self._level - 1)
-            told = (
+            reported = (
                 "operations are told, not each transfer" if self._level else "operations are told without their bytes"
             )
-            self._warn(f"NCCL makes {rate:,.0f} transfers/s: {told}, for {self._pause_ns / 1e9:.0f} s")
+            self._warn(f"NCCL makes {rate:,.0f} transfers/s: {reported}, for {self._pause_ns / 1e9:.0f} s")
             self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
         elif self._level < self._wanted and now_ns >= self._resume_ns:
             self._set_level(self._level + 1)
@@ -244,7 +244,7 @@ class NcclTransfers:
 
     def _set_level(self, level: int) -> None:
         self._level = level
-        self._tell_each()
+        self._report_each()
         for probed in self._probed.values():
             with contextlib.suppress(OSError):  # the next change tries again
                 self._link(probed)

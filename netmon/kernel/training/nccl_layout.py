@@ -163,7 +163,7 @@ def _functions(elf: Elf) -> dict[str, list[tuple[int, int]]]:
             found.setdefault(name, []).append((offset, length))
     for name, _, _ in find_functions(rows, names, (_OF_OPERATION,), beginning=True):
         found.setdefault(name, [])
-    if any(len(places) > _MOST_SITES for places in found.values()):
+    if any(len(sites) > _MOST_SITES for sites in found.values()):
         raise ValueError("it has too many functions of one name")
     return found
 
