@@ -16,6 +16,7 @@ TABLES = {
     "host": "A host in a second (rank −1), and each rank on it; shorter while something kept the rank from running.",
     "waits": "A rank that is quiet, and what it is in: a row for each collective that is not over, and for the last "
     "one of each group; another one when it goes on.",
+    "rdma": "What a process has posted on a queue pair of an RDMA device by libibverbs, some of one kind in a time.",
     "hangs": "A job that stood still, and who was missing. A row when it is told, another one when it is over.",
     "verdicts": "An iteration of a job that stood out, and why. The shares add up to `excess_ns`.",
     "sessions": "An interface of an agent's session: what holds for all its rows.",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's loop: drain, name, mark, batch. Nothing here walks records one by one."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +52,8 @@ class Agent:
         self._aggregates, self._recent_flows = AggregateFlows(numbers.aggregates.by_id), RecentFlows()
         self._marks = TrainingMarks(socket, counting, self._owners, self._clock)
         self._evidence = Evidence(settings, counting, self._owners.flows, privileged.pid)
-        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, self._evidence.transport)
+        asked = self._evidence.transport, self._evidence.posted
+        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, *asked)
         self._schedule = PollSchedule(time.monotonic_ns())
         self._sending = Sending(settings, way, folder, counting, self._marks, self._clock)
         self._privileged, self._watchdog = privileged, LoopWatchdog()
@@ -114,7 +116,8 @@ class Agent:
         meter, owners = self._counting.meter, self._owners
         scan_waits, kernel = self._scan.waits(now_ns), meter.poll()
         level = max(kernel.level, self._counting.steps.level, owners.level)
-        waits = bool(kernel.anything or self._marks.waits or owners.has_changes or len(meter.rows))
+        told = self._marks.waits or owners.has_changes or self._evidence.posted.waits
+        waits = bool(kernel.anything or told or len(meter.rows))
         hurried = kernel.opened or owners.pending or (woken and not (waits or scan_waits))
         self._schedule.update(now_ns, level, waits, hurried)
         drains = kernel.opened or self._schedule.full or self._schedule.batch_is_due
@@ -141,6 +144,8 @@ class Agent:
         if self._endpoint:
             self._endpoint.close()
         last = self._counting.ledger.finish()
+        with contextlib.suppress(KernelError):  # it has ended
+            self._scan.finish(time.monotonic_ns())
         self._privileged.close()
         time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + LOOK_NS / 1e9)
         now = time.monotonic_ns()

@@ -6,21 +6,24 @@ One question is under way at a time, and nobody waits for its answer.
 
 import base64
 import logging
+import time
 from typing import Any
 
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.nic import Links
+from netmon.agent.posted import PostedRows
 from netmon.agent.training_marks import TrainingMarks
 from netmon.agent.transport import TransportLooks
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import Changes
-from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More
+from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More, ReadPosted
 
 log = logging.getLogger(__name__)
 
 _LOOK_NS = 300_000_000  # a process is known by what it was at the last look: seldom would be late
 _SETTLED_NS = 3_500_000_000  # so long after something has come or gone it is looked at all the same
 _SELDOM_NS = 3_000_000_000  # whatever seems to have changed
+_LAST_WORD_S, _TICK_S = 1.0, 0.002
 _MOST_WARNED = 1000  # lines that others' processes can make us write
 
 
@@ -34,9 +37,10 @@ class HostScan:
         marks: TrainingMarks,
         links: Links,
         transport: TransportLooks,
+        posted: PostedRows,
     ) -> None:
         self._privileged, self._owners, self._marks = privileged, owners, marks
-        self._links, self._transport = links, transport
+        self._links, self._transport, self._posted = links, transport, posted
         self._changes = Changes()
         self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
         self._any_ranks = False
@@ -51,7 +55,8 @@ class HostScan:
             return self._privileged.answered
         if now_ns >= self._look_due_ns and not self._may_differ(now_ns):
             self._look_due_ns = now_ns + _LOOK_NS
-        return now_ns >= self._look_due_ns or self._owners.has_pending(now_ns) or bool(self._transport.elsewhere)
+        due = now_ns >= self._look_due_ns or self._posted.is_due(now_ns)
+        return due or self._owners.has_pending(now_ns) or bool(self._transport.elsewhere)
 
     def _may_differ(self, now_ns: int) -> bool:
         """Whether a look may show what the last one did not: ranks map libraries, and write timelines."""
@@ -70,6 +75,10 @@ class HostScan:
         elif due := self._owners.due(now_ns):
             self._asking = "owners"
             self._privileged.request(FindOwners(due))
+        elif self._posted.is_due(now_ns):
+            self._asking = "posted"
+            self._posted.asked(now_ns)
+            self._privileged.request(ReadPosted())
         elif self._transport.elsewhere:
             self._asking = "transport"
             self._privileged.request(LookElsewhere(self._transport.elsewhere))
@@ -83,6 +92,9 @@ class HostScan:
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
             return
+        if self._asking == "posted":
+            self._posted.answer(reply)
+            return
         if self._asking == "transport":
             self._transport.answer(base64.b64decode(reply["rows"]), reply["able"])
             return
@@ -94,6 +106,21 @@ class HostScan:
             self._privileged.request(More())
             return
         self._see(self._look, now_ns)
+
+    def finish(self, now_ns: int) -> None:
+        """Hears what has been posted until now. Blocks for a moment. Raises KernelError."""
+        until_s = time.monotonic() + _LAST_WORD_S
+        asked = False
+        while self._posted.able and time.monotonic() < until_s:
+            if not (self._privileged.busy or self._posted.is_wanted(asked)):
+                break
+            if self._privileged.busy:
+                time.sleep(_TICK_S)
+                self.receive(now_ns)
+            else:
+                asked, self._asking = True, "posted"
+                self._posted.asked(now_ns)
+                self._privileged.request(ReadPosted())
 
     def _see(self, look: dict[str, Any], now_ns: int) -> None:
         """A look is complete."""

@@ -119,6 +119,13 @@ class HookSpec(Spec):
     rounds: int = _rounds(5)
 
 
+@dataclass(frozen=True)
+class PostsSpec(Spec):
+    name = "posts"
+    text = "time that counting a post to an RDMA device costs who posts (no device; takes a C compiler)"
+    rounds: int = _rounds(5)
+
+
 _SHORTEST_S = 10.0
 
 
@@ -337,5 +344,5 @@ class VerdictSpec(Spec):
 
 SPECS: tuple[type[Spec], ...] = (
     *(KernelSpec, DrainSpec, OverheadSpec, FlowsSpec, HookSpec, ClockSpec, InferenceSpec, PipelineSpec),
-    VerdictSpec,
+    *(VerdictSpec, PostsSpec),
 )

@@ -39,7 +39,7 @@ _SIMULATION = ("chakra", "ns3", "htsim", "pcap", "generator")
 """Formats that netmon.simulation writes."""
 
 _TABLES = (
-    *("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "waits"),
+    *("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "waits", "rdma"),
     *("verdicts", "incidents", "hangs", "full"),
 )
 _ROWS_AT_ONCE = 1 << 19

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import stops
+from netmon.kernel import stops, verbs
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.memory import WAKES, Geometry
@@ -34,6 +34,9 @@ from netmon.records import (
     KERNEL_INTERFACE,
     KERNEL_LEDGER,
     KERNEL_PRODUCER,
+    PROVIDER,
+    QUEUE,
+    QUEUE_KEY,
     SLOT,
     SOCKET_EVENT,
     STEP,
@@ -53,6 +56,7 @@ METER = {
 STEPS = {"netmon_step": STEP}
 SOCKET_EVENTS = {"netmon_birth": SOCKET_EVENT}
 STOPS = {"netmon_stop": STOP}
+VERBS = {"netmon_queue_key": QUEUE_KEY, "netmon_queue": QUEUE, "netmon_provider": PROVIDER}
 
 
 def assertions(structures: "dict[str, np.dtype[Any]]") -> str:
@@ -100,7 +104,9 @@ METER_MAPS = (*memory.MAPS, "interfaces", WAKES)
 STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
 
-_OPTIONAL = 4 + len(socket_events.MAPS)  # XDP_FRAGS, the programs of births and stops, and the latter's map
+_OPTIONAL = 4 + len(socket_events.MAPS) + len(verbs.PROGRAMS) + len(verbs.MAPS)
+"""XDP_FRAGS, the programs of births and stops, and the latter's map, and all of verbs.c."""
+
 _IMAGE_FORMAT = "2"
 _TIME_LIMIT_S = 60
 _MESSAGE_BYTES = 1 << 16
@@ -109,6 +115,7 @@ _SOURCES = {
     "steps.c": STEPS,
     "sockets.c": SOCKET_EVENTS,
     "stops.c": STOPS,
+    "verbs.c": VERBS,
 }
 
 
@@ -127,7 +134,7 @@ def source_text(source: str, structures: "dict[str, Any]") -> str:
 
 def load(geometry: Geometry) -> dict[str, int]:
     """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births and stops where there is
-    support. What is not there is said in one line, which names what is missed.
+    support, of verbs where there is a device. What is not there is said in one line, which names what is missed.
 
     What was compiled before is loaded as it is, in a few hundredths of a second; else a child compiles for some
     seconds and is gone on return. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the
@@ -161,6 +168,7 @@ def image_key(geometry: Geometry) -> str:
         return ""
     system = os.uname()
     parts = [_IMAGE_FORMAT, compiler, system.release, system.version, system.machine, *compiler_flags(geometry)]
+    parts += [f"verbs={verbs.wanted()}"]
     parts += [f"{name}={value}" for name, value in defined.items()]
     return hashlib.sha256("\0".join([*parts, *PROGRAMS, *texts]).encode()).hexdigest()
 

@@ -11,6 +11,7 @@ text is an interface's name, which has to be one that the kernel could have give
 | `More` | – | send the next page of the last look's ranks |
 | `FindOwners` | ends of connections | find whose the connections are |
 | `LookElsewhere` | ends of TCP connections | read TCP's counters of connections in other network namespaces |
+| `ReadPosted` | – | say what was posted to RDMA devices since the last time |
 
 `Start` is answered once, before all others. It chooses sizes within ranges: no path, flag or code comes with it.
 No request names a process, a user, a file, a program, a map or a descriptor: which libraries are probed and which
@@ -35,7 +36,7 @@ MOST_BYTES = 64 << 10
 MOST_ENDPOINTS, MOST_INTERFACES = 1000, 256
 HOOKS = ("auto", "tc", "xdp")
 
-_START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE = range(1, 6)
+_START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE, _READ_POSTED = range(1, 7)
 _SIZES = struct.Struct("<BQI")  # hook, bucket width, flow slots
 _INTERFACE = struct.Struct("<I16s")  # index, name
 _ENDPOINT = struct.Struct("<B16s16s2s2s")  # protocol, then as netmon.kernel.owners.endpoint.packed
@@ -80,7 +81,14 @@ class LookElsewhere:
     endpoints: Sequence[Endpoint]
 
 
-Request = Start | Look | More | FindOwners | LookElsewhere
+@dataclass(frozen=True)
+class ReadPosted:
+    """Has no fields."""
+
+
+Request = Start | Look | More | FindOwners | LookElsewhere | ReadPosted
+
+_WITHOUT_FIELDS: dict[int, Request] = {_LOOK: Look(), _MORE: More(), _READ_POSTED: ReadPosted()}
 
 
 def encode(request: Request) -> bytes:
@@ -93,7 +101,7 @@ def encode(request: Request) -> bytes:
         form = _FIND_OWNERS if isinstance(request, FindOwners) else _LOOK_ELSEWHERE
         endpoints = request.endpoints[:MOST_ENDPOINTS]
         return bytes([form]) + b"".join(bytes([endpoint.protocol]) + packed(endpoint) for endpoint in endpoints)
-    return bytes([_LOOK if isinstance(request, Look) else _MORE])
+    return bytes(form for form, one in _WITHOUT_FIELDS.items() if one == request)
 
 
 def decode(packet: bytes) -> Request:
@@ -107,11 +115,11 @@ def decode(packet: bytes) -> Request:
         return FindOwners(_endpoints(fields, (IPPROTO_TCP, IPPROTO_UDP)))
     if form == bytes([_LOOK_ELSEWHERE]):
         return LookElsewhere(_endpoints(fields, (IPPROTO_TCP,)))
-    if form not in (bytes([_LOOK]), bytes([_MORE])):
+    if not form or form[0] not in _WITHOUT_FIELDS:
         raise RefusedError("there is no such form")
     if fields:
         raise RefusedError("this form has no fields")
-    return Look() if form == bytes([_LOOK]) else More()
+    return _WITHOUT_FIELDS[form[0]]
 
 
 def _start(fields: bytes) -> Start:

@@ -139,6 +139,8 @@ _OF_EVIDENCE = {
     **{name: Limits(UNKNOWN, MAX_COUNT) for name in ("group", "sequence", "position")},
     **{name: Limits(UNKNOWN, MOST_RANKS) for name in ("size", "group_rank", "group_size", "peer")},
     **{"quiet": _FLAG, "state": Limits(0, max(ProcessState)), "waits_for": Limits(0, max(WaitsFor))},
+    **dict.fromkeys(("process", "container", "user", "device", "remote", "verb"), WORD),
+    **{"queue": _U32, "remote_queue": _U32, "requests": _COUNT, "unread": _COUNT, "whole": _FLAG},
     **{"operation": Limits(UNKNOWN, 0xFFFF), "bytes": Limits(UNKNOWN, MAX_BYTES), "pending": Limits(0, 2)},
 }
 """Columns of netmon.evidence whose limits their units do not give; all may be unknown that need not be known."""

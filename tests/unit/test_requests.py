@@ -13,6 +13,7 @@ from netmon.kernel.requests import (
     Look,
     LookElsewhere,
     More,
+    ReadPosted,
     RefusedError,
     Start,
     decode,
@@ -34,7 +35,9 @@ def owners(*ends: tuple[int, bytes, bytes], form: bytes = b"\4") -> bytes:
 MAPPED = bytes(10) + b"\xff\xff" + bytes(4)
 
 
-@pytest.mark.parametrize("request_", [START, Look(), More(), FindOwners([FOUR, SIX]), LookElsewhere([FOUR])])
+@pytest.mark.parametrize(
+    "request_", [START, Look(), More(), ReadPosted(), FindOwners([FOUR, SIX]), LookElsewhere([FOUR])]
+)
 def test_what_is_encoded_is_decoded(request_) -> None:
     assert decode(encode(request_)) == request_
 
@@ -49,7 +52,8 @@ def test_a_request_holds_so_many_endpoints() -> None:
     [
         b"",
         b"\0",
-        b"\6",
+        b"\7",
+        b"\6\0",
         b"\xff" * 100,
         b"\2\0",
         b"\3\0",

@@ -143,7 +143,10 @@ def table_of(dtype: np.dtype, rows: list[tuple[int, ...]]) -> Table:
     table = np.full(len(rows), UNKNOWN, dtype)
     table[:] = rows
     known = {"start_ns": 500, "end_ns": 900, "flow_id": 7, "application_limited": 1, "job": 2}
-    for name, value in (known | {"quiet": 1, "state": 2, "waits_for": 3, "pending": 2}).items():
+    known |= {"quiet": 1, "state": 2, "waits_for": 3, "pending": 2}
+    known |= {"container": UNKNOWN, **dict.fromkeys(("process", "user", "device", "remote", "verb"), 1)}
+    known |= {"queue": 17, "remote_queue": 0, "requests": 3, "unread": 1, "whole": 1}
+    for name, value in known.items():
         if name in (dtype.names or ()):
             table[name] = value
     return table
@@ -279,7 +282,7 @@ BROKEN_BATCHES: dict[str, Break] = {
     "batch.warnings is out": lambda m: setattr(m.cost, "warnings", -1),
     "AgentCost.cpu_fraction is nan": lambda m: setattr(m.cost, "cpu_fraction", float("nan")),
     "iterations are 32769 rows, more than 32768": lambda m: m.tables.rows.__setitem__(2, 32769),
-    "Tables.rows are of 11 tables, there are 10": lambda m: m.tables.rows.append(1),
+    "Tables.rows are of 12 tables, there are 11": lambda m: m.tables.rows.append(1),
     "Tables.columns has 0 bytes or more where its rows need": lambda m: (
         m.tables.ClearField("deflated") or m.tables.ClearField("columns")
     ),
@@ -413,8 +416,8 @@ def evidence_of(dtype: np.dtype) -> st.SearchStrategy[Table]:
 
 
 @given(*map(evidence_of, EVIDENCE.values()))
-def test_evidence_arrives_as_it_was_sent(transport: Table, host: Table, waits: Table) -> None:
-    sent = {"transport": transport, "host": host, "waits": waits}
+def test_evidence_arrives_as_it_was_sent(transport: Table, host: Table, waits: Table, rdma: Table) -> None:
+    sent = {"transport": transport, "host": host, "waits": waits, "rdma": rdma}
     batch = replace(a_batch(), evidence=sent)
     message = netmon_pb2.Batch.FromString(encode_batch(batch).SerializeToString())
     assert same(decode_batch(message), batch)
@@ -423,7 +426,9 @@ def test_evidence_arrives_as_it_was_sent(transport: Table, host: Table, waits: T
     for name, table in sent.items():
         got = many.evidence[name]
         assert got["batch"].tolist() == [0] * len(table) + [2] * len(table)
-        assert all(np.array_equal(got[c], np.tile(table[c], 2)) for c in table.dtype.names or () if c != "job")
+        limits = next(one.columns for one in TABLES if one.name == name)
+        numbers = [column for column in table.dtype.names or () if not limits[column].is_word]
+        assert all(np.array_equal(got[column], np.tile(table[column], 2)) for column in numbers)
     assert {many.words[job] for job in many.evidence["host"]["job"].tolist()} <= {"job"}
     assert many.refused == {}
 

@@ -44,6 +44,14 @@ _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
 _ELF, _64_BIT, _LITTLE = b"\x7fELF", 2, 1
 _DYNSYM, _LOAD, _EXECUTABLE = 11, 1, 1
 
+AT = "@"
+"""Before a file offset in hexadecimal digits, in place of a name: whether a function begins there."""
+
+_FRAMES = 0x6474E550  # PT_GNU_EH_FRAME: a table of where functions begin, which survives strip
+_FRAMES_HEAD = struct.Struct("<BBBBiI")  # version, three encodings, where the frames are, how many
+_SORTED_TABLE = (1, 0x03, 0x3B)  # version; an unsigned number; signed ones that count from the table's address
+_MOST_FRAMES = 1 << 20
+
 
 class Reading:
     """The functions of one library, being looked for."""
@@ -116,7 +124,7 @@ def main() -> None:
 
 
 def function_offsets(descriptor: int, prefixes: Sequence[str]) -> Offsets:
-    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix.
+    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix; or AT those offsets.
 
     Reads a few megabytes. Raises OSError, and ValueError for a file that is not such a library.
     """
@@ -127,6 +135,10 @@ def function_offsets(descriptor: int, prefixes: Sequence[str]) -> Offsets:
         raise ValueError("it is no library of this machine")
     if section != _SECTION.size or segment < _SEGMENT.size or sections > _MOST_SECTIONS or segments > _MOST_SEGMENTS:
         raise ValueError("its tables are not those of a library")
+    if all(prefix.startswith(AT) for prefix in prefixes):
+        whole = _read(descriptor, segments_at, segment * segments, size)
+        parts = [_SEGMENT.unpack_from(whole, number * segment) for number in range(segments)]
+        return _beginnings(descriptor, size, parts, [int(prefix[len(AT) :], 16) for prefix in prefixes])
     table = list(_SECTION.iter_unpack(_read(descriptor, sections_at, section * sections, size)))
     symbols = next((one for one in table if one[0] == _DYNSYM), None)
     if symbols is None:
@@ -167,6 +179,22 @@ def _find(rows: bytes, names: bytes, segments: list[tuple[int, ...]], prefixes: 
             if count > MOST_FUNCTIONS:
                 raise ValueError(f"it has more than {MOST_FUNCTIONS} functions of those that are looked for")
     return found
+
+
+def _beginnings(descriptor: int, size: int, segments: list[tuple[int, ...]], wanted: Sequence[int]) -> Offsets:
+    """Those of the wanted file offsets at which a function begins, as the table for unwinding has it."""
+    executable = [one for one in segments if one[0] == _LOAD and one[1] & _EXECUTABLE]
+    frames = next((one for one in segments if one[0] == _FRAMES), None)
+    if frames is None:
+        raise ValueError("nothing says where its functions begin")
+    _, _, at, address, length = frames
+    head = _read(descriptor, at, _FRAMES_HEAD.size, size)
+    version, _, counted, encoded, _, count = _FRAMES_HEAD.unpack(head)
+    if (version, counted, encoded) != _SORTED_TABLE or count > _MOST_FRAMES or 8 * count > length:
+        raise ValueError("what says where its functions begin is not understood")
+    rows = _read(descriptor, at + _FRAMES_HEAD.size, 8 * count, size, 8 * _MOST_FRAMES)
+    begin = {_file_offset(executable, address + first) for first, _ in struct.iter_unpack("<ii", rows)}
+    return {f"{AT}{offset:x}": {offset: AT} if offset in begin else {} for offset in wanted}
 
 
 def _offsets(names: bytes, wanted: bytes) -> Iterator[int]:
