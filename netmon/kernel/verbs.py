@@ -63,8 +63,9 @@ _MAPPED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) [0-9a-f]+:[0-9
 _MOST_MAPS = 4 << 20  # bytes
 _MOST_QUEUES, _MOST_UNCOUNTED, _RING_BYTES = 32768, 3, 65536  # as bpf/netmon.h has them
 _MOST_FUNCTIONS, _MOST_OF_USER = 64, 8  # probed at a time
-_MOST_WANTED, _TRIES = 64, 3
-_WAIT_S = 0.5  # for a file to be read
+_MOST_WANTED, _MOST_OF_PROCESS, _TRIES = 256, 4, 3
+_MOST_LIMITERS = 256
+_WAIT_S = 0.5  # for files to be read
 _STRANGE_A_SECOND = 2000  # calls of what is probed that post nothing, before it is probed no more
 _READING_SHARE, _READING_BURST_NS = 0.01, 1_500_000_000
 _MOST_WARNINGS = 16
@@ -128,6 +129,30 @@ class _Told:
     at_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
+@dataclass
+class _Wanted:
+    """An address by which a process says that it posts."""
+
+    pid: int
+    address: int
+    tries: int = 0
+    place: Place | None = None
+    descriptor: int = -1
+    status: os.stat_result | None = None
+    reading: Reading | None = None
+
+    def end_reading(self) -> None:
+        if self.reading:
+            self.reading.close()
+            self.reading = None
+
+    def close(self) -> None:
+        self.end_reading()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
 class Verbs:
     """One per privileged part. Needs CAP_BPF, CAP_PERFMON and, for other users' processes, CAP_SYS_PTRACE."""
 
@@ -140,9 +165,10 @@ class Verbs:
         """Readable when a process has told where it posts."""
         self._functions: dict[tuple[int, int, int], _Function] = {}  # by device, inode and offset
         self._refused: set[tuple[int, int, int]] = set()
-        self._wanted: dict[tuple[int, int], int] = {}  # by pid and address: how often it has been tried
+        self._wanted: dict[tuple[int, int], _Wanted] = {}  # by pid and address
+        self._taken_ns = 0
         self._opening = StallingCalls(0.2)
-        self._limiter = TimeLimiter(_READING_SHARE, _READING_BURST_NS)
+        self._limiters: dict[int, TimeLimiter] = {}  # by user
         self._told = _Told()
         self._of: dict[int, Process] = {}  # who posts, as it was when that was seen first
         self._since_of: dict[int, int] = {}  # since when all that they post has been counted
@@ -184,70 +210,85 @@ class Verbs:
         self._said &= queues.keys()
 
     def take(self) -> list[str]:
-        """Attaches to where processes have said that they post; returns the files."""
+        """Attaches to where processes have said that they post; returns the files. Half a second at most: what is left
+        is done the next time.
+        """
         for row in self._ring.take().tolist():
             address, pid, _ = row
-            if len(self._wanted) < _MOST_WANTED:
-                self._wanted.setdefault((pid, address), 0)
-        found = []
-        for (pid, address), tries in list(self._wanted.items()):
+            of_process = sum(wanted.pid == pid for wanted in self._wanted.values())
+            if len(self._wanted) < _MOST_WANTED and of_process < _MOST_OF_PROCESS:
+                self._wanted.setdefault((pid, address), _Wanted(pid, address))
+        found, until = [], time.monotonic() + _WAIT_S
+        for whose, wanted in list(self._wanted.items()):
+            function = None
             try:
-                path = self._attach(pid, address)
+                function = self._function(wanted, until)
             except (KernelError, OSError) as error:
-                if isinstance(error, StalledError) and tries + 1 < _TRIES:
-                    self._wanted[pid, address] += 1
+                wanted.tries += 1
+                if isinstance(error, StalledError) and wanted.tries < _TRIES:
                     continue
-                path = ""
-                self._warn(f"cannot count what process {pid} posts to an RDMA device: {error}")
-            del self._wanted[pid, address]
-            if path:
-                found.append(path)
+                wanted.end_reading()
+                self._warn(f"cannot count what process {wanted.pid} posts to an RDMA device: {error}")
+            if function is None and wanted.reading:
+                continue
+            wanted.close()
+            del self._wanted[whose]
+            if function:
+                self._since_of[wanted.pid] = max(self._since_of.get(wanted.pid, 0), function.since_ns)
+                if function.since_ns >= self._taken_ns:
+                    found.append(function.path)
+        self._taken_ns = time.monotonic_ns()
         return found
 
-    def _attach(self, pid: int, address: int) -> str:
-        """The file, if it is new. Raises KernelError with the reason, OSError, StalledError."""
-        place = place_of(pid, address)
-        if place is None or self._remember(pid) is None:
-            return ""
-        if not PROVIDER_FILE.search(place.library.path):
-            raise KernelError(f"it posts by {printable(place.library.path)}, which is no provider's library")
-        uid = uid_of(pid, gone=-1)
-        descriptor, status = self._opening.call(uid, lambda: place.library.open(pid), close_late)
-        try:
-            key = status.st_dev, status.st_ino, place.offset
-            if key in self._refused:
-                return ""
-            if key in self._functions:
-                self._probed_of(pid, self._functions[key])
-                return ""
-            of_user = sum(function.uid == uid for function in self._functions.values())
-            if len(self._functions) >= _MOST_FUNCTIONS or of_user >= _MOST_OF_USER:
-                raise KernelError("too many providers are counted already")
-            self._require_function(descriptor, place.offset)
-            link = attach_probe(self._programs["verbs_post"], f"/proc/self/fd/{descriptor}", place.offset)
-            self._functions[key] = _Function(place.library.path, uid, link, time.monotonic_ns())
-            self._probed_of(pid, self._functions[key])
-        finally:
-            os.close(descriptor)
-        return place.library.path
+    def _function(self, wanted: _Wanted, until: float) -> _Function | None:
+        """The one that is probed there; None: there is none, or it is still read. Raises KernelError with the reason,
+        OSError, StalledError.
+        """
+        place = wanted.place = wanted.place or place_of(wanted.pid, wanted.address)
+        if place is None or self._remember(wanted.pid) is None:
+            return None
+        path = place.library.path
+        if not PROVIDER_FILE.search(path):
+            raise KernelError(f"it posts by {printable(path)}, which is no provider's library")
+        uid = uid_of(wanted.pid, gone=-1)
+        if wanted.descriptor < 0:
+            opened = self._opening.call(uid, lambda: place.library.open(wanted.pid), close_late)
+            wanted.descriptor, wanted.status = opened
+        assert wanted.status
+        key = wanted.status.st_dev, wanted.status.st_ino, place.offset
+        if key in self._functions or key in self._refused:
+            wanted.end_reading()
+            return self._functions.get(key)
+        of_user = sum(function.uid == uid for function in self._functions.values())
+        if len(self._functions) >= _MOST_FUNCTIONS or of_user >= _MOST_OF_USER:
+            raise KernelError("too many providers are counted already")
+        if not self._begins_function(wanted, place.offset, uid, until):
+            return None
+        link = attach_probe(self._programs["verbs_post"], f"/proc/self/fd/{wanted.descriptor}", place.offset)
+        found = self._functions[key] = _Function(path, uid, link, time.monotonic_ns())
+        return found
 
-    def _probed_of(self, pid: int, function: _Function) -> None:
-        self._since_of[pid] = max(self._since_of.get(pid, 0), function.since_ns)
-
-    def _require_function(self, descriptor: int, offset: int) -> None:
-        """A probe in the midst of an instruction breaks whoever executes it."""
-        if not self._limiter.allows():
-            raise StalledError("other providers are read", under_way=False)
-        wanted = f"{AT}{offset:x}"
-        reading = Reading(descriptor, [wanted])
-        if not reading.ends_within(_WAIT_S):
-            reading.close()
-            raise KernelError("its provider's library takes too long to be read")
+    def _begins_function(self, wanted: _Wanted, offset: int, uid: int, until: float) -> bool:
+        """False: that is still read. A probe in the midst of an instruction would break whoever executes it. Raises
+        KernelError where there is none, StalledError.
+        """
+        limiter = self._limiters.setdefault(uid, TimeLimiter(_READING_SHARE, _READING_BURST_NS))
+        name = f"{AT}{offset:x}"
+        if wanted.reading is None:
+            if len(self._limiters) > _MOST_LIMITERS:
+                del self._limiters[next(iter(self._limiters))]
+            if not limiter.allows():
+                raise StalledError("too much of what its user says has been read", under_way=False)
+            wanted.reading = Reading(wanted.descriptor, [name])
+        if not wanted.reading.ends_within(until - time.monotonic()):
+            return False
+        reading, wanted.reading = wanted.reading, None
         try:
-            if not reading.result()[wanted]:
+            if not reading.result()[name]:
                 raise KernelError("it posts by something that is no function")
         finally:
-            self._limiter.spend(reading.cost_ns)
+            limiter.spend(reading.cost_ns)
+        return True
 
     # --- what
 
@@ -383,6 +424,8 @@ class Verbs:
 
     def close(self) -> None:
         self._libraries.close()
+        for wanted in self._wanted.values():
+            wanted.close()
         for function in self._functions.values():
             os.close(function.descriptor)
         self._functions = {}

@@ -303,7 +303,10 @@ def test_who_lies_about_where_it_posts_gets_no_probe_into_the_midst_of_code_nor_
     child = counting.begin("lie", 100_000)
     told_a_line(child)
     assert line(child) == "told"
-    counting.look(child)
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(counting.warnings) < 2 or len(counting.verbs._functions) < 2:
+        assert time.monotonic() < deadline
+        counting.look(child)
     text = "\n".join(counting.warnings)
     assert "no function" in text  # a byte behind its beginning
     assert "libc" in text
