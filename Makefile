@@ -15,7 +15,7 @@ version := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' netmon/version.py)
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-machine test-release test-lab test-readers test-long crash-states soak fuzz fuzz-native lint format \
+.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-machine test-release test-lab test-readers test-long test-nccl crash-states soak fuzz fuzz-native lint format \
   docs docs-archive proto man wheel deb image requirements sbom audit release horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -68,6 +68,9 @@ test-readers: setup-dev ## programs that read the dataset as it lies: DuckDB, pa
 
 test-long: setup-dev ## what `make test` has a short form of: cuts of 5 min, every attack, … (half an hour, root)
 	@$(python) -m pytest -m long
+
+test-nccl: setup-dev ## NVIDIA's wheels of NCCL, 2.21 to 2.32: where each tells what it sends, or why not (2 GB are fetched and removed; before a release)
+	@$(python) tests/nccl/stock.py $(WHEELS)
 
 SECONDS ?= 600
 fuzz: setup-dev ## coverage-guided fuzzing of what strangers send, ten minutes each (SECONDS=5; TARGETS="batch hello"); finds go to out/fuzz

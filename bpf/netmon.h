@@ -6,7 +6,7 @@
  *
  * Set at load: NETMON_BUCKET_NS (bucket width), NETMON_SLOTS (per CPU, power of two), NETMON_CPUS (possible
  * CPUs), NETMON_LINKS (interfaces), NETMON_BUCKETS and NETMON_FLOWS (records in the rings of a CPU, powers of two; the
- * latter at most 2^14), NETMON_STEP_PAGES; for sockets.c, see there.
+ * latter at most 2^14), NETMON_STEP_PAGES, NETMON_TRANSFER_PAGES; for sockets.c, see there.
  */
 #ifndef NETMON_H
 #define NETMON_H
@@ -208,6 +208,58 @@ struct netmon_stop {
 	u32 pid;      /* 0: nobody's */
 	u32 pad;
 };
+
+/*
+ * Where NCCL's structures have what is read of them, as the library's own debug information says: offsets in bytes.
+ * Which layout holds in a library comes with each probe (its cookie).
+ */
+struct netmon_layout {
+	u32 sub_bytes, subs;					   /* of ncclProxyArgs.subs: of each, how many */
+	u32 connection, channel, steps, size;			   /* in ncclProxySubArgs */
+	u32 operation, slice_steps, collective, pattern, protocol; /* in ncclProxyArgs */
+	u32 send, resources;					   /* in ncclProxyConnection */
+	u32 send_rank, send_peer, send_device;			   /* in sendNetResources */
+	u32 receive_rank, receive_peer, receive_device;		   /* in recvNetResources */
+	u32 sent, awaited, received;				   /* of ncclProfilerEventState_t */
+	u32 total; /* 1: `size` is the sum of all transfers of the sub so far, and not the latest */
+	u8 collectives[32], algorithms[32]; /* NCCL's number of a function or pattern → ours */
+};
+
+#define NETMON_LAYOUTS 256
+#define NETMON_TRANSFER 0   /* one */
+#define NETMON_OPERATION 1  /* of an operation of NCCL's proxy: those that were not told one by one */
+#define NETMON_OPERATIONS 2 /* the same of several, on one connection */
+#define NETMON_NO_RANK (-1)
+
+/* What a rank of NCCL's has sent to another one or received of it. */
+struct netmon_transfer {
+	u64 queued_ns; /* NCCL's proxy was given the operation; 0: not seen */
+	u64 start_ns, end_ns;
+	u64 bytes;
+	u64 number;	 /* of the operation in its communicator */
+	u32 pid, thread; /* each communicator's proxy is a thread of its own */
+	u32 transfers;	 /* that the bytes are of */
+	u32 missed;	 /* others of the same operations: of what size is not known */
+	u32 operations;
+	s32 rank, peer, device;
+	u16 channel;
+	u8 level, receives, collective, algorithm, protocol, pad;
+};
+
+#define NETMON_OPEN_OPERATIONS 4096	   /* at a time: who is forgotten misses transfers, and says so */
+#define NETMON_ROW_NS_OF_PROCESS (1 << 20) /* 954 rows/s, in advance as many as 4 s have */
+#define NETMON_ROW_NS_OF_USER (1 << 18)	   /* 3,815 rows/s */
+#define NETMON_ROWS_AT_ONCE 4096
+#define NETMON_ROWS_AT_ONCE_OF_USER 4096
+#define NETMON_MOST_TRANSFER_BYTES (1ULL << 40)
+
+/* What is counted while that is going on, in this order: u64 each. */
+#define NETMON_TRAPS 0	      /* of the probes that one transfer each meets */
+#define NETMON_UNTOLD 1	      /* operations that wait to be told with the next one of their connection */
+#define NETMON_UNTOLD_BYTES 2 /* theirs */
+#define NETMON_IMPLAUSIBLE 3  /* calls whose arguments are no operation's */
+#define NETMON_EACH 4	      /* set by user space: transfers are told one by one */
+#define NETMON_TRANSFER_COUNTS 5
 
 /* A queue pair of a process that uses libibverbs. context: the device as the process has opened it. */
 struct netmon_queue_key {

@@ -8,6 +8,7 @@
  */
 #include <uapi/linux/ptrace.h>
 #include "netmon.h"
+#include "budgets.h"
 #include "current.h"
 #include "cxx.h"
 #include "tensor_sizes.h"
@@ -16,17 +17,7 @@ BPF_RINGBUF_OUTPUT(steps, NETMON_STEP_PAGES);
 /* Calls of which the ring had no room to tell, and those that were beyond the budget of their process or user. */
 BPF_F_TABLE("array", u32, u64, steps_lost, 2, BPF_F_MMAPABLE);
 
-/*
- * Anybody can call a function of that name in a library of that name, as often as a processor can. What is told has to be
- * paid for with time: paid_until is the moment at which all calls so far have been. Threads of one process may each
- * overwrite what another one has written, and be told some calls more.
- */
-struct budget {
-	u64 paid_until_ns, dropped;
-};
-
 BPF_TABLE("lru_hash", u64, struct budget, budgets, NETMON_BUDGETS);
-#define OF_USER (1ULL << 32)
 
 /* A call of Horovod's in a thread, until the sizes of all tensors that it hands over are known. */
 struct handing {
@@ -47,16 +38,6 @@ struct peer {
 };
 
 BPF_TABLE("lru_hash", u64, struct peer, peers, NETMON_HANDING);
-
-static __always_inline int pays(struct budget *budget, u64 now, u64 call_ns, u64 calls_at_once)
-{
-	u64 earliest = now - call_ns * calls_at_once, paid_until = budget->paid_until_ns;
-
-	if (paid_until > now)
-		return 0;
-	budget->paid_until_ns = (paid_until > earliest ? paid_until : earliest) + call_ns;
-	return 1;
-}
 
 static __always_inline struct budget *budget_of(u64 key)
 {

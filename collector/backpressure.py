@@ -35,7 +35,7 @@ class BackpressureRequest:
 
 
 @lru_cache
-def asked(bucket_ns: int, batch_ns: int, rows_per_s: float, within_ns: int = 0) -> BackpressureRequest:
+def request_of(bucket_ns: int, batch_ns: int, rows_per_s: float, within_ns: int = 0) -> BackpressureRequest:
     """The request of this; most agents are asked for the same, several times a second."""
     return BackpressureRequest(bucket_ns, batch_ns, rows_per_s, within_ns)
 
@@ -114,7 +114,7 @@ class BackpressurePolicy:
 
     def order(self, session: str) -> BackpressureRequest:
         step = STEPS[self._steps.get(session, 0)]
-        return asked(step.bucket_ns, max(step.batch_ns, self._batch_ns), self.limit(session))
+        return request_of(step.bucket_ns, max(step.batch_ns, self._batch_ns), self.limit(session))
 
     def limit(self, session: str) -> float:
         """Rows/s that are taken in of it; 0: as they come."""

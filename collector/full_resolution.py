@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,15 +23,17 @@ from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, WireError
 from netmon.marks import printable
 from netmon.records import BUCKET, Class, Table, empty
+from netmon.views import Hang
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets
 from netmon.wire.limits import MAX_TEXT
 
-# --- When the collector asks for full resolution by itself: a slow iteration, a burst, a change of class.
+# --- When the collector asks for full resolution by itself: a slow iteration, a hang, a burst, a change of class.
 
 _HOUR_S = 3600.0
 _MOST_NS = 10 * NS_PER_S  # of a window: its end
 _AROUND_NS = 50_000_000  # a burst, and on either side
+_BEFORE_NS, _AFTER_NS = 5 * NS_PER_S, 2 * NS_PER_S  # a hang's beginning
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,14 @@ class Triggers:
                 utc, reason = session.window.alignment.utc, f"iteration {one.number} of job {one.job} was slow"
                 wanted.append(_wanted(reason, jobs.hosts(one.job), utc(one.start_ns), utc(one.end_ns)))
         return wanted
+
+    def hang(self, one: Hang, sessions: Sequence[Session]) -> list[PullRequest]:
+        """What the job's hosts sent last, before it stood still. sessions: of these."""
+        hosts = tuple(session.hello.host for session in sessions if _coarse(session))
+        if "hang" not in self._settings.full_on or not hosts or not self._may(f"hang {one.job}", time.monotonic()):
+            return []
+        reason, until_ns = f"job {one.job} stood still", min(one.told_ns, one.since_ns + _AFTER_NS)
+        return [_wanted(reason, hosts, one.since_ns - _BEFORE_NS, until_ns)]
 
     def forget(self, session: str) -> None:
         for key in [key for key in self._shared if key[0] == session]:

@@ -327,8 +327,8 @@ class JobExchange:
             self._pending_updates += news.pending_updates
             own_s += time.thread_time()
             answer = await self._stage.exchange(news)
-            told_s, self._sent_s = self._sent_s, time.monotonic()
-            rows_per_s = len(news.payload) / max(self._sent_s - told_s, _OFTEN_S)
+            previous_s, self._sent_s = self._sent_s, time.monotonic()
+            rows_per_s = len(news.payload) / max(self._sent_s - previous_s, _OFTEN_S)
             most_s = min(_SELDOM_S, max(_OFTEN_S, _AT_ONCE / max(rows_per_s, 1.0)))
             needless_s = 0.0 if answer.marks else min(_NEEDLESS_S, _REST_OWN * answer.cpu_s)
             self.rest_s = min(most_s, max(_OFTEN_S, needless_s, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))

@@ -29,7 +29,7 @@ from collector.view.view import View
 from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError
 from netmon.past import RowQuery
-from netmon.views import Selection, Snapshot, Verdict
+from netmon.views import Hang, Selection, Snapshot, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -78,11 +78,16 @@ class Live:
         self._by_index, self._sessions, self._shows_newest = sessions, Sessions(tables), False
         self._view = View(self._sessions, self.jobs, self._settings)
         self.judging = Judging(tables, sessions, self.jobs, self._store_verdict, self._from_dataset)
-        self.hangs = Hangs(tables, sessions, self.jobs.hung, self._flushing.hangs.append)
+        self.hangs = Hangs(tables, sessions, self.jobs.hung, self._store_hang)
         self.advising = Advising(self.judging, tables, self.jobs, self._advice)
 
     def _store_verdict(self, verdict: Verdict) -> None:
         self._flushing.verdicts.append(verdict)
+
+    def _store_hang(self, hang: Hang) -> None:
+        self._flushing.hangs.append(hang)
+        if not hang.until_ns:
+            self._store_full(self._triggers.hang(hang, self._recording(self.jobs.hosts(hang.job))))
 
     def _from_dataset(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
         return self.stored.verdicts(job, since_ns, until_ns) if self.stored else ()

@@ -16,8 +16,8 @@ from collector.backpressure import (
     BackpressureRequest,
     HostLimiter,
     Intake,
-    asked,
     claimed_rows,
+    request_of,
     weight,
 )
 from collector.dataset.sink import ParquetSink
@@ -76,7 +76,7 @@ class Registry:
         self._job_exchange = JobExchange(jobs)
         self.intake, self.host_limiter = Intake(self.flushing.storing), HostLimiter(lambda: settings.rates)
         self._leaving: list[Session] = []  # that have said their last word
-        self._parting, self._opening = Together(self._part), asyncio.Lock()
+        self._closing, self._opening = Together(self._part), asyncio.Lock()
         self._begin()
 
     def _begin(self) -> None:
@@ -239,7 +239,7 @@ class Registry:
         if self.live.watches(session.hello.host):
             within_ns = WATCHED_NS
         order = self.intake.order(session.hello.session)
-        return asked(order.bucket_ns, order.batch_ns, order.rows_per_s, within_ns)
+        return request_of(order.bucket_ns, order.batch_ns, order.rows_per_s, within_ns)
 
     @property
     def infer_rest_s(self) -> float:
@@ -323,7 +323,7 @@ class Registry:
         the same one.
         """
         self._leaving.append(session)
-        return await self._parting.done()
+        return await self._closing.done()
 
     async def _part(self) -> bool:
         leaving, self._leaving = self._leaving, []
@@ -334,7 +334,7 @@ class Registry:
     async def close(self) -> None:
         """Whatever still works for somebody ends."""
         await self.live.close()
-        await self._parting.close()
+        await self._closing.close()
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""

@@ -263,12 +263,12 @@ def _stop_on_signals(overdue: threading.Timer) -> asyncio.Event:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     first = iter((True,))  # a signal may come within the handler of another one
 
-    def ask(*_: object) -> None:
+    def request_stop(*_: object) -> None:
         if not overdue.finished.is_set() and next(first, False):
             overdue.start()
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ask)
+        signal.signal(number, request_stop)
     return stop

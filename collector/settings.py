@@ -150,10 +150,10 @@ class Settings:
         metavar="URL",
     )
     full_on: tuple[str, ...] = option(
-        ("slow",),
-        "what is stored at full resolution: slow iterations, bursts, changes of class (slow)",
+        ("slow", "hang"),
+        "what is stored at full resolution: slow iterations, hangs, bursts, changes of class (slow hang)",
         nargs="+",
-        choices=("slow", "burst", "class", "nothing"),
+        choices=("slow", "hang", "burst", "class", "nothing"),
     )
     full_burst: float = option(
         2.0, "peak from which a burst counts, × the capacity (%(default)s)", type=float, metavar="X"

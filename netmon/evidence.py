@@ -106,7 +106,7 @@ _POSTED = {
     "process": "name of the process",
     "container": "container, systemd unit or Slurm job of the process",
     "user": "login name of the user whose process it is; the number where no name is known",
-    "device": "the RDMA device",
+    "rdma_device": "the RDMA device",
     "queue": "number of the queue pair on its device",
     "remote": "address or GID of the other end, or its LID; empty where it is not known",
     "remote_queue": "number of the queue pair there; 0: not known",
@@ -116,7 +116,65 @@ _POSTED = {
     "unread": "lists and requests that were longer than is read, or could not be read: more than `bytes` was posted",
     "whole": "everything that was ever posted on the queue pair has been counted",  # 1; else 0
 }
-MEANINGS = {"transport": _CONNECTION, "host": _HOST, "waits": _WAIT, "rdma": _POSTED}
+_COLLECTIVE = {
+    "start_ns": "the step before was over",  # mono; of the first one: it has begun
+    "end_ns": "the step was over",
+    "job": "the job's identity, which its launcher gave to all ranks",
+    "rank": "rank in the job",
+    "pid": "process id on the host",
+    "size": "ranks in the job",
+    "group": "the calls' group, by a hash of its name; null: not known",
+    "group_rank": "rank in the group",
+    "group_size": "ranks in the group",
+    "operation": "what they are, as PyTorch numbers operations",
+    "peer": "of transfers: the other rank of the group",
+    "calls": "how many",
+    "bytes": "of all: of a gather and an all-to-all what comes, of a sum what is summed",
+    "forward_calls": "of the calls, those before the first backward pass; null: none was seen",
+    "forward_bytes": "of the bytes, theirs",
+    "open_ns": "time in which one of them was not over",
+    "waited_ns": "of that, the time in which a thread of the rank waited for one",
+    "first_at_ns": "the first was begun, after the start",
+    "last_at_ns": "all were over, after the start",
+    "longest_ns": "the longest wait for one of them",
+    "longest_sequence": "the number of that one in its group on this rank, as PyTorch counts it",
+    "longest_at_ns": "it was begun, after the start",
+    "late_ns": "the longest time before one of them in which the rank neither called nor waited",
+    "late_sequence": "the number of that one",
+    "late_at_ns": "it was begun, after the start",
+}
+_TRANSFER = {
+    "start_ns": "the first transfer was on its way or had come; if none was seen, as `queued_ns`",  # mono
+    "end_ns": "the operation was over, or the transfer",
+    "job": "the job's identity, which its launcher gave to all ranks",
+    "rank": "rank in the job",
+    "pid": "process id on the host",
+    "communicator": "which one of the process: those that were split from one another are one",
+    "group_rank": "rank that sends or receives, as the communicator numbers ranks",
+    "peer": "the other rank, in the same way",
+    "sends": "1: it sends; 0: it receives",
+    "level": "0: a transfer; 1: an operation of NCCL's proxy, but for transfers that have rows; 2: several operations",
+    "collective": "1 broadcast, 2 reduce, 3 all-gather, 4 reduce-scatter, 5 all-reduce, 6 to 8 send and receive, 9 "
+    "all-to-all, 10 scatter, 11 gather, 12 all-gather of unequal parts, 13 to 15 signals; 0: unknown",
+    "algorithm": "1 ring, 2 tree, 3 CollNet, 4 NVLS, 5 PAT, 6 between two ranks; 0: unknown",
+    "protocol": "0 LL, 1 LL128, 2 simple",
+    "number": "of the operation in its communicator, as NCCL counts",
+    "channel": "of NCCL's",
+    "device": "network device, as NCCL numbers them",
+    "queued_ns": "NCCL's proxy was given the operation",
+    "bytes": "that it sent or received; null: not known",
+    "transfers": "that these bytes are of",
+    "missed": "transfers of which the size is not known, and not in `bytes`",
+    "operations": "that the row stands for; of a transfer 0",
+}
+MEANINGS = {
+    "transport": _CONNECTION,
+    "host": _HOST,
+    "waits": _WAIT,
+    "collectives": _COLLECTIVE,
+    "transfers": _TRANSFER,
+    "rdma": _POSTED,
+}
 """Of the tables' columns, in their order: dtypes, messages and the dataset's schema follow."""
 
 TRANSPORT = np.dtype([(name, "<i8") for name in _CONNECTION])
@@ -133,5 +191,18 @@ group. Of a rank that is quiet, now and then; once when it goes on; and once whe
 POSTED = np.dtype([(name, "<i8") for name in _POSTED])
 """What a process has posted on a queue pair of an RDMA device by libibverbs, of one kind of request in a time."""
 
-EVIDENCE = {"transport": TRANSPORT, "host": HOST_PART, "waits": WAIT, "rdma": POSTED}
+COLLECTIVE = np.dtype([(name, "<i8") for name in _COLLECTIVE])
+"""What a rank has called in a step: a row for each group and operation, of transfers for each other rank, too."""
+
+TRANSFERS = np.dtype([(name, "<i8") for name in _TRANSFER])
+"""What ranks send each other by NCCL, over whatever network: bytes of all rows of a rank add up."""
+
+EVIDENCE = {
+    "transport": TRANSPORT,
+    "host": HOST_PART,
+    "waits": WAIT,
+    "collectives": COLLECTIVE,
+    "transfers": TRANSFERS,
+    "rdma": POSTED,
+}
 """By the names of the tables, in a batch and in the dataset."""

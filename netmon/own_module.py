@@ -28,14 +28,14 @@ def keep_importable() -> None:
     A folder that is held open is reached without those above it, such as a home folder that is its owner's alone.
     """
     entries = {os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry)}
-    held = {entry: os.open(entry, os.O_PATH | os.O_DIRECTORY) for entry in entries if not _reached_by_all(entry)}
+    previous = {entry: os.open(entry, os.O_PATH | os.O_DIRECTORY) for entry in entries if not _reached_by_all(entry)}
     in_folder = machinery.FileFinder.path_hook(
         (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
         (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
     )
 
     def find(path: str) -> PathEntryFinder:
-        for entry, descriptor in held.items():
+        for entry, descriptor in previous.items():
             if path == entry or path.startswith(entry + os.sep):
                 return in_folder(f"/proc/self/fd/{descriptor}{path[len(entry) :]}")
         raise ImportError(path)

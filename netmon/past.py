@@ -36,6 +36,9 @@ RECENT, DROPPED = ".netmon/recent", ".netmon/dropped"
 ROLL become TABLE/date=…/hour=…/ROLL.parquet, which never changes; from when it is there, it counts and they do not.
 DROPPED/TABLE/date=…/hour=…/FILE: for ten minutes what is not to be kept any more."""
 
+WRITER = ".collector.lock"
+"""In a dataset's DIR: whoever writes the dataset has it locked."""
+
 
 @dataclass(frozen=True)
 class RankSpan:

@@ -119,6 +119,31 @@ SOCKET_EVENT = np.dtype(
 )
 SOCKET_CONNECT, SOCKET_CLOSE = 1, 2
 
+TRANSFER_LAYOUT = np.dtype(
+    [
+        (name, "<u4")
+        for name in (
+            *("sub_bytes", "subs", "connection", "channel", "steps", "size"),
+            *("operation", "slice_steps", "collective", "pattern", "protocol", "send", "resources"),
+            *("send_rank", "send_peer", "send_device", "receive_rank", "receive_peer", "receive_device"),
+            *("sent", "awaited", "received", "total"),
+        )
+    ]
+    + [("collectives", "V32"), ("algorithms", "V32")]
+)
+TRANSFER = np.dtype(
+    [(name, "<u8") for name in ("queued_ns", "start_ns", "end_ns", "bytes", "number")]
+    + [(name, "<u4") for name in ("pid", "thread", "transfers", "missed", "operations")]
+    + [(name, "<i4") for name in ("rank", "peer", "device")]
+    + [("channel", "<u2")]
+    + [(name, "u1") for name in ("level", "receives", "collective", "algorithm", "protocol", "pad")]
+)
+"""What a rank of NCCL's has sent or received, as bpf/collectives.c tells it."""
+TRANSFER_ONE, TRANSFER_OPERATION, TRANSFER_OPERATIONS = range(3)
+"""Its level."""
+TRANSFER_TRAPS, TRANSFER_UNTOLD, TRANSFER_UNTOLD_BYTES, TRANSFER_IMPLAUSIBLE, TRANSFER_EACH = range(5)
+"""What is counted beside, and whether transfers are told one by one."""
+
 STOP = np.dtype([("begin_ns", "<u8"), ("end_ns", "<u8"), ("total_ns", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
 
 QUEUE_KEY = np.dtype([("context", "<u8"), ("pid", "<u4"), ("number", "<u4")])

@@ -425,8 +425,8 @@ def _write_rank(path: Path, rows: pd.DataFrame, reduced: int) -> None:
             us, reduction = (first - begin) // 1000, {"comm_type": ALL_REDUCE, "comm_size": reduced}
             waits_for = [add(f"{name}: all-reduce", COMM_COLL_NODE, [computed], us, last - first, **reduction)]
             if exposed < last - first:
-                beside = f"{name}: the rest of the backward pass"
-                waits_for.append(add(beside, COMP_NODE, [computed], us, last - first - exposed))
+                rest_of_backward = f"{name}: the rest of the backward pass"
+                waits_for.append(add(rest_of_backward, COMP_NODE, [computed], us, last - first - exposed))
             us = (last - begin) // 1000
             before = [add(f"{name}: after the last gradient", COMP_NODE, waits_for, us, end - last)]
 

@@ -383,6 +383,7 @@ class Hung(IntEnum):
     HOST_SILENT = 4  # nothing is heard of its host
     NOT_ENDING = 5  # all are in it, and nothing is transferred
     STOPPED_IN_IT = 6  # a rank has called it, and was stopped then
+    CUT_OFF = 7  # what a rank sends or is sent does not arrive
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,8 @@ class _Loads:
         while True:
             most = max(self._workers, key=lambda name: (self._load(name), name))
             least = min(self._workers, key=lambda name: (self._load(name), name))
-            apart = self._load(most) - self._load(least)
-            if apart <= slack:
+            difference = self._load(most) - self._load(least)
+            if difference <= slack:
                 return
             then = [
                 (abs(self._load(most, -len(component)) - self._load(least, len(component))), min(component), component)
@@ -115,7 +115,7 @@ class _Loads:
                 if worker == most
             ]
             best = min(then, default=None)
-            if best is None or best[0] >= apart:
+            if best is None or best[0] >= difference:
                 return
             self.assign(best[2], least)
 

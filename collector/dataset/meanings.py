@@ -16,6 +16,8 @@ TABLES = {
     "host": "A host in a second (rank −1), and each rank on it; shorter while something kept the rank from running.",
     "waits": "A rank that is quiet, and what it is in: a row for each collective that is not over, and for the last "
     "one of each group; another one when it goes on.",
+    "collectives": "What a rank called in a step: a row for each group and operation (of transfers: and rank).",
+    "transfers": "What a rank has sent by NCCL to another one, or received, on any network. No byte is told twice.",
     "rdma": "What a process has posted on a queue pair of an RDMA device by libibverbs, some of one kind in a time.",
     "hangs": "A job that stood still, and who was missing. A row when it is told, another one when it is over.",
     "verdicts": "An iteration of a job that stood out, and why. The shares add up to `excess_ns`.",
@@ -122,7 +124,8 @@ _COLUMNS = {
     # hangs
     "since_ns": "the first rank began to wait",
     "until_ns": "the ranks went on; 0: they had not",
-    "what": "`not_entered`, `other_call`, `crosswise`, `gone`, `host_silent`, `not_ending` or `stopped_in_it`",
+    "what": "`not_entered`, `other_call`, `crosswise`, `gone`, `host_silent`, `not_ending`, `stopped_in_it` or "
+    "`cut_off`",
     "collective": "what the ranks wait in",
     "sequence": "its number, as PyTorch counts it on these ranks; −1: not known",
     "group": "its group, in words; empty: of all ranks",

@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 from collector.dataset.files import Disk, Staging, write_file
 from collector.dataset.manifest import Manifest, OtherManifest, StoredFile
 from netmon.errors import DataError, UsageError
+from netmon.past import WRITER
 
 OWN = ".netmon"
 """The folder of what is not rows; readers pass over names that begin with a dot."""
 
-_ALONE = ".collector.lock"
 _WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _WAIT_S = 10.0
 _LOOK_S, _OURS_S = 0.5, 10.0
@@ -47,8 +47,8 @@ class Alone:
     def __init__(self, directory: Path) -> None:
         """Take it. Raises DataError where another one writes."""
         self.folder, self.alone = directory / OWN, True
-        self._path = directory / _ALONE
-        self._lock = _locked(directory, _ALONE, fcntl.LOCK_EX, directory)
+        self._path = directory / WRITER
+        self._lock = _locked(directory, WRITER, fcntl.LOCK_EX, directory)
 
     def hold(self, exclusive: bool = False) -> AbstractContextManager[None]:
         """While files come into their places or go; exclusive: nobody else's do meanwhile."""
@@ -109,7 +109,7 @@ class Worker:
         self._gone: frozenset[str] = frozenset()  # were somebody else's for a while, and nobody here knows yet
         self._epoch = 0
         with ExitStack() as opened:
-            self._alone = opened.enter_context(_locked(directory, _ALONE, fcntl.LOCK_SH, directory))
+            self._alone = opened.enter_context(_locked(directory, WRITER, fcntl.LOCK_SH, directory))
             try:
                 disk.make_directory(self.folder, directory)
                 # Of one that was killed and begins anew, somebody may be looking after what it has written.
@@ -238,7 +238,7 @@ def _locked(folder: Path, name: str, how: int, directory: Path, wait_s: float = 
                 time.sleep(_LOOK_S / 10)
                 continue
         lock.close()
-        who = "a worker of this name" if name != _ALONE else "another collector"
+        who = "a worker of this name" if name != WRITER else "another collector"
         raise DataError(f"cannot write to {directory}: {who} does; stop it or choose another --data")
 
 

@@ -53,7 +53,7 @@ _BUCKETS = [
 _OF_EVIDENCE = {
     **dict.fromkeys(("flow_id", "reverse_flow_id", "pid"), pa.uint32()),
     **{"job": _WORD, "rank": pa.int32(), "application_limited": pa.bool_()},
-    **dict.fromkeys(("process", "container", "user", "device", "remote", "verb"), _WORD),
+    **dict.fromkeys(("process", "container", "user", "rdma_device", "remote", "verb"), _WORD),
     **{"queue": pa.uint32(), "remote_queue": pa.uint32(), "whole": pa.bool_()},
 }
 

@@ -86,7 +86,7 @@ class LedgerAccounts:
         self._reported_until_ns: _Numbers = np.zeros(0, np.int64)
         self.resumed: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """Per link, whether its open interval was taken up: it has counted the rows that the dataset holds."""
-        self.told_until_ns: _Numbers = np.zeros(0, np.int64)
+        self.reported_until_ns: _Numbers = np.zeros(0, np.int64)
         """Per link, the end of the last interval that was given out, or that the dataset holds; −1: none."""
         self.resets = 0  # intervals left out because a counter went backwards
         self.totals: _Numbers = np.zeros((0, len(TOTALS)), np.int64)
@@ -108,7 +108,7 @@ class LedgerAccounts:
         if more > 0:
             self._stored_until_ns = np.append(self._stored_until_ns, np.zeros(more, np.int64))
             self._reported_until_ns = np.append(self._reported_until_ns, np.zeros(more, np.int64))
-            self.told_until_ns = np.append(self.told_until_ns, np.zeros(more, np.int64))
+            self.reported_until_ns = np.append(self.reported_until_ns, np.zeros(more, np.int64))
             self.totals = np.concatenate([self.totals, np.zeros((more, 5), np.int64)])
             self.resumed = np.append(self.resumed, np.zeros(more, np.bool_))
         own = slice(first, first + links)
@@ -116,7 +116,7 @@ class LedgerAccounts:
         self._stored_until_ns[own], self._reported_until_ns[own], self.totals[own] = -1, 0, 0
         for link, until_ns in stored_until_ns.items():
             self._stored_until_ns[first + link] = until_ns
-        self.told_until_ns[own] = self._stored_until_ns[own]
+        self.reported_until_ns[own] = self._stored_until_ns[own]
         for link, total in totals.items():
             self.totals[first + link] = total
         kept = np.zeros(len(open_samples), SAMPLE)
@@ -177,7 +177,7 @@ class LedgerAccounts:
         rows = rows[rows["end_ns"] > self._stored_until_ns[rows["link"]]]
         for column, name in enumerate(TOTALS):
             np.add.at(self.totals[:, column], rows["link"], rows[name])
-        np.maximum.at(self.told_until_ns, rows["link"], rows["end_ns"])
+        np.maximum.at(self.reported_until_ns, rows["link"], rows["end_ns"])
         return rows
 
     def open_samples(self, first: int, links: int) -> dict[int, Sequence[int]]:

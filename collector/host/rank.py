@@ -80,7 +80,7 @@ class Owner(Protocol):
     session: int  # of the session
     rejected: Rejected
 
-    def hear(self) -> None:
+    def host_is_present(self) -> None:
         """Something is heard of its host, of which nothing was for a while."""
 
     def claim(self, rank: "Rank", wait: bool = True) -> None:

@@ -124,7 +124,7 @@ class RankTable:
         self._each: list[Iteration] = []  # what all iterations of each row's rank have in common
         self._common: Common | None = None  # the same as it is now, once it has been asked for
         self._keys = SessionKeys()  # by session and its agent's id
-        self._told = np.zeros((_FIRST, len(RANKS.columns)), np.int64)  # as agents have told of ranks last
+        self._reported = np.zeros((_FIRST, len(RANKS.columns)), np.int64)  # as agents have told of ranks last
         self._words: dict[str, int] = {}  # numbers for the words in there
         self._free: list[int] = []
         self._left: list[int] = []  # rows that are free once this tick has reported what has ended
@@ -158,8 +158,8 @@ class RankTable:
             self._ranks.append(None)
             self._each.append(_NOBODY)
         if row == len(self._rows):
-            tables = self._rows, self._events, self._told
-            self._rows, self._events, self._told = (np.concatenate([one, np.zeros_like(one)]) for one in tables)
+            tables = self._rows, self._events, self._reported
+            self._rows, self._events, self._reported = (np.concatenate([one, np.zeros_like(one)]) for one in tables)
         self._ranks[row], rank.row = (owner, rank), row
         self._rows[row] = 0
         own = self._rows[row]
@@ -167,7 +167,7 @@ class RankTable:
         own["by_process"] = agent_id < BY_TRAFFIC
         own["offset_ns"] = self._offset_ns[owner.session] if owner.session < len(self._offset_ns) else 0
         own["finished_ns"] = own["last_number"] = own["settled_ns"] = -1
-        self._told[row] = -2
+        self._reported[row] = -2
         self._keys.add(owner.session, agent_id, row, 0)
         self.update(rank)
 
@@ -287,7 +287,7 @@ class RankTable:
         if not len(ranks):
             return np.empty(0, np.int64)
         row = self._keys.find(session, ranks["rank_id"])
-        new = (row < 0) | (self._told[row] != self._matrix(ranks, words)).any(axis=1)
+        new = (row < 0) | (self._reported[row] != self._matrix(ranks, words)).any(axis=1)
         key = session << 32 | ranks["rank_id"]
         found: _Numbers = np.flatnonzero(np.isin(key, key[new])) if new.any() else np.empty(0, np.int64)
         return found
@@ -296,17 +296,19 @@ class RankTable:
         """These have been taken in."""
         if len(ranks):
             row = self._keys.find(session, ranks["rank_id"])
-            self._told[row[row >= 0]] = self._matrix(ranks, words)[row >= 0]
+            self._reported[row[row >= 0]] = self._matrix(ranks, words)[row >= 0]
 
     def _matrix(self, ranks: Columns, words: Sequence[str]) -> _Numbers:
         """The rows with numbers for words that stay from tick to tick."""
         if len(self._words) > _MOST_WORDS:
             self._words.clear()
-            self._told[:] = -2
+            self._reported[:] = -2
         matrix = np.stack([ranks[name] for name in RANKS.columns], axis=1)
         for column in RANKS.words:
-            places, of = np.unique(matrix[:, column], return_inverse=True)
-            numbers = [self._words.setdefault(words[place], len(self._words)) if place >= 0 else -1 for place in places]
+            distinct, of = np.unique(matrix[:, column], return_inverse=True)
+            numbers = [
+                self._words.setdefault(words[place], len(self._words)) if place >= 0 else -1 for place in distinct
+            ]
             matrix[:, column] = np.array(numbers, np.int64)[of]
         return matrix
 
@@ -358,9 +360,9 @@ class RankTable:
         # A wait bounds an iteration only where nothing follows. The first step of a process is reported once the second
         # one has shown what a step is. What is in the dataset comes again where batches do.
         moment = np.where(ended, taken["end_moment"], taken["start_moment"])
-        told = fresh & late & (moment != Moment.LAST_WAIT) & (end_ns != start_ns)
-        told &= (known["finished_ns"][row] >= 0) & (start_ns > known["settled_ns"][row])
-        refused.late.extend(self._at(one) for one in np.unique(row[told]).tolist())
+        too_late = fresh & late & (moment != Moment.LAST_WAIT) & (end_ns != start_ns)
+        too_late &= (known["finished_ns"][row] >= 0) & (start_ns > known["settled_ns"][row])
+        refused.late.extend(self._at(one) for one in np.unique(row[too_late]).tolist())
 
     def _put(self, taken: Columns, row: _Numbers, refused: Refused) -> None:
         if not len(row):
@@ -379,7 +381,7 @@ class RankTable:
         known["first_ns"][begun[unstepped]] = np.maximum(taken["start_ns"][first[unstepped]], 1)
         known["fresh"][begun] = True
         for one in begun[known["frozen"][begun] & (known["until_ns"][begun] == NEVER)].tolist():
-            self._at(one)[0].hear()
+            self._at(one)[0].host_is_present()
         known["source"][row] = taken["source"]
         named = begun[known["named"][begun]]
         stepped = np.zeros(len(named), STEP_UPDATE)

@@ -54,7 +54,7 @@ class Ranks:
         self._gone: dict[tuple[str, int, bool], None] = {}  # job, number, whether by a process
         self._left: dict[tuple[str, int], tuple[Resumed, Scores]] = {}  # of the last process that was it
         self._resumed: dict[tuple[str, int], Resumed] = {}
-        self._heard = True  # the host, lately
+        self._host_present = True  # the host, lately
         self.rejected = Rejected(holder.host)
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
         self.session, self._host = session_index, holder.host
@@ -69,7 +69,7 @@ class Ranks:
 
     def update(self, state: RankState) -> None:
         """A rank has joined, or its host knows more of it."""
-        self.hear()
+        self.host_is_present()
         rank = self._ranks.get(state.rank_id)
         if rank is None:
             if len(self._ranks) >= MOST_RANKS:
@@ -88,10 +88,10 @@ class Ranks:
             if rank.name:
                 self._describe(rank)
 
-    def hear(self) -> None:
+    def host_is_present(self) -> None:
         """The host is heard: counts that stayed as they were follow their jobs' again."""
-        if not self._heard:
-            self._heard = True
+        if not self._host_present:
+            self._host_present = True
             for rank in self._ranks.values():
                 if rank.frozen_count and not rank.left:
                     rank.frozen_count = None
@@ -226,7 +226,7 @@ class Ranks:
 
     def release(self) -> None:
         """Nothing is heard of this host any more: its ranks may be taken by others, their numbers stay as they are."""
-        self._heard = False
+        self._host_present = False
         for rank in self._ranks.values():
             if rank.name:
                 self.freeze(rank)

@@ -419,7 +419,7 @@ class Session:
         """What a restart needs to know once all that has settled is stored."""
         window, resume, ledger = self.window, self._resume, self.tables.ledger
         first, links = window.first_link, len(window.links)
-        for link, until_ns in enumerate(ledger.told_until_ns[first : first + links].tolist()):
+        for link, until_ns in enumerate(ledger.reported_until_ns[first : first + links].tolist()):
             if until_ns >= 0:
                 self._ledger_until[link] = window.alignment.utc(until_ns)
         recent = window.alignment.utc(window.horizon_ns) - RECENT_NS

@@ -561,7 +561,7 @@ class HostStage:
             found = tables.accounted(rows)
         except Exception:
             failed = failing(
-                lambda places: tables.accounted(rows.take(np.isin(rows.session, places))),
+                lambda indices: tables.accounted(rows.take(np.isin(rows.session, indices))),
                 np.unique(rows.session).tolist(),
             )
             for session_index, error in failed:

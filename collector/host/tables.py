@@ -285,12 +285,13 @@ class Evidence:
     def _jobs(self, session: _Indices, rows: Columns, words: Sequence[str]) -> _Indices:
         job: _Indices = rows["job"].copy()
         of_rank = np.flatnonzero(job != UNKNOWN)
-        whose = (session, job, rows["pid"])
-        for row, session_index, word, pid in zip(
-            of_rank.tolist(), *(column[of_rank].tolist() for column in whose), strict=True
-        ):
+        whose = np.stack([session[of_rank], job[of_rank], rows["pid"][of_rank]])
+        each, place = np.unique(whose, axis=1, return_inverse=True)
+        found = np.zeros(each.shape[1], np.int64)
+        for row, (session_index, word, pid) in enumerate(each.T.tolist()):
             renamed = self.renamed.get(session_index, {})
-            job[row] = self._flows.job(renamed.get((words[word], pid), words[word]))
+            found[row] = self._flows.job(renamed.get((words[word], pid), words[word]))
+        job[of_rank] = found[place.reshape(-1)]
         return job
 
     def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:

@@ -395,7 +395,9 @@ class Clocks:
         moved: _Flags = np.abs(offsets - before) > _MOVED_NS + hosts.lines.error_ns
         return moved
 
-    def _compare(self, hosts: "_Hosts", pairs: _Numbers, there: _Flags, held: _Flags, anew: _Flags) -> list[Comparison]:
+    def _compare(
+        self, hosts: "_Hosts", pairs: _Numbers, there: _Flags, synchronized: _Flags, anew: _Flags
+    ) -> list[Comparison]:
         """Each two hosts that sent each other something: the first's correction minus the second's.
 
         What is sent by the first bounds it from above, what the second sends from below.
@@ -409,13 +411,13 @@ class Clocks:
         early = lines.error_ns[pairs].sum(axis=1)[kept["way"] // 2]
         near = (early <= _NEAR_NS) & (took >= -early) & (took <= early + MOST_DELAY_NS)
         kept, sent, took = kept.compress(near), sent[near], took[near]
-        usable = there & self._agree(kept["way"], lines, there & ~held)
+        usable = there & self._agree(kept["way"], lines, there & ~synchronized)
         counts = np.bincount(kept["way"], minlength=2 * len(pairs)).reshape(-1, 2)
         usable &= (counts[:, 0] > 0) & (counts[:, 1] > 0)
         chosen = np.flatnonzero(usable)
         if not len(chosen):
             return []
-        of_synchronized = held[kept["way"] // 2] & usable[kept["way"] // 2]
+        of_synchronized = synchronized[kept["way"] // 2] & usable[kept["way"] // 2]
         hosts.latest_ns = int((sent[of_synchronized] if of_synchronized.any() else sent).max())
         # A packet's time is the start of its bucket: it was received by the end of one of the receiver's.
         late = took + kept["bucket_ns"]

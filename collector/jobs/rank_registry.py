@@ -46,7 +46,7 @@ class _Claim:
         return rank == step.rank or (0 not in (self.size, step.size) and self.size != step.size)
 
 
-class _Held:
+class _Holders:
     """The ranks of one name, and who holds them."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Claims:
     """
 
     def __init__(self) -> None:
-        self._claims: dict[str, _Held] = {}  # by the name that was given
+        self._claims: dict[str, _Holders] = {}  # by the name that was given
         self._of_session: dict[str, set[tuple[str, int]]] = {}  # name and rank
 
     def claim(self, job: str, step: Step, holder: Holder, wait: bool = True) -> str:
@@ -155,7 +155,7 @@ class Claims:
     def _put(self, name: str, step: Step, holder: Holder) -> None:
         if self.is_claimed(name, step.rank):
             self._remove(name, step.rank)
-        self._claims.setdefault(name, _Held()).put(step.rank, _Claim(holder, step.size, step.last_ns))
+        self._claims.setdefault(name, _Holders()).put(step.rank, _Claim(holder, step.size, step.last_ns))
         self._of_session.setdefault(holder.session, set()).add((name, step.rank))
 
     def _remove(self, name: str, rank: int) -> None:
@@ -441,13 +441,13 @@ class RankRegistry:
 
     def _add_step_events(self, step_events: Iterable[StepEvents]) -> list[tuple[int, int]]:
         """Returns the serials of ranks whose numbers have moved, and their shifts."""
-        told = []
+        updates = []
         for serial, trust, events, error_ns in step_events:
             rank = self._ranks.get(serial)
             if rank and rank.name:
                 self._touched.add(rank.name)
-                told.append((serial, rank.name, RankEvents(rank.number, trust, events, error_ns)))
-        return self._numbers.add_events(told)
+                updates.append((serial, rank.name, RankEvents(rank.number, trust, events, error_ns)))
+        return self._numbers.add_events(updates)
 
     def _counts(self) -> list[tuple[int, Count]]:
         changed = []

@@ -68,6 +68,7 @@ class Inferring:
         self._inference: Inference | None = Inference(GRAIN_NS)
         self._flows: dict[int, FlowUpdate] = {}
         self._sessions: dict[str, int] = {}  # newest session by host
+        self._watched: dict[str, int] = {}  # the same, also of hosts that have no flows
         self._jobs: dict[str, _Job] = {}
         self._unclear: Mapping[str, bool] = {}  # as HostNews has it
         self._marked: frozenset[str] = frozenset()  # jobs that need no inference
@@ -79,6 +80,7 @@ class Inferring:
             return JobNews()
         try:
             self._unclear = news.unclear
+            self._watch(self._inference, news)
             self._take(self._inference, news.flows)
             self._spare(self._inference, news)
             self._inference.add(news.payload)
@@ -90,6 +92,12 @@ class Inferring:
             _log.exception("the inference from traffic has stopped")
             self._inference, self.trouble = None, f"nothing is inferred from traffic any more: {error!r}"
             return JobNews()
+
+    def _watch(self, inference: Inference, news: HostNews) -> None:
+        for clock in news.clocks if news.horizon_ns else ():
+            if self._watched.get(clock.host) != clock.session:
+                self._watched[clock.host] = clock.session
+                inference.watch([clock.host], news.horizon_ns)
 
     def _take(self, inference: Inference, flows: Iterable[FlowUpdate]) -> None:
         for flow in flows:

@@ -51,8 +51,8 @@ class Advising:
     async def answer(self, job: str) -> bytes:
         """The advice as JSON, of all jobs or of one and those that share its links. Raises DataError."""
         async with self._turn:
-            told_s, answer = self._answers.get(job, (float("-inf"), b""))
-            if time.monotonic() < told_s + _SERVES_S:
+            answered_s, answer = self._answers.get(job, (float("-inf"), b""))
+            if time.monotonic() < answered_s + _SERVES_S:
                 return answer
             names = self._viewed.names()
             requested = job if job in names else next((one for one, name in names.items() if name == job), "")

@@ -13,11 +13,12 @@ import numpy as np
 from collector.host.session import Session
 from collector.host.tables import Tables
 from netmon.columnar import Columns
-from netmon.dl.hangs import RankNow, is_held, judge, line
+from netmon.dl.hangs import Known, RankNow, is_held, judge, line
 from netmon.dl.rank_activity import UNKNOWN, WAITED, Work
 from netmon.evidence import ProcessState, WaitsFor
+from netmon.records import Direction
 from netmon.units import format_moment
-from netmon.views import RECENT_HANGS, Hang
+from netmon.views import RECENT_HANGS, Hang, Hung
 
 _log = logging.getLogger(__name__)
 
@@ -27,9 +28,16 @@ _SILENT_S = 5.0  # after its last batch nothing is heard of a host
 _COLLECTIVE_NS = 2_500_000_000  # until then what ranks transfer may be of what they wait in
 _FLOWING_NS = 5_000_000_000  # a job transfers something if it has within this time
 _MOST_JOBS, _MOST_RANKS, _MOST_WORKS = 1_024, 1 << 14, 64
+_USUAL = 3  # pauses of a rank that are as long make one that is usual
+_CUT_NS = 2_000_000_000  # after a wait began, what is sent again then has not arrived
+_CUT_AGE_NS = 8_000_000_000  # the kernel sends it again after times that double
 _FORGOTTEN_NS = 3_600_000_000_000  # a job of which nothing has been told for so long
 _PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: below it nothing is done
+_NO_WAIT = (Hung.CUT_OFF, Hung.NOT_ENDING)
+_SAYS_MORE = (Hung.CUT_OFF, Hung.GONE, Hung.HOST_SILENT)  # than that a rank is cut off
+_CHANGING = ("what", "why", "waiting", "missing")  # of a hang that goes on
 _WORK = ("group", "group_rank", "group_size", "operation", "sequence", "position", "peer", "bytes")
+_OF_CONNECTION = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes")
 _OF_ROW = ("session", "job", "rank", "pid", "start_ns", "end_ns")
 
 
@@ -44,8 +52,25 @@ class _Job:
     left_ns: dict[int, int] = field(default_factory=dict)  # by rank that is not there any more
     flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank
     hang: Hang | None = None
-    sure: bool = False  # what is missing in it does nothing any more: no wait that the job has
+    sure_ns: int = 0  # when it last stood still for what no job waits for: what was waited for then is no wait of it
+    pauses: dict[int, list[int]] = field(default_factory=dict)  # by rank: the longest between two calls, none a wait
     recent: deque[Hang] = field(default_factory=lambda: deque(maxlen=RECENT_HANGS))  # newest first; over
+
+    def went_on(self, before: RankNow, end_ns: int) -> None:
+        """before: a rank that was quiet until end_ns."""
+        if before.since_ns < self.sure_ns:
+            return
+        waited = [work.begun_ns for work in before.works if work.state == WAITED]
+        if waited:
+            self.longest_ns = max(self.longest_ns, end_ns - min(waited))
+        else:
+            pauses = [*self.pauses.get(before.rank, ()), end_ns - before.since_ns]
+            self.pauses[before.rank] = sorted(pauses)[-_USUAL:]
+
+    @property
+    def usual_ns(self) -> int:
+        """Between two calls of a rank, again and again: what it has taken so long for often enough."""
+        return max((own[0] for own in self.pauses.values() if len(own) == _USUAL), default=0)
 
     @property
     def waits(self) -> bool:
@@ -115,18 +140,19 @@ class Hangs:
         if before and not quiet and not before.quiet:  # it has called something in a new group
             groups = {work.group for work in works}
             works += [work for work in before.works if work.group not in groups]
-        if before and before.quiet and not quiet and not job.sure:
-            waited = [work.begun_ns for work in before.works if work.state == WAITED]
-            job.longest_ns = max([job.longest_ns, *(end_ns - begun_ns for begun_ns in waited)])
-        progress_ns = end_ns
+        if before and before.quiet and not quiet:
+            job.went_on(before, end_ns)
+        steady = before if before and before.quiet and before.since_ns == since_ns else None
+        progress_ns, io_bytes = end_ns, max(0, own["io_bytes"][at])
         if quiet:
-            progress_ns = _progress_ns(own["cpu_ns"][at], own["io_bytes"][at], since_ns, end_ns, before)
+            progress_ns = _progress_ns(own["cpu_ns"][at], io_bytes, since_ns, end_ns, steady)
         session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
         job.ranks[number] = RankNow(
             *(number, self._sessions[session].hello.host, size, quiet, since_ns),
             *(ProcessState(own["state"][at]), WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
             heard_ns=end_ns,
+            io_bytes=io_bytes + (steady.io_bytes if steady else 0),
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:
@@ -156,10 +182,14 @@ class Hangs:
                 one, left_ns=job.left_ns.get(number, 0), silent_ns=silent_ns, progress_ns=progress_ns
             )
         flow = now_ns - max(job.flowed_ns.values(), default=0) < _FLOWING_NS
-        found = judge(name, ranks, now_ns, job.longest_ns, flow)
-        job.sure = found is not None and found.rank in ranks and is_held(ranks[found.rank])
+        known = Known(job.longest_ns, job.usual_ns, flow, self._cut(name, ranks, now_ns))
+        found = judge(name, ranks, now_ns, known)
+        if found and (found.what in _NO_WAIT or (found.rank in ranks and is_held(ranks[found.rank]))):
+            job.sure_ns = now_ns
         before = job.hang
-        if before and (found is None or (found.what, found.rank) != (before.what, before.rank)):
+        if found and before and before.what is Hung.CUT_OFF and found.what not in _SAYS_MORE:
+            found = None  # TCP tries again ever more seldom
+        if before and (found is None or not _same(before, found)):
             still = any(ranks[number].quiet for number in before.waiting if number in ranks)
             if found is None and still and not all(one.gone for one in ranks.values()):
                 return
@@ -173,7 +203,7 @@ class Hangs:
             self._tell(name, job, found)
         elif all(one.gone for one in ranks.values()):
             del self._jobs[name]
-        elif found and before and (found.why, found.waiting) != (before.why, before.waiting):
+        elif found and before and any(getattr(found, name) != getattr(before, name) for name in _CHANGING):
             job.hang = replace(found, told_ns=before.told_ns, since_ns=before.since_ns)
             self._shown(name, job)
 
@@ -202,6 +232,34 @@ class Hangs:
             if elapsed_ns < _FLOWING_NS and grown * 1e9 > _PROGRESS_IO_BPS * elapsed_ns:
                 job.flowed_ns[rank] = now_ns
 
+    def _cut(self, name: str, ranks: Mapping[int, RankNow], now_ns: int) -> set[tuple[int, int]]:
+        """Ranks of which the first one sends the second one nothing but what it has sent before."""
+        begun = (work.begun_ns for one in ranks.values() if one.quiet for work in one.works if work.state == WAITED)
+        from_ns = max(min(begun, default=now_ns) + _CUT_NS, now_ns - _CUT_AGE_NS)
+        flows = self._tables.flows
+        if from_ns > now_ns or name not in flows.jobs:
+            return set()
+        rows = self._tables.evidence.lately["transport"].all(_OF_CONNECTION)
+        if rows is None:
+            return set()
+        state = flows.state
+        own = np.flatnonzero((state["job"] == flows.jobs.index(name)) & (state["session"] >= 0) & (state["rank"] >= 0))
+        own = own[state["link"][own] % 2 == Direction.TX]
+        rows = rows.take(np.flatnonzero(np.isin(rows["session"], state["session"][own]) & (rows["sent_bytes"] > 0)))
+        end_ns = self._tables.sessions.utc(rows["session"], rows["end_ns"])
+        again = rows["retransmitted_bytes"] >= rows["sent_bytes"]
+        keys = zip(rows["session"].tolist(), rows["flow_id"].tolist(), strict=True)
+        last = dict(zip(keys, zip(end_ns.tolist(), again.tolist(), strict=True), strict=True))
+        ends = [(int(state["rank"][at]), flow) for at in own.tolist() if (flow := flows.flows[at])]
+        rank_at = {flow.src: rank for rank, flow in ends}
+        keys = zip(state["session"][own].tolist(), state["flow_id"][own].tolist(), strict=True)
+        found = set[tuple[int, int]]()
+        for key, (rank, flow) in zip(keys, ends, strict=True):
+            ended_ns, is_again = last.get(key, (0, False))
+            if is_again and ended_ns > from_ns and flow.dst in rank_at:
+                found.add((rank, rank_at[flow.dst]))
+        return found
+
     def current(self) -> list[Hang]:
         """Those that go on."""
         return [job.hang for job in self._jobs.values() if job.hang]
@@ -213,16 +271,23 @@ class Hangs:
             del self._jobs[min(self._jobs, key=lambda name: self._jobs[name].told_ns)]
 
 
+def _same(before: Hang, found: Hang) -> bool:
+    """Whether it is the same hang, of which more is known by now."""
+    if before.what is not Hung.CUT_OFF:
+        return found.rank == before.rank
+    return found.what is Hung.CUT_OFF or found.rank in before.missing
+
+
 def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:
     about = {name: own[name][row] for name in _WORK}
     return Work(**about, begun_ns=end_ns - max(0, own["age_ns"][row]), state=own["pending"][row])
 
 
-def _progress_ns(cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, before: RankNow | None) -> int:
-    """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before."""
+def _progress_ns(cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, steady: RankNow | None) -> int:
+    """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before; steady:
+    as it was then."""
     if cpu_ns == UNKNOWN:
         return 0
-    steady = before if before and before.quiet and before.since_ns == since_ns else None
     if _got_on(cpu_ns, io_bytes, end_ns - (steady.heard_ns if steady else max(since_ns, end_ns - _ROWS_NS))):
         return end_ns
     return steady.progress_ns or since_ns if steady else since_ns

@@ -94,8 +94,8 @@ class RemoteStream:
         """A row of STREAM_STATE, that goes out now."""
         self._sent_s, self._requested = now_s, self.connection.order
         order = self._requested
-        asked = order.bucket_ns, order.batch_ns, order.within_ns, order.rows_per_s
-        return self.number, self.session.acknowledge, *asked
+        request = order.bucket_ns, order.batch_ns, order.within_ns, order.rows_per_s
+        return self.number, self.session.acknowledge, *request
 
     def overdue(self, now_s: float) -> bool:
         """Whether its agent has heard nothing for a while, or is requested something else than it has heard."""
@@ -290,10 +290,10 @@ class CalledContext:
         if self._task:
             self._task.cancel()
 
-    async def ended(self, answering: Awaitable[None]) -> End | None:
+    async def ended(self, response: Awaitable[None]) -> End | None:
         """The status for gRPC once all is answered; None: in order."""
         try:
-            await answering
+            await response
         except _AbortedError:
             return self._how
         except asyncio.CancelledError:

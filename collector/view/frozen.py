@@ -201,8 +201,8 @@ def _job_views(frozen: Frozen, selection: Selection, jobs: Jobs, shown: Sequence
     views = tuple(_limited(job, selection.most_ranks) for job in jobs.views(job.job for job in shown))
     if not selection.steps_ns:
         return views
-    apart = (frozen.hosts["horizon_utc_ns"] - frozen.hosts["horizon_ns"]).tolist()
-    offsets = dict(zip(frozen.host_names, apart, strict=True))
+    differences = (frozen.hosts["horizon_utc_ns"] - frozen.hosts["horizon_ns"]).tolist()
+    offsets = dict(zip(frozen.host_names, differences, strict=True))
     since = frozen.time_ns - min(selection.steps_ns, MOST_STEPS_NS)
     return tuple(replace(view, steps=jobs.steps(view.job, since, offsets)) for view in views)
 

@@ -20,15 +20,15 @@ def groups(keys: _Numbers) -> tuple[_Numbers, _Numbers]:
     if not len(keys):
         return keys, np.empty(0, np.int64)
     first = int(keys.min())
-    places = int(keys.max()) - first + 1
-    if places > _CLOSE * len(keys):
+    width = int(keys.max()) - first + 1
+    if width > _CLOSE * len(keys):
         distinct, of_key = np.unique(keys, return_inverse=True)
         return distinct, of_key.astype(np.int64, copy=False)
     place = keys - first
-    present = np.zeros(places, np.bool_)
+    present = np.zeros(width, np.bool_)
     present[place] = True
     distinct = np.flatnonzero(present)
-    number = np.empty(places, np.int32)  # what is not written is not read
+    number = np.empty(width, np.int32)  # what is not written is not read
     number[distinct] = np.arange(len(distinct), dtype=np.int32)
     return distinct + first, number.take(place).astype(np.int64)
 

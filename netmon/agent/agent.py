@@ -52,8 +52,8 @@ class Agent:
         self._aggregates, self._recent_flows = AggregateFlows(numbers.aggregates.by_id), RecentFlows()
         self._marks = TrainingMarks(socket, counting, self._owners, self._clock)
         self._evidence = Evidence(settings, counting, self._owners.flows, privileged.pid)
-        asked = self._evidence.transport, self._evidence.posted
-        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, *asked)
+        self._marks.collectives = self._evidence.collectives
+        self._scan = HostScan(privileged, self._owners, self._marks, counting.links, self._evidence)
         self._schedule = PollSchedule(time.monotonic_ns())
         self._sending = Sending(settings, way, folder, counting, self._marks, self._clock)
         self._privileged, self._watchdog = privileged, LoopWatchdog()
@@ -80,7 +80,7 @@ class Agent:
         metrics = AgentMetrics(self._settings.host, *parts)
         return serve_agent_metrics(self._settings.metrics, self._settings.security, metrics)
 
-    def run(self, stopped: Callable[[], bool], tell_alive: Callable[[], None] = lambda: None) -> None:
+    def run(self, stopped: Callable[[], bool], report_alive: Callable[[], None] = lambda: None) -> None:
         """Works until it is stopped, and reports to the supervisor at every batch.
 
         Raises KernelError when the kernel side is gone, or a thread has ended.
@@ -96,8 +96,8 @@ class Agent:
             if self._watchdog.turn():
                 self._schedule.awake()
                 self._sending.exchanges.hurry()
-            asked = self._sending.stream.backpressure
-            self._schedule.requested_ns, self._schedule.within_ns = asked.batch_ns, asked.within_ns
+            signals = self._sending.stream.backpressure
+            self._schedule.requested_ns, self._schedule.within_ns = signals.batch_ns, signals.within_ns
             self._look(now, woken)
             if self._schedule.batch_is_due:
                 if self._counting.meter.numbers.next_id > _LAST_FLOW:
@@ -106,7 +106,7 @@ class Agent:
                 self._sending.exchanges.idle = self._schedule.idle
                 self._schedule.sent()
                 self._sending.check()
-                tell_alive()
+                report_alive()
 
     def _look(self, now_ns: int, woken: bool) -> None:
         """Sees what waits, and takes in what it is time for. woken: because something has come."""
@@ -115,7 +115,7 @@ class Agent:
         self._evidence.watch(now_ns)
         meter, owners = self._counting.meter, self._owners
         scan_waits, kernel = self._scan.waits(now_ns), meter.poll()
-        level = max(kernel.level, self._counting.steps.level, owners.level)
+        level = max(kernel.level, self._counting.steps.level, owners.level, self._evidence.transfers.level)
         told = self._marks.waits or owners.has_changes or self._evidence.posted.waits
         waits = bool(kernel.anything or told or len(meter.rows))
         hurried = kernel.opened or owners.pending or (woken and not (waits or scan_waits))
@@ -123,8 +123,6 @@ class Agent:
         drains = kernel.opened or self._schedule.full or self._schedule.batch_is_due
         if drains:
             self._drain(now_ns)
-        elif scan_waits:
-            self._marks.receive(now_ns)  # before the ranks that have gone
         if drains or scan_waits:
             self._scan.receive(now_ns)
             self._scan.request(now_ns)

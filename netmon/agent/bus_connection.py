@@ -196,9 +196,9 @@ class BusConnection:
         self._worker, self._up = "", ""
         self.backpressure = Backpressure()
 
-    def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
+    def run(self, on_answer: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the connection has ended. heard: called when a batch is acknowledged."""
-        self._on_answer = heard
+        self._on_answer = on_answer
         try:
             asyncio.run(self._work())
         except NetmonError as error:

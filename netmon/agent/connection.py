@@ -113,7 +113,7 @@ class Connection(Protocol):
     backpressure: Backpressure
     """What the other end can take now."""
 
-    def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
+    def run(self, on_answer: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until it has ended. heard: called when the other end answers; strikes: by batch. Does not raise."""
 
     def check(self) -> None:

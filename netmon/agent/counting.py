@@ -64,7 +64,8 @@ class Counting:
         """Attaches everything; blocks for about a second. Raises KernelError."""
         cards = tuple((card.name, card.index) for card in nics)
         began_ns = time.monotonic_ns()
-        started = privileged.start(Start(cards, settings.hook, settings.bucket_ns, settings.flows))
+        transfers = settings.transfers if settings.evidence == "all" else "none"
+        started = privileged.start(Start(cards, settings.hook, settings.bucket_ns, settings.flows, transfers))
         descriptors = started.descriptors
         self.verbs = started.verbs
         """Whether it is counted what is posted to RDMA devices."""

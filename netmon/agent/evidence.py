@@ -5,12 +5,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from netmon.agent.collectives import Collectives
 from netmon.agent.cost import CostMeter
 from netmon.agent.counting import Counting
 from netmon.agent.host_part import HostPart
 from netmon.agent.nic import NicSamples
 from netmon.agent.posted import PostedRows
 from netmon.agent.settings import Settings
+from netmon.agent.transfers import Transfers
 from netmon.agent.transport import TransportLooks
 from netmon.agent.waits import Active, Waits
 from netmon.records import Flow, Mark, Table
@@ -26,7 +28,10 @@ class Evidence:
         self._host = HostPart(self._nic, counting.stops, wanted)
         self.transport = TransportLooks(flows, wanted=wanted)
         self.posted = PostedRows(counting.verbs)
-        self._waits = Waits() if wanted else None
+        self.waits = Waits(helped=True)
+        self.collectives = Collectives() if wanted else None
+        self.transfers = Transfers()
+        self._wanted = wanted
         self.cost = CostMeter((os.getpid(), helper))
 
     def watch(self, now_ns: int) -> None:
@@ -46,8 +51,12 @@ class Evidence:
         host, jobs = self._host.due(now_ns, idle)
         words = {job: place for place, job in enumerate(jobs)}
         tables = {"transport": self.transport.due(now_ns), "host": host, "rdma": self.posted.due(words)}
-        if self._waits:
-            tables["waits"] = self._waits.due(active, now_ns, words)
+        ranks = list(active)
+        if self._wanted:
+            tables["waits"] = self.waits.due(ranks, now_ns, words)
+        if self.collectives:
+            tables["collectives"] = self.collectives.due(now_ns, words)
+        tables["transfers"] = self.transfers.due(ranks, words)
         return {"nic": nic, "evidence": tables, "words": tuple(words)}
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:

@@ -102,7 +102,7 @@ class Questions:
         self.due_s = 0.0
         """When to ask (mono); infinite: an answer is awaited."""
 
-    def ask(self) -> None:
+    def send_request(self) -> None:
         """The next question, if it is time for it and nothing else is on its way. Raises BrokenError."""
         if self._exchanges.hurried and self.due_s < math.inf:
             self._exchanges.hurried, self.due_s = False, 0.0
@@ -119,7 +119,7 @@ class Questions:
         self._sent_ns, self.due_s = time.monotonic_ns(), math.inf
         self._channel.send()
 
-    def hear(self) -> None:
+    def take_response(self) -> None:
         """What has been answered. Raises BrokenError."""
         while self._call and self._call.messages:
             try:

@@ -58,7 +58,7 @@ class GrpcConnection:
         self._silent = False
         self.backpressure = Backpressure()
 
-    def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
+    def run(self, on_answer: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the stream has ended. heard: called when the collector answers; strikes: by batch."""
         with Waker() as self._waker:
             self._spool.ring = self._waker.wake
@@ -66,7 +66,7 @@ class GrpcConnection:
                 self._exchanges.ring = self._waker.wake
             try:
                 with self._connected(self._waker) as channel:
-                    status = self._talk(channel, heard)
+                    status = self._talk(channel, on_answer)
             except BrokenError as error:
                 return self._broken(str(error))
             except NetmonError as error:  # files that may be renewed any moment, or batches that are given up
@@ -99,7 +99,7 @@ class GrpcConnection:
             context.set_alpn_protocols(["h2"])
         return connect(self._address, context, waker, self._over.is_set)
 
-    def _talk(self, channel: Channel, heard: Callable[[], None]) -> Status:
+    def _talk(self, channel: Channel, on_answer: Callable[[], None]) -> Status:
         """Until the call has ended, or we end it. Raises BrokenError, DataError."""
         call = channel.protocol.open(METHOD)
         call.send(self._outgoing.introduction())
@@ -107,12 +107,12 @@ class GrpcConnection:
         while not self._over.is_set():
             more = self._fill(channel, call)
             if questions:
-                questions.ask()
+                questions.send_request()
             channel.wait(0.0 if more else self._rest_s(channel, call, questions))
             while call.messages:
-                self._hear(call.messages.popleft(), heard)
+                self._take_response(call.messages.popleft(), on_answer)
             if questions:
-                questions.hear()
+                questions.take_response()
             if call.status:
                 return call.status
         return Status("cancelled", self._why, {})
@@ -142,12 +142,12 @@ class GrpcConnection:
         question_s = questions.due_s - time.monotonic() if questions else math.inf
         return min(math.inf if patience_s is None else patience_s, question_s)
 
-    def _hear(self, data: bytes, heard: Callable[[], None]) -> None:
+    def _take_response(self, data: bytes, on_answer: Callable[[], None]) -> None:
         """Raises BrokenError."""
         self._answered_s = time.monotonic()
         if not self._answered:
             self._answered = True
-            heard()
+            on_answer()
         try:
             self._take(netmon_pb2.Acknowledgement.FromString(data))
         except DecodeError:

@@ -9,14 +9,13 @@ import logging
 import time
 from typing import Any
 
+from netmon.agent.evidence import Evidence
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.nic import Links
-from netmon.agent.posted import PostedRows
 from netmon.agent.training_marks import TrainingMarks
-from netmon.agent.transport import TransportLooks
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import Changes
-from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More, ReadPosted
+from netmon.kernel.requests import FindOwners, Look, LookClosely, LookElsewhere, More, ReadPosted
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +35,11 @@ class HostScan:
         owners: FlowOwners,
         marks: TrainingMarks,
         links: Links,
-        transport: TransportLooks,
-        posted: PostedRows,
+        evidence: Evidence,
     ) -> None:
-        self._privileged, self._owners, self._marks = privileged, owners, marks
-        self._links, self._transport, self._posted = links, transport, posted
+        self._privileged, self._owners, self._marks, self._links = privileged, owners, marks, links
+        self._transport, self._transfers, self._waits = evidence.transport, evidence.transfers, evidence.waits
+        self._posted = evidence.posted
         self._changes = Changes()
         self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
         self._any_ranks = False
@@ -55,8 +54,8 @@ class HostScan:
             return self._privileged.answered
         if now_ns >= self._look_due_ns and not self._may_differ(now_ns):
             self._look_due_ns = now_ns + _LOOK_NS
-        due = now_ns >= self._look_due_ns or self._posted.is_due(now_ns)
-        return due or self._owners.has_pending(now_ns) or bool(self._transport.elsewhere)
+        asks = bool(self._transport.elsewhere) or self._waits.asks or self._posted.is_due(now_ns)
+        return asks or now_ns >= self._look_due_ns or self._owners.has_pending(now_ns)
 
     def _may_differ(self, now_ns: int) -> bool:
         """Whether a look may show what the last one did not: ranks map libraries, and write timelines."""
@@ -68,7 +67,10 @@ class HostScan:
         """The next question, if there is one, and none is under way. Does not block."""
         if self._privileged.busy:
             return
-        if now_ns >= self._look_due_ns:
+        if self._waits.asks:
+            self._asking, self._waits.asks = "closely", False
+            self._privileged.request(LookClosely())
+        elif now_ns >= self._look_due_ns:
             self._look_due_ns, self._looked_ns = now_ns + _LOOK_NS, now_ns
             self._asking = "look"
             self._privileged.request(Look())
@@ -94,6 +96,9 @@ class HostScan:
             return
         if self._asking == "posted":
             self._posted.answer(reply)
+            return
+        if self._asking == "closely":
+            self._waits.answer(reply["looks"], now_ns)
             return
         if self._asking == "transport":
             self._transport.answer(base64.b64decode(reply["rows"]), reply["able"])
@@ -129,6 +134,8 @@ class HostScan:
         self._owners.ranks(rank["pid"] for rank in ranks)
         self._marks.look(ranks, look["timelines"], now_ns)
         self._links.follow(look["interfaces"])
+        if look["transfers"]:
+            self._transfers.attach(look["transfers"])
         for path in look["probed"]:
             log.info("probing %s", path)
         for warning in look["warnings"]:

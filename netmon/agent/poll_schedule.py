@@ -72,11 +72,11 @@ class PollSchedule:
 
     @property
     def _due_ns(self) -> int:
-        asked_ns = min(self.requested_ns, _LONGEST_BATCH_NS)
+        batch_ns = min(self.requested_ns, _LONGEST_BATCH_NS)
         if self._waits_ns is None:
-            return self._sent_ns + max(BATCH_NS, asked_ns)
+            return self._sent_ns + max(BATCH_NS, batch_ns)
         within_ns = max(self.within_ns, _SHORTEST_BATCH_NS) if self.within_ns else BATCH_NS
-        return max(self._sent_ns + max(min(BATCH_NS, within_ns), asked_ns), self._waits_ns + LOOK_NS)
+        return max(self._sent_ns + max(min(BATCH_NS, within_ns), batch_ns), self._waits_ns + LOOK_NS)
 
     @property
     def idle(self) -> bool:

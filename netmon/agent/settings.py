@@ -57,6 +57,12 @@ class Settings:
         "from running; none costs less, and verdicts say unknown more often (all)",
         choices=("all", "none"),
     )
+    transfers: str = option(
+        "operations",
+        "what is told of what NCCL sends, over whatever network: operations of its network proxies with the sum of "
+        "their transfers, or each transfer; with --evidence none nothing is (operations)",
+        choices=("operations", "each", "none"),
+    )
     durability: str = option(
         "process",
         "what a batch in the spool outlives: the end of the process, or a cut of power too, for which the agent waits "

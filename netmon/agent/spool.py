@@ -209,7 +209,7 @@ class Spool:
             if self.silent:
                 self._note("the disk does not answer")
             self._changed.notify_all()
-            self._tell()
+            self._notify()
 
     def end_flows(self, flow_ids: Collection[int]) -> None:
         """No batch that follows has rows of these flows."""
@@ -263,9 +263,9 @@ class Spool:
     def wake(self) -> None:
         """Whoever waits in `after` looks at its leave() again."""
         with self._ready:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._ready.notify_all()
         self.ring()
 
@@ -511,7 +511,7 @@ class Spool:
                 if (waiting := self._batches.get(one.sequence))
             }
             self._wanted = 0
-            self._tell()
+            self._notify()
 
     def _cannot_read(self, error: sqlite3.Error) -> bool:
         """Whether all that only the file has is given up: it has been so for long, or will not be read any more."""

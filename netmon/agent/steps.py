@@ -14,22 +14,14 @@ from typing import Any
 import numpy as np
 
 from netmon.agent.waits import Active
-from netmon.dl.cycles import Boundary, CycleDetector, told_by_works
-from netmon.dl.grouped import joined
 from netmon.dl.rank_activity import RankActivity
-from netmon.dl.recurrence import RecurringCalls
-from netmon.dl.understanding import StepAccount, Understanding
+from netmon.dl.rank_steps import RankSteps
 from netmon.marks import RankIdentity, is_rank
 from netmon.rate_limiter import RateLimiters
 from netmon.records import (
-    LIBRARY_HOROVOD,
-    LIBRARY_REDUCER,
-    OF_ONE,
-    STEP_BACKWARD,
-    STEP_BEGIN,
     STEP_DROPPED,
+    STEP_GROUP,
     STEP_RANK,
-    STEP_TRANSFER,
     Mark,
     Moment,
     Source,
@@ -123,8 +115,6 @@ _PENDING_STEPS = 100_000  # of processes that are not known as ranks
 _PENDING_EVENTS = 100_000  # of which no step has come yet, of all ranks
 _JOINS_PER_SECOND, _JOINS_AT_ONCE = 4, 256  # of a user's ranks; a job's are set up anew now and then, not all the time
 _NAMED = 16  # processes that call too often
-_MOST_PENDING_MARKS = 1_000  # of a rank
-_MOST_KEPT = 4_000  # calls of a rank whose steps are known by its sums
 
 
 @dataclass
@@ -138,68 +128,13 @@ class _Rank:
     probed: bool = False  # it is known whether the next is so
     relative: bool = False  # the process may have trained before it was watched
     job_name: str = ""
-    detector: CycleDetector = field(default_factory=CycleDetector)
     last_ns: int = 0  # of its steps; 0: none has been seen
-    account: StepAccount = field(default_factory=StepAccount)
-    recurring: RecurringCalls = field(default_factory=RecurringCalls)
+    steps: RankSteps = field(default_factory=RankSteps)
     activity: RankActivity = field(default_factory=RankActivity)
-    calls: list[Table] = field(default_factory=list)  # that it was not told, as sums explain all
-    pending: list[Mark] = field(default_factory=list)  # until it is known whether its steps explain what it sends
-    told_ns: int = 0  # the last of its steps that are known by sums
-    others: bool = False  # its calls tell more than sums do
 
     def watched_from_start(self, whole: bool) -> None:
         """Whether the steps to come are the first ones that the process makes. Only before them."""
-        self.relative, self.detector = not whole, CycleDetector(late=not whole)
-        self.recurring = RecurringCalls(late=not whole)
-
-    @property
-    def summed(self) -> bool:
-        """Whether its steps are those of the gradients that are summed."""
-        if self.detector.library == LIBRARY_REDUCER:
-            return True
-        return self.account.state is Understanding.UNDERSTOOD and not self.recurring.known
-
-    @property
-    def named(self) -> bool:
-        """Whether its gradients are told apart from other sums."""
-        return self.detector.library in (LIBRARY_HOROVOD, LIBRARY_REDUCER)
-
-    @property
-    def undecided(self) -> bool:
-        """Whether nothing has been told, as all its calls may tell its steps better than the sums among them."""
-        return self.others and not self.told_ns and not self.named and not self.recurring.hopeless
-
-    @property
-    def understanding(self) -> Understanding:
-        """Of its steps, by sums or by all that it calls."""
-        if self.recurring.known or (self.summed and not self.undecided):
-            return Understanding.UNDERSTOOD
-        return self.account.state if self.recurring.hopeless else Understanding.UNDECIDED
-
-    def recur(self, calls: Table) -> list[Boundary]:
-        """The steps that are known by all its calls, if sums do not tell them."""
-        self.others |= bool(((calls["kind"] == STEP_TRANSFER) & (calls["name_hash"] != OF_ONE)).any())
-        self.others |= bool(np.isin(calls["kind"], (STEP_BEGIN, STEP_BACKWARD)).any())
-        if self.summed and (self.named or (self.detector.iteration >= 0 and not self.others)):
-            self.calls.append(calls)
-            while sum(map(len, self.calls)) > max(_MOST_KEPT, len(calls)):
-                self.calls.pop(0)
-                self.recurring.forget()
-            return []
-        tables, self.calls = [*self.calls, calls], []
-        found = [boundary for table in tables for boundary in self.recurring.feed(table)]
-        if not self.told_ns or not found:
-            return found
-        return self._after_sums(found)
-
-    def _after_sums(self, found: list[Boundary]) -> list[Boundary]:
-        """The first steps that are known by all calls, where some were told by sums: those after them, numbered on."""
-        after = [boundary for boundary in found if boundary[2] > self.told_ns]
-        whole = after[len(after) % 2 :]
-        on = self.detector.iteration + 1 - whole[0][0] if whole else 0
-        self.told_ns, self.recurring.iteration = 0, self.recurring.iteration + on
-        return [(number + on, moment, time_ns) for number, moment, time_ns in whole]
+        self.relative, self.steps = not whole, RankSteps(late=not whole)
 
 
 class StepMarks:
@@ -270,7 +205,7 @@ class StepMarks:
                 rank = self._ranks.get(mark.pid)
                 if rank and rank.identity != identity:
                     renamed += self._leave(mark.pid)
-                    self._ranks[mark.pid] = replace(rank, identity=identity, joined_ns=mark.time_ns, pending=[])
+                    self._ranks[mark.pid] = replace(rank, identity=identity, joined_ns=mark.time_ns)
                     renamed.append(self._joined(mark.pid, mark.time_ns))
         return renamed
 
@@ -278,7 +213,6 @@ class StepMarks:
         """table: dtype STEP, as the kernel handed it over → marks."""
         marks: list[Mark] = []
         table = self._without_drops(table)
-        table = joined([table, told_by_works(table)])
         table = table[np.lexsort((table["time_ns"], table["pid"]))]
         set_up = table[table["kind"] == STEP_RANK]
         for pid, name in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():
@@ -310,13 +244,13 @@ class StepMarks:
         rank, now_ns = self._ranks[pid], int(steps["time_ns"][-1])
         if not self._calls.affords(pid, rank.uid, now_ns):
             self.refused += len(steps)
-            rank.detector.forget()
+            rank.steps.forget()
             rank.activity.forget()
             self._name(pid)
             return []
-        before = self._iteration(pid)
+        before = rank.steps.iteration
         marks = self._feed(pid, steps)
-        begun = max(0, self._iteration(pid) - before)  # also those that are not reported
+        begun = max(0, self._ranks[pid].steps.iteration - before)  # also those that are not reported
         self._calls.spend(pid, rank.uid, len(steps), begun, now_ns)
         return marks
 
@@ -330,11 +264,11 @@ class StepMarks:
 
     def _bound(self) -> None:
         """Whose calls are many and make no steps is begun with anew."""
-        pending = {pid: rank.detector.pending for pid, rank in self._ranks.items()}
+        pending = {pid: rank.steps.pending for pid, rank in self._ranks.items()}
         while pending and sum(pending.values()) > _PENDING_EVENTS:
             largest = max(pending, key=pending.__getitem__)
             self.refused += pending.pop(largest)
-            self._ranks[largest].detector.forget()
+            self._ranks[largest].steps.forget()
 
     def _number(self, pid: int, rank_and_size: int) -> None:
         number, size = rank_and_size >> 32, rank_and_size & 0xFFFFFFFF
@@ -399,23 +333,14 @@ class StepMarks:
     def _step(self, pid: int, calls: Table) -> list[Mark]:
         """Marks of the steps that are understood."""
         rank = self._ranks[pid]
+        if rank.relative and not rank.last_ns and _begins_job(calls[0], rank.identity.size):
+            rank.watched_from_start(True)
         rank.last_ns = int(calls["time_ns"][-1])
         rank.activity.add(calls)
-        boundaries = rank.detector.feed(calls)
-        begun = [time_ns for _, moment, time_ns in boundaries if moment is Moment.FIRST_ENQUEUE]
-        before = rank.understanding
-        rank.account.add(calls, begun, rank.detector.size.bytes, rank.identity.size)
-        recurring = rank.recur(calls)
-        joined = [self._joined(pid, rank.joined_ns)] if rank.understanding is not before else []
-        if rank.recurring.known and not rank.summed:
-            rank.pending = []
-            return [*joined, *(self._mark(pid, *boundary) for boundary in recurring)]
-        marks = [*rank.pending, *(self._mark(pid, *boundary) for boundary in boundaries)]
-        if rank.undecided or not rank.summed:
-            rank.pending = marks[-_MOST_PENDING_MARKS:] if rank.undecided or rank.account.waits else []
-            return joined
-        rank.pending, rank.told_ns = [], marks[-1].time_ns if marks else rank.told_ns
-        return [*joined, *marks]
+        before = rank.steps.understanding
+        boundaries = rank.steps.feed(calls, rank.identity.size)
+        joined = [self._joined(pid, rank.joined_ns)] if rank.steps.understanding is not before else []
+        return [*joined, *(self._mark(pid, *boundary) for boundary in boundaries)]
 
     def _set_up(self, pid: int, event: np.void) -> list[Mark]:
         """The training library is set up: for the first time, or, after an elastic reset, with new ranks."""
@@ -426,35 +351,26 @@ class StepMarks:
         if not is_rank(identity.rank, identity.size) or not self._joins.take_one(rank.uid, time_ns):
             self.refused += 1
             return []
-        boundaries = rank.detector.restart() if rank.summed else rank.recurring.restart()
-        marks = [*(self._mark(pid, *boundary) for boundary in boundaries), *self._leave(pid)]
-        self._ranks[pid] = replace(rank, identity=identity, joined_ns=time_ns, account=StepAccount(), pending=[])
+        marks = [*(self._mark(pid, *boundary) for boundary in rank.steps.restart()), *self._leave(pid)]
+        self._ranks[pid] = replace(rank, identity=identity, joined_ns=time_ns)
         return [*marks, self._joined(pid, time_ns)]
 
     def _leave(self, pid: int) -> list[Mark]:
         rank = self._ranks[pid]
-        last = rank.recurring.finish() if not rank.summed or rank.undecided else []
-        pending: list[Mark] = []
-        if rank.summed and not rank.recurring.known:
-            pending, last = rank.pending, rank.detector.finish()
-        left = max(self._iteration(pid), 0), Moment.LEAVE, max(rank.last_ns, rank.joined_ns)
-        marks = [*pending, *(self._mark(pid, *boundary) for boundary in last), self._mark(pid, *left)]
+        last = rank.steps.finish()
+        left = max(rank.steps.iteration, 0), Moment.LEAVE, max(rank.last_ns, rank.joined_ns)
+        marks = [self._mark(pid, *boundary) for boundary in (*last, left)]
         del self._ranks[pid]
         return marks
 
-    def _iteration(self, pid: int) -> int:
-        """The last one of a rank; −1: none."""
-        rank = self._ranks[pid]
-        return rank.detector.iteration if rank.summed else rank.recurring.iteration
-
     def _joined(self, pid: int, time_ns: int) -> Mark:
         """That the rank is there, as which job, and whether its steps are understood; said again when that changes."""
-        return self._mark(pid, self._ranks[pid].understanding, Moment.JOIN, time_ns)
+        return self._mark(pid, self._ranks[pid].steps.understanding, Moment.JOIN, time_ns)
 
     def _mark(self, pid: int, iteration: int, moment: Moment, time_ns: int) -> Mark:
         rank = self._ranks[pid]
         where = (*rank.identity, pid, iteration, moment, time_ns, Source.UPROBE, ERROR_NS)
-        values, gradient_bytes = rank.detector.size
+        values, gradient_bytes = rank.steps.size
         name = rank.job_name if moment is Moment.JOIN else ""
         return Mark(*where, values, rank.relative, gradient_bytes, name)
 
@@ -462,6 +378,11 @@ class StepMarks:
 def _job_name(process: dict[str, Any], identity: RankIdentity) -> str:
     """What people call the job; its own name where the script has given it one."""
     return str(process["job_name"]) if identity.job == process["job"] else ""
+
+
+def _begins_job(call: np.void, ranks: int) -> bool:
+    """Whether this call of a process makes the group of all ranks: if it is the first one seen, it is the first."""
+    return bool(call["kind"] == STEP_GROUP and call["group_size"] == ranks)
 
 
 def _by_process(table: Table) -> list[Table]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from netmon.agent.clock import Clock
+from netmon.agent.collectives import Collectives
 from netmon.agent.counting import Counting
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.markers import MarkSocket
@@ -28,6 +29,7 @@ class TrainingMarks:
         """socket: of training scripts; owners: told of marks before the flows that come with them."""
         self._socket, self._counting, self._owners, self._clock = socket, counting, owners, clock
         self._steps, self._timelines = StepMarks(), TimelineMarks()
+        self.collectives: Collectives | None = None  # nobody asks
         self._iterations = HostIterations()
         self._waiting: list[Mark] = []
         self._marked_ns = 0
@@ -50,10 +52,17 @@ class TrainingMarks:
             self._marked_ns = now_ns
         self._owners.marks(marks)
         self._waiting += marks
+        if self.collectives:
+            self.collectives.add(calls)
+            self.collectives.steps(marks)
 
     def look(self, ranks: list[dict[str, Any]], timelines: Iterable[Opened], now_ns: int) -> None:
         """All processes that are ranks now, as StepMarks.ranks takes them, and the timelines that they have opened."""
-        self._waiting += self._steps.ranks(ranks, now_ns)
+        self.receive(now_ns)  # what those have called that have gone since it was last asked for
+        marks = self._steps.ranks(ranks, now_ns)
+        if self.collectives:
+            self.collectives.steps(marks)
+        self._waiting += marks
         identities = self._steps.identities()
         self._waiting += self._timelines.retain(identities, now_ns)
         for opened in timelines:
@@ -86,7 +95,10 @@ class TrainingMarks:
 
     def finish(self, now_ns: int) -> None:
         """The last ones of all ranks."""
-        self._waiting += [*self._steps.finish(), *self._timelines.finish(now_ns, self._clock.sample().offset_ns)]
+        marks = self._steps.finish()
+        if self.collectives:
+            self.collectives.steps(marks)
+        self._waiting += [*marks, *self._timelines.finish(now_ns, self._clock.sample().offset_ns)]
 
     def close(self) -> None:
         """Closes the socket."""

@@ -4,7 +4,7 @@
 Of a rank that makes progress nothing is computed: its last call is looked at once a batch.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from netmon.records import Table, empty
 
 _DUE_NS = (1 * QUIET_NS, 2 * QUIET_NS, 3 * QUIET_NS, 5 * QUIET_NS)  # after the last call
 _LATER_NS = 8 * QUIET_NS
+_ANSWER_NS = 2_000_000_000  # who does not answer within that is not waited for
+_ASKED = (ProcessState.SLEEPS, ProcessState.DISK)  # of these it counts whether something is read or written
 _MOST_ROWS = 512  # of a batch
 _GROUPS_NS = 1_000_000_000  # between two looks for new groups, which are few
 _NOTHING = empty(WAIT)
@@ -49,10 +51,31 @@ class _Told:
 class Waits:
     """One per agent."""
 
-    def __init__(self, look_at: Callable[[int], Look] = look) -> None:
-        """look_at: as netmon.kernel.process_state.look."""
-        self._look_at = look_at
+    def __init__(self, look_at: Callable[[int], Look] = look, helped: bool = False) -> None:
+        """look_at: as netmon.kernel.process_state.look; helped: somebody who may see more is asked first."""
+        self._look_at, self._helped = look_at, helped
+        self._looks: dict[int, Look] = {}  # of an answer
+        self._answered_ns = 0
+        self.asks = False
+        """Whether `answer` is waited for."""
         self._told: dict[tuple[int, RankIdentity], _Told] = {}
+
+    def answer(self, looks: Iterable[Sequence[int]], now_ns: int) -> None:
+        """looks: a pid and the fields of a Look, of every rank that may be looked at."""
+        self._looks = {
+            pid: Look(ProcessState(state), WaitsFor(waits_for), *grown) for pid, state, waits_for, *grown in looks
+        }
+        self._answered_ns = now_ns
+
+    def _seen(self, pid: int, since_ns: int, due_ns: int, now_ns: int) -> Look | None:
+        """What a rank does, of which is to be told since due_ns; None: that is being asked."""
+        if self._answered_ns >= since_ns + due_ns and pid in self._looks:
+            return self._looks[pid]
+        seen = self._look_at(pid)
+        if not self._helped or seen.state not in _ASKED or now_ns >= since_ns + due_ns + _ANSWER_NS:
+            return seen
+        self.asks = True
+        return None
 
     def due(self, ranks: Iterable[Active], now_ns: int, jobs: dict[str, int]) -> Table:
         """dtype WAIT of what is to be told now. jobs: places of their names, which grow."""
@@ -69,11 +92,12 @@ class Waits:
                 told.since_ns = told.rows = 0
             quiet_ns = now_ns - activity.last_ns
             if quiet_ns >= QUIET_NS:
-                if quiet_ns < _due_ns(told.rows):
+                due_ns = _due_ns(told.rows)
+                if quiet_ns < due_ns or not (seen := self._seen(pid, activity.last_ns, due_ns, now_ns)):
                     continue
                 works = activity.works(identity.rank, identity.size)
                 told.since_ns, told.rows, told.waited = activity.last_ns, told.rows + 1, works
-                rows += _rows(*whose, activity.last_ns, now_ns, self._look_at(pid), told, works)
+                rows += _rows(*whose, activity.last_ns, now_ns, seen, told, works)
                 told.groups |= {work.group for work in works}
             elif now_ns >= told.groups_ns + _GROUPS_NS:
                 told.groups_ns = now_ns
@@ -104,7 +128,9 @@ def _rows(
     if seen:
         if told.rows > 1:
             cpu_ns, io_bytes = _grown(seen.cpu_ns, told.cpu_ns), _grown(seen.io_bytes, told.io_bytes)
-        told.cpu_ns, told.io_bytes = seen.cpu_ns, seen.io_bytes
+        told.cpu_ns = seen.cpu_ns
+        if told.rows == 1 or seen.io_bytes != UNKNOWN:
+            told.io_bytes = seen.io_bytes
     state, waits_for = (seen.state, seen.waits_for) if seen else (ProcessState.UNKNOWN, WaitsFor.UNKNOWN)
     whose = since_ns, end_ns, job(), identity.rank, pid, identity.size
     begin = (*whose, int(seen is not None), int(state), int(waits_for), cpu_ns, io_bytes)

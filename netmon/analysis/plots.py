@@ -59,7 +59,7 @@ def iteration_figure(ranks: pd.DataFrame, buckets: pd.DataFrame, explained: "Exp
         axes[0].set_title(explained.sentence, loc="left", wrap=True, fontsize=8)
         for ax, (host, direction) in zip(axes[1:], links, strict=True):
             own = buckets[(buckets["host"] == host) & (buckets["direction"] == direction)]
-            _draw_stacked(ax, own, lambda moments: (moments - begin).dt.total_seconds() * 1e3)
+            _draw_areas(ax, own, lambda moments: (moments - begin).dt.total_seconds() * 1e3)
             ax.set_title(f"{'leaves' if direction == 'tx' else 'enters'} {host}", loc="left")
         axes[-1].set_xlabel("time since the iteration's start (ms)")
         _legend(figure, axes)
@@ -85,7 +85,7 @@ def draw_rates(rows: pd.DataFrame, ax: "Axes | None") -> "Axes":
     """rows: of `buckets` by class, of one direction."""
     with plot_style():
         ax = ax if ax is not None else _axes()
-        _draw_stacked(ax, rows, lambda moments: moments)
+        _draw_areas(ax, rows, lambda moments: moments)
         ax.legend()
         return ax
 
@@ -112,7 +112,7 @@ def _phases(ax: "Axes", ranks: pd.DataFrame, times: pd.DataFrame, begin: pd.Time
     ax.invert_yaxis()
 
 
-def _draw_stacked(ax: "Axes", rows: pd.DataFrame, place: Any) -> None:
+def _draw_areas(ax: "Axes", rows: pd.DataFrame, place: Any) -> None:
     """Mbit/s by class, one upon the other; nothing where there is no row."""
     from netmon.report.style import COLOUR_OF_CLASS
 

@@ -206,6 +206,13 @@ class Recording:
         )
         return frame(table)
 
+    def groups(self, *, job: str | None = None) -> pd.DataFrame:
+        """A row per job, group of ranks and what it is for, with what they call and wait in a typical step. Raises
+        DataError."""
+        from netmon.history.groups import group_rows, groups_of
+
+        return group_rows({name: uses for name, (uses, _) in groups_of(self.path, self._requested(job)).items()})
+
     def table(
         self,
         name: str,

@@ -27,16 +27,20 @@ import numpy.typing as npt
 from netmon.bench.result import or_dash, table
 from netmon.bench.specs import InferenceSpec, Progress, silent
 from netmon.dl.inference.live import Inference
+from netmon.dl.inference.parallel import DATA, PIPELINE, SHARDED_DATA, UNKNOWN
 from netmon.dl.inference.types import FlowVerdict, InferredIteration, InferredJob
 from netmon.dl.step_alignment import matched
 from netmon.errors import DataError
 from netmon.lab.labelled import Labelled, TrueJob, find
+from netmon.lab.spec import PARALLEL_TRAINERS
 from netmon.terminal import FittingTable, figures, labels
 
 SLICE_NS = 200_000_000
 _FOLDER = Path(__file__).parents[2] / "tests" / "data" / "inference"
+_BEFORE_NS = 2_000_000_000  # for which a run was watched before its first row
 _AFTER_SLICE_NS = 1_000_000_000
 _AFTER_NS = 60_000_000_000  # for which the replay goes on after the last row: a job's end shows as silence
+_KINDS = {"fsdp": SHARDED_DATA, "tensor": "tensor", "pipeline": PIPELINE, "experts": "expert"}
 _Times = npt.NDArray[np.int64]
 
 
@@ -47,6 +51,8 @@ class RunScore:
     run: with the job's name behind it where there are several. jobs: found that are compared with this one; `found` has
     the iterations of all of them. first_found_after: true iterations that were over
     when the first iteration was reported; −1: none was.
+    groups: of its ranks that exchange something in each step; groups_exact: found with exactly these members, none too
+    many; kinds_wrong: told to be for something else. Pattern and order are of trainers that only sum gradients.
     bytes_right: share of payload whose flow has the right verdict (of the job: gradient or control; else none), given
     at any time. cpu_fraction: of one core, of what the inference took, to the time that was replayed.
     """
@@ -70,6 +76,9 @@ class RunScore:
     pattern: str
     found_pattern: str
     hosts: int
+    groups: int
+    groups_exact: int
+    kinds_wrong: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class InferenceResult:
     runs: tuple[RunScore, ...]
 
     def shown(self) -> Iterator[FittingTable]:
-        names = figures("found", "F1", "boundary", "begin", "after", "bytes", "CPU")
+        names = figures("found", "F1", "boundary", "begin", "after", "groups", "bytes", "CPU")
         yield table(
             "iterations found in the traffic alone",
             [*labels("run", "cross traffic", prose=True), *names, *labels("wrong")],
@@ -94,14 +103,15 @@ class InferenceResult:
             "The recorded traffic is replayed in slices of 200 ms. Boundary: median distance between a rank's inferred "
             "end of an iteration and the end of its wait for the last gradient in the trainer's log, relative to the "
             "median iteration. Begin: the same for the start of its traffic and the last rank's first enqueue. After: "
-            "number of iterations that had ended when the first was reported. Bytes: payload whose flow is rightly "
-            "assigned to the job or to none. CPU: of one core. Wrong: which of members, ring order and pattern are not "
-            "exactly right.",
+            "number of iterations that had ended when the first was reported. Groups: of ranks, told with exactly "
+            "their members. Bytes: payload whose flow is rightly assigned to the job or to none. CPU: of one core. "
+            "Wrong: which of members, ring order, pattern, groups and their kinds are not exactly right.",
         )
 
 
 def _row(run: RunScore) -> tuple[str, ...]:
     exact = {"members": run.members_exact, "order": run.ring_exact, "pattern": run.pattern_exact}
+    exact |= {"groups": run.groups_exact == run.groups, "kinds": not run.kinds_wrong}
     return (
         run.run,
         f"{run.cross_load:.0%} {run.cross_profile}" if run.cross_profile else "none",
@@ -110,6 +120,7 @@ def _row(run: RunScore) -> tuple[str, ...]:
         or_dash(run.boundary_error_fraction, "{:.2%}"),
         or_dash(run.begin_error_fraction, "{:.2%}"),
         str(run.first_found_after),
+        f"{run.groups_exact} of {run.groups}",
         f"{run.bytes_right:.2%}",
         f"{run.cpu_fraction:.1%}",
         ", ".join(name for name, right in exact.items() if not right) or "–",
@@ -143,6 +154,7 @@ def replay(run: Labelled) -> Replayed:
     first_ns, last_ns = times[0] // SLICE_NS * SLICE_NS, times[-1] // SLICE_NS * SLICE_NS + SLICE_NS
     during, after = np.arange(first_ns, last_ns, SLICE_NS), np.arange(last_ns, last_ns + _AFTER_NS, _AFTER_SLICE_NS)
     ticks = np.concatenate((during, after))
+    inference.watch({flow.host for flow in run.flows}, int(first_ns - _BEFORE_NS))
     begun = time.process_time()
     for (start, end), until_ns in zip(pairwise(np.searchsorted(times, ticks)), ticks[1:].tolist(), strict=True):
         inference.add(run.traffic[start:end])
@@ -182,6 +194,8 @@ def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunSco
     begin_errors = [i.comm_start_ns - int(enqueued[t].max()) for i, t in pairs]
     counts = Counter(i.job for i in iterations)
     best = max((said.jobs[name] for name in sorted(named)), key=lambda found: counts[found.name], default=None)
+    parallel, groups = job.trainer in PARALLEL_TRAINERS, true_groups(job)
+    told = {frozenset(group.members): group.kind for group in best.groups} if best else {}
     reported = min((at for at, i in zip(said.told_ns, said.iterations, strict=True) if i.job in named), default=0)
     span_ns = int(np.ptp(run.traffic["time_ns"])) if len(run.traffic) else 0
     return RunScore(
@@ -193,8 +207,8 @@ def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunSco
         f1=2 * len(ours) / (len(ends) + len(over)) if len(ends) + len(over) else 1.0,
         boundary_error_fraction=_median(_end_errors(job, said, pairs, waited)) / period,
         members_exact=best is not None and set(best.members) == set(job.members),
-        ring_exact=best is not None and _ring_exact(best, job),
-        pattern_exact=best is not None and best.pattern == job.pattern,
+        ring_exact=best is not None and (parallel or _ring_exact(best, job)),
+        pattern_exact=best is not None and (parallel or best.pattern == job.pattern),
         jobs=len(named),
         first_found_after=int((over <= reported).sum()) if reported else -1,
         begin_error_fraction=_median(begin_errors) / period,
@@ -204,7 +218,24 @@ def _score(run: Labelled, index: int, said: Replayed, named: set[str]) -> RunSco
         pattern=job.pattern,
         found_pattern=best.pattern if best else "",
         hosts=len({flow.host for flow in run.flows}),
+        groups=len(groups),
+        groups_exact=len(told.keys() & groups.keys()) - len(told.keys() - groups.keys()),
+        kinds_wrong=sum(kind not in (UNKNOWN, groups.get(members)) for members, kind in told.items()),
     )
+
+
+def true_groups(job: TrueJob) -> dict[frozenset[str], str]:
+    """Members of each group of ranks, and what it is for."""
+    ranks = job.address_of_rank
+    if job.trainer != "hybrid":
+        return {frozenset(ranks): _KINDS.get(job.trainer, DATA)}
+    mesh = np.array(ranks).reshape(2, len(ranks) // 4, 2)
+    return {
+        frozenset(members): kind
+        for axis, kind in enumerate((PIPELINE, SHARDED_DATA, "tensor"))
+        for members in np.moveaxis(mesh, axis, -1).reshape(-1, mesh.shape[axis]).tolist()
+        if len(members) > 1
+    }
 
 
 def _median(errors: Sequence[int]) -> float:

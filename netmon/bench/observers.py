@@ -187,7 +187,7 @@ class Account:
     records: int
     lost: int
     seen: int  # of what the receiver's interface carried
-    carried: int
+    all_traffic: int
     unit: str  # "bytes" or "packets"
     sent: int | None = None  # bytes that the agent sent to its collector
 
@@ -285,7 +285,7 @@ def _of_dataset(data: Path, receiver: str) -> Account:
         records=tables.rows("buckets"),
         lost=int(ledger["lost_kernel_bytes"].sum() + ledger["lost_agent_bytes"].sum()),
         seen=int(here["attributed_bytes"].sum()),
-        carried=int(here["nic_bytes"].sum()),
+        all_traffic=int(here["nic_bytes"].sum()),
         unit="bytes",
     )
 

@@ -273,7 +273,7 @@ def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:
 def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResult:
     accounts = [run.account for run in runs if run.account]
     lost = sum(account.lost for account in accounts)
-    total = sum(account.carried for account in accounts)
+    total = sum(account.all_traffic for account in accounts)
     units = {account.unit for account in accounts}
     ratios = [run.gbit_per_s / of_round.gbit_per_s for run, of_round in zip(runs, bare, strict=True)]
     low, middle, high = np.percentile(ratios, (25, 50, 75)).tolist()

@@ -126,6 +126,16 @@ class PostsSpec(Spec):
     rounds: int = _rounds(5)
 
 
+@dataclass(frozen=True)
+class CallsSpec(Spec):
+    name, text = (
+        "calls",
+        "what watching a training library's calls costs the rank and the agent (builds PyTorch's environment)",
+    )
+    rounds: int = _rounds(7)
+    rates: tuple[int, ...] = (1_000, 5_000, 20_000)  # calls a second of a rank
+
+
 _SHORTEST_S = 10.0
 
 
@@ -342,7 +352,38 @@ class VerdictSpec(Spec):
         return [(wrong, "cannot judge nothing: give --lab, --simulated, --rerun or --shift 1 or more")]
 
 
+HANG_TRAINERS = ("horovod", "ddp", "fsdp", "tensor", "pipeline", "experts")
+HANG_KINDS = ("sleep", "stop", "kill", "call", "size", "cross", "disk", "compute", "link", "host")
+
+
+@dataclass(frozen=True)
+class HangSpec(Spec):
+    name = "hang"
+    text = "training in the lab that is made to stand still, and what is told of it: who, in what, how soon"
+    runs: int = option(12, "trainings, with up to three injections each (%(default)s)", type=parse_count, metavar="N")
+    kinds: str = option("", f"what is done: {', '.join(HANG_KINDS)} (all)", metavar="K,…")
+    trainer: tuple[str, ...] | None = option(
+        None, "trainer; repeatable, runs take turns (all of them)", action="append", choices=HANG_TRAINERS
+    )
+    seed: int = option(1, "seed of what is random (%(default)s)", type=int)
+
+    @property
+    def trainers(self) -> tuple[str, ...]:
+        return self.trainer or HANG_TRAINERS
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        return tuple(kind for kind in self.kinds.split(",") if kind) or HANG_KINDS
+
+    def objections(self) -> list[tuple[bool, str]]:
+        unknown = [kind for kind in self.wanted if kind not in HANG_KINDS]
+        return [
+            (self.runs < 1, f"cannot measure in {self.runs} runs: give --runs 1 or more"),
+            (bool(unknown), f"cannot do {' or '.join(unknown)}: choose from {', '.join(HANG_KINDS)}"),
+        ]
+
+
 SPECS: tuple[type[Spec], ...] = (
-    *(KernelSpec, DrainSpec, OverheadSpec, FlowsSpec, HookSpec, ClockSpec, InferenceSpec, PipelineSpec),
-    *(VerdictSpec, PostsSpec),
+    *(KernelSpec, DrainSpec, OverheadSpec, FlowsSpec, HookSpec, CallsSpec, ClockSpec, InferenceSpec, PipelineSpec),
+    *(VerdictSpec, HangSpec, PostsSpec),
 )

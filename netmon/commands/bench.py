@@ -22,10 +22,13 @@ EXAMPLES = """\
   netmon bench overhead --evidence --rounds 5 --seconds 30
   netmon bench flows               what a flood of new flows costs the agent and the collector
   netmon bench hook                what marking a step costs the training (needs no root)
+  netmon bench calls               what each collective costs a rank that is watched, and the agent
   netmon bench clock               how well injected clock offsets and skews are recovered
   netmon bench inference           jobs and iterations found in recorded traffic, compared with the trainers' log
   netmon bench pipeline --hosts 64  cost of the collector under simulated agents, and whether its dataset is right
   netmon bench verdict --lab 100    causes brought about in the lab, and what `netmon why` says of each
+  netmon bench hang                training that is made to stand still, and what is told of it (a minute per run)
+  netmon bench hang --runs 30 --kinds stop,kill,host --trainer fsdp --trainer pipeline --json
   netmon bench pipeline --bus nats --collectors 2 --hosts 64 --jobs 8 --rows 1000 --seconds 60
                                    two workers compared with one: the same batches, the same CPU for each worker
   netmon bench inference out/one   the same on what `netmon lab run --data out/one` recorded

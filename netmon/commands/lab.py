@@ -137,7 +137,7 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
         result = run_lab(spec, view=_live_view)
     else:
         with shown(spec) as progress:
-            result = run_lab(spec, progress=progress)
+            result = run_lab(spec, progress=progress, view=_told_where)
     document = run_document(result.data)
     if as_json:
         print(json.dumps(document))
@@ -174,6 +174,13 @@ def _live_view(address: str) -> Iterator[None]:
             view.terminate()
 
 
+def _told_where(address: str) -> contextlib.AbstractContextManager[None]:
+    """Where the run can be watched from another terminal."""
+    netmon = typed("netmon")
+    print(f"meanwhile: {netmon} top --collector {address}, {netmon} web {address}", file=sys.stderr)
+    return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _last_frame(addresses: str, console: Console) -> Iterator[None]:
     """What `netmon top` shows of all workers when the training is over."""
@@ -183,7 +190,8 @@ def _last_frame(addresses: str, console: Console) -> Iterator[None]:
     from netmon.views import Selection
     from netmon.wire.watch import split, watch_once
 
-    yield
+    with _told_where(addresses):
+        yield
     options = Options(colour=console.is_terminal and not console.no_color)
     for address in split(addresses):
         own = watch_once(address, Selection())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INJECTIONS = """\
 --inject KIND:name=value,… does something to the training, then undoes it; DATA/lab/injections.json says what and when.
 All take at=ITERATION, the moment in finished iterations (20.5: half a usual iteration after the 20th), and for=TIME;
-some a strength=:
+some a strength=. A host is a number or, as the views have it, a name: 2 or h2.
   cross        from=HOST,to=HOST[,profile=iperf]   other traffic; strength: its load, a share of the rate
   job          hosts=A+B[,params=4e6]              another training job
   stop         rank=R                              one rank stands still (SIGSTOP)
@@ -42,18 +42,22 @@ _SHARE = "payload as a share of the link's rate"
 
 
 def hosts(text: str) -> tuple[int, ...]:
-    """`0,1,3` → (0, 1, 3). Raises UsageError."""
+    """`0,1,3` or `h0,h1,h3` → (0, 1, 3). Raises UsageError."""
+    from netmon.lab.injections.spec import host_number
+
     try:
-        return tuple(int(host) for host in text.split(","))
+        return tuple(map(host_number, text.split(",")))
     except ValueError:
         raise UsageError(f"cannot read {text!r} as hosts: write numbers, such as 0,1,3") from None
 
 
 def pair(text: str) -> tuple[int, int]:
-    """`2:0` → (2, 0). Raises UsageError."""
+    """`2:0` or `h2:h0` → (2, 0). Raises UsageError."""
+    from netmon.lab.injections.spec import host_number
+
     source, _, target = text.partition(":")
     try:
-        return int(source), int(target)
+        return host_number(source), host_number(target)
     except ValueError:
         raise UsageError(f"cannot read {text!r} as cross traffic: write FROM:TO, such as 2:0") from None
 

@@ -265,6 +265,8 @@ def _print_next(data: Path, console: Console) -> None:
         f"dataset: {data}; next:\n"
         f"  {netmon} why --data {data}\n"
         f"  {netmon} advise --data {data}\n"
+        f"  {netmon} top --data {data}\n"
+        f"  {netmon} web --data {data}\n"
         f"  {netmon} report {data} --out {data}/report\n"
         f"  {netmon} export --data {data} --out iterations.csv\n"
         f"  {typed('python')} -c \"import pandas; print(pandas.read_parquet('{data}/iterations'))\"",

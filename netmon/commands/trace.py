@@ -26,6 +26,7 @@ HELP = (
 EXAMPLES = """\
   netmon trace out --out run.pftrace                       open it at https://ui.perfetto.dev
   netmon trace out --job training --iterations 800:820 --out slow.pftrace
+  netmon trace out --hang --out hang.pftrace               how the job that stood still last came to that
   netmon trace out --since 2026-01-31T09:00 --until 2026-01-31T09:01 --host node17 node18 --out minute.json.gz
   netmon trace localhost:9400 --last 20s --job training --out now.pftrace   a live collector
   netmon trace out --merge rank*.pt.trace.json.gz --out all-ranks.pftrace
@@ -50,6 +51,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", metavar="J", help="only this job and its hosts")
     parser.add_argument(
         "--iterations", metavar="A:B", help="only the time of iterations A to B-1; either may be left out"
+    )
+    parser.add_argument(
+        "--hang", action="store_true", help="only the time around the newest hang (of the --job): what came before, too"
     )
     parser.add_argument("--host", nargs="+", default=[], metavar="H", help="only these hosts (all)")
     parser.add_argument(
@@ -85,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def _write_live(args: argparse.Namespace) -> int:
     from netmon.trace.live import MOST_NS, fetch
 
-    for name in ("merge", "iterations", "since", "until"):
+    for name in ("merge", "iterations", "hang", "since", "until"):
         if getattr(args, name):
             raise UsageError(f"cannot trace a live collector with --{name}: that takes its dataset")
     if not 0 < args.last <= MOST_NS:
@@ -104,6 +108,7 @@ def _write_live(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace) -> int:
     from netmon.commands.export import iterations
     from netmon.history.dataset import Window
+    from netmon.history.hangs import around, read_hangs
     from netmon.history.job_names import job_names, requested_job
     from netmon.terminal import say
     from netmon.trace.dataset import clocks, look, write
@@ -113,7 +118,12 @@ def _write(args: argparse.Namespace) -> int:
     spans = iterations(args.iterations) if args.iterations else (None, None)
     names = job_names(args.data)
     job = requested_job(args.job, names)
-    content = look(args.data, Window(args.since, args.until, job, tuple(args.host), spans), args.width, names)
+    since_ns, until_ns = args.since, args.until
+    if args.hang:
+        if not (hangs := read_hangs(args.data, job)):
+            raise DataError(f"cannot trace a hang: {args.data} has none{f' of job {args.job}' if job else ''}")
+        job, (since_ns, until_ns) = hangs[0].job, around(hangs[0])
+    content = look(args.data, Window(since_ns, until_ns, job, tuple(args.host), spans), args.width, names)
     placed = place(args.merge, content.iterations, clocks(args.data), job, names) if args.merge else []
     with _writer(args.out, content.begin_ns) as writer:
         hosts = write(args.data, content, writer, _progress("the rows"))
@@ -136,10 +146,10 @@ def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
     from netmon.trace.perfetto import PerfettoWriter
     from netmon.trace.writer import ChromeWriter
 
-    beside = path.with_name(f".{path.name}.part")
+    unfinished = path.with_name(f".{path.name}.part")
     try:
         with contextlib.ExitStack() as stack:
-            file: IO[bytes] = stack.enter_context(beside.open("wb"))
+            file: IO[bytes] = stack.enter_context(unfinished.open("wb"))
             if path.name.endswith(".gz"):
                 file = stack.enter_context(cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="wb", compresslevel=5)))
             writer: TraceWriter = (
@@ -147,22 +157,22 @@ def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
             )
             yield writer
             writer.close()
-        beside.replace(path)
+        unfinished.replace(path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _progress(what: str) -> "Progress":
     """Says on a terminal how far it is."""
     last = -1
 
-    def tell(part: float) -> None:
+    def report(part: float) -> None:
         nonlocal last
         if (percent := int(100 * part)) != last and sys.stderr.isatty():
             last = percent
             text = f"\rnetmon: trace: {percent} % of {what}" if part < 1 else "\r\033[K"
             print(text, end="", file=sys.stderr, flush=True)
 
-    return tell
+    return report

@@ -4,7 +4,7 @@
 import argparse
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ from netmon.wire.security import Security
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from netmon.dl.groups import GroupUse
     from netmon.terminal import FittingTable
     from netmon.views import Hang, Incident, RankTimes, Verdict
 
@@ -25,10 +26,12 @@ EXAMPLES = """\
   netmon why --data out --all
   netmon why training --iteration 812 --data /var/lib/netmon
   netmon why --collector collector.example:9400 --tls ~/.netmon
+  netmon why --data out --groups            # what groups of ranks exchange in a step, and where its time goes
   netmon why --data out --json
 """
 
 _MOST_HANGS, _MOST_INCIDENTS, _WORST = 5, 20, 5  # that are shown where there are more: hangs, incidents, and steps
+_MOST_EXPOSED = 20  # steps of which it is told in which group ranks waited
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +45,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of --data: the recent verdicts of a collector; HOST:PORT or unix:PATH (localhost:9400)",
     )
     parser.add_argument("--all", action="store_true", help="every incident, and every iteration that stands out")
+    groups = (
+        "instead: each group of ranks, what it is for, who sends what to whom in a step, and who waits; needs --data"
+    )
+    parser.add_argument("--groups", action="store_true", help=groups)
     declare(parser, Security)
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -55,12 +62,14 @@ def run(args: argparse.Namespace) -> int:
         import pyarrow as pa
 
         pa.set_memory_pool(pa.system_memory_pool())  # the other ones keep what has been read: a quarter of the memory
+    if args.groups:
+        return _groups(args)
     if args.data and args.iteration is not None:
         from netmon.history.job_names import job_names, requested_job
         from netmon.history.judging import explained
 
         job = requested_job(args.job, job_names(args.data)) if args.job else None
-        return _show(list(explained(args.data, job, args.iteration)), args.json)
+        return _show(list(explained(args.data, job, args.iteration)), args.json, args.data)
     found = _lately(args) if args.collector else _stored(args)
     if args.iteration is not None:
         return _show([(one, one.ranks) for one in found.verdicts], args.json)
@@ -75,8 +84,57 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"incidents": told, "verdicts": verdicts, **extra}, indent=1))
     else:
         where = f"--collector {args.collector}" if args.collector else f"--data {shlex.quote(str(args.data))}"
-        _print_summary(found, where, args.all)
+        _print_summary(found, where, args.all, args.data)
     return 0
+
+
+def _groups(args: argparse.Namespace) -> int:
+    if not args.data or args.iteration is not None:
+        raise UsageError("cannot tell of groups: give the dataset's --data, and no --iteration")
+    from netmon.dl.groups import in_words
+    from netmon.history.groups import groups_of
+    from netmon.history.job_names import job_names, requested_job
+    from netmon.terminal import console, say
+
+    names = job_names(args.data)
+    found = groups_of(args.data, requested_job(args.job, names) if args.job else None)
+    if args.json:
+        print(
+            json.dumps({"groups": {job: [asdict(use) for use in uses] for job, (uses, _) in found.items()}}, indent=1)
+        )
+        return 0
+    for job, (uses, rows) in found.items():
+        say(f"job {names.get(job, job)}: what its ranks call in a step, typically")
+        console().print(groups_table(uses))
+        for line in in_words(rows, uses):
+            say(f"  {line}")
+    if not found:
+        say("no calls are told of: it takes PyTorch 2.7 or later over Gloo, steps that are understood, and agents with")
+        say("--evidence all")
+    return 0
+
+
+def groups_table(uses: "Sequence[GroupUse]") -> "FittingTable":
+    """A row per group and what it is for."""
+    from netmon.dl.groups import ranks_in_words
+    from netmon.terminal import Column, FittingTable
+    from netmon.units import format_bytes
+
+    def span(values: tuple[float, float], text: Callable[[float], str]) -> str:
+        return "–".join(dict.fromkeys(map(text, values)))
+
+    heads = ("group", "kind", "ranks", "in a step, per rank", "when", "waits")
+    table = FittingTable(Column(head, head == "waits", prose=head == "in a step, per rank") for head in heads)
+    for use in uses:
+        calls = [
+            f"{span(one.calls, '{:.3g}'.format)} {one.name}"
+            + (f" ({span(one.bytes, format_bytes)})" if max(one.bytes) > 0 else "")
+            for one in use.operations
+        ]
+        ranks = ranks_in_words(use.ranks) if use.whole else f"{len(use.ranks)} of {use.size} known"
+        waited = format_duration(sum(one.waited_ns for one in use.operations))
+        table.add_row(use.name, use.kind, ranks, ", ".join(calls), use.phase or "?", waited)
+    return table
 
 
 class _Found(NamedTuple):
@@ -86,9 +144,10 @@ class _Found(NamedTuple):
     names: Mapping[str, str]  # what people call jobs
     calm: Sequence[str] = ()  # what is said where nothing stands out
     hangs: "Sequence[Hang]" = ()  # newest first
+    before: Sequence[str] = ()  # of the newest of these: what was there before; a line, or none
 
 
-def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
+def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool, data: "Path | None" = None) -> int:
     """Each with where the time of each rank went."""
     from netmon.dl.verdict import path_of
     from netmon.terminal import console, say
@@ -100,7 +159,7 @@ def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool)
         print(json.dumps({"verdicts": rows}, indent=1))
         return 0
     for one, times in found:
-        _print([one])
+        _print([one], data=data)
         console().print(ranks_table(times))
         if path := path_of(times, one):
             say(f"  {path}")
@@ -124,9 +183,11 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 
 def _stored(args: argparse.Namespace) -> _Found:
     from netmon.errors import NoRowsError
+    from netmon.history.hangs import before as before_hang
     from netmon.history.hangs import read_hangs
     from netmon.history.job_names import jobs_of, not_understood, requested_job
     from netmon.history.judging import ALWAYS, incidents_of, read_verdicts, understood_jobs, verdicts
+    from netmon.units import format_moment
 
     unclear = not_understood(args.data)
     try:
@@ -143,7 +204,8 @@ def _stored(args: argparse.Namespace) -> _Found:
     unclear = [name for name in unclear if job in (None, name)]
     hangs = read_hangs(args.data, job)
     calm = [] if found or unclear or hangs else _calm(args.data, job)
-    return _Found(told, found, unclear, names, calm, hangs)
+    before = [line for hang in hangs[:1] if (line := before_hang(args.data, hang).line(format_moment))]
+    return _Found(told, found, unclear, names, calm, hangs, before)
 
 
 def _calm(data: "Path", job: str | None) -> list[str]:
@@ -185,7 +247,7 @@ def _lately(args: argparse.Namespace) -> _Found:
     return _Found((), verdicts if args.json else list(with_names(verdicts, names)), [], names)
 
 
-def _print_summary(found: _Found, where: str, every: bool) -> None:
+def _print_summary(found: _Found, where: str, every: bool, data: "Path | None") -> None:
     """The incidents, and of the steps those that lost most."""
     from netmon.dl.hangs import line as hang_line
     from netmon.history.job_names import with_names
@@ -198,6 +260,8 @@ def _print_summary(found: _Found, where: str, every: bool) -> None:
     shown = found.hangs if every else found.hangs[:_MOST_HANGS]
     for hang in shown:
         say(hang_line(replace(hang, job=found.names.get(hang.job, hang.job)), format_moment))
+        for line in found.before if hang is shown[0] else ():
+            say(f"  {line}")
     lines = worst_lines(found.incidents, found.names, len(found.incidents) if every else _MOST_INCIDENTS)
     for line in lines:
         say(line)
@@ -214,19 +278,29 @@ def _print_summary(found: _Found, where: str, every: bool) -> None:
         )
     if worst or faster or found.unclear or not (lines or shown):
         unclear = [found.names.get(job, job) for job in found.unclear]
-        _print(list(with_names([*faster, *worst], found.names)), unclear, found.calm)
+        _print(list(with_names([*faster, *worst], found.names)), unclear, found.calm, data, [*faster, *worst])
 
 
-def _print(found: "Sequence[Verdict]", unclear: Sequence[str] = (), calm: Sequence[str] = ()) -> None:
+def _print(
+    found: "Sequence[Verdict]",
+    unclear: Sequence[str] = (),
+    calm: Sequence[str] = (),
+    data: "Path | None" = None,
+    identified: "Sequence[Verdict]" = (),
+) -> None:
+    """identified: the same verdicts, by jobs' identities; empty: so they are."""
     from netmon.dl.verdict.verdict_text import arithmetic, sentence
+    from netmon.history.groups import exposed_in
     from netmon.terminal import say
     from netmon.views import NOT_UNDERSTOOD
 
     for job in unclear:
         say(f"job {job}: {NOT_UNDERSTOOD}: no verdicts")
-    for verdict in found:
+    for place, verdict in enumerate(found):
         say(sentence(verdict))
         for line in arithmetic(verdict):
+            say(f"  {line}")
+        if data and place < _MOST_EXPOSED and (line := exposed_in(data, [*identified, *found][place])):
             say(f"  {line}")
     for line in calm:
         say(line)

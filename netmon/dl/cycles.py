@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from netmon.dl.gradient_sizes import UNKNOWN, GradientSize, NamedSizes, byte_sizes, gradient_size, total
+from netmon.dl.operations import FROM_OR_TO_ONE, SIZED_AS_WHOLE, SIZED_BY_PART, SUMS_FOR_ALL
 from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_NCCL,
@@ -187,21 +188,20 @@ class PendingEvents:
 # --- What PyTorch begins as a work is a sum, or something else that is sent.
 
 _SEED, _HASH_PRIME = np.uint64(0xCBF29CE484222325), 0x100000001B3  # FNV-1a
-_SUMS, _OF_ONE, _OF_EACH, _OF_ALL = (1, 2), (0, 3), (4, 6), (5, 7, 10, 11)  # as c10d::OpType has them
 _LEAST_BYTES = 1024  # what is smaller is a metric that is averaged, not a gradient
 
 
-def told_by_works(table: Table) -> Table:
-    """table: dtype STEP → of its collectives what libraries tell that know of no works, at the same times."""
-    begun = table[(table["kind"] == STEP_BEGIN) & np.isin(table["tensors"], (*_SUMS, *_OF_ONE, *_OF_EACH, *_OF_ALL))]
-    told, operation = begun.copy(), begun["tensors"]
-    sums, sizes = np.isin(operation, _SUMS), byte_sizes(begun["size"])
-    told["kind"] = np.where(sums, np.where(sizes < _LEAST_BYTES, STEP_OTHER, STEP_ENQUEUE), STEP_TRANSFER)
-    of = np.select([np.isin(operation, _OF_ONE), np.isin(operation, _OF_EACH)], [OF_ONE, OF_EACH], OF_ALL)
-    told["name_hash"] = np.where(sums, (sizes.astype(np.uint64) ^ _SEED) * np.uint64(_HASH_PRIME), of)
-    told["tensors"], told["work"], told["sequence"], told["group_rank"], told["group_size"] = 1, 0, 0, 0, 0
-    found: Table = told[sums | (sizes > 0)]
-    return found
+def calls_from_works(table: Table) -> Table:
+    """table: dtype STEP → for its collectives the rows that libraries without works have, at the same times."""
+    of_works = (*SUMS_FOR_ALL, *FROM_OR_TO_ONE, *SIZED_BY_PART, *SIZED_AS_WHOLE)
+    calls: Table = table[(table["kind"] == STEP_BEGIN) & np.isin(table["tensors"], of_works)].copy()
+    operation, sizes = calls["tensors"].copy(), byte_sizes(calls["size"])
+    sums = np.isin(operation, SUMS_FOR_ALL)
+    calls["kind"] = np.where(sums, np.where(sizes < _LEAST_BYTES, STEP_OTHER, STEP_ENQUEUE), STEP_TRANSFER)
+    of = np.select([np.isin(operation, FROM_OR_TO_ONE), np.isin(operation, SIZED_BY_PART)], [OF_ONE, OF_EACH], OF_ALL)
+    calls["name_hash"] = np.where(sums, (sizes.astype(np.uint64) ^ _SEED) * np.uint64(_HASH_PRIME), of)
+    calls["tensors"], calls["work"], calls["sequence"], calls["group_rank"], calls["group_size"] = 1, 0, 0, 0, 0
+    return calls[sums | (sizes > 0)]
 
 
 # --- All-reduces of a library that tells no names: put in order, and named by their size and place.
@@ -278,7 +278,9 @@ class Passes:
 Boundary = tuple[int, Moment, int]
 """(iteration, moment, time_ns)"""
 
-_OF_SUMS = (STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE)
+_OF_SUMS = np.zeros(256, np.bool_)  # by kind
+_OF_SUMS[[STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE]] = True
+_EVENT = ["time_ns", "name_hash", "kind", "library", "tensors", "size"]
 _UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO)  # they report the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
 _MOST_STRANGERS = 20_000  # names that are no markers, since the last step
@@ -574,8 +576,11 @@ class CycleDetector:
         The waits of an iteration are known when the next one begins, or at `finish`. This walks calls per tensor.
         """
         boundaries: list[Boundary] = []
-        of_sums = steps[np.isin(steps["kind"], _OF_SUMS)]
-        for time_ns, name, _, kind, library, tensors, size, *_ in of_sums.tolist():
+        wanted = _OF_SUMS[steps["kind"]]
+        if self._library:
+            wanted &= (steps["library"] <= self._library) | (steps["library"] == LIBRARY_NCCL)
+        events = steps[_EVENT][wanted]
+        for time_ns, name, kind, library, tensors, size in events.tolist():
             if library != self._library:
                 if self._library and library > self._library:
                     self._underneath(library)

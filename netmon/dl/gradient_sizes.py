@@ -41,6 +41,13 @@ def total(sizes: Iterable[GradientSize]) -> GradientSize:
     return GradientSize(sum(size.values for size in known), sum(size.bytes for size in known))
 
 
+def summed(encoded: npt.NDArray[np.uint64]) -> GradientSize:
+    """encoded: as of gradient_size; of all together: unknown where one of them is, or there is none."""
+    values, width = encoded >> np.uint64(_WIDTH_BITS), encoded & np.uint64((1 << _WIDTH_BITS) - 1)
+    sizes = values * width
+    return GradientSize(int(values.sum()), int(sizes.sum())) if len(sizes) and sizes.all() else UNKNOWN
+
+
 class NamedSizes:
     """The sizes of what is handed over by name."""
 

@@ -10,14 +10,18 @@ the missing rank does, for who says it of a rank that will come, says something 
 
 - It has left, died, or is stopped; or it has called something else: SURE_NS.
 - It sleeps, neither computes nor reads nor writes: SURE_NS, or half as long again as the job's longest wait.
-- It waits for its disk: DISK_NS, or three times the longest wait.
+- It waits for its disk, or has read or written since its last call: DISK_NS, or three times the longest wait.
 - It, or another one that is missing, gets on: PATIENCE_NS, or three times the longest wait.
 - Nothing is heard of its host: SILENT_NS.
+- Transfers wait for each other crosswise: SURE_NS later than collectives that do.
+- What it sends or is sent is not acknowledged: SURE_NS.
 - All are in it and no bytes flow: DISK_NS, or three times the longest wait.
+
+A rank that is there is given half as long again as this job's ranks usually take between two calls, besides.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +40,7 @@ _NAMES = (
 _ROOTED = (0, 3, 7, 8)  # broadcast, reduce, gather, scatter: a rank may be through while others wait
 _SAME_SIZE = (0, ALL_REDUCE, 3)  # all ranks hand over as much
 _HASH_SEED, _HASH_PRIME, _HASHED_WORDS, _NUMBERED = 0xCBF29CE484222325, 0x100000001B3, 32, 256
+_DISK_BYTES = 65_536  # less is a log
 _MOST_NAMED = 4  # ranks in a line
 
 
@@ -55,6 +60,7 @@ class RankNow:
     left_ns: int = 0  # its process has not been there since then; 0: it is
     silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
     heard_ns: int = 0  # this is known of it
+    io_bytes: int = 0  # that it has read and written since its last call
 
     @property
     def gets_on(self) -> bool:
@@ -67,6 +73,16 @@ class RankNow:
         return self.left_ns > 0
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of the job besides its ranks."""
+
+    longest_ns: int = 0  # of the waits that it has gone on after
+    usual_ns: int = 0  # time that a rank takes between two calls, again and again
+    bytes_flow: bool = False  # its ranks send each other something
+    cut: Collection[tuple[int, int]] = ()  # ranks: nothing that the first one sends to the second is acknowledged
+
+
 class _Missing(NamedTuple):
     """Who waits for whom."""
 
@@ -76,37 +92,39 @@ class _Missing(NamedTuple):
     what: Hung
 
 
-def judge(
-    job: str, ranks: Mapping[int, RankNow], now_ns: int, longest_ns: int, bytes_flow: bool = False
-) -> Hang | None:
-    """None: it does not stand still, or it is too early to say. longest_ns: of the waits that it has gone on after;
-    bytes_flow: its ranks send each other something.
-    """
+def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> Hang | None:
+    """None: it does not stand still, or it is too early to say."""
     ranks = _same_groups(ranks)
     waits = {number: work for number, one in ranks.items() if (work := _waited(one))}
     if not waits:
         return None
-    found = _other_calls(ranks, waits) or _missing(ranks, waits)
+    found = _other_calls(ranks, waits) or _cut_off(ranks, waits, known.cut) or _missing(ranks, waits)
     if found is None:
         return None
     since_ns = min(waits[number].begun_ns for number in found.waiting)
     if found.what is Hung.NOT_ENTERED:
-        culprit, what, due_ns = _culprit(ranks, found.missing, since_ns, longest_ns)
+        culprit, what, due_ns = _culprit(ranks, found.missing, since_ns, known)
         if what is Hung.NOT_ENTERED and is_held(ranks[culprit]) and _has_entered(ranks[culprit], found.work):
             what = Hung.STOPPED_IN_IT
     else:
         culprit, what = found.missing[0] if found.missing else -1, found.what
-        due_ns = since_ns + max(SURE_NS, longest_ns * 3 // 2)
-        if what is Hung.NOT_ENDING:
-            if bytes_flow:
+        due_ns = since_ns + max(SURE_NS, known.longest_ns * 3 // 2)
+        if what is Hung.CROSSWISE and not _is_collective(found.work):
+            due_ns += SURE_NS  # what was sent may be on its way, on a link that is cut: that is seen by then
+        if what is Hung.CUT_OFF:
+            due_ns = since_ns + SURE_NS
+            one = ranks.get(culprit)
+            what = Hung.GONE if one and one.gone else Hung.HOST_SILENT if one and one.silent_ns else what
+        elif what is Hung.NOT_ENDING:
+            if known.bytes_flow:
                 return None
-            due_ns = since_ns + max(DISK_NS, 3 * longest_ns)
+            due_ns = since_ns + max(DISK_NS, 3 * known.longest_ns)
     if now_ns < due_ns:
         return None
     missing = tuple(sorted(found.missing, key=lambda number: number != culprit))
     one = ranks.get(culprit)
     return Hang(
-        *(job, since_ns, 0, now_ns, what, operation_name(found.work), found.work.sequence),
+        *(job, since_ns, 0, now_ns, what, operation_name(found.work.operation), found.work.sequence),
         _group_name(found.work, max(r.size for r in ranks.values())),
         *(culprit, one.host if one else "", _why(ranks, found, culprit, now_ns), missing, found.waiting),
     )
@@ -222,11 +240,26 @@ def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Mi
 
 
 def _operation(work: Work) -> tuple[str, int]:
-    return operation_name(work), 0
+    return operation_name(work.operation), 0
 
 
 def _size(work: Work) -> tuple[str, int]:
-    return operation_name(work), work.bytes if work.operation in _SAME_SIZE else 0
+    return operation_name(work.operation), work.bytes if work.operation in _SAME_SIZE else 0
+
+
+def _cut_off(
+    ranks: Mapping[int, RankNow], waits: Mapping[int, Work], cut: Collection[tuple[int, int]]
+) -> _Missing | None:
+    """Who is at an end of all connections on which nothing arrives; of a single one that is both, unless one of them
+    does nothing any more."""
+    if not cut:
+        return None
+    ends = Counter(rank for pair in cut for rank in set(pair))
+    most = max(ends.values())
+    first = min(waits.values(), key=lambda work: work.begun_ns)
+    off = sorted(rank for rank in ends if ends[rank] == most)
+    held = [rank for rank in off if rank in ranks and is_held(ranks[rank])]
+    return _Missing(first, tuple(sorted(waits)), tuple(held or off), Hung.CUT_OFF)
 
 
 def _missing(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missing | None:
@@ -244,8 +277,9 @@ def _missing(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missin
     if cycle := _cycle(blockers):
         return _Missing(waits[cycle[0]], tuple(sorted(waits)), tuple(cycle), Hung.CROSSWISE)
     whole = [number for number, found in blockers.items() if not found]
-    if whole and len(whole) == waits[whole[0]].group_size and len({waits[number].group for number in whole}) == 1:
-        return _Missing(waits[whole[0]], tuple(sorted(whole)), (), Hung.NOT_ENDING)
+    if whole:  # others may wait in a later one
+        first = min(whole, key=lambda number: waits[number].begun_ns)
+        return _Missing(waits[first], tuple(sorted(waits)), (), Hung.NOT_ENDING)
     return None
 
 
@@ -262,26 +296,27 @@ def _cycle(blockers: Mapping[int, set[int]]) -> list[int]:
 
 
 def _culprit(
-    ranks: Mapping[int, RankNow], missing: Iterable[int], since_ns: int, longest_ns: int
+    ranks: Mapping[int, RankNow], missing: Iterable[int], since_ns: int, known: Known
 ) -> tuple[int, Hung, int]:
     """Which of them is to be named, what is wrong with it, and from when on it is told."""
-    long_ns = 3 * longest_ns
+    long_ns = 3 * known.longest_ns
     found = []
     for number in missing:
         one = ranks[number]
-        still_ns = max(since_ns, one.progress_ns)
         if one.gone:
             found.append((0, max(since_ns, one.left_ns) + SURE_NS, number, Hung.GONE))
         elif one.silent_ns:
             found.append((2, max(since_ns, one.silent_ns) + SILENT_NS, number, Hung.HOST_SILENT))
         elif one.state is ProcessState.STOPPED:
             found.append((1, since_ns + SURE_NS, number, Hung.NOT_ENTERED))
-        elif one.gets_on or not one.progress_ns:
-            found.append((9, since_ns + max(PATIENCE_NS, long_ns), number, Hung.NOT_ENTERED))
-        elif one.state is ProcessState.DISK:
-            found.append((4, still_ns + max(DISK_NS, long_ns), number, Hung.NOT_ENTERED))
         else:
-            found.append((3, still_ns + max(SURE_NS, longest_ns * 3 // 2), number, Hung.NOT_ENTERED))
+            sure, from_ns, wait_ns = 3, max(since_ns, one.progress_ns), max(SURE_NS, known.longest_ns * 3 // 2)
+            if one.gets_on or not one.progress_ns:
+                sure, from_ns, wait_ns = 9, since_ns, max(PATIENCE_NS, long_ns)
+            elif one.state is ProcessState.DISK or one.io_bytes >= _DISK_BYTES:
+                sure, wait_ns = 4, max(DISK_NS, long_ns)
+            due_ns = max(from_ns + wait_ns, one.since_ns + known.usual_ns * 3 // 2)
+            found.append((sure, due_ns, number, Hung.NOT_ENTERED))
     sure, due_ns, number, what = min(found)
     if sure > 1:  # it may wait for another one that gets on, in a way that is not seen
         due_ns = max(each[1] for each in found)
@@ -291,8 +326,8 @@ def _culprit(
 # --- in words
 
 
-def operation_name(work: Work) -> str:
-    return _NAMES[work.operation] if 0 <= work.operation < len(_NAMES) else "collective"
+def operation_name(operation: int) -> str:
+    return _NAMES[operation] if 0 <= operation < len(_NAMES) else "collective"
 
 
 def _hash(name: str) -> int:
@@ -306,11 +341,16 @@ def _hash(name: str) -> int:
 _GROUP_NUMBERS: dict[int, int] = {}
 
 
-def _group_name(work: Work, size: int) -> str:
-    """What PyTorch calls it, if that is a number; empty: it is the first one, of all ranks."""
+def group_number(group: int) -> int | None:
+    """What PyTorch calls a group, if that is a number."""
     if not _GROUP_NUMBERS:
         _GROUP_NUMBERS.update((_hash(str(number)), number) for number in range(_NUMBERED))
-    number = _GROUP_NUMBERS.get(work.group)
+    return _GROUP_NUMBERS.get(group)
+
+
+def _group_name(work: Work, size: int) -> str:
+    """Empty: it is the first one, of all ranks."""
+    number = group_number(work.group)
     if work.group in (UNNAMED, HOROVOD) or (number == 0 and work.group_size == size):
         return ""
     return f"group {number}" if number is not None else f"a group of {work.group_size}"
@@ -345,11 +385,13 @@ def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: in
         mine = _first_open(one, found.work.group)
         if mine is None:
             return ""
-        if operation_name(mine) == operation_name(found.work):
+        if operation_name(mine.operation) == operation_name(found.work.operation):
             return f"it has called it with {mine.bytes:,} bytes, the others with {found.work.bytes:,}"
-        return f"it has called {operation_name(mine)}"
+        return f"it has called {operation_name(mine.operation)}"
     if found.what is Hung.CROSSWISE:
         return "they wait for each other"
+    if found.what is Hung.CUT_OFF and not (one.gone or one.silent_ns):
+        return "what is sent is not acknowledged"
     if one.gone:
         return "its process has ended"
     if one.silent_ns:
@@ -386,6 +428,9 @@ def line(hang: Hang, moment: Callable[[int], str]) -> str:
         Hung.CROSSWISE: f"{_named(hang.missing)} wait for each other, one in {what}",
         Hung.GONE: f"{who}{others} is gone and {will_not}",
         Hung.HOST_SILENT: f"{who}{others} {has_not}",
+        Hung.CUT_OFF: f"{who} is cut off in {what}"
+        if len(hang.missing) < 2
+        else f"{_named(hang.missing)} do not reach each other in {what}",
         Hung.STOPPED_IN_IT: f"{who} stands still in {what}",
         Hung.NOT_ENDING: f"all ranks are in {what}, and it does not end",
     }[hang.what]

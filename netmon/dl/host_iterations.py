@@ -92,10 +92,10 @@ class _Rank:
                 rows.append((*self.open[:4], self.open[4], self.open[4], *self.open[6:]))  # it never was
             rows += [under_way] if under_way else []
             self.open = under_way
-        for start, end in self.tracker.beside:
+        for start, end in self.tracker.from_other_sources:
             moments = start.moment, end.moment
             rows.append((-1, int(self.tracker.source or Source.HOOK), *moments, start.time_ns, end.time_ns, 0, 0, 0, 0))
-        self.tracker.beside.clear()
+        self.tracker.from_other_sources.clear()
         return rows
 
     def _row(self, one: Iteration) -> _Row:

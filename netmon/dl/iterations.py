@@ -80,7 +80,9 @@ class IterationTracker:
         self._waiting: dict[Source, list[Bounds]] = {}  # iterations of each source that are not (yet) the rank's
         self._shifts: dict[Source, int] = {}
         self._relative: dict[Source, bool] = {}
-        self.beside: list[Bounds] = []  # iterations by sources that do not decide; whoever reads them clears it
+        self.from_other_sources: list[
+            Bounds
+        ] = []  # iterations by sources that do not decide; whoever reads them clears it
         self._opened: Bound | None = None  # start of the iteration that has begun and not ended, if that is known
         self._knows_opened = False
         self._unsure = False  # something has changed by which another source may have to decide
@@ -155,7 +157,7 @@ class IterationTracker:
                 self._waiting.setdefault(source, []).extend(found)
                 if source != self.source:
                     self._unsure = True
-                    self.beside += found
+                    self.from_other_sources += found
         iterations = self._decided()
         return iterations + self._decided() if self._choose() else iterations
 

@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.gradient_sizes import gradient_size
+from netmon.dl.group_names import Group, GroupNames
+from netmon.dl.operations import Operation
 from netmon.records import (
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
     STEP,
     STEP_BEGIN,
     STEP_GROUP,
-    STEP_GROUP_NAME,
     STEP_OVER,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
@@ -36,18 +37,15 @@ UNNAMED, HOROVOD = 1, 2
 OVER, OPEN, WAITED = range(3)
 """A collective or transfer of a rank: it is over; it is not; a thread waits for it."""
 
-SEND, RECEIVE, ALL_REDUCE = 12, 13, 1
-"""Operations, as c10d::OpType has them."""
+SEND, RECEIVE, ALL_REDUCE = Operation.SEND, Operation.RECEIVE, Operation.ALL_REDUCE
 
 _CALL = np.dtype([*STEP.descr, ("position", "<i8"), ("waited", "?")])
 """position: as of Work; waited: a thread waits for it."""
 
-_GROUP_MASK = (1 << 62) - 1
 _KEPT = np.zeros(256, np.bool_)
 _KEPT[[STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT]] = True
 _MOST_CALLS = 4_096  # before they are looked through
 _MOST_OPEN, _MOST_GROUPS, _MOST_TOLD = 256, 256, 16
-_HEAD = 8  # bytes: a context begins there, or after a pointer to its methods
 
 
 class Work(NamedTuple):
@@ -65,12 +63,6 @@ class Work(NamedTuple):
     state: int  # OVER, OPEN or WAITED
 
 
-class _Group(NamedTuple):
-    name: int
-    rank: int
-    size: int
-
-
 class RankActivity:
     """Of one process. Feed it all its calls in order of time. Times are mono."""
 
@@ -82,8 +74,7 @@ class RankActivity:
         self._calls: list[Table] = []  # dtype STEP
         self._count = 0
         self._looked = True  # `_calls` are what is left of a look
-        self._groups: dict[int, _Group] = {}  # by address
-        self._making: list[tuple[int, int, int]] = []  # address, rank and size of groups that have no name yet
+        self._groups = GroupNames()
         self._last: dict[int, np.void] = {}  # the last collective (of _CALL) that was begun, by address of its group
         self._transfers: dict[int, int] = {}  # that have been begun, by name of the group; UNKNOWN: of what has none
         self._open: Table = empty(_CALL)  # works that are not over, oldest first
@@ -143,21 +134,9 @@ class RankActivity:
         return self._reducer_ns > self._begun_ns
 
     def _take_groups(self, table: Table) -> None:
-        for kind, name, rank, size in table[["kind", "name_hash", "group_rank", "group_size"]].tolist():
-            if kind == STEP_GROUP:
-                self._making.append((name, rank, size))
-            elif kind == STEP_GROUP_NAME:
-                for address, group_rank, group_size in self._making:
-                    group = _Group(name & _GROUP_MASK, group_rank, group_size)
-                    for at in (address, address + _HEAD):
-                        self._groups.pop(at, None)
-                        self._groups[at] = group
-                        self._last.pop(at, None)
-                self._transfers[name & _GROUP_MASK] = 0
-                self._making = []
-        self._making = self._making[-_MOST_GROUPS:]
-        for address in list(self._groups)[: max(0, len(self._groups) - 4 * _MOST_GROUPS)]:
-            del self._groups[address]
+        for address, name in self._groups.take(table):
+            self._last.pop(address, None)
+            self._transfers[name] = 0
 
     def _look(self) -> None:
         """Takes in the calls that have been kept."""
@@ -200,7 +179,8 @@ class RankActivity:
         self._begun_ns = int(begun["time_ns"][-1])
         two = np.isin(begun["tensors"], (SEND, RECEIVE))
         addresses, of = np.unique(begun["name_hash"], return_inverse=True)
-        names = [self._groups[at].name if at in self._groups else UNKNOWN for at in addresses.tolist()]
+        known = self._groups.by_address
+        names = [known[at].name if at in known else UNKNOWN for at in addresses.tolist()]
         for name in set(names):
             own = np.flatnonzero(np.isin(of, [at for at, one in enumerate(names) if one == name]))
             before = self._transfers.get(name, 0) + np.cumsum(two[own])
@@ -215,14 +195,14 @@ class RankActivity:
         for at in list(self._last)[: max(0, len(self._last) - _MOST_GROUPS)]:
             del self._last[at]
 
-    def _identity(self, address: int, row: np.void, rank: int, size: int) -> _Group:
-        known = self._groups.get(address)
+    def _identity(self, address: int, row: np.void, rank: int, size: int) -> Group:
+        known = self._groups.by_address.get(address)
         if known:
             return known
         two = row["tensors"] in (SEND, RECEIVE)
         if two or row["group_size"] == size:
-            return _Group(UNNAMED, rank if two else int(row["group_rank"]), size)
-        return _Group(UNKNOWN, UNKNOWN, UNKNOWN)
+            return Group(UNNAMED, rank if two else int(row["group_rank"]), size)
+        return Group(UNKNOWN, UNKNOWN, UNKNOWN)
 
     def _work(self, row: np.void, state: int, rank: int, size: int) -> Work:
         group = self._identity(int(row["name_hash"]), row, rank, size)

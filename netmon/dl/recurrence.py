@@ -24,8 +24,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.gradient_sizes import UNKNOWN, summed
 from netmon.dl.grouped import joined
-from netmon.dl.rank_activity import RECEIVE, SEND
+from netmon.dl.operations import SUMS, TRANSFERS, Operation
 from netmon.records import (
     LIBRARY_GLOO,
     STEP_BACKWARD,
@@ -52,7 +53,6 @@ _Times = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 _Floats = npt.NDArray[np.float64]
 
-_SUMS = (1, 2, 3, 9, 16)  # operations of c10d: allreduce, its coalesced form, reduce, reduce_scatter, its base form
 _BACKWARD, _IDLE = np.uint64(1), np.uint64(0x9E3779B185EBCA87)
 _MOST_CALLS = 20_000  # that are remembered
 _LEAST_GROWTH = 1.1  # of the calls, before they are looked through again
@@ -77,6 +77,8 @@ class RecurringCalls:
     def __init__(self, late: bool = False, last: int = -1) -> None:
         """late: the first calls may be within a step; last: the number before the first one to be given."""
         self.iteration = last
+        self.size = UNKNOWN
+        """What the last step summed."""
         self._late = late
         self._calls = _Calls()
         self._cycle: _Cycle | None = None
@@ -116,7 +118,7 @@ class RecurringCalls:
     def finish(self) -> list[Boundary]:
         """The process makes no more calls: what has come a few times is a step."""
         boundaries = self._follow(last=True)
-        return boundaries + self._follow(last=True) if self._learn(_PERIODS) else boundaries
+        return boundaries + self._follow(last=True) if not self.known and self._learn(_PERIODS) else boundaries
 
     def restart(self) -> list[Boundary]:
         """As finish, but the process goes on, with its job set up anew. The numbers go on with the steps completed."""
@@ -171,16 +173,15 @@ class RecurringCalls:
         cycle, calls = self._cycle, self._calls
         while cycle is not None:
             step = (0, cycle.first) if cycle.first else cycle.next(calls, self._at, last)
-            if step is None:
+            end_ns = calls.over_ns(*step, last) if step else 0
+            if not step or not end_ns:
                 break
             begin, end = step
-            end_ns = calls.over_ns(begin, end, last)
-            if not end_ns:
-                break
             self.iteration += 1
             boundaries.append((self.iteration, Moment.FIRST_ENQUEUE, calls.begun_ns(begin, end)))
             boundaries.append((self.iteration, Moment.LAST_WAIT, end_ns))
             self._at, cycle.first = end, 0
+            self.size = summed(calls.rows["size"][begin:end][calls.rows["sums"][begin:end]])
         return boundaries
 
     def _trim(self) -> None:
@@ -238,7 +239,7 @@ class _Calls:
         times = table["time_ns"].astype(np.int64)
         quiet = np.diff(times, prepend=self._last_ns or times[0])
         self._last_ns = int(times[-1])
-        two = (kind == STEP_BEGIN) & np.isin(table["tensors"], (SEND, RECEIVE))
+        two = (kind == STEP_BEGIN) & np.isin(table["tensors"], TRANSFERS)
         under_way = self._under_way + np.cumsum(two) - np.cumsum(kind == STEP_OVER)
         under_way -= np.minimum(np.minimum.accumulate(under_way), 0)  # begun before it was watched
         self._under_way = int(under_way[-1])
@@ -253,8 +254,8 @@ class _Calls:
         )
         rows["over_ns"] = np.where(begun, 0, rows["time_ns"])
         rows["peer"] = np.where(two[called], calls["sequence"], 0)
-        rows["way"] = np.where(two[called], np.where(calls["tensors"] == RECEIVE, 1, -1), 0)
-        rows["sums"] = begun & np.isin(calls["tensors"], _SUMS)
+        rows["way"] = np.where(two[called], np.where(calls["tensors"] == Operation.RECEIVE, 1, -1), 0)
+        rows["sums"] = begun & np.isin(calls["tensors"], SUMS)
         rows["idle"] = two[called] & ((under_way - two)[called] <= 0)
         rows["word"] = _words(calls, rows)
         self._open = np.concatenate([self._open, len(self) + np.flatnonzero(begun)])
@@ -480,15 +481,20 @@ def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
 
 
 def _after_sums(words: _Words, sums: _Flags) -> int:
-    """Where in a cycle something else follows a sum that is not made again before the next backward pass: −1: nowhere,
-    or at several places."""
+    """Where in a cycle something else follows a sum that is not made again before the next backward pass; −1: nowhere,
+    or at several places. Of several, the one that follows the only sum of its kind in the cycle."""
     found = []
-    for place in np.flatnonzero(np.roll(sums, 1) & ~sums & (words != _BACKWARD)).tolist():
+    follows = np.roll(sums, 1) & (np.roll(words, 1) != words) & (words != _BACKWARD)
+    for place in np.flatnonzero(follows).tolist():
         on = np.roll(words, -place)
         passes = np.flatnonzero(on == _BACKWARD)
         if not len(passes) or not (on[: passes[0]] == on[-1]).any():
             found.append(place)
-    return found[0] if len(found) == 1 else -1
+    strict = [place for place in found if not sums[place]]
+    if len(strict) == 1:
+        return strict[0]
+    only = [place for place in found if (words == words[place - 1]).sum() == 1]
+    return only[0] if len(only) == 1 else -1
 
 
 def _where_idle(longer: _Floats, idle: _Flags, balanced: _Flags) -> _Floats:

@@ -5,6 +5,7 @@ A collector makes one file of the small ones of some minutes (see netmon.past.RE
 minutes, as do the files of an hour that is not to be kept: whoever lists first and opens later reads every row once.
 """
 
+import fcntl
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
-from netmon.past import DROPPED, HOUR_NS, RECENT
+from netmon.past import DROPPED, HOUR_NS, RECENT, WRITER
 
 _MOST_NS, _WIDEST_NS = 1 << 62, 10_000_000_000  # of the epoch, in the year 2116; of a bucket
 _MOMENTS = ("start_ns", "end_ns", "first_ns", "last_ns", "time_ns", "bucket_start_ns", "told_ns")
@@ -46,6 +47,14 @@ def table_files(data: Path, table: str) -> list[Path]:
     there = list((data / table).glob("date=*/hour=*/*.parquet"))
     rolled = {(*path.parts[-3:-1], path.stem) for path in there}
     return sorted([*there, *(path for path in recent if path.parts[-4:-1] not in rolled)], key=_order)
+
+
+def has_ended(data: Path) -> bool:
+    """Whether nobody writes the dataset any more; False where that cannot be told, as of a copy."""
+    with suppress(OSError), (data / WRITER).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def hour_of(path: Path) -> tuple[str, str]:

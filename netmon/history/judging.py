@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.dl.account import JOB
@@ -38,7 +39,7 @@ from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, all_of, known_columns, open_table, read_rows, stream
-from netmon.history.files import table_files
+from netmon.history.files import has_ended, table_files
 from netmon.history.job_names import not_understood
 from netmon.records import Direction
 from netmon.units import format_duration, format_moment
@@ -126,7 +127,7 @@ def verdicts(
                         yield ends.added(judged)
     if iteration is not None and not found:
         of = f" of job {job}" if job else ""
-        raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
+        raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration{_there(data, job)}")
 
 
 def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
@@ -175,10 +176,11 @@ def stored_incidents(data: Path, job: str | None = None, within_ns: tuple[int, i
 def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
     """What verdicts have in common (netmon.dl.verdict.incidents), in the order of their beginnings.
 
-    One that lasts until a job's last step goes on where that was in the last minute.
+    One that lasts until a job's last step goes on where that was in the last minute and somebody still writes.
     """
     now_ns = time.time_ns()
-    return incidents(found, _newest_steps(data, now_ns - LATELY_NS) if found else {}, now_ns)
+    newest = _newest_steps(data, now_ns - LATELY_NS) if found and not has_ended(data) else {}
+    return incidents(found, newest, now_ns)
 
 
 def worst_lines(
@@ -193,6 +195,16 @@ def worst_lines(
     if more := ordered[most:]:
         lines.append(f"and {len(more):,} more, {format_duration(sum(one.lost_ns for one in more))} lost")
     return lines
+
+
+def _there(data: Path, job: str | None) -> str:
+    """Which iterations there are, of a job or of all."""
+    own = ds.field("job") == job if job else None
+    batches = stream(open_table(data, "iterations"), ["iteration"], own)
+    spans = [pc.min_max(batch.column(0)).as_py() for batch in batches if len(batch)]
+    if not spans:
+        return ""
+    return f"; it has {min(span['min'] for span in spans):,} to {max(span['max'] for span in spans):,}"
 
 
 def _newest_steps(data: Path, since_ns: int) -> dict[str, tuple[int, int]]:
@@ -401,9 +413,9 @@ def _link_totals(
         ]
     )
     whose, one = _numbered(_flows(data, [flows[at] for at in by_number], iterations))
-    for column, order, places in (("link", by_name, same), ("of", by_number, one)):
+    for column, order, positions in (("link", by_name, same), ("of", by_number, one)):
         place = np.empty(len(order), np.int64)
-        place[order] = places
+        place[order] = positions
         cells[column] = place[cells[column]]
     return LinkTotals(names, whose, cells, clock_error, width_ns=widest_ns)
 
@@ -501,10 +513,10 @@ class _Ends:
             return user, self._host(str(row[far]))
 
         alike = len(rows[[far, "user"]].drop_duplicates()) <= 1  # then it need not be read which carried most
-        carried = np.ones(len(rows)) if alike else self._carried(rows, link, verdict)
-        return with_ends(verdict, carried, described)
+        bytes_sent = np.ones(len(rows)) if alike else self._bytes_sent(rows, link, verdict)
+        return with_ends(verdict, bytes_sent, described)
 
-    def _carried(self, flows: pd.DataFrame, link: tuple[str, str, str], verdict: Verdict) -> npt.NDArray[np.int64]:
+    def _bytes_sent(self, flows: pd.DataFrame, link: tuple[str, str, str], verdict: Verdict) -> npt.NDArray[np.int64]:
         """Payload bytes of each of these flows in the time of a verdict's iteration."""
         within = verdict.start_ns - _AROUND_NS, verdict.end_ns
         start = ds.field("bucket_start_ns")
@@ -512,9 +524,9 @@ class _Ends:
         names = [*_KEY, "bucket_start_ns", "bucket_ns", "payload_bytes"]
         rows = read_rows(self._data, "buckets", names, all_of(own), within)
         rows = rows[rows["bucket_start_ns"] + rows["bucket_ns"] > verdict.start_ns]
-        carried = rows.astype({"session": str}).groupby(_KEY)["payload_bytes"].sum()
+        bytes_sent = rows.astype({"session": str}).groupby(_KEY)["payload_bytes"].sum()
         keys = pd.MultiIndex.from_frame(flows[_KEY].astype({"session": str}))
-        return carried.reindex(keys, fill_value=0).to_numpy(np.int64)
+        return bytes_sent.reindex(keys, fill_value=0).to_numpy(np.int64)
 
     def _host(self, address: str) -> str:
         """The host that sends from there; the address itself, where none is known to."""

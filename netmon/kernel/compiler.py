@@ -21,11 +21,14 @@ from netmon.errors import NetmonError, UnsupportedError
 from netmon.kernel import bpf_calls, loader, stops, verbs
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.loader import (
+    COLLECTIVE_MAPS,
+    COLLECTIVE_PROGRAMS,
     METER_MAPS,
     METER_PROGRAMS,
     STEP_MAPS,
     STEP_PROGRAMS,
     XDP_FRAGS,
+    collectives_key,
     compiler_flags,
     image_key,
     lift_memory_limit,
@@ -86,6 +89,21 @@ class _Compiled:
             write_image(cache_folder(), key, image_of(self._programs, self._maps))
         except (OSError, NetmonError) as error:
             self.remarks.append(f"the next start compiles again: cannot keep the BPF programs: {error}")
+            return
+        if bpf_calls.has_uprobe_links():
+            apart = _Compiled(geometry)
+            try:
+                apart.build_collectives()
+                write_image(cache_folder(), collectives_key(key), image_of(apart._programs, apart._maps))
+            except Exception as error:  # bcc raises bare ones
+                self.remarks.append(f"what NCCL sends is not seen: {' '.join(str(error).split())}")
+
+    def build_collectives(self) -> None:
+        """Compiles and loads what only a machine with NCCL needs. Raises as `build`, and OSError."""
+        module = self._module("collectives.c", loader.COLLECTIVES)
+        self._keep_maps(module, COLLECTIVE_MAPS)
+        for name in COLLECTIVE_PROGRAMS:
+            self._load_as_kept(_program(module, name, bpf_calls.PROGRAM_KPROBE))
 
     def _module(self, source: str, structures: "dict[str, Any]", defines: tuple[str, ...] = ()) -> Any:
         """A compiled source, with the proof that we mean the same by its structures; its maps are made."""

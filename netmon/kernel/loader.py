@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import stops, verbs
+from netmon.kernel import bpf_calls, stops, verbs
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.memory import WAKES, Geometry
@@ -24,7 +24,7 @@ from netmon.kernel.owners import socket_events
 from netmon.kernel.preemption import require_serial_bottom_halves
 from netmon.kernel.privilege import because
 from netmon.kernel.processes import pid_namespace
-from netmon.kernel.program_cache import cache_folder, read_image
+from netmon.kernel.program_cache import cache_folder, keep_image, read_image
 from netmon.own_module import own_module
 from netmon.records import (
     FLOW_KEY,
@@ -41,6 +41,8 @@ from netmon.records import (
     SOCKET_EVENT,
     STEP,
     STOP,
+    TRANSFER,
+    TRANSFER_LAYOUT,
 )
 
 METER = {
@@ -56,6 +58,7 @@ METER = {
 STEPS = {"netmon_step": STEP}
 SOCKET_EVENTS = {"netmon_birth": SOCKET_EVENT}
 STOPS = {"netmon_stop": STOP}
+COLLECTIVES = {"netmon_transfer": TRANSFER, "netmon_layout": TRANSFER_LAYOUT}
 VERBS = {"netmon_queue_key": QUEUE_KEY, "netmon_queue": QUEUE, "netmon_provider": PROVIDER}
 
 
@@ -95,6 +98,7 @@ STEP_PROGRAMS = (
     *("group_name", "group_name_cow"),
 )
 PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
+COLLECTIVE_PROGRAMS = ("nccl_queued", "nccl_moved", "nccl_arrived", "nccl_over")
 XDP_FRAGS = "meter_xdp_frags"
 """Loaded where the kernel can (Linux 5.18)."""
 
@@ -103,6 +107,8 @@ log = logging.getLogger(__name__)
 METER_MAPS = (*memory.MAPS, "interfaces", WAKES)
 STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
+COLLECTIVE_MAPS = ("transfers", "transfer_counts", "layouts")
+TRANSFER_RING_BYTES = 1 << 20
 
 _OPTIONAL = 4 + len(socket_events.MAPS) + len(verbs.PROGRAMS) + len(verbs.MAPS)
 """XDP_FRAGS, the programs of births and stops, and the latter's map, and all of verbs.c."""
@@ -115,6 +121,7 @@ _SOURCES = {
     "steps.c": STEPS,
     "sockets.c": SOCKET_EVENTS,
     "stops.c": STOPS,
+    "collectives.c": COLLECTIVES,
     "verbs.c": VERBS,
 }
 
@@ -146,6 +153,28 @@ def load(geometry: Geometry) -> dict[str, int]:
     if socket_events.NAMESPACE_MAP in descriptors:
         socket_events.choose_namespace(descriptors.pop(socket_events.NAMESPACE_MAP))
     return descriptors
+
+
+def load_collectives(geometry: Geometry) -> dict[str, int]:
+    """Descriptors of COLLECTIVE_PROGRAMS and COLLECTIVE_MAPS, which are loaded where a library is found for them.
+
+    They were compiled with the others. Raises KernelError with the reason why they are not there.
+    """
+    if not bpf_calls.has_uprobe_links():
+        raise KernelError("this kernel cannot tell probes apart (Linux 6.6 can)")
+    key = image_key(geometry)
+    image = read_image(cache_folder(), collectives_key(key)) if key else None
+    if image is None:
+        raise KernelError(f"the programs for it could not be compiled, or not be kept in {cache_folder()}")
+    try:
+        return image.load()
+    except (OSError, IndexError) as error:
+        raise KernelError(f"the kernel does not take the programs for it: {error}") from error
+
+
+def collectives_key(key: str) -> str:
+    """Of the programs of COLLECTIVE_PROGRAMS; key: of the others."""
+    return f"{key}-collectives"
 
 
 def prepare(geometry: Geometry) -> None:
@@ -187,6 +216,7 @@ def _loaded_before(key: str) -> dict[str, int]:
     image = read_image(cache_folder(), key) if key else None
     if not image:
         return {}
+    keep_image(cache_folder(), collectives_key(key))
     lift_memory_limit()
     try:
         return image.load()
@@ -222,8 +252,6 @@ def _compiled_by_child(geometry: Geometry, key: str) -> dict[str, int]:
 
 def lacking() -> str:
     """Why the kernel cannot load the meter at all, by trying; empty where it can."""
-    from netmon.kernel import bpf_calls
-
     for what, attempt in (
         ("a ring buffer (Linux 5.8)", bpf_calls.create_ring_buffer),
         ("a mappable array (Linux 5.5)", bpf_calls.create_mapped_array),
@@ -257,6 +285,7 @@ def compiler_flags(geometry: Geometry) -> list[str]:
         "NETMON_FLOWS": geometry.flow_records,
         "NETMON_PAGE_BYTES": memory.PAGE_BYTES,
         "NETMON_STEP_PAGES": geometry.step_ring_bytes // memory.PAGE_BYTES,
+        "NETMON_TRANSFER_PAGES": TRANSFER_RING_BYTES // memory.PAGE_BYTES,
         "NETMON_PID_NAMESPACE_DEVICE": device,
         "NETMON_PID_NAMESPACE_INODE": inode,
     }

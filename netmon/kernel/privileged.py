@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
-from netmon.kernel import bpf_calls, loader, privilege, stops, verbs
+from netmon.kernel import bpf_calls, loader, privilege, process_state, stops, verbs
 from netmon.kernel.heap import trim_heap
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.owners.endpoint import Endpoint
@@ -34,8 +34,10 @@ from netmon.kernel.owners.socket_events import EVENT_MAP, MAP, PROGRAM, SocketEv
 from netmon.kernel.processes import Process, ProcessTable, in_turn
 from netmon.kernel.requests import (
     MOST_BYTES,
+    TRANSFERS,
     FindOwners,
     Look,
+    LookClosely,
     LookElsewhere,
     ReadPosted,
     RefusedError,
@@ -44,6 +46,7 @@ from netmon.kernel.requests import (
     decode,
     encode,
 )
+from netmon.kernel.training.nccl import HANDED_OVER, NcclTransfers
 from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
@@ -111,8 +114,9 @@ class _Server:
         self._programs: dict[str, int] = {}
         self._uprobes: Uprobes | None = None
         self._verbs: verbs.Verbs | None = None
-        self._probed: list[str] = []  # files, to be said with the next look
+        self._nccl: NcclTransfers | None = None
         self._timelines = Timelines()
+        self._ranks: list[int] = []  # pids of the last look's
         self._left: list[dict[str, Any]] = []  # ranks that are still to be sent
         self._started = False
         self.refused = 0
@@ -128,7 +132,7 @@ class _Server:
         finally:
             for interface in self._interfaces:
                 interface.detach()
-            for probes in (self._uprobes, self._verbs):
+            for probes in (self._uprobes, self._nccl, self._verbs):
                 if probes:
                     probes.close()
             if self._socket_events:
@@ -143,7 +147,7 @@ class _Server:
             if parent in readable:
                 break
             if self._verbs and self._verbs.descriptor in readable:
-                self._probed += self._verbs.take()
+                self._verbs.take()
             if self._owners:
                 self._owners.take_socket_events()
             if select.select([parent], [], [], _SOCKET_EVENTS_EVERY_S)[0]:
@@ -160,7 +164,7 @@ class _Server:
             reply = {"error": str(error)}
         with contextlib.suppress(BrokenPipeError):  # the other end has gone meanwhile: serve ends next
             socket.send_fds(self._parent, [json.dumps(reply).encode()], descriptors)
-        if "timelines" in reply:  # only the maps' descriptors stay ours
+        if "timelines" in reply:  # only those of a start stay ours
             for descriptor in descriptors:
                 os.close(descriptor)
 
@@ -177,6 +181,8 @@ class _Server:
             return self._look_elsewhere(request.endpoints)
         if isinstance(request, ReadPosted):
             return self._read_posted()
+        if isinstance(request, LookClosely):
+            return {"looks": _page([(pid, *process_state.look(pid)) for pid in self._ranks])}
         return self._look_around(descriptors) if isinstance(request, Look) else self._send_more()
 
     def _refuse(self, error: RefusedError) -> str:
@@ -191,6 +197,8 @@ class _Server:
         self._programs = loader.load(geometry)
         if loader.STEP_PROGRAMS[0] in self._programs:
             self._uprobes = Uprobes(self._programs)
+            if wanted := TRANSFERS.index(request.transfers):
+                self._nccl = NcclTransfers(lambda: loader.load_collectives(geometry), wanted)
         for number, (name, index) in enumerate(request.interfaces, 1):
             interface = WatchedInterface(number, name, request.hook, index)
             interface.attach(self._programs)
@@ -241,25 +249,30 @@ class _Server:
             with _named("cannot follow an interface", warnings):
                 interface.follow(self._programs)
         ranks = choose_candidates(self._processes.ranks(), self._training)
+        self._ranks = [process.pid for process in ranks]
         probed: list[str] = []
         timelines: list[Opened] = []
         if self._uprobes:
             with _named("cannot look at training libraries", warnings):
                 probed = self._uprobes.follow(process.pid for process in ranks)
             warnings += self._uprobes.warnings()
+            with _named("cannot look at what NCCL sends", warnings):
+                probed += self._look_at_nccl(self._uprobes, warnings)
         if self._verbs:
             with _named("cannot look at libraries of RDMA", warnings):
                 probed += self._verbs.follow(process.pid for process in ranks)
             warnings += self._verbs.warnings()
-        probed, self._probed = [*self._probed, *probed], []
         with _named("cannot look at timelines", warnings):
             timelines = self._timelines.follow(ranks, self._uprobes.trainers if self._uprobes else {})
         descriptors.extend(opened.descriptor for opened in timelines)
+        handed_over = self._nccl.hand_over() if self._nccl else []
+        descriptors.extend(handed_over)
         watched = self._uprobes.probed if self._uprobes else set()
         self._left = [self._rank(process) | {"probed": process.pid in watched} for process in ranks]
         return {
             "timelines": [(opened.pid, opened.uid, opened.whole) for opened in timelines],
             "interfaces": [[interface.index, interface.name] for interface in self._interfaces],
+            "transfers": bool(handed_over),
             "probed": [printable(path) for path in probed],
             "warnings": [printable(warning, _MOST_WARNING) for warning in warnings[:_MOST_WARNINGS]],
             **self._send_more(),
@@ -270,6 +283,19 @@ class _Server:
             return {"posted": [], "owners": {}, "more": False}
         rows, owners, more = self._verbs.read()
         return {"posted": rows, "owners": {pid: _described(own) for pid, own in owners.items() if own}, "more": more}
+
+    def _look_at_nccl(self, uprobes: Uprobes, warnings: list[str]) -> list[str]:
+        """What has been probed; warnings: to be filled."""
+        for library in uprobes.take_nccl():
+            if self._nccl:
+                self._nccl.take(library)
+            else:
+                os.close(library.descriptor)
+        if not self._nccl:
+            return []
+        added = self._nccl.follow(uprobes.files, uprobes.spend)
+        warnings += self._nccl.warnings()
+        return [f"{path} for what it sends" for path in added]
 
     def _send_more(self) -> dict[str, Any]:
         """A page of the ranks of the last look."""
@@ -298,7 +324,7 @@ def _named(attempt: str, warnings: list[str]) -> Iterator[None]:
         warnings.append(f"{attempt}: {type(failure).__name__}: {failure}")
 
 
-def _page(things: Sequence[dict[str, Any] | None]) -> list[Any]:
+def _page(things: Sequence[Any]) -> list[Any]:
     room, page = _PAGE_BYTES, []
     for thing in things:
         room -= len(json.dumps(thing)) + 2
@@ -385,13 +411,18 @@ class Privileged:
     def poll(self) -> dict[str, Any] | None:
         """The reply to the request under way, or None while there is none. Raises KernelError when it is gone.
 
-        Its `timelines` are of type Opened, whose descriptors are the caller's to close.
+        Its `timelines` are of type Opened; they, and the `transfers` (HANDED_OVER, or none), have descriptors that are
+        the caller's to close.
         """
         try:
-            message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, MOST_AT_ONCE)
+            most = MOST_AT_ONCE + len(HANDED_OVER)
+            message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, most)
         except BlockingIOError:
             return None
         reply = self._decoded(message)
+        if reply.get("transfers"):
+            descriptors, handed_over = descriptors[: -len(HANDED_OVER)], descriptors[-len(HANDED_OVER) :]
+        reply["transfers"] = dict(zip(HANDED_OVER, handed_over, strict=True)) if reply.get("transfers") else {}
         timelines = zip(reply.get("timelines", ()), descriptors, strict=True)
         reply["timelines"] = [Opened(pid, uid, whole, descriptor) for (pid, uid, whole), descriptor in timelines]
         return reply

@@ -168,6 +168,12 @@ def read_image(folder: Path, key: str, owner: int = 0) -> Image | None:
         return None
 
 
+def keep_image(folder: Path, key: str) -> None:
+    """It stays as long as what is used, though it is not read now."""
+    with contextlib.suppress(OSError):
+        os.utime(folder / key, follow_symlinks=False)
+
+
 def write_image(folder: Path, key: str, image: Image, owner: int = 0) -> None:
     """Keeps it under the key, and drops what has not been used for longest. Only `owner` writes; others do nothing.
 

@@ -6,11 +6,12 @@ text is an interface's name, which has to be one that the kernel could have give
 
 | form | fields | makes the privileged part |
 | --- | --- | --- |
-| `Start` | hook, bucket width, flow slots, interfaces | compile, load and attach our programs; hand over their maps |
+| `Start` | hook, bucket width, flow slots, transfers, interfaces | load and attach our programs; hand over their maps |
 | `Look` | – | look at all processes; probe the libraries of those that train, hand over their timelines |
 | `More` | – | send the next page of the last look's ranks |
 | `FindOwners` | ends of connections | find whose the connections are |
 | `LookElsewhere` | ends of TCP connections | read TCP's counters of connections in other network namespaces |
+| `LookClosely` | – | read what the last look's ranks do: states, CPU time, bytes read and written |
 | `ReadPosted` | – | say what was posted to RDMA devices since the last time |
 
 `Start` is answered once, before all others. It chooses sizes within ranges: no path, flag or code comes with it.
@@ -35,9 +36,11 @@ MOST_BYTES = 64 << 10
 
 MOST_ENDPOINTS, MOST_INTERFACES = 1000, 256
 HOOKS = ("auto", "tc", "xdp")
+TRANSFERS = ("none", "operations", "each")
+"""What is told of what NCCL sends, as netmon.kernel.training.nccl numbers it."""
 
-_START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE, _READ_POSTED = range(1, 7)
-_SIZES = struct.Struct("<BQI")  # hook, bucket width, flow slots
+_START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE, _LOOK_CLOSELY, _READ_POSTED = range(1, 8)
+_SIZES = struct.Struct("<BQIB")  # hook, bucket width, flow slots, place in TRANSFERS
 _INTERFACE = struct.Struct("<I16s")  # index, name
 _ENDPOINT = struct.Struct("<B16s16s2s2s")  # protocol, then as netmon.kernel.owners.endpoint.packed
 _MAX_INDEX = 2**31 - 1
@@ -49,12 +52,15 @@ class RefusedError(KernelError):
 
 @dataclass(frozen=True)
 class Start:
-    """interfaces: (name, ifindex) of each; hook: of HOOKS; bucket_ns, flows: as choose_geometry takes them."""
+    """interfaces: (name, ifindex) of each; hook: of HOOKS; bucket_ns, flows: as choose_geometry takes them; transfers:
+    of TRANSFERS.
+    """
 
     interfaces: tuple[tuple[str, int], ...]
     hook: str
     bucket_ns: int
     flows: int
+    transfers: str = "none"
 
 
 @dataclass(frozen=True)
@@ -82,26 +88,34 @@ class LookElsewhere:
 
 
 @dataclass(frozen=True)
+class LookClosely:
+    """Has no fields."""
+
+
+@dataclass(frozen=True)
 class ReadPosted:
     """Has no fields."""
 
 
-Request = Start | Look | More | FindOwners | LookElsewhere | ReadPosted
-
-_WITHOUT_FIELDS: dict[int, Request] = {_LOOK: Look(), _MORE: More(), _READ_POSTED: ReadPosted()}
+Request = Start | Look | More | FindOwners | LookElsewhere | LookClosely | ReadPosted
+_WITHOUT_FIELDS: dict[int, type[Look | More | LookClosely | ReadPosted]] = {
+    **{_LOOK: Look, _MORE: More},
+    **{_LOOK_CLOSELY: LookClosely, _READ_POSTED: ReadPosted},
+}
 
 
 def encode(request: Request) -> bytes:
     """The packet. Beyond MOST_ENDPOINTS endpoints are left out."""
     if isinstance(request, Start):
-        sizes = _SIZES.pack(HOOKS.index(request.hook), request.bucket_ns, request.flows)
+        transfers = TRANSFERS.index(request.transfers)
+        sizes = _SIZES.pack(HOOKS.index(request.hook), request.bucket_ns, request.flows, transfers)
         interfaces = (_INTERFACE.pack(index, name.encode()) for name, index in request.interfaces)
         return bytes([_START]) + sizes + b"".join(interfaces)
     if isinstance(request, (FindOwners, LookElsewhere)):
         form = _FIND_OWNERS if isinstance(request, FindOwners) else _LOOK_ELSEWHERE
         endpoints = request.endpoints[:MOST_ENDPOINTS]
         return bytes([form]) + b"".join(bytes([endpoint.protocol]) + packed(endpoint) for endpoint in endpoints)
-    return bytes(form for form, one in _WITHOUT_FIELDS.items() if one == request)
+    return bytes(form for form, kind in _WITHOUT_FIELDS.items() if isinstance(request, kind))
 
 
 def decode(packet: bytes) -> Request:
@@ -115,23 +129,28 @@ def decode(packet: bytes) -> Request:
         return FindOwners(_endpoints(fields, (IPPROTO_TCP, IPPROTO_UDP)))
     if form == bytes([_LOOK_ELSEWHERE]):
         return LookElsewhere(_endpoints(fields, (IPPROTO_TCP,)))
-    if not form or form[0] not in _WITHOUT_FIELDS:
+    plain = _WITHOUT_FIELDS.get(int.from_bytes(form, "little"))
+    if plain is None:
         raise RefusedError("there is no such form")
     if fields:
         raise RefusedError("this form has no fields")
-    return _WITHOUT_FIELDS[form[0]]
+    return plain()
 
 
 def _start(fields: bytes) -> Start:
     if len(fields) < _SIZES.size or (len(fields) - _SIZES.size) % _INTERFACE.size:
         raise RefusedError("its fields are not those of a start")
-    hook, bucket_ns, flows = _SIZES.unpack_from(fields)
-    if hook >= len(HOOKS) or not MIN_BUCKET_NS <= bucket_ns <= MAX_BUCKET_NS or flows > MAX_SLOTS:
+    hook, bucket_ns, flows, transfers = _SIZES.unpack_from(fields)
+    if (
+        max(hook - len(HOOKS), transfers - len(TRANSFERS)) >= 0
+        or not MIN_BUCKET_NS <= bucket_ns <= MAX_BUCKET_NS
+        or flows > MAX_SLOTS
+    ):
         raise RefusedError("a hook, a bucket width or a number of flows is out of range")
     interfaces = tuple((_interface_name(name), index) for index, name in _INTERFACE.iter_unpack(fields[_SIZES.size :]))
     if not 1 <= len(interfaces) <= MOST_INTERFACES or not all(1 <= index <= _MAX_INDEX for _, index in interfaces):
         raise RefusedError("a number of interfaces or an ifindex is out of range")
-    return Start(interfaces, HOOKS[hook], bucket_ns, flows)
+    return Start(interfaces, HOOKS[hook], bucket_ns, flows, TRANSFERS[transfers])
 
 
 def _interface_name(field: bytes) -> str:

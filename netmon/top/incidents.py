@@ -112,7 +112,8 @@ def calm(jobs: Sequence[JobView], found: Sequence[Incident], names: Mapping[str,
         job, *more = slow
         text = f"{names.get(job.job, job.job)}'s last step took {format_duration(job.last_ns)}"
         others = f" (and {len(more)} more)" if more else ""
-        text = f"{text}, usually {format_duration(usual[job.job])}{others}; not judged yet"
+        told = any(one.job == job.job and one.first <= job.iteration <= one.last for one in found)
+        text = f"{text}, usually {format_duration(usual[job.job])}{others}{'' if told else '; not judged yet'}"
         return broken(text, width, "yellow")
     if any(usual.values()):
         return broken("no job is slower than usual" + (" now" if found else ""), width, "green")

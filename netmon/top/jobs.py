@@ -132,8 +132,8 @@ def _sources(job: JobView) -> Iterator[Text]:
         yield Text(f"pattern {job.pattern}")
     for score in job.scores:
         found = f"{score.source.name.lower()}: F1 {score.f1:.2f}"
-        apart = f", {format_duration(score.error_ns)}" if score.matched else ""
-        yield Text(f"{found}{apart} against {score.reference.name.lower()}", "dim" if score.f1 >= _GOOD else "yellow")
+        error = f", {format_duration(score.error_ns)}" if score.matched else ""
+        yield Text(f"{found}{error} against {score.reference.name.lower()}", "dim" if score.f1 >= _GOOD else "yellow")
 
 
 def _shared(job: JobView) -> Text:

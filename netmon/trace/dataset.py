@@ -3,7 +3,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from netmon.dl.hangs import line
 from netmon.dl.verdict.verdict_text import arithmetic, columns, renamed, sentence
 from netmon.errors import DataError
 from netmon.history.dataset import Window, all_of, open_table, read_rows, stream
 from netmon.history.frames import plain_words
+from netmon.history.hangs import read_hangs
 from netmon.history.judging import stored_verdicts
 from netmon.trace.writer import Detail, Instant, Slice, TraceWriter, draw
-from netmon.units import format_bytes, format_endpoint
-from netmon.views import Verdict
+from netmon.units import format_bytes, format_endpoint, format_moment
+from netmon.views import Hang, Verdict
 
 # --- Rows of buckets, added up to what a trace draws of them: rates per link and class, and transfers per flow.
 
@@ -114,6 +116,7 @@ class Content:
 
     iterations: pd.DataFrame
     verdicts: list[Verdict]
+    hangs: list[Hang]
     hosts: list[str]
     begin_ns: int
     end_ns: int
@@ -166,7 +169,10 @@ def look(data: Path, window: Window, width_ns: int | None, names: Mapping[str, s
             )
     width_ns = max(width_ns, finest)  # a row's bytes are not known any finer
     verdicts = stored_verdicts(data, window.job, (begin_ns, end_ns))
-    return Content(iterations, verdicts, hosts, begin_ns, end_ns, width_ns, rows, names)
+    hangs = [
+        one for one in read_hangs(data, window.job) if one.since_ns < end_ns and (one.until_ns or end_ns) > begin_ns
+    ]
+    return Content(iterations, verdicts, hangs, hosts, begin_ns, end_ns, width_ns, rows, names)
 
 
 def clocks(data: Path) -> pd.DataFrame:
@@ -229,7 +235,10 @@ def _write_jobs(content: Content, out: TraceWriter) -> None:
     verdicts = defaultdict(list)
     for verdict in content.verdicts:
         verdicts[verdict.job].append(verdict)
-    for job in sorted({*content.jobs, *verdicts}):
+    hangs = defaultdict(list)
+    for hang in content.hangs:
+        hangs[hang.job].append(hang)
+    for job in sorted({*content.jobs, *verdicts, *hangs}):
         process = out.process(f"job {content.called(job)}")
         own = content.iterations[content.iterations["job"] == job]
         if len(own):
@@ -238,10 +247,18 @@ def _write_jobs(content: Content, out: TraceWriter) -> None:
             lane = out.lane(process, "iterations, all ranks")
             each_one = (Slice(start, end, f"iteration {number}") for number, start, end in rows)
             draw(out, lane, _one_after_another(each_one))
+        if hangs[job]:
+            times = [(hang, min(hang.until_ns or content.end_ns, content.end_ns)) for hang in reversed(hangs[job])]
+            slices = (Slice(max(hang.since_ns, content.begin_ns), end, _in_words(hang, content)) for hang, end in times)
+            draw(out, out.lane(process, "stands still"), _one_after_another(slices))
         if verdicts[job]:
             found = sorted(verdicts[job], key=lambda verdict: verdict.end_ns)
             flags = (_flag(renamed(verdict, content.names)) for verdict in found)
             out.instants(out.lane(process, "verdicts"), flags)
+
+
+def _in_words(hang: Hang, content: Content) -> str:
+    return line(replace(hang, job=content.called(hang.job)), format_moment)
 
 
 def _flag(verdict: Verdict) -> Instant:

@@ -266,7 +266,7 @@ def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happen
         yield from _inspected(profile, progress)
         return
     open_: dict[tuple[str, str], list[tuple[float, str, Mapping[str, Detail]]]] = {}
-    apart: dict[tuple[tuple[str, str], str, str], tuple[float, str, Mapping[str, Detail]]] = {}
+    async_open: dict[tuple[tuple[str, str], str, str], tuple[float, str, Mapping[str, Detail]]] = {}
     for event in _items(profile, progress):
         kind, time = event.get("ph"), _us(event.get("ts"))
         thread = _word(event.get("pid", "")), _word(event.get("tid", ""))
@@ -283,9 +283,11 @@ def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happen
                 yield Happening(thread, _ns(profile, time), round(length * 1000), name, details)
         elif kind in ("i", "I"):
             yield Happening(thread, _ns(profile, time), None, name, details)
-        elif kind == "b" and len(apart) < _MOST_UNENDED:
-            apart[thread, _word(event.get("cat")), _word(event.get("id"))] = time, name, details
-        elif kind == "e" and (unended := apart.pop((thread, _word(event.get("cat")), _word(event.get("id"))), None)):
+        elif kind == "b" and len(async_open) < _MOST_UNENDED:
+            async_open[thread, _word(event.get("cat")), _word(event.get("id"))] = time, name, details
+        elif kind == "e" and (
+            unended := async_open.pop((thread, _word(event.get("cat")), _word(event.get("id"))), None)
+        ):
             begun, name, details = unended
             yield Happening(thread, _ns(profile, begun), round(max(0, time - begun) * 1000), name, details)
         elif kind == "B" and len(begun_there := open_.setdefault(thread, [])) < _MOST_OPEN:
@@ -294,7 +296,7 @@ def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happen
             begun, name, details = open_[thread].pop()
             yield Happening(thread, _ns(profile, begun), round(max(0, time - begun) * 1000), name, details)
     never = [(thread, one) for thread, begun_there in open_.items() for one in begun_there]
-    never += [(thread, one) for (thread, _, _), one in apart.items()]
+    never += [(thread, one) for (thread, _, _), one in async_open.items()]
     for thread, (begun, name, details) in never:
         yield Happening(thread, _ns(profile, begun), None, f"{name} (never ends)", details)
 

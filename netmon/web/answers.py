@@ -48,15 +48,15 @@ class Answers:
         self._found: list[Incident] = []  # oldest first
         self._version = 0
         self._jobs: dict[str, Any] = {}
-        self._asked_s = -_AGAIN_S
+        self._requested_s = -_AGAIN_S
         self._lock = threading.Lock()
 
     def jobs(self) -> dict[str, Any]:
         """The jobs that are worst off, how many there are, and the version of what `incidents` tells."""
         with self._lock:
-            if time.monotonic() - self._asked_s >= _AGAIN_S:
+            if time.monotonic() - self._requested_s >= _AGAIN_S:
                 self._update()
-                self._asked_s = time.monotonic()
+                self._requested_s = time.monotonic()
             return self._jobs
 
     def incidents(self, shown: Callable[[Incident], Incident]) -> dict[str, Any]:

@@ -450,7 +450,7 @@ class Live:
         self._snapshot: Snapshot | None = None
         self._moments = RecorderQueries(addresses, security)
         self._looked_back = False
-        self._asked_s = time.monotonic()
+        self._requested_s = time.monotonic()
         self._trouble = f"connecting to {addresses}"
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"snapshots of {addresses}", daemon=True)
@@ -461,7 +461,7 @@ class Live:
         self._over.set()
 
     def state(self) -> State:
-        self._asked_s = time.monotonic()
+        self._requested_s = time.monotonic()
         seen = self._snapshot
         return State(
             generation=self._history.catalogue.generation,
@@ -524,7 +524,7 @@ class Live:
 
     def _interval_ms(self) -> int:
         """Often where a browser looks; else only so that nothing of the hour is missing."""
-        looks = time.monotonic() - self._asked_s < _LOOKS_S
+        looks = time.monotonic() - self._requested_s < _LOOKS_S
         return _INTERVAL_MS if looks and len(self.catalogue().capacity_bps) <= _FEW_HOSTS else _SLOW_MS
 
     def _follow(self) -> None:

@@ -25,10 +25,10 @@ from netmon.version import __version__
 from netmon.views import CAUSES, NOT_UNDERSTOOD, Cause, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.answers import Answers
-from netmon.web.carried import by_process, carried, processes
 from netmon.web.grid import DIRECTIONS
 from netmon.web.live import MOMENT_NS
 from netmon.web.source import BLOCK, JOB, SHOWN, Catalogue, Source
+from netmon.web.span import by_process, of_span, processes
 from netmon.web.steps import PHASES
 from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, encode, origin, tile
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
@@ -127,7 +127,7 @@ class Page:
                 web.get("/api/steps", self._steps),
                 web.get("/api/explain", self._explain),
                 web.get("/api/advice", self._advised),
-                web.get("/api/carried", self._carried),
+                web.get("/api/span", self._span),
                 web.get("/api/processes", self._by_process),
                 web.get("/api/find", self._find),
                 web.get("/api/figures", self._figures),
@@ -301,14 +301,14 @@ class Page:
             self._advice = now, await self._run(self._source.advice)
         return _json(self._advice[1])
 
-    async def _carried(self, request: web.Request) -> web.StreamResponse:
+    async def _span(self, request: web.Request) -> web.StreamResponse:
         if not self._full(request):
             return _refusal(403, "this viewer sees jobs, classes and rates only")
         begin, end = _number(request, "begin_ns"), _number(request, "end_ns")
         if end <= begin:
             raise UsageError("a time has to end after it begins")
         hosts = request.query.getall("host", [])[:1]
-        return _json({"counts": SHOWN, **await self._run(carried, self._source.rows(), hosts, begin, end)})
+        return _json({"counts": SHOWN, **await self._run(of_span, self._source.rows(), hosts, begin, end)})
 
     async def _by_process(self, request: web.Request) -> web.StreamResponse:
         if not self._full(request):

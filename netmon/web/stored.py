@@ -212,8 +212,8 @@ class Stored:
         if known is not None and known.ranks and abs(known.end_ns - end_ns) < known.duration_ns:
             return known, known.ranks
         verdict, ranks = explain(self._data, job, iteration, end_ns)
-        told = renamed(replace(verdict, ranks=tuple(ranks)), names)
-        return told, told.ranks
+        answer = renamed(replace(verdict, ranks=tuple(ranks)), names)
+        return answer, answer.ranks
 
     def advice(self) -> dict[str, Any]:
         """On the last half minute. Raises DataError where there is nothing to go by."""

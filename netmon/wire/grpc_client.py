@@ -345,7 +345,7 @@ class Channel:
     def __init__(self, plain: socket.socket, protocol: Protocol, waker: Waker) -> None:
         """plain: connected, or about to be; does not block."""
         self._socket, self._waker, self.protocol = plain, waker, protocol
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         self._pinged_s = 0.0
         self.received_ns = 0
         """When what was read last had come (mono)."""
@@ -386,12 +386,12 @@ class Channel:
     def _check(self) -> float:
         """When to look again whether the other end is there. Raises BrokenError."""
         now = time.monotonic()
-        if not self.protocol.pinged and now >= self._heard_s + KEEPALIVE_S:
+        if not self.protocol.pinged and now >= self._received_s + KEEPALIVE_S:
             self._pinged_s = now
             self.protocol.ping()
             self.send()
         if not self.protocol.pinged:
-            return self._heard_s + KEEPALIVE_S
+            return self._received_s + KEEPALIVE_S
         if now >= self._pinged_s + KEEPALIVE_TIMEOUT_S:
             raise BrokenError("unavailable: ping timeout")
         return self._pinged_s + KEEPALIVE_TIMEOUT_S
@@ -406,8 +406,8 @@ class Channel:
                 raise BrokenError(f"unavailable: {_reason(error)}") from None
             if not data:
                 raise BrokenError(f"unavailable: {self.protocol.leaving or 'socket closed'}")
-            self._heard_s = time.monotonic()
-            self.protocol.receive(data, self._heard_s)
+            self._received_s = time.monotonic()
+            self.protocol.receive(data, self._received_s)
             # What TLS has deciphered already no poll would tell of.
             if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
                 return
@@ -529,7 +529,7 @@ def _addresses(host: str, port: int, waker: Waker, over: Callable[[], bool]) -> 
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     found: list[list[Any] | Exception] = []
 
-    def ask() -> None:
+    def resolve_name() -> None:
         """In a thread of its own: who answers late, or never, keeps nobody from ending."""
         try:
             found.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
@@ -537,7 +537,7 @@ def _addresses(host: str, port: int, waker: Waker, over: Callable[[], bool]) -> 
             found.append(error)
         waker.wake()
 
-    threading.Thread(target=ask, name="resolve", daemon=True).start()
+    threading.Thread(target=resolve_name, name="resolve", daemon=True).start()
     while not found:
         _poll(-1, 0, waker, math.inf)
         if over():

@@ -136,10 +136,15 @@ _OF_EVIDENCE = {
     **{name: Limits(UNKNOWN, _U32.most) for name in ("reverse_flow_id", "pid")},
     **{name: Limits(UNKNOWN, MAX_PACKETS) for name in ("softnet_dropped", "softnet_squeezed")},
     "delivery_bps": Limits(UNKNOWN, MAX_COUNT),
-    **{name: Limits(UNKNOWN, MAX_COUNT) for name in ("group", "sequence", "position")},
+    **{name: Limits(UNKNOWN, MAX_COUNT) for name in ("group", "sequence", "position", "calls", "forward_calls")},
+    **{name: Limits(UNKNOWN, MAX_COUNT) for name in ("longest_sequence", "late_sequence")},
     **{name: Limits(UNKNOWN, MOST_RANKS) for name in ("size", "group_rank", "group_size", "peer")},
     **{"quiet": _FLAG, "state": Limits(0, max(ProcessState)), "waits_for": Limits(0, max(WaitsFor))},
-    **dict.fromkeys(("process", "container", "user", "device", "remote", "verb"), WORD),
+    **dict.fromkeys(("communicator", "channel", "device"), Limits(UNKNOWN, _U32.most)),
+    **dict.fromkeys(("sends", "level", "collective", "algorithm", "protocol"), Limits(UNKNOWN, 0xFF)),
+    **dict.fromkeys(("number", "transfers", "missed", "operations"), Limits(UNKNOWN, MAX_COUNT)),
+    "queued_ns": Limits(UNKNOWN, MAX_MONO_NS),
+    **dict.fromkeys(("process", "container", "user", "rdma_device", "remote", "verb"), WORD),
     **{"queue": _U32, "remote_queue": _U32, "requests": _COUNT, "unread": _COUNT, "whole": _FLAG},
     **{"operation": Limits(UNKNOWN, 0xFFFF), "bytes": Limits(UNKNOWN, MAX_BYTES), "pending": Limits(0, 2)},
 }
@@ -253,16 +258,16 @@ class Words:
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         """words: that have their places already."""
-        self._places = {word: place for place, word in enumerate(words)}
+        self._indices = {word: place for place, word in enumerate(words)}
 
     def place(self, word: str) -> int:
         """Of a word, which it has from here on; −1: it is empty."""
-        return self._places.setdefault(word, len(self._places)) if word else -1
+        return self._indices.setdefault(word, len(self._indices)) if word else -1
 
     @property
     def all(self) -> list[str]:
         """In the order of their places."""
-        return list(self._places)
+        return list(self._indices)
 
 
 def matrix(table: Table) -> Matrix:
@@ -345,10 +350,10 @@ class JoinedTables:
 def join_tables(pieces: Sequence[Pieces], of: Sequence[int], horizons_ns: Sequence[int]) -> JoinedTables:
     """of, horizons_ns: of each message, its number and its batch's horizon."""
     known: dict[str, int] = {}
-    first, places = [], list[int]()
+    first, indices = [], list[int]()
     for own in pieces:
-        first.append(len(places))
-        places += [known.setdefault(word, len(known)) for word in own.words]
+        first.append(len(indices))
+        indices += [known.setdefault(word, len(known)) for word in own.words]
     words = np.array(first, np.int64), np.array([len(own.words) for own in pieces], np.uint64)
     faults: dict[int, str] = {}
     tables = {}
@@ -361,7 +366,7 @@ def join_tables(pieces: Sequence[Pieces], of: Sequence[int], horizons_ns: Sequen
         stored = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         piece = np.repeat(np.array(there, np.int64), [part.shape[1] for part in parts])
         tables[format_.name] = _read(
-            format_, stored, piece, np.array(of, np.int32), words, np.array(places, np.int64), faults
+            format_, stored, piece, np.array(of, np.int32), words, np.array(indices, np.int64), faults
         )
         _check_times(format_, tables[format_.name], np.array(horizons_ns, np.int64)[piece], faults)
     return JoinedTables(tables, list(known), faults)
@@ -373,7 +378,7 @@ def _read(
     piece: _Numbers,
     of: npt.NDArray[np.int32],
     words: tuple[_Numbers, npt.NDArray[np.uint64]],
-    places: _Numbers,
+    indices: _Numbers,
     faults: dict[int, str],
 ) -> Columns:
     """piece: of each row, which of the messages it is of; words: of each of these, the first in `places`, and how
@@ -391,7 +396,7 @@ def _read(
         if limits.is_word:
             place, found = columns[name], np.full(len(batch), -1)
             there = np.flatnonzero(place >= 0)
-            found[there] = places[first[piece[there]] + place[there]]
+            found[there] = indices[first[piece[there]] + place[there]]
             columns[name] = found
     return Columns(columns)
 

@@ -18,7 +18,9 @@ from installed import needed
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-_OPEN = re.compile(r"apache|\b0?bsd|\bmit\b|\bisc\b|python software|\bpsf|mozilla|mpl-2|unlicense|zlib|hpnd", re.I)
+_OPEN = re.compile(
+    r"apache|\b0?bsd|\bmit\b|\bisc\b|python software|\bpsf|mozilla|mpl-2|unlicense|zlib|hpnd|\blgpl-2", re.I
+)
 """Anybody may use, change and hand on what is under these. Where there is a choice, one is enough."""
 
 _DATABASE_S = 30

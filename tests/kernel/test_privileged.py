@@ -18,7 +18,7 @@ from conftest import End
 from waiting import wait_for
 
 from netmon.kernel.owners.endpoint import Endpoint
-from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More, Start, encode
+from netmon.kernel.requests import FindOwners, Look, LookClosely, LookElsewhere, More, Start, encode
 from netmon.own_module import own_module
 
 pytestmark = pytest.mark.kernel
@@ -153,7 +153,7 @@ def mutated(rng: random.Random, templates: list[bytes]) -> bytes:
 def test_mutated_requests_do_nothing_but_what_is_in_the_list(other: Other) -> None:
     ends = [Endpoint(6, "198.18.1.2", 5999, "198.18.1.1", port) for port in range(40_000, 40_003)]
     templates = [encode(Start(((other.end.interface, other.end.index),), "auto", 10_000, 0)), encode(Look())]
-    templates += [encode(More()), encode(FindOwners(ends)), encode(LookElsewhere(ends))]
+    templates += [encode(More()), encode(LookClosely()), encode(FindOwners(ends)), encode(LookElsewhere(ends))]
     other.start()
     other.ask(encode(Look()))
     held, compiled = other.holds(), other.cpu_ticks_of_children()

@@ -149,7 +149,7 @@ def test_what_two_processes_post_is_told_to_the_byte_with_its_owner_and_peer(
         assert told["whole"].all()
         assert (told["unread"] == 0).all()
         assert (told["end_ns"] > told["start_ns"]).all()
-        assert set(told["device"]) == {"standin0"}
+        assert set(told["rdma_device"]) == {"standin0"}
         assert set(told["remote"]) == {watched.left.address}
         assert (told["remote_queue"] == told["queue"] + 84).all()  # 100 and up where its own are 16 and up
         assert set(told["process"]) == {"program"}

@@ -3,6 +3,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -56,7 +58,14 @@ def training(watched: Watched, what: str, rank: int, port: int) -> Iterator[list
     hosts, python = watched.testbed.hosts, horovod_python()
     common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(port)}
     common |= {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "NETMON_JOB": what}
-    command = [python, str(SCRIPT), what, str(rank), str(STEP)]
+    command = [
+        python,
+        str(SCRIPT),
+        what,
+        str(rank),
+        str(STEP if what != "life" else 0),
+        str(watched.folder / "checkpoint"),
+    ]
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(
@@ -186,6 +195,22 @@ def test_of_a_rank_that_computes_for_twelve_seconds_nobody_is_told(watched: Watc
     ]
 
 
+TRACER = "import ctypes, sys, time; ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0); time.sleep(10)"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_of_a_training_that_evaluates_compiles_writes_and_is_debugged_nobody_is_told(watched: Watched) -> None:
+    """The debugger lets it run (PTRACE_SEIZE)."""
+    with training(watched, "life", 0, 29508) as ranks:
+        for debugged in range(2):
+            ranks[1].wait_output(rf"does traced {6 * debugged + 5}\n", 400)
+            subprocess.run([sys.executable, "-c", TRACER, str(ranks[1].pid)], check=True)
+        for rank in ranks:
+            rank.wait_output("done", 300)
+    assert [one.hangs for one in watch_once(watched.monitor.address, Selection()).jobs if one.job == "life"] == [()]
+
+
 def test_the_dataset_has_them(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
     wait_for(lambda: {hang.job for hang in read_hangs(watched.data)} >= {"stop", "other"}, seconds=30)
     found = [hang.job for hang in read_hangs(watched.data)]
@@ -202,3 +227,6 @@ def test_the_dataset_has_them(watched: Watched, capsys: pytest.CaptureFixture[st
     assert main(["why", "stop", "--data", str(watched.data)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("stop stood still: rank 2 on h2 has not entered all-reduce ")
+    out = watched.folder / "hang.json"
+    assert main(["trace", str(watched.data), "--hang", "--job", "stop", "--out", str(out)]) == 0
+    assert "stop stood still: rank 2" in out.read_text()

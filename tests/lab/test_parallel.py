@@ -48,10 +48,8 @@ def test_all_steps_are_told_and_nobody_is_accused(tmp_path, trainer):
         late_ns = []
         for rank in ranks:
             found = iterations[iterations["rank"] == rank].sort_values("iteration")
-            least = STEPS - 1 if trainer == "hybrid" else STEPS  # the very last one may be missing: why is not known
-            assert len(found) >= least
-            assert found["iteration"].tolist() == list(range(len(found)))
-            true_ns = Run(data / "lab").rank(rank)["step_end_ns"][: len(found)]
+            assert found["iteration"].tolist() == list(range(STEPS))
+            true_ns = Run(data / "lab").rank(rank)["step_end_ns"]
             late_ns.extend(np.abs(found["end_ns"].to_numpy() - utc_minus_mono_ns() - true_ns))
         if np.median(late_ns) < MILLISECOND / 5 or trainer not in AT_ONCE:
             break  # else something else had the CPU between the call and its noting

@@ -9,7 +9,7 @@ import pytest
 from loopback_ranks import run_ranks
 from probed import Probed
 
-from netmon.dl.cycles import CycleDetector, told_by_works
+from netmon.dl.cycles import CycleDetector, calls_from_works
 from netmon.records import STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, Moment
 
 pytestmark = pytest.mark.kernel
@@ -94,7 +94,7 @@ def test_every_step_and_nothing_else(probed: Probed, kind: str) -> None:
         # Where a rank stands still while it hands its first gradients over, nobody can know that this is one step.
         if all(log[:2, 2].max() < SHORTEST_PAUSE_NS for log in logs):
             break
-    table = np.sort(np.concatenate([calls, told_by_works(calls)]), order="time_ns", kind="stable")
+    table = np.sort(np.concatenate([calls, calls_from_works(calls)]), order="time_ns", kind="stable")
     for pid, log in zip(pids, logs, strict=True):
         detector = CycleDetector()
         told = [*detector.feed(table[table["pid"] == pid]), *detector.finish()]

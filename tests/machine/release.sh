@@ -14,14 +14,14 @@ wait_for() { # seconds, command
   until eval "$2"; do [ "$(cut -d. -f1 /proc/uptime)" -lt $end ] || fail "not within $1 s: $2"; sleep 1; done
 }
 
-# --- what there is on the machine, but for what it writes by itself and what apt keeps of all that it does
+# --- what there is on the machine, but for what it writes by itself and what apt and podman keep of all that they do
 state() {
   find / -xdev -path /root/before -prune -o -path /root/after -prune -o -print | grep -Ev "$KEPT" | sort
   getent passwd; getent group; ip -o link | cut -d: -f2; ip netns list
   for link in $(ls /sys/class/net); do tc filter show dev "$link" ingress; tc filter show dev "$link" egress; done
-  ls /run /sys/fs/bpf 2>/dev/null || true; systemctl list-unit-files --no-legend --no-pager | cut -d' ' -f1
+  ls --ignore crun /run /sys/fs/bpf 2>/dev/null || true; systemctl list-unit-files --no-legend --no-pager | cut -d' ' -f1
 }
-KEPT='^/(var/(log|tmp|backups|lib/(apt|dpkg|systemd|containers)|cache/(apt|debconf|ldconfig|man))|tmp/systemd-private)|^/var/(lib|cache)/private$'
+KEPT='^/(var/(log|tmp|backups|lib/(apt|dpkg|systemd|containers)|cache/(apt|containers|debconf|ldconfig|man))|tmp/systemd-private)|^/var/(lib|cache)/private$'
 nothing_stays() {
   state >/root/after
   diff /root/before /root/after >/root/left || { grep '^[<>]' /root/left | head -n 40 >&2; fail "something has changed"; }
@@ -101,7 +101,7 @@ packages() {
   [ "$(systemctl is-active netmon-agent)" = inactive ] || fail "the agent runs without knowing what to watch"
   network
   printf 'interface = ["v0"]\ncollector = "localhost:9400"\ncapacity = "1gbit"\n' >/etc/netmon/agent.toml
-  systemctl start netmon-agent
+  systemctl start netmon-agent || fail "the agent does not start"
   connected
   python="env PYTHONPATH=/usr/lib/netmon python3"
   train "$python"

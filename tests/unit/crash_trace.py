@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ _LINE = re.compile(r"^(\d+) +(?:<\.\.\. (\w+) resumed>)?(.*)$", re.DOTALL)
 _RESULT = re.compile(r"\) += +(-?\d+|\?)[^()]*(?:\([^()]*\))?$")
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 _EXCHANGE = "RENAME_EXCHANGE"
+_CLONES = ("clone", "clone3", "fork", "vfork")
 
 installed = shutil.which("strace") is not None
 """Whether strace is."""
@@ -79,6 +80,7 @@ def parse(lines: Iterator[str] | Sequence[str], directory: str, said: str) -> It
         if not found or found[1] == "?" or int(found[1]) < 0:
             continue
         name, _, given = rest[: found.start()].partition("(")
+        reader.meet(pid, begun)
         yield from reader.call(pid, name.strip(), given, int(found[1]))
 
 
@@ -87,12 +89,23 @@ class _Reader:
         self._root, self._said = directory, said
         self._processes: dict[str, _Process] = {}
 
+    def meet(self, pid: str, begun: Mapping[str, str]) -> None:
+        """A thread may make its first calls before strace tells of the clone's end: it is of whoever is in a clone."""
+        if pid not in self._processes:
+            parents = [(by, call) for by, call in begun.items() if call.partition("(")[0] in _CLONES]
+            assert len(parents) <= 1, parents
+            for parent, call in parents:
+                self._begin(self._processes[parent], call, pid)
+
+    def _begin(self, parent: _Process, given: str, pid: str) -> None:
+        shared = "CLONE_FILES" in given
+        self._processes.setdefault(pid, parent if shared else _Process(dict(parent.files)))
+
     def call(self, pid: str, name: str, given: str, result: int) -> Iterator[Op]:
         process = self._processes.setdefault(pid, _Process())
         texts = [bytes.fromhex(text.replace("\\x", "")) for text in _TEXT.findall(given)]
-        if name in ("clone", "clone3", "fork", "vfork"):
-            shared = "CLONE_FILES" in given
-            self._processes[str(result)] = process if shared else _Process(dict(process.files))
+        if name in _CLONES:
+            self._begin(process, given, str(result))
         elif name in ("openat", "open", "creat"):
             yield from self._open(process, given, self._full(process, given, texts[0].decode()), result)
         elif name in ("rename", "renameat", "renameat2", "link", "linkat"):

@@ -12,6 +12,9 @@ from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
 from netmon.bench.drain import BusyDrain, CpusResult, DrainResult
 from netmon.bench.evidence import Costs, EvidenceResult
 from netmon.bench.flows import FlowsResult
+from netmon.bench.hang import HangResult
+from netmon.bench.hang import Injection as HangInjection
+from netmon.bench.hang import Outcome as HangOutcome
 from netmon.bench.hook import HookResult, StepCost
 from netmon.bench.inference import InferenceResult, RunScore
 from netmon.bench.kernel import CaseResult, KernelResult
@@ -24,7 +27,7 @@ from netmon.bench.pipeline.truth import Difference, Stored, TableDifference, Ver
 from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
 from netmon.bench.posts import PostCost, PostsResult
 from netmon.bench.result import Result
-from netmon.bench.specs import Load
+from netmon.bench.specs import HANG_KINDS, Load
 from netmon.bench.verdict.campaign import ORDER, VerdictResult
 from netmon.bench.verdict.predictions import Rerun, RerunResult, Shifted, ShiftResult
 from netmon.bench.verdict.scoring import NOTHING, RIGHT, Outcome
@@ -32,7 +35,8 @@ from netmon.commands.advise import tables
 from netmon.commands.certificates import certificates_table
 from netmon.commands.doctor import checks_table, interfaces_table
 from netmon.commands.lab_results import sweep_tables
-from netmon.commands.why import ranks_table
+from netmon.commands.why import groups_table, ranks_table
+from netmon.dl.groups import PIPELINE, GroupUse, Operation
 from netmon.dl.verdict.verdict_text import columns
 from netmon.kernel.interfaces import HookChoice, Interfaces
 from netmon.kernel.machine import Check, Status
@@ -48,13 +52,21 @@ def every_table(interfaces: Interfaces) -> dict[str, Iterable[RenderableType]]:
     load = Load(hosts=1000, rows=200, flows=64, jobs=125, seconds=30)
     return {
         "doctor": (checks_table(_checks()), interfaces_table(interfaces, [_HOOK] * len(interfaces.watchable))),
-        "why": (ranks_table(_ranks()),),
+        "why": (ranks_table(_ranks()), groups_table(_groups())),
         "advise": tables(_advice()),
         "certificates": (certificates_table(_certificates(), _NOW),),
         "lab run, lab demo": (render(_summary()),),
         "lab sweep": sweep_tables(_runs()),
         **{f"bench {name}": tables_of(result) for name, result in _results(load).items()},
     }
+
+
+def _groups() -> list[GroupUse]:
+    calls = (
+        Operation("receives", (4, 8), (1.6e6, 3.2e6), 2, 68 * MS),
+        Operation("sends", (4, 8), (1.6e6, 3.2e6), 2, 0),
+    )
+    return [GroupUse(1, "group 3", PIPELINE, tuple(range(number, 64, 8)), 8, calls) for number in range(2)]
 
 
 def tables_of(result: Result) -> list[RenderableType]:
@@ -68,6 +80,7 @@ def _results(load: Load) -> dict[str, Result]:
         "overhead": _overhead(),
         "overhead --evidence": EvidenceResult(30.0, (Costs(0.0123, 0.0456),) * 5, (Costs(0.0119, 0.0421),) * 5),
         "flows": _flows(),
+        "hang": _hangs(),
         "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
         "posts": PostsResult((PostCost(1, 1, 2.3, 812.3, 187.6), PostCost(8, 8, 2.4, 1_702.1, 998.7)), True, 5),
         "clock": _clock(),
@@ -201,7 +214,7 @@ def _clock() -> ClockResult:
 
 def _inference() -> InferenceResult:
     def run(name: str, exact: bool) -> RunScore:
-        shape = (exact, True, exact, 1, 3, 0.0085, 0.9998, 0.012, "horovod", "ring", "ring", 4)
+        shape = (exact, True, exact, 1, 3, 0.0085, 0.9998, 0.012, "horovod", "ring", "ring", 4, 1, int(exact), 0)
         return RunScore(name, 0.8, "websearch", 119, 120, 0.991, 0.0012, *shape)
 
     return InferenceResult((run("horovod-websearch-80", True), run("two jobs share a host, second", False)))
@@ -230,6 +243,14 @@ def _workers(load: Load) -> WorkersResult:
     one, two = (Played(30.0, 100_000.0, 250_000.0, 0.2, (worker,) * n, n, Verdict()) for n in (1, 2))
     shown = ("missing: host-3 eth0 rx flow 17 at 1795219200000000000: 12 packets",)
     return WorkersResult(load, 0.4, one, two, {"buckets": TableDifference(6_000_000, 1, 0, shown)})
+
+
+def _hangs() -> HangResult:
+    whole = [(kind, rank) for kind in HANG_KINDS for rank in range(12)]
+    told = views.Hang("run", 0, 0, 12_345 * MS, views.Hung.NOT_ENTERED, "all-gather", -1, "", 1, "h1", "", (1,), (0,))
+    return HangResult(
+        40, [HangOutcome(HangInjection("run", "fsdp", kind, rank), 0, -1, hang=told) for kind, rank in whole]
+    )
 
 
 def _verdicts() -> VerdictResult:

@@ -274,7 +274,7 @@ def test_whose_traffic_to_cap_comes_first(hurt: Path, capsys: pytest.CaptureFixt
     assert others[0] == (
         "  limit, on h2: tc qdisc add dev eth0 clsact 2>/dev/null; tc filter add dev eth0 egress pref 7000 protocol ip "
         "flower ip_proto tcp src_ip 10.0.0.2 dst_ip 10.0.0.1 dst_port 5201 action police rate 500000kbit burst 256k "
-        "conform-exceed drop"
+        "mtu 65535 conform-exceed drop"
     )
     assert others[1] == "   undo: tc filter del dev eth0 egress pref 7000"
     assert others[2] == "  pause, on h2: systemctl freeze burst.service"

@@ -148,7 +148,7 @@ def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
             for i in range(2_000)
         ]
         marks.steps(calls_of(rows))
-    assert sum(rank.detector.pending for rank in marks._ranks.values()) <= 100_000
+    assert sum(rank.steps.pending for rank in marks._ranks.values()) <= 100_000
     assert marks.refused
 
 
@@ -175,7 +175,7 @@ def test_steps_of_a_process_have_a_rate() -> None:
     marks.ranks([process(5)], NOW)
     for part in range(100):
         marks.steps(steps(5, 100, NOW + part * 100_000_000))  # 1,000 a second
-    assert 2_000 < marks._ranks[5].detector.iteration < 5_000
+    assert 2_000 < marks._ranks[5].steps.iteration < 5_000
     assert marks.refused
 
 

@@ -10,7 +10,7 @@ import pytest
 from crash_checks import check_of
 from crash_share import in_shares
 from crash_states import Result, enumerate_states, fast_folder
-from crash_trace import Op, installed, record
+from crash_trace import Op, installed, parse, record
 
 HERE = Path(__file__).parent
 
@@ -38,6 +38,25 @@ def test_some_states(kind: str) -> None:
     result = judge_input(kind, kind, runs, steps, draws=1, every=every)
     assert result.states > 50
     assert not result.wrong, str(result)
+
+
+def test_a_thread_that_writes_before_its_clone_is_over() -> None:
+    """As strace tells it on a busy machine."""
+
+    def name(text: str) -> str:
+        return '"' + "".join(f"\\x{byte:02x}" for byte in text.encode()) + '"'
+
+    lines = [
+        f"1 openat(AT_FDCWD, {name('/d/one')}, O_RDWR|O_CREAT, 0644) = 3",
+        "1 clone3({flags=CLONE_VM|CLONE_FILES|CLONE_THREAD} <unfinished ...>",
+        f"2 openat(AT_FDCWD, {name('/d/two')}, O_RDWR|O_CREAT, 0644) = 4",
+        "1 <... clone3 resumed> => {parent_tid=[2]}, 88) = 2",
+        f"2 pwrite64(4, {name('b')}, 1, 0) = 1",
+        f"2 pwrite64(3, {name('a')}, 1, 0) = 1",
+        "1 fdatasync(4) = 0",
+    ]
+    ops = [(op.kind, op.path) for op in parse(lines, "/d", "/said")]
+    assert ops == [("make", "one"), ("make", "two"), ("write", "two"), ("write", "one"), ("sync", "two")]
 
 
 def test_what_was_not_synced_is_found_to_be_lost() -> None:

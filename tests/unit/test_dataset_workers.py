@@ -19,6 +19,7 @@ from collector.dataset import sharing
 from collector.dataset.retention import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.errors import DataError, UsageError
+from netmon.history.files import has_ended
 
 HELLOS = {host: hello(session=f"s-{host}", host=host) for host in ("a", "b")}
 
@@ -86,6 +87,19 @@ def test_who_is_alone_and_workers_keep_each_other_out(tmp_path, workers, monkeyp
     with pytest.raises(DataError, match="another collector does"):
         ParquetSink(tmp_path, "w1")
     alone.close()
+
+
+def test_a_dataset_has_ended_when_nobody_writes_it(tmp_path, workers):
+    assert not has_ended(tmp_path)
+    workers[0].close()
+    assert not has_ended(tmp_path)
+    workers[1].close()
+    assert has_ended(tmp_path)
+    alone = ParquetSink(tmp_path)
+    assert not has_ended(tmp_path)
+    alone.close()
+    assert has_ended(tmp_path)
+    assert not has_ended(tmp_path / "elsewhere"), "as of a copy without names that begin with a dot"
 
 
 def test_a_host_that_moves_goes_on_where_it_was(tmp_path, workers):

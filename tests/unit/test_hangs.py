@@ -2,10 +2,11 @@
 """Who is told of where a job stands still, after how long; and where nobody is."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from netmon.dl.hangs import DISK_NS, PATIENCE_NS, SILENT_NS, SURE_NS, RankNow, judge, line
+from netmon.dl.hangs import DISK_NS, PATIENCE_NS, SILENT_NS, SURE_NS, Known, RankNow, judge, line
 from netmon.dl.rank_activity import ALL_REDUCE, HOROVOD, OPEN, OVER, RECEIVE, SEND, UNKNOWN, UNNAMED, WAITED, Work
 from netmon.evidence import ProcessState, WaitsFor
 from netmon.views import Hang, Hung
@@ -41,10 +42,10 @@ def others(*but: int) -> dict[int, RankNow]:
     return {number: waiting(number) for number in range(SIZE) if number not in but}
 
 
-def told_after(ranks: dict[int, RankNow], longest_ns: int = 0, flow: bool = False) -> tuple[int, Hang | None]:
+def told_after(ranks: dict[int, RankNow], **known: Any) -> tuple[int, Hang | None]:
     """After how many seconds something is told; −1: never."""
     for second in range(300):
-        if hang := judge("a", ranks, T0 + second * S, longest_ns, flow):
+        if hang := judge("a", ranks, T0 + second * S, Known(**known)):
             return second, hang
     return -1, None
 
@@ -72,6 +73,7 @@ def test_a_rank_that_sleeps_and_has_not_entered() -> None:
         ({"left_ns": T0 - S}, SURE_NS, Hung.GONE, "ended"),
         ({"left_ns": T0 + 4 * S}, 4 * S + SURE_NS, Hung.GONE, "ended"),  # the others may be ending, too
         ({"silent_ns": T0 + 2 * S}, SILENT_NS + 2 * S, Hung.HOST_SILENT, "nothing is heard of h3"),
+        ({"io_bytes": 1 << 20}, DISK_NS, Hung.NOT_ENTERED, "it sleeps"),  # between two pieces of a checkpoint
         ({"state": ProcessState.DISK}, DISK_NS, Hung.NOT_ENTERED, "it is in disk I/O"),
         ({"state": ProcessState.RUNS}, PATIENCE_NS, Hung.NOT_ENTERED, "it computes"),
         ({"quiet": False}, PATIENCE_NS, Hung.NOT_ENTERED, "it calls something else"),
@@ -139,8 +141,50 @@ def test_all_are_in_it_and_it_does_not_end() -> None:
     assert hang is not None
     assert (seconds * S, hang.what, hang.rank) == (DISK_NS, Hung.NOT_ENDING, -1)
     assert "all ranks are in all-reduce 8" in line(hang, str)
-    assert told_after(others(), flow=True) == (-1, None)  # a transfer that takes long
+    assert told_after(others(), bytes_flow=True) == (-1, None)  # a transfer that takes long
     assert told_after(others(3)) == (-1, None)  # of a rank on a host without an agent nothing is known
+
+
+def test_some_are_in_the_next_one_already() -> None:
+    ranks = {number: waiting(number, 8 + (number == 1), begun_ns=T0 + number) for number in range(SIZE)}
+    ranks[1] = rank(1, work(1, 9, WAITED), work(1, 8, OVER))
+    seconds, hang = told_after(ranks)
+    assert hang is not None
+    assert (seconds * S, hang.what, hang.sequence) == (DISK_NS, Hung.NOT_ENDING, 8)
+
+
+@pytest.mark.parametrize(
+    ("cut", "known", "what", "missing", "words"),
+    [
+        ({(1, 2), (3, 1)}, {}, Hung.CUT_OFF, (1,), "rank 1 on h1 is cut off in all-reduce 8"),
+        ({(1, 2)}, {}, Hung.CUT_OFF, (1, 2), "ranks 1, 2 do not reach each other in all-reduce 8"),
+        ({(1, 2), (3, 1)}, {"silent_ns": T0}, Hung.HOST_SILENT, (1,), "rank 1 on h1 has not entered"),
+        ({(1, 2)}, {"left_ns": T0}, Hung.GONE, (1,), "rank 1 on h1 is gone"),
+    ],
+)
+def test_one_that_is_cut_off(
+    cut: set[tuple[int, int]], known: dict[str, int], what: Hung, missing: tuple[int, ...], words: str
+) -> None:
+    ranks = {number: waiting(number) for number in range(SIZE)}
+    ranks[1] = replace(ranks[1], **known)
+    seconds, hang = told_after(ranks, cut=cut, longest_ns=30 * S)
+    assert hang is not None
+    assert (seconds * S, hang.what, hang.missing) == (SURE_NS, what, missing)
+    assert words in line(hang, str)
+
+
+def test_transfers_that_wait_for_each_other_may_be_on_a_cut_link() -> None:
+    ranks = {0: transfer(0, RECEIVE, 1), 1: transfer(1, RECEIVE, 0)}
+    seconds, hang = told_after(ranks)
+    assert hang is not None
+    assert (seconds * S, hang.what) == (2 * SURE_NS, Hung.CROSSWISE)
+    seconds, hang = told_after(ranks, cut={(0, 1)})
+    assert hang is not None
+    assert (seconds * S, hang.what) == (SURE_NS, Hung.CUT_OFF)
+
+
+def test_one_that_usually_takes_its_time() -> None:
+    assert told_after(others(3) | {3: late(since_ns=T0 - S)}, usual_ns=8 * S)[0] == 11
 
 
 def test_one_that_was_stopped_in_it() -> None:

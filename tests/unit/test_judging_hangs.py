@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from collector.host.tables import Lately
 from collector.judging.hangs import Hangs
 from netmon.columnar import Columns
 from netmon.dl.rank_activity import ALL_REDUCE, OVER, UNKNOWN, WAITED
 from netmon.evidence import WAIT, ProcessState, WaitsFor
+from netmon.records import Direction
 from netmon.views import Hang, Hung
 
 S = 1_000_000_000
@@ -26,11 +28,12 @@ class Collector:
         self.shown: list[tuple[Hang, ...]] = []
         self.stored: list[Hang] = []
         self.sessions = {n: self._session(n) for n in range(SIZE)}
-        state = np.zeros(0, [(name, "<i8") for name in ("job", "session", "rank", "payload_bytes")])
+        state = np.zeros(0, [(name, "<i8") for name in ("job", "session", "rank", "link", "flow_id", "payload_bytes")])
         self.state = state
+        self.transport = Lately()
         tables = SimpleNamespace(
-            evidence=SimpleNamespace(take_waits=self._take),
-            flows=SimpleNamespace(jobs=["", "job"], state=state),
+            evidence=SimpleNamespace(take_waits=self._take, lately={"transport": self.transport}),
+            flows=SimpleNamespace(jobs=["", "job"], state=state, flows=[]),
             sessions=SimpleNamespace(utc=lambda session, mono_ns: mono_ns),
         )
         self.hangs = Hangs(tables, self.sessions, lambda _, hangs: self.shown.append(hangs), self.stored.append)
@@ -105,6 +108,16 @@ def test_of_one_that_computes_nothing_is_told() -> None:
     assert collector.stored == []
 
 
+def test_of_one_that_writes_slowly_nothing_is_told() -> None:
+    """A checkpoint on a disk that is so slow that nothing is written for seconds."""
+    collector = Collector()
+    collector.stands_still(io_bytes=60_000)
+    for second, io_bytes in ((5, 30_000), (8, 0)):
+        collector.tell(2, second, 7, OVER, cpu_ns=0, io_bytes=io_bytes)
+        collector.tick()
+    assert collector.stored == []
+
+
 def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
     """A checkpoint on its way to a file server: that takes little CPU time."""
     collector = Collector()
@@ -125,6 +138,56 @@ def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
     job.flowed_ns = {2: job.ranks[2].heard_ns - 1}  # it is long ago
     sends(0)
     assert [hang.rank for hang in collector.stored] == [2]
+
+
+def test_one_that_is_cut_off() -> None:
+    """What it sends is sent again and again, and what it is sent, too; the others reach each other."""
+    collector = Collector()
+    pairs = ((0, 1), (1, 2), (2, 0))
+    flows = collector.hangs._tables.flows
+    flows.state = state = np.zeros(len(pairs), collector.state.dtype)
+    state["job"], state["link"], state["flow_id"] = 1, int(Direction.TX), 7
+    state["session"] = state["rank"] = [sender for sender, _ in pairs]
+    flows.flows = [SimpleNamespace(src=f"h{sender}", dst=f"h{receiver}") for sender, receiver in pairs]
+
+    def sends(second: float, sent: tuple[int, ...], again: tuple[int, ...]) -> None:
+        columns = {"session": [0, 1, 2], "flow_id": [7] * 3, "sent_bytes": sent, "retransmitted_bytes": again}
+        end_ns = [collector.begun_ns + int(second * S)] * 3
+        rows = {name: np.array(values, np.int64) for name, values in (columns | {"end_ns": end_ns}).items()}
+        collector.transport.append(Columns(rows))
+
+    for rank in range(SIZE):
+        collector.tell(rank, 4, 8, WAITED)
+    collector.tick()
+    sends(1, (9_000,) * 3, (0, 3_000, 3_000))
+    collector.tick()
+    assert not collector.stored
+    sends(4, (0, 0, 3_000), (0, 0, 3_000))
+    collector.tick()
+    assert [hang.missing for hang in collector.stored] == [(0, 2)]  # either of them may be
+    sends(5, (0, 3_000, 3_000), (0, 3_000, 3_000))
+    collector.tick()
+    collector.transport._single.clear()
+    collector.tick()  # it stands still as it did
+    assert len(collector.stored) == 1
+    [[hang]] = collector.shown[-1:]
+    assert (hang.what, hang.rank, hang.missing, hang.waiting) == (Hung.CUT_OFF, 2, (2,), (0, 1, 2))
+    for rank in range(SIZE):
+        collector.tell(rank, 30, 8, WAITED, quiet=False)
+    collector.tick()
+    assert collector.hangs._jobs["job"].longest_ns == 0  # nobody waits for that
+
+
+def test_what_a_rank_takes_again_and_again_is_usual() -> None:
+    collector = Collector()
+    for _ in range(3):
+        collector.tell(2, 1, 7, OVER)
+        collector.tick()
+        collector.tell(2, 8, 7, OVER, quiet=False)
+        collector.tick()
+    assert collector.hangs._jobs["job"].usual_ns == 8 * S
+    collector.stands_still()
+    assert collector.stored == []
 
 
 def test_one_that_has_left() -> None:

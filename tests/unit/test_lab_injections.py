@@ -34,6 +34,7 @@ def test_an_injection_is_written_in_a_line():
     text = "cross:from=2,to=0,at=20.5,for=300ms,load=0.6,profile=burst"
     expected = Injection("cross", 20.5, 300_000_000, 0.6, source=2, target=0, profile="burst")
     assert injection(text) == expected
+    assert injection(text.replace("from=2,to=0", "from=h2,to=h0")) == expected
     assert injection("job:hosts=0+2,params=2e6").hosts == (0, 2)
     assert injection("slow-link:host=1,direction=rx").direction == Direction.RX
     assert injection("stop-all").kind == "stop-all"
@@ -44,8 +45,8 @@ def test_an_injection_is_written_in_a_line():
     [
         ("fire", "choose cross, job"),
         ("stop:who=1", "no 'who'"),
-        ("stop:rank=one", "'one' is no value of rank"),
-        ("slow-link:direction=up", "'up' is no value of direction"),
+        ("stop:rank=one", "rank cannot be 'one'"),
+        ("slow-link:direction=up", "direction cannot be 'up'"),
     ],
 )
 def test_what_is_no_injection(text, reason):

@@ -22,7 +22,7 @@ def reply(rows: list[Posted], more: bool = False) -> dict:
 
 def words_in(table: np.ndarray, words: dict[str, int], row: int = 0) -> dict[str, str]:
     names = {place: word for word, place in words.items()} | {-1: ""}
-    columns = ("job", "process", "container", "user", "device", "remote", "verb")
+    columns = ("job", "process", "container", "user", "rdma_device", "remote", "verb")
     return {column: names[int(table[column][row])] for column in columns}
 
 
@@ -32,7 +32,7 @@ def test_a_row_has_its_owner_and_a_rank_that_its_hook_tells_is_that_rank() -> No
     words = {"other": 0}
     (row,) = table = posted.due(words)
     assert table.dtype == POSTED
-    named = {"process": "train", "container": "", "user": "root", "device": "mlx5_0", "remote": "10.0.0.2"}
+    named = {"process": "train", "container": "", "user": "root", "rdma_device": "mlx5_0", "remote": "10.0.0.2"}
     assert words_in(table, words) == named | {"job": "job", "verb": "write"}
     numbers = ("start_ns", "end_ns", "rank", "pid", "queue", "remote_queue", "bytes", "requests", "unread", "whole")
     assert [int(row[name]) for name in numbers] == [1, 2, 3, 10, 17, 99, 4096, 2, 0, 1]
@@ -50,7 +50,7 @@ def test_of_a_process_that_nobody_knows_the_bytes_are_told_and_a_sum_beyond_all_
     words: dict[str, int] = {}
     table = posted.due(words)
     assert words_in(table, words) == dict.fromkeys(("job", "process", "container", "user", "remote"), "") | {
-        "device": "mlx5_0",
+        "rdma_device": "mlx5_0",
         "verb": "write",
     }
     assert int(table["bytes"][0]) == MAX_BYTES

@@ -460,6 +460,14 @@ def test_groups_that_are_made_in_training_change_nothing():
     rank.check()
 
 
+def test_what_a_step_sums_is_counted():
+    rank, detector = Rank(), RecurringCalls()
+    fsdp(rank)
+    assert len(detector.feed(rank.table()) + detector.finish()) == 2 * STEPS
+    values = sum(1000 + layer for layer in range(4))
+    assert detector.size == (values, 4 * values)
+
+
 def test_after_a_reset_numbers_go_on():
     rank, detector = Rank(), RecurringCalls()
     fsdp(rank)

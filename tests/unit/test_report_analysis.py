@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netmon.report import (
+    Fit,
     autocorrelation,
     burst_spans,
     congestion_point,
@@ -42,6 +43,15 @@ LEVELS = np.array([0, 0.2, 0.4, 0.6, 0.8, 0.9])
 
 def test_the_hyperbola_is_a_straight_line_when_rescaled():
     assert rescaled([0, 0.5, 0.9]) == pytest.approx([1, 2, 10])
+
+
+def test_a_link_that_carries_more_than_its_stated_capacity_is_no_error():
+    assert rescaled([1.0]) == math.inf
+    assert np.isfinite(Fit(n=0.5, a_s=0.1, b=1.0, r_squared=1.0, points=5).at([0.5, 1.0, 1.5])).tolist() == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_congestion_in_theory_is_the_capacity_that_training_leaves():

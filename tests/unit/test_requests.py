@@ -11,6 +11,7 @@ from netmon.kernel.requests import (
     MOST_ENDPOINTS,
     FindOwners,
     Look,
+    LookClosely,
     LookElsewhere,
     More,
     ReadPosted,
@@ -21,11 +22,13 @@ from netmon.kernel.requests import (
 )
 
 FOUR, SIX = Endpoint(6, "10.0.0.1", 5999, "10.0.0.2", 40_000), Endpoint(17, "fe80::1", 53, "fe80::2", 1024)
-START = Start((("eth0", 2), ("größe0", 3), ("ens1f0np0", 2**31 - 1)), "auto", 10_000, 0)
+START = Start((("eth0", 2), ("größe0", 3), ("ens1f0np0", 2**31 - 1)), "auto", 10_000, 0, "each")
 
 
-def start(hook: int = 0, bucket_ns: int = 10_000, flows: int = 0, index: int = 2, name: bytes = b"eth0") -> bytes:
-    return b"\1" + struct.pack("<BQII16s", hook, bucket_ns, flows, index, name)
+def start(
+    hook: int = 0, bucket_ns: int = 10_000, flows: int = 0, index: int = 2, name: bytes = b"eth0", transfers: int = 1
+) -> bytes:
+    return b"\1" + struct.pack("<BQIBI16s", hook, bucket_ns, flows, transfers, index, name)
 
 
 def owners(*ends: tuple[int, bytes, bytes], form: bytes = b"\4") -> bytes:
@@ -36,7 +39,8 @@ MAPPED = bytes(10) + b"\xff\xff" + bytes(4)
 
 
 @pytest.mark.parametrize(
-    "request_", [START, Look(), More(), ReadPosted(), FindOwners([FOUR, SIX]), LookElsewhere([FOUR])]
+    "request_",
+    [START, Look(), More(), LookClosely(), ReadPosted(), FindOwners([FOUR, SIX]), LookElsewhere([FOUR])],
 )
 def test_what_is_encoded_is_decoded(request_) -> None:
     assert decode(encode(request_)) == request_
@@ -52,8 +56,8 @@ def test_a_request_holds_so_many_endpoints() -> None:
     [
         b"",
         b"\0",
-        b"\7",
-        b"\6\0",
+        b"\x08",
+        b"\7\0",
         b"\xff" * 100,
         b"\2\0",
         b"\3\0",
@@ -61,8 +65,9 @@ def test_a_request_holds_so_many_endpoints() -> None:
         b"\1",
         start()[:-1],
         start() + b"\0",
-        start()[:14],  # no interface
+        start()[:15],  # no interface
         start(hook=3),
+        start(transfers=3),
         start(bucket_ns=0),
         start(bucket_ns=999),
         start(bucket_ns=1_000_000_001),
@@ -94,5 +99,5 @@ def test_what_has_none_of_the_forms_is_refused(packet: bytes) -> None:
 
 
 def test_the_packets_of_the_tests_are_well_formed_but_for_what_they_break() -> None:
-    assert decode(start()) == Start((("eth0", 2),), "auto", 10_000, 0)
+    assert decode(start()) == Start((("eth0", 2),), "auto", 10_000, 0, "operations")
     assert decode(owners((6, MAPPED, MAPPED))) == FindOwners([Endpoint(6, "0.0.0.0", 0, "0.0.0.0", 0)])

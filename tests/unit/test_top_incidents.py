@@ -180,6 +180,8 @@ def test_what_is_said_where_nothing_goes_on() -> None:
     assert said(over) == "no job is slower than usual now"
     assert said(replace(over, ongoing=True)) == ""
     assert said(last_ns=600_000_000) == "mine's last step took 600 ms, usually 312 ms; not judged yet"
+    ended = said(replace(over, first=30, last=40), iteration=40, last_ns=600_000_000)
+    assert ended == "mine's last step took 600 ms, usually 312 ms", "its incident says the rest"
     assert "enough steps" in said(durations_ns=np.array([312]), usual_ns=0)
 
 

@@ -43,6 +43,36 @@ def test_a_rank_that_is_quiet_is_told_of_seldom_and_once_when_it_goes_on() -> No
     assert due(27.2) == []
 
 
+def test_who_may_see_more_is_asked_first() -> None:
+    own = [Look(ProcessState.SLEEPS, WaitsFor.UNKNOWN, 0, UNKNOWN)]
+    waits, activity = Waits(lambda _: own[0], helped=True), RankActivity()
+    activity.add(named(S))
+    activity.add(begin(7, 2 * S, 1))
+
+    def due(second: float) -> list[tuple[int, ...]]:
+        table = waits.due([Active(5, ME, activity)], int(second * S), {})
+        return [row for row in table[["quiet", "state", "io_bytes"]].tolist() if row[0]]
+
+    def answer(second: float, io_bytes: int) -> None:
+        assert waits.asks
+        waits.asks = False
+        waits.answer([[5, ProcessState.SLEEPS, WaitsFor.TIME, 0, io_bytes]], int(second * S))
+
+    assert due(3.0) == []
+    answer(3.1, 1_000)
+    assert due(3.2) == [(1, ProcessState.SLEEPS, UNKNOWN)]
+    assert due(4.0) == []
+    answer(4.1, 5_000)
+    assert due(4.2) == [(1, ProcessState.SLEEPS, 4_000)]
+    assert due(5.0) == []
+    assert due(7.0) == [(1, ProcessState.SLEEPS, UNKNOWN)]  # nobody has answered
+    assert due(7.1) == []
+    answer(7.1, 9_000)
+    assert due(7.2) == [(1, ProcessState.SLEEPS, 4_000)]
+    own[0] = Look(ProcessState.STOPPED, WaitsFor.UNKNOWN, 0, UNKNOWN)
+    assert due(10.0) == [(1, ProcessState.STOPPED, UNKNOWN)]  # no more is to be known
+
+
 def test_nothing_is_told_or_looked_at_while_a_rank_gets_on() -> None:
     def never(_: int) -> Look:
         raise AssertionError

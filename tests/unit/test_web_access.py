@@ -90,7 +90,7 @@ def test_every_answer_keeps_scripts_and_frames_of_others_out(plain: str) -> None
         ("/api/tile?generation=0&level=0&index=x&block=0", 400),
         ("/api/tile?generation=7&level=0&index=0&block=0", 409),
         ("/api/tile?generation=0&level=0&index=0&block=9999", 200),
-        ("/api/carried?host=h&begin_ns=2&end_ns=1", 400),
+        ("/api/span?host=h&begin_ns=2&end_ns=1", 400),
         ("/api/figures?begin_ns=0&end_ns=99999999999999999", 400),
         ("/api/explain?job=j&iteration=1&end_ns=1", 404),
     ],
@@ -129,7 +129,7 @@ def test_who_sees_jobs_sees_no_names_of_processes(protected: tuple[str, str]) ->
     for word in (b"alert", b"ann"):  # the culprit, and whose process it is
         assert word not in incidents.body
         assert word not in verdicts.body
-    for path in ("/api/carried?host=h&begin_ns=0&end_ns=1", "/api/explain?job=job-000&iteration=1&end_ns=1"):
+    for path in ("/api/span?host=h&begin_ns=0&end_ns=1", "/api/explain?job=job-000&iteration=1&end_ns=1"):
         assert Asked(address, path, trusting(), **bearer).status == 403
     assert Asked(address, "/api/state", trusting(), Authorization="Bearer x").status == 401
 

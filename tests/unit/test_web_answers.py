@@ -101,7 +101,7 @@ def test_a_hundred_thousand_verdicts_take_bounded_time() -> None:
     assert 300 < told["all"] <= 2_000  # the newest
     begun = time.process_time()
     for _ in range(10):
-        answers._asked_s = -1.0
+        answers._requested_s = -1.0
         answers.jobs()
     assert time.process_time() - begun < 5
 
@@ -147,7 +147,7 @@ def test_a_server_that_runs_for_long_remembers_as_much_as_its_source() -> None:
             replace(one, iteration=10 * n, start_ns=one.start_ns + n * far, end_ns=one.end_ns + n * far)
             for n in range(newest - 2_000, newest)
         ]
-        answers._count, answers._asked_s = -1, -1.0
+        answers._count, answers._requested_s = -1, -1.0
         answers.jobs()
         assert sum(map(len, answers._verdicts.values())) <= 6_000
 

@@ -109,3 +109,14 @@ def test_verdicts_that_are_made_now_say_who_sent_to_whom(capsys: pytest.CaptureF
     assert main(["why", "ring-3", "--data", str(RECORDED), "--json"]) == 0
     [one] = json.loads(capsys.readouterr().out)["incidents"]
     assert (one["culprit"], one["sender"], one["receiver"]) == ("job injected-5", "h2", "h0")
+
+
+def test_groups_are_of_a_dataset_and_where_no_calls_are_told_of_that_is_said(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", "--groups", "--data", str(data)]) == 0
+    assert capsys.readouterr().out.startswith("no calls are told of: it takes PyTorch 2.7")
+    assert main(["why", "--groups", "--data", str(data), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"groups": {}}
+    assert main(["why", "--groups"]) != 0
+    assert "give the dataset's --data" in capsys.readouterr().err

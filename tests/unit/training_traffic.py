@@ -110,9 +110,11 @@ class Said:
         return np.array([i.comm_start_ns for i in self.iterations if i.job == job], np.int64)
 
 
-def replay(wire: Wire, slice_ms: int = 200, after_s: float = 0, resolution_ns: int = MS) -> Said:
-    """Give all of it to a new inference in slices, and some silence afterwards."""
+def replay(wire: Wire, slice_ms: int = 200, after_s: float = 0, resolution_ns: int = MS, watched: bool = False) -> Said:
+    """Give all of it to a new inference in slices, and some silence afterwards; watched: the hosts were, from 0 on."""
     inference, said = Inference(resolution_ns), Said()
+    if watched:
+        inference.watch({flow.host for flow in wire.flows}, START)
     for number, flow in enumerate(wire.flows):
         inference.describe(number, flow)
     rows = np.concatenate([*wire.tables, np.empty(0, TRAFFIC)])

@@ -28,7 +28,7 @@ from netmon.agent.recorder import Pulls, Recorder, in_memory
 from netmon.history.stored_rows import StoredRows
 from netmon.records import Batch
 from netmon.views import Hang, Hung
-from netmon.web import carried
+from netmon.web import span as span_sums
 from netmon.web.live import Live
 from netmon.web.stored import Stored
 from netmon.wire.security import PLAIN
@@ -56,7 +56,7 @@ def lane(page: Any, kind: str, at: int = 0) -> tuple[float, float]:
         """([kind, at]) => {
           const { timeline } = netmonPage;
           const lane = timeline.rows.filter((one) => timeline.lanes[one].kind === kind)[at];
-          return timeline.y(lane) + timeline.places[lane].height / 2;
+          return timeline.y(lane) + timeline.boxes[lane].height / 2;
         }""",
         [kind, at],
     )
@@ -378,10 +378,10 @@ def test_a_span_is_added_up_beside_the_one_before(browser: Any, cluster: str) ->
         assert page.inner_text("#selection") == text
 
 
-@pytest.mark.parametrize("most", [carried.MOST_ROWS, 0])
+@pytest.mark.parametrize("most", [span_sums.MOST_ROWS, 0])
 def test_a_long_span_has_its_processes(browser: Any, cluster: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of the run; of too many rows it is an estimate, and says so."""
-    monkeypatch.setattr(carried, "MOST_ROWS", most)
+    monkeypatch.setattr(span_sums, "MOST_ROWS", most)
     with looking(browser, cluster) as page:
         settled(page)
         unfolded(page)

@@ -226,7 +226,7 @@ class _Agent:
 
     def _wanted(self, due: float) -> tuple[int, int]:
         """What the collector had asked for by then: width in ms, spans together."""
-        return self._requests[bisect_right(self._requests, due, key=lambda asked: asked[0]) - 1][1:]
+        return self._requests[bisect_right(self._requests, due, key=lambda request: request[0]) - 1][1:]
 
     # --- messages
 

@@ -104,8 +104,8 @@ class Pattern:
         number = np.arange(self.rest)
         each = -(-len(number) // self.others)
         slot = number % self.others
-        apart = max(7, SECOND_MS // max(1, min(len(number), self.others)))
-        when = (number // self.others * (SECOND_MS // each) + slot * apart) % SECOND_MS
+        spacing = max(7, SECOND_MS // max(1, min(len(number), self.others)))
+        when = (number // self.others * (SECOND_MS // each) + slot * spacing) % SECOND_MS
         parts.append(_table(self.own + slot, when, self.variants + number * self.variants + variant))
         table = np.concatenate(parts)
         return table[np.argsort(table["bucket_start_ns"], kind="stable")]

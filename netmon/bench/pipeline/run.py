@@ -231,7 +231,7 @@ class PipelineResult:
     stop_s: float
     stop_status: int
     verdict: Verdict
-    told: Report  # by the agents
+    reported: Report  # by the agents
 
     @property
     def taking_in_cores(self) -> float:
@@ -364,7 +364,7 @@ def _measure(
     data: Path,
     progress: Progress,
     bus: str = "",
-    beside: Mapping[str, int] | None = None,
+    other_pids: Mapping[str, int] | None = None,
 ) -> PipelineResult:
     """bus: its address, where there is one; beside: other processes to account for."""
     load = spec.load
@@ -383,7 +383,7 @@ def _measure(
             TopOnce(address) as top,
         ):
             agents.wait_output(BEGUN, _BEGIN_S)
-            pids = {"collector": collector.pid, "agents": agents.pid, **(beside or {})}
+            pids = {"collector": collector.pid, "agents": agents.pid, **(other_pids or {})}
             account, begin = _Account(pids), time.monotonic()
             viewer.begin()
             while not (ENDED in agents.output() or (load.cut and time.monotonic() > begin + load.seconds)):
@@ -468,5 +468,5 @@ def _result(
         stop_s=stop[0],
         stop_status=stop[1],
         verdict=verdict,
-        told=reported,
+        reported=reported,
     )

@@ -347,7 +347,7 @@ def _table_difference(one: "pd.DataFrame", other: "pd.DataFrame") -> TableDiffer
     more = np.bincount(kind[: len(one)], minlength=kinds) - np.bincount(kind[len(one) :], minlength=kinds)
     shown = [
         f"{sign} {', '.join(f'{name}={value}' for name, value in both.iloc[row].items())}"
-        for sign, odd in (("-", more > 0), ("+", more < 0))
-        for row in np.flatnonzero(odd[kind])[:_MOST_SHOWN]
+        for sign, differs in (("-", more > 0), ("+", more < 0))
+        for row in np.flatnonzero(differs[kind])[:_MOST_SHOWN]
     ]
     return TableDifference(len(one), int(more[more > 0].sum()), int(-more[more < 0].sum()), shown)

@@ -344,11 +344,11 @@ def measure(spec: PipelineSpec, progress: Progress = silent) -> WorkersResult:
             folder = Path(name) / str(count)
             folder.mkdir()
 
-            def tell(done: float, of: float, text: str = "", index: int = index) -> None:
+            def report(done: float, of: float, text: str = "", index: int = index) -> None:
                 progress((index + done) / 2, 1)
 
             with _burning(workers - count, cores_each, folder):
-                played.append(asyncio.run(_play(recorded, count, cores_each, folder, tell)))
+                played.append(asyncio.run(_play(recorded, count, cores_each, folder, report)))
         differences = compare(Path(name) / "1" / "data", Path(name) / str(workers) / "data")
     return WorkersResult(load, cores_each, played[0], played[1], differences)
 

@@ -168,7 +168,7 @@ def in_turn(
                 do(plan)
             except NetmonError as error:
                 failed.append(f"{name}: {error}")
-                log.warning("bench verdict: %s: %s", name, error)
+                log.warning("bench: %s: %s", name, error)
     except KeyboardInterrupt:
         return True
     return False

@@ -26,6 +26,9 @@ import numpy.typing as npt
 from netmon.dl.grouped import joined, sums_by_two
 from netmon.records import Table
 
+Edge = tuple[str, str]
+"""From one address to another."""
+
 BURST = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("level", "<i8"), ("volume", "<i8")])
 """Traffic without a pause, [start, end). level: the flow's bytes before it, volume: its own."""
 
@@ -274,6 +277,7 @@ VOLUME_TOLERANCE = 0.01
 """ε, of V. Retransmitted segments are counted twice by the sender, and lost ones never come to the receiver."""
 INTERVALS = 3
 """Equal volumes in a row that make a repetition."""
+_TIGHT = 0.004  # of the volume
 _STRAY = 0.001  # of V: less is no gradients
 _CHANCE = 0.05  # likelier chains are no evidence
 _POINTS = 64  # pauses looked at
@@ -282,6 +286,61 @@ _TYPICAL = 25  # percentile of a chain's pauses
 SHORT = 0.5
 """Of the usual pause before an iteration, or of another chain's: what is less is no such pause."""
 _AS_FAR = 0.5  # as another chain reaches back
+
+
+_LOOKED_BACK, _LATER, _FROM = 256, 128, 4
+"""Bursts that are laid beside themselves; at most so many later; candidates are the distances of the last ones."""
+_JITTER = 3  # segments that a burst's end may be counted to the one or the other
+_LEAST_STEPS = 4
+_ALIKE, _AS_ALIKE = 0.33, 0.84
+_CONTRAST = 0.75  # of the way from what other volumes reach to the best
+_LONGEST = 0.98  # quantile: longer pauses count as this one
+
+
+def recurring_volume(rows: Table) -> float:
+    """Bytes after which a flow's pauses are the same again; 0: none is clear.
+
+    Layers that are gathered one by one, or micro-batches, are of equal volumes as well, but not the pauses between
+    them. The pauses are laid beside themselves, later by so many bytes: what both have, of what either has, is 1 where
+    they are the same. It is highest at the bytes of a step and of several, and lower at those of a part.
+    """
+    rows = rows[-_LOOKED_BACK:]
+    if len(rows) < 2 * _LEAST_STEPS:
+        return 0.0
+    level, pauses = rows["level"].astype(np.float64), pauses_before(rows).astype(np.float64)
+    pauses[0] = 0
+    pauses = np.minimum(pauses, np.sort(pauses)[int(_LONGEST * len(pauses))])
+    ends = range(len(level) - _FROM, len(level))
+    volumes = np.concatenate([level[end] - level[max(0, end - _LATER) : end] for end in ends])
+    volumes = np.sort(volumes[(volumes > 0) & (_LEAST_STEPS * volumes <= level[-1] - level[0])])
+    if not len(volumes):
+        return 0.0
+    volumes = volumes[np.append(True, np.diff(volumes) > SEGMENT_BYTES)]
+    alike = _likeness(level, pauses, volumes)
+    best = float(alike.max())
+    others = np.quantile(alike[alike >= best / 4], 0.1)
+    least = max(_AS_ALIKE * best, others + _CONTRAST * (best - others) if others < 0.8 * best else 0.0)
+    return float(volumes[np.argmax(alike >= least)]) if best >= _ALIKE else 0.0
+
+
+def _likeness(
+    level: npt.NDArray[np.float64], pauses: npt.NDArray[np.float64], volumes: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Of each volume."""
+    bursts = volumes * (len(level) / (level[-1] - level[0]))
+    slack = np.minimum(_TIGHT * volumes, _JITTER * SEGMENT_BYTES * np.sqrt(bursts + 1))[:, None]
+    slack = np.maximum(slack, SEGMENT_BYTES)
+    wanted = level + volumes[:, None]
+    after = np.minimum(np.maximum(level.searchsorted(wanted), 1), len(level) - 1)
+    near = after - (wanted - level[after - 1] < level[after] - wanted)
+    met = np.abs(level[near] - wanted) <= slack
+    known = wanted <= level[-1] + slack
+    one, other = np.where(known, pauses, 0.0), np.where(met, pauses[near], 0.0)
+    later = np.where(level >= level[0] + volumes[:, None] - slack, pauses, 0.0).sum(axis=1)
+    unmet = np.maximum(0.0, later - other.sum(axis=1))
+    either = np.maximum(one, other).sum(axis=1) + unmet
+    found: npt.NDArray[np.float64] = np.minimum(one, other).sum(axis=1) / np.maximum(either, 1.0)
+    return found
 
 
 @dataclass(frozen=True)
@@ -317,7 +376,8 @@ def repetition(rows: Table, now_ns: int) -> Repetition | None:
     total = int(rows["level"][-1] + rows["volume"][-1])
     levels = np.append(rows["level"], total)
     pauses = np.append(pauses_before(rows), now_ns - rows["end_ns"][-1])
-    chain = _best([chain for points in _points(pauses) for chain in _chains(levels, pauses, points)])
+    step = recurring_volume(rows)
+    chain = _best([chain for points in _points(pauses) for chain in _chains(levels, pauses, points, step)])
     if chain is None:
         return None
     volume = int(np.median(np.diff(levels[chain.points])))
@@ -372,11 +432,14 @@ def _best(chains: list[_Chain]) -> _Chain | None:
 
 
 def _chains(
-    levels: npt.NDArray[np.int64], pauses: npt.NDArray[np.int64], points: npt.NDArray[np.int64]
+    levels: npt.NDArray[np.int64], pauses: npt.NDArray[np.int64], points: npt.NDArray[np.int64], step: float
 ) -> list[_Chain]:
-    """Those through these pauses that are not chance."""
+    """Those through these pauses that are not chance; of so many bytes, if step is not 0."""
     level = levels[points]
     ends, volumes = _candidates(level, int(levels[-1]))
+    if step:
+        alike = np.abs(volumes - step) <= VOLUME_TOLERANCE * step
+        ends, volumes = ends[alike], volumes[alike]
     if not len(ends):
         return []
     path = _follow_back(level, ends, volumes)
@@ -416,3 +479,14 @@ def _follow_back(
         here = np.where(going, nearest, here)
         path.append(np.where(going, nearest, -1))
     return np.array(path).T
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A flow, each 5-tuple once, that belongs to no job."""
+
+    flow: int
+    edge: Edge
+    bursts: Bursts
+    repetition: Repetition | None
+    fresh: bool = False  # it is known from its beginning

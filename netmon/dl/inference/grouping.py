@@ -8,10 +8,18 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.bursts import INTERVALS, VOLUME_TOLERANCE, Bursts, Repetition, repetition, together
-
-Edge = tuple[str, str]
-"""From one address to another."""
+from netmon.dl.inference.bursts import (
+    INTERVALS,
+    VOLUME_TOLERANCE,
+    Bursts,
+    Candidate,
+    Edge,
+    Repetition,
+    pauses_before,
+    repetition,
+    together,
+)
+from netmon.dl.inference.staggered import Start, starts
 
 
 def strongly_connected(edges: Collection[Edge]) -> list[set[str]]:
@@ -115,6 +123,11 @@ def pattern_of(edges: Collection[Edge]) -> str:
     return _plain(edges) or ("hierarchical" if _hierarchical(edges) else "")
 
 
+def connected_pairs(pairs: Iterable[frozenset[str]]) -> list[set[str]]:
+    """Members that are connected by the pairs."""
+    return strongly_connected([(a, b) for pair in pairs for a in pair for b in pair if a != b])
+
+
 def ordered(members: Collection[str], edges: Collection[Edge]) -> tuple[str, ...]:
     """The members: of a ring from the smallest address on along the edges, of a star the centre first, else sorted."""
     ascending = tuple(sorted(members, key=_numerically))
@@ -170,16 +183,6 @@ def _numerically(address: str) -> tuple[int, str, list[int]]:
     if len(parts) == 4 and all(part.isdigit() for part in parts):
         return 0, "", [int(part) for part in parts]
     return 1, address, []
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A flow, each 5-tuple once, that belongs to no job."""
-
-    flow: int
-    edge: Edge
-    bursts: Bursts
-    repetition: Repetition | None
 
 
 def addresses(flows: Sequence[Candidate]) -> set[str]:
@@ -305,8 +308,9 @@ def _middles(flows: Sequence[Bursts], edges: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def _by_distance(one: Repetition, other: Repetition, now_ns: int, resolution_ns: int) -> Relation:
+    enough = min(len(one.onsets_ns), len(other.onsets_ns)) >= _FEW
     if _in_number(one.onsets_ns, other.onsets_ns) >= _AHEAD:
-        return Relation.DIFFERENT
+        return Relation.DIFFERENT if enough else Relation.OPEN
     a, b = _paired(one.onsets_ns, other.onsets_ns)
     period = float(np.median(np.diff(a))) if len(a) > 1 else 0.0
     over = now_ns - max(int(one.onsets_ns[-1]), int(other.onsets_ns[-1])) > max(_OVER_NS, _OVER_PERIODS * period)
@@ -410,7 +414,7 @@ def _relation(
 def _side(flows: Sequence[Candidate], shared: set[str], now_ns: int, resolution_ns: int) -> Side:
     sends = [c.bursts for c in flows if c.edge[1] in shared]
     receives = [c.bursts for c in flows if c.edge[0] in shared]
-    return Side(sends, receives, common(flows, now_ns, resolution_ns))
+    return Side(sends, receives, _counted(flows) or common(flows, now_ns, resolution_ns))
 
 
 def are_split(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> bool:
@@ -444,6 +448,7 @@ class Group:
 
     flows: dict[int, Edge]
     repetition: Repetition
+    starts: Sequence[Start] = ()  # of its steps, where its flows begin them at times of their own
 
 
 def groups(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[Group]:
@@ -486,11 +491,52 @@ def _of_part(
     part: Sequence[Candidate], at_hosts: _AtHosts, apart: Collection[int], now_ns: int, resolution_ns: int
 ) -> list[Group]:
     whole = _group(part, at_hosts, apart, now_ns, resolution_ns)
+    if whole is None and len(part) <= _MOST_COMPARED:
+        whole = _staggered(part)
     if whole or len(part) > _MOST_COMPARED:
-        return [whole] if whole else []
+        return [group for group in [whole] if group and not _may_be_part(group, part, resolution_ns)]
     alike = (flows for by_period in _by_period(part) for flows in connected(by_period))
     found = (_group(flows, at_hosts, apart, now_ns, resolution_ns) for flows in alike)
-    return [group for group in found if group]
+    return [group for group in found if group and not _may_be_part(group, part, resolution_ns)]
+
+
+def _staggered(flows: Sequence[Candidate]) -> Group | None:
+    """The flows as one group, if they count the same steps, though at no moment all of them pause."""
+    begun = starts(flows)
+    own = _counted(flows)
+    return Group({c.flow: c.edge for c in flows}, own, begun) if own else None
+
+
+def _counted(flows: Sequence[Candidate]) -> Repetition | None:
+    """Their steps, as counted from where the flows began."""
+    begun = starts(flows)
+    if not begun:
+        return None
+    onsets = np.array([time_ns for time_ns, _ in begun])
+    levels = np.array([sum(before.values()) for _, before in begun])
+    return Repetition(int(np.median(np.diff(levels))), onsets, levels, 0.0)
+
+
+_SHORT_NS, _LONG_ENOUGH_NS = 150_000_000, 400_000_000  # of what may be a layer's or a micro-batch's; seen for so long
+_UNEVEN = 2.2  # times the shortest pause
+_IRREGULAR = 3.5  # times the shortest
+_MANY_PARTS = 100
+
+
+def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -> bool:
+    """Whether its repetitions may be parts of longer ones: short, after pauses that differ."""
+    own = group.repetition
+    if group.starts or len(own.onsets_ns) > _MANY_PARTS:
+        return False
+    intervals = np.diff(own.onsets_ns)
+    if len(intervals) < _SURE and intervals.max() > _IRREGULAR * intervals.min():
+        return True
+    if own.period_ns >= _SHORT_NS:
+        return False
+    rows = together([c.bursts.rows for c in flows if c.flow in group.flows], resolution_ns)
+    pauses = pauses_before(rows)[np.searchsorted(rows["start_ns"], own.onsets_ns[1:])]
+    uneven = bool(pauses.max() > _UNEVEN * max(1, int(pauses.min())))
+    return uneven or int(own.onsets_ns[-1] - own.onsets_ns[0]) < _LONG_ENOUGH_NS
 
 
 def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:

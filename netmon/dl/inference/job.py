@@ -2,7 +2,7 @@
 """One job, followed from iteration to iteration."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -11,15 +11,19 @@ import numpy.typing as npt
 
 from netmon.dl.inference.bursts import (
     INTERVALS,
+    SEGMENT_BYTES,
     SHORT,
     Bursts,
+    Edge,
     Repetition,
     beginning,
     pauses_before,
     repetition,
     together,
 )
-from netmon.dl.inference.grouping import Edge, ordered, pattern_of
+from netmon.dl.inference.grouping import ordered, pattern_of
+from netmon.dl.inference.parallel import PIPELINE, groups_of
+from netmon.dl.inference.staggered import Start
 from netmon.dl.inference.types import InferredIteration, InferredJob
 from netmon.records import Table
 
@@ -61,15 +65,13 @@ class Words:
 
 
 _TOLERANCE = 0.02  # of an iteration's bytes
+_PATIENCE = 2  # periods that some flows of a staggered job may be behind
 _LOST, _GIVEN_UP = 4, 24  # iterations' bytes without a beginning: they are not what they were; this is no job
 _REMEMBERED = 16  # iterations
 _NEVER = int(np.iinfo(np.int64).max)
 _LONGER = 1.5  # times the bytes: other iterations
 _SOON = 0.1  # of the period
 _END_PERIODS, _END_NS = 10, 10_000_000_000  # silence, after which a job has ended
-
-_Start = tuple[int, dict[int, int]]
-"""When an iteration begins, and how many bytes each flow had sent before."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Beginning:
     pause_ns: int
     spread_ns: int  # until half of the flows have begun
     levels: dict[int, int]  # bytes of each flow before
+    starts: dict[int, int]  # when each flow begins its own
     ends: dict[int, int]  # when the last burst of each flow before ended
 
 
@@ -114,6 +117,10 @@ class Job:
         self._reported = False  # of the open iteration, that it has ended
         self._ended_ns = 0  # when the traffic of the iteration before the open one ended; 0: it had none, or long ago
         self._number = 0
+        self._staggered = False  # its flows begin and end at times of their own
+        self.one_phase = False  # all its flows pause once in each iteration, and no more
+        self._begun: deque[int] = deque(maxlen=_REMEMBERED)  # when the last iterations did
+        self._grouped = 0  # iterations when its groups are to be looked for next
         self._reviewed = 0  # iterations when it was last asked whether it is one job
         self._shares: dict[int, float] = {}  # bytes of each flow per iteration
 
@@ -134,7 +141,7 @@ class Job:
 
         Gives iterations that have ended, if so; None while it is not time.
         """
-        if self._number - self._reviewed < min(_REMEMBERED, max(INTERVALS, self._reviewed)):
+        if self._staggered or self._number - self._reviewed < min(_REMEMBERED, max(INTERVALS, self._reviewed)):
             return None
         self._reviewed = self._number
         found = repetition(together([b.rows for _, b in self._kept(bursts)], self._resolution_ns), now_ns)
@@ -164,20 +171,27 @@ class Job:
         """A pause of at least so long may be one in which the ranks compute."""
         return SHORT * float(median(self._pauses))
 
-    def begin(self, found: Repetition, bursts: Mapping[int, Bursts]) -> list[InferredIteration]:
-        """Take a repetition of the flows together for this job's iterations; gives those that have ended."""
+    def begin(
+        self, found: Repetition, bursts: Mapping[int, Bursts], starts: Sequence[Start] = ()
+    ) -> list[InferredIteration]:
+        """Take a repetition of the flows together for this job's iterations; gives those that have ended.
+
+        starts: of the iterations, where the flows begin them at times of their own.
+        """
+        self._staggered = bool(starts)
         for remembered in (self._volumes, self._pauses, self._periods):
             remembered.clear()
         self._volumes.append(found.volume)
         self._pauses.append(int(found.pause_ns))
         self._periods.append(int(found.period_ns))
-        begun = [{flow: b.total - b.since(int(onset)) for flow, b in self._kept(bursts)} for onset in found.onsets_ns]
+        onsets = list(starts) or [self._all_at(onset, bursts) for onset in found.onsets_ns.tolist()]
+        begun = [levels for _, levels in onsets]
         self._shares = {
             flow: float(np.median(np.diff([levels[flow] for levels in begun]))) for flow, _ in self._kept(bursts)
         }
         last_ns = self._open.time_ns if self._open else self._after_ns
-        onsets = [(int(onset), levels) for onset, levels in zip(found.onsets_ns, begun, strict=True)]
-        onsets = [*self._earlier(*onsets[0], bursts), *onsets]
+        if not starts:
+            onsets = [*self._earlier(*onsets[0], bursts), *onsets]
         new = [onset for onset in onsets if onset[0] > last_ns]
         onsets = new if new or self._open else onsets[-1:]
         return [i for onset in onsets if (i := self._next(*onset, bursts))]
@@ -196,9 +210,9 @@ class Job:
             ended += [iteration] if iteration else []
         rows = self._since(bursts)
         lost = len(rows) and rows["volume"].sum() > _LOST * self.volume
-        if lost and (found := repetition(rows, now_ns)):
+        if lost and not self._staggered and (found := repetition(rows, now_ns)):
             return ended + self.begin(found, bursts)
-        self.given_up = bool(lost) and rows["volume"].sum() > _GIVEN_UP * self.volume
+        self.given_up = bool(lost) and (self._staggered or rows["volume"].sum() > _GIVEN_UP * self.volume)
         if not self.found.ended and (self.given_up or self._silent(rows, now_ns)):
             ended += self.end(bursts)
         return ended
@@ -251,7 +265,7 @@ class Job:
                 kept.append(rows[rows["level"].searchsorted(levels[flow]) :])
         return together(kept, self._resolution_ns)
 
-    def _find_next(self, bursts: Mapping[int, Bursts], now_ns: int) -> _Start | None:
+    def _find_next(self, bursts: Mapping[int, Bursts], now_ns: int) -> Start | None:
         """Where the next iteration begins, and the bytes of every flow before it; None if that is not known yet."""
         rows = self._since(bursts)
         if self._open is None or not len(rows):
@@ -259,6 +273,10 @@ class Job:
         total = int(rows["level"][-1] + rows["volume"][-1])
         if total <= (1 + _TOLERANCE) * self.volume:
             return None
+        if self._staggered:
+            onsets, waiting = self._each(self._open.levels, 1, bursts)
+            late = bool(onsets) and now_ns - min(onsets.values())[0] > _PATIENCE * self.period_ns
+            return None if not onsets or (waiting and not late) else self._agreed(onsets, bursts)
         pauses, levels = pauses_before(rows), rows["level"]
         index = self._boundary(rows, self.volume, self.volume)
         if index is not None and pauses[index] >= self._baseline_ns:
@@ -286,7 +304,8 @@ class Job:
                 waiting += 1
                 continue
             rows = b.rows_around(expected - _TOLERANCE * self._shares[flow])
-            index = self._boundary(rows, expected, self._shares[flow])
+            near = self._nearest if self._staggered else self._boundary
+            index = near(rows, expected, self._shares[flow])
             if index is not None:
                 onsets[flow] = int(rows["start_ns"][index]), int(rows["level"][index])
         return onsets, waiting
@@ -295,19 +314,25 @@ class Job:
         slack = _TOLERANCE * volume
         return beginning(rows, pauses_before(rows), (level - slack, level, level + slack), volume, self._baseline_ns)
 
-    def _agreed(self, onsets: Mapping[int, tuple[int, int]], bursts: Mapping[int, Bursts]) -> _Start:
+    def _nearest(self, rows: Table, level: float, volume: float) -> int | None:
+        apart = np.abs(rows["level"] - level)
+        index = int(np.argmin(apart))
+        return index if apart[index] <= max(_TOLERANCE * volume, SEGMENT_BYTES) else None
+
+    def _agreed(self, onsets: Mapping[int, tuple[int, int]], bursts: Mapping[int, Bursts]) -> Start:
         """The first of the flows' own beginnings, but for those too far from most."""
         middle = float(np.median([time_ns for time_ns, _ in onsets.values()]))
-        time_ns = min(t for t, _ in onsets.values() if t >= middle - SHORT * self.period_ns)
+        apart_ns = (_PATIENCE if self._staggered else SHORT) * self.period_ns
+        time_ns = min(t for t, _ in onsets.values() if t >= middle - apart_ns)
         levels = {flow: b.total - b.since(time_ns) for flow, b in self._kept(bursts)}
         return time_ns, levels | {flow: level for flow, (_, level) in onsets.items()}
 
-    def _all_at(self, time_ns: int, bursts: Mapping[int, Bursts]) -> _Start:
+    def _all_at(self, time_ns: int, bursts: Mapping[int, Bursts]) -> Start:
         return time_ns, {flow: b.total - b.since(time_ns) for flow, b in self._kept(bursts)}
 
-    def _earlier(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> list[_Start]:
+    def _earlier(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> list[Start]:
         """Beginnings of the iterations before, as far back as most flows by themselves have them."""
-        found: list[_Start] = []
+        found: list[Start] = []
         while True:
             onsets, _ = self._each(levels, -1, bursts)
             if 2 * len(onsets) <= len(self.flows):
@@ -324,7 +349,7 @@ class Job:
         pauses: npt.NDArray[np.int64],
         levels: npt.NDArray[np.int64],
         bursts: Mapping[int, Bursts],
-    ) -> _Start | None:
+    ) -> Start | None:
         """An iteration of other bytes than in the baseline: it ends where a normal one begins."""
         long = np.flatnonzero(pauses[1:] >= self._baseline_ns) + 1
         volume = self.volume
@@ -337,6 +362,7 @@ class Job:
     def _next(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> InferredIteration | None:
         """An iteration begins; gives the one that ends thereby, if it is known when that began."""
         before, self._open = self._open, self._beginning(time_ns, levels, bursts)
+        self._begun.append(time_ns)
         if self.found.ended:
             self.found = replace(self.found, ended=False)
         reported, self._reported = self._reported, False
@@ -352,17 +378,17 @@ class Job:
         return None if reported else self._iteration(before, time_ns - self._open.pause_ns, self._open.ends)
 
     def _beginning(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> Beginning:
-        ends, starts = {}, []
+        ends, starts = {}, {}
         for flow, b in self._kept(bursts):
             rows = b.rows_around(levels[flow])
             index = int(rows["level"].searchsorted(levels[flow]))
             if index:
                 ends[flow] = int(rows["end_ns"][index - 1])
             if index < len(rows):
-                starts.append(int(rows["start_ns"][index]))
+                starts[flow] = int(rows["start_ns"][index])
         pause_ns = max(0, time_ns - max(ends.values())) if ends else 0
-        spread_ns = max(0, int(np.median(starts)) - time_ns) if starts else 0
-        return Beginning(time_ns, pause_ns, spread_ns, dict(levels), ends)
+        spread_ns = max(0, int(np.median([*starts.values()])) - time_ns) if starts else 0
+        return Beginning(time_ns, pause_ns, spread_ns, dict(levels), starts, ends)
 
     def _iteration(self, begun: Beginning, end_ns: int, ends: Mapping[int, int]) -> InferredIteration:
         """The iteration that begun; its traffic ended at end_ns, that of each flow at ends."""
@@ -379,6 +405,8 @@ class Job:
 
         Or when it spoke again, where that was soon after.
         """
+        if self._staggered:
+            return self._through_by_themselves(ends)
         last = dict.fromkeys(self.found.members, begun.time_ns)
         for flow, flow_end_ns in ends.items():
             receiver = self.flows[flow][1]
@@ -387,11 +415,31 @@ class Job:
         next_ns = self._open.time_ns if self._open and self._open is not begun else _NEVER
         return tuple(self._through(member, min(time_ns, end_ns), next_ns) for member, time_ns in last.items())
 
+    def _through_by_themselves(self, ends: Mapping[int, int]) -> tuple[int, ...]:
+        """The same where each member begins the next iteration at a time of its own: the end of all its bursts."""
+        through = []
+        begun = self._open.starts if self._open else {}
+        for member in self.found.members:
+            own = [flow for flow, edge in self.flows.items() if member in edge]
+            last_ns = max((ends[flow] for flow in own if flow in ends), default=0)
+            next_ns = min((begun[flow] for flow in own if begun.get(flow, 0) > last_ns), default=_NEVER)
+            through.append(self._through(member, last_ns, next_ns))
+        return tuple(through)
+
     def _through(self, member: str, received_ns: int, next_ns: int) -> int:
         """When a member spoke again, if that was soon after it had received its last gradient; else when it had."""
         soon_ns = received_ns + int(_SOON * self.period_ns)
         spoke_ns = self._words.first(member, self.found.members, received_ns, min(soon_ns, next_ns))
         return min(spoke_ns, next_ns) if spoke_ns else received_ns
+
+    def find_groups(self, bursts: Mapping[int, Bursts]) -> None:
+        """Now and then: which groups of its members exchange something among themselves."""
+        if self._open is None or self._grouped > self._number:
+            return
+        self._grouped = 2 * self._number + INTERVALS
+        groups = groups_of(self.flows, self._shares, bursts, self._begun[0], self.one_phase)
+        pattern = PIPELINE if [group.kind for group in groups] == [PIPELINE] else self.found.pattern
+        self.found = replace(self.found, groups=groups, pattern=pattern)
 
     def _described(self) -> InferredJob:
         senders = len({sender for sender, _ in self.flows.values()})

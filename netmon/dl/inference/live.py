@@ -12,10 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import joined as joined_rows
-from netmon.dl.inference.bursts import INTERVALS, Bursts, Repetition, add_buckets, are_gradients, repetition, summed
-from netmon.dl.inference.grouping import (
+from netmon.dl.inference.bursts import (
+    INTERVALS,
+    Bursts,
     Candidate,
     Edge,
+    Repetition,
+    add_buckets,
+    are_gradients,
+    repetition,
+    summed,
+)
+from netmon.dl.inference.grouping import (
     Group,
     addresses,
     are_split,
@@ -24,6 +32,7 @@ from netmon.dl.inference.grouping import (
     strongly_connected,
 )
 from netmon.dl.inference.job import Job, Words
+from netmon.dl.inference.staggered import pauses_often, starts
 from netmon.dl.inference.types import TRAFFIC, Findings, InferredIteration, InferredJob, LinkFlow
 from netmon.dl.inference.verdicts import Ends, Verdicts, ends_of
 from netmon.records import Direction, Table, empty
@@ -268,6 +277,11 @@ class ScanSchedule:
                     self._put_off(flow, until_ns)
         return self._groups
 
+    def are_mutual(self, one: str, other: str, until_ns: int) -> bool:
+        """Whether these addresses can reach each other along flows of no job."""
+        groups = self._connected(until_ns)
+        return groups.get(one, -1) == groups.get(other, -2)
+
     def _is_mutual(self, flow: int, groups: Mapping[str, int]) -> bool:
         """Whether it stands for its 5-tuple, between hosts that can reach each other."""
         what = self._flows[flow]
@@ -282,6 +296,12 @@ class ScanSchedule:
 
 _FINEST_NS = 100_000
 """With finer buckets every super-packet would be a burst of its own."""
+_FRESH_NS = 1_000_000_000
+"""A flow that begins so long after its host is watched had been silent, or not been there."""
+_NEVER = 1 << 62
+_ALONE, _ALONE_STAGGERED = 16, 64  # repetitions after which flows make a job though their hosts exchange much else
+_MUCH = 0.1  # of what its least flow carries
+_PATIENCE = 12  # repetitions after which the beginning of a step is taken to be where the longest pause is
 _FORGOTTEN_NS = 60_000_000_000
 _MANY, _SEARCH_NS = 64, 5_000_000
 """Where so many flows repeat themselves and make no job, they are searched again only after so long for each."""
@@ -301,6 +321,7 @@ class Inference:
         self._resolution_ns = resolution_ns * -(-_FINEST_NS // resolution_ns)
         self._flows: dict[int, LinkFlow] = {}
         self._hosts: dict[str, str] = {}  # by address
+        self._watched: dict[str, int] = {}  # by host, since when
         self._at: Counter[str] = Counter()  # flows by the address of the end at which they are seen
         self._bursts: dict[int, Bursts] = {}
         self._words = Words(self._resolution_ns)
@@ -321,6 +342,10 @@ class Inference:
         self._hosts.setdefault(_local(what), what.host)
         self._at[_local(what)] += 1
         self._verdicts.described(flow)
+
+    def watch(self, hosts: Iterable[str], time_ns: int) -> None:
+        """All that these hosts send is known from this time on, and was not before."""
+        self._watched.update(dict.fromkeys(hosts, time_ns))
 
     def spare(self, flows: Iterable[int]) -> None:
         """These flows, and no others, are of jobs whose iterations are reported better: little is spent on finding
@@ -436,6 +461,7 @@ class Inference:
         iterations: list[InferredIteration] = []
         for job in self._jobs:
             iterations += job.follow(self._bursts, until_ns)
+            job.find_groups(self._bursts)
         return iterations
 
     def _review(self, until_ns: int) -> list[InferredIteration]:
@@ -474,7 +500,8 @@ class Inference:
 
     def _candidate(self, flow: int) -> Candidate:
         what = self._flows[flow]
-        return Candidate(flow, (what.src, what.dst), self._bursts[flow], self._looking.looks[flow].found)
+        fresh = self._verdicts.since(flow) - self._watched.get(what.host, _NEVER) >= _FRESH_NS
+        return Candidate(flow, (what.src, what.dst), self._bursts[flow], self._looking.looks[flow].found, fresh)
 
     def _find_jobs(self, candidates: Sequence[Candidate], until_ns: int) -> list[InferredIteration]:
         iterations: list[InferredIteration] = []
@@ -483,6 +510,9 @@ class Inference:
         if not found and repeating > _MANY:
             self._searched[min(addresses(candidates))] = until_ns + repeating * _SEARCH_NS
         for group in found:
+            alone = _ALONE_STAGGERED if group.starts else _ALONE
+            if len(group.repetition.onsets_ns) <= alone and self._has_others(group, until_ns):
+                continue
             grown = self._grown(group, candidates, until_ns)
             if grown is not None:
                 iterations += grown
@@ -490,9 +520,32 @@ class Inference:
             after_ns = max(self._reported_until.get(flow, -1) for flow in group.flows)
             job = Job(self._name(group), group.flows, self._hosts, self._words, self._resolution_ns, after_ns)
             self._jobs.append(job)
-            iterations += job.begin(group.repetition, self._bursts)
+            own = [c for c in candidates if c.flow in group.flows]
+            begun = group.starts
+            job.one_phase = not begun and not pauses_often(own, group.repetition, self._resolution_ns)
+            if not begun and not job.one_phase:
+                begun = starts(own)
+                if not begun and len(group.repetition.onsets_ns) <= _PATIENCE:
+                    self._jobs.remove(job)
+                    continue
+            iterations += job.begin(group.repetition, self._bursts, begun)
             iterations += job.follow(self._bursts, until_ns)
         return iterations
+
+    def _has_others(self, group: Group, until_ns: int) -> bool:
+        """Whether its members exchange much in other flows of no job, with whoever they can reach and be reached by."""
+        begun_ns = int(group.repetition.onsets_ns[0])
+        members = {address for edge in group.flows.values() for address in edge}
+        own = {ends_of(self._flows[flow]) for flow in group.flows}
+        own |= {ends_of(self._flows[flow]) for job in self._jobs for flow in job.flows if flow in self._flows}
+        least = min(self._bursts[flow].since(begun_ns) for flow in group.flows)
+        for flow, bursts in self._bursts.items():
+            what = self._flows[flow]
+            if members.isdisjoint((what.src, what.dst)) or ends_of(what) in own or bursts.last_ns < begun_ns:
+                continue
+            if self._looking.are_mutual(what.src, what.dst, until_ns) and bursts.since(begun_ns) > _MUCH * least:
+                return True
+        return False
 
     def _name(self, group: Group) -> str:
         """By its members and its first connection, so that whoever finds the job calls it the same."""

@@ -29,16 +29,26 @@ class LinkFlow:
 
 
 @dataclass(frozen=True)
+class TrafficGroup:
+    """Members of a job that exchange something among themselves in each step."""
+
+    kind: str  # of netmon.dl.inference.parallel
+    members: tuple[str, ...]  # addresses; of a pipeline in the order of its stages, else ascending
+    bytes_per_iteration: int  # that a member sends, on average
+
+
+@dataclass(frozen=True)
 class InferredJob:
     """Hosts that train together. Of a ring, each member sends to the next and the last to the first."""
 
     name: str
     members: tuple[str, ...]  # addresses
     hosts: tuple[str, ...]  # of the members, in their order; empty where none of their links is watched
-    pattern: str  # "ring", "star", "tree", "clique", "hierarchical"; empty: none of them
+    pattern: str  # "ring", "star", "tree", "clique", "hierarchical", "pipeline"; empty: none
     period_ns: int  # median of the last iterations
     bytes_per_iteration: int  # that a member sends, median over the members
     ended: bool = False
+    groups: tuple[TrafficGroup, ...] = ()
 
 
 @dataclass(frozen=True)

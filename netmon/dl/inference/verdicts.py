@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.grouping import Edge
+from netmon.dl.inference.bursts import Edge
 from netmon.dl.inference.job import Job
 from netmon.dl.inference.types import CONTROL, GRADIENT, FlowVerdict, LinkFlow
 from netmon.records import Direction, Table
@@ -71,6 +71,10 @@ class Verdicts:
         self._fresh.discard(flow)
         for basis in self._known.values():
             basis.within.discard(flow)
+
+    def since(self, flow: int) -> int:
+        """Until when rows had come when its first one had; 0: none has."""
+        return self._first_ns.get(flow, 0)
 
     def count(self, rows: Table, until_ns: int) -> None:
         self._news = news = dict(zip(*_sums(rows), strict=True))
@@ -176,7 +180,7 @@ class Verdicts:
     def _at_start(self, others: Sequence[int], baseline: "_Baseline") -> list[int]:
         """Those that began with the job, if they are not too much all together."""
         near = ((flow, np.abs(baseline.begun_ns - self._first_ns[flow]).min()) for flow in others)
-        early = [flow for flow, apart_ns in near if apart_ns <= baseline.period_ns]
+        early = [flow for flow, difference_ns in near if difference_ns <= baseline.period_ns]
         return early if sum(self._volume[flow] for flow in early) <= _START_ITERATIONS * baseline.volume else []
 
     def _goes_on(self, flow: int, baseline: "_Baseline") -> bool:

@@ -257,12 +257,12 @@ def advise(
     errors = {job.job: job.error_ns for job in seen}
     shares = []
     for fit in fits(compared, capacity_bps):
-        own, beside = of[fit.job], of[fit.others[0]]
-        moves = drift(own.starts_ns[:-1], beside.starts_ns[:-1])
-        apart_ns = abs(own.period_ns - beside.period_ns) if own.alone and beside.alone else 0.0
+        own, other = of[fit.job], of[fit.others[0]]
+        moves = drift(own.starts_ns[:-1], other.starts_ns[:-1])
+        differ_ns = abs(own.period_ns - other.period_ns) if own.alone and other.alone else 0.0
         tied = fit.job, *fit.others
         never = tuple(name for name in tied if not of[name].alone)
-        shares.append(Share(fit, moves, apart_ns, max(errors[name] for name in tied), never))
+        shares.append(Share(fit, moves, differ_ns, max(errors[name] for name in tied), never))
     of_ranks = [pair for job in seen for pair in _pairs(job)]
     over = {(job.job, *ends): links for job in seen for ends, links in zip(job.ends, job.over, strict=False)}
     return Advice(

@@ -197,23 +197,23 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
         steady = _with_holds(jobs, group, hold_ns)
         shifts = dict.fromkeys(group, 0.0)
         for number, index in enumerate(group[1:], 1):
-            shifts[index] = _best_shift(_Beside(steady, index, group[:number], shared, capacity_bps), shifts)
+            shifts[index] = _best_shift(_Contention(steady, index, group[:number], shared, capacity_bps), shifts)
         for index in group[1:] * (_ROUNDS if len(group) > 2 else 0):
-            shifts[index] = _best_shift(_Beside(steady, index, _others(group, index), shared, capacity_bps), shifts)
+            shifts[index] = _best_shift(_Contention(steady, index, _others(group, index), shared, capacity_bps), shifts)
         after = _model([steady[index] for index in group], [*shifts.values()], capacity_bps)
         if hold_ns and after.max() > _NEAR * hold_ns:  # the best shift leaves some of the conflict: less often, then
             hold_ns = round(_SLACK * float(after.max()))
             after = np.maximum(after, hold_ns)
         lately = _lately(jobs, group)
-        beside = {index: _Beside(lately, index, _others(group, index), shared, capacity_bps) for index in group}
-        before = {index: _shared_ns(now, dict.fromkeys(group, 0.0)) for index, now in beside.items()}
+        contention = {index: _Contention(lately, index, _others(group, index), shared, capacity_bps) for index in group}
+        before = {index: _shared_ns(now, dict.fromkeys(group, 0.0)) for index, now in contention.items()}
         took = {index: (before[index], float(after[at])) for at, index in enumerate(group)}
         for index in group[1:]:
-            now = beside[index]
+            now = contention[index]
             if not now.links:
                 continue
             near = [other for other in now.others if any(other in shared[link] for link in now.links)]
-            then = _Beside(steady, index, _others(group, index), shared, capacity_bps)
+            then = _Contention(steady, index, _others(group, index), shared, capacity_bps)
             begins = [steady[one].starts_ns[0] + shifts[one] for one in (index, near[0])]
             found.append(
                 Fit(
@@ -239,9 +239,9 @@ def scores_by_shift(fit: Fit, jobs: Sequence[Demand], capacity_bps: Mapping[int,
     own = [next(job for job in jobs if job.job == name) for name in (fit.job, *fit.others)]
     group = list(range(len(own)))
     steady = _with_holds(own, group, _hold_ns(own))
-    beside = _Beside(steady, 0, group[1:], dict.fromkeys(fit.links, group), capacity_bps)
-    candidates = _candidates(beside)
-    return candidates, beside.scores(candidates.tolist(), dict.fromkeys(group, 0.0))
+    contention = _Contention(steady, 0, group[1:], dict.fromkeys(fit.links, group), capacity_bps)
+    candidates = _candidates(contention)
+    return candidates, contention.scores(candidates.tolist(), dict.fromkeys(group, 0.0))
 
 
 def phases(jobs: Sequence[Demand]) -> dict[str, int]:
@@ -265,10 +265,10 @@ def _lately(jobs: Sequence[Demand], group: Sequence[int]) -> list[Demand]:
     until = {index: _until(jobs[index].starts_ns, latest) for index in group}
     together_ns = max(_went_on(until[index]) for index in group)
     longest = max(group, key=lambda index: float(np.median(np.diff(until[index][-_LATELY - 1 :]))))
-    beside = until[longest][-_ROUND - 1 :]
-    own_ns, count = float(np.median(np.diff(beside[-_LATELY - 1 :]))), float(_LATELY)
+    contention = until[longest][-_ROUND - 1 :]
+    own_ns, count = float(np.median(np.diff(contention[-_LATELY - 1 :]))), float(_LATELY)
     for other in _others(group, longest):
-        moves = drift(until[other][until[other] >= beside[0]], beside)
+        moves = drift(until[other][until[other] >= contention[0]], contention)
         round_ = own_ns / abs(moves.per_iteration_ns) if moves and moves.per_iteration_ns else 0.0
         count = max(count, round_ if round_ <= _ROUND else 0.0)
     found = list(jobs)
@@ -292,7 +292,7 @@ def _went_on(starts_ns: npt.NDArray[np.int64]) -> int:
     return int(starts_ns[pauses[-1] + 1] if len(pauses) else starts_ns[0])
 
 
-def _shared_ns(now: "_Beside", shifts: Mapping[int, float]) -> float:
+def _shared_ns(now: "_Contention", shifts: Mapping[int, float]) -> float:
     """What the own job's iterations took, as far as sharing explains it.
 
     Where links are shared fairly, each job is delayed for as long as it takes to carry what all of them asked for
@@ -330,7 +330,7 @@ def _others(group: Sequence[int], index: int) -> list[int]:
     return [other for other in group if other != index]
 
 
-class _Beside:
+class _Contention:
     """One job alongside some others, on the links that it shares with them, over the time in which all of them
     trained."""
 
@@ -381,14 +381,14 @@ class _Beside:
         return job.over(link, self.begin_ns, self.bin_ns, _WINDOW_BINS, shift_ns)
 
 
-def _candidates(beside: _Beside) -> _Floats:
-    return np.arange(_SHIFTS) * beside.own.period_ns / _SHIFTS
+def _candidates(contention: _Contention) -> _Floats:
+    return np.arange(_SHIFTS) * contention.own.period_ns / _SHIFTS
 
 
-def _best_shift(beside: _Beside, shifts: Mapping[int, float]) -> float:
+def _best_shift(contention: _Contention, shifts: Mapping[int, float]) -> float:
     """0 where no shift is better than that."""
-    candidates = _candidates(beside).tolist()
-    scores = beside.scores(candidates, shifts)
+    candidates = _candidates(contention).tolist()
+    scores = contention.scores(candidates, shifts)
     best = _middle_of_best(scores)
     return float(candidates[best]) if scores[best] - scores[0] > _ENOUGH else 0.0
 
@@ -458,20 +458,20 @@ class Phases:
         return np.asarray((np.diff(self.phase_ns) + half) % self.period_ns - half)
 
 
-def relative_phases(of_ns: _Times, beside_ns: _Times) -> Phases | None:
+def relative_phases(of_ns: _Times, contended_ns: _Times) -> Phases | None:
     """Of the beginnings of one job's iterations alongside another's, both ascending. None where there are too few."""
-    if len(of_ns) < 3 or len(beside_ns) < 3:
+    if len(of_ns) < 3 or len(contended_ns) < 3:
         return None
-    number = np.searchsorted(beside_ns, of_ns, "right") - 1
-    inside = (number >= 0) & (number < len(beside_ns) - 1)
+    number = np.searchsorted(contended_ns, of_ns, "right") - 1
+    inside = (number >= 0) & (number < len(contended_ns) - 1)
     if inside.sum() < 3:
         return None
-    phase = (of_ns[inside] - beside_ns[number[inside]]).astype(np.float64)
-    return Phases(of_ns[inside], phase, float(np.median(np.diff(beside_ns))))
+    phase = (of_ns[inside] - contended_ns[number[inside]]).astype(np.float64)
+    return Phases(of_ns[inside], phase, float(np.median(np.diff(contended_ns))))
 
 
-def drift(of_ns: _Times, beside_ns: _Times) -> Drift | None:
-    found = relative_phases(of_ns, beside_ns)
+def drift(of_ns: _Times, contended_ns: _Times) -> Drift | None:
+    found = relative_phases(of_ns, contended_ns)
     if found is None:
         return None
     middle = float(np.median(found.moves_ns))

@@ -108,7 +108,8 @@ def _commands(ends: Ends, cap_bps: int) -> list[dict[str, str]]:
     if cap_bps and (match := _flower(ends)) and _INTERFACE.fullmatch(ends.interface):
         way = "egress" if ends.sends else "ingress"
         at, one = f"dev {ends.interface} {way}", f"pref {_PREFERENCE}"
-        action = f"action police rate {max(1, cap_bps // 1000)}kbit burst 256k conform-exceed drop"
+        # Without mtu it drops every packet above 2 KB: all of them on a link with jumbo frames.
+        action = f"action police rate {max(1, cap_bps // 1000)}kbit burst 256k mtu 65535 conform-exceed drop"
         clsact = f"tc qdisc add dev {ends.interface} clsact 2>/dev/null"
         found.append(
             {

@@ -70,8 +70,8 @@ def _first(log: _Floats, duration: _Floats) -> int | None:
     side = np.sign(of_ranks[:, 0])
     all_of_them = (side[:, None] * of_ranks >= np.log(CHANGED)).all(axis=1)
     each = np.median(more, axis=1)
-    apart = np.maximum(np.log(_ALIKE), _ALIKE_SHARE * np.abs(np.median(each, axis=1)))
-    alike = ((side[:, None] * each) >= np.log(CHANGED)).all(axis=1) & (np.ptp(each, axis=1) <= apart)
+    tolerance = np.maximum(np.log(_ALIKE), _ALIKE_SHARE * np.abs(np.median(each, axis=1)))
+    alike = ((side[:, None] * each) >= np.log(CHANGED)).all(axis=1) & (np.ptp(each, axis=1) <= tolerance)
     takes = np.median(_after(duration[:, None], rows)[:, 0], axis=1) - before[:, -1]
     found = np.flatnonzero(all_of_them & alike & (side * takes >= np.log(_TAKES)))
     if not len(found):
@@ -247,12 +247,12 @@ def _baselines(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp
     changed = np.diff(of.pace, prepend=of.pace[:1]) > 0
     paces = (of.pace - changed)[rows]
     for pace in set(paces.tolist()):
-        asked = np.flatnonzero(paces == pace)
+        wanted = np.flatnonzero(paces == pace)
         others = of.whole & (of.pace == pace)
         begun = others.copy()
         begun[0] = False  # connections begin slowly
-        many = others.sum() - others[rows[asked]] > FEWEST
-        for some, some_others in ((asked[many], begun), (asked[~many], others)):
+        many = others.sum() - others[rows[wanted]] > FEWEST
+        for some, some_others in ((wanted[many], begun), (wanted[~many], others)):
             if not len(some):
                 continue
             quiet = some_others & ~of.shared

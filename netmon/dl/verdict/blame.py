@@ -344,9 +344,9 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
         if not baseline:
             continue
         foreign = np.concatenate([[0.0], np.cumsum(cells.kind == StallCause.FOREIGN)])
-        beside = np.diff(np.interp(edges, np.arange(len(foreign)), foreign))
+        foreign_bytes = np.diff(np.interp(edges, np.arange(len(foreign)), foreign))
         going = _longest_break(seen.own[link, span], edges) < _BREAK * took
-        took, slow = took[going], ((took * _SLOWER >= baseline) & (beside < 0.1 * took))[going]
+        took, slow = took[going], ((took * _SLOWER >= baseline) & (foreign_bytes < 0.1 * took))[going]
         off = _EVEN_LOSSY if (cells.kind == StallCause.LOST).any() else _EVEN
         for begin, end in _runs(slow):
             some = took[begin:end]

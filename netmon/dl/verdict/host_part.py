@@ -101,8 +101,8 @@ def kept_more(
         longer = (span[1] - span[0]) / (watched[:, 1] - watched[:, 0])
         kept = np.array(then) * longer
         more = float(now) - median(kept)
-        apart = spread(kept) / (max(1.0, median(longer)) ** 0.5 if rank in late else 1.0)
-        if more > _CLEAR * apart:
+        spread_ns = spread(kept) / (max(1.0, median(longer)) ** 0.5 if rank in late else 1.0)
+        if more > _CLEAR * spread_ns:
             found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}
 

@@ -232,7 +232,7 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdi
     excess = float(verdict.excess_ns)
     shares = dict.fromkeys(SHARES, 0.0)
     late_of: dict[int, float] = {}
-    stood: dict[int, float] = {}  # of it, by whom nobody could send
+    stalled: dict[int, float] = {}  # of it, by whom nobody could send
     left = excess
     if phases.known:
         single = len(one.table.rank) == 1
@@ -256,12 +256,12 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdi
         for name, ns in parts.items():
             if name.startswith("late "):
                 rank = int(name.split()[1])
-                stood[rank] = ns
+                stalled[rank] = ns
                 late_of[rank] = late_of.get(rank, 0.0) + ns
             else:
                 shares[name] += ns
     all_stopped = _stopped(one, excess, shares, late_of)
-    kept_of, all_kept = _hosts_part(one, excess, shares, late_of, stood)
+    kept_of, all_kept = _hosts_part(one, excess, shares, late_of, stalled)
     if not (all_stopped or all_kept):
         shares["pause"] = max(0.0, shares["pause"] - silent)
     shares |= {share: sum(of_rank.values()) for share, of_rank in kept_of.items()}
@@ -329,7 +329,7 @@ def _all(one: Judged, ranks: set[int], watched: int) -> bool:
 
 
 def _hosts_part(
-    one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float], stood: Mapping[int, float]
+    one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float], stalled: Mapping[int, float]
 ) -> tuple[dict[str, dict[int, float]], bool]:
     """By share and rank, what kept it from running (KEPT): a quota that throttled it first, then waits for a CPU. And
     whether all ranks were kept from running while all stood still."""
@@ -351,7 +351,7 @@ def _hosts_part(
         more = kept_more(one.waited, name, span_of(table, one.row), spans, late)
         more = {rank: max(0.0, ns - answers.get(rank, 0.0)) for rank, ns in more.items()}  # beyond what it answers for
         together |= explains(more, shares["pause"]) >= 0 and all_of_them(alike(more))
-        for rank, ns in _kept(more, all_of_them, shares, late_of, stood, unknown if unclear else 0.0).items():
+        for rank, ns in _kept(more, all_of_them, shares, late_of, stalled, unknown if unclear else 0.0).items():
             answers[rank] = answers.get(rank, 0.0) + ns
             found[share][rank] = found[share].get(rank, 0.0) + ns
     return found, together
@@ -362,7 +362,7 @@ def _kept(
     all_of_them: Callable[[set[int]], bool],
     shares: dict[str, float],
     late_of: dict[int, float],
-    stood: Mapping[int, float],
+    stalled: Mapping[int, float],
     unknown: float,
 ) -> dict[int, float]:
     """By rank, what it answers for who was kept from running so much more than in the baseline (ns): taken from what it
@@ -371,14 +371,14 @@ def _kept(
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
-    beside = {rank: ns - found.get(rank, 0.0) for rank, ns in more.items()}
-    for seemed in (None, *(rank for rank in stood if rank in late_of)):
-        ns = shares["pause"] if seemed is None else min(stood[seemed], late_of[seemed])
-        rank = explains(beside, ns)
-        if rank < 0 or all_of_them(alike(beside)):
+    remaining = {rank: ns - found.get(rank, 0.0) for rank, ns in more.items()}
+    for seemed in (None, *(rank for rank in stalled if rank in late_of)):
+        ns = shares["pause"] if seemed is None else min(stalled[seemed], late_of[seemed])
+        rank = explains(remaining, ns)
+        if rank < 0 or all_of_them(alike(remaining)):
             continue
-        ns = _answered(ns, beside[rank])
-        found[rank], beside[rank] = found.get(rank, 0.0) + ns, max(0.0, beside[rank] - ns)
+        ns = _answered(ns, remaining[rank])
+        found[rank], remaining[rank] = found.get(rank, 0.0) + ns, max(0.0, remaining[rank] - ns)
         if seemed is None:
             shares["pause"] -= ns
         else:

@@ -75,25 +75,25 @@ def phases(
     together = min(max(own, 0.0), _stuck(times.done, row, baseline, slow))
     pause, own = pause + together, own - together
     late = [(int(table.rank[slow]), own)]
-    last, apart = _latest(times.arrive, row, baseline, slow, more_rest, error)
+    last, gaps = _latest(times.arrive, row, baseline, slow, more_rest, error)
     # What it did itself made it late, now or at the end of the iteration before; the rest is what that one's transfer
     # left behind, which did not end everywhere at once.
     itself = sum(max(0.0, float(more[last] - more[slow])) for more in (more_rest, _more_before(rest, row, baseline)))
-    waited_for = float(np.clip(min(apart, itself), 0.0, max(more_wait, 0.0)))
+    waited_for = float(np.clip(min(gaps, itself), 0.0, max(more_wait, 0.0)))
     if waited_for > 0 and _many_late(table, row, more_rest, last, slow):
         pause += waited_for
     elif waited_for > 0:
         late.append((int(table.rank[last]), waited_for))
-    beside = dict(zip(table.rank.tolist(), (more_rest - pause).tolist(), strict=True)) if whole else {}
-    if beside and waited_for > 0:
-        beside[int(table.rank[last])] -= waited_for
-    left = _left_behind(times.done, row, slow, last, max(0.0, apart - waited_for))
+    remaining = dict(zip(table.rank.tolist(), (more_rest - pause).tolist(), strict=True)) if whole else {}
+    if remaining and waited_for > 0:
+        remaining[int(table.rank[last])] -= waited_for
+    left = _left_behind(times.done, row, slow, last, max(0.0, gaps - waited_for))
     return replace(
         found,
         known=True,
         pause_ns=pause,
         late=tuple(late),
-        own=beside,
+        own=remaining,
         waited_ns=more_wait - waited_for,
         left=(table.base_ns + left[0], table.base_ns + left[1]),
     )
@@ -112,8 +112,8 @@ def _stuck(done: _Floats, row: int, baseline: npt.NDArray[np.intp], slow: int) -
 
     They did not wait for it, so whatever kept it kept them, too.
     """
-    apart = done - done[:, [slow]]
-    later = np.delete(apart - middle(apart[baseline]), slow, axis=1)[max(0, row - 1) : row + 1]
+    gaps = done - done[:, [slow]]
+    later = np.delete(gaps - middle(gaps[baseline]), slow, axis=1)[max(0, row - 1) : row + 1]
     kept = later.min(axis=1)
     return float(np.max(kept, initial=0.0, where=np.isfinite(kept)))
 
@@ -194,8 +194,8 @@ def _latest(
 
     By the clocks of their hosts; where these err too much, by what each did longer since its own start.
     """
-    apart = arrive - arrive[:, [slow]]
-    later = apart[row] - middle(apart[baseline])
+    gaps = arrive - arrive[:, [slow]]
+    later = gaps[row] - middle(gaps[baseline])
     longer = more_rest - more_rest[slow]
     clear = np.isfinite(later).all() and error_ns <= _CLEAR * max(float(np.nanmax(longer)), float(np.nanmax(later)))
     found = later if clear else longer

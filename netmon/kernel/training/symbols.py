@@ -17,8 +17,9 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from netmon.errors import KernelError
 from netmon.kernel.privilege import drop_capabilities
@@ -42,7 +43,9 @@ _SECTION = struct.Struct("<4xI8xQQQII8xQ")  # type, address, offset, size, link,
 _SEGMENT = struct.Struct("<IIQQ8xQ")  # type, flags, offset, address, bytes in the file; then the rest
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
 _ELF, _64_BIT, _LITTLE = b"\x7fELF", 2, 1
-_DYNSYM, _LOAD, _EXECUTABLE = 11, 1, 1
+_DYNSYM, _LOAD, _EXECUTABLE, _FUNCTION = 11, 1, 1, 2
+SYMTAB = 2
+"""The kind of the table that has local functions, too; it goes where a library is stripped."""
 
 AT = "@"
 """Before a file offset in hexadecimal digits, in place of a name: whether a function begins there."""
@@ -56,13 +59,17 @@ _MOST_FRAMES = 1 << 20
 class Reading:
     """The functions of one library, being looked for."""
 
-    def __init__(self, descriptor: int, prefixes: Sequence[str]) -> None:
-        """descriptor: of a regular file (not kept). Does not block. Raises OSError."""
-        command = [sys.executable, "-I", "-c", _PROGRAM, str(Path(__file__).parents[3]), *prefixes]
+    def __init__(
+        self, descriptor: int, prefixes: Sequence[str], module: str = __name__, seconds: float = _SECONDS
+    ) -> None:
+        """descriptor: of a regular file (not kept); module: whose `main` reads it, in so much processor time. Does not
+        block. Raises OSError.
+        """
+        command = [sys.executable, "-I", "-c", _PROGRAM.format(module), str(Path(__file__).parents[3]), *prefixes]
         self._child = subprocess.Popen(command, stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self._child.stdout
         self._begun_ns = time.monotonic_ns()
-        self._until = time.monotonic() + 2 * _SECONDS  # a busy machine; the child's own limit is of processor time
+        self._until = time.monotonic() + 2 * seconds  # a busy machine; the child's own limit is of processor time
         self.cost_ns = 0
         """Processor time of the child; of one that did not answer, the time for which it was waited for."""
 
@@ -73,7 +80,14 @@ class Reading:
         return bool(select.select([self._child.stdout], [], [], left)[0]) or time.monotonic() > self._until
 
     def result(self) -> Offsets:
-        """Blocks until it is there, not longer than the child's time. Raises KernelError with the reason."""
+        """Of this module's `main`. Blocks until it is there, not longer than the child's time. Raises KernelError with
+        the reason.
+        """
+        answer = self.answer()
+        return {prefix: {int(offset): name for offset, name in found} for prefix, found in answer.items()}
+
+    def answer(self) -> dict[str, Any]:
+        """As it is. Blocks and raises as `result`."""
         before_ns = _children_ns()
         try:
             text, _ = self._child.communicate(timeout=max(0, self._until - time.monotonic()))
@@ -84,10 +98,10 @@ class Reading:
         self.cost_ns = _children_ns() - before_ns
         if self._child.returncode or not text:
             raise KernelError("it takes too much memory or time to be read")
-        answer = json.loads(text)
+        answer: dict[str, Any] = json.loads(text)
         if "error" in answer:
             raise KernelError(answer["error"])
-        return {prefix: {int(offset): name for offset, name in found} for prefix, found in answer.items()}
+        return answer
 
     def close(self) -> None:
         """Ends it, if it has not ended."""
@@ -101,21 +115,30 @@ def _children_ns() -> int:
     return round(1e9 * (used.ru_utime + used.ru_stime))
 
 
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from netmon.kernel.training.symbols import main; main()"
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {} import main; main()"
 
 
 def main() -> None:
     """The child: the library on standard input, what to look for as arguments, the answer on standard output."""
-    for limit, most in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, _SECONDS)):
+    confine(((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, _SECONDS)))
+    say(lambda: {prefix: list(found.items()) for prefix, found in function_offsets(0, sys.argv[1:]).items()})
+
+
+def confine(limits: Sequence[tuple[int, int]]) -> None:
+    """This process, which will read what a stranger has prepared. limits: as setrlimit takes them."""
+    for limit, most in limits:
         resource.setrlimit(limit, (most, most))
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     drop_capabilities()
+
+
+def say(read: Callable[[], dict[str, Any]]) -> None:
+    """The child's answer, in one line."""
     try:
-        answer = {prefix: list(found.items()) for prefix, found in function_offsets(0, sys.argv[1:]).items()}
-        text = json.dumps(answer)
+        text = json.dumps(read())
     except (OSError, ValueError, OverflowError, struct.error, MemoryError) as error:
         text = json.dumps({"error": str(error)[:200]})
     if len(text) > _ANSWER_BYTES:
@@ -123,11 +146,41 @@ def main() -> None:
     sys.stdout.write(text)
 
 
-def function_offsets(descriptor: int, prefixes: Sequence[str]) -> Offsets:
-    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix; or AT those offsets.
+Segment = tuple[int, ...]
+"""type, flags, offset, address, bytes in the file."""
 
-    Reads a few megabytes. Raises OSError, and ValueError for a file that is not such a library.
-    """
+
+class Elf(NamedTuple):
+    """A library's tables: its sections, its segments that are executed."""
+
+    descriptor: int
+    size: int
+    sections: list[tuple[int, ...]]
+    segments: list[Segment]
+    frames: Segment | None = None  # the table for unwinding
+
+    def section(self, kind: int) -> tuple[int, ...] | None:
+        """The first of a kind: type, address, offset, length, link, info, bytes of an entry."""
+        return next((one for one in self.sections if one[0] == kind), None)
+
+    def symbols(self, kind: int) -> tuple[bytes, bytes]:
+        """Rows of the table of symbols of this kind, and their names; both empty where there is none."""
+        symbols = self.section(kind)
+        if symbols is None:
+            return b"", b""
+        _, _, at, length, link, _, entry = symbols
+        if entry != _SYMBOL.size or length % entry or link >= len(self.sections):
+            raise ValueError("its symbols are not those of a library")
+        _, _, names_at, names_length, *_ = self.sections[link]
+        return self.read(at, length, _SYMBOLS_BYTES), self.read(names_at, names_length, _NAMES_BYTES)
+
+    def read(self, offset: int, length: int, most: int = 1 << 20) -> bytes:
+        """A part of the file, of so many bytes at most."""
+        return _read(self.descriptor, offset, length, self.size, most)
+
+
+def open_elf(descriptor: int) -> Elf:
+    """Raises OSError, and ValueError for a file that is not such a library."""
     size = os.fstat(descriptor).st_size
     header = _HEADER.unpack(_read(descriptor, 0, _HEADER.size, size, _HEADER.size))
     magic, width, order, _, _, segments_at, sections_at, _, segment, segments, section, sections, _ = header
@@ -135,22 +188,23 @@ def function_offsets(descriptor: int, prefixes: Sequence[str]) -> Offsets:
         raise ValueError("it is no library of this machine")
     if section != _SECTION.size or segment < _SEGMENT.size or sections > _MOST_SECTIONS or segments > _MOST_SEGMENTS:
         raise ValueError("its tables are not those of a library")
-    if all(prefix.startswith(AT) for prefix in prefixes):
-        whole = _read(descriptor, segments_at, segment * segments, size)
-        parts = [_SEGMENT.unpack_from(whole, number * segment) for number in range(segments)]
-        return _beginnings(descriptor, size, parts, [int(prefix[len(AT) :], 16) for prefix in prefixes])
     table = list(_SECTION.iter_unpack(_read(descriptor, sections_at, section * sections, size)))
-    symbols = next((one for one in table if one[0] == _DYNSYM), None)
-    if symbols is None:
-        return {prefix: {} for prefix in prefixes}
-    _, _, at, length, link, _, entry = symbols
-    if entry != _SYMBOL.size or length % entry or link >= len(table):
-        raise ValueError("its symbols are not those of a library")
-    rows = _read(descriptor, at, length, size, _SYMBOLS_BYTES)
-    names = _read(descriptor, table[link][2], table[link][3], size, _NAMES_BYTES)
     whole = _read(descriptor, segments_at, segment * segments, size)
-    executable = [_SEGMENT.unpack_from(whole, number * segment) for number in range(segments)]
-    return _find(rows, names, [one for one in executable if one[0] == _LOAD and one[1] & _EXECUTABLE], prefixes)
+    loaded = [_SEGMENT.unpack_from(whole, number * segment) for number in range(segments)]
+    executed = [one for one in loaded if one[0] == _LOAD and one[1] & _EXECUTABLE]
+    return Elf(descriptor, size, table, executed, next((one for one in loaded if one[0] == _FRAMES), None))
+
+
+def function_offsets(descriptor: int, prefixes: Sequence[str]) -> Offsets:
+    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix; or AT those offsets.
+
+    Reads a few megabytes. Raises OSError, and ValueError for a file that is not such a library.
+    """
+    elf = open_elf(descriptor)
+    if all(prefix.startswith(AT) for prefix in prefixes):
+        return _beginnings(elf, [int(prefix[len(AT) :], 16) for prefix in prefixes])
+    rows, names = elf.symbols(_DYNSYM)
+    return _find(rows, names, elf.segments, prefixes)
 
 
 def _read(descriptor: int, offset: int, length: int, size: int, most: int = 1 << 20) -> bytes:
@@ -166,13 +220,13 @@ def _read(descriptor: int, offset: int, length: int, size: int, most: int = 1 <<
     return b"".join(parts)
 
 
-def _find(rows: bytes, names: bytes, segments: list[tuple[int, ...]], prefixes: Sequence[str]) -> Offsets:
+def _find(rows: bytes, names: bytes, segments: Sequence[Segment], prefixes: Sequence[str]) -> Offsets:
     indices = {index: prefix for prefix in prefixes for index in _offsets(names, prefix.encode())}
     found: Offsets = {prefix: {} for prefix in prefixes}
     count = 0
     for name, _, _, section, value, length in _SYMBOL.iter_unpack(rows):
         # Defined here, not asked of another library.
-        if name in indices and section and length and (offset := _file_offset(segments, value)) >= 0:
+        if name in indices and section and length and (offset := file_offset(segments, value)) >= 0:
             end = names.find(b"\0", name)
             found[indices[name]][offset] = names[name : end if end >= 0 else None].decode(errors="replace")[:1024]
             count += 1
@@ -181,20 +235,31 @@ def _find(rows: bytes, names: bytes, segments: list[tuple[int, ...]], prefixes: 
     return found
 
 
-def _beginnings(descriptor: int, size: int, segments: list[tuple[int, ...]], wanted: Sequence[int]) -> Offsets:
+def _beginnings(elf: Elf, wanted: Sequence[int]) -> Offsets:
     """Those of the wanted file offsets at which a function begins, as the table for unwinding has it."""
-    executable = [one for one in segments if one[0] == _LOAD and one[1] & _EXECUTABLE]
-    frames = next((one for one in segments if one[0] == _FRAMES), None)
+    frames = elf.frames
     if frames is None:
         raise ValueError("nothing says where its functions begin")
     _, _, at, address, length = frames
-    head = _read(descriptor, at, _FRAMES_HEAD.size, size)
+    head = elf.read(at, _FRAMES_HEAD.size)
     version, _, counted, encoded, _, count = _FRAMES_HEAD.unpack(head)
     if (version, counted, encoded) != _SORTED_TABLE or count > _MOST_FRAMES or 8 * count > length:
         raise ValueError("what says where its functions begin is not understood")
-    rows = _read(descriptor, at + _FRAMES_HEAD.size, 8 * count, size, 8 * _MOST_FRAMES)
-    begin = {_file_offset(executable, address + first) for first, _ in struct.iter_unpack("<ii", rows)}
+    rows = elf.read(at + _FRAMES_HEAD.size, 8 * count, 8 * _MOST_FRAMES)
+    begin = {file_offset(elf.segments, address + first) for first, _ in struct.iter_unpack("<ii", rows)}
     return {f"{AT}{offset:x}": {offset: AT} if offset in begin else {} for offset in wanted}
+
+
+def find_functions(
+    rows: bytes, names: bytes, wanted: Sequence[str], beginning: bool = False
+) -> Iterator[tuple[str, int, int]]:
+    """Name, address and size of each function that is called so. beginning: or whose name begins so."""
+    indices = {index for name in wanted for index in _offsets(names, name.encode())}
+    for name, info, _, section, value, length in _SYMBOL.iter_unpack(rows):
+        if name in indices and section and length and info & 0xF == _FUNCTION:
+            found = names[name : names.find(b"\0", name)].decode(errors="replace")[:1024]
+            if beginning or found in wanted:
+                yield found, value, length
 
 
 def _offsets(names: bytes, wanted: bytes) -> Iterator[int]:
@@ -207,7 +272,7 @@ def _offsets(names: bytes, wanted: bytes) -> Iterator[int]:
         at = names.find(wanted, at + 1)
 
 
-def _file_offset(segments: list[tuple[int, ...]], address: int) -> int:
+def file_offset(segments: Sequence[Segment], address: int) -> int:
     """-1: in no segment that is executed, so it is no function."""
     for _, _, offset, start, length in segments:
         if 0 <= address - start < length:

@@ -16,7 +16,7 @@ import resource
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from netmon.errors import KernelError
 from netmon.kernel.bpf_calls import uprobe_link
 from netmon.kernel.processes import PROC, Identity, identity_of, in_turn, read_bounded, start_ticks, uid_of
 from netmon.kernel.stalling import StalledError, StallingCalls, close_late
+from netmon.kernel.training.nccl import Library
 from netmon.kernel.training.symbols import Offsets, Reading
 from netmon.marks import printable
 from netmon.rate_limiter import TimeLimiter
@@ -68,7 +69,7 @@ _OTHER_COLLECTIVES = {
 }
 # What else ranks send each other: steps that are known by sums do not explain it.
 _GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", "6gatherE")
-_WORKS, _TOLD_BY_WORKS = "gloo_work", ("gloo_call", "gloo_enqueue", "gloo_transfer", "gloo_broadcast")
+_WORKS, _REPLACED_BY_WORKS = "gloo_work", ("gloo_call", "gloo_enqueue", "gloo_transfer", "gloo_broadcast")
 _GLOO_GROUP = "_ZN4c10d16ProcessGroupGloo"
 _WORK_OVER = (f"{_GLOO_GROUP}9AsyncWork19finishWorkGlooErrorE", "_ZN4c10d4Work14finishAndThrowE")
 PROBES = (
@@ -301,6 +302,7 @@ class Uprobes:
         self._opening = StallingCalls(_OPEN_S)
         self._most_probes = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
         self._warnings: list[str] = []
+        self._with_nccl: list[Library] = []
         self.late: set[int] = set()
         """The processes that may have trained before their library was probed."""
 
@@ -340,6 +342,20 @@ class Uprobes:
         """What could not be done, since it was last asked for."""
         warnings, self._warnings = self._warnings, []
         return warnings
+
+    @property
+    def files(self) -> Collection[_File]:
+        """That are probed."""
+        return self._probed.keys()
+
+    def take_nccl(self) -> list[Library]:
+        """Libraries that have been probed since the last call, and that may have NCCL in them."""
+        found, self._with_nccl = self._with_nccl, []
+        return found
+
+    def spend(self, uid: int, cost_ns: int) -> None:
+        """Processor time for a library of this user."""
+        self._limiter(uid).spend(cost_ns)
 
     def _look_at_maps(self) -> None:
         until_ns = time.monotonic_ns() + _LOOK_NS
@@ -462,7 +478,7 @@ class Uprobes:
         found = [
             (self._programs[probe.program_for(name)], offset)
             for probe in self._probes_on(wanted.library)
-            if not (works and probe.program in _TOLD_BY_WORKS)
+            if not (works and probe.program in _REPLACED_BY_WORKS)
             for offset, name in offsets[probe.symbol].items()
         ]
         if not all(wanted.library.executes(offset) for _, offset in found):
@@ -475,6 +491,10 @@ class Uprobes:
                 undo.callback(os.close, descriptors[-1])
             undo.pop_all()
         self._probed[file] = _Probed(wanted.uid, wanted.library.path, at_s, descriptors, self._calls)
+        surely = bool(_NCCL.search(wanted.library.path))
+        if (surely or _TORCH_CUDA.search(wanted.library.path)) and len(self._with_nccl) < _MOST_FILES:
+            of = wanted.uid, wanted.library.path, os.dup(wanted.descriptor), wanted.library.executes
+            self._with_nccl.append(Library(file, *of, surely))
 
     def _probes_on(self, library: MappedLibrary) -> list[Probe]:
         return [probe for probe in self._probes if probe.library.search(library.path)]
@@ -521,7 +541,9 @@ class Uprobes:
         for probed in self._probed.values():
             for descriptor in probed.descriptors:
                 os.close(descriptor)
-        self._wanted, self._probed = {}, {}
+        for library in self._with_nccl:
+            os.close(library.descriptor)
+        self._wanted, self._probed, self._with_nccl = {}, {}, []
 
 
 def _begin(pid: int) -> _Watched:

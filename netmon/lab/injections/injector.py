@@ -147,7 +147,7 @@ def action(number: int, injection: Injection, where: RunContext) -> Action:
     if kind in TRANSFERS:
         return _Transferred(number, injection, where)
     if kind in BY_TRAINER:
-        return _Asked(injection, where)
+        return _Request(injection, where)
     return _Changed(injection, where.network)
 
 
@@ -157,7 +157,7 @@ class _Cross(Action):
         rate, seed = where.network.rate_bps, where.spec.seed + number
         offer = Offer(target.address, _CROSS_PORT + number, injection.effective_strength * rate, rate, seed)
         name = f"injected-{number}"
-        self._cross = CrossTraffic(name, injection.profile, source, target, offer, where.logs, PRIORITY, held=True)
+        self._cross = CrossTraffic(name, injection.profile, source, target, offer, where.logs, PRIORITY, waiting=True)
         self._record = where.record
         self.hosts = (source.name, target.name)
         self._programs: list[str] = []
@@ -342,7 +342,7 @@ class _Changed(Action):
             self._undo(self._network, self._injection)
 
 
-class _Asked(Action):
+class _Request(Action):
     """A pause that the script itself makes; its moments are in the script's output. A changed batch is not undone."""
 
     def __init__(self, injection: Injection, where: RunContext) -> None:

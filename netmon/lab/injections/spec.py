@@ -154,18 +154,23 @@ def transfers_of(injections: tuple[Injection, ...], rank: int, addresses: Sequen
     )
 
 
+def host_number(text: str) -> int:
+    """`2` or `h2` → 2. Raises ValueError."""
+    return int(text.removeprefix("h"))
+
+
 _NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "at": ("at", float),
     "for": ("duration_ns", parse_duration),
     "strength": ("strength", float),
     "load": ("strength", float),
     "rank": ("rank", int),
-    "host": ("host", int),
-    "from": ("source", int),
-    "to": ("target", int),
+    "host": ("host", host_number),
+    "from": ("source", host_number),
+    "to": ("target", host_number),
     "profile": ("profile", str),
     "params": ("parameters", lambda text: int(float(text))),
-    "hosts": ("hosts", lambda text: tuple(int(host) for host in text.split("+"))),
+    "hosts": ("hosts", lambda text: tuple(map(host_number, text.split("+")))),
     "direction": ("direction", lambda text: int(Direction[text.upper()])),
 }
 
@@ -182,7 +187,7 @@ def injection(text: str) -> Injection:
         try:
             values[field] = read(value)
         except (ValueError, KeyError):
-            raise UsageError(f"cannot read {text!r} as an injection: {value!r} is no value of {name}") from None
+            raise UsageError(f"cannot read {text!r} as an injection: {name} cannot be {value!r}") from None
     if kind not in CAUSES:
         raise UsageError(f"cannot read {text!r} as an injection: choose {', '.join(CAUSES)}")
     return Injection(kind, **values)

@@ -28,11 +28,11 @@ class CrossTraffic(AbstractContextManager["CrossTraffic"]):
         logs: Path,
         priority: Sequence[str] = (),
         *,
-        held: bool = False,
+        waiting: bool = False,
     ) -> None:
         """Start the receiver and block until it listens. Nothing is sent before begin().
 
-        held: the sender is started now, where it can wait, so that its start costs no CPU time later. priority: a
+        waiting: the sender is started now, where it can wait, so that its start costs no CPU time later. priority: a
         command that starts sender and receiver, such as PRIORITY of netmon.lab.process.
         """
         self._name, self._source, self._offer, self._logs, self._priority = name, source, offer, logs, priority
@@ -43,7 +43,7 @@ class CrossTraffic(AbstractContextManager["CrossTraffic"]):
         self._receiver = Process(f"{name}-receiver", command, logs, host=target)
         try:
             self._receiver.wait_output(self._profile.listening, 10)
-            if held and self._profile.signalled:
+            if waiting and self._profile.signalled:
                 self._sender = self._start(self._profile.signalled)
                 self._sender.wait_output("held", 30)
         except BaseException:

@@ -24,6 +24,7 @@ from script import (  # type: ignore[import-not-found]
 )
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch_hangs import torch_hangs  # type: ignore[import-not-found]
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
@@ -98,6 +99,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     pauses, metric = Pauses(args.pauses, rank), torch.zeros(1)
+    hangs = torch_hangs(args.hangs, rank, sums=True)
     iteration, middle = 0, model.module.layers[len(layers) // 2].weight
     middle.register_hook(lambda _: pauses.collect(iteration))
     with IterationLog(args.log, rank, Transfers(args.transfers).begin_due) as log, _profiled(args.profile):
@@ -114,6 +116,7 @@ def main() -> None:
             noted = moments.first_enqueue, moments.last_wait, time.monotonic_ns(), moments.interrupted
             log.add(iteration, start, *noted)
             pauses.keep(iteration + 1, lambda: dist.all_reduce(metric))
+            hangs.keep(iteration + 1)
     dist.destroy_process_group()
 
 

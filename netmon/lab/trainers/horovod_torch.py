@@ -11,6 +11,7 @@ import horovod.torch.optimizer as hvd_optimizer
 import torch
 from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
 from script import (  # type: ignore[import-not-found]
+    Hangs,
     IterationLog,
     Pauses,
     Transfers,
@@ -93,6 +94,8 @@ def main() -> None:
         optimizer = watch(optimizer)
 
     pauses, metric = Pauses(args.pauses, hvd.rank()), torch.zeros(1)
+    calls = {"call": lambda other: hvd.allgather(metric, name="other") if other else None}
+    hangs = Hangs(args.hangs, hvd.rank(), calls, lambda: -2)
     iteration, middle = 0, model[len(layers) // 2].weight
     middle.register_hook(lambda _: pauses.collect(iteration))
     with IterationLog(args.log, hvd.rank(), Transfers(args.transfers).begin_due) as log:
@@ -109,6 +112,7 @@ def main() -> None:
             moments.end()
             log.add(iteration, start, moments.first_enqueue, moments.last_wait, moments.step_end, moments.interrupted)
             pauses.keep(iteration + 1, lambda: hvd.allreduce(metric, name="metric"))
+            hangs.keep(iteration + 1)
     hvd.shutdown()
 
 

@@ -22,6 +22,7 @@ from script import (  # type: ignore[import-not-found]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch_hangs import torch_hangs  # type: ignore[import-not-found]
 
 _FSDP_LAYERS, _MICRO_BATCHES, _EXPERT_LAYERS, _BLOCKS = 4, 4, 2, 4
 _WIDTH = 64
@@ -210,15 +211,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, pauses, metric = int(os.environ["RANK"]), Pauses(args.pauses), torch.zeros(1)
+    rank, metric = int(os.environ["RANK"]), torch.zeros(1)
+    pauses, hangs = Pauses(args.pauses, rank), torch_hangs(args.hangs, rank, args.kind == "tensor")
     step = KINDS[args.kind](args.params, args.compute)
     with IterationLog(args.log, rank) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
+            pauses.be_late(iteration)
             step()
             end = time.monotonic_ns()
             log.add(iteration, start, start, end, end)
             pauses.keep(iteration + 1, lambda: dist.all_reduce(metric))
+            hangs.keep(iteration + 1)
     dist.destroy_process_group()
 
 

@@ -5,14 +5,16 @@ Its options, how a model's parameters lie in its layers, the truth about its ite
 """
 
 import argparse
+import contextlib
 import gc
 import json
+import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,6 +29,7 @@ def options(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--pauses", default="", help="as Pauses has them")
     parser.add_argument("--transfers", default="", help="AFTER:upload or download:BYTES:ADDRESS:PORT, comma-separated")
+    parser.add_argument("--hangs", default="", help="file that tells a rank to stand still, as Hangs has it")
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
     return parser
 
@@ -173,6 +176,52 @@ class Pauses:
         """Times as long as at first that a step computes after so many iterations."""
         changed = [after for after, kind in self._after if kind == "batch" and after <= finished]
         return self._after[max(changed), "batch"][-1][1] if changed else 1.0
+
+
+# --- How a script stands still, when a file says so: which it looks for after every step.
+
+
+class Hangs:
+    """What the file has: KIND RANK AFTER, AFTER being finished iterations; while it is there, that rank stands still.
+
+    sleep: it sleeps; compute: it computes; disk PATH: it writes there, which may take long. Others are in `calls`:
+    ranks make them as they are told to, and may not come back.
+    """
+
+    def __init__(
+        self, path: str, rank: int, calls: Mapping[str, Callable[[bool], object]], sequence: Callable[[], int]
+    ) -> None:
+        """path: of the file; empty: never. calls: by kind, called with whether it is this rank that is to differ.
+        sequence: how many collectives of all ranks there have been."""
+        self._path, self._rank, self._calls, self._sequence = Path(path), rank, calls, sequence
+        self._there = bool(path)
+
+    def keep(self, finished: int) -> None:
+        """Stand still if it is due after so many iterations; blocks. The moment is printed, UTC in ns."""
+        if not self._there or not (order := self._order()):
+            return
+        kind, rank, after, *where = order
+        own = int(rank) == self._rank
+        if int(after) != finished or not (own or kind in self._calls):
+            return
+        if own:
+            print(f"hang {kind} {time.time_ns()} {self._sequence()}", flush=True)
+        if kind in self._calls:
+            self._calls[kind](own)
+        elif kind == "disk":
+            with Path(where[0]).open("wb") as file:
+                file.write(bytes(PIECE))
+                os.fsync(file.fileno())
+        while own and self._path.exists():
+            if kind == "compute":
+                sum(range(10_000))
+            else:
+                time.sleep(0.05)
+
+    def _order(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return self._path.read_text().split()
+        return []
 
 
 # --- What one rank transfers alongside its gradients, in a thread of its own: a checkpoint to a file server, training

@@ -236,8 +236,8 @@ def _slowest_frames(study: Study) -> Frames:
         same = [one for one in said.get(key[1:], ()) if abs(one.end_ns - ends[key]) <= one.duration_ns]
         verdicts.append(min(same, key=lambda one: abs(one.end_ns - ends[key]), default=None))
     why = [sentence(one).partition(" because ")[2] or "not known" if one else "" for one in verdicts]
-    told = [one.duration_ns / one.usual_ns if one and one.usual_ns else np.nan for one in verdicts]
-    slowest = slowest.assign(times_usual=pd.Series(told, slowest.index).fillna(slowest["times_usual"]))
+    reported = [one.duration_ns / one.usual_ns if one and one.usual_ns else np.nan for one in verdicts]
+    slowest = slowest.assign(times_usual=pd.Series(reported, slowest.index).fillna(slowest["times_usual"]))
     columns = [*by, "time_s", "times_usual", "cross_bytes", "level"]
     return {"slowest": slowest[columns].assign(cause=[cause_words(one) if one else "" for one in verdicts], why=why)}
 

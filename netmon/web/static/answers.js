@@ -16,19 +16,19 @@ function inWords(line) {
   }).join("");
 }
 
-// told: what the server says of jobs; incidents: by key; act: open(incident).
-export function strip(node, told, incidents, open) {
-  const rows = told.jobs.map((job) => row(job, incidents.get(job.incident), open));
-  const well = told.all - told.jobs.filter((job) => incidents.has(job.incident)).length;
+// reply: what the server says of jobs; incidents: by key; act: open(incident).
+export function strip(node, reply, incidents, open) {
+  const rows = reply.jobs.map((job) => row(job, incidents.get(job.incident), open));
+  const well = reply.all - reply.jobs.filter((job) => incidents.has(job.incident)).length;
   const shown = rows.filter((one) => one !== null);
   const text = shown.length
     ? well ? `${well === 1 ? "1 other job is" : `${well.toLocaleString("en")} other jobs are`} well` : ""
-    : told.all === 0 ? "no job has trained yet"
-    : told.all === 1 ? `${told.jobs[0].name} is well: ${pace(told.jobs[0])}`
-    : `all ${told.all.toLocaleString("en")} jobs are well`;
-  const still = (told.hangs ?? []).map((line) => element("p", { class: "answer now", role: "alert" }, element("b", {}, inWords(line))));
+    : reply.all === 0 ? "no job has trained yet"
+    : reply.all === 1 ? `${reply.jobs[0].name} is well: ${pace(reply.jobs[0])}`
+    : `all ${reply.all.toLocaleString("en")} jobs are well`;
+  const still = (reply.hangs ?? []).map((line) => element("p", { class: "answer now", role: "alert" }, element("b", {}, inWords(line))));
   shown.unshift(...still);
-  if (text && !still.length) shown.push(element("p", { class: told.all ? "well" : "note" }, told.all ? `✓ ${text}` : text));
+  if (text && !still.length) shown.push(element("p", { class: reply.all ? "well" : "note" }, reply.all ? `✓ ${text}` : text));
   const key = shown.map((one) => one.textContent + one.className).join("\n");
   if (node.dataset.shown === key) return; // what has the focus keeps it
   node.dataset.shown = key;
@@ -49,18 +49,18 @@ function row(job, incident, open) {
 }
 
 // steps: the incident that is open shows its steps; openStep(verdict).
-export function list(node, told, catalogue, opened, verdicts, open, openStep) {
+export function list(node, reply, catalogue, opened, verdicts, open, openStep) {
   const unclear = catalogue.not_understood.map((line) => element("p", { class: "note" }, line));
-  if (!told.incidents.length)
+  if (!reply.incidents.length)
     return node.replaceChildren(...unclear, element("p", { class: "well" }, "✓ No iteration has stood out so far."),
       element("p", { class: "note" }, "One does that takes 1.2 × its job's usual time."));
-  const cards = told.incidents.map((one) => {
+  const cards = reply.incidents.map((one) => {
     const own = one.key === opened;
     const card = element("button", { class: `incident${one.network ? " network" : ""}${one.ongoing ? " now" : ""}`, "aria-expanded": String(own), "data-key": one.key, onclick: () => open(one) },
       inWords(one.line), element("small", {}, `What to do: ${one.do}`), element("small", {}, `${one.cause.replaceAll("_", " ")} · confidence ${one.confidence.toFixed(2)}`));
     return own ? element("div", {}, card, steps(one, verdicts, openStep)) : card;
   });
-  const rest = told.all - told.incidents.length;
+  const rest = reply.all - reply.incidents.length;
   node.replaceChildren(...unclear, ...cards, rest > 0 ? element("p", { class: "note" }, `and ${rest.toLocaleString("en")} before them`) : "");
 }
 

@@ -19,7 +19,7 @@ const MINUTE_NS = 60e9;
 const SETTLES_MS = 300; // so long after the last move a place is one that Back comes back to
 const node = (id) => document.getElementById(id);
 // opened: what the sidebar is about: {step}, {incident: its key} or {span: host, begin and end}.
-const page = { frames: [], verdicts: [], incidents: new Map(), told: { incidents: [], all: 0, version: -1 }, state: null, count: -1, opened: {}, job: "" };
+const page = { frames: [], verdicts: [], incidents: new Map(), reply: { incidents: [], all: 0, version: -1 }, state: null, count: -1, opened: {}, job: "" };
 window.netmonPage = page; // for who looks at it with the browser's tools
 
 function theme(name) {
@@ -90,7 +90,7 @@ async function load() {
   chartOf(names.includes(page.job) ? page.job : (page.state?.jobs[0]?.name ?? names[0] ?? ""));
   node("steps").hidden = !names.length;
   page.count = -1;
-  page.told.version = -1;
+  page.reply.version = -1;
   beyond();
 }
 let loading = null;
@@ -107,7 +107,7 @@ async function look() {
     page.timeline.stands(end, state.live);
     first();
     if (state.verdicts !== page.count) await readVerdicts(state.verdicts);
-    if (state.incidents !== page.told.version) await readIncidents();
+    if (state.incidents !== page.reply.version) await readIncidents();
     if (began && state.jobs.length) chartOf(state.jobs[0].name);
     strip(node("answers"), state, page.incidents, openIncident);
     if (page.begun && !page.restored) restore(linked());
@@ -116,7 +116,7 @@ async function look() {
     const reading = state.reading < 1 ? `, reading ${Math.round(100 * state.reading)} %` : "";
     shout(state.trouble || (state.live ? "live" : "stored") + reading, state.trouble ? "warn" : state.live ? "live" : "");
     beside();
-    asked();
+    requested();
   } catch {
     shout("the page's server does not answer; trying again", "warn");
   }
@@ -131,22 +131,22 @@ function shout(text, kind = "warn") {
 
 const since = (ns) => Number(BigInt(ns) - page.catalogue.origin);
 async function readVerdicts(count) {
-  const told = await json("/api/verdicts");
-  page.verdicts = told.verdicts.map((one) => ({ ...one, at: since(one.end_ns), from: since(one.start_ns) }));
+  const reply = await json("/api/verdicts");
+  page.verdicts = reply.verdicts.map((one) => ({ ...one, at: since(one.end_ns), from: since(one.start_ns) }));
   page.count = count;
   page.timeline.verdicts = page.verdicts;
 }
 async function readIncidents() {
-  const told = await json("/api/incidents");
-  for (const one of told.incidents) Object.assign(one, { from: since(one.since_ns), to: since(one.until_ns) });
-  page.told = told;
-  page.incidents = new Map(told.incidents.map((one) => [one.key, one]));
-  page.chart.incidents = told.incidents;
+  const reply = await json("/api/incidents");
+  for (const one of reply.incidents) Object.assign(one, { from: since(one.since_ns), to: since(one.until_ns) });
+  page.reply = reply;
+  page.incidents = new Map(reply.incidents.map((one) => [one.key, one]));
+  page.chart.incidents = reply.incidents;
   page.chart.draw();
-  node("tab-incidents").textContent = told.all ? `Incidents (${told.all.toLocaleString("en")})` : "Incidents";
+  node("tab-incidents").textContent = reply.all ? `Incidents (${reply.all.toLocaleString("en")})` : "Incidents";
   listed();
 }
-const listed = () => list(node("incidents"), page.told, page.catalogue, page.opened.incident, page.verdicts, openIncident, openStep);
+const listed = () => list(node("incidents"), page.reply, page.catalogue, page.opened.incident, page.verdicts, openIncident, openStep);
 
 function chartOf(job) {
   page.job = job;
@@ -182,16 +182,16 @@ function tab(name) {
 
 const linked = () => new URLSearchParams(location.hash.replace(/^#/, ""));
 function fragment() {
-  const told = new URLSearchParams(page.view.moment);
+  const link = new URLSearchParams(page.view.moment);
   const { step, incident, span } = page.opened;
   const moment = (ns) => iso(page.catalogue.origin + BigInt(Math.round(ns)));
-  if (tabShown() !== "incidents") told.set("tab", tabShown());
-  if (step) for (const [name, value] of [["job", step.job], ["step", step.iteration], ["end", moment(step.at)]]) told.set(name, value);
-  if (incident) told.set("incident", incident);
-  if (span) for (const [name, value] of [["host", span.host], ["from", moment(span.begin)], ["to", moment(span.end)]]) told.set(name, value);
-  return told.size ? `#${told}` : "";
+  if (tabShown() !== "incidents") link.set("tab", tabShown());
+  if (step) for (const [name, value] of [["job", step.job], ["step", step.iteration], ["end", moment(step.at)]]) link.set(name, value);
+  if (incident) link.set("incident", incident);
+  if (span) for (const [name, value] of [["host", span.host], ["from", moment(span.begin)], ["to", moment(span.end)]]) link.set(name, value);
+  return link.size ? `#${link}` : "";
 }
-const asked = () => page.timeline.processes.update(page.catalogue, page.timeline.openedHosts, page.view, page.state?.live);
+const requested = () => page.timeline.processes.update(page.catalogue, page.timeline.openedHosts, page.view, page.state?.live);
 function settle() {
   clearTimeout(page.settling);
   page.settling = setTimeout(commit, SETTLES_MS);
@@ -202,36 +202,36 @@ function commit() {
   const now = fragment();
   if (now !== location.hash) history[page.view.follow || !page.stayed ? "replaceState" : "pushState"](null, "", now || location.pathname);
   page.stayed = true;
-  asked();
+  requested();
   onnews();
   beside();
 }
-function restore(told) {
+function restore(link) {
   page.restored = true;
-  const [end, from, to] = ["end", "from", "to"].map((name) => fromIso(told.get(name) ?? ""));
+  const [end, from, to] = ["end", "from", "to"].map((name) => fromIso(link.get(name) ?? ""));
   page.opened = {};
   page.timeline.measured = null;
-  const incident = page.incidents.get(told.get("incident"));
+  const incident = page.incidents.get(link.get("incident"));
   if (incident) point(incident);
   else page.timeline.pin([]);
-  if (told.get("step") && end !== null) {
+  if (link.get("step") && end !== null) {
     const at = Number(end - page.catalogue.origin);
-    const known = verdictOn(told.get("job"), Number(told.get("step")), at);
-    show(known ?? { job: told.get("job") ?? "", iteration: Number(told.get("step")), from: at, at, duration_ns: 0 });
+    const known = verdictOn(link.get("job"), Number(link.get("step")), at);
+    show(known ?? { job: link.get("job") ?? "", iteration: Number(link.get("step")), from: at, at, duration_ns: 0 });
   } else if (incident) page.opened = { incident: incident.key };
   else if (from !== null && to !== null && to > from) {
     page.timeline.measured = [Number(from - page.catalogue.origin), Number(to - page.catalogue.origin)];
-    carried(told.get("host") ?? "", ...page.timeline.measured);
+    carried(link.get("host") ?? "", ...page.timeline.measured);
   }
   else page.timeline.selected = null;
-  const name = told.get("tab");
+  const name = link.get("tab");
   tab(["selection", "figures", "advice"].includes(name) ? name : "incidents");
   listed();
 }
 function back() {
-  const told = linked();
-  if (!page.view.open(told)) home();
-  restore(told);
+  const link = linked();
+  if (!page.view.open(link)) home();
+  restore(link);
   clearTimeout(page.settling);
   page.timeline.redraw();
 }
@@ -248,7 +248,7 @@ function beyond() {
   box.dataset.key = key;
   box.replaceChildren(away
     ? panels.element("p", {}, `Nothing is known of ${moment(view.begin)}: what there is begins at ${moment(catalogue.begin)} and ends at ${moment(end)}. What is older may have been deleted.`)
-    : "No host has told anything yet: agents that connect appear here.",
+    : "No host has sent anything yet: agents that connect appear here.",
     away ? panels.element("button", { onclick: () => (acts.fit(), timeline.redraw()) }, "Show what there is") : "");
 }
 
@@ -388,7 +388,7 @@ const acts = {
     settle();
   },
   slowest: () => page.verdicts.length && openStep(page.verdicts.reduce((a, b) => (a.excess_ns > b.excess_ns ? a : b))),
-  toggle: () => (page.timeline.toggle(page.timeline.lane), asked()),
+  toggle: () => (page.timeline.toggle(page.timeline.lane), requested()),
   lane: (step) => {
     const { rows } = page.timeline;
     if (!rows.length) return;
@@ -420,7 +420,7 @@ const acts = {
     if (at < 0) return;
     timeline.lane = at;
     const lane = timeline.lanes[at];
-    if (x < LABELS && lane.kind !== "process") timeline.toggle(at), asked();
+    if (x < LABELS && lane.kind !== "process") timeline.toggle(at), requested();
     else if (lane.kind === "host" || lane.kind === "process") {
       acts.carried(lane);
     } else {

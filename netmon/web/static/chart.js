@@ -12,9 +12,9 @@ const AGAIN_MS = 1000;
 const NOTABLE = 1.2; // × the usual time: an iteration that stands out
 
 export class StepChart {
-  // told: onbrush(begin, end), onstep(step), ontip(lines, x, y)
-  constructor(plot, brush, view, told) {
-    Object.assign(this, { plot, brush, view, told, canvas: plot.querySelector("canvas"), incidents: [], job: "", bars: null, asked: -Infinity });
+  // handlers: onbrush(begin, end), onstep(step), ontip(lines, x, y)
+  constructor(plot, brush, view, handlers) {
+    Object.assign(this, { plot, brush, view, handlers, canvas: plot.querySelector("canvas"), incidents: [], job: "", bars: null, requested: -Infinity });
     this.context = this.canvas.getContext("2d");
     new ResizeObserver(() => this.draw()).observe(plot);
     this.listen();
@@ -28,20 +28,20 @@ export class StepChart {
     return this.begin !== undefined && this.span === span && Math.abs(this.begin + span / 2 - middle) < span / 4 && end - this.begin < span * 1.3 ? [this.begin, this.span] : [middle - span / 2, span];
   }
 
-  // What has come since is asked for once a second, and drawn where it differs.
+  // What has come since is requested once a second, and drawn where it differs.
   async update(catalogue, now, live, job, version) {
     const [begin, span] = this.range(catalogue.begin, Math.max(now, catalogue.begin + 1));
     const wanted = `${job}/${Math.round(begin)}/${Math.round(span)}/${live ? 0 : version}`;
     const due = wanted !== this.wanted || live || this.bars?.pending;
-    if (!job || this.busy || !due || performance.now() - this.asked < (wanted === this.wanted ? AGAIN_MS : 0)) return;
-    Object.assign(this, { busy: true, asked: performance.now(), wanted });
+    if (!job || this.busy || !due || performance.now() - this.requested < (wanted === this.wanted ? AGAIN_MS : 0)) return;
+    Object.assign(this, { busy: true, requested: performance.now(), wanted });
     try {
       const from = catalogue.origin + BigInt(Math.round(begin));
       const bars = await columns(`/api/steps?job=${encodeURIComponent(job)}&begin_ns=${from}&end_ns=${from + BigInt(Math.round(span))}`);
       Object.assign(this, { bars, begin, span, job, origin: catalogue.origin, causes: catalogue.causes });
       this.draw();
     } catch {
-      this.wanted = ""; // it is asked again
+      this.wanted = ""; // it is requested again
     } finally {
       this.busy = false;
     }
@@ -175,8 +175,8 @@ export class StepChart {
       if (!drag) return;
       const x = inside(event);
       const [left, right] = [Math.max(Math.min(x, drag.x), LEFT), Math.max(x, drag.x)];
-      if (drag.moved) this.told.onbrush(this.time(left), this.time(right));
-      else if (this.at(x)) this.told.onstep(this.at(x));
+      if (drag.moved) this.handlers.onbrush(this.time(left), this.time(right));
+      else if (this.at(x)) this.handlers.onstep(this.at(x));
       drag = null;
       this.place();
     });

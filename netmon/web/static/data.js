@@ -14,8 +14,8 @@ async function ask(path, signal) {
   const response = await fetch(path, { signal, credentials: "same-origin" });
   if (response.ok) return response;
   if (response.status === 401) location.assign("/login");
-  const told = await response.json().catch(() => ({}));
-  throw new Refused(response.status, told.error ?? `the server answers ${response.status}`);
+  const reply = await response.json().catch(() => ({}));
+  throw new Refused(response.status, reply.error ?? `the server answers ${response.status}`);
 }
 
 export const json = async (path, signal) => (await ask(path, signal)).json();
@@ -30,16 +30,16 @@ export async function columns(path, signal) {
 }
 
 // The catalogue with its lanes as objects; times in ns from its origin, as numbers that are exact for a hundred days.
-export function readCatalogue(told) {
-  const origin = BigInt(told.origin_ns);
-  const { kind, job, rank, host } = told.lanes;
+export function readCatalogue(reply) {
+  const origin = BigInt(reply.origin_ns);
+  const { kind, job, rank, host } = reply.lanes;
   const lanes = kind.map((one, at) => ({
     at, kind: one, rank: rank[at],
-    job: job[at] < 0 ? null : told.jobs[job[at]],
-    host: host[at] < 0 ? "" : told.hosts[host[at]],
-    capacity: host[at] < 0 ? 0 : told.capacity_bps[host[at]],
+    job: job[at] < 0 ? null : reply.jobs[job[at]],
+    host: host[at] < 0 ? "" : reply.hosts[host[at]],
+    capacity: host[at] < 0 ? 0 : reply.capacity_bps[host[at]],
   }));
   const since = (ns) => Number(BigInt(ns) - origin);
-  const unheard = told.unheard_ns.map((times) => times.map(since));
-  return { ...told, origin, lanes, begin: since(told.begin_ns), end: since(told.end_ns), unheard };
+  const unheard = reply.unheard_ns.map((times) => times.map(since));
+  return { ...reply, origin, lanes, begin: since(reply.begin_ns), end: since(reply.end_ns), unheard };
 }

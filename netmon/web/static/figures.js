@@ -16,7 +16,7 @@ export class Figures {
 
   // They are due, whatever has changed.
   again() {
-    this.asked = -Infinity;
+    this.requested = -Infinity;
     this.range = "";
   }
 
@@ -24,8 +24,8 @@ export class Figures {
   async show(catalogue, view) {
     const now = performance.now();
     const range = `${view.begin},${view.span}`;
-    if (this.busy || now - this.asked < EVERY_MS || (range === this.range && !view.follow && now - this.asked < 10 * EVERY_MS)) return;
-    Object.assign(this, { busy: true, asked: now, range });
+    if (this.busy || now - this.requested < EVERY_MS || (range === this.range && !view.follow && now - this.requested < 10 * EVERY_MS)) return;
+    Object.assign(this, { busy: true, requested: now, range });
     try {
       const at = (ns) => catalogue.origin + BigInt(Math.round(ns));
       this.draw(catalogue, await columns(`/api/figures?begin_ns=${at(view.begin)}&end_ns=${at(view.begin + view.span)}`));
@@ -36,21 +36,21 @@ export class Figures {
     }
   }
 
-  draw(catalogue, told) {
+  draw(catalogue, reply) {
     const style = getComputedStyle(document.documentElement);
     this.ink = style.getPropertyValue("--ink");
     this.line = style.getPropertyValue("--line");
-    const seconds = Array.from(told.rate_s);
+    const seconds = Array.from(reply.rate_s);
     const classes = catalogue.classes.map((name, at) => ({
       label: name, stroke: catalogue.colours[at], width: 1.5, value: (_, v) => (v === null ? "" : rate(v)),
     }));
-    const values = catalogue.classes.map((_, at) => told.rate_bps.subarray(at * seconds.length, (at + 1) * seconds.length));
+    const values = catalogue.classes.map((_, at) => reply.rate_bps.subarray(at * seconds.length, (at + 1) * seconds.length));
     const parts = [this.chart("Bytes sent by all hosts, by class", [seconds, ...values.map((one) => Array.from(one))], classes, rate)];
-    for (const [at, job] of told.jobs.entries()) {
-      const rows = [...told.step_job.keys()].filter((row) => told.step_job[row] === at);
+    for (const [at, job] of reply.jobs.entries()) {
+      const rows = [...reply.step_job.keys()].filter((row) => reply.step_job[row] === at);
       if (!rows.length) continue;
-      const times = rows.map((row) => told.step_ns[row]);
-      const dots = [rows.map((row) => told.step_s[row]), rows.map((row, n) => (told.step_held[row] ? null : times[n])), rows.map((row, n) => (told.step_held[row] ? times[n] : null))];
+      const times = rows.map((row) => reply.step_ns[row]);
+      const dots = [rows.map((row) => reply.step_s[row]), rows.map((row, n) => (reply.step_held[row] ? null : times[n])), rows.map((row, n) => (reply.step_held[row] ? times[n] : null))];
       const dot = (label, stroke) => ({ label, stroke, paths: () => null, points: { show: true, size: 4, fill: stroke }, value: (_, v) => (v === null ? "" : duration(v)) });
       parts.push(this.chart(`${job}: iteration time`, dots, [dot("not held up", catalogue.colours[1]), dot("held up", "#D55E00")], duration));
       parts.push(this.chart(`${job}: share of iterations that took at most so long`, ...this.cumulative(times), (v) => `${Math.round(100 * v)} %`, duration));

@@ -38,12 +38,12 @@ const UP = [3, 2, 1, 4, 0]; // held up, transfer, waiting, not known, computing:
 function paintPhases(pixels, bins, strip, shares, colours) {
   for (let x = 0; x < bins; x++) {
     let y = strip.y;
-    let told = 0;
+    let filled = 0;
     for (const phase of UP) {
       const share = shares[phase * bins + x];
       if (!share) continue;
-      told += share;
-      const end = strip.y + Math.round((Math.min(told, 255) / 255) * strip.height);
+      filled += share;
+      const end = strip.y + Math.round((Math.min(filled, 255) / 255) * strip.height);
       const colour = colours.phasePixels[phase];
       const stripe = phase === 3 ? darker(colour) : colour; // also without colours
       for (; y < end; y++) pixels[y * bins + x] = ((x + y) & 7) < 2 ? stripe : colour;
@@ -73,15 +73,15 @@ function paintRates(pixels, bins, strip, series, scale, colours) {
 
 // The picture of a tile; null: nothing is in it.
 export function paintTile(tile, lanes, bins, ratio, colours, scaleOf) {
-  const places = strips(lanes, ratio);
-  const last = places[places.length - 1];
+  const boxes = strips(lanes, ratio);
+  const last = boxes[boxes.length - 1];
   if (!last) return null;
   const image = new ImageData(bins, last.y + last.height);
   const pixels = new Uint32Array(image.data.buffer);
   const phases = tile.phase_lane ?? [];
   phases.forEach((lane, at) =>
-    paintPhases(pixels, bins, places[lane], tile.phases.subarray(at * 5 * bins, (at + 1) * 5 * bins), colours));
-  for (const [lane, series] of ratesByLane(tile, bins)) paintRates(pixels, bins, places[lane], series, scaleOf(lanes[lane]), colours);
+    paintPhases(pixels, bins, boxes[lane], tile.phases.subarray(at * 5 * bins, (at + 1) * 5 * bins), colours));
+  for (const [lane, series] of ratesByLane(tile, bins)) paintRates(pixels, bins, boxes[lane], series, scaleOf(lanes[lane]), colours);
   const canvas = new OffscreenCanvas(image.width, image.height);
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;

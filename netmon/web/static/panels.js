@@ -52,18 +52,18 @@ export async function step(node, catalogue, one, verdict) {
   const show = (known, ...more) => node.replaceChildren(...head, ...(known ? waterfall(known) : []), ...more);
   show(verdict, element("p", { class: "busy" }, "looking at its ranks …"));
   if (!catalogue.full) return show(verdict, verdict ? "" : element("p", { class: "note" }, "It did not stand out."));
-  const asked = (node.asked = {});
+  const requested = (node.requested = {});
   try {
     const end = catalogue.origin + BigInt(Math.round(one.at));
-    const told = await json(`/api/explain?job=${encodeURIComponent(job?.job ?? one.job)}&iteration=${one.iteration}&end_ns=${end}`);
-    if (node.asked !== asked) return; // another one has been chosen meanwhile
-    show(verdict ?? told.verdict,
-      told.path ? element("p", {}, told.path) : "",
-      told.ranks.length ? table(["rank", "host", "took", "computed", "waited", "transfer", "held up"], told.ranks.map((rank) =>
+    const reply = await json(`/api/explain?job=${encodeURIComponent(job?.job ?? one.job)}&iteration=${one.iteration}&end_ns=${end}`);
+    if (node.requested !== requested) return; // another one has been chosen meanwhile
+    show(verdict ?? reply.verdict,
+      reply.path ? element("p", {}, reply.path) : "",
+      reply.ranks.length ? table(["rank", "host", "took", "computed", "waited", "transfer", "held up"], reply.ranks.map((rank) =>
         [`${rank.rank}`, rank.host, duration(rank.duration_ns), ...["computed_ns", "waited_ns", "transfer_ns", "held_ns"].map((name) =>
           rank.known ? duration(rank[name]) : "?")]), 2) : "");
   } catch (error) {
-    if (node.asked === asked) show(verdict, element("p", { class: "note" }, error.message));
+    if (node.requested === requested) show(verdict, element("p", { class: "note" }, error.message));
   }
 }
 
@@ -87,35 +87,35 @@ function waterfall(verdict) {
 // What was carried in a time: by class, by process, by flow, each beside the time before. hosts: none for all.
 const MOST_FLOWS = 12;
 export async function span(node, catalogue, hosts, begin, end) {
-  const asked = (node.asked = {});
+  const requested = (node.requested = {});
   const at = (ns) => catalogue.origin + BigInt(Math.round(ns));
   const head = [element("h2", {}, hosts[0] ?? "All hosts"), element("p", { class: "note" }, `${both(at(begin), 1e6)} + ${duration(end - begin)}`)];
   if (!catalogue.full) return node.replaceChildren(...head, element("p", {}, "This viewer sees jobs, classes and rates only."));
   node.replaceChildren(...head, element("p", { class: "busy" }, "adding up what was carried …"));
   try {
     const of = hosts.map((host) => `&host=${encodeURIComponent(host)}`).join("");
-    const told = await json(`/api/carried?begin_ns=${at(begin)}&end_ns=${at(end)}${of}`);
-    if (node.asked !== asked) return;
-    if (!told.all) return node.replaceChildren(...head, element("p", {}, "Nothing was carried in this time, nor in the one before."));
+    const reply = await json(`/api/span?begin_ns=${at(begin)}&end_ns=${at(end)}${of}`);
+    if (node.requested !== requested) return;
+    if (!reply.all) return node.replaceChildren(...head, element("p", {}, "Nothing was carried in this time, nor in the one before."));
     const change = (one) => (one.before ? `${one.now >= one.before ? "+" : "−"}${Math.round(Math.abs(100 * (one.now / one.before - 1)))} %` : "new");
     const sums = (name, rows, words) => [element("h2", { class: "sub" }, name), table(["", "sent", "received", "before"], rows.map((one) =>
       [words(one), bytes(one.sent), bytes(one.received), change(one)]))];
-    const more = Object.keys(told.counts).filter((name) => name !== "wire_bytes");
+    const more = Object.keys(reply.counts).filter((name) => name !== "wire_bytes");
     const names = new Map(catalogue.jobs.map((one) => [one.job, one.name]));
     const job = (name) => names.get(name) ?? name;
     const who = (one) => (one.job ? `${job(one.job)}/${one.rank}` : one.process || "not known");
-    const part = told.read_ns < Math.floor(end - begin) ? `estimated: of this time ${duration(told.read_ns)} were read, in pieces` : "";
+    const part = reply.read_ns < Math.floor(end - begin) ? `estimated: of this time ${duration(reply.read_ns)} were read, in pieces` : "";
     node.replaceChildren(...head, part ? element("p", { class: "note" }, part) : "",
-      ...sums("By class", told.classes, (one) => one.class),
-      ...sums("By process", told.processes, (one) => [one.name, [one.user, hosts.length ? "" : one.host].filter(Boolean).join(", ")].filter(Boolean).join(" · ")),
+      ...sums("By class", reply.classes, (one) => one.class),
+      ...sums("By process", reply.processes, (one) => [one.name, [one.user, hosts.length ? "" : one.host].filter(Boolean).join(", ")].filter(Boolean).join(" · ")),
       element("h2", { class: "sub" }, "Largest flows"),
-      table(["flow", "class", "bytes", ...more.map((name) => told.counts[name]), "rate", "before"], told.flows.slice(0, MOST_FLOWS).map((one) => [
+      table(["flow", "class", "bytes", ...more.map((name) => reply.counts[name]), "rate", "before"], reply.flows.slice(0, MOST_FLOWS).map((one) => [
         element("span", {}, `${who(one)} ${one.direction}, ${one.host}`, element("br"), element("small", { class: "note" }, `${end_(one.src, one.src_port)} → ${end_(one.dst, one.dst_port)}`)),
         one.class, bytes(one.now), ...more.map((name) => count(name, one[name])), rate((8e9 * one.now) / (end - begin)), change(one)]), 2),
-      told.all > MOST_FLOWS ? element("p", { class: "note" }, `of ${told.all.toLocaleString("en")} flows; “before” is the span before, as long`) : element("p", { class: "note" }, "“before” is the span before, as long"),
-      element("button", { onclick: () => save(told.flows, more, `netmon-${hosts[0] ?? "all"}-${clock(at(begin))}.csv`.replaceAll(":", "")) }, "Save as CSV"));
+      reply.all > MOST_FLOWS ? element("p", { class: "note" }, `of ${reply.all.toLocaleString("en")} flows; “before” is the span before, as long`) : element("p", { class: "note" }, "“before” is the span before, as long"),
+      element("button", { onclick: () => save(reply.flows, more, `netmon-${hosts[0] ?? "all"}-${clock(at(begin))}.csv`.replaceAll(":", "")) }, "Save as CSV"));
   } catch (error) {
-    if (node.asked === asked) node.replaceChildren(...head, element("p", { class: "note" }, error.message));
+    if (node.requested === requested) node.replaceChildren(...head, element("p", { class: "note" }, error.message));
   }
 }
 
@@ -139,15 +139,15 @@ const end_ = (address, port) => (port ? (String(address).includes(":") ? `[${add
 
 export async function advice(node) {
   try {
-    const told = await json("/api/advice");
+    const reply = await json("/api/advice");
     const share = (one) => `${Math.round(100 * one)} %`;
     node.replaceChildren(
       element("h2", {}, "What could be done"),
-      element("ul", {}, ...told.advice.map((line) => element("li", {}, line))),
-      told.jobs.length ? element("h2", { class: "sub" }, "Jobs") : "",
-      told.jobs.length ? table(["job", "takes", "alone", "transfers"], told.jobs.map((one) => [one.job, duration(one.duration_ns), duration(one.alone_ns), share(one.busy)])) : "",
-      told.pairs.length ? element("h2", { class: "sub" }, "Pairs of ranks") : "",
-      told.pairs.length ? table(["pair", "bytes", "pace while it sends"], told.pairs.map((one) => [`${one.source} → ${one.target}${one.slow ? " (slow)" : ""}`, bytes(one.bytes), rate(one.pace_bps)])) : "");
+      element("ul", {}, ...reply.advice.map((line) => element("li", {}, line))),
+      reply.jobs.length ? element("h2", { class: "sub" }, "Jobs") : "",
+      reply.jobs.length ? table(["job", "takes", "alone", "transfers"], reply.jobs.map((one) => [one.job, duration(one.duration_ns), duration(one.alone_ns), share(one.busy)])) : "",
+      reply.pairs.length ? element("h2", { class: "sub" }, "Pairs of ranks") : "",
+      reply.pairs.length ? table(["pair", "bytes", "pace while it sends"], reply.pairs.map((one) => [`${one.source} → ${one.target}${one.slow ? " (slow)" : ""}`, bytes(one.bytes), rate(one.pace_bps)])) : "");
   } catch (error) {
     node.replaceChildren(element("p", { class: "note" }, error.message));
   }

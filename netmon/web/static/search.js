@@ -11,7 +11,7 @@ const WAIT_MS = 150;
 // go(found): job, or host, or job and iteration with its times.
 export function searching(form, field, list, catalogue, go) {
   let timer = 0;
-  let asked = "";
+  let requested = "";
   const choose = (found) => {
     list.hidden = true;
     field.blur();
@@ -19,7 +19,7 @@ export function searching(form, field, list, catalogue, go) {
   };
   const button = (text, found) => element("li", {}, element("button", { type: "button", onclick: () => choose(found) }, text));
   const show = async (text) => {
-    asked = text;
+    requested = text;
     list.hidden = !text;
     if (!text) return;
     const small = text.toLowerCase();
@@ -28,11 +28,11 @@ export function searching(form, field, list, catalogue, go) {
       ...jobs.filter((one) => one.name.toLowerCase().includes(small)).slice(0, MOST).map((one) => button(`job ${one.name}`, { job: one.name })),
       ...hosts.filter((one) => one.toLowerCase().includes(small)).slice(0, MOST).map((one) => button(`host ${one}`, { host: one }))];
     list.replaceChildren(...rows, element("li", { class: "busy" }, "looking on …"));
-    const told = await json(`/api/find?text=${encodeURIComponent(text)}`).catch(() => ({ steps: [], processes: [] }));
-    if (asked !== text) return;
+    const reply = await json(`/api/find?text=${encodeURIComponent(text)}`).catch(() => ({ steps: [], processes: [] }));
+    if (requested !== text) return;
     rows.push(
-      ...told.steps.map((one) => button(`iteration ${one.iteration} of ${one.job} · ${local(BigInt(one.start_ns))} · ${duration(Number(BigInt(one.end_ns) - BigInt(one.start_ns)))}`, one)),
-      ...told.processes.map(([name, user, host]) => button(`process ${name} · ${[user, host].filter(Boolean).join(", ")}`, { host })));
+      ...reply.steps.map((one) => button(`iteration ${one.iteration} of ${one.job} · ${local(BigInt(one.start_ns))} · ${duration(Number(BigInt(one.end_ns) - BigInt(one.start_ns)))}`, one)),
+      ...reply.processes.map(([name, user, host]) => button(`process ${name} · ${[user, host].filter(Boolean).join(", ")}`, { host })));
     list.replaceChildren(...(rows.length ? rows : [element("li", { class: "note" }, "nothing is called so")]));
   };
   field.addEventListener("input", () => {

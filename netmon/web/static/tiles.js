@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces of the timeline that are known, and those that are asked for: what is visible first, a few at a time.
+// The pieces of the timeline that are known, and those that are requested: what is visible first, a few at a time.
 
 import { columns } from "./data.js";
 import { paintTile } from "./paint.js";
@@ -50,14 +50,14 @@ export class Tiles {
   }
 
   // What is visible now; anything else that is on its way is called off.
-  want(places) {
+  want(pieces) {
     const now = performance.now();
     const keys = new Set();
-    this.wanted = places.filter(([level, index, block]) => {
+    this.wanted = pieces.filter(([level, index, block]) => {
       const key = `${level}/${index}/${block}`;
       keys.add(key);
       const tile = this.known.get(key);
-      return !this.coming.has(key) && (!tile || (!tile.final && now - tile.asked > AGAIN_MS));
+      return !this.coming.has(key) && (!tile || (!tile.final && now - tile.requested > AGAIN_MS));
     });
     for (const [key, call] of this.coming) if (!keys.has(key)) call.abort();
     this.next();
@@ -84,12 +84,12 @@ export class Tiles {
     try {
       const path = `/api/tile?generation=${this.catalogue.generation}&level=${level}&index=${index}&block=${block}`;
       const tile = await columns(path, call.signal);
-      tile.asked = performance.now();
+      tile.requested = performance.now();
       this.keep(key, tile);
       this.changed();
     } catch (error) {
       if (error.status === 409) this.stale();
-      else if (error.name !== "AbortError") this.restUntil = performance.now() + FAILED_MS; // gone: it is asked again
+      else if (error.name !== "AbortError") this.restUntil = performance.now() + FAILED_MS; // gone: it is requested again
     } finally {
       this.coming.delete(key);
       this.next();
@@ -124,7 +124,7 @@ export class Tiles {
     const found = [];
     const block = Math.floor(lane / this.block);
     const span = this.span(level);
-    let last = -Infinity; // one that two tiles show is told once
+    let last = -Infinity; // one that two tiles show is reported once
     for (let index = Math.floor(begin / span); index * span < end; index++) {
       const tile = this.known.get(`${level}/${index}/${block}`);
       for (const slice of tile?.slice_lane ? this.byLane(tile).get(lane - block * this.block) ?? [] : []) {

@@ -15,9 +15,9 @@ const FONT = "12px system-ui, sans-serif";
 const SMALL = "11px system-ui, sans-serif";
 
 export class Timeline {
-  // told: onstale (other lanes), onmoved (another time is shown), onnews (a tile has come), onframe (ms since the last one).
-  constructor(canvas, scroller, view, told) {
-    Object.assign(this, { canvas, scroller, view, told, verdicts: [], selected: null, lane: -1, hover: null, now: 0, live: false });
+  // handlers: onstale (other lanes), onmoved (another time is shown), onnews (a tile has come), onframe (ms since the last one).
+  constructor(canvas, scroller, view, handlers) {
+    Object.assign(this, { canvas, scroller, view, handlers, verdicts: [], selected: null, lane: -1, hover: null, now: 0, live: false });
     Object.assign(this, { opened: null, pinned: [], ends: null, rows: [], lanes: [], measured: null }); // opened: lanes of jobs, ranks and hosts
     this.processes = new Processes(() => this.arrange());
     this.context = canvas.getContext("2d", { alpha: false });
@@ -29,7 +29,7 @@ export class Timeline {
   show(catalogue) {
     const known = this.catalogue;
     this.catalogue = catalogue;
-    this.tiles = new Tiles(catalogue, () => (this.redraw(), this.told.onnews?.()), () => this.told.onstale());
+    this.tiles = new Tiles(catalogue, () => (this.redraw(), this.handlers.onnews?.()), () => this.handlers.onstale());
     this.byJob = new Map(catalogue.lanes.filter((lane) => lane.kind === "job").map((lane) => [lane.job.name, lane.at]));
     const open = known && this.opened && new Set([...this.opened].map((at) => name(known.lanes[at])));
     this.opened = open && new Set(catalogue.lanes.filter((lane) => open.has(name(lane))).map((lane) => lane.at));
@@ -95,12 +95,12 @@ export class Timeline {
     this.grow = Math.min(Math.max((room - gaps) / Math.max(needed - gaps, 1), 1), 3);
     let y = 0;
     this.rows = [];
-    this.places = new Array(this.lanes.length);
+    this.boxes = new Array(this.lanes.length);
     for (const [index, at] of order.entries()) {
       if (index === pinned && index) y += 14;
       else if (this.lanes[at].kind === "job" && index) y += 6;
       const place = { y, height: Math.round(HEIGHTS[this.lanes[at].kind] * this.grow) };
-      this.places[at] = place;
+      this.boxes[at] = place;
       this.rows.push(at);
       y += place.height + (this.lanes[at].kind === "host" ? 6 : GAP);
     }
@@ -139,14 +139,14 @@ export class Timeline {
     let low = 0;
     for (let high = this.rows.length; low < high; ) {
       const middle = (low + high) >> 1;
-      if (this.places[this.rows[middle]].y + this.places[this.rows[middle]].height + GAP < at) low = middle + 1;
+      if (this.boxes[this.rows[middle]].y + this.boxes[this.rows[middle]].height + GAP < at) low = middle + 1;
       else high = middle;
     }
-    return y < AXIS || low >= this.rows.length || this.places[this.rows[low]].y > at ? -1 : this.rows[low];
+    return y < AXIS || low >= this.rows.length || this.boxes[this.rows[low]].y > at ? -1 : this.rows[low];
   }
   reveal(lane) {
-    if (!this.places[lane]) return this.open(lane);
-    const { y, height } = this.places[lane];
+    if (!this.boxes[lane]) return this.open(lane);
+    const { y, height } = this.boxes[lane];
     const room = this.tall - AXIS - 20;
     if (y < this.scroller.scrollTop) this.scroller.scrollTop = y - 8;
     else if (y + height > this.scroller.scrollTop + room) this.scroller.scrollTop = y + height - room + 8;
@@ -170,7 +170,7 @@ export class Timeline {
     this.due = requestAnimationFrame((now) => {
       this.due = 0;
       const passed = Math.min(now - this.last, 100);
-      this.told.onframe?.(now - this.last);
+      this.handlers.onframe?.(now - this.last);
       this.last = now;
       if (this.scrolls) {
         const end = Math.max(this.now, Math.min(now * 1e6 + this.ahead, this.end + 2e9)); // a source that is silent stands still
@@ -180,7 +180,7 @@ export class Timeline {
       const moves = this.view.step(passed);
       if (this.catalogue) this.draw();
       if (moves || this.scrolls) {
-        this.told.onmoved(moves && !this.view.follow);
+        this.handlers.onmoved(moves && !this.view.follow);
         this.redraw();
       }
     });
@@ -210,20 +210,20 @@ export class Timeline {
   }
   visible() {
     const top = this.scroller.scrollTop;
-    return this.rows.filter((at) => this.places[at].y + this.places[at].height >= top && this.places[at].y < top + this.tall - AXIS);
+    return this.rows.filter((at) => this.boxes[at].y + this.boxes[at].height >= top && this.boxes[at].y < top + this.tall - AXIS);
   }
   y(lane) {
-    return AXIS + this.places[lane].y - this.scroller.scrollTop;
+    return AXIS + this.boxes[lane].y - this.scroller.scrollTop;
   }
 
   drawLanes(rows) {
     const c = this.context;
     for (const lane of rows) {
       c.fillStyle = lane === this.lane ? this.colours.faint : this.colours.lane;
-      c.fillRect(LABELS, this.y(lane), this.body, this.places[lane].height);
+      c.fillRect(LABELS, this.y(lane), this.body, this.boxes[lane].height);
     }
   }
-  // Nobody listened to the rates then; a moment's are asked for.
+  // Nobody listened to the rates then; a moment's are requested.
   drawUnknown(level, rows, begin, end) {
     const { context: c, catalogue, colours } = this;
     const left = Math.max(this.x(begin), LABELS);
@@ -234,7 +234,7 @@ export class Timeline {
     c.textBaseline = "middle";
     for (const lane of rows) {
       if (this.lanes[lane].kind !== "host") continue;
-      const { height } = this.places[lane];
+      const { height } = this.boxes[lane];
       c.fillStyle = colours.line;
       c.globalAlpha = 0.5;
       c.fillRect(left, this.y(lane), right - left, height);
@@ -254,7 +254,7 @@ export class Timeline {
     c.imageSmoothingEnabled = (span / this.view.span) * this.body < tiles.bins; // one bucket is one sharp bar
     rows = rows.filter((at) => this.lanes[at].kind !== "process");
     for (const block of new Set(rows.map((at) => Math.floor(at / tiles.block)))) {
-      const places = strips(tiles.lanes(block), ratio * grow);
+      const boxes = strips(tiles.lanes(block), ratio * grow);
       const own = rows.filter((at) => Math.floor(at / tiles.block) === block);
       for (let index = from; index <= to; index++) {
         wanted.push([level, index, block]);
@@ -265,8 +265,8 @@ export class Timeline {
         const x = this.x(index * span);
         const width = (span / this.view.span) * this.body;
         for (const at of own) {
-          const strip = places[at - block * tiles.block];
-          c.drawImage(picture, found[1] * tiles.bins, strip.y, found[2] * tiles.bins, strip.height, x, this.y(at), width, this.places[at].height);
+          const strip = boxes[at - block * tiles.block];
+          c.drawImage(picture, found[1] * tiles.bins, strip.y, found[2] * tiles.bins, strip.height, x, this.y(at), width, this.boxes[at].height);
         }
       }
     }
@@ -283,7 +283,7 @@ export class Timeline {
       const { rate_bps: rates, bins, width_ns: width, begin } = this.processes.known.get(lane.host) ?? {};
       if (!rates?.length) continue;
       const scale = this.tiles.scale(this.lanes[lane.of]);
-      const { height } = this.places[at];
+      const { height } = this.boxes[at];
       const middle = this.y(at) + height / 2;
       const wide = Math.max(this.x(begin + width) - this.x(begin), 0.5);
       c.fillStyle = this.colours.own;
@@ -304,7 +304,7 @@ export class Timeline {
     for (const lane of rows) {
       if (!this.lanes[lane].job || this.lanes[lane].kind === "host") continue;
       const y = this.y(lane);
-      const { height } = this.places[lane];
+      const { height } = this.boxes[lane];
       for (const slice of this.tiles.slices(level, lane, this.view.begin, end)) {
         const left = this.x(slice.bounds[0]);
         const right = this.x(slice.bounds[5]);
@@ -337,7 +337,7 @@ export class Timeline {
     for (const verdict of this.verdicts) {
       const x = this.x(verdict.from);
       const lane = this.byJob.get(verdict.job);
-      if (lane === undefined || !this.places[lane] || x < LABELS - 20 || x > this.width + 20) continue;
+      if (lane === undefined || !this.boxes[lane] || x < LABELS - 20 || x > this.width + 20) continue;
       const y = this.y(lane);
       c.fillStyle = verdict.network ? this.colours.bad : this.colours.calm;
       const crowded = x - (before.get(lane) ?? -Infinity) < 17;
@@ -368,13 +368,13 @@ export class Timeline {
       c.fillRect(left, AXIS, right - left, bottom);
       c.globalAlpha = 1;
     }
-    if (this.selected && !this.places[this.selected.lane]) this.selected = null;
+    if (this.selected && !this.boxes[this.selected.lane]) this.selected = null;
     if (this.selected) {
       const { lane, bounds } = this.selected;
       c.strokeStyle = this.colours.accent;
       c.lineWidth = 2;
       const x = this.x(bounds[0]);
-      c.strokeRect(x, this.y(lane) - 1, Math.max(2, this.x(bounds[5]) - x), this.places[lane].height + 2);
+      c.strokeRect(x, this.y(lane) - 1, Math.max(2, this.x(bounds[5]) - x), this.boxes[lane].height + 2);
     }
     if (this.live) {
       const x = this.x(this.now);
@@ -389,8 +389,8 @@ export class Timeline {
   // From the culprit's host to the victim's, at the middle of what is shown of their incident.
   drawArrow() {
     const { context: c, ends } = this;
-    if (!ends || !this.places[ends.from] || !this.places[ends.to]) return;
-    const middle = (lane) => this.y(lane) + this.places[lane].height / 2;
+    if (!ends || !this.boxes[ends.from] || !this.boxes[ends.to]) return;
+    const middle = (lane) => this.y(lane) + this.boxes[lane].height / 2;
     const [top, bottom] = [middle(ends.from), middle(ends.to)];
     const left = Math.max(this.x(ends.begin), LABELS);
     const x = Math.min(Math.max((left + Math.min(this.x(ends.end), this.width)) / 2, LABELS + 20), this.width - 20);
@@ -417,7 +417,7 @@ export class Timeline {
     c.textBaseline = "middle";
     for (const at of rows) {
       const lane = this.lanes[at];
-      const y = this.y(at) + this.places[at].height / 2;
+      const y = this.y(at) + this.boxes[at].height / 2;
       c.font = lane.kind === "job" ? `bold ${FONT}` : lane.kind === "host" ? FONT : SMALL;
       c.fillStyle = lane.kind === "job" || lane.kind === "host" ? colours.ink : colours.calm;
       const mark = lane.kind === "process" ? "" : this.opened.has(at) ? "▾ " : "▸ ";
@@ -437,11 +437,11 @@ export class Timeline {
     if (this.pinned.length) {
       c.fillStyle = colours.line;
       const last = this.rows[this.pinnedRows - 1];
-      c.fillRect(0, this.y(last) + this.places[last].height + 9, this.width, 1);
+      c.fillRect(0, this.y(last) + this.boxes[last].height + 9, this.width, 1);
     }
-    if (this.places[this.lane] && rows.includes(this.lane)) {
+    if (this.boxes[this.lane] && rows.includes(this.lane)) {
       c.fillStyle = colours.accent;
-      c.fillRect(0, this.y(this.lane), 3, this.places[this.lane].height);
+      c.fillRect(0, this.y(this.lane), 3, this.boxes[this.lane].height);
     }
   }
   drawAxis() {

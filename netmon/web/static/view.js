@@ -66,9 +66,9 @@ export class View {
     return this.follow ? {} : { at: iso(this.origin + BigInt(Math.round(this.toBegin))), span: `${Math.round(this.toSpan)}ns` };
   }
   // Whether a link names a moment; it is shown then.
-  open(told) {
-    const at = fromIso(told.get("at") ?? "");
-    const span = /^(\d+)ns$/.exec(told.get("span") ?? "");
+  open(link) {
+    const at = fromIso(link.get("at") ?? "");
+    const span = /^(\d+)ns$/.exec(link.get("span") ?? "");
     if (at === null || !span) return false;
     this.follow = false;
     this.set(Number(at - this.origin), Number(span[1]));

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from netmon.past import RowQuery
-from netmon.web import carried as module
-from netmon.web.carried import by_process, carried
+from netmon.web import span as module
+from netmon.web.span import by_process, of_span
 
 S = 1_000_000_000
 BEGIN, END = 1_000 * S, 1_600 * S
@@ -49,9 +49,9 @@ class Recorded:
 
 
 def test_of_little_all_is_added_up() -> None:
-    told = carried(Recorded(), ["h"], BEGIN + 300 * S, END)
-    assert told["read_ns"] == 300 * S
-    found = {one["name"]: (one["now"], one["before"]) for one in told["processes"]}
+    found = of_span(Recorded(), ["h"], BEGIN + 300 * S, END)
+    assert found["read_ns"] == 300 * S
+    found = {one["name"]: (one["now"], one["before"]) for one in found["processes"]}
     assert found == {"training": (300_000_000, 300_000_000), "backup": (200_000_000, 0)}
     head, columns = by_process(Recorded(), "h", BEGIN, END, 600)
     assert (head["names"], head["bins"], head["read_ns"]) == (["training", "backup"], 600, 600 * S)
@@ -64,10 +64,10 @@ def test_of_little_all_is_added_up() -> None:
 def test_of_much_a_part_is_read_and_stands_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_ROWS", 50_000)
     rows = Recorded()
-    told = carried(rows, ["h"], BEGIN + 300 * S, END)
-    assert 0 < told["read_ns"] < 30 * S
+    found = of_span(rows, ["h"], BEGIN + 300 * S, END)
+    assert 0 < found["read_ns"] < 30 * S
     assert rows.read < 300_000, "up to the bound, then as much again; batches are of 100 s"
-    found = {one["name"]: (one["now"], one["before"]) for one in told["processes"]}
+    found = {one["name"]: (one["now"], one["before"]) for one in found["processes"]}
     assert found["training"] == pytest.approx((300e6, 300e6), rel=0.02)
     assert found["backup"] == pytest.approx((200e6, 0), rel=0.02)
     head, columns = by_process(Recorded(), "h", BEGIN, END, 600)
@@ -80,5 +80,5 @@ def test_of_much_a_part_is_read_and_stands_for_it(monkeypatch: pytest.MonkeyPatc
 
 def test_many_flows_are_added_up_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_TOGETHER", 10)
-    told = carried(Recorded(), ["h"], BEGIN + 300 * S, END)
-    assert sum(one["now"] for one in told["processes"]) == 500_000_000
+    found = of_span(Recorded(), ["h"], BEGIN + 300 * S, END)
+    assert sum(one["now"] for one in found["processes"]) == 500_000_000

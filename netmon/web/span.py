@@ -31,7 +31,7 @@ _NAMES = ["src", "src_port", "dst", "dst_port", "protocol", "process", "containe
 _SUMS = ["now", "before"]
 
 
-def carried(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> dict[str, Any]:
+def of_span(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> dict[str, Any]:
     """Wire bytes; hosts: none for all. `read_ns`: of how much of the time rows were read. Blocks."""
     found = _by_flow(rows, hosts, 2 * begin_ns - end_ns, end_ns, 2, list(SHOWN))
     flows = _now_and_before(found.sums)

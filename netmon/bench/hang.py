@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon bench hang`: training in the lab that is made to stand still, and what netmon tells of it meanwhile."""
+
+import contextlib
+import os
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netmon.bench.result import document, or_dash, table
+from netmon.bench.specs import HANG_KINDS, HangSpec, Progress, silent
+from netmon.bench.verdict.plan import in_turn
+from netmon.lab import iproute
+from netmon.lab.monitor import Monitor
+from netmon.lab.network import Host, Network, network
+from netmon.lab.spec import RunSpec
+from netmon.lab.training import Training, trainer_python
+from netmon.terminal import FittingTable, figures, labels
+from netmon.views import Hang, Hung, Selection
+from netmon.wire.watch import watch_once
+
+# --- What is done, and what is to be told of it.
+
+_RANKS, _SPLIT = 3, {"tensor": 4}  # layers are split over an even number
+_GO_ON = ("stop", "link")
+"""The job goes on afterwards, and has waited for nobody that would come: these come first in a run."""
+
+_GONE_ON = 2  # of these, in a run
+_TOLD = {
+    "sleep": (Hung.NOT_ENTERED,),
+    "stop": (Hung.NOT_ENTERED, Hung.STOPPED_IN_IT),
+    "kill": (Hung.GONE,),
+    "call": (Hung.OTHER_CALL,),
+    "size": (Hung.OTHER_CALL, Hung.GONE),  # Gloo may end one that is handed more than it has room for
+    "cross": (Hung.CROSSWISE,),
+    "disk": (Hung.NOT_ENTERED,),
+    "compute": (Hung.NOT_ENTERED,),
+    "link": (Hung.CUT_OFF,),
+    "host": (Hung.HOST_SILENT, Hung.CUT_OFF),  # at first
+}
+_FIRST = {"fsdp": "all-gather", "experts": "all-to-all", "pipeline": "receive"}  # of a step; others: all-reduce
+_OTHERS = {"fsdp": ("reduce-scatter", "all-reduce"), "experts": ("all-reduce",), "pipeline": ("send",)}
+_UNABLE = {"horovod": ("size", "cross"), "pipeline": ("call", "size")}
+"""Horovod puts them in order itself. In a pipeline ranks wait for transfers while one is in a collective."""
+
+_BY_SCRIPT = ("sleep", "compute", "disk", "call", "size", "cross")
+_PATIENCE_S = {"compute": 80.0, "disk": 40.0, "link": 40.0}  # until it should have been told; others: _SOON_S
+_SOON_S = 25.0
+
+# --- One injection, and what was told.
+
+
+@dataclass(frozen=True)
+class Injection:
+    run: str
+    trainer: str
+    kind: str
+    rank: int
+
+
+@dataclass
+class Outcome:
+    """Times are UTC."""
+
+    injection: Injection
+    begun_ns: int
+    sequence: int  # of the collective that was called next; −1: not known
+    ended_ns: int = 0  # it was undone, and the job went on
+    hang: Hang | None = None
+    ended_itself: bool = False  # the training failed before anything was told
+
+    @property
+    def told_s(self) -> float | None:
+        return (self.hang.told_ns - self.begun_ns) / 1e9 if self.hang else None
+
+    @property
+    def right_rank(self) -> bool:
+        hang, kind = self.hang, self.injection.kind
+        if hang is None or hang.what not in _TOLD[kind]:
+            return False
+        # Of a single connection on which nothing arrives either end may be cut off.
+        return self.injection.rank in (hang.missing if kind == "cross" or hang.what is Hung.CUT_OFF else (hang.rank,))
+
+    @property
+    def right_collective(self) -> bool:
+        hang, trainer, kind = self.hang, self.injection.trainer, self.injection.kind
+        if hang is None:
+            return False
+        first = _FIRST.get(trainer, "all-reduce")
+        if kind in ("size", "cross"):
+            return hang.collective == "all-reduce"
+        if kind not in _BY_SCRIPT:
+            return hang.collective in (first, *_OTHERS.get(trainer, ()))
+        return hang.collective == first and self.sequence in (-1, hang.sequence)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        hang = self.hang
+        return {
+            **document(self.injection),
+            "begun_ns": self.begun_ns,
+            "told_s": self.told_s,
+            "right_rank": self.right_rank,
+            "right_collective": self.right_collective,
+            "ended_itself": self.ended_itself,
+            "what": hang.what.name.lower() if hang else None,
+            "told": _words(hang) if hang else None,
+        }
+
+
+@dataclass
+class KindResult:
+    injected: int
+    told: int
+    right_rank: int
+    right_collective: int
+    ended_itself: int
+    told_s_median: float | None
+    told_s_worst: float | None
+
+
+@dataclass
+class HangResult:
+    planned: int  # runs
+    outcomes: list[Outcome] = field(default_factory=list)
+    false: list[str] = field(default_factory=list)  # what was told while nothing was done
+    undisturbed_s: float = 0.0
+    failed: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    ALSO = ("kinds",)
+
+    @property
+    def kinds(self) -> dict[str, KindResult]:
+        """In order of their names as the option has them."""
+        found = {}
+        for kind in HANG_KINDS:
+            own = [each for each in self.outcomes if each.injection.kind == kind]
+            if own:
+                found[kind] = _sum(own)
+        return found
+
+    def shown(self) -> Iterator[FittingTable | str]:
+        """A row per kind; then what was wrong."""
+        columns = [
+            *labels("kind"),
+            *figures("injected", "told", "right rank", "right collective", "median s", "worst s"),
+        ]
+        rows = [
+            (
+                kind,
+                *map(str, (each.injected, each.told, each.right_rank, each.right_collective)),
+                *(or_dash(s, "{:.1f}") for s in (each.told_s_median, each.told_s_worst)),
+            )
+            for kind, each in self.kinds.items()
+        ]
+        yield table("what was done, and what was told of it", columns, rows)
+        yield f"told of while nothing was done: {len(self.false)} in {self.undisturbed_s / 60:.1f} min"
+        yield from self.false
+        for each in self.outcomes:
+            one = each.injection
+            if each.ended_itself:
+                yield f"{one.run}, {one.kind} of rank {one.rank}: the training ended by itself before"
+            elif not (each.right_rank and each.right_collective):
+                said = f"told: {_words(each.hang)}" if each.hang else "nothing told"
+                yield f"{one.run}, {one.kind} of rank {one.rank}, before {each.sequence}: {said}"
+        yield from self.failed
+        if self.interrupted:
+            yield "interrupted: this is what was there"
+
+
+def _sum(own: Sequence[Outcome]) -> KindResult:
+    times = [each.told_s for each in own if each.told_s is not None]
+    return KindResult(
+        injected=len(own),
+        told=len(times),
+        right_rank=sum(each.right_rank for each in own),
+        right_collective=sum(each.right_collective for each in own),
+        ended_itself=sum(each.ended_itself for each in own),
+        told_s_median=statistics.median(times) if times else None,
+        told_s_worst=max(times, default=None),
+    )
+
+
+def _words(hang: Hang) -> str:
+    from netmon.dl.hangs import line
+    from netmon.units import format_moment
+
+    return line(hang, format_moment)
+
+
+# --- A run.
+
+_LOOK_S = 0.25
+_WARM, _AHEAD = 20, 8  # iterations: before the first injection; from when a script is told to when it does so
+_CALM_S = 4.0  # between injections
+_WAIT_S = 120.0
+_DISK_MB = 8
+
+
+class _Run:
+    """One training, and what is done to it."""
+
+    def __init__(self, testbed: Network, monitor: Monitor, spec: RunSpec, folder: Path, result: HangResult) -> None:
+        self._testbed, self._monitor, self._spec, self._folder = testbed, monitor, spec, folder
+        self._result = result
+        self._order = folder / "order"
+        self._told: dict[int, Hang] = {}  # by when it was told; as it was then
+        self._begun_ns = 0  # of an injection that is not over
+
+    def do(self, plan: Sequence[Injection]) -> None:
+        """Blocks. Raises LabError."""
+        with contextlib.ExitStack() as stack:
+            disk = stack.enter_context(_disk(self._folder)) if any(one.kind == "disk" for one in plan) else None
+            training = Training(self._spec, self._testbed, self._folder, trainer_python(self._spec), hangs=self._order)
+            self._training = stack.enter_context(training)
+            stack.callback(self._kill)
+            self._await(lambda: training.iterations_done() >= _WARM)
+            own: list[Outcome] = []
+            try:
+                for injection in plan:
+                    self._calm()
+                    if training.ranks[0].status() is None:
+                        own.append(self._inject(injection, disk))
+            finally:
+                self._score(own)
+
+    def _calm(self) -> None:
+        end = time.monotonic() + _CALM_S
+        while time.monotonic() < end:
+            self._look()
+            time.sleep(_LOOK_S)
+        self._result.undisturbed_s += _CALM_S
+
+    def _inject(self, injection: Injection, disk: Path | None) -> Outcome:
+        rank = self._training.ranks[injection.rank]
+        done = _Done(self, injection, disk)
+        sequence = -1
+        with done:
+            if injection.kind in _BY_SCRIPT:
+                self._tell_script(injection, disk)
+                line = rank.wait_output(rf"hang {injection.kind} (\d+) (-?\d+)", _WAIT_S)
+                begun_ns, sequence = int(line[1]), int(line[2]) + 1
+            else:
+                begun_ns = time.time_ns()
+            if injection.trainer in ("pipeline", "horovod") or injection.kind == "cross":
+                sequence = -1  # transfers count on two ranks only
+            outcome, self._begun_ns = Outcome(injection, begun_ns, sequence), begun_ns
+            end = time.monotonic() + _PATIENCE_S.get(injection.kind, _SOON_S)
+            while time.monotonic() < end and not any(told_ns >= begun_ns for told_ns in self._told):
+                if all(one.status() is not None for one in self._training.ranks if one is not rank):
+                    outcome.ended_itself = True
+                    break
+                self._look()
+                time.sleep(_LOOK_S)
+        if injection.kind in _GO_ON:
+            before = self._training.iterations_done()
+            self._await(lambda: self._training.iterations_done() > before + 3 and not self._goes_on())
+        outcome.ended_ns, self._begun_ns = time.time_ns(), 0
+        return outcome
+
+    def _tell_script(self, injection: Injection, disk: Path | None) -> None:
+        after = self._training.iterations_done() + _AHEAD
+        words = [injection.kind, str(injection.rank), str(after), *([str(disk / "file")] if disk else [])]
+        beside = self._order.with_suffix(".new")
+        beside.write_text(" ".join(words))
+        beside.rename(self._order)
+
+    def _score(self, outcomes: Sequence[Outcome]) -> None:
+        self._result.outcomes += outcomes
+        for told_ns, hang in sorted(self._told.items()):
+            if self._begun_ns and told_ns >= self._begun_ns:
+                break
+            own = [each for each in outcomes if each.begun_ns <= told_ns <= each.ended_ns]
+            if not own:
+                self._result.false.append(_words(hang))
+            elif own[0].hang is None:
+                own[0].hang = hang
+
+    def _hangs(self) -> list[Hang]:
+        jobs = watch_once(self._monitor.address, Selection()).jobs
+        return [hang for job in jobs if job.job == self._training.job for hang in job.hangs]
+
+    def _goes_on(self) -> bool:
+        return any(not hang.until_ns for hang in self._look())
+
+    def _look(self) -> list[Hang]:
+        found = self._hangs()
+        for hang in found:
+            self._told.setdefault(hang.told_ns, hang)
+        return found
+
+    def _await(self, there: Callable[[], bool]) -> None:
+        end = time.monotonic() + _WAIT_S
+        while not there() and time.monotonic() < end:
+            for rank in self._training.ranks:
+                rank.check_running()
+            time.sleep(_LOOK_S)
+
+    def _kill(self) -> None:
+        """Stopped ranks, too."""
+        for rank in self._training.ranks:
+            if rank.status() is None:
+                os.kill(rank.pid, signal.SIGKILL)
+
+    # --- by kind
+
+    def host(self, rank: int) -> Host:
+        return self._testbed.hosts[self._spec.ring[rank]]
+
+    def signal(self, rank: int, number: int) -> None:
+        if self._training.ranks[rank].status() is None:
+            os.kill(self._training.ranks[rank].pid, number)
+
+    def link(self, rank: int, up: bool) -> None:
+        """The port of the switch: nothing comes through, and nobody is told."""
+        switch = self._testbed.lease.namespace("switch")
+        iproute.batch("ip", switch, [f"link set port{self._spec.ring[rank]} {'up' if up else 'down'}"])
+
+    def end_agent(self, rank: int) -> None:
+        host = self.host(rank)
+        for agent in [agent for agent in self._monitor.agents if agent.host == host]:
+            os.kill(agent.pid, signal.SIGKILL)
+            self._monitor.agents.remove(agent)
+
+    def start_agent(self, rank: int) -> None:
+        self._monitor.watch([self.host(rank)])
+
+    def end_order(self) -> None:
+        self._order.unlink(missing_ok=True)
+
+
+class _Done(contextlib.AbstractContextManager["_Done"]):
+    """What is done from outside, and undone. What is killed sends nothing any more, so that the others wait."""
+
+    def __init__(self, run: _Run, injection: Injection, disk: Path | None) -> None:
+        self._run, self._kind, self._rank, self._disk = run, injection.kind, injection.rank, disk
+
+    def __enter__(self) -> "_Done":
+        run, kind, rank = self._run, self._kind, self._rank
+        if kind in ("link", "kill", "host"):
+            run.link(rank, up=False)
+        if kind == "host":
+            run.end_agent(rank)
+        if kind in ("kill", "host"):
+            run.signal(rank, signal.SIGKILL)
+        if kind == "stop":
+            run.signal(rank, signal.SIGSTOP)
+        if kind == "disk":
+            iproute.call(["fsfreeze", "-f", str(self._disk)])
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        run, kind, rank = self._run, self._kind, self._rank
+        if kind == "disk":
+            iproute.call(["fsfreeze", "-u", str(self._disk)])
+        if kind == "stop":
+            run.signal(rank, signal.SIGCONT)
+        if kind in ("link", "kill", "host"):
+            run.link(rank, up=True)
+        if kind == "host":
+            run.start_agent(rank)
+        run.end_order()
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[Path]:
+    """A small file system of its own, that can be frozen."""
+    image, mount = folder / "disk.img", folder / "disk"
+    mount.mkdir()
+    with image.open("wb") as file:
+        file.truncate(_DISK_MB << 20)
+    iproute.call(["mkfs.ext4", "-q", str(image)])
+    iproute.call(["mount", "-o", "loop", str(image), str(mount)])
+    try:
+        yield mount
+    finally:
+        iproute.call(["umount", "-l", str(mount)])
+
+
+# --- all runs
+
+
+def _ranks(trainer: str) -> int:
+    return _SPLIT.get(trainer, _RANKS)
+
+
+def plan(spec: HangSpec) -> list[list[Injection]]:
+    """Of each run. Every kind, rank and trainer is about as frequent; the last of a run is one after which it does not
+    go on."""
+    random = np.random.default_rng(spec.seed)
+    go_on = [kind for kind in spec.wanted if kind in _GO_ON]
+    counts = dict.fromkeys(spec.wanted, 0)
+    runs = []
+    for number in range(spec.runs):
+        trainer = spec.trainers[number % len(spec.trainers)]
+        able = [kind for kind in spec.wanted if kind not in (*_GO_ON, *_UNABLE.get(trainer, ()))]
+        kinds = [go_on[int(random.integers(len(go_on)))] for _ in range(_GONE_ON if go_on else 0)]
+        if able:
+            kinds.append(min(able, key=lambda kind: counts[kind]))
+            counts[kinds[-1]] += 1
+        name = f"hang-{number}-{trainer}"
+        runs.append([Injection(name, trainer, kind, int(random.integers(_ranks(trainer)))) for kind in kinds])
+    return [each for each in runs if each]
+
+
+def measure(spec: HangSpec, progress: Progress = silent) -> HangResult:
+    """Blocks, for about a minute per run. Ctrl-C ends it with what is there."""
+    runs = plan(spec)
+    result = HangResult(len(runs))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netmon-hang-")))
+        folder.chmod(0o755)
+        (folder / "log").mkdir()
+        hosts = max(map(_ranks, spec.trainers))
+        ring = tuple(range(hosts))
+        own = RunSpec(folder / "data", hosts=hosts, ring=ring, cross=(), cross_load=0.0, stream_ns=1_000_000)
+        testbed = stack.enter_context(network(hosts, own.rate_bps))
+        monitor = stack.enter_context(Monitor(own, testbed, folder / "log"))
+
+        def do(some: list[Injection]) -> None:
+            first = some[0]
+            training = RunSpec(
+                *(folder / "data", first.trainer, hosts, ring[: _ranks(first.trainer)], ()),
+                cross_load=0.0,
+                job=first.run,
+                parameters=200_000,
+                compute_ns=60_000_000,
+                iterations=1_000_000,
+            )
+            place = folder / first.run
+            (place / "log").mkdir(parents=True)
+            try:
+                _Run(testbed, monitor, training, place, result).do(some)
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+
+        def show(done: int) -> None:
+            progress(done, len(runs), f"run {done + 1} of {len(runs)}, {len(result.outcomes)} injections")
+
+        result.interrupted = in_turn({some[0].run: some for some in runs}, do, result.failed, show)
+    return result

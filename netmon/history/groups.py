@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of jobs called in their steps, out of a dataset."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from netmon.dl.groups import GroupUse, exposed, group_uses, sentence
+from netmon.errors import NoRowsError
+from netmon.evidence import UNKNOWN
+from netmon.history.dataset import open_table, read_rows, stream
+from netmon.views import Cause, Verdict
+
+_COLUMNS = [
+    *("host", "start_ns", "end_ns", "job", "rank", "size", "group", "group_rank", "group_size", "operation", "peer"),
+    *("calls", "bytes", "forward_calls", "forward_bytes", "waited_ns"),
+    *("longest_sequence", "longest_at_ns", "late_sequence", "late_at_ns"),
+]
+_SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
+_LATELY_NS = 600_000_000_000  # of a job's last steps, which say what its groups are
+_STEPS = 200  # on either side of one that is compared
+
+
+def groups_of(data: Path, job: str | None = None) -> dict[str, tuple[list[GroupUse], pd.DataFrame]]:
+    """By job, what its groups were used for in its last minutes, and the rows that say so (of the table `collectives`).
+
+    job: only this one. Raises DataError where there is no dataset.
+    """
+    try:
+        table = open_table(data, "collectives")
+    except NoRowsError:
+        return {}
+    last = dict[str, int]()
+    for batch in stream(table, ["job", "end_ns"], None if job is None else ds.field("job") == job):
+        ends = pa.Table.from_batches([batch]).group_by("job", use_threads=False).aggregate([("end_ns", "max")])
+        for name, end_ns in zip(ends["job"].to_pylist(), ends["end_ns_max"].to_pylist(), strict=True):
+            last[name] = max(last.get(name, 0), end_ns)
+    found = {}
+    for name, end_ns in sorted(last.items()):
+        rows = _rows(data, name, (end_ns - _LATELY_NS, end_ns))
+        found[name] = group_uses(rows), rows
+    return found
+
+
+def group_rows(found: Mapping[str, Sequence[GroupUse]]) -> pd.DataFrame:
+    """A row per job, group and what it is for."""
+    columns = ["job", "group", "kind", "ranks", "size", "when", "calls", "bytes", "waited_ns", "imbalance"]
+    rows = [
+        (
+            *(job, use.name, use.kind, use.ranks, use.size, use.phase),
+            *({one.name: one.calls for one in use.operations}, {one.name: one.bytes for one in use.operations}),
+            *(sum(one.waited_ns for one in use.operations), use.imbalance),
+        )
+        for job, uses in found.items()
+        for use in uses
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def exposed_in(data: Path, verdict: Verdict) -> str:
+    """In which group ranks waited longer in an iteration that was slow, and who kept them; empty: that is not clear.
+
+    Raises DataError.
+    """
+    if verdict.excess_ns <= 0 or verdict.cause == Cause.CHANGE:
+        return ""
+    around = min(_LATELY_NS, _STEPS * max(verdict.usual_ns, verdict.end_ns - verdict.start_ns))
+    span = verdict.start_ns - around, verdict.end_ns + around
+    rows = _rows(data, verdict.job, span)
+    if not len(rows):
+        return ""
+    wanted = (ds.field("job") == verdict.job) & (ds.field("end_ns") >= span[0]) & (ds.field("end_ns") <= span[1])
+    steps = read_rows(data, "iterations", ["rank", "end_ns", "iteration"], wanted, span)
+    rows = pd.merge_asof(
+        rows.sort_values("end_ns"),
+        steps.astype("int64").sort_values("end_ns"),
+        on="end_ns",
+        by="rank",
+        direction="nearest",
+        tolerance=_SAME_NS,
+    )
+    rows = rows[rows["iteration"].notna()]
+    error_ns = _clock_error_ns(data, set(rows["host"]))
+    return sentence(exposed(rows, group_uses(rows), verdict.iteration, verdict.excess_ns, error_ns), error_ns)
+
+
+def _clock_error_ns(data: Path, hosts: set[str]) -> int:
+    """Between any two of these hosts, at most."""
+    sessions = read_rows(data, "sessions", ["host", "clock_error_ns"])
+    of_hosts = sessions[sessions["host"].isin(hosts)].groupby("host")["clock_error_ns"].max().sort_values()
+    return int(of_hosts.iloc[-2:].sum()) if len(of_hosts) > 1 else 0
+
+
+def _rows(data: Path, job: str, span: tuple[int, int]) -> pd.DataFrame:
+    """Of steps that end in a time (UTC)."""
+    wanted = (ds.field("job") == job) & (ds.field("end_ns") >= span[0]) & (ds.field("end_ns") <= span[1])
+    try:
+        table = open_table(data, "collectives", (span[0] - _LATELY_NS, span[1]))
+    except NoRowsError:
+        return pd.DataFrame(columns=_COLUMNS)
+    found = list(stream(table, _COLUMNS, wanted))
+    if not found:
+        return pd.DataFrame(columns=_COLUMNS)
+    rows = pa.Table.from_batches(found)
+    group = pc.fill_null(rows["group"], UNKNOWN)  # a hash: no float holds it
+    frame: pd.DataFrame = rows.set_column(rows.schema.get_field_index("group"), "group", group).to_pandas()
+    return frame.assign(rank=frame["rank"].astype("int64"))

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training of which each step is several exchanges, in the traffic alone: steps, groups, and silence where none is."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from training_traffic import BYTES_PER_MS, MS, START, Wire, both_ways, replay, ring
+
+from netmon.bench.inference import recorded_runs, scores
+from netmon.bench.inference import replay as replay_run
+from netmon.dl.inference.bursts import Bursts, recurring_volume
+from netmon.lab.labelled import read
+
+PARALLEL = sorted((recorded_runs() / "parallel").glob("*.parquet"))
+STEPS = 40
+
+
+def exchange(wire, flows, at, volume, jitter_ms=0.5):
+    """All flows at once; returns when the last is over."""
+    return max(wire.send(flow, at + wire.random.uniform(0, jitter_ms) * MS, volume) for flow in flows)
+
+
+def tensor_parallel(wire, steps=STEPS):
+    """Seven equal sums in each step, after pauses that are long in the forward pass and short in the backward one."""
+    flows = [wire.flow(edge) for edge in ring("1", "2", "3", "4")]
+    now, ends = 3000 * MS, []
+    for _ in range(steps):
+        for pause in (26, 22, 22, 19, 9, 9, 9):
+            now = exchange(wire, flows, now + (pause + wire.random.uniform(-2, 2)) * MS, 1_500_000)
+        ends.append(START + now)
+    return ends
+
+
+def pipelined(wire, steps=2 * STEPS, stages=4, micro_batches=4):
+    """Activations go up and gradients down; each stage computes as soon as it has what it needs."""
+    hosts = [str(1 + stage) for stage in range(stages)]
+    up = [wire.flow(edge) for edge in pairwise(hosts)]
+    down = [wire.flow(edge[::-1], 41_000) for edge in pairwise(hosts)]
+    free = [3000 * MS] * stages
+    ends = []
+    for _ in range(steps):
+        for flows, order in ((up, range(stages)), (down, range(stages)[::-1])):
+            arrived = [0.0] * micro_batches
+            for stage in order:
+                for batch in range(micro_batches):
+                    done = max(free[stage], arrived[batch]) + (8 + wire.random.uniform(0, 1)) * MS
+                    free[stage] = done
+                    link = stage if flows is up else stage - 1
+                    arrived[batch] = wire.send(flows[link], done, 600_000) if 0 <= link < stages - 1 else done
+        ends.append(START + max(free))
+    return ends
+
+
+def ends_found(said):
+    return np.array([i.end_ns for i in said.iterations])
+
+
+def groups(said):
+    [job] = said.jobs.values()
+    return {(group.kind, "".join(member[-1] for member in group.members)) for group in job.groups}
+
+
+def test_equal_sums_are_no_steps():
+    wire = Wire()
+    ends = tensor_parallel(wire)
+    said = replay(wire, after_s=12, watched=True)
+    assert len(said.iterations) == pytest.approx(STEPS, abs=1)
+    nearest = np.abs(np.subtract.outer(ends_found(said), ends)).min(axis=1)
+    assert np.median(nearest) <= 2 * MS
+    assert groups(said) == {("unknown", "1234")}
+
+
+def test_a_pipeline_and_its_stages():
+    wire = Wire()
+    pipelined(wire)
+    said = replay(wire, after_s=12, watched=True)
+    assert len(said.iterations) == pytest.approx(2 * STEPS, abs=2)
+    assert groups(said) == {("pipeline", "1234")}
+
+
+def test_sums_of_gradients_are_one_group():
+    wire = Wire()
+    wire.train(ring("1", "2", "3"), [100] * 12)
+    assert groups(replay(wire)) == {("data", "123")}
+
+
+def test_what_is_known_from_its_midst_is_not_told_to_begin_where_it_was_first_seen():
+    wire = Wire()
+    tensor_parallel(wire)
+    cut = 3_400 * MS + START
+    wire.tables = [table[table["time_ns"] >= cut] for table in wire.tables]
+    said = replay(wire, after_s=12)
+    assert len(said.iterations) <= STEPS
+
+
+def random_traffic(wire, volumes, pauses_ms, edges):
+    for edge in edges:
+        flow, now = wire.flow(edge, int(wire.random.integers(2000, 60_000))), 2000 * MS
+        while now < 40_000 * MS:
+            now = wire.send(flow, now, int(wire.random.choice(volumes))) + wire.random.exponential(pauses_ms) * MS
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_told_of_random_traffic(seed):
+    wire = Wire(seed)
+    web = (10_000, 20_000, 53_000, 200_000, 1_000_000, 5_000_000)
+    random_traffic(wire, web, 60, both_ways(("1", "2"), ("2", "3"), ("1", "3")))
+    random_traffic(wire, [4 << 20], 40, both_ways(("1", "9"), ("2", "9")))  # blocks from and to a file server
+    assert not replay(wire, after_s=5).jobs
+
+
+def test_nothing_is_told_of_a_load_without_pauses():
+    wire = Wire()
+    for edge in both_ways(("1", "2"), ("2", "3")):
+        wire.send(wire.flow(edge), 2000 * MS, 10_000 * BYTES_PER_MS)
+    assert not replay(wire, after_s=5).jobs
+
+
+def test_the_bytes_of_a_step_are_those_after_which_pauses_are_the_same():
+    bursts, random = Bursts(MS), np.random.default_rng(1)
+    pauses = np.tile([26, 22, 22, 19, 9, 9, 9], 20) + random.integers(-2, 3, 140)
+    time_ns = np.cumsum((pauses + 3) * MS)
+    bursts.add(time_ns, np.full(len(time_ns), 150_000), MS)
+    assert recurring_volume(bursts.rows) == 7 * 150_000
+    alike = Bursts(MS)
+    alike.add(np.cumsum(random.integers(20, 24, 140) * MS), np.full(140, 150_000), MS)
+    assert recurring_volume(alike.rows) == 150_000
+
+
+@pytest.mark.parametrize("path", PARALLEL, ids=[path.stem for path in PARALLEL])
+def test_a_recorded_run(path):
+    run = read(path)
+    [result] = scores(run, replay_run(run))
+    assert result.f1 >= 0.99
+    assert result.members_exact
+    assert result.groups_exact == result.groups
+    assert result.kinds_wrong == 0
+    assert result.jobs == 1
+    assert result.boundary_error_fraction < 0.05
+
+
+def test_they_are_small():
+    assert len(PARALLEL) >= 3
+    assert sum(path.stat().st_size for path in PARALLEL) < 300_000
