@@ -85,7 +85,7 @@ _WAIT = {
     "waits_for": "of its first thread: 1 another thread, 2 time, 3 events, 4 a pipe, 5 a child, 6 a socket, 7 a lock, "
     "8 storage",
     "cpu_ns": "CPU time of the process and its children since the row before",
-    "io_bytes": "bytes that they read and wrote since then",
+    "io_bytes": "bytes that they read from storage and wrote there since then",
     "group": "of a collective or transfer: its group, by a hash of its name",
     "group_rank": "rank in the group",
     "group_size": "ranks in the group",

@@ -33,6 +33,7 @@ _CUT_NS = 2_000_000_000  # after a wait began, what is sent again then has not a
 _CUT_AGE_NS = 8_000_000_000  # the kernel sends it again after times that double
 _FORGOTTEN_NS = 3_600_000_000_000  # a job of which nothing has been told for so long
 _PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: below it nothing is done
+_MOST_IDLE_CPU, _ABOVE_IDLE = 0.4, 1.5  # Horovod's ranks compute while they wait: who does no more does nothing
 _NO_WAIT = (Hung.CUT_OFF, Hung.NOT_ENDING)
 _SAYS_MORE = (Hung.CUT_OFF, Hung.GONE, Hung.HOST_SILENT)  # than that a rank is cut off
 _CHANGING = ("what", "why", "waiting", "missing")  # of a hang that goes on
@@ -49,6 +50,7 @@ class _Job:
     told_ns: int = 0
     longest_ns: int = 0  # that a rank has waited, and gone on
     carried: tuple[int, dict[int, float]] = field(default_factory=lambda: (0, {}))  # when, payload by rank
+    idle_cpu: dict[int, float] = field(default_factory=dict)  # by rank that waits: of a core
     left_ns: dict[int, int] = field(default_factory=dict)  # by rank that is not there any more
     flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank
     hang: Hang | None = None
@@ -66,6 +68,11 @@ class _Job:
         else:
             pauses = [*self.pauses.get(before.rank, ()), end_ns - before.since_ns]
             self.pauses[before.rank] = sorted(pauses)[-_USUAL:]
+
+    def least_cpu(self, rank: int) -> float:
+        """Of a core, above which this rank gets on: more than the others that wait."""
+        others = [share for number, share in self.idle_cpu.items() if number != rank]
+        return max(_PROGRESS_CPU, min(_MOST_IDLE_CPU, _ABOVE_IDLE * max(others, default=0.0)))
 
     @property
     def usual_ns(self) -> int:
@@ -145,7 +152,11 @@ class Hangs:
         steady = before if before and before.quiet and before.since_ns == since_ns else None
         progress_ns, io_bytes = end_ns, max(0, own["io_bytes"][at])
         if quiet:
-            progress_ns = _progress_ns(own["cpu_ns"][at], io_bytes, since_ns, end_ns, steady)
+            cpu_ns, elapsed_ns = own["cpu_ns"][at], _elapsed_ns(since_ns, end_ns, steady)
+            if any(work.state == WAITED for work in works) and cpu_ns != UNKNOWN and elapsed_ns > 0:
+                job.idle_cpu[number] = cpu_ns / elapsed_ns
+            least_cpu = job.least_cpu(number)
+            progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, steady, least_cpu)
         session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
         job.ranks[number] = RankNow(
@@ -283,17 +294,23 @@ def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:
     return Work(**about, begun_ns=end_ns - max(0, own["age_ns"][row]), state=own["pending"][row])
 
 
-def _progress_ns(cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, steady: RankNow | None) -> int:
-    """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before; steady:
-    as it was then."""
+def _elapsed_ns(since_ns: int, end_ns: int, steady: RankNow | None) -> int:
+    """Since the row before. steady: as the rank was then; None: it was not quiet."""
+    return end_ns - (steady.heard_ns if steady else max(since_ns, end_ns - _ROWS_NS))
+
+
+def _progress_ns(
+    cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, steady: RankNow | None, least_cpu: float
+) -> int:
+    """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before."""
     if cpu_ns == UNKNOWN:
         return 0
-    if _got_on(cpu_ns, io_bytes, end_ns - (steady.heard_ns if steady else max(since_ns, end_ns - _ROWS_NS))):
+    if _got_on(cpu_ns, io_bytes, _elapsed_ns(since_ns, end_ns, steady), least_cpu):
         return end_ns
     return steady.progress_ns or since_ns if steady else since_ns
 
 
-def _got_on(cpu_ns: int, io_bytes: int, elapsed_ns: int) -> bool:
+def _got_on(cpu_ns: int, io_bytes: int, elapsed_ns: int, least_cpu: float) -> bool:
     if elapsed_ns <= 0:
         return True
-    return cpu_ns > _PROGRESS_CPU * elapsed_ns or io_bytes * 1e9 > _PROGRESS_IO_BPS * elapsed_ns
+    return cpu_ns > least_cpu * elapsed_ns or io_bytes * 1e9 > _PROGRESS_IO_BPS * elapsed_ns

@@ -118,7 +118,7 @@ class Outcome:
 
 @dataclass
 class KindResult:
-    injected: int
+    injected: int  # and the job stood still
     told: int
     right_rank: int
     right_collective: int
@@ -168,7 +168,7 @@ class HangResult:
         for each in self.outcomes:
             one = each.injection
             if each.ended_itself:
-                yield f"{one.run}, {one.kind} of rank {one.rank}: the training ended by itself before"
+                yield f"{one.run}, {one.kind} of rank {one.rank}: the training ended by itself"
             elif not (each.right_rank and each.right_collective):
                 said = f"told: {_words(each.hang)}" if each.hang else "nothing told"
                 yield f"{one.run}, {one.kind} of rank {one.rank}, before {each.sequence}: {said}"
@@ -180,7 +180,7 @@ class HangResult:
 def _sum(own: Sequence[Outcome]) -> KindResult:
     times = [each.told_s for each in own if each.told_s is not None]
     return KindResult(
-        injected=len(own),
+        injected=len(own) - sum(each.ended_itself for each in own),
         told=len(times),
         right_rank=sum(each.right_rank for each in own),
         right_collective=sum(each.right_collective for each in own),

@@ -24,7 +24,8 @@ import numpy as np
 import pandas as pd
 
 from netmon.dl.hangs import group_number
-from netmon.dl.rank_activity import RECEIVE, SEND, UNNAMED
+from netmon.dl.operations import ALL_TRANSFERS, EXCHANGES, GATHERS, SUMS, Operation
+from netmon.dl.rank_activity import UNNAMED
 from netmon.evidence import UNKNOWN
 from netmon.units import format_bytes, format_duration
 
@@ -34,10 +35,7 @@ DATA, SHARDED, TENSOR, PIPELINE, EXPERT, CONTEXT, UNCLEAR = (
 )
 """Kinds of groups."""
 
-_SUMS, _GATHERS, _SCATTERS, _EXCHANGES = (1, 2, 3), (4, 5, 6), (9, 16), (10, 11)
-_RECEIVES = (RECEIVE, 14)
-_TRANSFERS = (SEND, *_RECEIVES)
-_FAMILIES = ((*_SUMS, *_GATHERS, *_SCATTERS), _EXCHANGES, _TRANSFERS)
+_FAMILIES = ((*SUMS, *GATHERS), EXCHANGES, ALL_TRANSFERS)
 _LEAST_BYTES = 1 << 10  # of gradients that are summed in a step: less is a count, a norm or a loss
 _SUMMED_PER_GATHERED = 0.4, 2.5  # of the gradients' and the parameters' bytes: they may have different types
 _UNEVEN, _MOSTLY = 1.02, 0.9  # bytes of a step, by the median; of so many of them
@@ -48,24 +46,11 @@ _SLOWEST = 1.1  # as long as any other stage
 _PART = 0.25  # of a longer wait, that an operation must have of it to be named
 _LONGER = 0.5  # of what a step took longer, that a rank must compute or wait longer to be named
 
-NAMES = {
-    **dict.fromkeys((0,), "broadcasts"),
-    **dict.fromkeys((1, 2), "all-reduces"),
-    3: "reduces",
-    **dict.fromkeys(_GATHERS, "all-gathers"),
-    7: "gathers",
-    8: "scatters",
-    **dict.fromkeys(_SCATTERS, "reduce-scatters"),
-    **dict.fromkeys(_EXCHANGES, "all-to-alls"),
-    SEND: "sends",
-    **dict.fromkeys(_RECEIVES, "receives"),
-    15: "barriers",
-}
-"""Of operations, as PyTorch numbers them."""
+_NAMES = {int(one): f"{one.word}s" for one in Operation}
 
 
 @dataclass(frozen=True)
-class Operation:
+class OperationUse:
     """What the ranks of a group call in a step, typically."""
 
     name: str
@@ -94,7 +79,7 @@ class GroupUse:
     kind: str
     ranks: tuple[int, ...]  # in their order in the group; those that are known
     size: int
-    operations: tuple[Operation, ...]
+    operations: tuple[OperationUse, ...]
     sent: tuple[Sent, ...] = ()
     imbalance: float = 1.0  # of exchanges: bytes of the rank that gets most, by the mean
     codes: tuple[int, ...] = field(default=(), compare=False)  # operations
@@ -191,9 +176,9 @@ def _use(group: int, rows: pd.DataFrame, ranks: Mapping[int, int], size: int, jo
     return GroupUse(group, name, kind, members, size, operations, sent, imbalance, codes)
 
 
-def _operations(rows: pd.DataFrame) -> Iterator[Operation]:
+def _operations(rows: pd.DataFrame) -> Iterator[OperationUse]:
     """Of each, what a rank typically has of it."""
-    named = rows.assign(name=rows["operation"].map(NAMES).fillna("others"))
+    named = rows.assign(name=rows["operation"].map(_NAMES).fillna("others"))
     steps = named.groupby(["rank", "end_ns", "name"])
     columns = ["calls", "bytes", "forward_calls", "waited_ns"]
     summed = steps[columns].sum(min_count=1)
@@ -201,7 +186,7 @@ def _operations(rows: pd.DataFrame) -> Iterator[Operation]:
     typical = summed.groupby(["rank", "name"]).median()
     for name, own in typical.groupby("name"):
         least, most = own.min(), own.max()
-        yield Operation(
+        yield OperationUse(
             str(name),
             (float(least["calls"]), float(most["calls"])),
             (-1.0, -1.0) if own["unknown"].any() else (float(least["bytes"]), float(most["bytes"])),
@@ -212,7 +197,7 @@ def _operations(rows: pd.DataFrame) -> Iterator[Operation]:
 
 def _sent(rows: pd.DataFrame, ranks: Mapping[int, int]) -> Iterator[Sent]:
     """As the senders tell."""
-    some = rows[(rows["operation"] == SEND) & rows["peer"].notna()]
+    some = rows[(rows["operation"] == Operation.SEND) & rows["peer"].notna()]
     for rank, of_rank in _by(some, "rank"):
         for peer, own in _by(of_rank, "peer"):
             if peer in ranks:
@@ -230,7 +215,7 @@ def _by(rows: pd.DataFrame, column: str) -> Iterator[tuple[int, pd.DataFrame]]:
 def _imbalance(rows: pd.DataFrame) -> float:
     """Bytes that the rank gets which gets most, by the mean; of the typical step. Steps are told apart by their order
     on each rank."""
-    some = rows[rows["operation"].isin(_EXCHANGES)]
+    some = rows[rows["operation"].isin(EXCHANGES)]
     if not len(some) or some["bytes"].isna().any():
         return 1.0
     shares = _exchanged(some)
@@ -248,17 +233,17 @@ def _exchanged(rows: pd.DataFrame) -> pd.DataFrame:
 def _kind(
     rows: pd.DataFrame,
     codes: Sequence[int],
-    operations: Sequence[Operation],
+    operations: Sequence[OperationUse],
     sent: Sequence[Sent],
     size: int,
     whole: bool,
 ) -> str:
-    if set(codes) <= {*_TRANSFERS}:
+    if set(codes) <= {*ALL_TRANSFERS}:
         return _kind_of_transfers(rows, sent, size) if whole else UNCLEAR
-    if set(codes) <= {*_EXCHANGES}:
+    if set(codes) <= {*EXCHANGES}:
         return EXPERT if _varies(rows) else UNCLEAR
-    gathers, sums = (_of(rows, which) for which in (_GATHERS, (*_SUMS, *_SCATTERS)))
-    if not sums or sums.forward < 0 or not set(codes) <= {*_SUMS, *_GATHERS, *_SCATTERS}:
+    gathers, sums = (_of(rows, which) for which in (GATHERS, SUMS))
+    if not sums or sums.forward < 0 or not set(codes) <= {*SUMS, *GATHERS}:
         return UNCLEAR
     if gathers:
         if sums.forward > 0:
@@ -314,7 +299,7 @@ def _kind_of_transfers(rows: pd.DataFrame, sent: Sequence[Sent], size: int) -> s
     both = {edge for edge in edges if edge[::-1] in edges}
     next_of = {rank: {to for sender, to in edges if sender == rank} for rank in ranks}
     if size == 2:
-        sends = rows[rows["operation"] == SEND]
+        sends = rows[rows["operation"] == Operation.SEND]
         first = sends.groupby("rank")["forward_calls"].median()
         known = len(first) == 2 and first.notna().all()
         return PIPELINE if known and (first > 0).sum() == 1 and both else UNCLEAR
@@ -472,7 +457,7 @@ def sentence(found: Exposed, clock_error_ns: int = 0) -> str:
     use = found.use
     if use is None:
         return ""
-    what = " and ".join(dict.fromkeys(NAMES.get(code, "calls") for code in found.codes))
+    what = " and ".join(dict.fromkeys(_NAMES.get(code, "calls") for code in found.codes))
     what = f"{what[:-1]} {found.sequence:,}" if found.sequence >= 0 and len(found.codes) == 1 else f"the {what}"
     named = "group" if use.name == "all ranks" else use.name if use.name.startswith("group") else f"group of {use.size}"
     ranks = f" (ranks {ranks_in_words(use.ranks)})" if use.whole and use.name != "all ranks" else ""
@@ -484,7 +469,7 @@ def sentence(found: Exposed, clock_error_ns: int = 0) -> str:
         text += "; no rank computed longer"
     elif found.late not in use.ranks:
         text += f"; {late}, of another group, computed {format_duration(found.late_ns)} longer"
-    elif use.codes[0] in _TRANSFERS:
+    elif use.codes[0] in ALL_TRANSFERS:
         text += f"; {late} computed {format_duration(found.late_ns)} longer, and they waited for it"
     else:
         text += f"; {late} entered last: it computed {format_duration(found.late_ns)} longer"
@@ -513,7 +498,7 @@ def stages(rows: pd.DataFrame, use: GroupUse) -> list[Stage]:
         spans = own.groupby("end_ns")["start_ns"].first()
         took = pd.Series(spans.index - spans, spans.index).astype(float)
         waited = own.groupby("end_ns")["waited_ns"].sum().reindex(took.index).fillna(0.0)
-        received = own[(own["group"] == use.group) & own["operation"].isin(_RECEIVES)]
+        received = own[(own["group"] == use.group) & own["operation"].isin((Operation.RECEIVE, Operation.RECEIVE_ANY))]
         bubble = received.groupby("end_ns")["waited_ns"].sum().reindex(took.index).fillna(0.0)
         by_peer = received.groupby("peer")["waited_ns"].sum()
         peer = use.ranks[int(by_peer.index[int(by_peer.argmax())])] if len(by_peer) and by_peer.max() > 0 else -1

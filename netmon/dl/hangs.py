@@ -25,7 +25,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from netmon.dl.rank_activity import ALL_REDUCE, HOROVOD, OVER, RECEIVE, SEND, UNKNOWN, UNNAMED, WAITED, Work
+from netmon.dl.operations import TRANSFERS, Operation
+from netmon.dl.rank_activity import HOROVOD, OVER, UNKNOWN, UNNAMED, WAITED, Work
 from netmon.evidence import ProcessState, WaitsFor
 from netmon.units import format_duration
 from netmon.views import Hang, Hung
@@ -33,12 +34,10 @@ from netmon.views import Hang, Hung
 _S = 1_000_000_000
 SURE_NS, SILENT_NS, DISK_NS, PATIENCE_NS = 3 * _S, 10 * _S, 20 * _S, 60 * _S
 
-_NAMES = (
-    *("broadcast", "all-reduce", "all-reduce", "reduce", "all-gather", "all-gather", "all-gather", "gather", "scatter"),
-    *("reduce-scatter", "all-to-all", "all-to-all", "send", "receive", "receive", "barrier", "reduce-scatter"),
-)
-_ROOTED = (0, 3, 7, 8)  # broadcast, reduce, gather, scatter: a rank may be through while others wait
-_SAME_SIZE = (0, ALL_REDUCE, 3)  # all ranks hand over as much
+_NAMES = {int(one): one.word for one in Operation}
+_ROOTED = (Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER)
+"""A rank may be through while others wait."""
+_SAME_SIZE = (Operation.BROADCAST, Operation.ALL_REDUCE, Operation.REDUCE)  # all ranks hand over as much
 _HASH_SEED, _HASH_PRIME, _HASHED_WORDS, _NUMBERED = 0xCBF29CE484222325, 0x100000001B3, 32, 256
 _DISK_BYTES = 65_536  # less is a log
 _MOST_NAMED = 4  # ranks in a line
@@ -138,7 +137,7 @@ def _waited(one: RankNow) -> Work | None:
     if not waited:
         return None
     first = min(waited, key=lambda work: work.begun_ns)
-    if first.operation in (SEND, RECEIVE):
+    if first.operation in TRANSFERS:
         return first
     return _first_open(one, first.group) or first
 
@@ -155,7 +154,7 @@ def _first_open(one: RankNow, group: int) -> Work | None:
 
 
 def _is_collective(work: Work) -> bool:
-    return work.operation not in (SEND, RECEIVE)
+    return work.operation not in TRANSFERS
 
 
 def _same_groups(ranks: Mapping[int, RankNow]) -> Mapping[int, RankNow]:
@@ -327,7 +326,7 @@ def _culprit(
 
 
 def operation_name(operation: int) -> str:
-    return _NAMES[operation] if 0 <= operation < len(_NAMES) else "collective"
+    return _NAMES.get(operation, "collective")
 
 
 def _hash(name: str) -> int:

@@ -25,9 +25,28 @@ class Operation(IntEnum):
     BARRIER = 15
     REDUCE_SCATTER_BASE = 16
 
+    @property
+    def word(self) -> str:
+        """As people call it; of kinds that differ in their tensors only, the same."""
+        return _WORDS.get(self, self.name.lower()).replace("_", "-")
+
+
+_WORDS = {
+    **dict.fromkeys((Operation.ALL_REDUCE, Operation.ALL_REDUCE_COALESCED), "all-reduce"),
+    **dict.fromkeys((Operation.ALL_GATHER_BASE, Operation.ALL_GATHER_COALESCED), "all-gather"),
+    **dict.fromkeys((Operation.REDUCE_SCATTER, Operation.REDUCE_SCATTER_BASE), "reduce-scatter"),
+    **dict.fromkeys((Operation.ALL_TO_ALL, Operation.ALL_TO_ALL_BASE), "all-to-all"),
+    Operation.RECEIVE_ANY: "receive",
+}
 
 TRANSFERS = (Operation.SEND, Operation.RECEIVE)
-"""Between two ranks."""
+"""Between two ranks that are known from the call."""
+
+ALL_TRANSFERS = (*TRANSFERS, Operation.RECEIVE_ANY)
+
+GATHERS = (Operation.ALL_GATHER, Operation.ALL_GATHER_BASE, Operation.ALL_GATHER_COALESCED)
+
+EXCHANGES = (Operation.ALL_TO_ALL_BASE, Operation.ALL_TO_ALL)
 
 SUMS_FOR_ALL = (Operation.ALL_REDUCE, Operation.ALL_REDUCE_COALESCED)
 """Each rank gets the whole sum, as of gradients in data-parallel training."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from netmon.dl.gradient_sizes import gradient_size
 from netmon.dl.group_names import Group, GroupNames
-from netmon.dl.operations import Operation
+from netmon.dl.operations import TRANSFERS, Operation
 from netmon.records import (
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
@@ -36,8 +36,6 @@ UNNAMED, HOROVOD = 1, 2
 
 OVER, OPEN, WAITED = range(3)
 """A collective or transfer of a rank: it is over; it is not; a thread waits for it."""
-
-SEND, RECEIVE, ALL_REDUCE = Operation.SEND, Operation.RECEIVE, Operation.ALL_REDUCE
 
 _CALL = np.dtype([*STEP.descr, ("position", "<i8"), ("waited", "?")])
 """position: as of Work; waited: a thread waits for it."""
@@ -117,7 +115,7 @@ class RankActivity:
         found = [self._work(row, state, rank, size) for row, state in zip(self._open, states, strict=True)]
         found.sort(key=lambda work: (work.state != WAITED, work.begun_ns))
         if since_ns := self._horovod_ns:
-            found.insert(0, Work(HOROVOD, rank, size, ALL_REDUCE, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, since_ns, WAITED))
+            found.insert(0, Work(HOROVOD, rank, size, Operation.ALL_REDUCE, *4 * (UNKNOWN,), since_ns, WAITED))
         begun = {(work.group, work.begun_ns) for work in found}
         last = [self._work(row, OVER, rank, size) for row in self._last.values()]
         last.sort(key=lambda work: -work.begun_ns)
@@ -177,7 +175,7 @@ class RankActivity:
             return
         begun = calls[rows]
         self._begun_ns = int(begun["time_ns"][-1])
-        two = np.isin(begun["tensors"], (SEND, RECEIVE))
+        two = np.isin(begun["tensors"], TRANSFERS)
         addresses, of = np.unique(begun["name_hash"], return_inverse=True)
         known = self._groups.by_address
         names = [known[at].name if at in known else UNKNOWN for at in addresses.tolist()]
@@ -199,7 +197,7 @@ class RankActivity:
         known = self._groups.by_address.get(address)
         if known:
             return known
-        two = row["tensors"] in (SEND, RECEIVE)
+        two = row["tensors"] in TRANSFERS
         if two or row["group_size"] == size:
             return Group(UNNAMED, rank if two else int(row["group_rank"]), size)
         return Group(UNKNOWN, UNKNOWN, UNKNOWN)
@@ -209,7 +207,7 @@ class RankActivity:
         operation, sequence = int(row["tensors"]), int(row["sequence"])
         begun_ns = int(row["time_ns"])
         own_bytes = gradient_size(int(row["size"])).bytes or UNKNOWN
-        if operation in (SEND, RECEIVE):
+        if operation in TRANSFERS:
             peer = sequence if sequence < group.size else UNKNOWN
             return Work(*group, operation, UNKNOWN, UNKNOWN, peer, own_bytes, begun_ns, state)
         known = self._whole and not (group.name == UNNAMED and self._transfers.get(UNKNOWN))

@@ -83,7 +83,10 @@ class RankSteps:
     def feed(self, table: Table, ranks: int) -> list[Boundary]:
         """table: dtype STEP; ranks: of the job → the boundaries that are known now."""
         if self.basis is Basis.CALLS:
-            by_sums = self._sums.feed(table[np.isin(table["library"], _NAMES_GRADIENTS)])
+            named = table[np.isin(table["library"], _NAMES_GRADIENTS)]
+            if len(named) and not self._names_gradients:
+                self._sums = CycleDetector(last=self._calls.iteration)
+            by_sums = self._sums.feed(named)
         else:
             complete = _with_calls_from_works(table)
             by_sums = self._sums.feed(complete)
@@ -94,6 +97,7 @@ class RankSteps:
         self.basis = self._choose()
         if self.basis is Basis.CALLS:
             self._pending = []
+            self._sums.forget()
             return by_calls
         self._pending += by_sums
         if self.basis is Basis.SUMS:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from netmon.dl.group_names import GroupNames
 from netmon.dl.grouped import joined, order_by, starts
-from netmon.dl.rank_activity import ALL_REDUCE, SEND, UNNAMED
+from netmon.dl.operations import ALL_TRANSFERS, Operation
+from netmon.dl.rank_activity import UNNAMED
 from netmon.evidence import COLLECTIVE, UNKNOWN
 from netmon.records import (
     LIBRARY_REDUCER,
@@ -44,7 +45,6 @@ _CALL = np.dtype(
         ("kind", "u1"),
     ]
 )
-_BARRIER, _RECEIVE_ANY = 15, 14
 _KEPT = np.zeros(256, np.bool_)
 _KEPT[[STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT, STEP_BACKWARD]] = True
 _MOST_KEPT = 65_536  # calls and what is told of them
@@ -141,7 +141,7 @@ class StepCalls:
         encoded = begun["size"].astype(np.int64)
         sizes = (encoded >> _WIDTH_BITS) * (encoded & ((1 << _WIDTH_BITS) - 1))
         sizes = np.where(
-            encoded > 0, np.minimum(sizes, _MOST_BYTES), np.where(begun["tensors"] == _BARRIER, 0, UNKNOWN)
+            encoded > 0, np.minimum(sizes, _MOST_BYTES), np.where(begun["tensors"] == Operation.BARRIER, 0, UNKNOWN)
         )
         addresses, place = np.unique(begun["name_hash"], return_inverse=True)
         known = [self._names.by_address.get(one) for one in addresses.tolist()]
@@ -158,7 +158,7 @@ class StepCalls:
 
 
 def _of_two(operation: npt.NDArray[np.integer]) -> _Flags:
-    found: _Flags = (operation >= SEND) & (operation <= _RECEIVE_ANY)  # RECEIVE is between them
+    found: _Flags = np.isin(operation, ALL_TRANSFERS)
     return found
 
 
@@ -232,7 +232,7 @@ def _paired(calls: Table) -> tuple[_Places, _Numbers, _Numbers]:
     if len(reducer):  # DDP waits for all that has been begun
         begun = time_ns[at]
         since = np.append(reducer, _FOREVER)[np.searchsorted(reducer, begun)]
-        sums = (calls["operation"][order][at] == ALL_REDUCE) & (wait == 0) & ((since < over) | ~is_over)
+        sums = (calls["operation"][order][at] == Operation.ALL_REDUCE) & (wait == 0) & ((since < over) | ~is_over)
         wait = np.where(sums & (since < _FOREVER), since, wait)
     places = order[at]
     in_time = np.argsort(places)

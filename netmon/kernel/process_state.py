@@ -19,7 +19,7 @@ _STATES = {
 }
 _USER, _SYSTEM = 11, 12  # fields of stat after the name: clock ticks
 _TICK_NS = 10_000_000
-_IO = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
+_IO = (b"read_bytes", b"write_bytes")  # of storage: what goes through sockets and pipes is waiting, too
 _CHANNELS: tuple[tuple[bytes, WaitsFor], ...] = (
     (b"futex", WaitsFor.THREAD),
     (b"nanosleep", WaitsFor.TIME),

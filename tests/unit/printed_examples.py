@@ -8,6 +8,7 @@ import pandas as pd
 from rich.console import RenderableType
 
 from netmon import views
+from netmon.bench.calls import AgentCost, CallsResult
 from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
 from netmon.bench.drain import BusyDrain, CpusResult, DrainResult
 from netmon.bench.evidence import Costs, EvidenceResult
@@ -36,7 +37,7 @@ from netmon.commands.certificates import certificates_table
 from netmon.commands.doctor import checks_table, interfaces_table
 from netmon.commands.lab_results import sweep_tables
 from netmon.commands.why import groups_table, ranks_table
-from netmon.dl.groups import PIPELINE, GroupUse, Operation
+from netmon.dl.groups import PIPELINE, GroupUse, OperationUse
 from netmon.dl.verdict.verdict_text import columns
 from netmon.kernel.interfaces import HookChoice, Interfaces
 from netmon.kernel.machine import Check, Status
@@ -63,8 +64,8 @@ def every_table(interfaces: Interfaces) -> dict[str, Iterable[RenderableType]]:
 
 def _groups() -> list[GroupUse]:
     calls = (
-        Operation("receives", (4, 8), (1.6e6, 3.2e6), 2, 68 * MS),
-        Operation("sends", (4, 8), (1.6e6, 3.2e6), 2, 0),
+        OperationUse("receives", (4, 8), (1.6e6, 3.2e6), 2, 68 * MS),
+        OperationUse("sends", (4, 8), (1.6e6, 3.2e6), 2, 0),
     )
     return [GroupUse(1, "group 3", PIPELINE, tuple(range(number, 64, 8)), 8, calls) for number in range(2)]
 
@@ -81,6 +82,7 @@ def _results(load: Load) -> dict[str, Result]:
         "overhead --evidence": EvidenceResult(30.0, (Costs(0.0123, 0.0456),) * 5, (Costs(0.0119, 0.0421),) * 5),
         "flows": _flows(),
         "hang": _hangs(),
+        "calls": CallsResult(22_345.6, 24_567.8, 2.97, (AgentCost("sums by the script", 20_000, 10.1, 0.201, 140),)),
         "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
         "posts": PostsResult((PostCost(1, 1, 2.3, 812.3, 187.6), PostCost(8, 8, 2.4, 1_702.1, 998.7)), True, 5),
         "clock": _clock(),

@@ -54,6 +54,14 @@ def test_what_is_right(one: Outcome, right: tuple[bool, bool]) -> None:
     assert (one.right_rank, one.right_collective) == right
 
 
+def test_what_ended_by_itself_did_not_stand_still() -> None:
+    ended = outcome("size", hang=None)
+    ended.ended_itself = True
+    result = HangResult(1, [ended])
+    assert (result.kinds["size"].injected, result.kinds["size"].ended_itself) == (0, 1)
+    assert "run, size of rank 1: the training ended by itself" in list(result.shown())
+
+
 def test_the_result_says_what_was_not_right() -> None:
     result = HangResult(1, [outcome(), outcome(hang=None)], undisturbed_s=60.0)
     lines = [part for part in result.shown() if isinstance(part, str)]

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from netmon.dl.hangs import DISK_NS, PATIENCE_NS, SILENT_NS, SURE_NS, Known, RankNow, judge, line
-from netmon.dl.rank_activity import ALL_REDUCE, HOROVOD, OPEN, OVER, RECEIVE, SEND, UNKNOWN, UNNAMED, WAITED, Work
+from netmon.dl.operations import Operation
+from netmon.dl.rank_activity import HOROVOD, OPEN, OVER, UNKNOWN, UNNAMED, WAITED, Work
 from netmon.evidence import ProcessState, WaitsFor
 from netmon.views import Hang, Hung
+
+ALL_REDUCE, RECEIVE, SEND = Operation.ALL_REDUCE, Operation.RECEIVE, Operation.SEND
 
 S = 1_000_000_000
 T0 = 1_000 * S

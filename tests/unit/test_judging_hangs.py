@@ -9,10 +9,13 @@ import numpy as np
 from collector.host.tables import Lately
 from collector.judging.hangs import Hangs
 from netmon.columnar import Columns
-from netmon.dl.rank_activity import ALL_REDUCE, OVER, UNKNOWN, WAITED
+from netmon.dl.operations import Operation
+from netmon.dl.rank_activity import OVER, UNKNOWN, WAITED
 from netmon.evidence import WAIT, ProcessState, WaitsFor
 from netmon.records import Direction
 from netmon.views import Hang, Hung
+
+ALL_REDUCE = Operation.ALL_REDUCE
 
 S = 1_000_000_000
 SIZE, GROUP = 3, 99
@@ -106,6 +109,16 @@ def test_of_one_that_computes_nothing_is_told() -> None:
     collector = Collector()
     collector.stands_still(cpu_ns=2 * S)
     assert collector.stored == []
+
+
+def test_who_computes_no_more_than_those_who_wait_does_nothing() -> None:
+    """Horovod's threads look for work all the time."""
+    collector = Collector()
+    for second, cpu in ((1, {}), (3, {"cpu_ns": 400_000_000})):
+        for rank in range(SIZE):
+            collector.tell(rank, second, 7 if rank == SIZE - 1 else 8, OVER if rank == SIZE - 1 else WAITED, **cpu)
+        collector.tick()
+    assert [hang.rank for hang in collector.stored] == [2]
 
 
 def test_of_one_that_writes_slowly_nothing_is_told() -> None:

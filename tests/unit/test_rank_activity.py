@@ -3,14 +3,12 @@
 
 import numpy as np
 
+from netmon.dl.operations import Operation
 from netmon.dl.rank_activity import (
-    ALL_REDUCE,
     HOROVOD,
     OPEN,
     OVER,
     QUIET_NS,
-    RECEIVE,
-    SEND,
     UNKNOWN,
     UNNAMED,
     WAITED,
@@ -31,6 +29,8 @@ from netmon.records import (
     STEP_WORK_WAIT,
     Table,
 )
+
+ALL_REDUCE, RECEIVE, SEND = Operation.ALL_REDUCE, Operation.RECEIVE, Operation.SEND
 
 BARRIER, GROUP, CONTEXT, NAME = 15, 0x1000, 0x2000, 0xB19E
 SIZE = 4

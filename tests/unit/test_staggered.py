@@ -79,6 +79,13 @@ def test_a_pipeline_and_its_stages():
     assert groups(said) == {("pipeline", "1234")}
 
 
+def test_a_pipeline_that_is_known_from_its_midst_is_not_taken_for_sums():
+    wire = Wire()
+    pipelined(wire)
+    for job in replay(wire, after_s=12).jobs.values():
+        assert {group.kind for group in job.groups} <= {"unknown", "pipeline"}
+
+
 def test_sums_of_gradients_are_one_group():
     wire = Wire()
     wire.train(ring("1", "2", "3"), [100] * 12)

@@ -85,7 +85,7 @@ def test_the_files_say_what_they_are(tmp_path):
             "hangs",
             "transfers",
             "rdma",
-        ):  # none
+        ):
             continue
         paths = list(tmp_path.glob(f"{table}/date=2025-10-09/hour=08/part-*.parquet"))
         assert paths, table

@@ -362,6 +362,7 @@ class Repetition:
 class _Chain:
     points: npt.NDArray[np.int64]  # indices of pauses, ascending
     reach: int  # bytes from its first point to its last
+    volume: float
     pause_ns: float
     log_chance: float
 
@@ -376,8 +377,11 @@ def repetition(rows: Table, now_ns: int) -> Repetition | None:
     total = int(rows["level"][-1] + rows["volume"][-1])
     levels = np.append(rows["level"], total)
     pauses = np.append(pauses_before(rows), now_ns - rows["end_ns"][-1])
-    step = recurring_volume(rows)
-    chain = _best([chain for points in _points(pauses) for chain in _chains(levels, pauses, points, step)])
+    chains = [chain for points in _points(pauses) for chain in _chains(levels, pauses, points)]
+    step = recurring_volume(rows) if chains else 0.0
+    if step:
+        chains = [chain for chain in chains if abs(chain.volume - step) <= VOLUME_TOLERANCE * step]
+    chain = _best(chains)
     if chain is None:
         return None
     volume = int(np.median(np.diff(levels[chain.points])))
@@ -432,14 +436,11 @@ def _best(chains: list[_Chain]) -> _Chain | None:
 
 
 def _chains(
-    levels: npt.NDArray[np.int64], pauses: npt.NDArray[np.int64], points: npt.NDArray[np.int64], step: float
+    levels: npt.NDArray[np.int64], pauses: npt.NDArray[np.int64], points: npt.NDArray[np.int64]
 ) -> list[_Chain]:
-    """Those through these pauses that are not chance; of so many bytes, if step is not 0."""
+    """Those through these pauses that are not chance."""
     level = levels[points]
     ends, volumes = _candidates(level, int(levels[-1]))
-    if step:
-        alike = np.abs(volumes - step) <= VOLUME_TOLERANCE * step
-        ends, volumes = ends[alike], volumes[alike]
     if not len(ends):
         return []
     path = _follow_back(level, ends, volumes)
@@ -450,7 +451,8 @@ def _chains(
     for k in np.flatnonzero((intervals >= INTERVALS) & (log_chance < np.log(_CHANCE))).tolist():
         steps = path[k, : intervals[k] + 1][::-1]
         pause = float(np.percentile(pauses[points[steps]], _TYPICAL))
-        found.append(_Chain(points[steps], int(level[steps[-1]] - level[steps[0]]), pause, float(log_chance[k])))
+        reach = int(level[steps[-1]] - level[steps[0]])
+        found.append(_Chain(points[steps], reach, float(volumes[k]), pause, float(log_chance[k])))
     return found
 
 

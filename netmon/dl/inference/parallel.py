@@ -39,9 +39,10 @@ def groups_of(
         if volumes.get(flow, 0) > 0 and flow in bursts:
             ways[edge] = ways.get(edge, 0.0) + volumes[flow]
             rows.setdefault(edge, []).append(bursts[flow].rows)
-    if one_phase:
+    if one_phase and ways:
         members = {address for edge in ways for address in edge}
-        return (_group(DATA, sorted(members, key=_numerically), ways),) if members else ()
+        purpose = DATA if _all_at_once(ways, rows, since_ns, len(members)) else UNKNOWN
+        return (_group(purpose, sorted(members, key=_numerically), ways),)
     pairs: dict[Pair, float] = {}
     for edge, volume in ways.items():
         pairs[frozenset(edge)] = max(volume, pairs.get(frozenset(edge), 0.0))
@@ -90,6 +91,15 @@ def _kind(ways: Mapping[Edge, float], rows: Mapping[Edge, Sequence[Table]], sinc
         twice = all(abs(max(pair) / min(pair) - 2) <= 2 * _TWICE for pair in both)
         return SHARDED_DATA if twice else UNKNOWN
     return UNKNOWN if is_ring or pattern_of([*ways]) == "clique" else None
+
+
+def _all_at_once(ways: Mapping[Edge, float], rows: Mapping[Edge, Sequence[Table]], since_ns: int, size: int) -> bool:
+    """Whether it is no chain, along which the one may wait for the other."""
+    pairs = {frozenset(edge) for edge in ways}
+    if size == 2 and len(ways) == 2:
+        one, other = ways
+        return _both_at_once(rows[one], rows[other], since_ns) >= _AT_ONCE
+    return len(pairs) != size - 1 or max(sum(member in pair for pair in pairs) for pair in pairs for member in pair) > 2
 
 
 def _both_at_once(one: Sequence[Table], other: Sequence[Table], since_ns: int) -> float:
