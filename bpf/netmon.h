@@ -261,4 +261,52 @@ struct netmon_transfer {
 #define NETMON_EACH 4	      /* set by user space: transfers are told one by one */
 #define NETMON_TRANSFER_COUNTS 5
 
+/* A queue pair of a process that uses libibverbs. context: the device as the process has opened it. */
+struct netmon_queue_key {
+	u64 context;
+	u32 pid; /* thread group */
+	u32 number;
+};
+
+#define NETMON_POSTED_SEND 0
+#define NETMON_POSTED_WRITE 1
+#define NETMON_POSTED_READ 2
+#define NETMON_POSTED_OTHER 3 /* atomics, and what moves nothing, of which the bytes are 0 */
+#define NETMON_POSTED_KINDS 4
+
+/* What was posted on it since it was seen first. */
+struct netmon_queue {
+	u64 bytes[NETMON_POSTED_KINDS];
+	u64 requests[NETMON_POSTED_KINDS];
+	u64 unread;   /* lists and requests that were longer than is read: bytes are less than was posted */
+	u64 begun_ns; /* it was made ready, so that something could be posted; 0: that was not seen */
+	u8 gid[16];   /* of the other end; 0: not known */
+	u32 remote;   /* number of the queue pair there; 0: not known */
+	u32 lid;      /* of the other end, in InfiniBand; 0: not known */
+	u32 uid;      /* the real one, as the machine numbers users */
+	u32 pad;
+	char process[16]; /* the thread's name, NUL-padded */
+	char device[32];
+};
+
+/* Where a process has its post_send: a function of a library that exports no such name. */
+struct netmon_provider {
+	u64 address;
+	u32 pid;
+	u32 pad;
+};
+
+#define NETMON_QUEUES 32768	    /* of all processes */
+#define NETMON_QUEUES_OF_USER 24576 /* nobody has all of them */
+#define NETMON_POSTED_REQUESTS 16   /* of a list that are read */
+#define NETMON_POSTED_PARTS 16	    /* of a request */
+#define NETMON_PROVIDERS_TOLD 4096  /* processes and functions: who is forgotten is told of again */
+#define NETMON_PROVIDER_RING_BYTES 65536
+
+/* Of what was not counted. */
+#define NETMON_UNCOUNTED_REQUESTS 0 /* there was no room for their queue pair; those that were read */
+#define NETMON_UNCOUNTED_BYTES 1
+#define NETMON_UNCOUNTED_TOLD 2 /* providers that the ring had no room for */
+#define NETMON_UNCOUNTED 3
+
 #endif

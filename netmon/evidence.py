@@ -97,6 +97,25 @@ _WAIT = {
     "age_ns": "for how long it had been begun at the end",
     "pending": "0: it is over; 1: it is not; 2: a thread waits for it",
 }
+_POSTED = {
+    "start_ns": "what was posted until then is in earlier rows",  # mono
+    "end_ns": "when it was read",
+    "job": "the job's identity, which its launcher gave to all ranks",
+    "rank": "rank in the job; −1: the process is none",
+    "pid": "process id on the host",
+    "process": "name of the process",
+    "container": "container, systemd unit or Slurm job of the process",
+    "user": "login name of the user whose process it is; the number where no name is known",
+    "rdma_device": "the RDMA device",
+    "queue": "number of the queue pair on its device",
+    "remote": "address or GID of the other end, or its LID; empty where it is not known",
+    "remote_queue": "number of the queue pair there; 0: not known",
+    "verb": "`write`, `read`, `send`; or `other`: atomics, and what moves nothing",
+    "bytes": "handed to the device's provider in that time; of a read, asked for",
+    "requests": "work requests",
+    "unread": "lists and requests that were longer than is read, or could not be read: more than `bytes` was posted",
+    "whole": "everything that was ever posted on the queue pair has been counted",  # 1; else 0
+}
 _COLLECTIVE = {
     "start_ns": "the step before was over",  # mono; of the first one: it has begun
     "end_ns": "the step was over",
@@ -154,6 +173,7 @@ MEANINGS = {
     "waits": _WAIT,
     "collectives": _COLLECTIVE,
     "transfers": _TRANSFER,
+    "rdma": _POSTED,
 }
 """Of the tables' columns, in their order: dtypes, messages and the dataset's schema follow."""
 
@@ -168,6 +188,9 @@ WAIT = np.dtype([(name, "<i8") for name in _WAIT])
 group. Of a rank that is quiet, now and then; once when it goes on; and once when it has called something in a group.
 """
 
+POSTED = np.dtype([(name, "<i8") for name in _POSTED])
+"""What a process has posted on a queue pair of an RDMA device by libibverbs, of one kind of request in a time."""
+
 COLLECTIVE = np.dtype([(name, "<i8") for name in _COLLECTIVE])
 """What a rank has called in a step: a row for each group and operation, of transfers for each other rank, too."""
 
@@ -180,5 +203,6 @@ EVIDENCE = {
     "waits": WAIT,
     "collectives": COLLECTIVE,
     "transfers": TRANSFERS,
+    "rdma": POSTED,
 }
 """By the names of the tables, in a batch and in the dataset."""

@@ -146,6 +146,24 @@ TRANSFER_TRAPS, TRANSFER_UNTOLD, TRANSFER_UNTOLD_BYTES, TRANSFER_IMPLAUSIBLE, TR
 
 STOP = np.dtype([("begin_ns", "<u8"), ("end_ns", "<u8"), ("total_ns", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
 
+QUEUE_KEY = np.dtype([("context", "<u8"), ("pid", "<u4"), ("number", "<u4")])
+QUEUE = np.dtype(
+    [
+        ("bytes", "<u8", 4),
+        ("requests", "<u8", 4),
+        ("unread", "<u8"),
+        ("begun_ns", "<u8"),
+        ("gid", "V16"),
+        ("remote", "<u4"),
+        ("lid", "<u4"),
+        ("uid", "<u4"),
+        ("pad", "<u4"),
+        ("process", "S16"),
+        ("device", "S32"),
+    ]
+)
+PROVIDER = np.dtype([("address", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
+
 PROTOCOL_NON_IP = 255
 """The protocol of a flow that is not IP; its dst_port is the EtherType."""
 

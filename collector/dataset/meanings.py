@@ -18,6 +18,7 @@ TABLES = {
     "one of each group; another one when it goes on.",
     "collectives": "What a rank called in a step: a row for each group and operation (of transfers: and rank).",
     "transfers": "What a rank has sent by NCCL to another one, or received, on any network. No byte is told twice.",
+    "rdma": "What a process has posted on a queue pair of an RDMA device by libibverbs, some of one kind in a time.",
     "hangs": "A job that stood still, and who was missing. A row when it is told, another one when it is over.",
     "verdicts": "An iteration of a job that stood out, and why. The shares add up to `excess_ns`.",
     "sessions": "An interface of an agent's session: what holds for all its rows.",

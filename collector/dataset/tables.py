@@ -53,6 +53,8 @@ _BUCKETS = [
 _OF_EVIDENCE = {
     **dict.fromkeys(("flow_id", "reverse_flow_id", "pid"), pa.uint32()),
     **{"job": _WORD, "rank": pa.int32(), "application_limited": pa.bool_()},
+    **dict.fromkeys(("process", "container", "user", "rdma_device", "remote", "verb"), _WORD),
+    **{"queue": pa.uint32(), "remote_queue": pa.uint32(), "whole": pa.bool_()},
 }
 
 
@@ -420,6 +422,9 @@ def evidence_table(
     for column in (field.name for field in SCHEMAS[name] if pa.types.is_boolean(field.type)):
         holds = column_of(pieces, column)
         columns[column] = pa.array(holds == 1, mask=holds == UNKNOWN)
+    for column in (column for column in EVIDENCE[name].names or () if _OF_EVIDENCE.get(column) == _WORD):
+        if column != "job":
+            columns[column] = _encode(column_of(pieces, column).tolist())
     if "job" in there:
         job, names = column_of(pieces, "job"), pa.array([*jobs, ""], pa.string())
         columns["job"] = pa.DictionaryArray.from_arrays(pa.array(np.where(job < 0, len(jobs), job), pa.int32()), names)

@@ -31,6 +31,7 @@ from netmon.evidence import EVIDENCE, UNKNOWN
 from netmon.records import Class, Direction, Hello, Table
 from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.limits import MAX_UTC_NS
+from netmon.wire.tables import TABLES
 
 # --- What is known of each session and each link, as columns over all of them.
 
@@ -200,11 +201,17 @@ class Lately:
         return Columns({name: np.concatenate([rows[name] for rows in kept]) for name in names}) if kept else None
 
 
+WORDS_OF = {
+    format_.name: [name for name, limits in format_.columns.items() if limits.is_word and name != "job"]
+    for format_ in TABLES
+}
+
+
 class Evidence:
     """The tables of netmon.evidence: all that is not stored yet, and the latest of each flow.
 
     A row on its way has the index of its session, too, and where it is of a flow the link as the session counts them;
-    times are mono, `job` is an index into the jobs of all hosts.
+    times are mono, `job` is an index into the jobs of all hosts, other words are strings.
     """
 
     def __init__(self, flows: AllFlows, sessions: SessionIndex) -> None:
@@ -247,6 +254,8 @@ class Evidence:
                 flow = self._found[name] if whole else self._found[name][kept]
                 columns["link"] = self._flows.state["link"][flow].astype("<i4")
                 self._note(session, flow, rows)
+            for column in WORDS_OF[name]:
+                columns[column] = np.array([*many.words, ""], object)[rows[column]]
             if "job" in columns:
                 columns["job"] = self._jobs(session, rows, many.words)
             found = Columns(columns)
@@ -543,7 +552,8 @@ class Tables:
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
             jobs, rank_ids = self.rank_table.numbers()
-            self.flows.release_numbers(self.unstored.jobs() | self.evidence.unstored["host"].jobs() | jobs, rank_ids)
+            named = (self.evidence.unstored[name].jobs() for name in ("host", "rdma"))
+            self.flows.release_numbers(self.unstored.jobs().union(jobs, *named), rank_ids)
 
     def needed_since(self, session_index: int) -> int | None:
         """Start of the earliest iteration of a session that is still open, unless it is too old to wait for (mono)."""

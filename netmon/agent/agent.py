@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's loop: drain, name, mark, batch. Nothing here walks records one by one."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -115,7 +116,8 @@ class Agent:
         meter, owners = self._counting.meter, self._owners
         scan_waits, kernel = self._scan.waits(now_ns), meter.poll()
         level = max(kernel.level, self._counting.steps.level, owners.level, self._evidence.transfers.level)
-        waits = bool(kernel.anything or self._marks.waits or owners.has_changes or len(meter.rows))
+        told = self._marks.waits or owners.has_changes or self._evidence.posted.waits
+        waits = bool(kernel.anything or told or len(meter.rows))
         hurried = kernel.opened or owners.pending or (woken and not (waits or scan_waits))
         self._schedule.update(now_ns, level, waits, hurried)
         drains = kernel.opened or self._schedule.full or self._schedule.batch_is_due
@@ -140,6 +142,8 @@ class Agent:
         if self._endpoint:
             self._endpoint.close()
         last = self._counting.ledger.finish()
+        with contextlib.suppress(KernelError):  # it has ended
+            self._scan.finish(time.monotonic_ns())
         self._privileged.close()
         time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + LOOK_NS / 1e9)
         now = time.monotonic_ns()

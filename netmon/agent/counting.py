@@ -67,6 +67,8 @@ class Counting:
         transfers = settings.transfers if settings.evidence == "all" else "none"
         started = privileged.start(Start(cards, settings.hook, settings.bucket_ns, settings.flows, transfers))
         descriptors = started.descriptors
+        self.verbs = started.verbs
+        """Whether it is counted what is posted to RDMA devices."""
         memory = map_memory(descriptors, geometry)
         self.meter = Meter(memory, geometry)
         self.links = Links([card.index for card in nics], settings.interface)

@@ -10,6 +10,7 @@ from netmon.agent.cost import CostMeter
 from netmon.agent.counting import Counting
 from netmon.agent.host_part import HostPart
 from netmon.agent.nic import NicSamples
+from netmon.agent.posted import PostedRows
 from netmon.agent.settings import Settings
 from netmon.agent.transfers import Transfers
 from netmon.agent.transport import TransportLooks
@@ -26,6 +27,7 @@ class Evidence:
         self._nic = NicSamples(counting.links, len(counting.interfaces), settings.nic_counters_ns)
         self._host = HostPart(self._nic, counting.stops, wanted)
         self.transport = TransportLooks(flows, wanted=wanted)
+        self.posted = PostedRows(counting.verbs)
         self.waits = Waits(helped=True)
         self.collectives = Collectives() if wanted else None
         self.transfers = Transfers()
@@ -44,10 +46,11 @@ class Evidence:
         """
         self.transport.count(rows)
         self._host.add_marks(marks)
+        self.posted.add_marks(marks)
         nic = self._nic.due(now_ns, idle)
         host, jobs = self._host.due(now_ns, idle)
         words = {job: place for place, job in enumerate(jobs)}
-        tables = {"transport": self.transport.due(now_ns), "host": host}
+        tables = {"transport": self.transport.due(now_ns), "host": host, "rdma": self.posted.due(words)}
         ranks = list(active)
         if self._wanted:
             tables["waits"] = self.waits.due(ranks, now_ns, words)

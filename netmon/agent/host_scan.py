@@ -6,6 +6,7 @@ One question is under way at a time, and nobody waits for its answer.
 
 import base64
 import logging
+import time
 from typing import Any
 
 from netmon.agent.evidence import Evidence
@@ -14,13 +15,14 @@ from netmon.agent.nic import Links
 from netmon.agent.training_marks import TrainingMarks
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import Changes
-from netmon.kernel.requests import FindOwners, Look, LookClosely, LookElsewhere, More
+from netmon.kernel.requests import FindOwners, Look, LookClosely, LookElsewhere, More, ReadPosted
 
 log = logging.getLogger(__name__)
 
 _LOOK_NS = 300_000_000  # a process is known by what it was at the last look: seldom would be late
 _SETTLED_NS = 3_500_000_000  # so long after something has come or gone it is looked at all the same
 _SELDOM_NS = 3_000_000_000  # whatever seems to have changed
+_LAST_WORD_S, _TICK_S = 1.0, 0.002
 _MOST_WARNED = 1000  # lines that others' processes can make us write
 
 
@@ -37,6 +39,7 @@ class HostScan:
     ) -> None:
         self._privileged, self._owners, self._marks, self._links = privileged, owners, marks, links
         self._transport, self._transfers, self._waits = evidence.transport, evidence.transfers, evidence.waits
+        self._posted = evidence.posted
         self._changes = Changes()
         self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
         self._any_ranks = False
@@ -51,7 +54,7 @@ class HostScan:
             return self._privileged.answered
         if now_ns >= self._look_due_ns and not self._may_differ(now_ns):
             self._look_due_ns = now_ns + _LOOK_NS
-        asks = bool(self._transport.elsewhere) or self._waits.asks
+        asks = bool(self._transport.elsewhere) or self._waits.asks or self._posted.is_due(now_ns)
         return asks or now_ns >= self._look_due_ns or self._owners.has_pending(now_ns)
 
     def _may_differ(self, now_ns: int) -> bool:
@@ -74,6 +77,10 @@ class HostScan:
         elif due := self._owners.due(now_ns):
             self._asking = "owners"
             self._privileged.request(FindOwners(due))
+        elif self._posted.is_due(now_ns):
+            self._asking = "posted"
+            self._posted.asked(now_ns)
+            self._privileged.request(ReadPosted())
         elif self._transport.elsewhere:
             self._asking = "transport"
             self._privileged.request(LookElsewhere(self._transport.elsewhere))
@@ -86,6 +93,9 @@ class HostScan:
             return
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
+            return
+        if self._asking == "posted":
+            self._posted.answer(reply)
             return
         if self._asking == "closely":
             self._waits.answer(reply["looks"], now_ns)
@@ -101,6 +111,21 @@ class HostScan:
             self._privileged.request(More())
             return
         self._see(self._look, now_ns)
+
+    def finish(self, now_ns: int) -> None:
+        """Hears what has been posted until now. Blocks for a moment. Raises KernelError."""
+        until_s = time.monotonic() + _LAST_WORD_S
+        asked = False
+        while self._posted.able and time.monotonic() < until_s:
+            if not (self._privileged.busy or self._posted.is_wanted(asked)):
+                break
+            if self._privileged.busy:
+                time.sleep(_TICK_S)
+                self.receive(now_ns)
+            else:
+                asked, self._asking = True, "posted"
+                self._posted.asked(now_ns)
+                self._privileged.request(ReadPosted())
 
     def _see(self, look: dict[str, Any], now_ns: int) -> None:
         """A look is complete."""

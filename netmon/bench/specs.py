@@ -120,6 +120,13 @@ class HookSpec(Spec):
 
 
 @dataclass(frozen=True)
+class PostsSpec(Spec):
+    name = "posts"
+    text = "time that counting a post to an RDMA device costs who posts (no device; takes a C compiler)"
+    rounds: int = _rounds(5)
+
+
+@dataclass(frozen=True)
 class CallsSpec(Spec):
     name, text = (
         "calls",
@@ -378,5 +385,5 @@ class HangSpec(Spec):
 
 SPECS: tuple[type[Spec], ...] = (
     *(KernelSpec, DrainSpec, OverheadSpec, FlowsSpec, HookSpec, CallsSpec, ClockSpec, InferenceSpec, PipelineSpec),
-    *(VerdictSpec, HangSpec),
+    *(VerdictSpec, HangSpec, PostsSpec),
 )

@@ -39,7 +39,8 @@ _SIMULATION = ("chakra", "ns3", "htsim", "pcap", "generator")
 """Formats that netmon.simulation writes."""
 
 _TABLES = (
-    *("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "waits", "collectives", "transfers"),
+    *("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "waits", "collectives"),
+    *("transfers", "rdma"),
     *("verdicts", "incidents", "hangs", "full"),
 )
 _ROWS_AT_ONCE = 1 << 19

@@ -20,7 +20,7 @@ TCX_EGRESS = 47
 UPROBE_MULTI = 48
 
 # enum bpf_cmd
-MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM = 0, 1, 2
+MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, MAP_LOOKUP_BATCH = 0, 1, 2, 3, 24
 PROG_LOAD, OBJ_GET, PROG_TEST_RUN, PROG_GET_FD_BY_ID = 5, 7, 10, 13
 OBJ_GET_INFO_BY_FD, PROG_QUERY, RAW_TRACEPOINT_OPEN, LINK_CREATE = 15, 16, 17, 28
 
@@ -86,6 +86,51 @@ def set_array_entry(table: int, index: int, value: bytes) -> None:
     """Puts a value into an array map; it has to have the size of the map's values."""
     key, buffer = ctypes.c_uint32(index), ctypes.create_string_buffer(value, len(value))
     call(MAP_UPDATE_ELEM, struct.pack("=I4xQQ", table, ctypes.addressof(key), ctypes.addressof(buffer)))
+
+
+def set_entry(table: int, key: bytes, value: bytes) -> None:
+    """Puts a value into a map; both have to have the map's sizes."""
+    buffers = [ctypes.create_string_buffer(given, len(given)) for given in (key, value)]
+    call(MAP_UPDATE_ELEM, struct.pack("=I4xQQ", table, *map(ctypes.addressof, buffers)))
+
+
+def delete_entry(table: int, key: bytes) -> None:
+    """Of a hash map; nothing happens where there is none."""
+    buffer = ctypes.create_string_buffer(key, len(key))
+    try:
+        call(MAP_DELETE_ELEM, struct.pack("=I4xQ", table, ctypes.addressof(buffer)))
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+
+
+def entries(table: int, key_bytes: int, value_bytes: int, most: int) -> tuple[bytes, bytes]:
+    """The keys and the values of a hash map of so many entries at most, one after the other (Linux 5.6)."""
+    keys, values = ctypes.create_string_buffer(most * key_bytes), ctypes.create_string_buffer(most * value_bytes)
+    place, found, first = ctypes.create_string_buffer(key_bytes), 0, True
+    while found < most:
+        indices = 0 if first else ctypes.addressof(place), ctypes.addressof(place)
+        at = ctypes.addressof(keys) + found * key_bytes, ctypes.addressof(values) + found * value_bytes
+        attribute = struct.pack("=QQQQII", *indices, *at, most - found, table)
+        count, over = _batch(attribute)
+        found, first = found + count, False
+        if over:
+            break
+    return bytes(memoryview(keys)[: found * key_bytes]), bytes(memoryview(values)[: found * value_bytes])
+
+
+def _batch(attribute: bytes) -> tuple[int, bool]:
+    """How many entries were found, and whether they were the last ones."""
+    number = _NUMBERS[platform.machine()]
+    buffer = ctypes.create_string_buffer(attribute.ljust(_ATTRIBUTE_BYTES, b"\0"), _ATTRIBUTE_BYTES)
+    system = ctypes.CDLL(None, use_errno=True).syscall
+    system.restype = ctypes.c_long
+    result = system(ctypes.c_long(number), ctypes.c_long(MAP_LOOKUP_BATCH), buffer, ctypes.c_ulong(_ATTRIBUTE_BYTES))
+    error = ctypes.get_errno() if result < 0 else 0
+    if error and error != errno.ENOENT:
+        raise OSError(error, os.strerror(error))
+    (count,) = struct.unpack_from("=I", buffer.raw, 32)
+    return count, bool(error)
 
 
 def program_load(kind: int, name: str, license_: bytes, instructions: int, count: int, flags: int = 0) -> int:

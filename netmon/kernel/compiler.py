@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netmon.errors import NetmonError, UnsupportedError
-from netmon.kernel import bpf_calls, loader, stops
+from netmon.kernel import bpf_calls, loader, stops, verbs
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.loader import (
     COLLECTIVE_MAPS,
@@ -73,6 +73,7 @@ class _Compiled:
             ("iterations are not seen without a hook in the training script", lambda: self._load_steps(steps)),
             ("whose a connection of a few milliseconds is, may stay unknown", self._load_socket_events),
             ("that a rank was stopped for less than a tenth of a second is not seen", self._load_stops),
+            ("what is posted to RDMA devices is not seen", self._load_verbs),
         )
         for missed, load_part in parts:
             try:
@@ -123,10 +124,13 @@ class _Compiled:
 
     def _load_steps(self, module: Any) -> None:
         for name in STEP_PROGRAMS:
-            try:
-                self._load_as_kept(_program(module, name, bpf_calls.PROGRAM_KPROBE))
-            except OSError:  # bcc says why
-                self._load(module, name, bpf_calls.PROGRAM_KPROBE)
+            self._load_probe(module, name)
+
+    def _load_probe(self, module: Any, name: str) -> None:
+        try:
+            self._load_as_kept(_program(module, name, bpf_calls.PROGRAM_KPROBE))
+        except OSError:  # bcc says why
+            self._load(module, name, bpf_calls.PROGRAM_KPROBE)
 
     def _load_socket_events(self) -> None:
         """The program that reports connections being made, and its rings."""
@@ -138,6 +142,15 @@ class _Compiled:
         module = self._module("stops.c", loader.STOPS, _defines(stops.definitions(self._types)))
         self._load(module, stops.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
         self._keep_maps(module, (stops.MAP,))
+
+    def _load_verbs(self) -> None:
+        """Where there is a device."""
+        if not verbs.wanted():
+            return
+        module = self._module("verbs.c", loader.VERBS)
+        for name in verbs.PROGRAMS:
+            self._load_probe(module, name)
+        self._keep_maps(module, verbs.MAPS)
 
     @functools.cached_property
     def _types(self) -> KernelTypes:

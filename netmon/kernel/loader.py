@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import bpf_calls, stops
+from netmon.kernel import bpf_calls, stops, verbs
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.memory import WAKES, Geometry
@@ -34,6 +34,9 @@ from netmon.records import (
     KERNEL_INTERFACE,
     KERNEL_LEDGER,
     KERNEL_PRODUCER,
+    PROVIDER,
+    QUEUE,
+    QUEUE_KEY,
     SLOT,
     SOCKET_EVENT,
     STEP,
@@ -56,6 +59,7 @@ STEPS = {"netmon_step": STEP}
 SOCKET_EVENTS = {"netmon_birth": SOCKET_EVENT}
 STOPS = {"netmon_stop": STOP}
 COLLECTIVES = {"netmon_transfer": TRANSFER, "netmon_layout": TRANSFER_LAYOUT}
+VERBS = {"netmon_queue_key": QUEUE_KEY, "netmon_queue": QUEUE, "netmon_provider": PROVIDER}
 
 
 def assertions(structures: "dict[str, np.dtype[Any]]") -> str:
@@ -106,7 +110,9 @@ MAPS = (*METER_MAPS, *STEP_MAPS)
 COLLECTIVE_MAPS = ("transfers", "transfer_counts", "layouts")
 TRANSFER_RING_BYTES = 1 << 20
 
-_OPTIONAL = 4 + len(socket_events.MAPS)  # XDP_FRAGS, the programs of births and stops, and the latter's map
+_OPTIONAL = 4 + len(socket_events.MAPS) + len(verbs.PROGRAMS) + len(verbs.MAPS)
+"""XDP_FRAGS, the programs of births and stops, and the latter's map, and all of verbs.c."""
+
 _IMAGE_FORMAT = "2"
 _TIME_LIMIT_S = 60
 _MESSAGE_BYTES = 1 << 16
@@ -116,6 +122,7 @@ _SOURCES = {
     "sockets.c": SOCKET_EVENTS,
     "stops.c": STOPS,
     "collectives.c": COLLECTIVES,
+    "verbs.c": VERBS,
 }
 
 
@@ -134,7 +141,7 @@ def source_text(source: str, structures: "dict[str, Any]") -> str:
 
 def load(geometry: Geometry) -> dict[str, int]:
     """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births and stops where there is
-    support. What is not there is said in one line, which names what is missed.
+    support, of verbs where there is a device. What is not there is said in one line, which names what is missed.
 
     What was compiled before is loaded as it is, in a few hundredths of a second; else a child compiles for some
     seconds and is gone on return. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the
@@ -190,6 +197,7 @@ def image_key(geometry: Geometry) -> str:
         return ""
     system = os.uname()
     parts = [_IMAGE_FORMAT, compiler, system.release, system.version, system.machine, *compiler_flags(geometry)]
+    parts += [f"verbs={verbs.wanted()}"]
     parts += [f"{name}={value}" for name, value in defined.items()]
     return hashlib.sha256("\0".join([*parts, *PROGRAMS, *texts]).encode()).hexdigest()
 

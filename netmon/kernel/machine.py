@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from netmon.kernel import bpf_calls
+from netmon.kernel import bpf_calls, verbs
 from netmon.kernel.preemption import ADVICE, BottomHalves, bottom_halves
 from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
@@ -88,6 +88,8 @@ def _ptp_checks() -> list[Check]:
 
 
 _USEFUL_CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}  # whose socket it is, and which rank
+_MOST_SHOWN = 16  # processes
+_DIRECT = ("libmlx5", "libefa", "libhns", "libmlx4")  # providers that programs can post by without libibverbs
 _HEADERS = ("linux/types.h", "linux/if_ether.h", "linux/if_packet.h", "linux/ptrace.h", "asm/types.h")
 
 
@@ -235,9 +237,21 @@ def _tracefs() -> Check:
 
 
 def _rdma() -> Check:
-    folder = Path("/sys/class/infiniband")
-    devices = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
-    if devices:
-        detail = f"{', '.join(devices)}: RDMA traffic bypasses the hooks; it is reported as present, not attributed"
-        return Check("RDMA", Status.LIMITED, detail)
-    return Check("RDMA", Status.OK, "no devices")
+    devices = sorted(entry.name for entry in verbs.DEVICES.iterdir()) if verbs.DEVICES.exists() else []
+    if not devices and not verbs.wanted():
+        return Check("RDMA", Status.OK, "no devices")
+    detail = (
+        f"{', '.join(devices) or 'no devices'}: RDMA traffic bypasses the hooks; what processes post by libibverbs is "
+        "counted, exactly on queue pairs made while an agent was there; the rest is in the ports' counters only"
+    )
+    return Check("RDMA", Status.LIMITED, " · ".join([detail, *map(_rdma_user, verbs.users()[:_MOST_SHOWN])]))
+
+
+def _rdma_user(user: "verbs.User") -> str:
+    who = f"{user.process} ({user.pid})" + (f", {user.queues} queue pairs" if user.queues else "")
+    if not user.has_library:
+        return f"{who}: not counted, as it does not use libibverbs as a library"
+    if not user.providers:
+        return f"{who}: not counted, as no provider that is known is loaded"
+    direct = any(name.startswith(_DIRECT) for name in user.providers)
+    return f"{who}: counted, by {', '.join(user.providers)}{', unless it posts directly' if direct else ''}"

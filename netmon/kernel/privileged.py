@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
-from netmon.kernel import bpf_calls, loader, privilege, process_state, stops
+from netmon.kernel import bpf_calls, loader, privilege, process_state, stops, verbs
 from netmon.kernel.heap import trim_heap
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.owners.endpoint import Endpoint
@@ -39,6 +39,7 @@ from netmon.kernel.requests import (
     Look,
     LookClosely,
     LookElsewhere,
+    ReadPosted,
     RefusedError,
     Request,
     Start,
@@ -112,6 +113,7 @@ class _Server:
         self._interfaces: list[WatchedInterface] = []
         self._programs: dict[str, int] = {}
         self._uprobes: Uprobes | None = None
+        self._verbs: verbs.Verbs | None = None
         self._nccl: NcclTransfers | None = None
         self._timelines = Timelines()
         self._ranks: list[int] = []  # pids of the last look's
@@ -130,10 +132,9 @@ class _Server:
         finally:
             for interface in self._interfaces:
                 interface.detach()
-            if self._uprobes:
-                self._uprobes.close()
-            if self._nccl:
-                self._nccl.close()
+            for probes in (self._uprobes, self._nccl, self._verbs):
+                if probes:
+                    probes.close()
             if self._socket_events:
                 self._socket_events.close()
 
@@ -141,9 +142,12 @@ class _Server:
         """Blocks until there is one, or the other end is gone; looks at who makes connections meanwhile."""
         parent = self._parent.fileno()
         while True:
-            news = [self._socket_events.descriptor] if self._socket_events else []
-            if parent in select.select([parent, *news], [], [])[0]:
+            news = [source.descriptor for source in (self._socket_events, self._verbs) if source]
+            readable = select.select([parent, *news], [], [])[0]
+            if parent in readable:
                 break
+            if self._verbs and self._verbs.descriptor in readable:
+                self._verbs.take()
             if self._owners:
                 self._owners.take_socket_events()
             if select.select([parent], [], [], _SOCKET_EVENTS_EVERY_S)[0]:
@@ -175,6 +179,8 @@ class _Server:
             return self._find_owners(request.endpoints)
         if isinstance(request, LookElsewhere):
             return self._look_elsewhere(request.endpoints)
+        if isinstance(request, ReadPosted):
+            return self._read_posted()
         if isinstance(request, LookClosely):
             return {"looks": _page([(pid, *process_state.look(pid)) for pid in self._ranks])}
         return self._look_around(descriptors) if isinstance(request, Look) else self._send_more()
@@ -199,12 +205,14 @@ class _Server:
             self._interfaces.append(interface)
         self._watch_sockets()
         self._watch_stops()
+        if verbs.PROGRAMS[0] in self._programs:
+            self._verbs = verbs.Verbs(self._programs, self._processes)
         maps = [name for name in (*loader.MAPS, *MORE_MAPS) if name in self._programs]
         descriptors.extend(self._programs[name] for name in maps)
         gc.collect()
         gc.freeze()
         trim_heap()
-        return {"hooks": [interface.hooks for interface in self._interfaces], "maps": maps}
+        return {"hooks": [interface.hooks for interface in self._interfaces], "maps": maps, "verbs": bool(self._verbs)}
 
     def _watch_sockets(self) -> None:
         with contextlib.suppress(KeyError, OSError):  # the kernel cannot tell: sockets are looked up only
@@ -250,6 +258,10 @@ class _Server:
             warnings += self._uprobes.warnings()
             with _named("cannot look at what NCCL sends", warnings):
                 probed += self._look_at_nccl(self._uprobes, warnings)
+        if self._verbs:
+            with _named("cannot look at libraries of RDMA", warnings):
+                probed += self._verbs.follow(process.pid for process in ranks)
+            warnings += self._verbs.warnings()
         with _named("cannot look at timelines", warnings):
             timelines = self._timelines.follow(ranks, self._uprobes.trainers if self._uprobes else {})
         descriptors.extend(opened.descriptor for opened in timelines)
@@ -265,6 +277,12 @@ class _Server:
             "warnings": [printable(warning, _MOST_WARNING) for warning in warnings[:_MOST_WARNINGS]],
             **self._send_more(),
         }
+
+    def _read_posted(self) -> dict[str, Any]:
+        if self._verbs is None:
+            return {"posted": [], "owners": {}, "more": False}
+        rows, owners, more = self._verbs.read()
+        return {"posted": rows, "owners": {pid: _described(own) for pid, own in owners.items() if own}, "more": more}
 
     def _look_at_nccl(self, uprobes: Uprobes, warnings: list[str]) -> list[str]:
         """What has been probed; warnings: to be filled."""
@@ -328,13 +346,14 @@ def _described(process: Process) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Started:
-    """What a started privileged part hands over. hooks: per interface, rx then tx.
+    """What a started privileged part hands over. hooks: per interface, rx then tx. verbs: whether posts are counted.
 
     descriptors: of loader.MAPS, and of MORE_MAPS where the kernel can tell.
     """
 
     descriptors: dict[str, int]
     hooks: tuple[tuple[str, str], ...]
+    verbs: bool = False
 
 
 class Privileged:
@@ -377,7 +396,7 @@ class Privileged:
         reply = self._decoded(message)
         self._socket.setblocking(False)
         pairs = tuple((rx, tx) for rx, tx in reply["hooks"])
-        return Started(dict(zip(reply["maps"], descriptors, strict=True)), pairs)
+        return Started(dict(zip(reply["maps"], descriptors, strict=True)), pairs, reply["verbs"])
 
     def request(self, request: Request) -> None:
         """Sends a request, whose reply `poll` will return. Not while busy."""

@@ -12,6 +12,7 @@ text is an interface's name, which has to be one that the kernel could have give
 | `FindOwners` | ends of connections | find whose the connections are |
 | `LookElsewhere` | ends of TCP connections | read TCP's counters of connections in other network namespaces |
 | `LookClosely` | – | read what the last look's ranks do: states, CPU time, bytes read and written |
+| `ReadPosted` | – | say what was posted to RDMA devices since the last time |
 
 `Start` is answered once, before all others. It chooses sizes within ranges: no path, flag or code comes with it.
 No request names a process, a user, a file, a program, a map or a descriptor: which libraries are probed and which
@@ -38,7 +39,7 @@ HOOKS = ("auto", "tc", "xdp")
 TRANSFERS = ("none", "operations", "each")
 """What is told of what NCCL sends, as netmon.kernel.training.nccl numbers it."""
 
-_START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE, _LOOK_CLOSELY = range(1, 7)
+_START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE, _LOOK_CLOSELY, _READ_POSTED = range(1, 8)
 _SIZES = struct.Struct("<BQIB")  # hook, bucket width, flow slots, place in TRANSFERS
 _INTERFACE = struct.Struct("<I16s")  # index, name
 _ENDPOINT = struct.Struct("<B16s16s2s2s")  # protocol, then as netmon.kernel.owners.endpoint.packed
@@ -91,8 +92,16 @@ class LookClosely:
     """Has no fields."""
 
 
-Request = Start | Look | More | FindOwners | LookElsewhere | LookClosely
-_WITHOUT_FIELDS: dict[int, type[Look | More | LookClosely]] = {_LOOK: Look, _MORE: More, _LOOK_CLOSELY: LookClosely}
+@dataclass(frozen=True)
+class ReadPosted:
+    """Has no fields."""
+
+
+Request = Start | Look | More | FindOwners | LookElsewhere | LookClosely | ReadPosted
+_WITHOUT_FIELDS: dict[int, type[Look | More | LookClosely | ReadPosted]] = {
+    **{_LOOK: Look, _MORE: More},
+    **{_LOOK_CLOSELY: LookClosely, _READ_POSTED: ReadPosted},
+}
 
 
 def encode(request: Request) -> bytes:

@@ -144,6 +144,8 @@ _OF_EVIDENCE = {
     **dict.fromkeys(("sends", "level", "collective", "algorithm", "protocol"), Limits(UNKNOWN, 0xFF)),
     **dict.fromkeys(("number", "transfers", "missed", "operations"), Limits(UNKNOWN, MAX_COUNT)),
     "queued_ns": Limits(UNKNOWN, MAX_MONO_NS),
+    **dict.fromkeys(("process", "container", "user", "rdma_device", "remote", "verb"), WORD),
+    **{"queue": _U32, "remote_queue": _U32, "requests": _COUNT, "unread": _COUNT, "whole": _FLAG},
     **{"operation": Limits(UNKNOWN, 0xFFFF), "bytes": Limits(UNKNOWN, MAX_BYTES), "pending": Limits(0, 2)},
 }
 """Columns of netmon.evidence whose limits their units do not give; all may be unknown that need not be known."""

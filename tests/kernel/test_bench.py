@@ -43,6 +43,13 @@ def test_kernel() -> None:
     assert all(case.keys() == {"case", "program", "ns", "net_ns", "floor_ratio", "spread"} for case in cases)
 
 
+def test_what_a_post_costs_is_told_of_each_kind_and_all_of_them_are_counted() -> None:
+    document = bench("posts", "--rounds", "1")
+    assert [(cost["requests"], cost["parts"]) for cost in document["costs"]] == [(1, 1), (8, 1), (8, 8)]
+    assert all(cost["program_ns"] > 0 for cost in document["costs"])
+    assert document["exact"] is True
+
+
 def test_drain() -> None:
     document = bench("drain", "--rounds", "1")
     assert document["rounds"] == 1

@@ -26,6 +26,7 @@ from netmon.bench.pipeline.run import Cost, PipelineResult, Seen
 from netmon.bench.pipeline.sweep import SweepResult
 from netmon.bench.pipeline.truth import Difference, Stored, TableDifference, Verdict
 from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
+from netmon.bench.posts import PostCost, PostsResult
 from netmon.bench.result import Result
 from netmon.bench.specs import HANG_KINDS, Load
 from netmon.bench.verdict.campaign import ORDER, VerdictResult
@@ -83,6 +84,7 @@ def _results(load: Load) -> dict[str, Result]:
         "hang": _hangs(),
         "calls": CallsResult(22_345.6, 24_567.8, 2.97, (AgentCost("sums by the script", 20_000, 10.1, 0.201, 140),)),
         "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
+        "posts": PostsResult((PostCost(1, 1, 2.3, 812.3, 187.6), PostCost(8, 8, 2.4, 1_702.1, 998.7)), True, 5),
         "clock": _clock(),
         "inference": _inference(),
         "pipeline": _pipeline(load),

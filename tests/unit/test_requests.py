@@ -14,6 +14,7 @@ from netmon.kernel.requests import (
     LookClosely,
     LookElsewhere,
     More,
+    ReadPosted,
     RefusedError,
     Start,
     decode,
@@ -38,7 +39,8 @@ MAPPED = bytes(10) + b"\xff\xff" + bytes(4)
 
 
 @pytest.mark.parametrize(
-    "request_", [START, Look(), More(), LookClosely(), FindOwners([FOUR, SIX]), LookElsewhere([FOUR])]
+    "request_",
+    [START, Look(), More(), LookClosely(), ReadPosted(), FindOwners([FOUR, SIX]), LookElsewhere([FOUR])],
 )
 def test_what_is_encoded_is_decoded(request_) -> None:
     assert decode(encode(request_)) == request_
@@ -54,7 +56,8 @@ def test_a_request_holds_so_many_endpoints() -> None:
     [
         b"",
         b"\0",
-        b"\7",
+        b"\x08",
+        b"\7\0",
         b"\xff" * 100,
         b"\2\0",
         b"\3\0",

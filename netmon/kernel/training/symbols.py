@@ -47,6 +47,14 @@ _DYNSYM, _LOAD, _EXECUTABLE, _FUNCTION = 11, 1, 1, 2
 SYMTAB = 2
 """The kind of the table that has local functions, too; it goes where a library is stripped."""
 
+AT = "@"
+"""Before a file offset in hexadecimal digits, in place of a name: whether a function begins there."""
+
+_FRAMES = 0x6474E550  # PT_GNU_EH_FRAME: a table of where functions begin, which survives strip
+_FRAMES_HEAD = struct.Struct("<BBBBiI")  # version, three encodings, where the frames are, how many
+_SORTED_TABLE = (1, 0x03, 0x3B)  # version; an unsigned number; signed ones that count from the table's address
+_MOST_FRAMES = 1 << 20
+
 
 class Reading:
     """The functions of one library, being looked for."""
@@ -149,6 +157,7 @@ class Elf(NamedTuple):
     size: int
     sections: list[tuple[int, ...]]
     segments: list[Segment]
+    frames: Segment | None = None  # the table for unwinding
 
     def section(self, kind: int) -> tuple[int, ...] | None:
         """The first of a kind: type, address, offset, length, link, info, bytes of an entry."""
@@ -183,15 +192,17 @@ def open_elf(descriptor: int) -> Elf:
     whole = _read(descriptor, segments_at, segment * segments, size)
     loaded = [_SEGMENT.unpack_from(whole, number * segment) for number in range(segments)]
     executed = [one for one in loaded if one[0] == _LOAD and one[1] & _EXECUTABLE]
-    return Elf(descriptor, size, table, executed)
+    return Elf(descriptor, size, table, executed, next((one for one in loaded if one[0] == _FRAMES), None))
 
 
 def function_offsets(descriptor: int, prefixes: Sequence[str]) -> Offsets:
-    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix.
+    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix; or AT those offsets.
 
     Reads a few megabytes. Raises OSError, and ValueError for a file that is not such a library.
     """
     elf = open_elf(descriptor)
+    if all(prefix.startswith(AT) for prefix in prefixes):
+        return _beginnings(elf, [int(prefix[len(AT) :], 16) for prefix in prefixes])
     rows, names = elf.symbols(_DYNSYM)
     return _find(rows, names, elf.segments, prefixes)
 
@@ -222,6 +233,21 @@ def _find(rows: bytes, names: bytes, segments: Sequence[Segment], prefixes: Sequ
             if count > MOST_FUNCTIONS:
                 raise ValueError(f"it has more than {MOST_FUNCTIONS} functions of those that are looked for")
     return found
+
+
+def _beginnings(elf: Elf, wanted: Sequence[int]) -> Offsets:
+    """Those of the wanted file offsets at which a function begins, as the table for unwinding has it."""
+    frames = elf.frames
+    if frames is None:
+        raise ValueError("nothing says where its functions begin")
+    _, _, at, address, length = frames
+    head = elf.read(at, _FRAMES_HEAD.size)
+    version, _, counted, encoded, _, count = _FRAMES_HEAD.unpack(head)
+    if (version, counted, encoded) != _SORTED_TABLE or count > _MOST_FRAMES or 8 * count > length:
+        raise ValueError("what says where its functions begin is not understood")
+    rows = elf.read(at + _FRAMES_HEAD.size, 8 * count, 8 * _MOST_FRAMES)
+    begin = {file_offset(elf.segments, address + first) for first, _ in struct.iter_unpack("<ii", rows)}
+    return {f"{AT}{offset:x}": {offset: AT} if offset in begin else {} for offset in wanted}
 
 
 def find_functions(

@@ -16,7 +16,7 @@ import resource
 import stat
 import struct
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -148,7 +148,7 @@ _MOST_LIBRARIES = 64  # of one process
 _MOST_PARTS = 16  # of one library
 _EXECUTABLE = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) [0-9a-f]+:[0-9a-f]+ (\d+) +"
-    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl)[^/\n]*\.so[^/\n]*)$",
+    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl|libibverbs)[^/\n]*\.so[^/\n]*)$",
     re.MULTILINE,
 )
 
@@ -213,8 +213,8 @@ def _open_path(root: str, path: str) -> int:
     return index
 
 
-def mapped_libraries(pid: int) -> dict[str, MappedLibrary]:
-    """By path. Empty where the process is gone."""
+def mapped_libraries(pid: int, wanted: Callable[[str], bool] = is_training_library) -> dict[str, MappedLibrary]:
+    """By path. Empty where the process is gone. wanted: by path."""
     found: dict[str, MappedLibrary] = {}
     for line in _EXECUTABLE.finditer(read_bounded(PROC / str(pid) / "maps", _MOST_BYTES)):
         begin, end, offset, inode, name = line.groups()
@@ -223,7 +223,7 @@ def mapped_libraries(pid: int) -> dict[str, MappedLibrary]:
         if library is None:
             if len(found) == _MOST_LIBRARIES:
                 break
-            if not is_training_library(path):
+            if not wanted(path):
                 continue
             library = found[path] = MappedLibrary(path, int(inode))
         if library.inode == int(inode) and len(library.parts) < _MOST_PARTS:
@@ -290,9 +290,9 @@ class _Wanted:
 class Uprobes:
     """The probes attached so far. Needs CAP_PERFMON and, to see other users' processes, CAP_SYS_PTRACE."""
 
-    def __init__(self, programs: dict[str, int]) -> None:
+    def __init__(self, programs: dict[str, int], probes: Sequence[Probe] = PROBES) -> None:
         """programs: descriptors of the loaded uprobe programs by name."""
-        self._programs = programs
+        self._programs, self._probes = programs, probes
         self._processes: dict[int, _Watched] = {}
         self._probed: dict[_File, _Probed] = {}
         self._refused: dict[tuple[int, ...], None] = {}
@@ -376,7 +376,7 @@ class Uprobes:
         process.identity = identity
         if identity is None:
             return
-        for path, library in mapped_libraries(pid).items():
+        for path, library in mapped_libraries(pid, self._is_wanted).items():
             process.libraries.setdefault(path, process.looks == 1)
             if path not in process.settled:
                 try:
@@ -386,6 +386,21 @@ class Uprobes:
                 except (KernelError, OSError) as error:
                     process.settled[path] = None
                     self._warn(path, str(error))
+
+    def _is_wanted(self, path: str) -> bool:
+        return any(probe.library.search(path) for probe in self._probes)
+
+    def want_file(self, path: str) -> None:
+        """One that nobody has to map: `follow` attaches to it. Raises OSError."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
+        library = MappedLibrary(os.path.realpath(path), status.st_ino, [range(status.st_size)])
+        file = status.st_dev, status.st_ino
+        if file in self._probed or file in self._wanted:
+            os.close(descriptor)
+            return
+        version = (*file, status.st_size, status.st_mtime_ns)
+        self._wanted[file] = _Wanted(0, status.st_uid, library, version, descriptor)
 
     def _want(self, pid: int, library: MappedLibrary) -> None:
         """What is known of the file is used, else it will be read."""
@@ -439,7 +454,7 @@ class Uprobes:
 
     def _begin_reading(self, wanted: _Wanted) -> bool:
         if self._limiter(wanted.uid).allows() and self._make_room(wanted.uid):
-            wanted.reading = Reading(wanted.descriptor, [probe.symbol for probe in _probes(wanted.library)])
+            wanted.reading = Reading(wanted.descriptor, [probe.symbol for probe in self._probes_on(wanted.library)])
         return wanted.reading is not None
 
     def _finish(self, file: _File, wanted: _Wanted, reading: Reading) -> list[str]:
@@ -459,10 +474,10 @@ class Uprobes:
 
     def _attach(self, file: _File, wanted: _Wanted, offsets: Offsets) -> None:
         """offsets: as somebody says who has read a stranger's file: nothing but code of that file is probed."""
-        works = any(offsets[probe.symbol] for probe in _probes(wanted.library) if probe.program == _WORKS)
+        works = any(offsets[probe.symbol] for probe in self._probes_on(wanted.library) if probe.program == _WORKS)
         found = [
             (self._programs[probe.program_for(name)], offset)
-            for probe in _probes(wanted.library)
+            for probe in self._probes_on(wanted.library)
             if not (works and probe.program in _REPLACED_BY_WORKS)
             for offset, name in offsets[probe.symbol].items()
         ]
@@ -481,6 +496,9 @@ class Uprobes:
             of = wanted.uid, wanted.library.path, os.dup(wanted.descriptor), wanted.library.executes
             self._with_nccl.append(Library(file, *of, surely))
 
+    def _probes_on(self, library: MappedLibrary) -> list[Probe]:
+        return [probe for probe in self._probes if probe.library.search(library.path)]
+
     def _make_room(self, uid: int) -> bool:
         """Whether one more file may be probed for this user; what nobody maps any more goes first."""
         of_user = [file for file, probed in self._probed.items() if probed.uid == uid]
@@ -494,7 +512,7 @@ class Uprobes:
     def _detach_oldest(self, files: list[_File], reason: str) -> bool:
         unused = [file for file in files if self._probed[file].used < self._calls]
         if not unused:
-            self._warn_of(f"{reason} training libraries: the others are not probed")
+            self._warn_of(f"{reason} libraries: the others are not probed")
             return False
         probed = self._probed.pop(min(unused, key=lambda file: self._probed[file].used))
         for descriptor in probed.descriptors:
@@ -531,7 +549,3 @@ class Uprobes:
 def _begin(pid: int) -> _Watched:
     began_s = start_ticks(pid) / os.sysconf("SC_CLK_TCK")  # seconds since boot
     return _Watched(uid_of(pid, gone=-1), began_s)
-
-
-def _probes(library: MappedLibrary) -> list[Probe]:
-    return [probe for probe in PROBES if probe.library.search(library.path)]

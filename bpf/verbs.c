@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/*
+ * What processes hand to RDMA devices by libibverbs, per queue pair. A program posts through a table in its memory
+ * (ibv_post_send is inline), which leads to a function of the device's provider that no library exports. So probes on
+ * what libibverbs exports tell where that function is, user space puts a probe on it, and this counts.
+ *
+ * All of them sit on entries. Structures are those of libibverbs' ABI (rdma-core, infiniband/verbs.h), the same since
+ * 2006. Anybody can make up such structures: what is read has bounds, and costs the one who posts it.
+ */
+#include <uapi/linux/ptrace.h>
+#include "netmon.h"
+#include "current.h"
+#include "cxx.h"
+
+#if defined(__aarch64__)
+#define HERE(ctx) ((ctx)->pc)
+#else
+#define HERE(ctx) ((ctx)->rip)
+#endif
+
+BPF_TABLE("hash", struct netmon_queue_key, struct netmon_queue, verbs_queues, NETMON_QUEUES);
+BPF_TABLE("hash", u32, u32, verbs_users, 4096);					       /* queue pairs of a user */
+BPF_TABLE("lru_hash", struct netmon_provider, u64, verbs_told, NETMON_PROVIDERS_TOLD); /* when */
+BPF_TABLE("lru_hash", struct netmon_provider, u64, verbs_strange, NETMON_PROVIDERS_TOLD);
+BPF_RINGBUF_OUTPUT(verbs_providers, NETMON_PROVIDER_RING_BYTES / NETMON_PAGE_BYTES);
+BPF_TABLE("array", u32, u64, verbs_uncounted, NETMON_UNCOUNTED);
+
+/* Offsets within struct ibv_context, ibv_device, ibv_qp_attr. */
+#define POST_SEND 208
+#define DEVICE_NAME 24
+#define DESTINATION 28
+#define GID 56
+#define LID 80
+
+#define STATE_GIVEN 1
+#define PATH_GIVEN (1 << 7)
+#define DESTINATION_GIVEN (1 << 20)
+#define READY_TO_RECEIVE 2
+#define READY_TO_SEND 3
+
+struct queue_pair {
+	u64 context, others[5];
+	u32 handle, number, state, type;
+};
+
+struct request {
+	u64 id, next, parts;
+	u32 count, opcode;
+};
+
+struct part {
+	u64 address;
+	u32 length, key;
+};
+
+#define READ(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
+
+static __always_inline void miss(u32 which, u64 amount)
+{
+	u64 *sum = verbs_uncounted.lookup(&which);
+
+	if (sum)
+		lock_xadd(sum, amount);
+}
+
+/* Where this context posts, once; 0: it is none. */
+static __always_inline u64 tell_provider(u64 context, u32 pid)
+{
+	struct netmon_provider provider = {.pid = pid}, *told;
+	u64 now;
+
+	if (READ(provider.address, context + POST_SEND) || !provider.address)
+		return 0;
+	if (verbs_told.lookup(&provider))
+		return provider.address;
+	told = verbs_providers.ringbuf_reserve(sizeof(*told));
+	if (!told) {
+		miss(NETMON_UNCOUNTED_TOLD, 1);
+		return provider.address;
+	}
+	*told = provider;
+	verbs_providers.ringbuf_submit(told, 0);
+	now = bpf_ktime_get_ns();
+	verbs_told.update(&provider, &now);
+	return provider.address;
+}
+
+/* … ibv_alloc_pd(struct ibv_context *), ibv_create_cq(struct ibv_context *, …) */
+int verbs_context(struct pt_regs *ctx)
+{
+	u32 pid = current_pid();
+
+	if (pid)
+		tell_provider(FIRST(ctx), pid);
+	return 0;
+}
+
+/* … ibv_create_qp, ibv_reg_mr(struct ibv_pd *, …): its first word is the context. */
+int verbs_domain(struct pt_regs *ctx)
+{
+	u32 pid = current_pid();
+	u64 context = 0;
+
+	if (pid && !READ(context, FIRST(ctx)))
+		tell_provider(context, pid);
+	return 0;
+}
+
+static __always_inline struct netmon_queue *queue_of(const struct netmon_queue_key *key)
+{
+	struct netmon_queue *known = verbs_queues.lookup((struct netmon_queue_key *)key), made = {};
+	u32 one = 1, *queues;
+	u64 device = 0;
+
+	if (known)
+		return known;
+	made.uid = (u32)bpf_get_current_uid_gid();
+	queues = verbs_users.lookup(&made.uid);
+	if (queues && *queues >= NETMON_QUEUES_OF_USER)
+		return 0;
+	bpf_get_current_comm(&made.process, sizeof(made.process));
+	if (!READ(device, key->context))
+		bpf_probe_read_user_str(made.device, sizeof(made.device), (void *)(device + DEVICE_NAME));
+	if (verbs_queues.update((struct netmon_queue_key *)key, &made))
+		return 0;
+	if (queues)
+		lock_xadd(queues, 1);
+	else
+		verbs_users.update(&made.uid, &one);
+	return verbs_queues.lookup((struct netmon_queue_key *)key);
+}
+
+/* int ibv_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int mask): every queue pair has to be made ready by it. */
+int verbs_modify(struct pt_regs *ctx)
+{
+	u64 attributes = SECOND(ctx), mask = THIRD(ctx);
+	struct queue_pair pair = {};
+	struct netmon_queue_key key = {.pid = current_pid()};
+	struct netmon_queue *queue;
+	u32 state = 0;
+
+	if (!key.pid || READ(pair, FIRST(ctx)) || !tell_provider(pair.context, key.pid))
+		return 0;
+	key.context = pair.context;
+	key.number = pair.number;
+	queue = queue_of(&key);
+	if (!queue)
+		return 0;
+	/* Before it is ready nothing can be posted. */
+	if (mask & STATE_GIVEN && pair.state == READY_TO_RECEIVE && !READ(state, attributes) &&
+	    state == READY_TO_SEND && !queue->begun_ns)
+		queue->begun_ns = bpf_ktime_get_ns();
+	if (mask & DESTINATION_GIVEN)
+		READ(queue->remote, attributes + DESTINATION);
+	if (mask & PATH_GIVEN) {
+		READ(queue->gid, attributes + GID);
+		queue->lid = 0;
+		bpf_probe_read_user(&queue->lid, 2, (void *)(attributes + LID));
+	}
+	return 0;
+}
+
+static __always_inline u32 kind_of(u32 opcode)
+{
+	switch (opcode) {
+	case 0: /* RDMA write, with immediate data */
+	case 1:
+		return NETMON_POSTED_WRITE;
+	case 2: /* send, with immediate data, with invalidation, segmented */
+	case 3:
+	case 9:
+	case 10:
+		return NETMON_POSTED_SEND;
+	case 4:
+		return NETMON_POSTED_READ;
+	}
+	return NETMON_POSTED_OTHER;
+}
+
+/* int post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **), of a provider */
+int verbs_post(struct pt_regs *ctx)
+{
+	struct part parts[NETMON_POSTED_PARTS];
+	u64 at = SECOND(ctx), here = 0, sum, requests = 0, bytes = 0;
+	struct netmon_queue_key key = {.pid = current_pid()};
+	struct queue_pair pair = {};
+	struct netmon_queue *queue;
+	u32 kind, number, part;
+
+	if (!key.pid)
+		return 0;
+	if (READ(pair, FIRST(ctx)) || READ(here, pair.context + POST_SEND) || here != HERE(ctx)) {
+		struct netmon_provider strange = {.address = HERE(ctx), .pid = key.pid};
+		u64 one = 1, *calls = verbs_strange.lookup(&strange);
+
+		if (calls)
+			lock_xadd(calls, 1);
+		else
+			verbs_strange.update(&strange, &one);
+		return 0;
+	}
+	key.context = pair.context;
+	key.number = pair.number;
+	queue = queue_of(&key);
+	for (number = 0; number < NETMON_POSTED_REQUESTS && at; number++) {
+		struct request request = {};
+		u32 count;
+
+		if (READ(request, at))
+			break;
+		at = request.next;
+		count = request.count;
+		if (count > NETMON_POSTED_PARTS) {
+			count = NETMON_POSTED_PARTS;
+			if (queue)
+				lock_xadd(&queue->unread, 1);
+		}
+		kind = kind_of(request.opcode);
+		sum = 0;
+		if (count == 1) {
+			parts[0].length = 0;
+			if (READ(parts[0], request.parts) && queue)
+				lock_xadd(&queue->unread, 1);
+			sum = parts[0].length;
+		} else if (count) {
+			u32 size = (count & 31) * sizeof(struct part);
+
+			__builtin_memset(parts, 0, sizeof(parts));
+			if (bpf_probe_read_user(parts, size, (void *)request.parts) && queue)
+				lock_xadd(&queue->unread, 1);
+#pragma unroll
+			for (part = 0; part < NETMON_POSTED_PARTS; part++)
+				sum += parts[part].length;
+		}
+		if (kind == NETMON_POSTED_OTHER && request.opcode != 5 && request.opcode != 6)
+			sum = 0; /* it moves nothing */
+		requests++;
+		bytes += sum;
+		if (!queue)
+			continue;
+		lock_xadd(&queue->bytes[kind & (NETMON_POSTED_KINDS - 1)], sum);
+		lock_xadd(&queue->requests[kind & (NETMON_POSTED_KINDS - 1)], 1);
+	}
+	if (!queue) {
+		miss(NETMON_UNCOUNTED_REQUESTS, requests);
+		miss(NETMON_UNCOUNTED_BYTES, bytes);
+	} else if (at) {
+		lock_xadd(&queue->unread, 1);
+	}
+	return 0;
+}

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes hand to RDMA devices by libibverbs: bytes and requests of each queue pair, as bpf/verbs.c counts them.
+
+A program posts by a table in its memory, which leads into the device's provider, a library that exports no such
+function. Probes on libibverbs tell where it is as soon as a process opens a device; the probe put there serves every
+process that maps this provider. What a process says of its memory is no reason to believe it: code is probed only
+where a function of a file begins that is called like a provider, and no more where it is called as something else.
+
+Where there is no RDMA device there is nothing to post to: nothing is loaded.
+"""
+
+import contextlib
+import ipaddress
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.errors import KernelError
+from netmon.kernel import bpf_calls
+from netmon.kernel.meter.memory import RingBuffer
+from netmon.kernel.processes import PROC, Process, ProcessTable, on_this_host, pids, read_bounded, uid_of
+from netmon.kernel.rdma_queues import queue_pairs
+from netmon.kernel.stalling import StalledError, StallingCalls, close_late
+from netmon.kernel.training.symbols import AT, Reading
+from netmon.kernel.training.uprobes import MappedLibrary, Probe, Uprobes, attach_probe, mapped_libraries
+from netmon.marks import printable
+from netmon.rate_limiter import TimeLimiter
+from netmon.records import PROVIDER, QUEUE, QUEUE_KEY
+
+DEVICES = Path("/sys/class/infiniband")
+EVERYWHERE = "NETMON_VERBS"
+"""Set in the environment: processes are looked at where there is no device, too. For tests."""
+
+PROGRAMS = ("verbs_context", "verbs_domain", "verbs_modify", "verbs_post")
+QUEUES, USERS, STRANGE = "verbs_queues", "verbs_users", "verbs_strange"
+TOLD, FOUND, UNCOUNTED = "verbs_told", "verbs_providers", "verbs_uncounted"
+MAPS = (QUEUES, USERS, STRANGE, TOLD, FOUND, UNCOUNTED)
+KINDS = ("send", "write", "read", "other")
+"""Of requests, as bpf/netmon.h numbers them."""
+
+MOST_ROWS = 256
+"""Of one answer, which has to go into a packet."""
+
+_LIBRARY = re.compile(r"/libibverbs\.so(\.\d+)*$")
+_PROBES = (
+    *(Probe(_LIBRARY, name, "verbs_context") for name in ("ibv_alloc_pd", "ibv_create_cq")),
+    *(Probe(_LIBRARY, name, "verbs_domain") for name in ("ibv_create_qp", "ibv_reg_mr")),
+    Probe(_LIBRARY, "ibv_modify_qp", "verbs_modify"),
+)
+_INSTALLED = ("/usr/lib", "/usr/lib64", "/usr/lib/*-linux-gnu", "/usr/local/lib", "/usr/local/lib64")
+PROVIDER_FILE = re.compile(r"/lib(\w+-rdmav\d+|bnxt_re|cxgb4|efa|erdma|hns|ionic|irdma|mana|mlx4|mlx5)\.so[.\d]*$")
+"""How rdma-core calls them."""
+
+_MAPPED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) [0-9a-f]+:[0-9a-f]+ (\d+) +(/[^\n]*)$", re.MULTILINE)
+_MOST_MAPS = 4 << 20  # bytes
+_MOST_QUEUES, _MOST_UNCOUNTED, _RING_BYTES = 32768, 3, 65536  # as bpf/netmon.h has them
+_MOST_FUNCTIONS, _MOST_OF_USER = 64, 8  # probed at a time
+_MOST_WANTED, _MOST_OF_PROCESS, _TRIES = 256, 4, 3
+_MOST_LIMITERS = 256
+_WAIT_S = 0.5  # for files to be read
+_STRANGE_A_SECOND = 2000  # calls of what is probed that post nothing, before it is probed no more
+_READING_SHARE, _READING_BURST_NS = 0.01, 1_500_000_000
+_MOST_WARNINGS = 16
+_LIST_EVERY_NS = 2_000_000_000
+
+Counts = npt.NDArray[np.uint64]
+
+
+def wanted() -> bool:
+    """Whether there is an RDMA device now."""
+    with contextlib.suppress(OSError):
+        return bool(os.environ.get(EVERYWHERE)) or any(DEVICES.iterdir())
+    return False
+
+
+class Posted(NamedTuple):
+    """What a process has handed over on a queue pair in a time (mono).
+
+    peer: address or GID, "lid N", or empty where it is not known; kind: of KINDS by its number; unread: lists and
+    requests that were longer than is read; whole: all that was ever posted on it has been counted.
+    """
+
+    start_ns: int
+    end_ns: int
+    pid: int
+    queue: int
+    device: str
+    peer: str
+    peer_queue: int
+    kind: int
+    bytes: int
+    requests: int
+    unread: int
+    whole: bool
+
+
+@dataclass
+class _Function:
+    """A post_send that is probed. since_ns: mono."""
+
+    path: str
+    uid: int
+    descriptor: int
+    since_ns: int
+
+
+@dataclass
+class Place:
+    """An address of a process, as its file has it."""
+
+    library: MappedLibrary
+    offset: int
+
+
+@dataclass
+class _Told:
+    """Of queue pairs: what has been told, and when; in the order in which they were found."""
+
+    places: dict[bytes, int] = field(default_factory=dict)
+    counts: Counts = field(default_factory=lambda: np.zeros((0, 9), np.uint64))
+    at_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass
+class _Wanted:
+    """An address by which a process says that it posts."""
+
+    pid: int
+    address: int
+    tries: int = 0
+    place: Place | None = None
+    descriptor: int = -1
+    status: os.stat_result | None = None
+    reading: Reading | None = None
+
+    def end_reading(self) -> None:
+        if self.reading:
+            self.reading.close()
+            self.reading = None
+
+    def close(self) -> None:
+        self.end_reading()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Verbs:
+    """One per privileged part. Needs CAP_BPF, CAP_PERFMON and, for other users' processes, CAP_SYS_PTRACE."""
+
+    def __init__(self, programs: dict[str, int], processes: ProcessTable) -> None:
+        """programs: descriptors of PROGRAMS and MAPS by name."""
+        self._programs, self._processes = programs, processes
+        self._libraries = Uprobes(programs, _PROBES)
+        self._ring = RingBuffer(programs[FOUND], _RING_BYTES, PROVIDER)
+        self.descriptor = programs[FOUND]
+        """Readable when a process has told where it posts."""
+        self._functions: dict[tuple[int, int, int], _Function] = {}  # by device, inode and offset
+        self._refused: set[tuple[int, int, int]] = set()
+        self._wanted: dict[tuple[int, int], _Wanted] = {}  # by pid and address
+        self._taken_ns = 0
+        self._found: list[str] = []  # files that are probed, to be said
+        self._opening = StallingCalls(0.2)
+        self._limiters: dict[int, TimeLimiter] = {}  # by user
+        self._told = _Told()
+        self._of: dict[int, Process] = {}  # who posts, as it was when that was seen first
+        self._since_of: dict[int, int] = {}  # since when all that they post has been counted
+        self._users: set[int] = set()  # who may use RDMA devices
+        self._listed_ns = 0
+        self._said: set[int] = set()  # of whom it is said that nothing is known
+        self._gone: set[int] = set()
+        self._left: list[Posted] = []
+        self._read_ns = time.monotonic_ns()
+        self._strange: dict[bytes, int] = {}
+        self._uncounted = (0,) * _MOST_UNCOUNTED
+        self._warnings: list[str] = []
+        for folder in _INSTALLED:
+            for path in Path("/").glob(f"{folder[1:]}/libibverbs.so.1"):
+                with contextlib.suppress(OSError):
+                    self._libraries.want_file(str(path))
+        self._libraries.follow(())
+
+    # --- where
+
+    def follow(self, ranks: Iterable[int]) -> list[str]:
+        """Attaches to what these processes, and those that have queue pairs, map; returns what is new."""
+        if time.monotonic_ns() >= self._listed_ns + _LIST_EVERY_NS:
+            self._listed_ns = time.monotonic_ns()
+            self._users, before = verbs_users(), self._users
+            self._say_who_is_not_counted(before)
+        found = self._libraries.follow({*ranks, *self._of, *self._users})
+        self.take()
+        found, self._found = [*found, *self._found], []
+        return found
+
+    def _say_who_is_not_counted(self, before: set[int]) -> None:
+        """Of those that have queue pairs, and had them when these were listed last."""
+        queues = Counter(pair.pid for pair in queue_pairs())
+        for pid in sorted((queues.keys() & before) - self._since_of.keys() - self._said):
+            self._said.add(pid)
+            self._warn(
+                f"what process {pid} posts on {queues[pid]} queue pairs of RDMA devices is not known yet: it has made "
+                "them before it was watched, or posts in another way than by libibverbs"
+            )
+        self._said &= queues.keys()
+
+    def take(self) -> None:
+        """Attaches to where processes have said that they post. Half a second at most: what is left is done the next
+        time.
+        """
+        for row in self._ring.take().tolist():
+            address, pid, _ = row
+            of_process = sum(wanted.pid == pid for wanted in self._wanted.values())
+            if len(self._wanted) < _MOST_WANTED and of_process < _MOST_OF_PROCESS:
+                self._wanted.setdefault((pid, address), _Wanted(pid, address))
+        until = time.monotonic() + _WAIT_S
+        for whose, wanted in list(self._wanted.items()):
+            function = None
+            try:
+                function = self._function(wanted, until)
+            except (KernelError, OSError) as error:
+                wanted.tries += 1
+                if isinstance(error, StalledError) and wanted.tries < _TRIES:
+                    continue
+                wanted.end_reading()
+                self._warn(f"cannot count what process {wanted.pid} posts to an RDMA device: {error}")
+            if function is None and wanted.reading:
+                continue
+            wanted.close()
+            del self._wanted[whose]
+            if function:
+                self._since_of[wanted.pid] = max(self._since_of.get(wanted.pid, 0), function.since_ns)
+                if function.since_ns >= self._taken_ns:
+                    self._found.append(function.path)
+        self._taken_ns = time.monotonic_ns()
+
+    def _function(self, wanted: _Wanted, until: float) -> _Function | None:
+        """The one that is probed there; None: there is none, or it is still read. Raises KernelError with the reason,
+        OSError, StalledError.
+        """
+        place = wanted.place = wanted.place or place_of(wanted.pid, wanted.address)
+        if place is None or self._remember(wanted.pid) is None:
+            return None
+        path = place.library.path
+        if not PROVIDER_FILE.search(path):
+            raise KernelError(f"it posts by {printable(path)}, which is no provider's library")
+        uid = uid_of(wanted.pid, gone=-1)
+        if wanted.descriptor < 0:
+            opened = self._opening.call(uid, lambda: place.library.open(wanted.pid), close_late)
+            wanted.descriptor, wanted.status = opened
+        assert wanted.status
+        key = wanted.status.st_dev, wanted.status.st_ino, place.offset
+        if key in self._functions or key in self._refused:
+            wanted.end_reading()
+            return self._functions.get(key)
+        of_user = sum(function.uid == uid for function in self._functions.values())
+        if len(self._functions) >= _MOST_FUNCTIONS or of_user >= _MOST_OF_USER:
+            raise KernelError("too many providers are counted already")
+        if not self._begins_function(wanted, place.offset, uid, until):
+            return None
+        link = attach_probe(self._programs["verbs_post"], f"/proc/self/fd/{wanted.descriptor}", place.offset)
+        found = self._functions[key] = _Function(path, uid, link, time.monotonic_ns())
+        return found
+
+    def _begins_function(self, wanted: _Wanted, offset: int, uid: int, until: float) -> bool:
+        """False: that is still read. A probe in the midst of an instruction would break whoever executes it. Raises
+        KernelError where there is none, StalledError.
+        """
+        limiter = self._limiters.setdefault(uid, TimeLimiter(_READING_SHARE, _READING_BURST_NS))
+        name = f"{AT}{offset:x}"
+        if wanted.reading is None:
+            if len(self._limiters) > _MOST_LIMITERS:
+                del self._limiters[next(iter(self._limiters))]
+            if not limiter.allows():
+                raise StalledError("too much of what its user says has been read", under_way=False)
+            wanted.reading = Reading(wanted.descriptor, [name])
+        if not wanted.reading.ends_within(until - time.monotonic()):
+            return False
+        reading, wanted.reading = wanted.reading, None
+        try:
+            if not reading.result()[name]:
+                raise KernelError("it posts by something that is no function")
+        finally:
+            limiter.spend(reading.cost_ns)
+        return True
+
+    # --- what
+
+    def read(self) -> tuple[list[Posted], dict[int, Process | None], bool]:
+        """What has been posted since it was told last, MOST_ROWS at most; by whom; whether there is more.
+
+        What is left is told before anything newer.
+        """
+        self.take()
+        if not self._left:
+            self._left = self._take_rows()
+        rows, self._left = self._left[:MOST_ROWS], self._left[MOST_ROWS:]
+        return rows, {row.pid: self._remember(row.pid) for row in rows}, bool(self._left)
+
+    def _take_rows(self) -> list[Posted]:
+        now_ns = time.monotonic_ns()
+        self._forget_gone()
+        keys, values = self._entries()
+        counts = np.column_stack([values["bytes"], values["requests"], values["unread"]]).astype(np.uint64, copy=False)
+        before = self._before(keys)
+        rows: list[Posted] = []
+        for index in np.flatnonzero((counts != self._told.counts[before]).any(axis=1)).tolist():
+            self._remember(int(keys["pid"][index]))
+            rows += self._rows(keys[index], values[index], counts[index], int(before[index]), now_ns)
+        self._gone = {pid for pid in np.unique(keys["pid"]).tolist() if not (PROC / str(pid)).exists()}
+        self._look_at_strange(now_ns)
+        self._warn_of_uncounted()
+        self._read_ns = now_ns
+        return rows
+
+    def _entries(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+        raw = bpf_calls.entries(self._programs[QUEUES], QUEUE_KEY.itemsize, QUEUE.itemsize, _MOST_QUEUES)
+        return np.frombuffer(raw[0], QUEUE_KEY), np.frombuffer(raw[1], QUEUE)
+
+    def _before(self, keys: npt.NDArray[np.void]) -> npt.NDArray[np.intp]:
+        """The place of each queue pair in what has been told."""
+        told, raw = self._told, keys.view(f"V{QUEUE_KEY.itemsize}").tolist()
+        new = [key for key in raw if key not in told.places]
+        for key in new:
+            told.places[key] = len(told.places)
+        told.counts = np.concatenate([told.counts, np.zeros((len(new), 9), np.uint64)])
+        told.at_ns = np.concatenate([told.at_ns, np.full(len(new), self._read_ns, np.int64)])
+        return np.array([told.places[key] for key in raw], np.intp)
+
+    def _rows(self, key: Any, value: Any, counts: Counts, place: int, now_ns: int) -> list[Posted]:
+        told = self._told
+        grown = (counts - told.counts[place]).tolist()
+        since_ns = int(told.at_ns[place])
+        told.counts[place], told.at_ns[place] = counts, now_ns
+        whose = int(key["pid"]), int(key["number"]), _text(value["device"]), _peer(value), int(value["remote"])
+        whole = 0 < self._since_of.get(whose[0], 1 << 63) < int(value["begun_ns"])
+        rows = [
+            Posted(since_ns, now_ns, *whose, kind, grown[kind], grown[len(KINDS) + kind], 0, whole)
+            for kind in range(len(KINDS))
+            if grown[len(KINDS) + kind]
+        ]
+        if unread := grown[-1]:
+            first = rows[0] if rows else Posted(since_ns, now_ns, *whose, len(KINDS) - 1, 0, 0, 0, whole)
+            rows[:1] = [first._replace(unread=unread)]
+        return rows
+
+    def _forget_gone(self) -> None:
+        """Processes that had ended when their queue pairs were read last: all has been told of them."""
+        gone, self._gone = self._gone, set()
+        if not gone:
+            return
+        keys, values = self._entries()
+        raw = keys.view(f"V{QUEUE_KEY.itemsize}").tolist()
+        over = np.isin(keys["pid"], list(gone))
+        for index in np.flatnonzero(over).tolist():
+            bpf_calls.delete_entry(self._programs[QUEUES], raw[index])
+        kept = [key for key in self._told.places if int.from_bytes(key[8:12], "little") not in gone]
+        places = np.array([self._told.places[key] for key in kept], np.intp)
+        counts, at_ns = self._told.counts[places], self._told.at_ns[places]
+        self._told = _Told({key: place for place, key in enumerate(kept)}, counts, at_ns)
+        for uid in np.unique(values["uid"][over]).tolist():
+            left = int(np.count_nonzero(values["uid"][~over] == uid))
+            bpf_calls.set_entry(self._programs[USERS], uid.to_bytes(4, "little"), left.to_bytes(4, "little"))
+        for pid in gone:
+            self._of.pop(pid, None)
+            self._since_of.pop(pid, None)
+
+    def _look_at_strange(self, now_ns: int) -> None:
+        """What is called all the time as something else is no post_send, whoever has said so."""
+        seconds = max(0.1, (now_ns - self._read_ns) / 1e9)
+        raw = bpf_calls.entries(self._programs[STRANGE], PROVIDER.itemsize, 8, 8192)
+        keys, calls = np.frombuffer(raw[0], f"V{PROVIDER.itemsize}").tolist(), np.frombuffer(raw[1], np.uint64).tolist()
+        before, self._strange = self._strange, dict(zip(keys, calls, strict=True))
+        for key, count in self._strange.items():
+            if (count - before.get(key, 0)) / seconds > _STRANGE_A_SECOND:
+                address, pid, _ = np.frombuffer(key, PROVIDER)[0].tolist()
+                self._detach(pid, address)
+
+    def _detach(self, pid: int, address: int) -> None:
+        place = place_of(pid, address)
+        if place is None:
+            return
+        for key, function in list(self._functions.items()):
+            if function.path == place.library.path and key[2] == place.offset:
+                os.close(self._functions.pop(key).descriptor)
+                self._refused.add(key)
+                self._warn(
+                    f"what is posted by {printable(function.path)} is not counted any more: process {pid} calls it "
+                    "thousands of times a second as something else"
+                )
+
+    def _warn_of_uncounted(self) -> None:
+        raw = [bpf_calls.array_entry(self._programs[UNCOUNTED], which, 8) for which in range(_MOST_UNCOUNTED)]
+        now = tuple(int.from_bytes(one, "little") for one in raw)
+        if now != self._uncounted:
+            self._uncounted = now
+            requests, sum_bytes, _ = now
+            self._warn(
+                f"{requests} requests of {sum_bytes} bytes were posted to RDMA devices by queue pairs for which there "
+                "was no room: they are in no row"
+            )
+
+    def _remember(self, pid: int) -> Process | None:
+        if pid not in self._of and (process := self._processes.current(pid)):
+            self._of[pid] = process
+        return self._of.get(pid)
+
+    # --- all
+
+    def warnings(self) -> list[str]:
+        """What could not be done, since it was last asked for."""
+        warnings, self._warnings = [*self._libraries.warnings(), *self._warnings], []
+        return warnings
+
+    def _warn(self, text: str) -> None:
+        if len(self._warnings) < _MOST_WARNINGS:
+            self._warnings.append(text)
+
+    def close(self) -> None:
+        self._libraries.close()
+        for wanted in self._wanted.values():
+            wanted.close()
+        for function in self._functions.values():
+            os.close(function.descriptor)
+        self._functions = {}
+
+
+def verbs_users() -> set[int]:
+    """The processes of this host that may use RDMA devices."""
+    if os.environ.get(EVERYWHERE):
+        return {pid for pid in pids() if on_this_host(pid)}
+    return {pair.pid for pair in queue_pairs()}
+
+
+class User(NamedTuple):
+    """A process that uses RDMA devices. providers: libraries that it may post by, of which posts are counted."""
+
+    pid: int
+    process: str
+    queues: int  # queue pairs that the kernel lists; 0: it lists none
+    providers: tuple[str, ...]
+    has_library: bool  # it maps libibverbs
+
+
+def users() -> list[User]:
+    """For people: they may post in a way that is not counted, too."""
+    queues = Counter(pair.pid for pair in queue_pairs())
+    found = []
+    for pid in sorted(verbs_users()):
+        providers, library = providers_of(pid), bool(mapped_libraries(pid, lambda path: bool(_LIBRARY.search(path))))
+        if providers or library or queues[pid]:
+            name = printable(read_bounded(PROC / str(pid) / "comm", 64).decode(errors="replace").strip())
+            paths = tuple(printable(Path(path).name) for path in providers)
+            found.append(User(pid, name, queues[pid], paths, library))
+    return found
+
+
+def place_of(pid: int, address: int) -> Place | None:
+    """None: the process has no code of a file there."""
+    for line in _MAPPED.finditer(read_bounded(PROC / str(pid) / "maps", _MOST_MAPS)):
+        begin, end, offset = (int(part, 16) for part in line.groups()[:3])
+        if begin <= address < end:
+            library = MappedLibrary(os.fsdecode(line[5]), int(line[4]), [range(offset, offset + end - begin)])
+            return Place(library, offset + address - begin)
+    return None
+
+
+def providers_of(pid: int) -> list[str]:
+    """Paths of the providers' libraries that a process maps; empty where it is gone or not ours to see."""
+    lines = _MAPPED.finditer(read_bounded(PROC / str(pid) / "maps", _MOST_MAPS))
+    paths = dict.fromkeys(os.fsdecode(line[5]) for line in lines)
+    return [path for path in paths if PROVIDER_FILE.search(path)]
+
+
+def _text(raw: bytes) -> str:
+    return printable(raw.split(b"\0")[0].decode(errors="replace"))
+
+
+def _peer(value: Any) -> str:
+    raw = bytes(value["gid"])
+    if any(raw):
+        address = ipaddress.IPv6Address(raw)
+        return str(address.ipv4_mapped or address)
+    return f"lid {int(value['lid'])}" if value["lid"] else ""

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Of libibverbs' ABI (rdma-core, infiniband/verbs.h) what the stand-in has: the same structures, with the same layout. */
+#ifndef ABI_H
+#define ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ, COMPARE_AND_SWAP, FETCH_AND_ADD, LOCAL_INVALIDATE };
+enum { RESET, INIT, READY_TO_RECEIVE, READY_TO_SEND };
+enum { STATE = 1, PATH = 1 << 7, DESTINATION = 1 << 20, INLINE = 8 };
+
+struct ibv_sge {
+	uint64_t addr;
+	uint32_t length, lkey;
+};
+
+struct ibv_send_wr {
+	uint64_t wr_id;
+	struct ibv_send_wr *next;
+	struct ibv_sge *sg_list;
+	int num_sge, opcode;
+	unsigned int send_flags;
+	uint32_t imm_data;
+	uint64_t rest[11];
+};
+
+struct ibv_device {
+	void *operations[2];
+	int node_type, transport_type;
+	char name[64], dev_name[64], dev_path[256], ibdev_path[256];
+};
+
+struct ibv_context;
+struct ibv_qp;
+
+struct ibv_context_ops {
+	void *before[25];
+	int (*post_send)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **);
+	int (*post_recv)(struct ibv_qp *, void *, void **);
+	void *after[5];
+};
+
+struct ibv_context {
+	struct ibv_device *device;
+	struct ibv_context_ops ops;
+	int cmd_fd, async_fd, num_comp_vectors;
+	uint64_t mutex[5];
+	void *abi_compat;
+};
+
+struct ibv_pd {
+	struct ibv_context *context;
+	uint32_t handle;
+};
+
+struct ibv_qp {
+	struct ibv_context *context;
+	void *qp_context;
+	struct ibv_pd *pd;
+	void *send_cq, *recv_cq, *srq;
+	uint32_t handle, qp_num;
+	int state, qp_type;
+	uint64_t rest[16];
+	int out,
+		in; /* the stand-in's connections: what is sent and written goes out by the one, what is read by the other */
+};
+
+struct ibv_qp_attr {
+	int qp_state, cur_qp_state, path_mtu, path_mig_state;
+	uint32_t qkey, rq_psn, sq_psn, dest_qp_num;
+	unsigned int qp_access_flags;
+	uint32_t cap[5];
+	uint8_t dgid[16];
+	uint32_t flow_label;
+	uint8_t sgid_index, hop_limit, traffic_class, pad;
+	uint16_t dlid;
+	uint8_t sl, src_path_bits, static_rate, is_global, port_num;
+	uint8_t rest[57];
+};
+
+_Static_assert(offsetof(struct ibv_context, ops.post_send) == 208, "post_send");
+_Static_assert(offsetof(struct ibv_context, ops.before[11]) == 96, "poll_cq");
+_Static_assert(offsetof(struct ibv_context, cmd_fd) == 264 && offsetof(struct ibv_context, abi_compat) == 320,
+	       "context");
+_Static_assert(offsetof(struct ibv_device, name) == 24, "device");
+_Static_assert(offsetof(struct ibv_qp, qp_num) == 52 && offsetof(struct ibv_qp, state) == 56, "queue pair");
+_Static_assert(offsetof(struct ibv_send_wr, sg_list) == 16 && offsetof(struct ibv_send_wr, num_sge) == 24, "request");
+_Static_assert(offsetof(struct ibv_send_wr, opcode) == 28 && sizeof(struct ibv_send_wr) == 128, "request");
+_Static_assert(offsetof(struct ibv_qp_attr, dest_qp_num) == 28 && offsetof(struct ibv_qp_attr, dgid) == 56,
+	       "attributes");
+_Static_assert(offsetof(struct ibv_qp_attr, dlid) == 80 && offsetof(struct ibv_qp_attr, is_global) == 85, "attributes");
+_Static_assert(offsetof(struct ibv_qp_attr, port_num) == 86 && sizeof(struct ibv_qp_attr) == 144, "attributes");
+
+struct ibv_context *ibv_open_device(struct ibv_device *);
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *);
+struct ibv_qp *ibv_create_qp(struct ibv_pd *, void *);
+int ibv_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
+
+#endif
