@@ -78,10 +78,10 @@ def before(data: Path, hang: Hang) -> Before:
     span = begin_ns - _OPENED_NS, end_ns
     own = (ds.field("job") == hang.job) & ((ds.field("rank") == hang.rank) | (hang.rank < 0))
     over = own & (ds.field("end_ns") <= end_ns)
-    steps = read_rows(data, "iterations", ["iteration", "end_ns"], over, span).nlargest(1, "end_ns")
+    steps = read_rows(data, "iterations", ["iteration", "end_ns"], over, span).sort_values("end_ns").tail(1)
     columns = ["operation", "sequence", "end_ns", "age_ns"]
     calls = read_rows(data, "waits", columns, over & (ds.field("pending") == OVER) & (ds.field("operation") >= 0), span)
-    calls = calls.assign(begun_ns=calls["end_ns"] - calls["age_ns"]).nlargest(1, "begun_ns")
+    calls = calls.assign(begun_ns=calls["end_ns"] - calls["age_ns"]).sort_values("begun_ns").tail(1)
     through = (
         [_called(*row) for row in calls[["operation", "sequence"]].itertuples(index=False)] if hang.rank >= 0 else []
     )
@@ -102,6 +102,6 @@ def _flows(data: Path, hang: Hang, begin_ns: int, end_ns: int) -> tuple[int, int
     earlier = rows[rows["bucket_start_ns"] < hang.since_ns + _STILL_NS]
     after = rows[rows["bucket_start_ns"] >= hang.since_ns + _STILL_NS].groupby(_FLOW)["payload_bytes"].sum()
     last = earlier.groupby(_FLOW)["bucket_start_ns"].max()
-    sent = after.reindex(last.index, fill_value=0)
-    still = last[sent <= _TRICKLE_BPS * max(0, end_ns - hang.since_ns - _STILL_NS) / 1e9]
+    later = after.reindex(last.index, fill_value=0)
+    still = last[later <= _TRICKLE_BPS * max(0, end_ns - hang.since_ns - _STILL_NS) / 1e9]
     return len(last), len(still), int(still.max()) if len(still) else 0

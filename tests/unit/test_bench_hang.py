@@ -65,7 +65,10 @@ def test_what_ended_by_itself_did_not_stand_still() -> None:
 def test_the_result_says_what_was_not_right() -> None:
     result = HangResult(1, [outcome(), outcome(hang=None)], undisturbed_s=60.0)
     lines = [part for part in result.shown() if isinstance(part, str)]
-    assert lines == ["reported while nothing was done: 0 in 1.0 min", "run, sleep of rank 1, before 9: nothing reported"]
+    assert lines == [
+        "reported while nothing was done: 0 in 1.0 min",
+        "run, sleep of rank 1, before 9: nothing reported",
+    ]
     found = document(result)
     assert found["kinds"]["sleep"]["reported"] == 1
     assert found["kinds"]["sleep"]["delay_s_median"] == 3.0
