@@ -116,8 +116,8 @@ class Agent:
         meter, owners = self._counting.meter, self._owners
         scan_waits, kernel = self._scan.waits(now_ns), meter.poll()
         level = max(kernel.level, self._counting.steps.level, owners.level, self._evidence.transfers.level)
-        told = self._marks.waits or owners.has_changes or self._evidence.posted.waits
-        waits = bool(kernel.anything or told or len(meter.rows))
+        news = self._marks.waits or owners.has_changes or self._evidence.posted.waits
+        waits = bool(kernel.anything or news or len(meter.rows))
         hurried = kernel.opened or owners.pending or (woken and not (waits or scan_waits))
         self._schedule.update(now_ns, level, waits, hurried)
         drains = kernel.opened or self._schedule.full or self._schedule.batch_is_due

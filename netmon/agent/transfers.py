@@ -62,7 +62,7 @@ class Transfers:
     @property
     def level(self) -> float:
         """How full the ring is, from 0 to 1."""
-        return self._ring.level if self._ring else 0.0
+        return 0.0 if self._ring is None else self._ring.level
 
     @property
     def waiting(self) -> int:

@@ -56,10 +56,10 @@ def verdict_rows(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     rows = pd.DataFrame([{**columns(one), "sentence": sentence(one)} for one in verdicts])
     if rows.empty:
         rows = pd.DataFrame(columns=[*columns(_NOTHING), "sentence"])
-    for name in ("start", "end", "told"):
+    for name in ("start", "end", "reported"):
         moment = rows.pop(f"{name}_ns")
         moments = pd.to_datetime(moment.where(moment != 0), unit="ns", utc=True)
-        rows.insert(len(rows.columns) if name == "told" else 2 + (name == "end"), name, moments)
+        rows.insert(len(rows.columns) if name == "reported" else 2 + (name == "end"), name, moments)
     return rows
 
 

@@ -121,10 +121,10 @@ class Place:
 
 
 @dataclass
-class _Told:
+class _Reported:
     """Of queue pairs: what has been told, and when; in the order in which they were found."""
 
-    places: dict[bytes, int] = field(default_factory=dict)
+    indices: dict[bytes, int] = field(default_factory=dict)
     counts: Counts = field(default_factory=lambda: np.zeros((0, 9), np.uint64))
     at_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -170,7 +170,7 @@ class Verbs:
         self._found: list[str] = []  # files that are probed, to be said
         self._opening = StallingCalls(0.2)
         self._limiters: dict[int, TimeLimiter] = {}  # by user
-        self._told = _Told()
+        self._reported = _Reported()
         self._of: dict[int, Process] = {}  # who posts, as it was when that was seen first
         self._since_of: dict[int, int] = {}  # since when all that they post has been counted
         self._users: set[int] = set()  # who may use RDMA devices
@@ -312,7 +312,7 @@ class Verbs:
         counts = np.column_stack([values["bytes"], values["requests"], values["unread"]]).astype(np.uint64, copy=False)
         before = self._before(keys)
         rows: list[Posted] = []
-        for index in np.flatnonzero((counts != self._told.counts[before]).any(axis=1)).tolist():
+        for index in np.flatnonzero((counts != self._reported.counts[before]).any(axis=1)).tolist():
             self._remember(int(keys["pid"][index]))
             rows += self._rows(keys[index], values[index], counts[index], int(before[index]), now_ns)
         self._gone = {pid for pid in np.unique(keys["pid"]).tolist() if not (PROC / str(pid)).exists()}
@@ -327,19 +327,19 @@ class Verbs:
 
     def _before(self, keys: npt.NDArray[np.void]) -> npt.NDArray[np.intp]:
         """The place of each queue pair in what has been told."""
-        told, raw = self._told, keys.view(f"V{QUEUE_KEY.itemsize}").tolist()
-        new = [key for key in raw if key not in told.places]
+        reported, raw = self._reported, keys.view(f"V{QUEUE_KEY.itemsize}").tolist()
+        new = [key for key in raw if key not in reported.indices]
         for key in new:
-            told.places[key] = len(told.places)
-        told.counts = np.concatenate([told.counts, np.zeros((len(new), 9), np.uint64)])
-        told.at_ns = np.concatenate([told.at_ns, np.full(len(new), self._read_ns, np.int64)])
-        return np.array([told.places[key] for key in raw], np.intp)
+            reported.indices[key] = len(reported.indices)
+        reported.counts = np.concatenate([reported.counts, np.zeros((len(new), 9), np.uint64)])
+        reported.at_ns = np.concatenate([reported.at_ns, np.full(len(new), self._read_ns, np.int64)])
+        return np.array([reported.indices[key] for key in raw], np.intp)
 
     def _rows(self, key: Any, value: Any, counts: Counts, place: int, now_ns: int) -> list[Posted]:
-        told = self._told
-        grown = (counts - told.counts[place]).tolist()
-        since_ns = int(told.at_ns[place])
-        told.counts[place], told.at_ns[place] = counts, now_ns
+        reported = self._reported
+        grown = (counts - reported.counts[place]).tolist()
+        since_ns = int(reported.at_ns[place])
+        reported.counts[place], reported.at_ns[place] = counts, now_ns
         whose = int(key["pid"]), int(key["number"]), _text(value["device"]), _peer(value), int(value["remote"])
         whole = 0 < self._since_of.get(whose[0], 1 << 63) < int(value["begun_ns"])
         rows = [
@@ -362,10 +362,10 @@ class Verbs:
         over = np.isin(keys["pid"], list(gone))
         for index in np.flatnonzero(over).tolist():
             bpf_calls.delete_entry(self._programs[QUEUES], raw[index])
-        kept = [key for key in self._told.places if int.from_bytes(key[8:12], "little") not in gone]
-        places = np.array([self._told.places[key] for key in kept], np.intp)
-        counts, at_ns = self._told.counts[places], self._told.at_ns[places]
-        self._told = _Told({key: place for place, key in enumerate(kept)}, counts, at_ns)
+        kept = [key for key in self._reported.indices if int.from_bytes(key[8:12], "little") not in gone]
+        indices = np.array([self._reported.indices[key] for key in kept], np.intp)
+        counts, at_ns = self._reported.counts[indices], self._reported.at_ns[indices]
+        self._reported = _Reported({key: place for place, key in enumerate(kept)}, counts, at_ns)
         for uid in np.unique(values["uid"][over]).tolist():
             left = int(np.count_nonzero(values["uid"][~over] == uid))
             bpf_calls.set_entry(self._programs[USERS], uid.to_bytes(4, "little"), left.to_bytes(4, "little"))
@@ -431,6 +431,7 @@ class Verbs:
         for function in self._functions.values():
             os.close(function.descriptor)
         self._functions = {}
+        self._ring.close()
 
 
 def verbs_users() -> set[int]:

@@ -103,6 +103,13 @@ class Seen:
         self.nccl.follow(self.files, lambda uid, cost_ns: None)
         if maps := self.nccl.hand_over():
             self._ring = RingBuffer(maps[0], loader.TRANSFER_RING_BYTES, TRANSFER)
+            for descriptor in maps:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        self.nccl.close()
+        if self._ring is not None:
+            self._ring.close()
 
     def count(self, which: int) -> int:
         entry = bpf_calls.array_entry(self._loaded["transfer_counts"], which, 8)
@@ -110,7 +117,7 @@ class Seen:
 
     def told(self, pid: int) -> Table:
         """All rows of a process so far."""
-        self._told.append(self._ring.take() if self._ring else np.zeros(0, TRANSFER))
+        self._told.append(self._ring.take() if self._ring is not None else np.zeros(0, TRANSFER))
         rows = np.concatenate(self._told)
         return rows[rows["pid"] == pid]
 
@@ -124,7 +131,7 @@ def cleanup() -> Iterator[ExitStack]:
 @pytest.fixture
 def seen(cleanup: ExitStack) -> Seen:
     seen = Seen(OPERATIONS)
-    cleanup.callback(seen.nccl.close)
+    cleanup.callback(seen.close)
     return seen
 
 
@@ -176,7 +183,7 @@ def test_nothing_is_probed_that_spins(tmp_path: Path, cleanup: ExitStack, seen: 
 
 def test_each_transfer_is_told_where_that_is_wanted(tmp_path: Path, cleanup: ExitStack) -> None:
     seen = Seen(EACH)
-    cleanup.callback(seen.nccl.close)
+    cleanup.callback(seen.close)
     rank = a_rank(cleanup, build(tmp_path, Version()))
     assert seen.probe(tmp_path / "libnccl.so.2") == []
     ends = [rank.call("end", -1, sends, 0, 1, 0) for sends in (1, 0)]

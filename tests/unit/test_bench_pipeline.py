@@ -63,8 +63,8 @@ def test_a_dataset_that_is_not_the_truth_is_noticed(run, tmp_path, harm):
         part.unlink()
     else:
         shutil.copy(part, part.with_name("part-again-1-1.parquet"))
-    report = Report(**document["told"])
-    report.hosts = [HostReport(**host) for host in document["told"]["hosts"]]
+    report = Report(**document["reported"])
+    report.hosts = [HostReport(**host) for host in document["reported"]["hosts"]]
     verdict = judge(broken, load, report)
     assert not verdict.true
     assert (verdict.rows.missing if harm == "lost" else verdict.rows.wrong) == rows

@@ -192,7 +192,7 @@ def test_the_result_is_printed_and_is_a_document(run):
     assert document["right_cause_share"] == 0.5
     assert document["right_culprit_share"] == 1
     assert document["incidents"] == {"made": 2, "right": 1, "within_a_step": 1, "lasting": 0, "lasting_right": 0}
-    assert document["told_after_s"]["p99"] == pytest.approx(0.5)
+    assert document["reported_after_s"]["p99"] == pytest.approx(0.5)
     assert document["left_out"]["nothing"] == {
         "count": 1,
         "done": False,

@@ -209,8 +209,8 @@ class VerdictResult:
             "incidents": document(self.incidents),
             "false_accusations": len(self.accusations),
             "share_error_median": self.share_error(50),
-            "told_after_s": {"median": self.judged_delay_s(50), "p99": self.judged_delay_s(99)},
-            "told_otherwise_at_once": self.misjudged[0],
+            "reported_after_s": {"median": self.judged_delay_s(50), "p99": self.judged_delay_s(99)},
+            "misjudged_at_once": self.misjudged[0],
             "undisturbed": document(self.undisturbed),
             "confusion": self.confusion,
             "outcomes": document(self.outcomes),
@@ -254,7 +254,7 @@ class VerdictResult:
                 axes.text(column, row, str(count), ha="center", va="center", color="white" if dark else "black")
         axes.set_xticks(range(len(columns)), [name.replace("_", " ") for name in columns], rotation=30, ha="right")
         axes.set_yticks(range(len(rows)), [name.replace("_", " ") for name in rows])
-        axes.set_xlabel("told")
+        axes.set_xlabel("reported")
         axes.set_ylabel("injected")
         save(made, path)
 
@@ -272,7 +272,7 @@ def _confusion(result: VerdictResult) -> FittingTable:
         for cause in ORDER
         if cause in confusion or effect[cause]
     )
-    return table("rows: injected; columns: told", columns, rows)
+    return table("rows: injected; columns: reported", columns, rows)
 
 
 def _figures(result: VerdictResult) -> FittingTable:

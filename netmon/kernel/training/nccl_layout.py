@@ -9,6 +9,7 @@ of them a proxy calls it again and again, while the peer is not ready. So the ca
 those in the proxy's own code that are made once a transfer. NCCL 2.23 to 2.26 keep the sum: ends of operations tell it.
 """
 
+import contextlib
 import os
 import re
 import resource
@@ -113,6 +114,8 @@ MOST_SUBS = 256
 def main() -> None:
     """The child: the library on standard input, the answer on standard output."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    with contextlib.suppress(ImportError):
+        import drgn  # noqa: F401 - who is confined may not read where it is installed
     limits = (resource.RLIMIT_AS, _ADDRESS_BYTES), (resource.RLIMIT_DATA, _DATA_BYTES), (resource.RLIMIT_CPU, SECONDS)
     confine(limits)
     say(lambda: read_library(0))
