@@ -113,6 +113,7 @@ def test_tensor(tmp_path: Path) -> None:
     assert same_in_every_step(rows)
 
 
+@pytest.mark.long
 def test_all_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = trained(tmp_path / "run", "hybrid")
     uses, rows = uses_of(data)
