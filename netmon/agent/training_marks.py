@@ -52,7 +52,7 @@ class TrainingMarks:
             self._marked_ns = now_ns
         self._owners.marks(marks)
         self._waiting += marks
-        if self.collectives:
+        if self.collectives and (marks or len(calls)):
             self.collectives.add(calls)
             self.collectives.steps(marks)
 
