@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from netmon.dl.rank_activity import QUIET_NS, UNKNOWN, RankActivity, Work
-from netmon.evidence import WAIT, ProcessState, WaitsFor
+from netmon.dl.rank_activity import QUIET_NS, RankActivity, Work
+from netmon.evidence import UNKNOWN, WAIT, ProcessState, WaitsFor
 from netmon.kernel.process_state import Look, look
 from netmon.marks import RankIdentity
 from netmon.records import Table, empty

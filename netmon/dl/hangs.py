@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from netmon.dl.operations import TRANSFERS, Operation
-from netmon.dl.rank_activity import HOROVOD, OVER, UNKNOWN, UNNAMED, WAITED, Work
-from netmon.evidence import ProcessState, WaitsFor
+from netmon.dl.rank_activity import HOROVOD, OVER, UNNAMED, WAITED, Work
+from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
 from netmon.units import format_duration
 from netmon.views import Hang, Hung
 

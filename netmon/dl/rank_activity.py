@@ -13,6 +13,7 @@ import numpy.typing as npt
 from netmon.dl.gradient_sizes import gradient_size
 from netmon.dl.group_names import Group, GroupNames
 from netmon.dl.operations import TRANSFERS, Operation
+from netmon.evidence import UNKNOWN
 from netmon.records import (
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
@@ -30,7 +31,6 @@ from netmon.records import (
 QUIET_NS = 1_000_000_000
 """A rank that has called nothing for so long is quiet."""
 
-UNKNOWN = -1
 UNNAMED, HOROVOD = 1, 2
 """Groups: the one of all ranks where its name has not been seen, and Horovod's, which has no name."""
 

@@ -8,8 +8,8 @@ import pytest
 
 from netmon.dl.hangs import DISK_NS, PATIENCE_NS, SILENT_NS, SURE_NS, Known, RankNow, judge, line
 from netmon.dl.operations import Operation
-from netmon.dl.rank_activity import HOROVOD, OPEN, OVER, UNKNOWN, UNNAMED, WAITED, Work
-from netmon.evidence import ProcessState, WaitsFor
+from netmon.dl.rank_activity import HOROVOD, OPEN, OVER, UNNAMED, WAITED, Work
+from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
 from netmon.views import Hang, Hung
 
 ALL_REDUCE, RECEIVE, SEND = Operation.ALL_REDUCE, Operation.RECEIVE, Operation.SEND

@@ -10,8 +10,8 @@ from collector.host.tables import Lately
 from collector.judging.hangs import Hangs
 from netmon.columnar import Columns
 from netmon.dl.operations import Operation
-from netmon.dl.rank_activity import OVER, UNKNOWN, WAITED
-from netmon.evidence import WAIT, ProcessState, WaitsFor
+from netmon.dl.rank_activity import OVER, WAITED
+from netmon.evidence import UNKNOWN, WAIT, ProcessState, WaitsFor
 from netmon.records import Direction
 from netmon.views import Hang, Hung
 

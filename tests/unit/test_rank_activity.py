@@ -9,11 +9,11 @@ from netmon.dl.rank_activity import (
     OPEN,
     OVER,
     QUIET_NS,
-    UNKNOWN,
     UNNAMED,
     WAITED,
     RankActivity,
 )
+from netmon.evidence import UNKNOWN
 from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_HOROVOD,
