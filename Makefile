@@ -15,7 +15,7 @@ version := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' netmon/version.py)
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-machine test-release test-lab test-readers test-long test-nccl crash-states soak fuzz fuzz-native lint format \
+.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-rdma test-machine test-release test-lab test-readers test-long test-nccl crash-states soak fuzz fuzz-native lint format \
   docs docs-archive proto man wheel deb image requirements sbom audit release horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -50,6 +50,10 @@ test-kernel: setup-dev ## the tests that load BPF programs, in network namespace
 test-kernels: setup-dev ## the tests that hold on every kernel, on other kernels under emulation (half an hour; before a release)
 	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
 	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
+
+test-rdma: setup-dev ## what is posted to an RDMA device, as the program, the device and the meter count it (emulated; a quarter of an hour; before a release)
+	@.ci/packages qemu-system-x86 cpio kmod
+	@$(python) tests/kernels/run.py --only '$(ONLY)' rdma
 
 test-machine: setup-dev ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (half an hour; before a release; root)
 	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-dev python3-pip

@@ -238,6 +238,7 @@ int verbs_post(struct pt_regs *ctx)
 		bytes += sum;
 		if (!queue)
 			continue;
+		asm volatile("" : "+r"(queue)); /* a compiler that adds before it compares is refused by the verifier */
 		lock_xadd(&queue->bytes[kind & (NETMON_POSTED_KINDS - 1)], sum);
 		lock_xadd(&queue->requests[kind & (NETMON_POSTED_KINDS - 1)], 1);
 	}

@@ -24,7 +24,7 @@ class Image:
     def __init__(self, row: Row, cache: Path) -> None:
         """cache: a folder that survives, such as ~/.cache/netmon/kernels."""
         self.row = row
-        made_of = (row.architecture, row.kernel, row.kernel_suite, row.suite, row.bcc_suite, row.python)
+        made_of = (row.architecture, row.kernel, row.kernel_suite, row.suite, row.bcc_suite, row.python, row.packages)
         state = repr((made_of, PACKAGES, WHEELS, MODULES)) + Path(__file__).read_text()
         self.folder = cache / f"{row.name}-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
         self.kernel, self.root = self.folder / "vmlinuz", self.folder / "root.cpio"
@@ -81,7 +81,7 @@ class Image:
         """The packages of the user space and all that they depend on, downloaded."""
         row = self.row
         bcc = [f"{name}/{row.bcc_suite}" for name in ("python3-bpfcc", "libbpfcc")]
-        return self._fetched(f"-t={row.suite}", *bcc, *(f"{name}/{row.suite}" for name in PACKAGES))
+        return self._fetched(f"-t={row.suite}", *bcc, *(f"{name}/{row.suite}" for name in (*PACKAGES, *row.packages)))
 
     def _fetched(self, *names: str) -> list[Path]:
         """The files of these packages and of all that they depend on."""

@@ -17,7 +17,7 @@ ip link set lo up
 cd /netmon
 echo "matrix: Linux $(busybox uname -rm), $(python3 --version), bcc $(python3 -c 'import bcc; print(bcc.__version__)')," \
 	"pages of $(python3 -c 'import mmap; print(mmap.PAGESIZE)') bytes"
-python3 -m pytest -q -rfEs --color=no --tb=short -p no:cacheprovider -o timeout=900 -m matrix -k $ONLY \
-	tests/kernel/test_matrix.py tests/kernel/test_kept_programs.py
+python3 -m pytest -q -rfEs --color=no --tb=short -p no:cacheprovider -o timeout=900 -m $MARK -k $ONLY \
+	tests/kernel/test_matrix.py tests/kernel/test_kept_programs.py tests/kernel/test_rdma.py
 echo "matrix: status $?"
 busybox poweroff -f

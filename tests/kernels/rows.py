@@ -17,9 +17,13 @@ class Row:
     bcc_suite: str
     python: str  # its version, for the wheels; empty: whatever the suite has
     minutes: int  # at most: an emulated CPU is 10 to 20 times slower, and the machine may be busy
+    mark: str = "matrix"  # of the tests that run there
+    packages: tuple[str, ...] = ()  # beside PACKAGES
 
 
 _CLOUD, _CLOUD_ARM, _LARGE_PAGES = "linux-image-cloud-amd64", "linux-image-cloud-arm64", "linux-image-arm64-16k"
+
+_RDMA = ("rdma-core", "ibverbs-providers", "perftest", "python3-pyverbs")
 
 ROWS = (
     Row("5.10", "no tcx; bcc 0.18", "amd64", _CLOUD, "bullseye", "bookworm", "bullseye", "3.11", 40),
@@ -28,6 +32,7 @@ ROWS = (
     Row("newest", "newest kernel and bcc", "amd64", _CLOUD, "sid", "sid", "sid", "", 40),
     Row("arm64", "aarch64; no tcx", "arm64", _CLOUD_ARM, "bookworm", "bookworm", "bookworm", "3.11", 90),
     Row("arm64-16k", "aarch64; pages of 16 KB", "arm64", _LARGE_PAGES, "trixie", "trixie", "trixie", "3.13", 90),
+    Row("rdma", "RDMA over Ethernet", "amd64", "linux-image-amd64", "sid", "sid", "sid", "", 40, "rdma", _RDMA),
 )
 
 PACKAGES = ("python3", "iproute2", "linux-libc-dev", "busybox-static", "kmod", "libcap2-bin", "util-linux")
@@ -39,4 +44,7 @@ WHEELS = (
     "pytest-timeout>=2.3",
     "hypothesis>=6.100",
 )
-MODULES = ("veth", "bonding", "dummy", "bridge", "sch_ingress", "cls_bpf", "inet_diag", "tcp_diag", "udp_diag")
+MODULES = (
+    *("veth", "bonding", "dummy", "bridge", "sch_ingress", "cls_bpf", "inet_diag", "tcp_diag", "udp_diag"),
+    *("rdma_rxe", "ib_uverbs", "rdma_ucm"),
+)

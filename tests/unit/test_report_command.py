@@ -19,7 +19,8 @@ from netmon.report.study import read_study
 from netmon.report.style import COLOUR_OF_CLASS
 from netmon.units import format_duration
 
-NOT_THERE = {"nic-counters", "regression", "incidents"}  # no counters; every run sends the same; nothing stands out
+# No counters; every run sends the same; nothing stands out.
+NOT_THERE = {"nic-counters", "rdma-ports", "regression", "incidents"}
 NOT_THERE |= {
     "shared-links",
     "shared-circles",

@@ -14,6 +14,7 @@ from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, table
 from collector.dataset.sink import ParquetSink
 from netmon.history.dataset import Tables
 from netmon.report import study
+from netmon.report.chapters import accounts
 from netmon.report.scan import training_times
 from netmon.report.study import read_study
 
@@ -70,6 +71,28 @@ def test_counters_are_followed_over_files_and_batches(tmp_path):
     rows = Tables(tmp_path).growth("nic", ["host", "counter"], "time_ns", "value")
     assert rows[["host", "first", "last", "samples"]].to_numpy().tolist() == [["a", 5, 30, 3], ["b", 7, 8, 3]]
     assert Tables(tmp_path).sums("nic", ["host"], ["value"])["value"].tolist() == [44, 21]
+
+
+def test_of_an_rdma_port_it_is_said_what_was_posted_on_its_device_and_what_is_left(tmp_path):
+    sink = ParquetSink(tmp_path)
+    for at, (sent, received) in enumerate(((1_000, 50), (9_500, 2_050))):
+        of_port = {"host": "a", "device": "mlx5_0/1", "source": "rdma"}
+        counted = {"counter": ["port_xmit_bytes", "port_rcv_bytes"], "value": [sent, received]}
+        sink.write({"nic": table("nic", 2, time_ns=BEGIN_NS + at * HOUR_NS, **of_port, **counted)}, {})
+    of_device = {"host": "a", "rdma_device": "mlx5_0", "start_ns": BEGIN_NS, "end_ns": BEGIN_NS + HOUR_NS}
+    rows = {
+        "job": ["train", "train", "", ""],
+        "verb": ["write", "read", "send", "write"],
+        "bytes": [6000, 1500, 300, 700],
+    }
+    sink.write({"rdma": table("rdma", 4, **of_device, **rows)}, {})
+    sink.close()
+    (exhibit,) = (exhibit for exhibit in accounts.CHAPTER.exhibits if exhibit.name == "rdma-ports")
+    (port,) = exhibit.tables(read_study(tmp_path))["ports"].to_dict("records")
+    assert port == {
+        **{"host": "a", "device": "mlx5_0/1", "sent_bytes": 8500, "received_bytes": 2000},
+        **{"by_ranks_bytes": 6000, "by_others_bytes": 1000, "reads_bytes": 1500, "rest_bytes": 1500},
+    }
 
 
 def test_where_nobody_told_how_wide_rows_are_they_do(tmp_path):

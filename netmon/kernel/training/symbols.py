@@ -31,6 +31,7 @@ MOST_FUNCTIONS = 64
 """Of one library; the real ones have forty at most."""
 
 _MEMORY_BYTES, _SECONDS = 512 << 20, 2
+_BUSY = 8  # times as long as its processor time may a child take where others want the processors as well
 _ANSWER_BYTES = 64 << 10
 _NOBODY = 65534
 _MOST_SECTIONS, _MOST_SEGMENTS = 4096, 256
@@ -69,7 +70,7 @@ class Reading:
         self._child = subprocess.Popen(command, stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self._child.stdout
         self._begun_ns = time.monotonic_ns()
-        self._until = time.monotonic() + 2 * seconds  # a busy machine; the child's own limit is of processor time
+        self._until = time.monotonic() + _BUSY * seconds  # the child's own limit is of processor time
         self.cost_ns = 0
         """Processor time of the child; of one that did not answer, the time for which it was waited for."""
 
