@@ -432,6 +432,10 @@ class HostStage:
     def _advance(self, heads: Table, session_index: _Indices) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
         sessions = self.tables.sessions.table
+        follows = np.flatnonzero(session_index[1:] == session_index[:-1]) + 1  # another batch of its session
+        before_ns = sessions["horizon_ns"][session_index]
+        before_ns[follows] = heads["horizon_ns"][follows - 1]
+        sessions["before_ns"][session_index] = before_ns  # of each session, its last one
         np.maximum.at(sessions["horizon_ns"], session_index, heads["horizon_ns"])
         sessions["bucket_ns"][session_index] = np.where(
             heads["bucket_ns"] > 0, heads["bucket_ns"], sessions["full_ns"][session_index]
@@ -472,8 +476,11 @@ class HostStage:
         tables.onsets.add(*(rows[name][onsets] for name in ("session", "flow", "start_ns", "bucket_ns")))
 
     def _grid(self, session_indices: _Indices) -> npt.NDArray[np.int64]:
-        row = self.tables.sessions.table[session_indices]
-        until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - self._settings.settle_ns
+        row, settle_ns = self.tables.sessions.table[session_indices], self._settings.settle_ns
+        until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - settle_ns
+        # All that came with the batch before has waited for nearly as long: it waits for no other one.
+        earlier_ns = row["before_ns"] + row["window_ns"]
+        until_ns = np.where(earlier_ns <= until_ns + settle_ns // _NEARLY, np.maximum(until_ns, earlier_ns), until_ns)
         return until_ns - until_ns % row["window_ns"]  # type: ignore[no-any-return]
 
     def _settle_until(self, session_indices: _Indices, until_ns: npt.NDArray[np.int64]) -> None:
@@ -594,5 +601,6 @@ def _of_sessions(session: _Indices, rows: Columns | Table) -> Columns:
     return Columns({"session": session} | {name: rows[name] for name in ITERATION.names or ()})
 
 
+_NEARLY = 10  # the share of the time that rows wait which does not matter
 _LINK = "batch", "interface", "direction"
 _SAMPLING = np.dtype([("batch", "<i4"), *((name, SAMPLE[name]) for name in SAMPLE.names or ())])

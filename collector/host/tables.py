@@ -46,6 +46,7 @@ SESSION = np.dtype(
         ("used", "?"),
         ("trains", "?"),  # it has ranks
         ("horizon_ns", "<i8"),  # all times are mono
+        ("before_ns", "<i8"),  # the horizon before the newest batch
         ("settled_ns", "<i8"),
         ("bucket_ns", "<i8"),  # of the newest rows
         ("full_ns", "<i8"),  # of the agent's buckets
