@@ -15,7 +15,6 @@ import pyarrow as pa
 from collector.host.iteration_rows import IterationRows
 from collector.host.rows import SETTLED
 from collector.host.session import Session
-from collector.host.window import Output
 from collector.settings import Settings
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
@@ -60,11 +59,11 @@ class Triggers:
         """Whether `look` can find anything."""
         return "burst" in self._settings.full_on or "class" in self._settings.full_on
 
-    def check_rows(self, session: Session, output: Output) -> list[PullRequest]:
+    def check_rows(self, session: Session, rows: Columns) -> list[PullRequest]:
         """Which rows of a session that have settled make more worth storing."""
         if not _coarse(session):
             return []
-        found = [*self._burst(session, output.buckets), *self._class(session, output)]
+        found = [*self._burst(session, rows), *self._class(session, rows)]
         now = time.monotonic()
         return [wanted for key, wanted in found if self._may(key, now)]
 
@@ -117,10 +116,10 @@ class Triggers:
         name, until = links.interface(link).name, start + width_ns + _AROUND_NS
         return [(f"burst {host}", _wanted(f"a burst on {host} {name}", (host,), start - _AROUND_NS, until))]
 
-    def _class(self, session: Session, output: Output) -> list[tuple[str, PullRequest]]:
+    def _class(self, session: Session, rows: Columns) -> list[tuple[str, PullRequest]]:
         if "class" not in self._settings.full_on:
             return []
-        rows, host, found = output.buckets, session.hello.host, []
+        host, found = session.hello.host, []
         dl = rows[np.isin(rows["class"], (Class.DL_ONLY, Class.DL_SHARED))]
         for link in np.unique(dl["link"]).tolist():
             own = dl[dl["link"] == link]

@@ -124,30 +124,29 @@ class Live:
 
     def add(self, settled: Settled, newest: Collection[Session]) -> None:
         """The same, as iterations; and full resolution of what is worth storing."""
-        self._store_full(self._add_iterations(settled, newest))
+        self._store_full(self._add_iterations(settled))
         for session in newest if self._triggers.watches_rows else ():
-            for output in settled.outputs.get(session.index, ()):
+            for rows in settled.outputs(session.index):
                 try:
-                    self._store_full(self._triggers.check_rows(session, output))
+                    self._store_full(self._triggers.check_rows(session, rows))
                 except Exception as error:
                     self._failures.at_session(session, "what has settled", error)
         self.judging.tick(settled)
         self.hangs.tick(newest)
 
-    def _add_iterations(self, settled: Settled, newest: Collection[Session]) -> list[PullRequest]:
+    def _add_iterations(self, settled: Settled) -> list[PullRequest]:
         sessions = self._by_index
-        counts = np.zeros(max(sessions, default=0) + 1, np.bool_)
-        counts[[session.index for session in newest]] = True
-        hosts = {session_index: session.hello.host for session_index, session in sessions.items()}
         wanted = list[PullRequest]()
         for line in self.jobs.are_unclear(settled.unclear):
             _log.warning(line)
         for rows in settled.ended:
-            own = rows if counts[rows.session].all() else rows.take(counts[rows.session])
-            self.jobs.add_ended(hosts, own)
+            shown = self._sessions.are_shown(rows.session)
+            own = rows if shown.all() else rows.take(shown)
+            self.jobs.add_ended({index: sessions[index].hello.host for index in set(own.session.tolist())}, own)
             self.judging.add_ended(own)
         for accounted in settled.accounted:
-            mine = accounted if counts[accounted.rows.session].all() else accounted.take(counts[accounted.rows.session])
+            shown = self._sessions.are_shown(accounted.rows.session)
+            mine = accounted if shown.all() else accounted.take(shown)
             self.jobs.add_accounts(mine)
             self.judging.add_accounts(mine)
             wanted += self._triggers.slow(sessions, mine.rows, self.jobs)

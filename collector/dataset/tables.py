@@ -6,6 +6,7 @@ Times are int64 ns of the UTC epoch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -252,29 +253,19 @@ class Origins:
         codes, names = self._numbered[what]
         return _words(codes.take(of.astype(np.intp, copy=False)), names)
 
-    def interface_words(
-        self, of: _Indices, link: npt.NDArray[np.integer], word_of: Callable[[Links, int], str]
-    ) -> pa.DictionaryArray:
-        """A word of each row's link; link: as its session counts them."""
-        words = (word_of(session.links, number) for session in self.sessions for number in range(len(session.links)))
-        return self._known_words(self._first_link[of] + link, word_of, words)
+    def link_words(self, of: _Indices, link: npt.NDArray[np.integer], name: str) -> pa.DictionaryArray:
+        """A word of each row's link; link: as its session counts them; name: of these words in Links."""
+        words = chain.from_iterable(getattr(session.links, name) for session in self.sessions)
+        return self._known_words(self._first_link[of] + link, name, words)
 
     def link_columns(self, of: _Indices, link: npt.NDArray[np.integer]) -> dict[str, Any]:
         return {
-            "interface": self.interface_words(of, link, _name),
+            "interface": self.link_words(of, link, "names"),
             "direction": _words((link & 1).astype(np.int32), DIRECTIONS),
         }
 
     def utcs(self, of: _Indices, mono_ns: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return self._clocks.utcs(of, np.asarray(mono_ns, np.int64))
-
-
-def _name(links: Links, number: int) -> str:
-    return links.interface(number).name
-
-
-def _byte_basis(links: Links, number: int) -> str:
-    return links.interface(number).byte_basis
 
 
 def _numbered(words: Iterable[str]) -> tuple[npt.NDArray[np.int32], list[str]]:
@@ -381,13 +372,13 @@ def ledger_table(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> p
     offsets = np.array([(own.host_offset_ns, own.clock_error_ns) for own in origins.sessions], np.int64)[of]
     columns["clock_offset_ns"] = end_ns + offsets[:, 0] - columns["end_ns"]
     columns["clock_error_ns"] = offsets[:, 1]
-    hooks = origins.interface_words(of, link, Links.hook)
+    hooks = origins.link_words(of, link, "hooks")
     watched = column_of(pieces, "watched")
     if not watched.all():
         words = zip(hooks.to_pylist(), watched.tolist(), strict=True)
         hooks = _encode([hook if own else "none" for hook, own in words])
     columns["hook"] = hooks
-    columns["byte_basis"] = origins.interface_words(of, link, _byte_basis)
+    columns["byte_basis"] = origins.link_words(of, link, "byte_bases")
     return origins.table("ledger", of, columns)
 
 

@@ -213,6 +213,11 @@ class Links:
         self._index = {interface.index: number for number, interface in enumerate(hello.interfaces)}
         capacities = [interface.capacity_bps for interface in hello.interfaces]
         self.capacity_bps: _Numbers = np.repeat(np.array(capacities, np.int64), 2)
+        self.names = [interface.name for interface in hello.interfaces for _ in Direction]
+        """These three by number."""
+        self.byte_bases = [interface.byte_basis for interface in hello.interfaces for _ in Direction]
+        self.hooks = [hook for interface in hello.interfaces for hook in (interface.hook_rx, interface.hook_tx)]
+        """Where each link's bytes were counted."""
 
     def __len__(self) -> int:
         """Two per interface."""
@@ -230,11 +235,6 @@ class Links:
     @staticmethod
     def direction(link: int) -> Direction:
         return Direction(link % 2)
-
-    def hook(self, link: int) -> str:
-        """Where the link's bytes were counted."""
-        interface = self.interface(link)
-        return interface.hook_tx if self.direction(link) == Direction.TX else interface.hook_rx
 
 
 def count_arrived(state: Table, rows: Columns) -> npt.NDArray[np.intp]:

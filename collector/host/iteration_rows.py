@@ -80,7 +80,9 @@ class IterationRows:
         return len(self.session)
 
     def take(self, rows: "npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]") -> "IterationRows":
-        return IterationRows(self.about, *(getattr(self, name)[rows] for name in _COLUMNS))
+        if rows.dtype == np.bool_:
+            rows = np.flatnonzero(rows)
+        return IterationRows(self.about, *(getattr(self, name).take(rows) for name in _COLUMNS))
 
     def table(self, dtype: "np.dtype[np.void]", names: Iterable[str] = ()) -> Table:
         """These columns, or all of the dtype's, of what differs from row to row and what is the same for a rank."""

@@ -52,11 +52,12 @@ class Rejected:
         self.unusable: Counter[str] = Counter()  # iterations, by reason
         self._lines: dict[str, None] = {}  # an ordered set
 
+    def __bool__(self) -> bool:
+        return bool(self._lines or self.unusable)
+
     @property
     def warnings(self) -> list[str]:
         """One line each; the last one counts the iterations that were not used."""
-        if not (self._lines or self.unusable):
-            return []
         counts = ", ".join(f"{count} {reason}" for reason, count in self.unusable.items() if count)
         unused = [f"{self._host}: iterations that were not used: {counts}"] if counts else []
         return [*self._lines, *unused]

@@ -109,6 +109,8 @@ class Session:
         """Begin or resume. tables: of all sessions."""
         self.hello = hello
         self.window = HostWindow(hello, resume, tables)
+        self.index = self.window.session
+        """Its place in the stage."""
         tables.evidence.renamed[self.window.session] = self.window.ranks.renamed
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.queued = 0  # the same of the last one that waits for a tick, or does no more
@@ -256,11 +258,6 @@ class Session:
 
     # --- its rows
 
-    @property
-    def index(self) -> int:
-        """Its place in the stage."""
-        return self.window.session
-
     def introduce_again(self, hello: Hello) -> None:
         """Take in the flows of a later introduction that no batch has described: it was given up."""
         for flow in map(self.window.named, self.window.flows.unknown(hello.flows)):
@@ -359,11 +356,11 @@ class Session:
             changed, self._grown_s = grown, time.monotonic()
         if not (changed or acknowledge or self._waits):
             return None
-        latest = self._latest
-        states = self.window.ranks.states() if latest else {}
-        for whose, last in latest.items():
-            count = states.get(whose, NO_NUMBERS)
-            self._stored(last, count.trust, count.shift)
+        if latest := self._latest:
+            states = self.window.ranks.states()
+            for whose, last in latest.items():
+                count = states.get(whose, NO_NUMBERS)
+                self._stored(last, count.trust, count.shift)
         meta = self._clock
         nic, self._nic = self._nic, []
 
@@ -423,7 +420,8 @@ class Session:
             if until_ns >= 0:
                 self._ledger_until[link] = window.alignment.utc(until_ns)
         recent = window.alignment.utc(window.horizon_ns) - RECENT_NS
-        self._ranks = {key: rank for key, rank in self._ranks.items() if rank.end_utc > recent}
+        if any(rank.end_utc <= recent for rank in self._ranks.values()):
+            self._ranks = {key: rank for key, rank in self._ranks.items() if rank.end_utc > recent}
         return SessionState(
             host=self.hello.host,
             last_sequence=max(self.received, resume.last_sequence),

@@ -6,7 +6,7 @@ iteration may still arrive. Then rows of the same flow and bucket become one, ge
 never change again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from collector.host.rows import STARTING_NS, rows_of
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
-from collector.host.window import HostWindow, Output
+from collector.host.window import HostWindow
 from collector.messages import TickAnswer, TickNews, flow_id_of, session_of
 from collector.settings import Settings
 from netmon.columnar import Columns, joined
@@ -46,7 +46,7 @@ _Indices = npt.NDArray[np.int64]
 class Settled:
     """What a tick has made final, and what it could not take in."""
 
-    outputs: dict[int, list[Output]] = field(default_factory=dict)  # by index, where something has become final
+    stored: list[Columns] = field(default_factory=list)  # rows of SETTLED that have become final, by session
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by index: batch, and why it breaks the contract
     failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by index: batch, 0: none; how it failed
     ledger: list[Columns] = field(default_factory=list)  # its rows, with the session of each
@@ -55,6 +55,13 @@ class Settled:
     ended: list[IterationRows] = field(default_factory=list)  # iterations that have; their accounts follow
     unclear: dict[str, Rank] = field(default_factory=dict)  # jobs that are not understood, a rank of each
     accounted: list[Accounted] = field(default_factory=list)  # iterations whose rows have settled
+
+    def outputs(self, session_index: int) -> Iterator[Columns]:
+        """Rows of SETTLED of a session that have become final."""
+        for rows in self.stored:
+            begin, end = np.searchsorted(rows["session"], (session_index, session_index + 1)).tolist()
+            if begin < end:
+                yield rows[begin:end]
 
 
 @dataclass
@@ -425,6 +432,10 @@ class HostStage:
     def _advance(self, heads: Table, session_index: _Indices) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
         sessions = self.tables.sessions.table
+        follows = np.flatnonzero(session_index[1:] == session_index[:-1]) + 1  # another batch of its session
+        before_ns = sessions["horizon_ns"][session_index]
+        before_ns[follows] = heads["horizon_ns"][follows - 1]
+        sessions["before_ns"][session_index] = before_ns  # of each session, its last one
         np.maximum.at(sessions["horizon_ns"], session_index, heads["horizon_ns"])
         sessions["bucket_ns"][session_index] = np.where(
             heads["bucket_ns"] > 0, heads["bucket_ns"], sessions["full_ns"][session_index]
@@ -465,8 +476,11 @@ class HostStage:
         tables.onsets.add(*(rows[name][onsets] for name in ("session", "flow", "start_ns", "bucket_ns")))
 
     def _grid(self, session_indices: _Indices) -> npt.NDArray[np.int64]:
-        row = self.tables.sessions.table[session_indices]
-        until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - self._settings.settle_ns
+        row, settle_ns = self.tables.sessions.table[session_indices], self._settings.settle_ns
+        until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - settle_ns
+        # All that came with the batch before has waited for nearly as long: it waits for no other one.
+        earlier_ns = row["before_ns"] + row["window_ns"]
+        until_ns = np.where(earlier_ns <= until_ns + settle_ns // _NEARLY, np.maximum(until_ns, earlier_ns), until_ns)
         return until_ns - until_ns % row["window_ns"]  # type: ignore[no-any-return]
 
     def _settle_until(self, session_indices: _Indices, until_ns: npt.NDArray[np.int64]) -> None:
@@ -535,17 +549,13 @@ class HostStage:
         link = ledger["link"] - sessions.table["first_link"].take(session)
         settled.ledger.append(ledger.replaced(session=session, link=link))
         tables.unstored_of["ledger"].add(settled.ledger[-1])
-        begins = edges(fresh["session"], len(sessions.table))
-        with_rows = set(distinct(fresh["session"]).tolist())
+        settled.stored.append(fresh)
         settled.unclear |= tables.rank_log.unclear_jobs()
         ended = tables.understood(self._sound(tables.rank_table.ended()))
         settled.ended += [ended] if len(ended) else []
         self._account(settled, tables.understood(tables.rank_table.settle(np.ascontiguousarray(settled_ns))))
         for owner, rank in tables.rank_table.gone(settled_ns):
             self._guard(settled, owner.session, partial(owner.forget, rank))
-        for session_index in sorted(with_rows - self._broken):
-            output = Output(fresh[begins[session_index] : begins[session_index + 1]])
-            settled.outputs.setdefault(session_index, []).append(output)
 
     def _sound(self, rows: IterationRows) -> IterationRows:
         """Without those of sessions at which this has failed."""
@@ -591,5 +601,6 @@ def _of_sessions(session: _Indices, rows: Columns | Table) -> Columns:
     return Columns({"session": session} | {name: rows[name] for name in ITERATION.names or ()})
 
 
+_NEARLY = 10  # the share of the time that rows wait which does not matter
 _LINK = "batch", "interface", "direction"
 _SAMPLING = np.dtype([("batch", "<i4"), *((name, SAMPLE[name]) for name in SAMPLE.names or ())])

@@ -16,7 +16,7 @@ from collector.host.flows import AllFlows, Links, unknown_flow
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.ledger import LedgerAccounts
 from collector.host.rank import RankLog
-from collector.host.rank_table import LONGEST_HISTORY_NS, RankTable
+from collector.host.rank_table import LONGEST_HISTORY_NS, NEVER, RankTable
 from collector.host.rows import COLUMNS, Pending, PendingRows, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored, UnstoredIterations
@@ -46,6 +46,7 @@ SESSION = np.dtype(
         ("used", "?"),
         ("trains", "?"),  # it has ranks
         ("horizon_ns", "<i8"),  # all times are mono
+        ("before_ns", "<i8"),  # the horizon before the newest batch
         ("settled_ns", "<i8"),
         ("bucket_ns", "<i8"),  # of the newest rows
         ("full_ns", "<i8"),  # of the agent's buckets
@@ -417,7 +418,7 @@ class Tables:
         self.unstored_of = {"ledger": Unstored()} | self.evidence.unstored
         """What settles by itself alongside the bucket rows, by table."""
         self.iterations, self.over = UnstoredIterations(), RecentIterations()
-        self._needed: npt.NDArray[np.int64] | None = None
+        self._needed: list[int | None] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
 
     @property
@@ -559,6 +560,6 @@ class Tables:
         """Start of the earliest iteration of a session that is still open, unless it is too old to wait for (mono)."""
         if self._needed is None or session_index >= len(self._needed):  # it is new
             sessions = self.sessions.table
-            self._needed = self.rank_table.needed_ns(len(sessions), sessions["horizon_ns"] - LONGEST_NEED_NS)
-        needed = int(self._needed[session_index])
-        return needed if needed < np.iinfo(np.int64).max else None
+            needed_ns = self.rank_table.needed_ns(len(sessions), sessions["horizon_ns"] - LONGEST_NEED_NS)
+            self._needed = [one if one < NEVER else None for one in needed_ns.tolist()]
+        return self._needed[session_index]

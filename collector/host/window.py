@@ -3,7 +3,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,13 +21,6 @@ from netmon.dl.classify import NS_PER_S
 from netmon.dl.numbering import Trust
 from netmon.dl.timemap import TimeMap
 from netmon.records import ITERATION, ClockExchange, ClockSample, Flow, Hello, Mark, Table
-
-
-@dataclass(frozen=True)
-class Output:
-    """What has become final of one session."""
-
-    buckets: Columns  # of SETTLED
 
 
 class _Arrival(NamedTuple):
@@ -83,19 +76,14 @@ class HostWindow:
             self.ranks.update(state)
 
     @property
-    def _row(self) -> Table:
-        row: Table = self._tables.sessions.table[self.session]
-        return row
-
-    @property
     def horizon_ns(self) -> int:
         """Every bucket that ended before it has arrived (mono)."""
-        return int(self._row["horizon_ns"])
+        return int(self._tables.sessions.table["horizon_ns"][self.session])
 
     @property
     def settled_ns(self) -> int:
         """Every row that begins before it has settled (mono)."""
-        return int(self._row["settled_ns"])
+        return int(self._tables.sessions.table["settled_ns"][self.session])
 
     def align(
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int

@@ -17,7 +17,7 @@ from collector.host.iteration_rows import Accounted, IterationRows, Ring, goes_o
 from collector.host.rank import Rank
 from collector.metrics.job_counts import Counts
 from collector.view.series import groups
-from netmon.dl.iterations import Iteration
+from netmon.dl.iterations import Iteration, between
 from netmon.dl.step_alignment import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
@@ -480,16 +480,17 @@ def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:
 
 def _rank_view(number: int, host: str, accounted: Accounted, row: int) -> RankView:
     """Of the last iteration of a rank that has an account: that row."""
-    iteration, bytes_of = accounted.rows.iteration(row), accounted.tallies
+    rows, bytes_of = accounted.rows, accounted.tallies
+    comm_end_ns = int(rows.comm_end_ns[row])
     return RankView(
         rank=number,
         host=host,
-        iteration=iteration.number,
-        duration_ns=iteration.end_ns - iteration.start_ns,
-        communication_ns=max(0, iteration.communication_ns),
+        iteration=int(rows.number[row]),
+        duration_ns=int(rows.end_ns[row] - rows.start_ns[row]),
+        communication_ns=max(0, between(int(rows.comm_start_ns[row]), comm_end_ns)),
         node_shared=bool(bytes_of["node_shared"][row]),
         dl_tx_bytes=int(bytes_of["dl_tx_bytes"][row]),
         cross_tx_bytes=int(bytes_of["cross_tx_bytes"][row]),
         cross_rx_bytes=int(bytes_of["cross_rx_bytes"][row]),
-        exposed_ns=iteration.exposed_ns,
+        exposed_ns=between(int(rows.wait_start_ns[row]), comm_end_ns),
     )

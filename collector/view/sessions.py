@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.align import Alignment
 from collector.host.flows import TOTALS
 from collector.host.ledger import TOTALS as LEDGER_TOTALS
+from collector.host.rank import Rejected
 from collector.host.session import Session
 from collector.host.tables import Classified, Tables
 from netmon.columnar import Columns
@@ -86,7 +88,7 @@ class LinkName(NamedTuple):
 
 
 _SOURCES = {name: number for number, name in enumerate(CLOCK_SOURCES)}
-_CLOCKS_EVERY_S = 1.0  # they are estimates over seconds
+_CLOCKS_EVERY_S = 2.0  # they are estimates over seconds
 _OF_SESSION = (
     "horizon_ns",
     "settled_ns",
@@ -120,7 +122,10 @@ class Sessions:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._shown: list[Session] = []
+        self._rejected: list[Rejected] = []  # these two of the sessions that are shown
+        self._alignments: list[Alignment] = []
         self._indices: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
+        self._is_shown = np.zeros(0, np.bool_)  # by index of the session
         self.host_names: tuple[str, ...] = ()
         self.agent_versions: tuple[str, ...] = ()
         self.link_names: list[LinkName] = []
@@ -133,7 +138,11 @@ class Sessions:
         """These sessions are what viewers see from now on, one of each host."""
         self._shown = sorted(newest, key=lambda session: session.hello.host)
         sessions = self._shown
+        self._rejected = [session.window.ranks.rejected for session in sessions]
+        self._alignments = [session.window.alignment for session in sessions]
         self._indices = np.array([session.index for session in sessions], np.int32)
+        self._is_shown = np.zeros(len(self._tables.sessions.table), np.bool_)
+        self._is_shown[self._indices] = True
         self.host_names = tuple(session.hello.host for session in sessions)
         self.agent_versions = tuple(session.hello.agent_version for session in sessions)
         self._hosts = np.zeros(len(sessions), HOST)
@@ -143,7 +152,7 @@ class Sessions:
         for session in sessions:
             links, first = session.window.links, session.window.first_link
             for number in range(len(links)):
-                about = session.hello.host, links.interface(number).name, links.direction(number), links.hook(number)
+                about = session.hello.host, links.names[number], links.direction(number), links.hooks[number]
                 self.link_names[first + number] = LinkName(*about)
         self._clocks_s = -np.inf
         known = {id(ranks.session): ranks for ranks in self._ranks}
@@ -186,6 +195,10 @@ class Sessions:
             }
         )
 
+    def are_shown(self, session: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether viewers see these sessions."""
+        return self._is_shown.take(session)
+
     @staticmethod
     def links_of(session: Session) -> npt.NDArray[np.int64]:
         first = session.window.first_link
@@ -197,7 +210,7 @@ class Sessions:
         if now_s - self._clocks_s < _CLOCKS_EVERY_S:
             return
         self._clocks_s = now_s
-        clocks = [one.window.alignment for one in self._shown]
+        clocks = self._alignments
         self._hosts["clock_source"] = [_SOURCES.get(clock.source, 0) for clock in clocks]
         self._hosts["clock_error_ns"] = [clock.error_ns for clock in clocks]
         self._hosts["clock_offset_ns"] = [clock.host_offset_ns for clock in clocks]
@@ -259,4 +272,4 @@ class Sessions:
             self._ranks[self._refresh_next] = _ranks_of(self._shown[self._refresh_next])
 
     def warnings(self) -> Sequence[str]:
-        return [line for one in self._shown for line in one.window.ranks.rejected.warnings]
+        return [line for rejected in self._rejected if rejected for line in rejected.warnings]

@@ -43,15 +43,16 @@ class Iteration(NamedTuple):
     @property
     def communication_ns(self) -> int:
         """From the first gradient handed over to the last one reduced; −1: unknown."""
-        return _between(self.comm_start_ns, self.comm_end_ns)
+        return between(self.comm_start_ns, self.comm_end_ns)
 
     @property
     def exposed_ns(self) -> int:
         """The part of the communication for which the training thread only waited; −1: unknown."""
-        return _between(self.wait_start_ns, self.comm_end_ns)
+        return between(self.wait_start_ns, self.comm_end_ns)
 
 
-def _between(start_ns: int, end_ns: int) -> int:
+def between(start_ns: int, end_ns: int) -> int:
+    """−1: one of the two is not known."""
     return max(0, end_ns - start_ns) if start_ns and end_ns else -1
 
 

@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 import pytest
-from collector_stream import MS, Host, S, hello, mark
+from collector_stream import DL_TX, MS, Host, S, clock, flows, hello, mark, rows
 from decoded import gather
 
 from collector.dataset.resume import Resume
@@ -60,6 +60,22 @@ def test_a_batch_waits_for_its_rows_and_no_longer() -> None:
     host = Host()
     batches = [replace(host.batch(), training=Training()) for _ in range(40)]
     assert acknowledged_after(batches, {}) == 40 - SETTLE_BATCHES
+
+
+@pytest.mark.parametrize("period_ms", [920, 1000, 1100])
+def test_batches_that_come_each_second_wait_for_the_next_one_and_no_longer(period_ms: int) -> None:
+    stage = HostStage(SETTINGS, RankRegistry().answer)
+    place = stage.open(hello(), Resume())
+    session = stage.session(place)
+    for sequence in range(1, 6):
+        start_ns, end_ns = (number * period_ms * MS + 3 * MS + 7 for number in (sequence - 1, sequence))
+        own = rows(*((DL_TX, time_ms, 1000) for time_ms in range(start_ns // MS + 1, end_ns // MS + 1)))
+        batch = Batch(sequence, clock(end_ns), end_ns, own, flows() if sequence == 1 else (), Training(), ())
+        stage.take([place], gather([batch]))
+        flush = session.flush([], [])
+        assert ((flush and flush.acknowledge) or 0) == sequence - 1
+        if flush:
+            flush.done()
 
 
 def test_an_open_interval_of_the_ledger_holds_nothing_back() -> None:

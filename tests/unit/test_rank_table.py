@@ -142,7 +142,7 @@ def told(seed: int, disturbed: float, together: int) -> dict[str, pd.DataFrame]:
         for told in one.accounted
         for place, (i, t) in zip(told.rows.session, told.each(), strict=True)
     ]
-    buckets = [o.buckets for one in settled for outputs in one.outputs.values() for o in outputs]
+    buckets = [rows for one in settled for rows in one.stored]
     names = ("session", "flow_id", "class", "job", "iteration", "bucket_start_ns", "wire_bytes")
     stamped = pd.DataFrame({name: np.concatenate([part[name] for part in buckets]) for name in names})
     odd = [(place, "; ".join(stage.session(place).window.ranks.rejected.warnings)) for place in places]

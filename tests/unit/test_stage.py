@@ -146,8 +146,7 @@ class Stored:
     settled: list[Settled] = field(default_factory=list)
 
     def tables(self, stage: HostStage) -> dict[str, pd.DataFrame]:
-        outputs = [(p, output) for one in self.settled for p, outputs in one.outputs.items() for output in outputs]
-        buckets = joined([output.buckets for _, output in outputs])
+        buckets = joined([rows for one in self.settled for rows in one.stored])
         rows = pd.DataFrame({name: buckets[name].astype(SETTLED[name]) for name in buckets.names})
         jobs = stage.tables.flows.jobs
         accounted = [told for one in self.settled for told in one.accounted]
@@ -254,5 +253,5 @@ def test_a_session_that_goes_leaves_nothing_to_the_one_that_gets_its_place() -> 
     assert not stage.tables.ledger.totals[first : first + links].any()
     settled = [stage.take([again], gather([batch])) for batch in batches]
     settled.append(stage.settle_all([again], leaving=True))
-    rows = joined([output.buckets for one in settled for output in one.outputs.get(again, [])])
+    rows = joined([rows for one in settled for rows in one.outputs(again)])
     assert rows["wire_bytes"].sum() == sum(int(batch.buckets["wire_bytes"].sum()) for batch in batches)
