@@ -41,8 +41,8 @@ EVERYWHERE = "NETMON_VERBS"
 
 PROGRAMS = ("verbs_context", "verbs_domain", "verbs_modify", "verbs_post")
 QUEUES, USERS, STRANGE = "verbs_queues", "verbs_users", "verbs_strange"
-TOLD, FOUND, UNCOUNTED = "verbs_told", "verbs_providers", "verbs_uncounted"
-MAPS = (QUEUES, USERS, STRANGE, TOLD, FOUND, UNCOUNTED)
+KNOWN, FOUND, UNCOUNTED = "verbs_known", "verbs_providers", "verbs_uncounted"
+MAPS = (QUEUES, USERS, STRANGE, KNOWN, FOUND, UNCOUNTED)
 KINDS = ("send", "write", "read", "other")
 """Of requests, as bpf/netmon.h numbers them."""
 
