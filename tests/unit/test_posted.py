@@ -7,8 +7,7 @@ import numpy as np
 
 from netmon.agent.posted import PostedRows
 from netmon.evidence import POSTED
-from netmon.kernel.rdma_queues import QueuePair, read_queues
-from netmon.kernel.verbs import PROVIDER_FILE, Posted
+from netmon.kernel.verbs import PROVIDER_FILE, Posted, QueuePair, read_queues
 from netmon.records import Mark, Moment, Source
 from netmon.wire.limits import MAX_BYTES, MAX_EVIDENCE
 
