@@ -17,7 +17,10 @@ from netmon.agent.transport import TransportLooks
 from netmon.agent.waits import Active, Waits
 from netmon.kernel.meter.memory import PAGE_BYTES
 from netmon.kernel.processes import PROC, read_bounded
-from netmon.records import AgentCost, Flow, Mark, Table
+from netmon.marks import RankIdentity
+from netmon.records import AgentCost, Flow, Mark, Moment, Table
+
+_MOST_RANKS = 4096
 
 # --- cost
 
@@ -69,10 +72,11 @@ class Evidence:
         self._nic = NicSamples(counting.links, len(counting.interfaces), settings.nic_counters_ns)
         self._host = HostPart(self._nic, counting.stops, wanted)
         self.transport = TransportLooks(flows, wanted=wanted)
-        self.posted = PostedRows(counting.verbs)
+        self._ranks: dict[int, RankIdentity] = {}  # by pid, also of those that have left lately
+        self.posted = PostedRows(counting.verbs, self._ranks)
         self.waits = Waits(helped=True)
         self.collectives = Collectives() if wanted else None
-        self.transfers = Transfers()
+        self.transfers = Transfers(self._ranks)
         self._wanted = wanted
         self.cost = CostMeter((os.getpid(), helper))
 
@@ -88,18 +92,27 @@ class Evidence:
         """
         self.transport.count(rows)
         self._host.add_marks(marks)
-        self.posted.add_marks(marks)
+        self._add_marks(marks)
         nic = self._nic.due(now_ns, idle)
         host, jobs = self._host.due(now_ns, idle)
         words = {job: place for place, job in enumerate(jobs)}
         tables = {"transport": self.transport.due(now_ns), "host": host, "rdma": self.posted.due(words)}
-        ranks = list(active)
         if self._wanted:
-            tables["waits"] = self.waits.due(ranks, now_ns, words)
+            tables["waits"] = self.waits.due(active, now_ns, words)
         if self.collectives:
             tables["collectives"] = self.collectives.due(now_ns, words)
-        tables["transfers"] = self.transfers.due(ranks, words)
+        tables["transfers"] = self.transfers.due(words)
         return {"nic": nic, "evidence": tables, "words": tuple(words)}
+
+    def _add_marks(self, marks: Iterable[Mark]) -> None:
+        for mark in marks:
+            if mark.moment is Moment.JOIN:
+                self._ranks.pop(mark.pid, None)
+                self._ranks[mark.pid] = RankIdentity(mark.job, mark.rank, mark.size)
+        while len(self._ranks) > _MOST_RANKS:
+            del self._ranks[next(iter(self._ranks))]
+        if self.collectives:
+            self.collectives.add_marks(marks)
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:
         """As Agent.adjust."""
