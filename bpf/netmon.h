@@ -300,7 +300,7 @@ struct netmon_provider {
 #define NETMON_QUEUES_OF_USER 24576 /* nobody has all of them */
 #define NETMON_POSTED_REQUESTS 16   /* of a list that are read */
 #define NETMON_POSTED_PARTS 16	    /* of a request */
-#define NETMON_PROVIDERS_TOLD 4096  /* processes and functions: who is forgotten is told of again */
+#define NETMON_PROVIDERS 4096	    /* processes and functions: who is forgotten is told of again */
 #define NETMON_PROVIDER_RING_BYTES 65536
 
 /* Of what was not counted. */

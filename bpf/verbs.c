@@ -19,9 +19,9 @@
 #endif
 
 BPF_TABLE("hash", struct netmon_queue_key, struct netmon_queue, verbs_queues, NETMON_QUEUES);
-BPF_TABLE("hash", u32, u32, verbs_users, 4096);					       /* queue pairs of a user */
-BPF_TABLE("lru_hash", struct netmon_provider, u64, verbs_told, NETMON_PROVIDERS_TOLD); /* when */
-BPF_TABLE("lru_hash", struct netmon_provider, u64, verbs_strange, NETMON_PROVIDERS_TOLD);
+BPF_TABLE("hash", u32, u32, verbs_users, 4096); /* queue pairs of a user */
+BPF_TABLE("lru_hash", struct netmon_provider, u8, verbs_known, NETMON_PROVIDERS);
+BPF_TABLE("lru_hash", struct netmon_provider, u64, verbs_strange, NETMON_PROVIDERS);
 BPF_RINGBUF_OUTPUT(verbs_providers, NETMON_PROVIDER_RING_BYTES / NETMON_PAGE_BYTES);
 BPF_TABLE("array", u32, u64, verbs_uncounted, NETMON_UNCOUNTED);
 
@@ -67,11 +67,11 @@ static __always_inline void miss(u32 which, u64 amount)
 static __always_inline u64 tell_provider(u64 context, u32 pid)
 {
 	struct netmon_provider provider = {.pid = pid}, *told;
-	u64 now;
+	u8 known = 1;
 
 	if (READ(provider.address, context + POST_SEND) || !provider.address)
 		return 0;
-	if (verbs_told.lookup(&provider))
+	if (verbs_known.lookup(&provider))
 		return provider.address;
 	told = verbs_providers.ringbuf_reserve(sizeof(*told));
 	if (!told) {
@@ -80,8 +80,7 @@ static __always_inline u64 tell_provider(u64 context, u32 pid)
 	}
 	*told = provider;
 	verbs_providers.ringbuf_submit(told, 0);
-	now = bpf_ktime_get_ns();
-	verbs_told.update(&provider, &now);
+	verbs_known.update(&provider, &known);
 	return provider.address;
 }
 

@@ -60,7 +60,7 @@ class Collectives:
                 del self._processes[stranger]
         return found
 
-    def steps(self, marks: Iterable[Mark]) -> None:
+    def add_marks(self, marks: Iterable[Mark]) -> None:
         """What libraries or training scripts have told of steps; a script's is what counts."""
         for mark in marks:
             if mark.source not in _ENDS:

@@ -2,11 +2,11 @@
 """What verdicts rest on beside bytes and steps, as often as each of it is worth reading; and what the agent costs."""
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from netmon.agent.collectives import Collectives
-from netmon.agent.cost import CostMeter
 from netmon.agent.counting import Counting
 from netmon.agent.host_part import HostPart
 from netmon.agent.nic import NicSamples
@@ -15,7 +15,52 @@ from netmon.agent.settings import Settings
 from netmon.agent.transfers import Transfers
 from netmon.agent.transport import TransportLooks
 from netmon.agent.waits import Active, Waits
-from netmon.records import Flow, Mark, Table
+from netmon.kernel.meter.memory import PAGE_BYTES
+from netmon.kernel.processes import PROC, read_bounded
+from netmon.marks import RankIdentity
+from netmon.records import AgentCost, Flow, Mark, Moment, Table
+
+_MOST_RANKS = 4096
+
+# --- cost
+
+_MOST_BYTES = 4096
+_INTERVAL_S = 2.0
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class CostMeter:
+    """CPU time and memory of the agent's processes."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        """pids: of all of the agent's processes."""
+        self._pids = pids
+        self._ticks: dict[int, int] = {}  # of each as it was last seen: one that has ended has not given them back
+        self._last = (time.monotonic(), self._cpu_seconds())
+        self._cost = AgentCost()
+
+    def measure(self, spool_bytes: int, warnings: int) -> AgentCost:
+        """The cost over the last seconds: /proc counts in steps of 10 ms."""
+        now = time.monotonic()
+        if now - self._last[0] >= _INTERVAL_S:
+            used = self._cpu_seconds()
+            self._cost = AgentCost((used - self._last[1]) / (now - self._last[0]), self._rss_bytes())
+            self._last = now, used
+        return AgentCost(self._cost.cpu_fraction, self._cost.rss_bytes, spool_bytes, warnings)
+
+    def _cpu_seconds(self) -> float:
+        for pid in self._pids:
+            if fields := _read(pid, "stat").rpartition(b")")[2].split():
+                self._ticks[pid] = int(fields[11]) + int(fields[12])
+        return sum(self._ticks.values()) * _TICK_S
+
+    def _rss_bytes(self) -> int:
+        pages = (_read(pid, "statm").split() for pid in self._pids)
+        return sum(int(fields[1]) for fields in pages if fields) * PAGE_BYTES
+
+
+def _read(pid: int, name: str) -> bytes:
+    return read_bounded(f"{PROC}/{pid}/{name}", _MOST_BYTES)
 
 
 class Evidence:
@@ -27,10 +72,11 @@ class Evidence:
         self._nic = NicSamples(counting.links, len(counting.interfaces), settings.nic_counters_ns)
         self._host = HostPart(self._nic, counting.stops, wanted)
         self.transport = TransportLooks(flows, wanted=wanted)
-        self.posted = PostedRows(counting.verbs)
+        self._ranks: dict[int, RankIdentity] = {}  # by pid, also of those that have left lately
+        self.posted = PostedRows(counting.verbs, self._ranks)
         self.waits = Waits(helped=True)
         self.collectives = Collectives() if wanted else None
-        self.transfers = Transfers()
+        self.transfers = Transfers(self._ranks)
         self._wanted = wanted
         self.cost = CostMeter((os.getpid(), helper))
 
@@ -46,18 +92,27 @@ class Evidence:
         """
         self.transport.count(rows)
         self._host.add_marks(marks)
-        self.posted.add_marks(marks)
+        self._add_marks(marks)
         nic = self._nic.due(now_ns, idle)
         host, jobs = self._host.due(now_ns, idle)
         words = {job: place for place, job in enumerate(jobs)}
         tables = {"transport": self.transport.due(now_ns), "host": host, "rdma": self.posted.due(words)}
-        ranks = list(active)
         if self._wanted:
-            tables["waits"] = self.waits.due(ranks, now_ns, words)
+            tables["waits"] = self.waits.due(active, now_ns, words)
         if self.collectives:
             tables["collectives"] = self.collectives.due(now_ns, words)
-        tables["transfers"] = self.transfers.due(ranks, words)
+        tables["transfers"] = self.transfers.due(words)
         return {"nic": nic, "evidence": tables, "words": tuple(words)}
+
+    def _add_marks(self, marks: Iterable[Mark]) -> None:
+        for mark in marks:
+            if mark.moment is Moment.JOIN:
+                self._ranks.pop(mark.pid, None)
+                self._ranks[mark.pid] = RankIdentity(mark.job, mark.rank, mark.size)
+        while len(self._ranks) > _MOST_RANKS:
+            del self._ranks[next(iter(self._ranks))]
+        if self.collectives:
+            self.collectives.add_marks(marks)
 
     def adjust(self, options: Mapping[str, int]) -> list[str]:
         """As Agent.adjust."""

@@ -5,7 +5,7 @@ The privileged part counts; it is asked once a second, and again at once while i
 room for waits here, and nothing more is asked for meanwhile: what is told later covers a longer time.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,24 +13,24 @@ import numpy as np
 from netmon.agent.flow_owners import UserNames
 from netmon.evidence import POSTED
 from netmon.kernel.verbs import KINDS, Posted
-from netmon.records import Mark, Moment, Table, empty
+from netmon.marks import RankIdentity
+from netmon.records import Table, empty
 from netmon.wire.limits import MAX_BYTES, MAX_EVIDENCE, MAX_NAME
 
 _EVERY_NS = 1_000_000_000
-_MOST_MARKED = 4096
 _NOTHING = empty(POSTED)
 
 
 class PostedRows:
     """One per agent."""
 
-    def __init__(self, able: bool) -> None:
-        """able: the privileged part counts."""
+    def __init__(self, able: bool, ranks: Mapping[int, RankIdentity]) -> None:
+        """able: the privileged part counts. ranks: by pid."""
         self.able = able
         """Whether there is anything to ask for."""
         self._due_ns = 0
         self._rows: list[tuple[Posted, dict[str, Any]]] = []
-        self._marked: dict[int, tuple[str, int]] = {}  # pid → job and rank, by its hook
+        self._ranks = ranks
         self._users = UserNames()
 
     @property
@@ -56,15 +56,6 @@ class PostedRows:
         if reply["more"]:
             self._due_ns = 0
 
-    def add_marks(self, marks: Iterable[Mark]) -> None:
-        """Which process is which rank."""
-        for mark in marks if self.able else ():
-            if mark.moment is Moment.JOIN:
-                self._marked.pop(mark.pid, None)
-                self._marked[mark.pid] = mark.job, mark.rank
-                if len(self._marked) > _MOST_MARKED:
-                    del self._marked[next(iter(self._marked))]
-
     def due(self, words: dict[str, int]) -> Table:
         """As many rows as a batch takes, oldest first. words: their places, which grow."""
         rows, self._rows = self._rows[:MAX_EVIDENCE], self._rows[MAX_EVIDENCE:]
@@ -74,7 +65,8 @@ class PostedRows:
         def place(word: str) -> int:
             return words.setdefault(word[:MAX_NAME], len(words)) if word else -1
 
-        job, rank = self._marked.get(row.pid, (owner.get("job", ""), owner.get("rank", -1)))
+        known = self._ranks.get(row.pid)
+        job, rank = known[:2] if known else (owner.get("job", ""), owner.get("rank", -1))
         user = self._users.name(owner["uid"]) if owner else ""
         process, container = owner.get("process", ""), owner.get("container", "")
         return (

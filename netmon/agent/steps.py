@@ -181,7 +181,7 @@ class StepMarks:
                 rank.watched_from_start(not process["late"])
                 if process["probed"] and not rank.probed:
                     rank.probed = True
-                    marks += self._feed_held(pid)
+                    marks += self._feed_pending(pid)
                 if rank.job_name != (called := _job_name(process, rank.identity)):  # it was its launcher's until exec
                     rank.job_name = called
                     marks.append(self._joined(pid, now_ns))
@@ -308,9 +308,9 @@ class StepMarks:
         rank.job_name = _job_name(process, rank.identity)
         rank.watched_from_start(not process["late"])
         rank.probed = process["probed"]
-        return [self._joined(pid, now_ns), *(self._feed_held(pid) if rank.probed else ())]
+        return [self._joined(pid, now_ns), *(self._feed_pending(pid) if rank.probed else ())]
 
-    def _feed_held(self, pid: int) -> list[Mark]:
+    def _feed_pending(self, pid: int) -> list[Mark]:
         marks: list[Mark] = []
         for number, table in enumerate(self._unknown):
             own = table["pid"] == pid

@@ -52,17 +52,13 @@ class TrainingMarks:
             self._marked_ns = now_ns
         self._owners.marks(marks)
         self._waiting += marks
-        if self.collectives and (marks or len(calls)):
+        if self.collectives and len(calls):
             self.collectives.add(calls)
-            self.collectives.steps(marks)
 
     def look(self, ranks: list[dict[str, Any]], timelines: Iterable[Opened], now_ns: int) -> None:
         """All processes that are ranks now, as StepMarks.ranks takes them, and the timelines that they have opened."""
         self.receive(now_ns)  # what those have called that have gone since it was last asked for
-        marks = self._steps.ranks(ranks, now_ns)
-        if self.collectives:
-            self.collectives.steps(marks)
-        self._waiting += marks
+        self._waiting += self._steps.ranks(ranks, now_ns)
         identities = self._steps.identities()
         self._waiting += self._timelines.retain(identities, now_ns)
         for opened in timelines:
@@ -95,10 +91,7 @@ class TrainingMarks:
 
     def finish(self, now_ns: int) -> None:
         """The last ones of all ranks."""
-        marks = self._steps.finish()
-        if self.collectives:
-            self.collectives.steps(marks)
-        self._waiting += [*marks, *self._timelines.finish(now_ns, self._clock.sample().offset_ns)]
+        self._waiting += [*self._steps.finish(), *self._timelines.finish(now_ns, self._clock.sample().offset_ns)]
 
     def close(self) -> None:
         """Closes the socket."""

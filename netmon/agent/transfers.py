@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from netmon.agent.waits import Active
 from netmon.evidence import TRANSFERS, UNKNOWN
 from netmon.kernel.loader import TRANSFER_RING_BYTES
 from netmon.kernel.meter.memory import RingBuffer, mapped_array
@@ -31,7 +30,6 @@ from netmon.wire.limits import MAX_BYTES, MAX_COUNT
 log = logging.getLogger(__name__)
 
 _MOST_ROWS = 256  # of a batch
-_MOST_RANKS = 2048
 _SUMS = ("bytes", "transfers", "missed", "operations")
 _KINDS = (
     *("job", "rank", "pid", "communicator", "group_rank", "peer", "sends"),
@@ -46,11 +44,12 @@ _NOTHING = empty(TRANSFERS)
 class Transfers:
     """One per agent. There is nothing until the privileged part has found a library that tells them."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Mapping[int, RankIdentity]) -> None:
+        """ranks: by pid."""
         self._ring: RingBuffer | None = None
         self._counts: Table = np.zeros(TRANSFER_EACH, np.uint64)
         self._warned = False
-        self._whose: dict[int, RankIdentity] = {}  # by pid, also of those that have left lately
+        self._ranks = ranks
 
     def attach(self, descriptors: Mapping[str, int]) -> None:
         """descriptors: of netmon.kernel.training.nccl.HANDED_OVER, which are closed."""
@@ -69,30 +68,25 @@ class Transfers:
         """Operations that wait to be told with the next one of their connection."""
         return int(self._counts[TRANSFER_UNTOLD])
 
-    def due(self, ranks: Iterable[Active], jobs: dict[str, int]) -> Table:
-        """dtype TRANSFERS of what has been told of these since the last call. jobs: places of their names, which grow.
+    def due(self, jobs: dict[str, int]) -> Table:
+        """dtype TRANSFERS of what has been told of ranks since the last call. jobs: places of their names, which grow.
 
         Others use the same libraries: who is no rank, or one of another host that is a namespace of this machine.
         """
         if self._ring is None:
             return _NOTHING
-        whose = self._whose
-        for rank in ranks:
-            whose.pop(rank.pid, None)
-            whose[rank.pid] = rank.identity
-        while len(whose) > _MOST_RANKS:
-            del whose[next(iter(whose))]
+        ranks = self._ranks
         events = self._ring.take()
         if self._counts[TRANSFER_IMPLAUSIBLE] and not self._warned:
             self._warned = True
             log.warning(
                 "a library called like NCCL is not what its debug information says: its transfers may be missing"
             )
-        rows = _rows(events[np.isin(events["pid"], list(whose))])
+        rows = _rows(events[np.isin(events["pid"], list(ranks))])
         for pid in np.unique(rows["pid"]).tolist():
             own = rows["pid"] == pid
-            rows["job"][own] = jobs.setdefault(whose[pid].job, len(jobs))
-            rows["rank"][own] = whose[pid].rank
+            rows["job"][own] = jobs.setdefault(ranks[pid].job, len(jobs))
+            rows["rank"][own] = ranks[pid].rank
         for names in _COARSER:
             if len(rows) <= _MOST_ROWS:
                 break

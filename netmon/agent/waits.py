@@ -19,7 +19,7 @@ from netmon.records import Table, empty
 _DUE_NS = (1 * QUIET_NS, 2 * QUIET_NS, 3 * QUIET_NS, 5 * QUIET_NS)  # after the last call
 _LATER_NS = 8 * QUIET_NS
 _ANSWER_NS = 2_000_000_000  # who does not answer within that is not waited for
-_ASKED = (ProcessState.SLEEPS, ProcessState.DISK)  # of these it counts whether something is read or written
+_CHECKED = (ProcessState.SLEEPS, ProcessState.DISK)  # of these it counts whether something is read or written
 _MOST_ROWS = 512  # of a batch
 _GROUPS_NS = 1_000_000_000  # between two looks for new groups, which are few
 _NOTHING = empty(WAIT)
@@ -72,7 +72,7 @@ class Waits:
         if self._answered_ns >= since_ns + due_ns and pid in self._looks:
             return self._looks[pid]
         seen = self._look_at(pid)
-        if not self._helped or seen.state not in _ASKED or now_ns >= since_ns + due_ns + _ANSWER_NS:
+        if not self._helped or seen.state not in _CHECKED or now_ns >= since_ns + due_ns + _ANSWER_NS:
             return seen
         self.asks = True
         return None

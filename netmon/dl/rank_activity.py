@@ -8,22 +8,18 @@ While calls come they are only kept; they are looked through when somebody asks,
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from netmon.dl.gradient_sizes import gradient_size
 from netmon.dl.group_names import Group, GroupNames
 from netmon.dl.operations import TRANSFERS, Operation
+from netmon.dl.works import ENDS, OF_WORKS, WAITS, Works, waits_for_gradients
 from netmon.evidence import UNKNOWN
 from netmon.records import (
     LIBRARY_HOROVOD,
-    LIBRARY_REDUCER,
     STEP,
     STEP_BEGIN,
     STEP_GROUP,
-    STEP_OVER,
     STEP_WAIT_BEGIN,
-    STEP_WAIT_END,
-    STEP_WORK_WAIT,
     Table,
     empty,
 )
@@ -40,10 +36,8 @@ OVER, OPEN, WAITED = range(3)
 _CALL = np.dtype([*STEP.descr, ("position", "<i8"), ("waited", "?")])
 """position: as of Work; waited: a thread waits for it."""
 
-_KEPT = np.zeros(256, np.bool_)
-_KEPT[[STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT]] = True
 _MOST_CALLS = 4_096  # before they are looked through
-_MOST_OPEN, _MOST_GROUPS, _MOST_TOLD = 256, 256, 16
+_MOST_OPEN, _MOST_GROUPS, _MOST_REPORTED = 256, 256, 16
 
 
 class Work(NamedTuple):
@@ -91,7 +85,7 @@ class RankActivity:
         if (kind >= STEP_GROUP).any():
             self._look()
             self._take_groups(table[kind >= STEP_GROUP])
-        kept = table[_KEPT[kind]]
+        kept = table[OF_WORKS[kind]]
         if len(kept):
             self._calls.append(kept)
             self._count, self._looked = self._count + len(kept), False
@@ -119,7 +113,9 @@ class RankActivity:
         begun = {(work.group, work.begun_ns) for work in found}
         last = [self._work(row, OVER, rank, size) for row in self._last.values()]
         last.sort(key=lambda work: -work.begun_ns)
-        found = found[:_MOST_TOLD] + [one for one in last if (one.group, one.begun_ns) not in begun][:_MOST_TOLD]
+        found = (
+            found[:_MOST_REPORTED] + [one for one in last if (one.group, one.begun_ns) not in begun][:_MOST_REPORTED]
+        )
         return [work for work in found if work.group != UNKNOWN]
 
     def groups(self, rank: int, size: int) -> set[int]:
@@ -147,24 +143,20 @@ class RankActivity:
         self._calls, self._count, self._looked = [], 0, True
         self._take_waits(calls[first:])
         self._take_begun(calls[first:])
-        some = np.flatnonzero(calls["work"] != 0)
-        kind, place = calls["kind"][some], np.unique(calls["work"][some], return_inverse=True)[1]
-        ends = (kind == STEP_OVER) | (kind == STEP_WAIT_END)
-        waits = (kind == STEP_WAIT_BEGIN) | (kind == STEP_WORK_WAIT) | calls["waited"][some]
-        begun, over, wait = (_last_of(place, which) for which in (kind == STEP_BEGIN, ends, waits))
-        rows = np.sort(begun[(begun >= 0) & (over < begun)])[-_MOST_OPEN:]
-        self._open = calls[some[rows]]
-        self._open["waited"] = wait[place[rows]] >= rows
+        calls = calls.compress(calls["work"] != 0)
+        kind = calls["kind"]
+        works = Works(calls["work"], kind)
+        opened = np.flatnonzero((works.first(ENDS[kind]) < 0) & ~works.again)[-_MOST_OPEN:]
+        self._open = calls[works.begun[opened]]
+        self._open["waited"] |= works.first(WAITS[kind])[opened] >= 0
 
     def _take_waits(self, calls: Table) -> None:
         """Waits for gradients, whichever these are."""
-        kind, library = calls["kind"], calls["library"]
-        for_some = calls["work"] == 0
-        horovod = np.flatnonzero(for_some & (library == LIBRARY_HOROVOD))
+        horovod = np.flatnonzero((calls["work"] == 0) & (calls["library"] == LIBRARY_HOROVOD))
         if len(horovod):
             last = calls[horovod[-1]]
             self._horovod_ns = int(last["time_ns"]) if last["kind"] == STEP_WAIT_BEGIN else 0
-        reducer = np.flatnonzero(for_some & (library == LIBRARY_REDUCER) & (kind == STEP_WAIT_BEGIN))
+        reducer = np.flatnonzero(waits_for_gradients(calls))
         if len(reducer):
             self._reducer_ns = int(calls["time_ns"][reducer[-1]])
 
@@ -213,11 +205,3 @@ class RankActivity:
         known = self._whole and not (group.name == UNNAMED and self._transfers.get(UNKNOWN))
         position = int(row["position"]) if known else UNKNOWN
         return Work(*group, operation, sequence, position, UNKNOWN, own_bytes, begun_ns, state)
-
-
-def _last_of(place: npt.NDArray[np.intp], which: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """Of each place the last row that is of it and of these; −1: there is none."""
-    last = np.full(int(place.max(initial=-1)) + 1, -1, np.intp)
-    rows = np.flatnonzero(which)
-    np.maximum.at(last, place[rows], rows)
-    return last

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from netmon.dl.gradient_sizes import UNKNOWN, summed
 from netmon.dl.grouped import joined
 from netmon.dl.operations import SUMS, TRANSFERS, Operation
+from netmon.dl.works import ENDS, Works
 from netmon.records import (
     LIBRARY_GLOO,
     STEP_BACKWARD,
@@ -39,7 +40,6 @@ from netmon.records import (
     STEP_OVER,
     STEP_SIZE,
     STEP_TRANSFER,
-    STEP_WAIT_END,
     Moment,
     Table,
     empty,
@@ -260,7 +260,7 @@ class _Calls:
         rows["word"] = _words(calls, rows)
         self._open = np.concatenate([self._open, len(self) + np.flatnonzero(begun)])
         self.rows = joined([self.rows, rows])
-        over = (kind == STEP_OVER) | ((kind == STEP_WAIT_END) & (table["work"] != 0))
+        over = ENDS[kind] & ((kind == STEP_OVER) | (table["work"] != 0))
         self._end(table["work"][over], times[over])
 
     def _end(self, works: _Words, times: _Times) -> None:
@@ -268,14 +268,14 @@ class _Calls:
         if not len(works) or not len(self._open):
             return
         begun = self.rows[self._open]
-        work = np.concatenate([begun["work"], works])
         time_ns = np.concatenate([begun["time_ns"], times])
-        index = np.concatenate([self._open, np.full(len(works), -1)])
-        order = np.lexsort((time_ns, work))
-        work, time_ns, index = work[order], time_ns[order], index[order]
-        follows = np.flatnonzero((index[:-1] >= 0) & (work[:-1] == work[1:]))
-        ended = index[follows + 1] < 0
-        self.rows["over_ns"][index[follows]] = np.where(ended, time_ns[follows + 1], -1)
+        order = np.argsort(time_ns, kind="stable")
+        ends = order >= len(begun)
+        found = Works(np.concatenate([begun["work"], works])[order], np.where(ends, STEP_OVER, STEP_BEGIN))
+        end = found.first(ends)
+        is_over = (end >= 0) | found.again
+        opened = self._open[order[found.begun[is_over]]]
+        self.rows["over_ns"][opened] = np.where(end >= 0, time_ns[order[end]], -1)[is_over]
         self._open = self._open[self.rows["over_ns"][self._open] == 0]
 
     def begun_ns(self, begin: int, end: int) -> int:
@@ -354,11 +354,11 @@ class _Cycle:
         Its first calls may be fewer than usual, as they are after an evaluation which has left parameters in place.
         """
         forward = self.forward if not self.pause_ns else 0
-        usual, rest = self.words[:forward][::-1], self.words[forward:]
+        forward_words, rest = self.words[:forward][::-1], self.words[forward:]
         begin = self.find(calls, at, rest)
         while begin >= 0:
             before = calls.words[max(at, begin - forward) : begin][::-1]
-            differ = np.flatnonzero(before != usual[: len(before)])
+            differ = np.flatnonzero(before != forward_words[: len(before)])
             same = int(differ[0]) if len(differ) else len(before)
             if 2 * same >= forward:
                 return self._bordered(calls, at, begin - same, last) or (begin - same, begin + len(rest))
@@ -473,7 +473,7 @@ def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
     if shift < 0:
         idle = calls.rows["idle"][begin : begin + period]
         same = np.where(idle, words ^ _IDLE, words)
-        longer = _longer_than_usual(same, quiet, not two.all())
+        longer = _longer_than_median(same, quiet, not two.all())
         if two.all():
             longer = _where_idle(longer, idle, _balanced(calls, run))
         shift = int(longer.argmax())
@@ -540,7 +540,7 @@ def _explains(cycle: _Cycle, rows: Table, of_round: Table, times: int) -> bool:
     return bool(times * within >= _MOST_OF * all_of and (few or 2 * times * summed >= sums))
 
 
-def _longer_than_usual(words: _Words, quiet: _Times, backward: bool) -> _Floats:
+def _longer_than_median(words: _Words, quiet: _Times, backward: bool) -> _Floats:
     """By how much a pause is nearly always longer than before the same call elsewhere in the cycle, or any other one.
 
     What always follows the beginning of a backward pass belongs to it: the pause is computing. backward: whether a step
@@ -550,8 +550,8 @@ def _longer_than_usual(words: _Words, quiet: _Times, backward: bool) -> _Floats:
     for place, word in enumerate(words.tolist()):
         others = words == word
         others[place] = False
-        usual = np.median(quiet[:, others] if others.any() else quiet, axis=1)
-        longer[place] = np.percentile(quiet[:, place] - usual, _NEARLY_ALWAYS)
+        median = np.median(quiet[:, others] if others.any() else quiet, axis=1)
+        longer[place] = np.percentile(quiet[:, place] - median, _NEARLY_ALWAYS)
     after = np.roll(words, 1) == _BACKWARD
     of_backward = np.array([after[words == word].all() for word in words.tolist()])
     if of_backward[words != _BACKWARD].all() or not backward:

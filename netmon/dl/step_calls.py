@@ -12,21 +12,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.gradient_sizes import byte_sizes
 from netmon.dl.group_names import GroupNames
 from netmon.dl.grouped import joined, order_by, starts
 from netmon.dl.operations import ALL_TRANSFERS, Operation
 from netmon.dl.rank_activity import UNNAMED
+from netmon.dl.works import ENDS, OF_WORKS, WAITS, Works, waits_for_gradients
 from netmon.evidence import COLLECTIVE, UNKNOWN
 from netmon.records import (
-    LIBRARY_REDUCER,
     STEP_BACKWARD,
     STEP_BEGIN,
     STEP_GROUP,
     STEP_GROUP_NAME,
-    STEP_OVER,
     STEP_WAIT_BEGIN,
-    STEP_WAIT_END,
-    STEP_WORK_WAIT,
     Table,
     empty,
 )
@@ -45,12 +43,11 @@ _CALL = np.dtype(
         ("kind", "u1"),
     ]
 )
-_KEPT = np.zeros(256, np.bool_)
-_KEPT[[STEP_BEGIN, STEP_OVER, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_WORK_WAIT, STEP_BACKWARD]] = True
+_KEPT = OF_WORKS.copy()
+_KEPT[STEP_BACKWARD] = True
 _MOST_KEPT = 65_536  # calls and what is told of them
 _MOST_STEPS = 4_096  # that wait
 _MOST_BYTES = 1 << 44  # of a call
-_WIDTH_BITS = 4  # of the field `size` of dtype STEP
 _FOREVER = 1 << 62
 
 _Numbers = npt.NDArray[np.int64]
@@ -134,15 +131,11 @@ class StepCalls:
     def _calls(self, table: Table) -> Table:
         rows = np.zeros(len(table), _CALL)
         rows["time_ns"], rows["work"], rows["kind"] = table["time_ns"], table["work"], table["kind"]
-        reducer = (table["kind"] == STEP_WAIT_BEGIN) & (table["library"] == LIBRARY_REDUCER) & (table["work"] == 0)
-        rows["operation"] = np.where(reducer, 1, 0)  # of what is no beginning
+        rows["operation"] = waits_for_gradients(table)  # of what is no beginning
         at = np.flatnonzero(table["kind"] == STEP_BEGIN)
         begun, two = table.take(at), _of_two(table["tensors"][at])
-        encoded = begun["size"].astype(np.int64)
-        sizes = (encoded >> _WIDTH_BITS) * (encoded & ((1 << _WIDTH_BITS) - 1))
-        sizes = np.where(
-            encoded > 0, np.minimum(sizes, _MOST_BYTES), np.where(begun["tensors"] == Operation.BARRIER, 0, UNKNOWN)
-        )
+        unknown = np.where(begun["tensors"] == Operation.BARRIER, 0, UNKNOWN)
+        sizes = np.where(begun["size"] > 0, np.minimum(byte_sizes(begun["size"]), _MOST_BYTES), unknown)
         addresses, place = np.unique(begun["name_hash"], return_inverse=True)
         known = [self._names.by_address.get(one) for one in addresses.tolist()]
         named = np.array([one or (UNKNOWN, UNKNOWN, UNKNOWN) for one in known], np.int64).reshape(-1, 3)[place]
@@ -211,39 +204,18 @@ def _add_up(calls: Table, first: _Numbers, until: _Numbers, start: _Numbers, end
 def _paired(calls: Table) -> tuple[_Indices, _Numbers, _Numbers]:
     """Which calls are beginnings, in order of time; when each is over, and since when a thread waits for it. 0: it is
     not, nobody does."""
-    order = np.argsort(calls["work"], kind="stable")
-    kind, work, time_ns = calls["kind"][order], calls["work"][order], calls["time_ns"][order]
-    begins = kind == STEP_BEGIN
-    at = np.flatnonzero(begins)
-    following = _next(begins)[at + 1]
-    ends = _next((kind == STEP_OVER) | (kind == STEP_WAIT_END))[at]
-    waits = _next((kind == STEP_WAIT_BEGIN) | (kind == STEP_WORK_WAIT))[at]
-    last = len(calls) - 1
-
-    def there(indices: _Indices) -> _Flags:
-        """Whether they are of the same work, and before its next beginning."""
-        found: _Flags = (indices < following) & (work[np.minimum(indices, last)] == work[at])
-        return found
-
-    is_over, is_waited = there(ends), there(waits) & ((waits < ends) | ~there(ends))
-    over = np.where(is_over, time_ns[np.minimum(ends, last)], 0)
-    wait = np.where(is_waited, time_ns[np.minimum(waits, last)], 0)
-    reducer = np.sort(calls["time_ns"][(calls["kind"] == STEP_WAIT_BEGIN) & (calls["operation"] == 1)])
+    kind, time_ns = calls["kind"], calls["time_ns"]
+    works = Works(calls["work"], kind)
+    end, first = works.first(ENDS[kind]), works.first(WAITS[kind])
+    over = np.where(end >= 0, time_ns[end], 0)
+    wait = np.where((first >= 0) & ((end < 0) | (first < end)), time_ns[first], 0)
+    reducer = np.sort(time_ns[(kind == STEP_WAIT_BEGIN) & (calls["operation"] == 1)])
     if len(reducer):  # DDP waits for all that has been begun
-        begun = time_ns[at]
-        since = np.append(reducer, _FOREVER)[np.searchsorted(reducer, begun)]
-        sums = (calls["operation"][order][at] == Operation.ALL_REDUCE) & (wait == 0) & ((since < over) | ~is_over)
-        wait = np.where(sums & (since < _FOREVER), since, wait)
-    indices = order[at]
-    in_time = np.argsort(indices)
-    return indices[in_time], over[in_time], wait[in_time]
-
-
-def _next(which: _Flags) -> _Indices:
-    """From each place on the first of these, and from behind the last one; their number: there is none."""
-    indices = np.append(np.where(which, np.arange(len(which)), len(which)), len(which))
-    found: _Indices = np.minimum.accumulate(indices[::-1])[::-1]
-    return found
+        since = np.append(reducer, _FOREVER)[np.searchsorted(reducer, time_ns[works.begun])]
+        is_sum = calls["operation"][works.begun] == Operation.ALL_REDUCE
+        waited = is_sum & (wait == 0) & ((since < over) | (end < 0)) & (since < _FOREVER)
+        wait = np.where(waited, since, wait)
+    return works.begun, over, wait
 
 
 def _sums(sizes: _Numbers, first: _Indices) -> _Numbers:

@@ -14,7 +14,7 @@ from pathlib import Path
 from collector_stream import Host, clock, hello
 from sent_agent import Sent, introduction
 
-from netmon.agent import leftovers
+from netmon.agent import sending
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.grpc_connection import connect_by_grpc
 from netmon.records import Batch
@@ -24,7 +24,7 @@ APART_MS = 1_000_000  # between two sessions, on the host's clock
 
 
 def main(spool: str, where: str, host: str, session: str, number: int, record: Path) -> None:
-    leftovers._LOOK_AGAIN_S = 0.2
+    sending._LOOK_AGAIN_S = 0.2
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     grpc = where.startswith("unix:")

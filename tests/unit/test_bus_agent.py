@@ -25,7 +25,7 @@ from collector import agent_checks
 from collector.backpressure import STEPS, TRAINING_NS, Intake
 from collector.bus import session as bus_session
 from collector.cluster.worker import WorkerSettings
-from netmon.agent import bus_connection, leftovers
+from netmon.agent import bus_connection, sending
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Backpressure
@@ -211,7 +211,7 @@ def last_rows(directory: Path, from_ms: int) -> int:
 
 
 def test_what_an_agent_that_was_killed_left_behind_is_sent_by_the_next(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(leftovers, "_LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(sending, "_LOOK_AGAIN_S", 0.2)
     earlier = agent(tmp_path, BusSettings(("nats://127.0.0.1:9",)))
     earlier.append(25)
     earlier.spool.close()
@@ -226,7 +226,7 @@ def test_what_an_agent_that_was_killed_left_behind_is_sent_by_the_next(tmp_path,
 def test_batches_that_the_bus_has_but_whose_agent_died_before_it_heard_so_are_stored_once(
     tmp_path, server, monkeypatch
 ):
-    monkeypatch.setattr(leftovers, "_LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(sending, "_LOOK_AGAIN_S", 0.2)
     with TcpRelay(("127.0.0.1", server.port)) as relay:
         asyncio.run(made(server))
         earlier = agent(tmp_path, BusSettings((f"nats://127.0.0.1:{relay.port}",)))

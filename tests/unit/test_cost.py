@@ -7,8 +7,8 @@ import sys
 import pytest
 from waiting import wait_for
 
-from netmon.agent import cost
-from netmon.agent.cost import CostMeter
+from netmon.agent import evidence
+from netmon.agent.evidence import CostMeter
 
 
 def test_a_process_that_has_ended_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,8 +16,8 @@ def test_a_process_that_has_ended_gives_nothing_back(monkeypatch: pytest.MonkeyP
         wait_for(lambda: used(child.pid) > 20)
         meter = CostMeter((child.pid,))
         child.kill()
-    began = cost.time.monotonic()
-    monkeypatch.setattr(cost.time, "monotonic", lambda: began + 3)
+    began = evidence.time.monotonic()
+    monkeypatch.setattr(evidence.time, "monotonic", lambda: began + 3)
     assert meter.measure(0, 0).cpu_fraction == 0
 
 

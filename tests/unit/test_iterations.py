@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lines_run import lines_run
 
-from netmon.dl.iterations import IterationTracker
-from netmon.dl.source import SourceMarks
+from netmon.dl.iterations import IterationTracker, SourceMarks
 from netmon.records import Moment, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT

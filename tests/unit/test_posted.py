@@ -7,9 +7,8 @@ import numpy as np
 
 from netmon.agent.posted import PostedRows
 from netmon.evidence import POSTED
-from netmon.kernel.rdma_queues import QueuePair, read_queues
-from netmon.kernel.verbs import PROVIDER_FILE, Posted
-from netmon.records import Mark, Moment, Source
+from netmon.kernel.verbs import PROVIDER_FILE, Posted, QueuePair, read_queues
+from netmon.marks import RankIdentity
 from netmon.wire.limits import MAX_BYTES, MAX_EVIDENCE
 
 ROW = Posted(1, 2, 10, 17, "mlx5_0", "10.0.0.2", 99, 1, 4096, 2, 0, True)
@@ -27,7 +26,8 @@ def words_in(table: np.ndarray, words: dict[str, int], row: int = 0) -> dict[str
 
 
 def test_a_row_has_its_owner_and_a_rank_that_its_hook_tells_is_that_rank() -> None:
-    posted = PostedRows(able=True)
+    ranks: dict[int, RankIdentity] = {}
+    posted = PostedRows(able=True, ranks=ranks)
     posted.answer(reply([ROW]))
     words = {"other": 0}
     (row,) = table = posted.due(words)
@@ -36,7 +36,7 @@ def test_a_row_has_its_owner_and_a_rank_that_its_hook_tells_is_that_rank() -> No
     assert words_in(table, words) == named | {"job": "job", "verb": "write"}
     numbers = ("start_ns", "end_ns", "rank", "pid", "queue", "remote_queue", "bytes", "requests", "unread", "whole")
     assert [int(row[name]) for name in numbers] == [1, 2, 3, 10, 17, 99, 4096, 2, 0, 1]
-    posted.add_marks([Mark("hooked", 1, 4, 10, 0, Moment.JOIN, 1, Source.HOOK, 0)])
+    ranks[10] = RankIdentity("hooked", 1, 4)
     posted.answer(reply([ROW]))
     table = posted.due(words)
     assert (words_in(table, words)["job"], int(table["rank"][0])) == ("hooked", 1)
@@ -45,7 +45,7 @@ def test_a_row_has_its_owner_and_a_rank_that_its_hook_tells_is_that_rank() -> No
 def test_of_a_process_that_nobody_knows_the_bytes_are_told_and_a_sum_beyond_all_measure_is_the_most_that_travels() -> (
     None
 ):
-    posted = PostedRows(able=True)
+    posted = PostedRows(able=True, ranks={})
     posted.answer(reply([ROW._replace(pid=11, bytes=2**70, peer="")]))
     words: dict[str, int] = {}
     table = posted.due(words)
@@ -57,7 +57,7 @@ def test_of_a_process_that_nobody_knows_the_bytes_are_told_and_a_sum_beyond_all_
 
 
 def test_what_a_batch_has_no_room_for_is_in_the_next_and_nothing_is_asked_for_meanwhile() -> None:
-    posted = PostedRows(able=True)
+    posted = PostedRows(able=True, ranks={})
     assert posted.is_due(1)
     posted.asked(1)
     assert not posted.is_due(2)
@@ -69,7 +69,7 @@ def test_what_a_batch_has_no_room_for_is_in_the_next_and_nothing_is_asked_for_me
     words: dict[str, int] = {}
     assert [len(posted.due(words)) for _ in range(3)] == [MAX_EVIDENCE, 2000 - MAX_EVIDENCE, 0]
     assert posted.is_due(10**18)
-    assert not PostedRows(able=False).is_due(10**18)
+    assert not PostedRows(able=False, ranks={}).is_due(10**18)
 
 
 def attribute(kind: int, value: bytes) -> bytes:

@@ -148,9 +148,9 @@ def of(pid: int, *calls: Table) -> Table:
 def test_an_agent_tells_of_ranks_only_and_of_the_last_step_when_they_leave() -> None:
     collectives, jobs = Collectives(), {"other": 0}
     collectives.add(np.concatenate([of(5, named(), *step_at(1000)), of(6, named(), *step_at(1000))]))
-    collectives.steps([mark(Moment.JOIN, 900), *step_marks(1000)])
+    collectives.add_marks([mark(Moment.JOIN, 900), *step_marks(1000)])
     assert not len(collectives.due(2000, jobs))
-    collectives.steps([mark(Moment.LEAVE, 1100)])
+    collectives.add_marks([mark(Moment.LEAVE, 1100)])
     rows = collectives.due(2000, jobs)
     assert rows[["job", "rank", "pid", "size", "calls"]].tolist() == [(1, 1, 5, SIZE, 2), (1, 1, 5, SIZE, 1)]
     assert jobs == {"other": 0, "job": 1}
@@ -163,8 +163,8 @@ def test_the_steps_of_a_script_are_what_counts() -> None:
     hook = {"source": Source.HOOK}
     for at in (1000, 2000):
         steps = [mark(Moment.STEP_START, at + 5, **hook), *step_marks(at), mark(Moment.STEP_END, at + 90, **hook)]
-        collectives.steps(steps)
-    collectives.steps([mark(Moment.LEAVE, 3000)])
+        collectives.add_marks(steps)
+    collectives.add_marks([mark(Moment.LEAVE, 3000)])
     assert set(collectives.due(3000, {})["end_ns"].tolist()) == {1090, 2090}
 
 
@@ -173,7 +173,7 @@ def test_of_a_process_that_calls_too_often_what_was_missed_is_not_told() -> None
     collectives.add(of(5, named(), *step_at(1000)))
     collectives.add(of(5, call(STEP_DROPPED, 1500, name_hash=3)))
     collectives.add(of(5, *step_at(2000)))
-    collectives.steps([*step_marks(1000), *step_marks(2000), mark(Moment.LEAVE, 3000)])
+    collectives.add_marks([*step_marks(1000), *step_marks(2000), mark(Moment.LEAVE, 3000)])
     assert set(collectives.due(3000, {})["end_ns"].tolist()) == {2072}
 
 
@@ -181,7 +181,7 @@ def test_rows_of_many_steps_come_with_several_batches() -> None:
     collectives = Collectives()
     for at in range(1000, 801_000, 1000):
         collectives.add(of(5, *((named(),) if at == 1000 else ()), *step_at(at)))
-        collectives.steps(step_marks(at))
+        collectives.add_marks(step_marks(at))
     counts = [len(collectives.due(1_000_000, {})) for _ in range(3)]
     assert counts == [1000, 598, 0]
 
@@ -191,8 +191,8 @@ def test_a_script_may_say_what_it_likes() -> None:
     collectives.add(of(5, named(), *step_at(1000), *step_at(2000)))
     times = (1, 1005, 900, 2500, 1 << 59, 7, 2600)
     moments = (Moment.STEP_START, Moment.STEP_END)
-    collectives.steps([mark(moment, time_ns, source=Source.HOOK) for time_ns in times for moment in moments])
-    collectives.steps([mark(Moment.LEAVE, 3000)])
+    collectives.add_marks([mark(moment, time_ns, source=Source.HOOK) for time_ns in times for moment in moments])
+    collectives.add_marks([mark(Moment.LEAVE, 3000)])
     rows = collectives.due(3000, {})
     assert (rows["start_ns"] <= rows["end_ns"]).all()
     assert (rows["end_ns"] <= 3000).all()

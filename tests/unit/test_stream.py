@@ -24,7 +24,7 @@ from tcp_relay import TcpRelay
 from waiting import free_port, wait_for
 
 from collector.host.session import Session
-from netmon.agent import grpc_connection, leftovers
+from netmon.agent import grpc_connection, sending
 from netmon.agent.connection import Patience
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
@@ -126,7 +126,7 @@ def test_a_collector_that_comes_back_gets_the_rest(tmp_path: Path) -> None:
 def test_rows_of_flows_that_are_over_reach_a_collector_that_never_heard_of_them(
     tmp_path: Path, agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "_LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(sending, "_LOOK_AGAIN_S", 0.2)
     address = f"127.0.0.1:{free_port()}"
     sent = Sent(tmp_path / "spool", address)
     with collecting(address, tmp_path / "data"):
@@ -225,7 +225,7 @@ def leave_behind(directory: Path, session: str, batches: int) -> int:
 def test_what_was_left_behind_is_sent_beside_the_living_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leftovers, "_LOOK_AGAIN_S", 0.2)
+    monkeypatch.setattr(sending, "_LOOK_AGAIN_S", 0.2)
     directory, address = tmp_path / "spool", f"127.0.0.1:{free_port()}"
     good = leave_behind(directory, "good", 30)
     (directory / "empty.spool").write_bytes(b"")
@@ -256,7 +256,7 @@ def test_what_was_left_behind_is_sent_beside_the_living_session(
     assert pending == {"torn", "mute", "alien", "future"}
     assert sent.leftovers.lost == 4
     for name in pending:
-        errors = [r for r in caplog.records if r.name == "netmon.agent.leftovers" and r.levelno == logging.ERROR]
+        errors = [r for r in caplog.records if r.name == "netmon.agent.sending" and r.levelno == logging.ERROR]
         lines = [error for error in errors if name in error.getMessage()]
         assert len(lines) == 1, name
 

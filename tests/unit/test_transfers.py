@@ -57,9 +57,9 @@ def test_what_no_nccl_says_is_unknown() -> None:
 
 
 def test_there_is_nothing_without_a_library() -> None:
-    transfers = Transfers()
+    transfers = Transfers({})
     assert transfers.level == 0
-    assert not len(transfers.due((), {}))
+    assert not len(transfers.due({}))
 
 
 ANSWER: dict[str, Any] = {

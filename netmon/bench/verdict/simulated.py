@@ -135,7 +135,7 @@ def _end(now: float, bytes_: _Floats, pace: float, slow: _Floats, since: float, 
 
 # --- What hosts report of simulated ranks: how long they waited for a CPU, and what TCP sent again.
 
-_LOOK_NS, _ASK_NS = 100_000_000, 600_000_000  # as the agent does
+_LOOK_NS, _REQUEST_NS = 100_000_000, 600_000_000  # as the agent does
 _SINCE = -5  # rows, before the first iteration that is reported: the job has trained for long
 _USUALLY = (0.02, 0.1)  # of the time, that a rank waits for a CPU
 _UNACKNOWLEDGED = 0.3  # of the time, that something is unacknowledged
@@ -163,17 +163,17 @@ class Outcomes:
 
     def tcp_rows(self, ranks: int, until_ns: float, sent_bps: float) -> npt.NDArray[np.void]:
         """Of a connection of each rank until then; dtype SAID, `of`: the rank."""
-        start = np.arange(_SINCE * _ASK_NS, until_ns, _ASK_NS, dtype=np.float64)
+        start = np.arange(_SINCE * _REQUEST_NS, until_ns, _REQUEST_NS, dtype=np.float64)
         rows = np.zeros(ranks * len(start), SAID)
         rows["of"] = np.repeat(np.arange(ranks), len(start))
         rows["start_ns"] = np.tile(start, ranks)
-        rows["end_ns"] = rows["start_ns"] + _ASK_NS
-        rows["sent_bytes"] = sent_bps / 8e9 * _ASK_NS
-        rows["busy_ns"] = _UNACKNOWLEDGED * _ASK_NS
+        rows["end_ns"] = rows["start_ns"] + _REQUEST_NS
+        rows["sent_bytes"] = sent_bps / 8e9 * _REQUEST_NS
+        rows["busy_ns"] = _UNACKNOWLEDGED * _REQUEST_NS
         for rank, lost, again, size in self.again:
             own = rows[rank * len(start) : (rank + 1) * len(start)]
-            own["again_bytes"][int(again // _ASK_NS) - _SINCE] += size
-            waited = np.clip(np.minimum(start + _ASK_NS, again) - np.maximum(start, lost), 0, None)
+            own["again_bytes"][int(again // _REQUEST_NS) - _SINCE] += size
+            waited = np.clip(np.minimum(start + _REQUEST_NS, again) - np.maximum(start, lost), 0, None)
             own["busy_ns"] += ((1 - _UNACKNOWLEDGED) * waited).astype(np.int64)
         return rows
 
