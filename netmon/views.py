@@ -319,6 +319,7 @@ class Verdict:
     culprit_user: str = ""  # whose process it is; empty: not known, or no process
     sender: str = ""  # of the culprit's bytes: a host, or the address of one without an agent
     receiver: str = ""  # the same
+    group_waits: str = ""  # in which group ranks waited longer, and who kept them (netmon.dl.groups); empty: not clear
     ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
 
     @property

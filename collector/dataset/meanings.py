@@ -116,6 +116,7 @@ _COLUMNS = {
     "culprit_user": "whose process the culprit is; empty: not known",
     "sender": "who sent the culprit's bytes: a host, or the address of one without an agent; empty: not known",
     "receiver": "who received them, in the same way",
+    "group_waits": "in which group of ranks the others waited longer, and who kept them; empty: not known",
     "reported_ns": "when the verdict was given",
     "receiver_ns": "time of the transfer, beyond the usual, that TCP waited for a receiver's window on one connection",
     "sender_ns": "the same for the sender's buffer",

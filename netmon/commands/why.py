@@ -297,10 +297,13 @@ def _print(
     for job in unclear:
         say(f"job {job}: {NOT_UNDERSTOOD}: no verdicts")
     for place, verdict in enumerate(found):
-        say(sentence(verdict))
+        say(sentence(replace(verdict, group_waits="")))
         for line in arithmetic(verdict):
             say(f"  {line}")
-        if data and place < _MOST_EXPOSED and (line := exposed_in(data, [*identified, *found][place])):
+        line = verdict.group_waits
+        if data and not line and place < _MOST_EXPOSED:
+            line = exposed_in(data, [*identified, *found][place])
+        if line:
             say(f"  {line}")
     for line in calm:
         say(line)

@@ -26,8 +26,10 @@ import pandas as pd
 from netmon.dl.hangs import group_number
 from netmon.dl.operations import ALL_TRANSFERS, EXCHANGES, GATHERS, SUMS, Operation
 from netmon.dl.rank_activity import UNNAMED
-from netmon.evidence import UNKNOWN
+from netmon.evidence import GROUP_COLUMNS, UNKNOWN
+from netmon.records import Table
 from netmon.units import format_bytes, format_duration
+from netmon.views import Cause, Verdict
 
 DATA, SHARDED, TENSOR, PIPELINE, EXPERT, CONTEXT, UNCLEAR = (
     *("data", "sharded data", "tensor", "pipeline", "expert", "context"),
@@ -450,6 +452,40 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
         parts.append(str(first) if run == 1 else f"{first}, {last}" if run == 2 else f"{first}–{last}")
         ordered = ordered[run:]
     return ", ".join(parts)
+
+
+_SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
+
+
+def calls_of(rows: Table) -> pd.DataFrame:
+    """GROUP_COLUMNS of rows of COLLECTIVE as a dataset has them: what is not known is null, but of groups."""
+    columns = {name: np.ascontiguousarray(rows[name]) for name in GROUP_COLUMNS}
+    for name in set(columns) - {"rank", "size", "start_ns", "end_ns", "group"}:  # a group is a hash: no float holds it
+        if (unknown := columns[name] == UNKNOWN).any():
+            columns[name] = np.where(unknown, np.nan, columns[name])
+    return pd.DataFrame(columns)
+
+
+def group_waits(rows: pd.DataFrame, steps: Mapping[str, Any], verdict: Verdict, clock_error_ns: int) -> str:
+    """In which group ranks waited longer in a step that was slow, and who kept them; empty: that is not clear.
+
+    rows: GROUP_COLUMNS, of the steps around it; steps: `rank`, `end_ns` and `iteration` of these. Times of both are by
+    the same clocks, whose error between hosts is clock_error_ns.
+    """
+    if not len(rows) or verdict.excess_ns <= 0 or verdict.cause == Cause.CHANGE:
+        return ""
+    known = pd.DataFrame({name: steps[name] for name in ("rank", "end_ns", "iteration")})
+    rows = pd.merge_asof(
+        rows.sort_values("end_ns"),
+        known.astype("int64").sort_values("end_ns"),
+        on="end_ns",
+        by="rank",
+        direction="nearest",
+        tolerance=_SAME_NS,
+    )
+    rows = rows[rows["iteration"].notna()]
+    found = exposed(rows, group_uses(rows), verdict.iteration, verdict.excess_ns, clock_error_ns)
+    return sentence(found, clock_error_ns)
 
 
 def sentence(found: Exposed, clock_error_ns: int = 0) -> str:

@@ -9,18 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.dl.groups import GroupUse, exposed, group_uses, sentence
+from netmon.dl.groups import GroupUse, group_uses, group_waits
 from netmon.errors import NoRowsError
-from netmon.evidence import UNKNOWN
+from netmon.evidence import GROUP_COLUMNS, UNKNOWN
 from netmon.history.dataset import open_table, read_rows, stream
-from netmon.views import Cause, Verdict
+from netmon.views import Verdict
 
-_COLUMNS = [
-    *("host", "start_ns", "end_ns", "job", "rank", "size", "group", "group_rank", "group_size", "operation", "peer"),
-    *("calls", "bytes", "forward_calls", "forward_bytes", "waited_ns"),
-    *("longest_sequence", "longest_at_ns", "late_sequence", "late_at_ns"),
-]
-_SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
+_COLUMNS = ["host", "job", *GROUP_COLUMNS]
 _LATELY_NS = 600_000_000_000  # of a job's last steps, which say what its groups are
 _STEPS = 200  # on either side of one that is compared
 
@@ -66,8 +61,6 @@ def exposed_in(data: Path, verdict: Verdict) -> str:
 
     Raises DataError.
     """
-    if verdict.excess_ns <= 0 or verdict.cause == Cause.CHANGE:
-        return ""
     around = min(_LATELY_NS, _STEPS * max(verdict.usual_ns, verdict.end_ns - verdict.start_ns))
     span = verdict.start_ns - around, verdict.end_ns + around
     rows = _rows(data, verdict.job, span)
@@ -75,17 +68,7 @@ def exposed_in(data: Path, verdict: Verdict) -> str:
         return ""
     wanted = (ds.field("job") == verdict.job) & (ds.field("end_ns") >= span[0]) & (ds.field("end_ns") <= span[1])
     steps = read_rows(data, "iterations", ["rank", "end_ns", "iteration"], wanted, span)
-    rows = pd.merge_asof(
-        rows.sort_values("end_ns"),
-        steps.astype("int64").sort_values("end_ns"),
-        on="end_ns",
-        by="rank",
-        direction="nearest",
-        tolerance=_SAME_NS,
-    )
-    rows = rows[rows["iteration"].notna()]
-    error_ns = _clock_error_ns(data, set(rows["host"]))
-    return sentence(exposed(rows, group_uses(rows), verdict.iteration, verdict.excess_ns, error_ns), error_ns)
+    return group_waits(rows, dict(steps), verdict, _clock_error_ns(data, set(rows["host"])))
 
 
 def _clock_error_ns(data: Path, hosts: set[str]) -> int:
