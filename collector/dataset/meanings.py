@@ -125,8 +125,8 @@ _COLUMNS = {
     # hangs
     "since_ns": "the first rank began to wait",
     "until_ns": "the ranks went on; 0: they had not",
-    "what": "`not_entered`, `other_call`, `crosswise`, `gone`, `host_silent`, `not_ending`, `stopped_in_it` or "
-    "`cut_off`",
+    "what": "`not_entered`, `other_call`, `crosswise`, `gone`, `host_silent`, `not_ending`, `stopped_in_it`, "
+    "`cut_off` or `ended`",
     "collective": "what the ranks wait in",
     "sequence": "its number, as PyTorch counts it on these ranks; −1: not known",
     "group": "its group, in words; empty: of all ranks",

@@ -13,7 +13,7 @@ import numpy as np
 from collector.host.session import Session
 from collector.host.tables import Tables
 from netmon.columnar import Columns
-from netmon.dl.hangs import Known, RankNow, is_held, judge, line
+from netmon.dl.hangs import Known, RankNow, ended, is_held, judge, line
 from netmon.dl.rank_activity import WAITED, Work
 from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
 from netmon.records import Direction
@@ -81,7 +81,10 @@ class _Job:
 
     @property
     def waits(self) -> bool:
-        return any(one.quiet and any(work.state == WAITED for work in one.works) for one in self.ranks.values())
+        return any(
+            one.state is ProcessState.GONE or (one.quiet and any(work.state == WAITED for work in one.works))
+            for one in self.ranks.values()
+        )
 
 
 class Hangs:
@@ -202,6 +205,9 @@ class Hangs:
         before = job.hang
         if found and before and before.what is Hung.CUT_OFF and found.what not in _SAYS_MORE:
             found = None  # TCP tries again ever more seldom
+        if found and before is None and job.recent and found.since_ns <= job.recent[0].reported_ns:
+            before = job.hang = replace(job.recent.popleft(), until_ns=0)  # it seemed to be over for a moment
+            self._shown(name, job)
         if before and (found is None or not _same(before, found)):
             still = any(ranks[number].quiet for number in before.waiting if number in ranks)
             if found is None and still and not all(one.gone for one in ranks.values()):
@@ -217,6 +223,9 @@ class Hangs:
             job.hang = found
             self._report(name, job, found)
         elif all(one.gone for one in ranks.values()):
+            if not job.recent and (end := ended(name, ranks, now_ns)):
+                job.recent.appendleft(end)
+                self._report(name, job, end)
             del self._jobs[name]
         elif found and before and any(getattr(found, name) != getattr(before, name) for name in _CHANGING):
             job.hang = replace(found, reported_ns=before.reported_ns, since_ns=before.since_ns)
@@ -289,7 +298,9 @@ class Hangs:
 
 
 def _same(before: Hang, found: Hang) -> bool:
-    """Whether it is the same hang, of which more is known by now."""
+    """Whether it is the same hang, of which more is known by now: nobody who waited then has gone on."""
+    if found.since_ns <= before.reported_ns and Hung.CUT_OFF not in (found.what, before.what):
+        return True
     if before.what is not Hung.CUT_OFF:
         return found.rank == before.rank
     return found.what is Hung.CUT_OFF or found.rank in before.missing

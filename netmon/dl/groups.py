@@ -85,6 +85,12 @@ class GroupUse:
     sent: tuple[Sent, ...] = ()
     imbalance: float = 1.0  # of exchanges: bytes of the rank that gets most, by the mean
     codes: tuple[int, ...] = field(default=(), compare=False)  # operations
+    longest: tuple[int, float] = (-1, 0.0)  # the rank that waits longest in a step, typically, and for how long (ns)
+
+    @property
+    def waited_ns(self) -> float:
+        """Of a rank in a step, the mean."""
+        return sum(one.waited_ns for one in self.operations)
 
     @property
     def whole(self) -> bool:
@@ -175,7 +181,9 @@ def _use(group: int, rows: pd.DataFrame, ranks: Mapping[int, int], size: int, jo
     number = group_number(group)
     name = "all ranks" if size == job_size else f"group {number}" if number is not None else f"a group of {size}"
     kind = _kind(rows, codes, operations, sent, size, len(members) == size)
-    return GroupUse(group, name, kind, members, size, operations, sent, imbalance, codes)
+    waited = rows.groupby(["rank", "end_ns"])["waited_ns"].sum().groupby("rank").median()
+    longest = int(waited.index[int(waited.argmax())]), float(waited.max())
+    return GroupUse(group, name, kind, members, size, operations, sent, imbalance, codes, longest)
 
 
 def _operations(rows: pd.DataFrame) -> Iterator[OperationUse]:

@@ -20,6 +20,7 @@ from netmon.dl.verdict import path_of
 from netmon.dl.verdict.incidents import step_parts
 from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UnsupportedError, UsageError
+from netmon.history.groups import groups_lately
 from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
 from netmon.views import CAUSES, NOT_UNDERSTOOD, Cause, Verdict
@@ -291,9 +292,12 @@ class Page:
         job, iteration = request.query.get("job", ""), _number(request, "iteration")
         if not self._full(request):
             return _refusal(403, "this viewer sees jobs, classes and rates only")
-        verdict, ranks = await self._run(self._source.explain, job, iteration, _number(request, "end_ns"))
+        end_ns = _number(request, "end_ns")
+        verdict, ranks = await self._run(self._source.explain, job, iteration, end_ns)
         path = path_of(ranks, verdict) if ranks else ""
-        return _json({"verdict": _verdict(verdict), "path": path, "ranks": [asdict(one) for one in ranks]})
+        groups = [asdict(one) for one in await self._run(groups_lately, self._source.rows(), job, end_ns + 1)]
+        ranks_told = [asdict(one) for one in ranks]
+        return _json({"verdict": _verdict(verdict), "path": path, "ranks": ranks_told, "groups": groups})
 
     async def _advised(self, request: web.Request) -> web.StreamResponse:
         now = asyncio.get_running_loop().time()

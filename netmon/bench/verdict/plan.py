@@ -38,8 +38,8 @@ _SPINS = ("horovod",)
 """Trainers whose ranks keep a core busy now and then while they wait (Horovod's Gloo does): with more of them than
 cores a third of the iterations takes 1.3 × the usual with nothing done to them."""
 RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
-_RANKS = {"hybrid": 4}
-"""Of trainers that take no other number of them."""
+_RANKS = {"hybrid": (4,), "tensor": (2, 4)}
+"""How many of them trainers take that do not take any number."""
 
 _UNABLE = dict.fromkeys(PARALLEL_TRAINERS, ("gc", "batch", *TRANSFERS))
 """Kinds that a trainer's script does not do: others are injected instead."""
@@ -80,7 +80,7 @@ def draw_run(
 ) -> RunSpec:
     """One run, with these injections in this order and quiet iterations between them."""
     few = [ring for ring in rings if trainer not in _SPINS or len(ring) <= max(2, os.cpu_count() or 1)]
-    few = [ring for ring in few if len(ring) == _RANKS.get(trainer, len(ring))]
+    few = [ring for ring in few if len(ring) in _RANKS.get(trainer, (len(ring),))]
     ring = (few or rings)[int(generator.integers(len(few or rings)))]
     spec = RunSpec(
         data,
