@@ -154,6 +154,20 @@ def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
     assert [hang.rank for hang in collector.stored] == [2]
 
 
+def test_who_sends_no_more_than_those_who_wait_does_nothing() -> None:
+    """Horovod's ranks ask each other all the time whether there is something to do."""
+    collector = Collector()
+    state = np.zeros(SIZE, collector.state.dtype)
+    state["job"], state["rank"] = 1, range(SIZE)
+    collector.hangs._tables.flows.state = state
+    collector.tell(0, 0.9, 8, WAITED)
+    for _ in range(2):
+        collector.tick()
+        state["payload_bytes"] += 10_000_000
+    collector.stands_still()
+    assert [hang.rank for hang in collector.stored] == [2]
+
+
 def test_one_that_is_cut_off() -> None:
     """What it sends is sent again and again, and what it is sent, too; the others reach each other."""
     collector = Collector()
