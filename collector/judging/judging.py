@@ -18,7 +18,7 @@ from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.session import Session
 from collector.host.stage import Settled
 from collector.host.tables import Tables
-from collector.judging.job_steps import JobSteps, steps_in_utc
+from collector.judging.job_steps import STEP, JobSteps, steps_in_utc
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
 from netmon.dl.timemap import TimeMap, TimeMaps
@@ -430,19 +430,22 @@ class Judging:
         return self._tell_later(due, *(_EVIDENCE[1:] if sure else _EVIDENCE))
 
     def _tell_later(self, due: _Due, *tables: str) -> bool:
-        """Whether a host that tells of ranks in these tables has not told yet of all of an iteration."""
+        """Whether a host has not told yet of all bytes of an iteration, or one that tells of ranks in these tables of
+        all of it there."""
         job = self._jobs.get(due.job)
-        ends = job.ends(due.number) if job else {}
-        ranks = np.array(sorted(ends), np.int64)
-        end_ns = np.array([ends[rank] for rank in ranks.tolist()], np.int64)
-        for table in tables:
+        steps = job.of(due.number) if job else np.zeros(0, STEP)
+        for session_index, end_ns in zip(steps["session"].tolist(), steps["end_ns"].tolist(), strict=True):
+            session = self._sessions.get(session_index)
+            if session and session.window.horizon_ns < end_ns:
+                return True
+        for table in tables if len(steps) else ():
             rows = self._of_job(table, due.job, ("rank", "end_ns"))
-            if rows is None or not len(ranks):
+            if rows is None:
                 continue
-            at = np.minimum(np.searchsorted(ranks, rows["rank"]), len(ranks) - 1)
-            own, told_ns = ranks[at] == rows["rank"], np.zeros(len(ranks), np.int64)
+            at = np.minimum(np.searchsorted(steps["rank"], rows["rank"]), len(steps) - 1)
+            own, told_ns = steps["rank"][at] == rows["rank"], np.zeros(len(steps), np.int64)
             np.maximum.at(told_ns, at[own], rows["end_ns"][own])
-            if ((told_ns > 0) & (told_ns < end_ns - _SAME_NS)).any():
+            if ((told_ns > 0) & (told_ns < steps["end_ns"] - _SAME_NS)).any():
                 return True
         return False
 

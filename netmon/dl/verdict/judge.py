@@ -226,11 +226,16 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
 
 def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     """Whether a late rank, or all ranks in a pause, did longer what they do besides waiting for others: by most of the
-    excess, and by _SCATTERS times what that differs by."""
+    excess, and by _SCATTERS times what that differs by; or were seen to be stopped for most of it."""
     if verdict.cause not in (Cause.STRAGGLER, Cause.PAUSE):
         return False
     table = one.table
-    whose = slice(None) if verdict.cause == Cause.PAUSE else table.rank == verdict.rank
+    stopped = stopped_in(one.waited, span_of(table, one.row)).ranks if one.waited is not None else {}
+    alone = verdict.cause == Cause.STRAGGLER
+    stopped_ns = max((ns for rank, ns in stopped.items() if rank == verdict.rank or not alone), default=0.0)
+    if stopped_ns >= _MOSTLY * verdict.excess_ns:
+        return True
+    whose = table.rank == verdict.rank if alone else slice(None)
     rest, before = table.duration - table.exposed, table.comm_start - table.start
     own = np.where(np.isfinite(rest), rest, before)[:, whose]
     usual = own[one.baseline]
