@@ -194,6 +194,13 @@ POSTED = np.dtype([(name, "<i8") for name in _POSTED])
 COLLECTIVE = np.dtype([(name, "<i8") for name in _COLLECTIVE])
 """What a rank has called in a step: a row for each group and operation, of transfers for each other rank, too."""
 
+GROUP_COLUMNS = (
+    *("rank", "size", "start_ns", "end_ns", "group", "group_rank", "group_size", "operation", "peer", "calls", "bytes"),
+    *("forward_calls", "forward_bytes", "waited_ns"),
+    *("longest_sequence", "longest_at_ns", "late_sequence", "late_at_ns"),
+)
+"""Of COLLECTIVE those that what is told of groups rests on (netmon.dl.groups)."""
+
 TRANSFERS = np.dtype([(name, "<i8") for name in _TRANSFER])
 """What ranks send each other by NCCL, over whatever network: bytes of all rows of a rank add up."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from netmon.records import Table
-from netmon.views import RankTimes, Snapshot, Verdict
+from netmon.views import GroupLine, RankTimes, Snapshot, Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +92,7 @@ class RowQuery:
     among: Mapping[str, Sequence[str | int]] = field(default_factory=dict)  # by column, the values that count
 
 
-TABLES = ("iterations", "verdicts", "buckets", "full", "flows", "ledger", "sessions")
+TABLES = ("iterations", "verdicts", "buckets", "full", "flows", "ledger", "sessions", "collectives")
 """Those that can be wanted."""
 
 
@@ -127,4 +127,10 @@ class Past(Protocol):
         """Where the time of an iteration went that stood out, rank by rank; none where nobody knows. Blocks.
 
         end_ns: of the iteration, for a job may have begun anew. Raises NetmonError.
+        """
+
+    def groups(self, job: str) -> Sequence[GroupLine]:
+        """What its groups of ranks were used for in its last minute; blocks. None where nobody tells of calls.
+
+        Raises NetmonError.
         """

@@ -319,6 +319,7 @@ class Verdict:
     culprit_user: str = ""  # whose process it is; empty: not known, or no process
     sender: str = ""  # of the culprit's bytes: a host, or the address of one without an agent
     receiver: str = ""  # the same
+    group_waits: str = ""  # in which group ranks waited longer, and who kept them (netmon.dl.groups); empty: not clear
     ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
 
     @property
@@ -373,6 +374,19 @@ class Incident:
         return 1 + self.lost_per_step_ns / self.usual_ns
 
 
+@dataclass(frozen=True)
+class GroupLine:
+    """A group of ranks and what it is for, as views show it."""
+
+    group: str
+    kind: str
+    ranks: str
+    calls: str  # of each rank in a step, with their bytes
+    when: str  # in a step; empty: not known
+    waits: str  # of a rank in a step, the mean; and of the one that waits longest
+    waited_ns: float  # the mean
+
+
 class Hung(IntEnum):
     """What is wrong where a job stands still."""
 
@@ -384,6 +398,7 @@ class Hung(IntEnum):
     NOT_ENDING = 5  # all are in it, and nothing is transferred
     STOPPED_IN_IT = 6  # a rank has called it, and was stopped then
     CUT_OFF = 7  # what a rank sends or is sent does not arrive
+    ENDED = 8  # its ranks have ended: one had called something else than the others
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ _COLUMNS = {
     "culprit_user": "whose process the culprit is; empty: not known",
     "sender": "who sent the culprit's bytes: a host, or the address of one without an agent; empty: not known",
     "receiver": "who received them, in the same way",
+    "group_waits": "in which group of ranks the others waited longer, and who kept them; empty: not known",
     "reported_ns": "when the verdict was given",
     "receiver_ns": "time of the transfer, beyond the usual, that TCP waited for a receiver's window on one connection",
     "sender_ns": "the same for the sender's buffer",
@@ -124,8 +125,8 @@ _COLUMNS = {
     # hangs
     "since_ns": "the first rank began to wait",
     "until_ns": "the ranks went on; 0: they had not",
-    "what": "`not_entered`, `other_call`, `crosswise`, `gone`, `host_silent`, `not_ending`, `stopped_in_it` or "
-    "`cut_off`",
+    "what": "`not_entered`, `other_call`, `crosswise`, `gone`, `host_silent`, `not_ending`, `stopped_in_it`, "
+    "`cut_off` or `ended`",
     "collective": "what the ranks wait in",
     "sequence": "its number, as PyTorch counts it on these ranks; −1: not known",
     "group": "its group, in words; empty: of all ranks",

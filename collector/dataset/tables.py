@@ -149,6 +149,7 @@ SCHEMAS = {
             *_fields(pa.bool_(), "relative"),
             *_fields(_I64, "receiver_ns", "sender_ns"),
             *_fields(_WORD, "culprit_user", "sender", "receiver"),
+            *_fields(pa.string(), "group_waits"),
             *_fields(pa.list_(pa.struct(_RANK_TIMES)), "ranks"),
         ]
     ),

@@ -196,10 +196,17 @@ class Lately:
             self._joined.append(joined(self._single))
             self._single = []
 
-    def all(self, names: Sequence[str]) -> Columns | None:
-        """These columns of all that are kept; None where there are none."""
+    def all(self, names: Sequence[str], where: tuple[str, int] | None = None) -> Columns | None:
+        """These columns of all that are kept; None where there are none. where: only rows that have this value in this
+        column."""
         kept = [*self._joined, *self._single]
-        return Columns({name: np.concatenate([rows[name] for rows in kept]) for name in names}) if kept else None
+        if where:
+            own = ((rows, np.flatnonzero(rows[where[0]] == where[1])) for rows in kept)
+            found = [(rows, at) for rows, at in own if len(at)]
+            columns = {name: [rows[name][at] for rows, at in found] for name in names}
+        else:
+            columns = {name: [rows[name] for rows in kept] for name in names}
+        return Columns({name: np.concatenate(each) for name, each in columns.items()}) if columns[names[0]] else None
 
 
 WORDS_OF = {

@@ -13,7 +13,7 @@ import numpy as np
 from collector.host.session import Session
 from collector.host.tables import Tables
 from netmon.columnar import Columns
-from netmon.dl.hangs import Known, RankNow, is_held, judge, line
+from netmon.dl.hangs import Known, RankNow, ended, is_held, judge, line
 from netmon.dl.rank_activity import WAITED, Work
 from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
 from netmon.records import Direction
@@ -52,7 +52,8 @@ class _Job:
     sent: tuple[int, dict[int, float]] = field(default_factory=lambda: (0, {}))  # when, payload by rank
     idle_cpu: dict[int, float] = field(default_factory=dict)  # by rank that waits: of a core
     left_ns: dict[int, int] = field(default_factory=dict)  # by rank that is not there any more
-    flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank
+    flowed_ns: dict[int, int] = field(default_factory=dict)  # by rank: when it last sent more than those that wait do
+    any_flow_ns: int = 0  # when any rank sent something
     hang: Hang | None = None
     sure_ns: int = 0  # when it last stood still for what no job waits for: what was waited for then is no wait of it
     pauses: dict[int, list[int]] = field(default_factory=dict)  # by rank: the longest between two calls, none a wait
@@ -81,7 +82,7 @@ class _Job:
 
     @property
     def waits(self) -> bool:
-        return any(one.quiet and any(work.state == WAITED for work in one.works) for one in self.ranks.values())
+        return bool(_waiting(self.ranks)) or any(one.state is ProcessState.GONE for one in self.ranks.values())
 
 
 class Hangs:
@@ -194,7 +195,7 @@ class Hangs:
             ranks[number] = replace(
                 one, left_ns=job.left_ns.get(number, 0), silent_ns=silent_ns, progress_ns=progress_ns
             )
-        flow = now_ns - max(job.flowed_ns.values(), default=0) < _FLOWING_NS
+        flow = now_ns - job.any_flow_ns < _FLOWING_NS
         known = Known(job.longest_ns, job.usual_ns, flow, self._cut(name, ranks, now_ns))
         found = judge(name, ranks, now_ns, known)
         if found and (found.what in _NO_WAIT or (found.rank in ranks and is_held(ranks[found.rank]))):
@@ -202,6 +203,9 @@ class Hangs:
         before = job.hang
         if found and before and before.what is Hung.CUT_OFF and found.what not in _SAYS_MORE:
             found = None  # TCP tries again ever more seldom
+        if found and before is None and job.recent and found.since_ns <= job.recent[0].reported_ns:
+            before = job.hang = replace(job.recent.popleft(), until_ns=0)  # it seemed to be over for a moment
+            self._shown(name, job)
         if before and (found is None or not _same(before, found)):
             still = any(ranks[number].quiet for number in before.waiting if number in ranks)
             if found is None and still and not all(one.gone for one in ranks.values()):
@@ -217,6 +221,9 @@ class Hangs:
             job.hang = found
             self._report(name, job, found)
         elif all(one.gone for one in ranks.values()):
+            if not job.recent and (end := ended(name, ranks, now_ns)):
+                job.recent.appendleft(end)
+                self._report(name, job, end)
             del self._jobs[name]
         elif found and before and any(getattr(found, name) != getattr(before, name) for name in _CHANGING):
             job.hang = replace(found, reported_ns=before.reported_ns, since_ns=before.since_ns)
@@ -231,7 +238,8 @@ class Hangs:
         self._show(name, (*((job.hang,) if job.hang else ()), *job.recent)[:RECENT_HANGS])
 
     def _count_flows(self, name: str, job: _Job, now_ns: int) -> None:
-        """When the flows of each rank carried more than a trickle last."""
+        """When the flows of each rank carried more than a trickle last, and more than those of ranks that wait:
+        Horovod's ask each other a thousand times a second whether there is something to do."""
         flows = self._tables.flows
         state, before = flows.state, job.sent
         number = flows.jobs.index(name) if name in flows.jobs else UNKNOWN
@@ -239,18 +247,20 @@ class Hangs:
         sent = np.bincount(state["rank"][own], state["payload_bytes"][own])
         job.sent = now_ns, dict(enumerate(sent.tolist()))
         elapsed_ns = now_ns - before[0]
-        begun = (work.begun_ns for one in job.ranks.values() if one.quiet for work in one.works if work.state == WAITED)
-        if now_ns < min(begun, default=now_ns) + _COLLECTIVE_NS:
+        waiting = _waiting(job.ranks)
+        if now_ns < min(waiting.values(), default=now_ns) + _COLLECTIVE_NS or not 0 < elapsed_ns < _FLOWING_NS:
             return
-        for rank, payload_bytes in job.sent[1].items():
-            grown = payload_bytes - before[1].get(rank, payload_bytes)
-            if elapsed_ns < _FLOWING_NS and grown * 1e9 > _PROGRESS_IO_BPS * elapsed_ns:
-                job.flowed_ns[rank] = now_ns
+        bps = {rank: (sent - before[1].get(rank, sent)) * 1e9 / elapsed_ns for rank, sent in job.sent[1].items()}
+        idle_bps = max((bps.get(rank, 0.0) for rank in waiting), default=0.0)
+        for rank, rate in bps.items():
+            if rate > _PROGRESS_IO_BPS:
+                job.any_flow_ns = now_ns
+                if rate > _ABOVE_IDLE * idle_bps:
+                    job.flowed_ns[rank] = now_ns
 
     def _cut(self, name: str, ranks: Mapping[int, RankNow], now_ns: int) -> set[tuple[int, int]]:
         """Ranks of which the first one sends the second one nothing but what it has sent before."""
-        begun = (work.begun_ns for one in ranks.values() if one.quiet for work in one.works if work.state == WAITED)
-        from_ns = max(min(begun, default=now_ns) + _CUT_NS, now_ns - _CUT_AGE_NS)
+        from_ns = max(min(_waiting(ranks).values(), default=now_ns) + _CUT_NS, now_ns - _CUT_AGE_NS)
         flows = self._tables.flows
         if from_ns > now_ns or name not in flows.jobs:
             return set()
@@ -288,8 +298,19 @@ class Hangs:
             del self._jobs[min(self._jobs, key=lambda name: self._jobs[name].reported_ns)]
 
 
+def _waiting(ranks: Mapping[int, RankNow]) -> dict[int, int]:
+    """By rank that waits, since when."""
+    return {
+        number: min(begun)
+        for number, one in ranks.items()
+        if one.quiet and (begun := [work.begun_ns for work in one.works if work.state == WAITED])
+    }
+
+
 def _same(before: Hang, found: Hang) -> bool:
-    """Whether it is the same hang, of which more is known by now."""
+    """Whether it is the same hang, of which more is known by now: nobody who waited then has gone on."""
+    if found.since_ns <= before.reported_ns and Hung.CUT_OFF not in (found.what, before.what):
+        return True
     if before.what is not Hung.CUT_OFF:
         return found.rank == before.rank
     return found.what is Hung.CUT_OFF or found.rank in before.missing

@@ -127,6 +127,12 @@ class JobSteps:
         found = self._change(number, least) if least > 0 else []
         return [*found, number] if stands_out and number not in found else found
 
+    def of(self, number: int) -> npt.NDArray[np.void]:
+        """The rows of an iteration, dtype STEP, by rank."""
+        rows = self._steps.rows
+        own: npt.NDArray[np.void] = rows[(rows["number"] == number) & (rows["rank"] >= 0)]
+        return np.sort(own, order="rank")
+
     def mark_published(self, number: int) -> bool:
         """A verdict on an iteration is about to be published; False: there was one."""
         if number in self._published:

@@ -18,7 +18,7 @@ from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.session import Session
 from collector.host.stage import Settled
 from collector.host.tables import Tables
-from collector.judging.job_steps import JobSteps, steps_in_utc
+from collector.judging.job_steps import STEP, JobSteps, steps_in_utc
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
 from netmon.dl.timemap import TimeMap, TimeMaps
@@ -40,8 +40,9 @@ from netmon.dl.verdict import (
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.culprit_ends import NAMED, with_ends
-from netmon.dl.verdict.evidence import Numbers
+from netmon.dl.verdict.evidence import Numbers, Steps
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
+from netmon.evidence import GROUP_COLUMNS
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Direction, Table
 from netmon.views import Cause, Verdict
@@ -136,6 +137,9 @@ class JobEvidence(NamedTuple):
     session: _Numbers  # of each row: of its session
 
 
+_CALLS = np.dtype([(name, "<i8") for name in GROUP_COLUMNS])
+
+
 @dataclass(frozen=True)
 class Case:
     """Nothing in it changes any more."""
@@ -153,6 +157,7 @@ class Case:
     whose: Sequence[Whose]  # distinct
     waited: JobEvidence  # of WAITED
     said: JobEvidence  # of SAID
+    calls: JobEvidence  # what ranks called in steps, of _CALLS
     link_of_flow: _Numbers  # by flow: number of its link
     of_flow: _Numbers  # by flow: index into whose, −1: of another session
 
@@ -178,7 +183,17 @@ class Case:
         if not worth_reporting(one, verdict):
             return None
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
-        return replace(verdict, relative=self.relative, ranks=most_relevant(ranks, _MOST_RANKS))
+        waits = self._group_waits(verdict, steps, maps, there)
+        return replace(verdict, relative=self.relative, ranks=most_relevant(ranks, _MOST_RANKS), group_waits=waits)
+
+    def _group_waits(self, verdict: Verdict, steps: Steps, maps: TimeMaps, there: _Numbers) -> str:
+        calls = _in_utc(self.calls, maps, there)
+        if calls is None:
+            return ""
+        from netmon.dl.groups import calls_of, group_waits  # with pandas: where nobody tells of calls nothing needs it
+
+        ends = {"rank": steps.rank, "end_ns": steps.end_ns, "iteration": steps.number}
+        return group_waits(calls_of(calls), ends, verdict, 2 * self.clock_error_ns)
 
     def _link_totals(self, maps: TimeMaps, there: _Numbers, times: list[tuple[int, int]]) -> LinkTotals:
         begins, ends = disjoint(times)
@@ -235,7 +250,11 @@ _STORED_S = 10.0  # after it was due, an iteration is in the dataset with all th
 _CPU_SHARE = 0.3  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
+_COMPLETE_S = 1.6  # at most, after it was due, until hosts have told of all of an iteration: they do once a second
+_SURE = 0.6  # confidence of a verdict that does not wait for that
+_SAME_NS = 5_000_000  # between the ends of an iteration that two tables tell of
 _FINISH_S = 2.0
+_MOST_CALLS = 200_000  # rows of what a job's ranks called: the newest
 _SAID = ("start_ns", "end_ns", *COLUMNS.values())
 _SAVED_NS = 1_000_000_000  # of CPU time that has not been used
 
@@ -247,6 +266,7 @@ class _Due(NamedTuple):
     job: str
     number: int
     parts: list[Part]
+    first_s: float  # it was due for the first time
 
 
 class _Late(NamedTuple):
@@ -257,6 +277,9 @@ class _Late(NamedTuple):
     number: int
     due_ns: int  # UTC
 
+
+_EVIDENCE = ("host", "collectives")
+"""Tables that tell of an iteration when it has been over for a while."""
 
 FromDataset = Callable[[str, int, int], Sequence[Verdict]]
 """Verdicts on a job's iterations that stand out and overlap a time (UTC; since, until), by the dataset; blocks."""
@@ -283,6 +306,7 @@ class Judging:
         self._coming: deque[tuple[float, str, int]] = deque()  # and when there is all about it
         self._may_change: list[tuple[float, str, int]] = []  # the same, of those that may be a change
         self._due: deque[_Due] = deque()
+        self._again: list[_Due] = []  # that have been judged, by less than there will be
         self._late: deque[_Late] = deque(maxlen=_MOST_LATE)
         self._working: asyncio.Task[None] | None = None
         self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
@@ -332,7 +356,13 @@ class Judging:
             if job and job.may_change(number) and now < since_s + _CHANGE_S:
                 self._may_change.append(one)
             else:
-                self._due.append(_Due(now, name, number, parts))
+                self._due.append(_Due(now, name, number, parts, now))
+        again, self._again = self._again, []
+        for due in again:
+            if now < due.first_s + _COMPLETE_S and self._tell_later(due, *_EVIDENCE):
+                self._again.append(due)
+            else:
+                self._due.append(due._replace(since_s=now, parts=parts))
         while self._due and (len(self._due) > _MOST_WAITING or self._due[0].since_s < now - _LONGEST_S):
             old = self._due.popleft()
             due_ns = time.time_ns() - int((now - old.since_s) * 1e9)
@@ -366,14 +396,18 @@ class Judging:
 
     async def _judge(self) -> None:
         while self._due:
-            _, job, number, parts = self._due.pop()  # the newest: who looks on wants to know of that
+            due = self._due.pop()  # the newest: who looks on wants to know of that
+            job, number, parts = due.job, due.number, due.parts
             try:
                 case = self._case(job, number, parts)
                 if case is None:
                     continue
                 verdict, took_ns = await asyncio.to_thread(_timed, case.judged)
                 self._cpu_time.spend(took_ns)
-                self._publish(job, number, verdict and self._with_ends(verdict, parts))
+                if self._knows_more_soon(due, verdict):
+                    self._again.append(due)
+                else:
+                    self._publish(job, number, verdict and self._with_ends(verdict, parts))
             except Exception:  # rows do not need it
                 _log.exception(f"cannot judge iteration {number} of job {job}")
             if not self._cpu_time.allows():
@@ -387,6 +421,33 @@ class Judging:
                 self._publish(late.job, late.number, next((v for v in found if v.iteration == late.number), None))
             except Exception:
                 _log.exception(f"cannot judge iteration {late.number} of job {late.job} by the dataset")
+
+    def _knows_more_soon(self, due: _Due, verdict: Verdict | None) -> bool:
+        """Whether a verdict should wait for what hosts have not told yet."""
+        if time.monotonic() >= due.first_s + _COMPLETE_S:
+            return False
+        sure = verdict is not None and verdict.cause != Cause.UNKNOWN and verdict.confidence >= _SURE
+        return self._tell_later(due, *(_EVIDENCE[1:] if sure else _EVIDENCE))
+
+    def _tell_later(self, due: _Due, *tables: str) -> bool:
+        """Whether a host has not told yet of all bytes of an iteration, or one that tells of ranks in these tables of
+        all of it there."""
+        job = self._jobs.get(due.job)
+        steps = job.of(due.number) if job else np.zeros(0, STEP)
+        for session_index, end_ns in zip(steps["session"].tolist(), steps["end_ns"].tolist(), strict=True):
+            session = self._sessions.get(session_index)
+            if session and session.window.horizon_ns < end_ns:
+                return True
+        for table in tables if len(steps) else ():
+            rows = self._of_job(table, due.job, ("rank", "end_ns"))
+            if rows is None:
+                continue
+            at = np.minimum(np.searchsorted(steps["rank"], rows["rank"]), len(steps) - 1)
+            own, told_ns = steps["rank"][at] == rows["rank"], np.zeros(len(steps), np.int64)
+            np.maximum.at(told_ns, at[own], rows["end_ns"][own])
+            if ((told_ns > 0) & (told_ns < steps["end_ns"] - _SAME_NS)).any():
+                return True
+        return False
 
     def _publish(self, job: str, number: int, verdict: Verdict | None) -> None:
         if verdict is not None and job in self._jobs and self._jobs[job].mark_published(number):
@@ -449,6 +510,7 @@ class Judging:
             whose=whose,
             waited=self._waited(name),
             said=self._said(name, list(sessions), whose, of_flow),
+            calls=self._calls(name),
             link_of_flow=self._links_of_flows(),
             of_flow=of_flow,
         )
@@ -460,12 +522,26 @@ class Judging:
 
     def _waited(self, job: str) -> JobEvidence:
         """What kept the job's ranks from running, as the hosts reported lately."""
-        rows = self._tables.evidence.lately["host"].all(("session", "job", *host_part.COLUMNS))
+        rows = self._of_job("host", job, host_part.COLUMNS)
         if rows is None:
             return JobEvidence(host_part.nothing_waited(), np.empty(0, np.int64))
-        rows = rows.take(np.flatnonzero(rows["job"] == self._tables.flows.job(job)))
         waited = host_part.waited_rows({name: rows[name] for name in host_part.COLUMNS}, len(rows))
         return JobEvidence(waited, rows["session"].astype(np.int64))
+
+    def _of_job(self, table: str, job: str, names: Sequence[str]) -> Columns | None:
+        """`session` and these columns of a job's rows of evidence that came lately; None: there are none."""
+        return self._tables.evidence.lately[table].all(("session", *names), ("job", self._tables.flows.job(job)))
+
+    def _calls(self, job: str) -> JobEvidence:
+        """What the job's ranks called in their last steps, as far as their agents tell."""
+        rows = self._of_job("collectives", job, GROUP_COLUMNS)
+        if rows is None:
+            return JobEvidence(np.zeros(0, _CALLS), np.empty(0, np.int64))
+        rows = rows[-_MOST_CALLS:]
+        calls = np.empty(len(rows), _CALLS)
+        for name in GROUP_COLUMNS:
+            calls[name] = rows[name]
+        return JobEvidence(calls, rows["session"].astype(np.int64))
 
     def _said(self, job: str, session_indices: Sequence[int], whose: Sequence[Whose], of_flow: _Numbers) -> JobEvidence:
         """What TCP said lately of the job's connections, on some sessions. of_flow: index into whose, by flow."""

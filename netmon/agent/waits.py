@@ -6,6 +6,7 @@ Of a rank that makes progress nothing is computed: its last call is looked at on
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ _CHECKED = (ProcessState.SLEEPS, ProcessState.DISK)  # of these it counts whethe
 _MOST_ROWS = 512  # of a batch
 _GROUPS_NS = 1_000_000_000  # between two looks for new groups, which are few
 _NOTHING = empty(WAIT)
+_GONE = Look(ProcessState.GONE, WaitsFor.UNKNOWN, UNKNOWN, UNKNOWN)
 _NOBODY = Work(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, 0)
 
 
@@ -46,6 +48,7 @@ class _Reported:
     waited: list[Work] = field(default_factory=list)
     groups: set[int] = field(default_factory=set)
     groups_ns: int = 0
+    activity: RankActivity | None = None
 
 
 class Waits:
@@ -83,6 +86,7 @@ class Waits:
         before, self._reported = self._reported, {}
         for pid, identity, activity in ranks:
             reported = self._reported[pid, identity] = before.get((pid, identity)) or _Reported()
+            reported.activity = activity
             if not activity.last_ns or len(rows) > _MOST_ROWS:
                 continue
             whose = (lambda identity=identity: jobs.setdefault(identity.job, len(jobs))), identity, pid
@@ -105,6 +109,12 @@ class Waits:
                     reported.groups |= new
                     works = [one for one in activity.works(identity.rank, identity.size) if one.group in new]
                     rows += _rows(*whose, activity.last_ns, activity.last_ns, None, reported, works)
+        for (pid, identity), reported in before.items():
+            left = reported.activity if (pid, identity) not in self._reported else None
+            if left and left.last_ns and len(rows) <= _MOST_ROWS:  # what it was in when it ended
+                place = jobs.setdefault(identity.job, len(jobs))
+                works = left.works(identity.rank, identity.size)
+                rows += _rows(partial(int, place), identity, pid, left.last_ns, now_ns, _GONE, reported, works)
         return np.array(rows[: 2 * _MOST_ROWS], WAIT) if rows else _NOTHING
 
 

@@ -39,7 +39,7 @@ _TOLD = {
     "stop": (Hung.NOT_ENTERED, Hung.STOPPED_IN_IT),
     "kill": (Hung.GONE,),
     "call": (Hung.OTHER_CALL,),
-    "size": (Hung.OTHER_CALL, Hung.GONE),  # Gloo may end one that is handed more than it has room for
+    "size": (Hung.OTHER_CALL, Hung.ENDED),  # Gloo ends a job that notices it
     "cross": (Hung.CROSSWISE,),
     "disk": (Hung.NOT_ENTERED,),
     "compute": (Hung.NOT_ENTERED,),
@@ -54,6 +54,7 @@ _UNABLE = {"horovod": ("size", "cross"), "pipeline": ("call", "size")}
 _BY_SCRIPT = ("sleep", "compute", "disk", "call", "size", "cross")
 _PATIENCE_S = {"compute": 80.0, "disk": 40.0, "link": 40.0}  # until it should have been told; others: _SOON_S
 _SOON_S = 25.0
+_ENDED_S = 6.0  # after all ranks have ended, until it should have been told why
 
 # --- One injection, and what was told.
 
@@ -167,7 +168,7 @@ class HangResult:
         yield from self.false
         for each in self.outcomes:
             one = each.injection
-            if each.ended_itself:
+            if each.ended_itself and not each.hang:
                 yield f"{one.run}, {one.kind} of rank {one.rank}: the training ended by itself"
             elif not (each.right_rank and each.right_collective):
                 said = f"reported: {_words(each.hang)}" if each.hang else "nothing reported"
@@ -180,7 +181,7 @@ class HangResult:
 def _sum(own: Sequence[Outcome]) -> KindResult:
     times = [each.delay_s for each in own if each.delay_s is not None]
     return KindResult(
-        injected=len(own) - sum(each.ended_itself for each in own),
+        injected=len(own) - sum(each.ended_itself and not each.hang for each in own),
         reported=len(times),
         right_rank=sum(each.right_rank for each in own),
         right_collective=sum(each.right_collective for each in own),
@@ -258,7 +259,7 @@ class _Run:
             while time.monotonic() < end and not any(reported_ns >= begun_ns for reported_ns in self._reported):
                 if all(one.status() is not None for one in self._training.ranks if one is not rank):
                     outcome.ended_itself = True
-                    break
+                    end = min(end, time.monotonic() + _ENDED_S)
                 self._look()
                 time.sleep(_LOOK_S)
         if injection.kind in _GO_ON:

@@ -307,7 +307,7 @@ class PipelineSpec(Spec, Load):
 
 
 _TRAINERS = ("ring", "horovod", "ddp")
-_PARALLEL = ("fsdp", "pipeline", "experts")
+_PARALLEL = ("fsdp", "pipeline", "experts", "tensor", "hybrid")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 import argparse
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,9 +16,8 @@ from netmon.wire.security import Security
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from netmon.dl.groups import GroupUse
     from netmon.terminal import FittingTable
-    from netmon.views import Hang, Incident, RankTimes, Verdict
+    from netmon.views import GroupLine, Hang, Incident, RankTimes, Verdict
 
 HELP = "tell why iterations were slow: whose traffic, which rank, or no network cause, and how much time each took"
 EXAMPLES = """\
@@ -92,7 +91,7 @@ def _groups(args: argparse.Namespace) -> int:
     if not args.data or args.iteration is not None:
         raise UsageError("cannot tell of groups: give the dataset's --data, and no --iteration")
     from netmon.dl.groups import in_words
-    from netmon.history.groups import groups_of
+    from netmon.history.groups import group_lines, groups_of
     from netmon.history.job_names import job_names, requested_job
     from netmon.terminal import console, say
 
@@ -105,7 +104,7 @@ def _groups(args: argparse.Namespace) -> int:
         return 0
     for job, (uses, rows) in found.items():
         say(f"job {names.get(job, job)}: what its ranks call in a step, typically")
-        console().print(groups_table(uses))
+        console().print(groups_table(group_lines(uses)))
         for line in in_words(rows, uses):
             say(f"  {line}")
     if not found:
@@ -114,26 +113,14 @@ def _groups(args: argparse.Namespace) -> int:
     return 0
 
 
-def groups_table(uses: "Sequence[GroupUse]") -> "FittingTable":
+def groups_table(lines: "Sequence[GroupLine]") -> "FittingTable":
     """A row per group and what it is for."""
-    from netmon.dl.groups import ranks_in_words
     from netmon.terminal import Column, FittingTable
-    from netmon.units import format_bytes
-
-    def span(values: tuple[float, float], text: Callable[[float], str]) -> str:
-        return "–".join(dict.fromkeys(map(text, values)))
 
     heads = ("group", "kind", "ranks", "in a step, per rank", "when", "waits")
     table = FittingTable(Column(head, head == "waits", prose=head == "in a step, per rank") for head in heads)
-    for use in uses:
-        calls = [
-            f"{span(one.calls, '{:.3g}'.format)} {one.name}"
-            + (f" ({span(one.bytes, format_bytes)})" if max(one.bytes) > 0 else "")
-            for one in use.operations
-        ]
-        ranks = ranks_in_words(use.ranks) if use.whole else f"{len(use.ranks)} of {use.size} known"
-        waited = format_duration(sum(one.waited_ns for one in use.operations))
-        table.add_row(use.name, use.kind, ranks, ", ".join(calls), use.phase or "?", waited)
+    for one in lines:
+        table.add_row(one.group, one.kind, one.ranks, one.calls, one.when, one.waits)
     return table
 
 
@@ -297,10 +284,13 @@ def _print(
     for job in unclear:
         say(f"job {job}: {NOT_UNDERSTOOD}: no verdicts")
     for place, verdict in enumerate(found):
-        say(sentence(verdict))
+        say(sentence(replace(verdict, group_waits="")))
         for line in arithmetic(verdict):
             say(f"  {line}")
-        if data and place < _MOST_EXPOSED and (line := exposed_in(data, [*identified, *found][place])):
+        line = verdict.group_waits
+        if data and not line and place < _MOST_EXPOSED:
+            line = exposed_in(data, [*identified, *found][place])
+        if line:
             say(f"  {line}")
     for line in calm:
         say(line)

@@ -26,8 +26,10 @@ import pandas as pd
 from netmon.dl.hangs import group_number
 from netmon.dl.operations import ALL_TRANSFERS, EXCHANGES, GATHERS, SUMS, Operation
 from netmon.dl.rank_activity import UNNAMED
-from netmon.evidence import UNKNOWN
+from netmon.evidence import GROUP_COLUMNS, UNKNOWN
+from netmon.records import Table
 from netmon.units import format_bytes, format_duration
+from netmon.views import Cause, Verdict
 
 DATA, SHARDED, TENSOR, PIPELINE, EXPERT, CONTEXT, UNCLEAR = (
     *("data", "sharded data", "tensor", "pipeline", "expert", "context"),
@@ -83,6 +85,12 @@ class GroupUse:
     sent: tuple[Sent, ...] = ()
     imbalance: float = 1.0  # of exchanges: bytes of the rank that gets most, by the mean
     codes: tuple[int, ...] = field(default=(), compare=False)  # operations
+    longest: tuple[int, float] = (-1, 0.0)  # the rank that waits longest in a step, typically, and for how long (ns)
+
+    @property
+    def waited_ns(self) -> float:
+        """Of a rank in a step, the mean."""
+        return sum(one.waited_ns for one in self.operations)
 
     @property
     def whole(self) -> bool:
@@ -173,7 +181,9 @@ def _use(group: int, rows: pd.DataFrame, ranks: Mapping[int, int], size: int, jo
     number = group_number(group)
     name = "all ranks" if size == job_size else f"group {number}" if number is not None else f"a group of {size}"
     kind = _kind(rows, codes, operations, sent, size, len(members) == size)
-    return GroupUse(group, name, kind, members, size, operations, sent, imbalance, codes)
+    waited = rows.groupby(["rank", "end_ns"])["waited_ns"].sum().groupby("rank").median()
+    longest = int(waited.index[int(waited.argmax())]), float(waited.max())
+    return GroupUse(group, name, kind, members, size, operations, sent, imbalance, codes, longest)
 
 
 def _operations(rows: pd.DataFrame) -> Iterator[OperationUse]:
@@ -450,6 +460,40 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
         parts.append(str(first) if run == 1 else f"{first}, {last}" if run == 2 else f"{first}–{last}")
         ordered = ordered[run:]
     return ", ".join(parts)
+
+
+_SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
+
+
+def calls_of(rows: Table) -> pd.DataFrame:
+    """GROUP_COLUMNS of rows of COLLECTIVE as a dataset has them: what is not known is null, but of groups."""
+    columns = {name: np.ascontiguousarray(rows[name]) for name in GROUP_COLUMNS}
+    for name in set(columns) - {"rank", "size", "start_ns", "end_ns", "group"}:  # a group is a hash: no float holds it
+        if (unknown := columns[name] == UNKNOWN).any():
+            columns[name] = np.where(unknown, np.nan, columns[name])
+    return pd.DataFrame(columns)
+
+
+def group_waits(rows: pd.DataFrame, steps: Mapping[str, Any], verdict: Verdict, clock_error_ns: int) -> str:
+    """In which group ranks waited longer in a step that was slow, and who kept them; empty: that is not clear.
+
+    rows: GROUP_COLUMNS, of the steps around it; steps: `rank`, `end_ns` and `iteration` of these. Times of both are by
+    the same clocks, whose error between hosts is clock_error_ns.
+    """
+    if not len(rows) or verdict.excess_ns <= 0 or verdict.cause == Cause.CHANGE:
+        return ""
+    known = pd.DataFrame({name: steps[name] for name in ("rank", "end_ns", "iteration")})
+    rows = pd.merge_asof(
+        rows.sort_values("end_ns"),
+        known.astype("int64").sort_values("end_ns"),
+        on="end_ns",
+        by="rank",
+        direction="nearest",
+        tolerance=_SAME_NS,
+    )
+    rows = rows[rows["iteration"].notna()]
+    found = exposed(rows, group_uses(rows), verdict.iteration, verdict.excess_ns, clock_error_ns)
+    return sentence(found, clock_error_ns)
 
 
 def sentence(found: Exposed, clock_error_ns: int = 0) -> str:

@@ -129,6 +129,64 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
     )
 
 
+def ended(job: str, ranks: Mapping[int, RankNow], now_ns: int) -> Hang | None:
+    """Of a job whose ranks have ended: whether one of them had called something else in the last collective of a group
+    than the others. Libraries end such a job where they notice it."""
+    ranks = _same_groups(ranks)
+    last = {number: _last_calls(one) for number, one in ranks.items()}
+    for group in sorted({group for own in last.values() for group in own}):
+        there = {number: own[group] for number, own in last.items() if group in own}
+        position = max(work.position for work in there.values())
+        there = {number: work for number, work in there.items() if work.position == position != UNKNOWN}
+        differ = _differ(there) if len(there) > 1 else None
+        if differ is None:
+            continue
+        usual, others = differ
+        work, one = there[usual[0]], ranks[others[0]]
+        return Hang(
+            since_ns=min(each.begun_ns for each in there.values()),
+            until_ns=now_ns,
+            reported_ns=now_ns,
+            job=job,
+            what=Hung.ENDED,
+            host=one.host,
+            why=_other_call(there[others[0]], work),
+            collective=operation_name(work.operation),
+            sequence=work.sequence,
+            group=_group_name(work, max(each.size for each in ranks.values())),
+            rank=others[0],
+            missing=others,
+            waiting=usual,
+        )
+    return None
+
+
+def _last_calls(one: RankNow) -> dict[int, Work]:
+    """By group, the collective that was called last."""
+    found: dict[int, Work] = {}
+    for work in one.works:
+        if _is_collective(work) and (work.group not in found or work.position > found[work.group].position):
+            found[work.group] = work
+    return found
+
+
+def _differ(there: Mapping[int, Work]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ranks that have called what most have, and the others; None: all have called the same."""
+    for same in (_operation, _size):
+        calls = Counter(map(same, there.values()))
+        if len(calls) > 1:
+            usual = max(calls, key=lambda call: (calls[call], call == same(there[min(there)])))
+            alike = tuple(sorted(number for number, work in there.items() if same(work) == usual))
+            return alike, tuple(sorted(there.keys() - set(alike)))
+    return None
+
+
+def _other_call(mine: Work, theirs: Work) -> str:
+    if operation_name(mine.operation) == operation_name(theirs.operation):
+        return f"it has called it with {mine.bytes:,} bytes, the others with {theirs.bytes:,}"
+    return f"it has called {operation_name(mine.operation)}"
+
+
 def _waited(one: RankNow) -> Work | None:
     """What a quiet rank waits for first."""
     if not one.quiet or is_held(one):
@@ -226,13 +284,9 @@ def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Mi
             if first and first.position != UNKNOWN and one.quiet and not one.gone:
                 positions.setdefault((group, first.position), {})[number] = first
     for there in positions.values():
-        for same in (_operation, _size):
-            calls = Counter(map(same, there.values()))
-            waiting = [number for number in there if number in waits and waits[number] == there[number]]
-            if len(calls) < 2 or not waiting:
-                continue
-            usual = max(calls, key=lambda call: (calls[call], call == same(there[min(there)])))
-            others = tuple(sorted(number for number, work in there.items() if same(work) != usual))
+        waiting = [number for number in there if number in waits and waits[number] == there[number]]
+        if waiting and (differ := _differ(there)):
+            others = differ[1]
             waiting = [number for number in waiting if number not in others] or waiting
             return _Missing(there[waiting[0]], tuple(sorted(waiting)), others, Hung.OTHER_CALL)
     return None
@@ -382,11 +436,7 @@ def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: in
         return ""
     if found.what is Hung.OTHER_CALL:
         mine = _first_open(one, found.work.group)
-        if mine is None:
-            return ""
-        if operation_name(mine.operation) == operation_name(found.work.operation):
-            return f"it has called it with {mine.bytes:,} bytes, the others with {found.work.bytes:,}"
-        return f"it has called {operation_name(mine.operation)}"
+        return _other_call(mine, found.work) if mine else ""
     if found.what is Hung.CROSSWISE:
         return "they wait for each other"
     if found.what is Hung.CUT_OFF and not (one.gone or one.silent_ns):
@@ -432,6 +482,7 @@ def line(hang: Hang, moment: Callable[[int], str]) -> str:
         else f"{_named(hang.missing)} do not reach each other in {what}",
         Hung.STOPPED_IN_IT: f"{who} stands still in {what}",
         Hung.NOT_ENDING: f"all ranks are in {what}, and it does not end",
+        Hung.ENDED: f"{who}{others} did not call {what} as the others did",
     }[hang.what]
     count = len(hang.waiting)
     waits = f"{count} rank{'s' if count > 1 else ''} {'waited' if hang.until_ns else 'wait' + 's' * (count == 1)}"
@@ -440,5 +491,7 @@ def line(hang: Hang, moment: Callable[[int], str]) -> str:
         if hang.until_ns
         else f"since {moment(hang.since_ns)}"
     )
+    if hang.what is Hung.ENDED:
+        return f"{hang.job} ended at {moment(hang.until_ns)}: {whole}; {hang.why}"
     why = f"; {hang.why}" if hang.why and hang.what is not Hung.CROSSWISE else ""
     return f"{hang.job} {'stood' if hang.until_ns else 'stands'} still: {whole}; {waits} {times}{why}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of jobs called in their steps, out of a dataset."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -9,19 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.dl.groups import GroupUse, exposed, group_uses, sentence
+from netmon.dl.groups import GroupUse, group_uses, group_waits, ranks_in_words
 from netmon.errors import NoRowsError
-from netmon.evidence import UNKNOWN
+from netmon.evidence import GROUP_COLUMNS, UNKNOWN
 from netmon.history.dataset import open_table, read_rows, stream
-from netmon.views import Cause, Verdict
+from netmon.past import RowQuery, Rows
+from netmon.units import format_bytes, format_duration
+from netmon.views import GroupLine, Verdict
 
-_COLUMNS = [
-    *("host", "start_ns", "end_ns", "job", "rank", "size", "group", "group_rank", "group_size", "operation", "peer"),
-    *("calls", "bytes", "forward_calls", "forward_bytes", "waited_ns"),
-    *("longest_sequence", "longest_at_ns", "late_sequence", "late_at_ns"),
-]
-_SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
+_COLUMNS = ["host", "job", *GROUP_COLUMNS]
 _LATELY_NS = 600_000_000_000  # of a job's last steps, which say what its groups are
+_CLEARLY = 1.5  # times the mean: the longest wait of a rank that is named
 _STEPS = 200  # on either side of one that is compared
 
 
@@ -46,6 +44,43 @@ def groups_of(data: Path, job: str | None = None) -> dict[str, tuple[list[GroupU
     return found
 
 
+_LEAST_STEPS_NS, _MOST_ROWS = 60_000_000_000, 200_000  # of what is shown while it happens
+
+
+def groups_lately(source: Rows, job: str, until_ns: int) -> list[GroupLine]:
+    """What the groups of a job were used for in the minute before a time (UTC); blocks. Raises NetmonError."""
+    wanted = RowQuery("collectives", _COLUMNS, until_ns - _LEAST_STEPS_NS, until_ns, {"job": [job]})
+    batches, count = list[pa.Table](), 0
+    for batch in source.batches(wanted):
+        batches.append(pa.Table.from_batches([batch]))
+        count += len(batch)
+        if count > _MOST_ROWS:
+            break
+    rows = _frame(pa.concat_tables(batches, promote_options="permissive")) if batches else None
+    return group_lines(group_uses(rows)) if rows is not None and len(rows) else []
+
+
+def group_lines(uses: Sequence[GroupUse]) -> list[GroupLine]:
+    """As they are shown wherever they are."""
+
+    def span(values: tuple[float, float], text: Callable[[float], str]) -> str:
+        return "–".join(dict.fromkeys(map(text, values)))
+
+    lines = []
+    for use in uses:
+        calls = [
+            f"{span(one.calls, '{:.3g}'.format)} {one.name}"
+            + (f" ({span(one.bytes, format_bytes)})" if max(one.bytes) > 0 else "")
+            for one in use.operations
+        ]
+        ranks = ranks_in_words(use.ranks) if use.whole else f"{len(use.ranks)} of {use.size} known"
+        waits, (rank, longest_ns) = format_duration(use.waited_ns), use.longest
+        if longest_ns >= _CLEARLY * use.waited_ns > 0:
+            waits += f", rank {rank} {format_duration(longest_ns)}"
+        lines.append(GroupLine(use.name, use.kind, ranks, ", ".join(calls), use.phase or "?", waits, use.waited_ns))
+    return lines
+
+
 def group_rows(found: Mapping[str, Sequence[GroupUse]]) -> pd.DataFrame:
     """A row per job, group and what it is for."""
     columns = ["job", "group", "kind", "ranks", "size", "when", "calls", "bytes", "waited_ns", "imbalance"]
@@ -53,7 +88,7 @@ def group_rows(found: Mapping[str, Sequence[GroupUse]]) -> pd.DataFrame:
         (
             *(job, use.name, use.kind, use.ranks, use.size, use.phase),
             *({one.name: one.calls for one in use.operations}, {one.name: one.bytes for one in use.operations}),
-            *(sum(one.waited_ns for one in use.operations), use.imbalance),
+            *(use.waited_ns, use.imbalance),
         )
         for job, uses in found.items()
         for use in uses
@@ -66,8 +101,6 @@ def exposed_in(data: Path, verdict: Verdict) -> str:
 
     Raises DataError.
     """
-    if verdict.excess_ns <= 0 or verdict.cause == Cause.CHANGE:
-        return ""
     around = min(_LATELY_NS, _STEPS * max(verdict.usual_ns, verdict.end_ns - verdict.start_ns))
     span = verdict.start_ns - around, verdict.end_ns + around
     rows = _rows(data, verdict.job, span)
@@ -75,17 +108,7 @@ def exposed_in(data: Path, verdict: Verdict) -> str:
         return ""
     wanted = (ds.field("job") == verdict.job) & (ds.field("end_ns") >= span[0]) & (ds.field("end_ns") <= span[1])
     steps = read_rows(data, "iterations", ["rank", "end_ns", "iteration"], wanted, span)
-    rows = pd.merge_asof(
-        rows.sort_values("end_ns"),
-        steps.astype("int64").sort_values("end_ns"),
-        on="end_ns",
-        by="rank",
-        direction="nearest",
-        tolerance=_SAME_NS,
-    )
-    rows = rows[rows["iteration"].notna()]
-    error_ns = _clock_error_ns(data, set(rows["host"]))
-    return sentence(exposed(rows, group_uses(rows), verdict.iteration, verdict.excess_ns, error_ns), error_ns)
+    return group_waits(rows, dict(steps), verdict, _clock_error_ns(data, set(rows["host"])))
 
 
 def _clock_error_ns(data: Path, hosts: set[str]) -> int:
@@ -105,7 +128,10 @@ def _rows(data: Path, job: str, span: tuple[int, int]) -> pd.DataFrame:
     found = list(stream(table, _COLUMNS, wanted))
     if not found:
         return pd.DataFrame(columns=_COLUMNS)
-    rows = pa.Table.from_batches(found)
+    return _frame(pa.Table.from_batches(found))
+
+
+def _frame(rows: pa.Table) -> pd.DataFrame:
     group = pc.fill_null(rows["group"], UNKNOWN)  # a hash: no float holds it
     frame: pd.DataFrame = rows.set_column(rows.schema.get_field_index("group"), "group", group).to_pandas()
     return frame.assign(rank=frame["rank"].astype("int64"))

@@ -16,6 +16,7 @@ from netmon.dl.verdict.incidents import incidents
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError
 from netmon.history.frames import plain_words
+from netmon.history.groups import groups_lately
 from netmon.history.job_names import names_of, requested_job
 from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, RowQuery, Rows
 from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
@@ -23,6 +24,7 @@ from netmon.units import format_duration
 from netmon.views import (
     RECENT_INCIDENTS,
     RECENT_ITERATIONS,
+    GroupLine,
     HostView,
     Incident,
     JobView,
@@ -153,6 +155,10 @@ class DatasetPast:
             return ()
         found = [pair for pair in self._source.explained(job, number) if abs(pair[0].end_ns - end_ns) < _WIDEST_NS]
         return tuple(found[0][1]) if found else ()
+
+    def groups(self, job: str) -> Sequence[GroupLine]:
+        """See Past."""
+        return groups_lately(self._source, job, self._source.newest_ns() + 1)
 
     def _buckets(self, hosts: Sequence[str], since: int, until: int) -> tuple[pd.DataFrame, str]:
         """Rows of full resolution where all of these hosts have them, else those that were streamed."""

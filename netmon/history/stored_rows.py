@@ -22,6 +22,7 @@ WIDEST_NS = 1_000_000_000
 _TIMES = {
     "iterations": ("start_ns", "end_ns", HOUR_NS),
     "verdicts": ("start_ns", "end_ns", HOUR_NS),
+    "collectives": ("start_ns", "end_ns", HOUR_NS),
     "ledger": ("start_ns", "end_ns", HOUR_NS // 60),
     "buckets": ("bucket_start_ns", "", WIDEST_NS),
     "full": ("bucket_start_ns", "", WIDEST_NS),

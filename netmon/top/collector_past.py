@@ -15,7 +15,7 @@ from netmon.errors import NetmonError
 from netmon.past import HOUR_NS, Frame, Past, PastSteps, RankSpan
 from netmon.records import Class, Direction, Flow, Owner, Table
 from netmon.units import format_duration
-from netmon.views import STEP, JobView, Page, RankTimes, RankView, Selection, Snapshot, Verdict
+from netmon.views import STEP, GroupLine, JobView, Page, RankTimes, RankView, Selection, Snapshot, Verdict
 from netmon.wire.security import PLAIN, Security
 from netmon.wire.watch import Outage, UnreachableError, split, watch_once
 
@@ -206,6 +206,10 @@ class CollectorPast:
         with self._lock:
             found = self._verdicts.get((job, number, end_ns))
         return tuple(getattr(found, "ranks", ()))
+
+    def groups(self, job: str) -> Sequence[GroupLine]:
+        """See Past; of the rows that the collector stored."""
+        return self._stored.groups(job) if self._stored else ()
 
     def _full(self, hosts: Sequence[str], since_ns: int, until_ns: int) -> "tuple[pd.DataFrame, list[str]]":
         """Rows of all workers; sentences on what is missing."""

@@ -134,7 +134,10 @@ def cost(cpu_fraction: float, rss_bytes: int, width: int) -> str:
     )
 
 
-_KEYS = ("? help", "q quit", "⏎ in", "esc out", "f filter", "s sort", "g group", "v verdicts", "space pause", "y copy")
+_KEYS = (
+    *("? help", "q quit", "⏎ in", "esc out", "f filter", "s sort", "g group", "v verdicts"),
+    *("space pause", "y copy", "o groups of ranks"),
+)
 _OF_PAST = ("← → iteration", "/ slow")
 _IN_PAST = ("l live", "← → iteration", "/ \\ slow", "+ − zoom")
 

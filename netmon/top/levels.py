@@ -15,9 +15,10 @@ from netmon.top.incidents import INCIDENTS, IncidentRow, rows_of, with_older
 from netmon.top.jobs import JOBS, RANKS, TIMED_RANKS, RankRow
 from netmon.top.links import ARROWS, LINKS, PAST_LINKS
 from netmon.top.links import ordered as links_by_name
+from netmon.top.rank_groups import RANK_GROUPS
 from netmon.top.rows import Kind
 from netmon.top.steps import STEPS, VERDICTS, Step
-from netmon.views import FlowView, Incident, JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
+from netmon.views import FlowView, GroupLine, Incident, JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Scene:
     grouped_by: str = ""
     steps: Sequence[Step] = ()  # of the level's job, oldest first
     past_incidents: Sequence[Incident] = ()  # newest first
+    groups: Sequence[GroupLine] | None = None  # of ranks, of the level's job; None: nobody wants to see them
     fresh: Mapping[Any, Verdict] = field(default_factory=dict)  # of snapshots, whether the past has them or not
 
 
@@ -82,6 +84,8 @@ def tables(level: Level, scene: Scene) -> list[Shown]:
         return [_filtered(VERDICTS, all_verdicts(scene), scene)]
     if level.what == "job":
         own = [view for view in flows if view.flow.owner.job == level.job]
+        if scene.groups is not None:
+            return [_filtered(RANK_GROUPS, scene.groups, scene), _ranks(job, scene), _flows(own, scene)]
         steps = reversed(scene.steps) if scene.steps else _from_durations(job)
         return [_filtered(STEPS, steps, scene), _ranks(job, scene), _flows(own, scene)]
     if level.what == "iteration":

@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from netmon.past import Frame, Past, PastSteps
 from netmon.top.incidents import of_past
 from netmon.top.steps import Step, step_of, steps_of
 from netmon.top.timeline import Span
-from netmon.views import Incident, RankTimes, Snapshot, Verdict
+from netmon.views import GroupLine, Incident, RankTimes, Snapshot, Verdict
 from netmon.wire.watch import Outage
 
 _JOIN_S = 0.5
@@ -227,6 +227,11 @@ class _Times(NamedTuple):
     times: tuple[RankTimes, ...]
 
 
+class _Groups(NamedTuple):
+    job: str
+    lines: Sequence[GroupLine]
+
+
 class MomentView:
     """Lives on the program's thread; what blocks happens on another one."""
 
@@ -235,6 +240,7 @@ class MomentView:
         self.rewinding = Rewinding()
         self.frame: Frame | None = None
         self.times: tuple[RankTimes, ...] = ()
+        self.groups: _Groups | None = None  # of the job that was asked about last
         self.span: Span | None = None  # the part of the time axis that is looked at
         self.busy = self.problem = ""
         self._source = past
@@ -265,6 +271,14 @@ class MomentView:
             self.problem = "nothing is known of the past here"
             return
         self._query("looking back", lambda: _Steps((past := source.steps()), of_past(past), move))
+
+    def query_groups(self, job: str) -> None:
+        """Ask what the groups of ranks of a job are used for."""
+        source = self._source
+        if source is None:
+            self.problem = "nothing is known of the past here"
+            return
+        self._query("reading what its ranks call", lambda: _Groups(job, source.groups(job)))
 
     def move_to(self, move: Move) -> None:
         """To another iteration; from now on it is looked first which ones there are."""
@@ -345,6 +359,10 @@ class MomentView:
         elif isinstance(answer.found, _Frame):
             self.frame = answer.found.frame
             self._query_times(answer.found.step)
+        elif isinstance(answer.found, _Groups):
+            self.groups = answer.found
+            if not answer.found.lines:
+                self.problem = "nobody tells what this job's ranks call"
         elif isinstance(answer.found, _Times) and answer.found.step is self.rewinding.step:
             self.times = answer.found.times
 

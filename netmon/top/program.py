@@ -44,7 +44,7 @@ from netmon.top.moments import Answer, Ended, MomentView, Reader, Update
 from netmon.top.options import Options, present_flows, present_links, short_names
 from netmon.top.steps import Step
 from netmon.top.widgets import FilterLine, HelpScreen, RowTable
-from netmon.views import Selection, Snapshot, Verdict
+from netmon.views import GroupLine, Selection, Snapshot, Verdict
 from netmon.wire.watch import Outage
 
 
@@ -111,6 +111,7 @@ class Program(App[None]):
         Binding("b", "units"),
         Binding("f", "filter"),
         Binding("g", "group"),
+        Binding("o", "rank_groups"),
         Binding("s", "sort(1)"),
         Binding("S", "sort(-1)"),
         Binding("v", "verdicts"),
@@ -152,6 +153,7 @@ class Program(App[None]):
         self._received_ns = time.time_ns()
         self._paused = False
         self._grouped_by = ""
+        self._groups_of = ""  # the job whose groups of ranks are shown in place of its iterations
         self._shown: list[Shown] = []
         self._put_lines: dict[str, list[Text]] = {}
         self._said_silence = self._touched = False
@@ -251,7 +253,14 @@ class Program(App[None]):
             steps=rewinding.of(self.path[-1].job),
             past_incidents=rewinding.incidents,
             fresh=rewinding.fresh,
+            groups=self._groups(),
         )
+
+    def _groups(self) -> Sequence[GroupLine] | None:
+        found, job = self._moments.groups, self.path[-1].job
+        if self.path[-1].what != "job" or self._groups_of != job:
+            return None
+        return found.lines if found and found.job == job else ()
 
     def redraw(self) -> None:
         """Everything, from what is known now."""
@@ -461,6 +470,18 @@ class Program(App[None]):
         choices = ["", *GROUPINGS]
         self._grouped_by = choices[(choices.index(self._grouped_by) + 1) % len(choices)]
         self._query()
+        self.redraw()
+
+    def action_rank_groups(self) -> None:
+        """Of a job: its groups of ranks in place of its iterations, as they are now; and back."""
+        job = self.path[-1].job
+        if self.path[-1].what != "job":
+            self._moments.problem = "groups of ranks are a job's: choose one"
+        elif self._groups_of == job:
+            self._groups_of = ""
+        else:
+            self._groups_of = job
+            self._moments.query_groups(job)
         self.redraw()
 
     def action_page(self, step: int) -> None:

@@ -361,6 +361,7 @@ _KEYS = (
     ("← →", "one iteration back or on, of the job that is chosen; from now on into the past"),
     ("/ \\", "the slow iteration before, or after, this moment"),
     ("l", "live: back to now"),
+    ("o", "of a job: its groups of ranks, what they exchange in a step and how long they wait, and back"),
     ("v", "all incidents and verdicts: Enter goes to the moment of one"),
     ("+ − , .", "in the past: zoom the time axis, down to 10 µs a character; move it"),
     ("f", "filter the rows, as below; empty: all of them"),

@@ -9,6 +9,7 @@ import signal
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,9 +21,10 @@ from netmon.dl.verdict import path_of
 from netmon.dl.verdict.incidents import step_parts
 from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UnsupportedError, UsageError
+from netmon.history.groups import groups_lately
 from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
-from netmon.views import CAUSES, NOT_UNDERSTOOD, Cause, Verdict
+from netmon.views import CAUSES, NOT_UNDERSTOOD, Cause, GroupLine, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.answers import Answers
 from netmon.web.grid import DIRECTIONS
@@ -291,9 +293,14 @@ class Page:
         job, iteration = request.query.get("job", ""), _number(request, "iteration")
         if not self._full(request):
             return _refusal(403, "this viewer sees jobs, classes and rates only")
-        verdict, ranks = await self._run(self._source.explain, job, iteration, _number(request, "end_ns"))
+        end_ns = _number(request, "end_ns")
+        verdict, ranks = await self._run(self._source.explain, job, iteration, end_ns)
         path = path_of(ranks, verdict) if ranks else ""
-        return _json({"verdict": _verdict(verdict), "path": path, "ranks": [asdict(one) for one in ranks]})
+        groups: list[GroupLine] = []
+        with suppress(NetmonError):  # an older collector tells of none
+            groups = await self._run(groups_lately, self._source.rows(), job, end_ns + 1)
+        told = {"ranks": [asdict(one) for one in ranks], "groups": [asdict(one) for one in groups]}
+        return _json({"verdict": _verdict(verdict), "path": path, **told})
 
     async def _advised(self, request: web.Request) -> web.StreamResponse:
         now = asyncio.get_running_loop().time()

@@ -1323,6 +1323,7 @@ class Verdict(_message.Message):
     CULPRIT_USER_FIELD_NUMBER: _builtins.int
     SENDER_FIELD_NUMBER: _builtins.int
     RECEIVER_FIELD_NUMBER: _builtins.int
+    GROUP_WAITS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     iteration: _builtins.int
     start_ns: _builtins.int
@@ -1370,6 +1371,8 @@ class Verdict(_message.Message):
     sender: _builtins.str
     """of the culprit's bytes: a host, or the address of one without an agent"""
     receiver: _builtins.str
+    group_waits: _builtins.str
+    """in which group ranks waited longer, in words"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankTimes]: ...
     def __init__(
@@ -1415,10 +1418,11 @@ class Verdict(_message.Message):
         culprit_user: _builtins.str = ...,
         sender: _builtins.str = ...,
         receiver: _builtins.str = ...,
+        group_waits: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "own_transfer_ns", b"own_transfer_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "receiver", b"receiver", "receiver_ns", b"receiver_ns", "relative", b"relative", "reported_ns", b"reported_ns", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "sender", b"sender", "sender_ns", b"sender_ns", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "culprit_user", b"culprit_user", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "group_waits", b"group_waits", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "own_transfer_ns", b"own_transfer_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "receiver", b"receiver", "receiver_ns", b"receiver_ns", "relative", b"relative", "reported_ns", b"reported_ns", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "sender", b"sender", "sender_ns", b"sender_ns", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

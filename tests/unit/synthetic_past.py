@@ -8,7 +8,7 @@ from snapshot_example import example
 
 from netmon.errors import DataError
 from netmon.past import STEP_TIMES, Frame, PastSteps, RankSpan
-from netmon.views import RankTimes
+from netmon.views import GroupLine, RankTimes
 
 BEGIN_NS = 1_795_255_900_000_000_000
 USUAL_NS, SLOW_NS = 300_000_000, 590_000_000
@@ -64,3 +64,9 @@ class SyntheticPast:
             RankTimes(rank.rank, rank.host, SLOW_NS, True, 100_000_000, 20_000_000, 0, 209_000_000, 261_000_000)
             for rank in example().jobs[0].ranks
         )
+
+    def groups(self, job: str) -> list[GroupLine]:
+        calls = "8 all-gathers (1 MB), 4 reduce-scatters (2 MB)"
+        return [
+            GroupLine("all ranks", "sharded data", "0–2", calls, "forward, backward", "32.5 ms, rank 2 100 ms", 32.5e6)
+        ]

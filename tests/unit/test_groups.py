@@ -2,7 +2,9 @@
 """What groups are for, by what is called in them; in which of them the others waited, and for whom."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,13 +16,19 @@ from netmon.dl.groups import (
     SHARDED,
     TENSOR,
     UNCLEAR,
+    calls_of,
     exposed,
     group_uses,
+    group_waits,
     in_words,
     ranks_in_words,
     sentence,
 )
 from netmon.dl.rank_activity import UNNAMED
+from netmon.dl.verdict.verdict_text import sentence as verdict_sentence
+from netmon.evidence import COLLECTIVE, UNKNOWN
+from netmon.history.groups import group_lines
+from netmon.views import Cause, Verdict
 
 MS = 1_000_000
 SUM, GATHER, SCATTER_SUM, EXCHANGE, SEND, RECEIVE, BROADCAST = 1, 5, 16, 10, 12, 13, 0
@@ -264,3 +272,34 @@ def test_a_typical_step_in_words() -> None:
 def test_ranks_in_words() -> None:
     assert ranks_in_words([5, 0, 1, 2, 7]) == "0–2, 5, 7"
     assert ranks_in_words([]) == ""
+
+
+def test_a_verdict_says_it_after_its_own_sentence() -> None:
+    table = slowed(SHARDS, dict.fromkeys((0, 1, 3), 80 * MS), GATHER)
+    steps = {
+        name: table[name].to_numpy() + (1_000 if name == "end_ns" else 0) for name in ("rank", "end_ns", "iteration")
+    }
+    at = SLOW * STEP_NS
+    verdict = Verdict("a", SLOW, at, at + STEP_NS + 80 * MS, STEP_NS + 80 * MS, STEP_NS, 80 * MS, Cause.STRAGGLER)
+    found = group_waits(table.drop(columns="iteration"), steps, verdict, 0)
+    assert found == said(table)
+    assert verdict_sentence(replace(verdict, group_waits=found)).startswith(
+        verdict_sentence(verdict) + ". Ranks 0, 1, 3"
+    )
+    assert group_waits(table, steps, replace(verdict, cause=Cause.CHANGE), 0) == ""
+
+
+def test_what_an_agent_does_not_know_is_null_but_of_groups() -> None:
+    rows_told = np.full(2, UNKNOWN, COLLECTIVE)
+    rows_told["rank"], rows_told["bytes"] = 1, (7, UNKNOWN)
+    found = calls_of(rows_told)
+    assert found["group"].tolist() == [UNKNOWN, UNKNOWN]
+    assert found["bytes"].isna().tolist() == [False, True]
+
+
+def test_a_group_is_a_line_wherever_it_is_shown() -> None:
+    table = SHARDS.assign(waited_ns=SHARDS["waited_ns"] * (1 + 9 * (SHARDS["rank"] == 2)))
+    (line,) = group_lines(group_uses(table))
+    assert (line.group, line.kind, line.ranks) == ("all ranks", "sharded data", "0–3")
+    assert line.calls == "8 all-gathers (1 MB), 4 reduce-scatters (2 MB)"
+    assert (line.when, line.waits) == ("forward, backward", "32.5 ms, rank 2 100 ms")

@@ -226,6 +226,38 @@ def test_what_is_too_late_to_be_judged_by_what_is_kept_is_judged_by_the_dataset(
     assert all(verdict.reported_ns for verdict in told)
 
 
+@pytest.mark.parametrize(("confidence", "answers"), [(0.9, 1), (0.2, 2)])
+def test_what_is_not_clear_is_judged_again_when_all_hosts_have_told_of_the_step(monkeypatch, confidence, answers):
+    verdict = Verdict("job", 1, 0, 1, 1, 0, 1, Cause.CROSS, confidence=confidence)
+    told, asked = [], []
+    judging_ = Judging(Tables(Settings()), {}, SimpleNamespace(judged=lambda verdict: None), told.append, None)
+    monkeypatch.setattr(judging_, "_with_ends", lambda verdict, parts: verdict)
+    monkeypatch.setattr(
+        judging_, "_case", lambda job, number, parts: asked.append(number) or SimpleNamespace(judged=lambda: verdict)
+    )
+    job = judging_._jobs["job"] = JobSteps()
+    told_until = {"host": 1_050 * MS, "collectives": 0}
+    monkeypatch.setattr(judging_, "_of_job", lambda table, *_: rows_until(told_until[table]))
+
+    def rows_until(end_ns):
+        return Columns({"rank": np.arange(2), "end_ns": np.full(2, end_ns)}) if end_ns else None
+
+    async def run():
+        job.add({0: "h0", 1: "h1"}, iteration_rows([(rank, iteration(1, rank)) for rank in (0, 1)]))
+        job.last_step_s = time.monotonic()
+        judging_._coming.append((0.0, "job", 1))
+        judging_.tick(Settled())
+        await judging_._working
+        judging_.tick(Settled())
+        assert len(told) == (answers == 1)
+        told_until["host"] = 2_000 * MS
+        judging_.tick(Settled())
+        await judging_._working
+
+    asyncio.run(run())
+    assert (len(told), len(asked)) == (1, answers)
+
+
 def test_an_iteration_is_told_of_once():
     job = JobSteps()
     assert [job.mark_published(number) for number in (7, 8, 7)] == [True, True, False]

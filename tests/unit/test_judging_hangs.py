@@ -9,6 +9,7 @@ import numpy as np
 from collector.host.tables import Lately
 from collector.judging.hangs import Hangs
 from netmon.columnar import Columns
+from netmon.dl.hangs import line
 from netmon.dl.operations import Operation
 from netmon.dl.rank_activity import OVER, WAITED
 from netmon.evidence import UNKNOWN, WAIT, ProcessState, WaitsFor
@@ -153,6 +154,20 @@ def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
     assert [hang.rank for hang in collector.stored] == [2]
 
 
+def test_who_sends_no_more_than_those_who_wait_does_nothing() -> None:
+    """Horovod's ranks ask each other all the time whether there is something to do."""
+    collector = Collector()
+    state = np.zeros(SIZE, collector.state.dtype)
+    state["job"], state["rank"] = 1, range(SIZE)
+    collector.hangs._tables.flows.state = state
+    collector.tell(0, 0.9, 8, WAITED)
+    for _ in range(2):
+        collector.tick()
+        state["payload_bytes"] += 10_000_000
+    collector.stands_still()
+    assert [hang.rank for hang in collector.stored] == [2]
+
+
 def test_one_that_is_cut_off() -> None:
     """What it sends is sent again and again, and what it is sent, too; the others reach each other."""
     collector = Collector()
@@ -226,3 +241,51 @@ def test_a_job_that_has_ended_is_let_go() -> None:
     assert collector.hangs.current() == []
     assert collector.stored[-1].until_ns > 0
     assert collector.hangs._jobs == {}
+
+
+def test_a_job_that_ends_because_a_rank_called_something_else() -> None:
+    collector = Collector()
+    for rank in range(SIZE):
+        size = 4 if rank != 1 else 1
+        collector.tell(rank, 1, 8, OVER, state=int(ProcessState.GONE), bytes=size)
+    collector.left = set(range(SIZE))
+    collector.tick()
+    [told] = collector.stored
+    assert (told.what, told.rank, told.missing, told.waiting) == (Hung.ENDED, 1, (1,), (0, 2))
+    assert told.until_ns > 0
+    assert line(told, str).endswith(
+        "rank 1 on h1 did not call all-reduce 8 of a group of 3 as the others did; "
+        "it has called it with 1 bytes, the others with 4"
+    )
+    assert collector.hangs._jobs == {}
+
+
+def test_one_that_seems_to_be_over_for_a_moment_is_the_same() -> None:
+    collector = Collector()
+    collector.stands_still()
+    for rank in range(SIZE):
+        collector.tell(rank, 4, 8, WAITED, quiet=False)
+    collector.tick()
+    [told, over] = collector.stored
+    assert over.until_ns
+    for rank in (0, 1):
+        collector.tell(rank, 6, 8, WAITED, cpu_ns=0)
+    collector.tell(2, 6, 7, OVER, cpu_ns=0)
+    collector.tick()
+    [again] = collector.hangs.current()
+    assert (again.since_ns, again.reported_ns, again.until_ns) == (told.since_ns, told.reported_ns, 0)
+    assert len(collector.stored) == 2
+
+
+def test_a_rank_that_leaves_while_the_others_wait_for_another_one_is_no_hang_of_its_own() -> None:
+    collector = Collector()
+    collector.stands_still()
+    collector.left = {2}
+    collector.tick()
+    collector.hangs._jobs["job"].left_ns[2] -= 3 * S
+    collector.tick()
+    collector.left = {1, 2}
+    collector.hangs._jobs["job"].left_ns[1] = 1
+    collector.tick()
+    assert len(collector.stored) == 1
+    assert collector.hangs.current()[0].since_ns == collector.stored[0].since_ns

@@ -7,13 +7,15 @@ import signal
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netmon.errors import KernelError
-from netmon.kernel.training.symbols import Offsets, Reading, function_offsets
+from netmon.kernel.training.symbols import Offsets, Reading, SlowError, function_offsets
+from netmon.kernel.training.uprobes import MappedLibrary, Uprobes, _Wanted, _Watched
 
 TABLES = 64 + 3 * 64  # bytes of the header and of three sections
 
@@ -131,3 +133,21 @@ def test_any_damage_is_survived(changes: list[tuple[int, bytes]]) -> None:
         return  # as `main` catches them
     finally:
         os.close(descriptor)
+
+
+def test_what_was_not_read_in_time_is_tried_again_but_not_for_ever() -> None:
+    def read_slowly() -> None:
+        raise SlowError("it takes too long")
+
+    probes, version = Uprobes({}, ()), (1, 2, 3, 4)
+    process = probes._processes[1] = _Watched(0, 0.0, libraries={"libtorch_cpu.so": True})
+    library = MappedLibrary("libtorch_cpu.so", 2, [])
+    tries = 0
+    while version not in probes._refused:
+        assert "libtorch_cpu.so" not in process.settled
+        wanted = _Wanted(1, 0, library, version, os.open(os.devnull, os.O_RDONLY))
+        assert probes._finish((1, 2), wanted, SimpleNamespace(result=read_slowly, cost_ns=0)) == []  # type: ignore[arg-type]
+        tries += 1
+    assert tries == 5
+    assert process.settled == {"libtorch_cpu.so": None}
+    assert len(probes.warnings()) == 5

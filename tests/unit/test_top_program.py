@@ -149,6 +149,21 @@ def test_down_to_a_flow_and_up_again() -> None:
     run(look, Source(example()))
 
 
+def test_the_groups_of_a_jobs_ranks() -> None:
+    async def look(seen: Seen) -> None:
+        await seen.until("JOBS")
+        await seen.press("o")
+        await seen.until("groups of ranks are a job's")
+        await seen.press("enter")
+        await seen.until("all › resnet", "ITERATIONS")
+        await seen.press("o")
+        compare(await seen.until("GROUPS", "sharded data"), "rank-groups-120x40")
+        await seen.press("o")
+        await seen.until("ITERATIONS")
+
+    run(look, Source(example()), SyntheticPast())
+
+
 def test_back_in_time_and_live_again() -> None:
     past, source = SyntheticPast(), Source(example())
 

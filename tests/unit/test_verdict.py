@@ -12,7 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.flushing import verdict_table
-from netmon.dl.verdict import CELL_NS, Link, LinkTotals, Steps, Whose, judge, no_link_totals, sentence, standing_out
+from netmon.dl.verdict import (
+    CELL_NS,
+    Link,
+    LinkTotals,
+    Steps,
+    Whose,
+    judge,
+    judge_input,
+    matrix,
+    no_link_totals,
+    sentence,
+    standing_out,
+    verdict_on,
+    worth_reporting,
+)
 from netmon.dl.verdict.evidence import LINK_TOTAL, in_cells
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.verdict_text import arithmetic, columns, from_columns
@@ -192,6 +206,38 @@ def test_a_rank_that_comes_late_is_named_and_those_that_waited_are_not():
     assert (verdict.cause, verdict.rank, verdict.host) == (Cause.STRAGGLER, 2, "h2")
     assert verdict.late_ns == pytest.approx(400 * MS, abs=MS)
     assert "rank 2 (h2) was 400 ms late" in sentence(verdict)
+
+
+@pytest.mark.parametrize(("waits", "told"), [(1.0, True), (2.0, False)])
+def test_a_late_rank_is_told_of_however_much_transfers_differ_if_it_hardly_does_itself(waits, told):
+    random = np.random.default_rng(1)
+    transfer, late = random.uniform(60, 340, ITERATIONS), np.zeros((ITERATIONS, RANKS))
+    transfer[SLOW], late[SLOW, 1] = 200, 260
+    late += (waits - 1) * random.uniform(0, 300, (ITERATIONS, RANKS))  # each comes when it likes
+    start = BEGIN + np.arange(ITERATIONS) * 2_000 * MS
+    there = COMPUTING + late.max(axis=1)
+    end = [start[step] + int((there[step] + transfer[step]) * MS) for step in range(ITERATIONS)]
+    rows = [
+        (step, rank, start[step], end[step], start[step] + int((COMPUTING + late[step, rank]) * MS), end[step])
+        for step in range(ITERATIONS)
+        for rank in range(RANKS)
+    ]
+    columns_of = np.array(rows, np.int64).T
+    steps = Steps(
+        *columns_of[:4],
+        comm_start_ns=columns_of[4],
+        comm_end_ns=columns_of[5],
+        exposed_ns=columns_of[5] - columns_of[4],
+        error_ns=np.full(len(rows), 2_000),
+        shared=np.zeros(len(rows), bool),
+        host=columns_of[1],
+        hosts=[f"h{rank}" for rank in range(RANKS)],
+        size=RANKS,
+    )
+    one = judge_input("resnet", matrix(steps), no_link_totals(), SLOW)
+    verdict = verdict_on(one, steps)
+    assert (verdict.cause, verdict.rank) == (Cause.STRAGGLER, 1)
+    assert worth_reporting(one, replace(verdict, confidence=0.9)) == told
 
 
 def test_two_causes_are_both_told_with_their_shares():

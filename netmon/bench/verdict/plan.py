@@ -16,7 +16,7 @@ from netmon.errors import NetmonError
 from netmon.lab.injections.spec import CAUSES, TRANSFERS, Injection
 from netmon.lab.record import FOLDER, Run
 from netmon.lab.run import run
-from netmon.lab.spec import RunSpec
+from netmon.lab.spec import PARALLEL_TRAINERS, RunSpec
 from netmon.records import Direction
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,12 @@ _SPINS = ("horovod",)
 """Trainers whose ranks keep a core busy now and then while they wait (Horovod's Gloo does): with more of them than
 cores a third of the iterations takes 1.3 × the usual with nothing done to them."""
 RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
+_RANKS = {"hybrid": (4,), "tensor": (2, 4)}
+"""How many of them trainers take that do not take any number."""
+
+_UNABLE = dict.fromkeys(PARALLEL_TRAINERS, ("gc", "batch", *TRANSFERS))
+"""Kinds that a trainer's script does not do: others are injected instead."""
+
 RATES_MBPS = (200, 300, 500)
 
 
@@ -54,10 +60,13 @@ def plan(
     runs = [others[begin : begin + PER_RUN] for begin in range(0, max(len(others), last * PER_RUN), PER_RUN)]
     for some in runs[:last]:
         some.append(_LAST)
-    return [
-        draw_run(generator, data / f"run-{number:03}", trainers[number % len(trainers)], some, seed + number)
-        for number, some in enumerate(runs)
-    ]
+    planned = []
+    for number, some in enumerate(runs):
+        trainer = trainers[number % len(trainers)]
+        able = [kind for kind in kinds if kind not in _UNABLE.get(trainer, ())]
+        done = [kind if kind in able else able[at % len(able)] for at, kind in enumerate(some)] if able else []
+        planned.append(draw_run(generator, data / f"run-{number:03}", trainer, done, seed + number))
+    return planned
 
 
 def draw_run(
@@ -71,6 +80,7 @@ def draw_run(
 ) -> RunSpec:
     """One run, with these injections in this order and quiet iterations between them."""
     few = [ring for ring in rings if trainer not in _SPINS or len(ring) <= max(2, os.cpu_count() or 1)]
+    few = [ring for ring in few if len(ring) in _RANKS.get(trainer, (len(ring),))]
     ring = (few or rings)[int(generator.integers(len(few or rings)))]
     spec = RunSpec(
         data,

@@ -204,9 +204,11 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     """Whether it is published to those who have not asked for this iteration.
 
     It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
-    iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones; one
-    rank that was late by all of it is told of from _SURE_FROM × the usual on. That little or nothing is known of the
-    cause is an answer only where the iteration took _UNKNOWN_FROM × the usual, and twice as much longer than that.
+    iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones. One
+    rank that was late by all of it is told of from _SURE_FROM × the usual on; a rank that did longer what it does
+    itself, or a pause of all, where that hardly differs at other times, however much transfers do. That little or
+    nothing is known of the cause is an answer only where the iteration took _UNKNOWN_FROM × the usual, and twice as
+    much longer than that.
     """
     if verdict.cause == Cause.CHANGE:
         return True
@@ -218,8 +220,30 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     took = one.table.slowest[one.baseline]
     differ_ns = _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
     if verdict.cause != Cause.UNKNOWN and verdict.confidence >= _LIKELY:
-        return ratio >= NOTABLE and verdict.excess_ns >= differ_ns
+        return ratio >= NOTABLE and (verdict.excess_ns >= differ_ns or _clearly_itself(one, verdict))
     return ratio >= _UNKNOWN_FROM and verdict.excess_ns >= 2 * differ_ns
+
+
+def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
+    """Whether a late rank, or all ranks in a pause, did longer what they do besides waiting for others: by most of the
+    excess, and by _SCATTERS times what that differs by; or were seen to be stopped for most of it."""
+    if verdict.cause not in (Cause.STRAGGLER, Cause.PAUSE):
+        return False
+    table = one.table
+    stopped = stopped_in(one.waited, span_of(table, one.row)).ranks if one.waited is not None else {}
+    alone = verdict.cause == Cause.STRAGGLER
+    stopped_ns = max((ns for rank, ns in stopped.items() if rank == verdict.rank or not alone), default=0.0)
+    if stopped_ns >= _MOSTLY * verdict.excess_ns:
+        return True
+    whose = table.rank == verdict.rank if alone else slice(None)
+    rest, before = table.duration - table.exposed, table.comm_start - table.start
+    own = np.where(np.isfinite(rest), rest, before)[:, whose]
+    usual = own[one.baseline]
+    if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(usual).all():
+        return False
+    typical = np.median(usual, axis=0)
+    least = np.maximum(_MOSTLY * verdict.excess_ns, _SCATTERS * (typical - np.quantile(usual, 0.16, axis=0)))
+    return bool((own[one.row] - typical >= least).all())
 
 
 def span_of(table: Matrix, row: int) -> tuple[int, int]:

@@ -60,7 +60,12 @@ def renamed(verdict: Verdict, names: Mapping[str, str]) -> Verdict:
 
 
 def sentence(verdict: Verdict) -> str:
-    """One sentence."""
+    """One sentence; where it is known in which group of ranks who waited, that is another one."""
+    told = verdict.group_waits
+    return f"{_sentence(verdict)}. {told[:1].upper()}{told[1:]}" if told else _sentence(verdict)
+
+
+def _sentence(verdict: Verdict) -> str:
     if verdict.cause == Cause.CHANGE:
         return f"job {verdict.job}: {reason(verdict)}"
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)

@@ -57,6 +57,10 @@ _SORTED_TABLE = (1, 0x03, 0x3B)  # version; an unsigned number; signed ones that
 _MOST_FRAMES = 1 << 20
 
 
+class SlowError(KernelError):
+    """It was not read in time, on a machine that may be busy: it may be the next time."""
+
+
 class Reading:
     """The functions of one library, being looked for."""
 
@@ -95,7 +99,7 @@ class Reading:
         except subprocess.TimeoutExpired:
             self.close()
             self.cost_ns = time.monotonic_ns() - self._begun_ns
-            raise KernelError("it takes too long to be read") from None
+            raise SlowError("it takes too long to be read") from None
         self.cost_ns = _children_ns() - before_ns
         if self._child.returncode or not text:
             raise KernelError("it takes too much memory or time to be read")

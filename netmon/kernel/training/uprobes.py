@@ -26,7 +26,7 @@ from netmon.kernel.bpf_calls import uprobe_link
 from netmon.kernel.processes import PROC, Identity, identity_of, in_turn, read_bounded, start_ticks, uid_of
 from netmon.kernel.stalling import StalledError, StallingCalls, close_late
 from netmon.kernel.training.nccl import Library
-from netmon.kernel.training.symbols import Offsets, Reading
+from netmon.kernel.training.symbols import Offsets, Reading, SlowError
 from netmon.marks import printable
 from netmon.rate_limiter import TimeLimiter
 
@@ -243,6 +243,7 @@ _OPEN_S = 0.2  # to open a library; what takes longer is on a file system that d
 _READING_SHARE, _READING_BURST_NS = 0.01, 1_500_000_000  # of a core, for one user's libraries
 _MOST_FILES, _MOST_OF_USER = 192, 48  # probed at a time
 _MOST_REFUSED = 4096  # files that are remembered as such
+_AGAIN_S, _MOST_TRIES = 30.0, 5  # after what could not be read in time is tried again, twice as long each time
 _MOST_WARNINGS = 16  # at a time
 _MOST_LIMITERS = 256
 _OTHER_DESCRIPTORS = 512  # for all else that this process opens
@@ -296,6 +297,7 @@ class Uprobes:
         self._processes: dict[int, _Watched] = {}
         self._probed: dict[_File, _Probed] = {}
         self._refused: dict[tuple[int, ...], None] = {}
+        self._slow: dict[tuple[int, ...], tuple[int, float]] = {}  # how often it was tried, and from when on it may be
         self._wanted: dict[_File, _Wanted] = {}  # in one call of `follow`, but for the one that is being read
         self._limiters: dict[int, TimeLimiter] = {}  # by user
         self._calls = 0
@@ -325,7 +327,7 @@ class Uprobes:
         """Attaches to the libraries that these processes map and that are not probed yet; returns their paths.
 
         pids: all ranks that are alive. Takes half a second at most: what is left is done the next time. A library that
-        cannot be probed is not tried again, unless it changes; `warnings` says why.
+        cannot be probed is not tried again, unless it changes, or was not read in time; `warnings` says why.
         """
         self._calls += 1
         alive = set(pids)
@@ -412,7 +414,7 @@ class Uprobes:
         if file in self._probed or version in self._refused:
             os.close(descriptor)
             self._settle(pid, library.path, file)
-        elif file in self._wanted:
+        elif file in self._wanted or self._slow.get(version, (0, 0.0))[1] > time.monotonic():
             os.close(descriptor)
         else:
             self._wanted[file] = _Wanted(pid, uid, library, version, descriptor)
@@ -462,6 +464,9 @@ class Uprobes:
         try:
             self._attach(file, wanted, reading.result())
         except (KernelError, OSError) as error:
+            if isinstance(error, SlowError) and self._is_tried_again(wanted.version):
+                self._warn(path, f"{error}; that is tried again")
+                return []
             self._refused[wanted.version] = None
             if len(self._refused) > _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
@@ -471,6 +476,15 @@ class Uprobes:
             self._limiter(wanted.uid).spend(reading.cost_ns)
         self._settle(wanted.pid, path, file)
         return [path] if file in self._probed else []
+
+    def _is_tried_again(self, version: tuple[int, ...]) -> bool:
+        tries = self._slow.pop(version, (0, 0.0))[0] + 1
+        if tries >= _MOST_TRIES:
+            return False
+        self._slow[version] = tries, time.monotonic() + _AGAIN_S * 2 ** (tries - 1)
+        if len(self._slow) > _MOST_REFUSED:
+            del self._slow[next(iter(self._slow))]
+        return True
 
     def _attach(self, file: _File, wanted: _Wanted, offsets: Offsets) -> None:
         """offsets: as somebody says who has read a stranger's file: nothing but code of that file is probed."""

@@ -2,6 +2,7 @@
 """What a reader asks first: who slowed whom, how the jobs did, what was on the links."""
 
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 
 from netmon.dl.verdict.incidents import described
 from netmon.history.frames import groups
+from netmon.history.groups import group_lines, groups_of
 from netmon.records import CLASS_NAMES
 from netmon.report.chapters.slowdown import SLOWEST
 from netmon.report.study import NO_TIMES, Chapter, Exhibit, Frames, Study, need, traffic_of
@@ -22,6 +24,7 @@ _COLOURS = {
 }
 _MOST_LINKS = 16
 _MOST_SPANS = 200  # that are drawn, of a job
+_NO_CALLS = "nobody tells what ranks call: it takes PyTorch 2.7 or later on Gloo"
 _NOBODY = "no step was slower than usual"
 
 
@@ -67,6 +70,15 @@ def _job_frames(study: Study) -> Frames:
     rows = rows.assign(slower=slower, lost_ns=[lost[job] for job in rows["job"]])
     names = ["job", "ranks", "source", "iterations", "quiet_ns", "shared_ns", "slower", "lost_ns", "measured_bytes"]
     return {"jobs": rows[[*names, "theory_bytes"]]}
+
+
+def _group_frames(study: Study) -> Frames:
+    lines = [
+        {"job": study.job_names.get(job, job), **asdict(one)}
+        for job, (uses, _) in groups_of(study.tables.data).items()
+        for one in group_lines(uses)
+    ]
+    return {"groups": need(pd.DataFrame(lines), _NO_CALLS)}
 
 
 def _rate_frames(study: Study) -> Frames:
@@ -128,6 +140,16 @@ JOBS = Chapter(
             rows=60,
         ),
         SLOWEST,
+        Exhibit(
+            "groups",
+            "Groups of ranks",
+            "",
+            "What each group of ranks is for, what a rank exchanges in it in a typical step, with the bytes, in which "
+            "pass, and how long a rank waits there: the mean, and who waits longest where that is much more.",
+            _group_frames,
+            rows=60,
+            shown=("job", "group", "kind", "ranks", "calls", "when", "waits"),
+        ),
     ),
 )
 LINKS = Chapter(

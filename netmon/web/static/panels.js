@@ -61,7 +61,9 @@ export async function step(node, catalogue, one, verdict) {
       reply.path ? element("p", {}, reply.path) : "",
       reply.ranks.length ? table(["rank", "host", "took", "computed", "waited", "transfer", "held up"], reply.ranks.map((rank) =>
         [`${rank.rank}`, rank.host, duration(rank.duration_ns), ...["computed_ns", "waited_ns", "transfer_ns", "held_ns"].map((name) =>
-          rank.known ? duration(rank[name]) : "?")]), 2) : "");
+          rank.known ? duration(rank[name]) : "?")]), 2) : "",
+      ...(reply.groups?.length ? [element("h2", { class: "sub" }, "Groups of ranks in the minute before"),
+        table(["group", "kind", "ranks", "in a step, per rank", "when", "waits"], reply.groups.map((one) => [one.group, one.kind, one.ranks, one.calls, one.when, one.waits]), 5)] : []));
   } catch (error) {
     if (node.requested === requested) show(verdict, element("p", { class: "note" }, error.message));
   }
