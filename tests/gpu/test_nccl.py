@@ -2,9 +2,11 @@
 """What real NCCL sends, as the probes tell it, against the meter: each rank is a host, all of them have one GPU."""
 
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +18,8 @@ from dataset_rows import stored_rows
 from job import PORT, Cluster, Job, lacking
 
 from netmon.bench.collectives import Probed, counted_run_times
+from netmon.kernel.machine import nccl_checks
+from netmon.kernel.training import ras
 from netmon.kernel.training.nccl import EACH, OPERATIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
@@ -119,36 +123,70 @@ def test_transfers_are_what_the_meter_counts_between_ranks(
     assert pairs == (2 if size == 2 else size)  # a ring has one direction for sums, and so has sending around
 
 
-def test_an_all_reduce_loses_next_to_nothing_to_the_probes(
-    tmp_path: Path, network: Network, cleanup: ExitStack
-) -> None:
+def test_what_an_all_reduce_loses_to_the_probes(tmp_path: Path, network: Network, cleanup: ExitStack) -> None:
     """In turns: nothing attached, operations with the sum of their transfers, each transfer."""
+    cleanup.enter_context(gpu_shared(tmp_path))
     job = Cluster(network, 2, tmp_path, cleanup).job()
     (library,) = {path for pid in job.pids for path in nccl_of(pid)}
     probed = {wanted: Probed(library, wanted) for wanted in (OPERATIONS, EACH)}
-    for bytes_, times in ((MIB, 40), (16 * MIB, 10)):
+    for bytes_, times in ((MIB, 40), (16 * MIB, 20), (100 * MIB, 5)):
         compare(job, probed, bytes_, times)
 
 
+@contextmanager
+def gpu_shared(folder: Path) -> Iterator[None]:
+    """Ranks compute at the same time, by CUDA's multi-process service, where it is installed; else they take turns of
+    milliseconds, beside which nothing else is to be seen.
+    """
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        yield
+        return
+    where = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
+    os.environ |= where
+    try:
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+        yield
+        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=True, timeout=30)
+    finally:
+        for name in where:
+            del os.environ[name]
+
+
+def test_doctor_says_where_the_ranks_are(tmp_path: Path, network: Network, cleanup: ExitStack) -> None:
+    cluster = Cluster(network, 2, tmp_path, cleanup)
+    job = cluster.job()
+    details = [check.detail for check in nccl_checks(ras.ask())]
+    say(details)
+    ranks = ", ".join(
+        f"{rank} on {host.address} ({pid}, GPU 0)"
+        for rank, (host, pid) in enumerate(zip(cluster.hosts, job.pids, strict=True))
+    )
+    for pid in job.pids:
+        assert any(
+            f"used by {pid}: {job.about[0]['nccl']}, says its RAS: of 2: rank {ranks}" in text for text in details
+        )
+
+
 def compare(job: Job, probed: dict[int, Probed], size: int, times: int) -> None:
-    job.call("all_reduce", size, 10)
+    job.call("all_reduce", size, 2 * times)
     took: dict[int, list[float]] = {0: [], OPERATIONS: [], EACH: []}
-    for turn in range(10):
+    for turn in range(8):
         for wanted in (0, OPERATIONS, EACH) if turn % 2 else (EACH, OPERATIONS, 0):
             with probed[wanted].attached() if wanted else nullcontext():
+                job.call("all_reduce", size, 2)
                 took[wanted] += job.call("all_reduce", size, times)[0]
     alone = median(took[0])
-    say(f"  an all-reduce of {size >> 10} KiB takes {alone / 1e6:.3f} ms, in the mean {np.mean(took[0]) / 1e6:.3f} ms")
+    say(f"  an all-reduce of {size >> 10} KiB takes {alone / 1e6:.3f} ms")
     for wanted, name in ((OPERATIONS, "operations"), (EACH, "each transfer")):
         with probed[wanted].attached(), counted_run_times():
             job.call("all_reduce", size, times)
             ns, runs = probed[wanted].run_times()
-        longer, mean = median(took[wanted]) / alone - 1, np.mean(took[wanted]) / np.mean(took[0]) - 1
+        longer, events = median(took[wanted]) - alone, runs / times / 2
         say(
-            f"    {name} told: {longer * 100:+.2f} %, in the mean {mean * 100:+.2f} %; "
-            f"{runs / times / 2:.1f} events each on a rank, of {ns / runs:.0f} ns"
+            f"    {name} told: {longer / 1e3:+.1f} µs, {longer / alone * 100:+.2f} %; {events:.1f} events each on a rank, "
+            f"of {ns / runs:.0f} ns beside the trap"
         )
-    assert median(took[OPERATIONS]) < 1.05 * alone  # it varies by more than what is added
+        assert longer < 5_000 * events + 0.03 * alone  # by which it varies
 
 
 def nccl_of(pid: int) -> set[str]:

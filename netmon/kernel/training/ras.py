@@ -191,7 +191,7 @@ class _Line:
 
     def asked(self, words: bytes) -> bytes:
         """The line that comes after. Raises ValueError."""
-        self._connection.sendall(words + b"\n")
+        self._say(words)
         for _ in self._hearing(_MOST_LINE):
             line, end, rest = self._heard.partition(b"\n")
             if end:
@@ -201,10 +201,16 @@ class _Line:
 
     def rest(self, words: bytes) -> bytes:
         """All that comes after. Raises ValueError."""
-        self._connection.sendall(words + b"\n")
+        self._say(words)
         for _ in self._hearing(_MOST_BYTES):
             pass
         return bytes(self._heard)
+
+    def _say(self, words: bytes) -> None:
+        try:
+            self._connection.sendall(words + b"\n")
+        except OSError:
+            raise ValueError("its RAS closes the connection") from None
 
     def _hearing(self, most: int) -> Iterator[None]:
         """Whenever there is more, until the other end closes."""
@@ -212,8 +218,10 @@ class _Line:
             self._connection.settimeout(max(0.001, self._until - time.monotonic()))
             try:
                 heard = self._connection.recv(65536)
-            except OSError:
+            except TimeoutError:
                 raise ValueError("its RAS does not answer in time") from None
+            except OSError:
+                raise ValueError("its RAS closes the connection") from None
             if not heard:
                 return
             self._heard += heard
