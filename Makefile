@@ -15,7 +15,7 @@ version := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' netmon/version.py)
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-rdma test-machine test-release test-lab test-readers test-long test-nccl crash-states soak fuzz fuzz-native lint format \
+.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-rdma test-machine test-release test-lab test-readers test-long test-nccl test-gpu crash-states soak fuzz fuzz-native lint format \
   docs docs-archive proto man wheel deb image requirements sbom audit release horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -75,6 +75,9 @@ test-long: setup-dev ## what `make test` has a short form of: cuts of 5 min, eve
 
 test-nccl: setup-dev ## NVIDIA's wheels of NCCL, 2.21 to 2.32: where each tells what it sends, or why not (2 GB are fetched and removed; before a release)
 	@$(python) tests/nccl/stock.py $(WHEELS)
+
+test-gpu: setup-dev ## real NCCL, 2 and 4 ranks as hosts of their own on one GPU: what it sends against what the meter counts (NETMON_TORCH: a Python with PyTorch; root)
+	@$(python) -m pytest -s -m gpu tests/gpu
 
 SECONDS ?= 600
 fuzz: setup-dev ## coverage-guided fuzzing of what strangers send, ten minutes each (SECONDS=5; TARGETS="batch hello"); finds go to out/fuzz

@@ -127,6 +127,13 @@ class PostsSpec(Spec):
 
 
 @dataclass(frozen=True)
+class CollectivesSpec(Spec):
+    name = "collectives"
+    text = "time that telling NCCL's transfers costs NCCL (no GPU, no NCCL; takes a C compiler)"
+    rounds: int = _rounds(5)
+
+
+@dataclass(frozen=True)
 class CallsSpec(Spec):
     name, text = (
         "calls",
@@ -385,5 +392,5 @@ class HangSpec(Spec):
 
 SPECS: tuple[type[Spec], ...] = (
     *(KernelSpec, DrainSpec, OverheadSpec, FlowsSpec, HookSpec, CallsSpec, ClockSpec, InferenceSpec, PipelineSpec),
-    *(VerdictSpec, HangSpec, PostsSpec),
+    *(VerdictSpec, HangSpec, PostsSpec, CollectivesSpec),
 )

@@ -23,6 +23,7 @@ EXAMPLES = """\
   netmon bench flows               what a flood of new flows costs the agent and the collector
   netmon bench hook                what marking a step costs the training (needs no root)
   netmon bench calls               what each collective costs a rank that is watched, and the agent
+  netmon bench collectives         what telling NCCL's transfers costs NCCL
   netmon bench clock               how well injected clock offsets and skews are recovered
   netmon bench inference           jobs and iterations found in recorded traffic, compared with the trainers' log
   netmon bench pipeline --hosts 64  cost of the collector under simulated agents, and whether its dataset is right

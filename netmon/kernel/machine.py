@@ -8,7 +8,7 @@ import errno
 import os
 import platform
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,7 @@ from netmon.kernel.preemption import ADVICE, BottomHalves, bottom_halves
 from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.timekeeping import clock_state, ptp_daemons, ptp_devices
+from netmon.kernel.training import ras
 from netmon.units import format_duration
 
 
@@ -112,6 +113,7 @@ def machine_checks() -> list[Check]:
         _tracefs(),
         *clock_checks(),
         _rdma(),
+        *nccl_checks(ras.ask()),
     ]
 
 
@@ -255,3 +257,30 @@ def _rdma_user(user: "verbs.User") -> str:
         return f"{who}: not counted, as no provider that is known is loaded"
     direct = any(name.startswith(_DIRECT) for name in user.providers)
     return f"{who}: counted, by {', '.join(user.providers)}{', unless it posts directly' if direct else ''}"
+
+
+_RANKS_SHOWN = 8  # of a communicator
+
+
+def nccl_checks(said: "Sequence[ras.Said]") -> list[Check]:
+    """Of each network namespace in which NCCL is used: where its ranks are."""
+    return [Check("NCCL", Status.NOTE, f"{_nccl_users(one)}: {_communicators(one)}") for one in said]
+
+
+def _nccl_users(said: "ras.Said") -> str:
+    more = f" and {len(said.pids) - _MOST_SHOWN} more" if len(said.pids) > _MOST_SHOWN else ""
+    return f"used by {', '.join(map(str, said.pids[:_MOST_SHOWN]))}{more}"
+
+
+def _communicators(said: "ras.Said") -> str:
+    if said.reason:
+        return f"where the ranks are is not known: {said.reason}"
+    shown = " · ".join(map(_communicator, said.communicators[:_MOST_SHOWN])) or "no communicators"
+    return f"{said.version}, says its RAS: {shown}"
+
+
+def _communicator(of: "ras.Communicator") -> str:
+    ranks = ", ".join(f"{one.rank} on {one.host} ({one.pid}, GPU {one.gpu})" for one in of.ranks[:_RANKS_SHOWN])
+    more = f" and {len(of.ranks) - _RANKS_SHOWN} more" if len(of.ranks) > _RANKS_SHOWN else ""
+    lost = f"; {of.missing} not reached" if of.missing else ""
+    return f"of {of.size}: rank {ranks}{more}{lost}"

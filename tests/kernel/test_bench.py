@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from netmon.kernel.bpf_calls import has_uprobe_links
 from netmon.lab import iproute
 from netmon.lab.network import PREFIX
 
@@ -48,6 +49,15 @@ def test_what_a_post_costs_is_told_of_each_kind_and_all_of_them_are_counted() ->
     assert [(cost["requests"], cost["parts"]) for cost in document["costs"]] == [(1, 1), (8, 1), (8, 8)]
     assert all(cost["program_ns"] > 0 for cost in document["costs"])
     assert document["exact"] is True
+
+
+def test_what_a_transfer_of_nccl_costs_is_told_of_each_way_of_telling_it() -> None:
+    if not has_uprobe_links():
+        pytest.skip("this kernel cannot tell probes apart")
+    document = bench("collectives", "--rounds", "1")
+    assert [cost["told"] for cost in document["costs"]] == ["operations", "each transfer"]
+    assert [cost["events"] for cost in document["costs"]] == [1.25, 2.25]
+    assert all(cost["program_ns"] > 0 and cost["transfer_ns"] > 0 for cost in document["costs"])
 
 
 def test_drain() -> None:

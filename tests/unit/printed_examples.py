@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from netmon import views
 from netmon.bench.calls import AgentCost, CallsResult
 from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
+from netmon.bench.collectives import CollectivesResult, TransferCost
 from netmon.bench.drain import BusyDrain, CpusResult, DrainResult
 from netmon.bench.evidence import Costs, EvidenceResult
 from netmon.bench.flows import FlowsResult
@@ -85,6 +86,13 @@ def _results(load: Load) -> dict[str, Result]:
         "calls": CallsResult(22_345.6, 24_567.8, 2.97, (AgentCost("sums by the script", 20_000, 10.1, 0.201, 140),)),
         "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
         "posts": PostsResult((PostCost(1, 1, 2.3, 812.3, 187.6), PostCost(8, 8, 2.4, 1_702.1, 998.7)), True, 5),
+        "collectives": CollectivesResult(
+            (
+                TransferCost("operations", 512.3, 1.25, 187.6, 0.026),
+                TransferCost("each transfer", 912.3, 2.25, 287.6, 0.046),
+            ),
+            5,
+        ),
         "clock": _clock(),
         "inference": _inference(),
         "pipeline": _pipeline(load),

@@ -10,9 +10,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -129,25 +130,47 @@ class TcpElsewhere:
         return np.concatenate(found).astype(TCP_INFO)  # which it packs otherwise
 
     def _look_in(self, namespace: Namespace, endpoints: Sequence[Endpoint]) -> Table:
-        found: list[Table] = []
-
-        def work() -> None:
+        def look() -> Table:
+            tcp = TcpInfo()
             try:
-                if _enter(namespace):
-                    tcp = TcpInfo()
-                    try:
-                        found.append(tcp.query(endpoints).copy())
-                    finally:
-                        tcp.close()
-            except PermissionError:
-                self.able = False
-            except OSError:  # it is gone, or does not answer
-                return
+                return tcp.query(endpoints).copy()
+            finally:
+                tcp.close()
 
-        thread = threading.Thread(target=work, name="namespace")
-        thread.start()
-        thread.join()
-        return found[0] if found else empty(TCP_INFO)
+        found: Table | None = None
+        try:
+            found = inside(namespace, look)
+        except PermissionError:
+            self.able = False
+        except OSError:  # it is gone, or does not answer
+            pass
+        return empty(TCP_INFO) if found is None else found
+
+
+_T = TypeVar("_T")
+
+
+def inside(namespace: Namespace, work: Callable[[], _T]) -> _T | None:
+    """What it returns, called by a thread in that namespace; None where the process in it has gone elsewhere.
+
+    Raises OSError.
+    """
+    found: list[_T] = []
+    failed: list[OSError] = []
+
+    def run() -> None:
+        try:
+            if _enter(namespace):
+                found.append(work())
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="namespace")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0] if found else None
 
 
 def _enter(namespace: Namespace) -> bool:

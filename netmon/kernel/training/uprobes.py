@@ -59,7 +59,7 @@ _HOROVOD_TORCH = re.compile(r"/mpi_lib_v2(\.[^/]+)?\.so$")
 _HOROVOD_OTHERS = re.compile(r"/mpi_lib(\.[^/]+)?\.so$")
 _TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
 _TORCH_CUDA = re.compile(r"/libtorch_cuda\.so$")
-_NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
+NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
 _OTHER_COLLECTIVES = {
     **dict.fromkeys(("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers"), "horovod_gather"),
     "22EnqueueTensorBroadcast": "horovod_broadcast",
@@ -83,10 +83,10 @@ PROBES = (
     Probe(_TORCH, "_ZN4c10d7Reducer17all_reduce_bucketE", "reducer_enqueue"),
     Probe(_TORCH, "_ZN4c10d7Reducer17finalize_backwardE", "reducer_wait_begin"),
     Probe(_TORCH, "_ZN4c10d7Reducer21finalize_bucket_denseE", "reducer_wait_end"),
-    Probe(_NCCL, "ncclAllReduce", "nccl_enqueue"),
-    *(Probe(_NCCL, name, "nccl_gather") for name in ("ncclAllGather", "ncclReduceScatter", "ncclAlltoAll")),
-    Probe(_NCCL, "ncclBroadcast", "nccl_broadcast"),
-    *(Probe(_NCCL, name, "nccl_send") for name in ("ncclSend", "ncclRecv")),
+    Probe(NCCL, "ncclAllReduce", "nccl_enqueue"),
+    *(Probe(NCCL, name, "nccl_gather") for name in ("ncclAllGather", "ncclReduceScatter", "ncclAlltoAll")),
+    Probe(NCCL, "ncclBroadcast", "nccl_broadcast"),
+    *(Probe(NCCL, name, "nccl_send") for name in ("ncclSend", "ncclRecv")),
     Probe(_TORCH_CUDA, "_ZN4c10d16ProcessGroupNCCL9allreduceE", "nccl_call"),  # of a PyTorch that contains NCCL
     Probe(_TORCH, "_ZN4c10d16ProcessGroupGloo9allreduceE", "gloo_call"),
     Probe(_TORCH, "_ZN4gloo9allreduceER", "gloo_enqueue"),
@@ -505,7 +505,7 @@ class Uprobes:
                 undo.callback(os.close, descriptors[-1])
             undo.pop_all()
         self._probed[file] = _Probed(wanted.uid, wanted.library.path, at_s, descriptors, self._calls)
-        surely = bool(_NCCL.search(wanted.library.path))
+        surely = bool(NCCL.search(wanted.library.path))
         if (surely or _TORCH_CUDA.search(wanted.library.path)) and len(self._with_nccl) < _MOST_FILES:
             of = wanted.uid, wanted.library.path, os.dup(wanted.descriptor), wanted.library.executes
             self._with_nccl.append(Library(file, *of, surely))
