@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks have sent each other by NCCL, out of a dataset: with the rank at the other end, the iteration and the way.
+
+The table has what one host knows. All else is found when it is read: iterations are known later than transfers.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.dataset as ds
+
+from netmon.dl.transfers import COLUMNS, Numbers, Way, pair_views, partners, rank_pairs, way
+from netmon.errors import NoRowsError
+from netmon.evidence import UNKNOWN
+from netmon.history.dataset import Window, all_of, open_rows, read_rows, stream
+from netmon.views import RankPair
+
+_AROUND_NS = 1_500_000_000  # rows of other tables tell of a second
+_POSTED = ["host", "pid", "rdma_device", "verb", "bytes", "start_ns", "end_ns"]
+_SENT = ["host", "session", "flow_id", "sent_bytes", "retransmitted_bytes", "start_ns", "end_ns"]
+_OTHERS = ["host", "session", "job", "pid", "algorithm", "protocol", "device", "queued_ns", "transfers"]
+
+
+def read_transfers(data: Path, window: Window) -> pd.DataFrame:
+    """Rows of `transfers` by start, with `iteration` and `peer_rank` (−1: not known), `transport`, `interface`, and
+    `other_end`: the index of the row that tells of the same from the other side; −1: none does.
+
+    Raises DataError.
+    """
+    rows = _read(data, window)
+    if rows.empty:
+        return rows.assign(**{name: [] for name in ("iteration", "peer_rank", "transport", "interface", "other_end")})
+    iterations = read_rows(
+        data,
+        "iterations",
+        ["job", "rank", "size", "iteration", "start_ns", "end_ns"],
+        ds.field("job").isin(sorted(set(rows["job"]))),
+        (int(rows["start_ns"].min()) - _AROUND_NS, int(rows["end_ns"].max())),
+    )
+    rows["iteration"] = _iterations(rows, iterations)
+    first, last = window.iterations
+    if first is not None or last is not None:
+        wanted = (rows["iteration"] >= (first or 0)) & (rows["iteration"] < (last if last is not None else 1 << 62))
+        rows = rows[wanted].reset_index(drop=True)
+    numbers, process = _numbers(rows)
+    sizes = iterations.groupby("job", observed=True)["size"].max().fillna(0).astype(int)
+    jobs = dict(zip(rows["job"], numbers["job"], strict=True))
+    found = partners(numbers, {int(jobs[job]): size for job, size in sizes.items() if job in jobs})
+    rows["peer_rank"], rows["other_end"] = found.rank, found.row
+    ways = _ways(data, rows, process)
+    rows["transport"] = [ways[one].transport for one in process.tolist()]
+    rows["interface"] = [ways[one].device for one in process.tolist()]
+    return rows
+
+
+def pairs_of(data: Path, window: Window) -> dict[str, tuple[RankPair, ...]]:
+    """By job, what its pairs of ranks have carried. Raises DataError."""
+    rows = read_transfers(data, window)
+    if rows.empty:
+        return {}
+    numbers, process = _numbers(rows)
+    names = dict(zip(numbers["job"].tolist(), rows["job"], strict=True))
+    views = pair_views(rank_pairs(numbers, rows["peer_rank"].to_numpy()), _ways(data, rows, process))
+    return {str(names[job]): pairs for job, pairs in views.items()}
+
+
+def _read(data: Path, window: Window) -> pd.DataFrame:
+    names = list(dict.fromkeys([*_OTHERS, *COLUMNS]))
+    span = Window(window.since_ns, window.until_ns, window.job, window.hosts)
+    try:
+        files, condition = open_rows(data, "transfers", span)
+    except NoRowsError:
+        return pd.DataFrame(columns=names)
+    ranks = all_of([ds.field("rank") >= 0, *([condition] if condition is not None else [])])
+    pieces = [batch.to_pandas() for batch in stream(files, names, ranks)]
+    if not pieces:
+        return pd.DataFrame(columns=names)
+    rows = pd.concat([piece.astype({"host": str, "session": str, "job": str}) for piece in pieces])
+    whole = [name for name in names if name not in ("host", "session", "job")]
+    rows = rows.astype(dict.fromkeys(whole, "Int64")).fillna(dict.fromkeys(whole, UNKNOWN))
+    rows = rows.astype(dict.fromkeys(whole, "int64"))
+    return pd.DataFrame(rows.sort_values(["start_ns", "rank"], kind="stable", ignore_index=True))
+
+
+def _iterations(rows: pd.DataFrame, iterations: pd.DataFrame) -> Numbers:
+    """In which a transfer, or an operation, began; −1: in none."""
+    found = np.full(len(rows), UNKNOWN, np.int64)
+    known = iterations.sort_values("start_ns")
+    for (job, rank), own in rows.groupby(["job", "rank"], sort=False):
+        steps = known[(known["job"] == job) & (known["rank"] == rank)]
+        if steps.empty:
+            continue
+        starts, ends, numbers = (steps[name].to_numpy(np.int64) for name in ("start_ns", "end_ns", "iteration"))
+        at = np.searchsorted(starts, own["start_ns"].to_numpy(), "right") - 1
+        inside = (at >= 0) & (own["start_ns"].to_numpy() < ends[np.maximum(at, 0)])
+        found[own.index] = np.where(inside, numbers[np.maximum(at, 0)], UNKNOWN)
+    return found
+
+
+def _numbers(rows: pd.DataFrame) -> tuple[dict[str, Numbers], Numbers]:
+    """As netmon.dl.transfers.Rows, and the process of each row."""
+    process: Numbers = rows.groupby(["host", "pid"], sort=False).ngroup().to_numpy().astype(np.int64)
+    job: Numbers = rows.groupby("job", sort=False).ngroup().to_numpy().astype(np.int64)
+    return {"job": job, "process": process, **{name: rows[name].to_numpy(np.int64) for name in COLUMNS}}, process
+
+
+def _ways(data: Path, rows: pd.DataFrame, process: Numbers) -> Mapping[int, Way]:
+    """Of each process, in the time of these rows."""
+    span = int(rows["start_ns"].min()) - _AROUND_NS, int(rows["end_ns"].max()) + _AROUND_NS
+    inside = (ds.field("end_ns") >= span[0]) & (ds.field("start_ns") <= span[1])
+    posted = read_rows(data, "rdma", _POSTED, inside & ds.field("verb").isin(["write", "send"]), span, whole=True)
+    sent = read_rows(data, "transport", _SENT, inside & (ds.field("sent_bytes") > 0), span, whole=True)
+    flows = read_rows(
+        data, "flows", ["session", "flow_id", "job", "rank", "interface", "direction"], ds.field("direction") == "tx"
+    ).drop_duplicates(["session", "flow_id"], keep="last")
+    sent = sent.merge(flows, on=["session", "flow_id"])
+    sent["bytes"] = sent["sent_bytes"] - sent["retransmitted_bytes"].fillna(0).clip(lower=0)
+    ways = {}
+    for one, own in rows.groupby(process):
+        first = own.iloc[0]
+        by_verbs = posted[(posted["host"] == first["host"]) & (posted["pid"] == first["pid"])]
+        mine = (sent["host"] == first["host"]) & (sent["job"] == first["job"]) & (sent["rank"] == first["rank"])
+        bytes_ = int(own.loc[own["sends"] == 1, "bytes"].clip(lower=0).sum())
+        ways[int(str(one))] = way(bytes_, _by(by_verbs, "rdma_device"), _by(sent[mine], "interface"))
+    return ways
+
+
+def _by(rows: pd.DataFrame, name: str) -> dict[str, int]:
+    sums = rows.assign(**{name: rows[name].astype(str)}).groupby(name)["bytes"].sum()
+    return {str(key): int(value) for key, value in sums.items() if value > 0}
