@@ -4,14 +4,16 @@
 The table has what one host knows. All else is found when it is read: iterations are known later than transfers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
 
 from netmon.dl.transfers import COLUMNS, Numbers, Way, pair_views, partners, rank_pairs, way
+from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
 from netmon.errors import NoRowsError
 from netmon.evidence import UNKNOWN
 from netmon.history.dataset import Window, all_of, open_rows, read_rows, stream
@@ -130,3 +132,31 @@ def _ways(data: Path, rows: pd.DataFrame, process: Numbers) -> Mapping[int, Way]
 def _by(rows: pd.DataFrame, name: str) -> dict[str, int]:
     sums = rows.assign(**{name: rows[name].astype(str)}).groupby(name)["bytes"].sum()
     return {str(key): int(value) for key, value in sums.items() if value > 0}
+
+
+_BY_OTHERS = ["host", "job", "rank", "process", "container", "rdma_device", "verb", "bytes", "start_ns", "end_ns"]
+
+
+def transfers_of(data: Path, job: str, rows: pd.DataFrame, clock_error_ns: int) -> Transfers | None:
+    """What verdicts on these iterations (rows of the table of one job) take of NCCL; None: nothing is known."""
+    begin, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+    found = read_transfers(data, Window(begin, end + _AROUND_NS, job))
+    if found.empty:
+        return None
+    sent = np.empty(len(found), SENT)
+    for name in SENT.names or ():
+        sent[name] = found["peer_rank" if name == "peer" else name]
+    span = begin - _AROUND_NS, end + _AROUND_NS
+    there = ds.field("host").isin(sorted(set(rows["host"].astype(str))))
+    inside = there & (ds.field("end_ns") >= span[0]) & (ds.field("start_ns") <= span[1])
+    posted = read_rows(data, "rdma", _BY_OTHERS, inside, span, whole=True)
+    return with_posted(Transfers(sent, clock_error_ns=clock_error_ns), map(_posted, posted.to_dict("records")), job)
+
+
+def _posted(row: Mapping[Hashable, Any]) -> PostedRow:
+    process = f"{row['process']} ({row['container']})" if row["container"] else str(row["process"] or "")
+    host, device, verb, job = (str(row[name] or "") for name in ("host", "rdma_device", "verb", "job"))
+    start_ns, end_ns, bytes_ = (
+        int(row[name]) if row[name] == row[name] else 0 for name in ("start_ns", "end_ns", "bytes")
+    )
+    return PostedRow(host, device, verb, job, int(row["rank"]), process, start_ns, end_ns, bytes_)

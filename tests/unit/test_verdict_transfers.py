@@ -3,18 +3,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from test_stored_transfers import store
 
+from collector.judging.transfers import RecentTransfers
+from netmon.columnar import Columns
+from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import Steps, matrix, no_link_totals, sentence, standing_out
 from netmon.dl.verdict.by_transfers import OTHERS, SENT, Other, Transfers
 from netmon.dl.verdict.judge import judge_input, verdict_on, worth_reporting
+from netmon.history.judging import verdicts
 from netmon.records import TRANSFER_ONE, TRANSFER_OPERATION, Direction
 from netmon.views import Cause, Verdict
 
 MS = 1_000_000
-AT = 10**18
+AT = 1_790_000_000_000_000_000
 RANKS, OPERATIONS, SLICES = 4, 3, 6
 COMPUTE_MS, SLICE_MS, SLICE_BYTES = 60.0, 2.0, 1 << 20
 JOB = "train"
@@ -202,6 +208,68 @@ def test_three_hundred_causes() -> None:
         accused += not same and found.cause != Cause.UNKNOWN
     assert right >= 297
     assert accused == 0
+
+
+OTHER = Other("h1", "mlx5_1", Direction.TX, 0, "other", "")
+
+
+def as_told(transfers: Transfers) -> list[dict[str, int]]:
+    """Rows as an agent tells them: who is at the other end is not among them."""
+    rows = []
+    for sent in transfers.rows:
+        row = {name: int(sent[name]) for name in SENT.names or ()} | {"communicator": 7, "channel": 0}
+        row |= {"missed": 0, "operations": 0, "pid": 10 + row["rank"], "peer": (row["rank"] + 1) % RANKS}
+        back = {
+            "rank": row["peer"],
+            "pid": 10 + row["peer"],
+            "group_rank": row["peer"],
+            "peer": row["rank"],
+            "sends": 0,
+        }
+        rows += [row, row | back]
+    return rows
+
+
+def test_a_dataset_has_the_same_verdict(tmp_path: Path) -> None:
+    training = Training(pairs=[1], factor=6, other=OTHER, other_ms=140)
+    steps, transfers = training.run()
+    for rank in range(RANKS):
+        same: dict[str, object] = {"host": f"h{rank}", "session": f"s{rank}", "job": JOB, "rank": rank}
+        own = [{**row, **same} for row in as_told(transfers) if row["rank"] == rank]
+        store(tmp_path, "transfers", own, f"h{rank}")
+        own = [
+            same
+            | {"size": RANKS, "iteration": int(steps.number[at]), "start_ns": int(steps.start_ns[at])}
+            | {"end_ns": int(steps.end_ns[at]), "exposed_ns": -1, "error_ns": 100_000, "source": "uprobe"}
+            for at in np.flatnonzero(steps.rank == rank)
+        ]
+        store(tmp_path, "iterations", own, f"h{rank}")
+        store(tmp_path, "sessions", [same | {"interface": "eth0", "clock_error_ns": 20_000}], f"h{rank}")
+    _, start_ns, end_ns, bytes_ = transfers.posted[0].tolist()
+    whose = {"host": "h1", "session": "s1", "job": "other", "rank": 0, "process": "python", "rdma_device": "mlx5_1"}
+    posted = whose | {"verb": "write", "bytes": bytes_, "start_ns": start_ns, "end_ns": end_ns}
+    store(tmp_path, "rdma", [posted], "h1")
+    (found,) = verdicts(tmp_path, JOB)
+    assert (found.iteration, found.cause, found.culprit) == (20, Cause.OTHER_JOB, "job other")
+    assert (found.host, found.interface, found.bytes) == ("h1", "mlx5_1", bytes_)
+
+
+def test_a_collector_has_the_same_verdict() -> None:
+    training = Training(pairs=[1], factor=6, other=OTHER, other_ms=140)
+    steps, transfers = training.run()
+    rows = [row | {"session": row["rank"]} for row in as_told(transfers)]
+    columns = Columns({name: np.array([row[name] for row in rows], np.int64) for name in rows[0]})
+    _, start_ns, end_ns, bytes_ = transfers.posted[0].tolist()
+    row = {"session": 1, "job": 2, "rank": 0, "process": "python", "container": "", "rdma_device": "mlx5_1"}
+    row |= {"verb": "write", "bytes": bytes_, "start_ns": start_ns, "end_ns": end_ns}
+    posted = Columns(
+        {name: np.array([value], None if isinstance(value, int) else object) for name, value in row.items()}
+    )
+    maps = TimeMaps([TimeMap.constant(0)] * RANKS)
+    recent = RecentTransfers(columns, posted, ("", JOB, "other"))
+    sent = recent.in_utc(JOB, RANKS, maps, np.arange(RANKS), {n: f"h{n}" for n in range(RANKS)}, 20_000)
+    found = verdict_on(judge_input(JOB, matrix(steps), no_link_totals(), 20, sent), steps)
+    assert (found.cause, found.culprit, found.host) == (Cause.OTHER_JOB, "job other", "h1")
 
 
 def test_steps_that_are_usual_have_no_verdict() -> None:

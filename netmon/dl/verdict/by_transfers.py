@@ -7,15 +7,17 @@ bytes than they usually do, and the others did not. It is somebody else's doing 
 that time, take as long. All of it is compared with baseline iterations. What is not clear stays unknown.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.account import JOB
 from netmon.dl.verdict.baseline import Matrix, median, spread
 from netmon.dl.verdict.evidence import CELL_NS, LinkTotals
+from netmon.dl.verdict.window import UNCLASSIFIED
 from netmon.records import TRANSFER_ONE, TRANSFER_OPERATIONS, Direction, Table
 
 SENT = np.dtype(
@@ -63,6 +65,42 @@ class Transfers:
     clock_error_ns: int = 0
 
 
+def called(job: str, process: str) -> str:
+    """As verdicts call who had bytes there."""
+    return JOB + job if job else process or UNCLASSIFIED
+
+
+class PostedRow(NamedTuple):
+    """What a process handed to an RDMA device in a time (UTC)."""
+
+    host: str
+    device: str
+    verb: str
+    job: str
+    rank: int
+    name: str  # of the process, with its container
+    start_ns: int
+    end_ns: int
+    bytes: int
+
+
+def with_posted(transfers: Transfers, rows: Iterable[PostedRow], job: str) -> Transfers:
+    """With what processes have posted: the devices that the job's ranks use, and what others had there."""
+    numbers: dict[Other, int] = {other: number for number, other in enumerate(transfers.others)}
+    devices: dict[int, set[str]] = {}
+    posted = []
+    for row in rows:
+        way = Direction.RX if row.verb == "read" else Direction.TX
+        if row.job != job:
+            other = Other(row.host, row.device, way, 0, row.job, called(row.job, row.name))
+            posted.append((numbers.setdefault(other, len(numbers)), row.start_ns, row.end_ns, max(0, row.bytes)))
+        elif way == Direction.TX:
+            devices.setdefault(row.rank, set()).add(row.device)
+    both = np.concatenate([transfers.posted, np.array(posted, OTHERS)]) if posted else transfers.posted
+    device_of = {rank: next(iter(own)) for rank, own in devices.items() if len(own) == 1}
+    return replace(transfers, posted=both, others=tuple(numbers), device_of=device_of)
+
+
 class Slow(NamedTuple):
     """A link that transfers took longer over."""
 
@@ -84,7 +122,7 @@ class Found(NamedTuple):
 
 def with_cells(transfers: Transfers, link_totals: LinkTotals, job: str) -> Transfers:
     """With what the interfaces have counted of others."""
-    foreign = np.array([not one.control and (one.job != job or bool(one.far)) for one in link_totals.whose], np.bool_)
+    foreign = np.array([one.job != job for one in link_totals.whose], np.bool_)
     cells = link_totals.rows
     cells = cells[foreign[cells["of"]]] if len(foreign) else cells[:0]
     if not len(cells):
@@ -94,7 +132,7 @@ def with_cells(transfers: Transfers, link_totals: LinkTotals, job: str) -> Trans
     posted["of"], posted["bytes"] = of.reshape(-1) + len(transfers.others), cells["wire_bytes"]
     posted["start_ns"], posted["end_ns"] = cells["cell"] * CELL_NS, (cells["cell"] + 1) * CELL_NS
     added = [
-        Other(link.host, link.interface, link.direction, link.capacity_bps, whose.job, whose.name or f"job {whose.job}")
+        Other(link.host, link.interface, link.direction, link.capacity_bps, whose.job, called(whose.job, whose.name))
         for link, whose in ((link_totals.links[a], link_totals.whose[b]) for a, b in pairs.T.tolist())
     ]
     both = np.concatenate([transfers.posted, posted])
