@@ -238,6 +238,16 @@ class Recording:
         rows = read_transfers(self.path, self._window(job, host, since, until, iterations))
         return frame(pa.Table.from_pandas(rows, preserve_index=False))
 
+    def nccl_steps(
+        self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
+    ) -> pd.DataFrame:
+        """A row per job, rank and iteration: `comm_start`, `first_transfer`, `last_transfer` and `end`, by which
+        `error_ns` they may be off, and `exposed_ns`; null: not known. Raises DataError."""
+        from netmon.history.transfers import read_steps
+
+        rows = read_steps(self.path, self._window(job, None, since, until, None))
+        return frame(pa.Table.from_pandas(rows, preserve_index=False))
+
     def rank_pairs(
         self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
     ) -> pd.DataFrame:

@@ -68,6 +68,23 @@ def pairs_of(data: Path, window: Window) -> dict[str, tuple[RankPair, ...]]:
     return {str(names[job]): pairs for job, pairs in views.items()}
 
 
+def read_steps(data: Path, window: Window) -> pd.DataFrame:
+    """A row per job, rank and iteration in which NCCL has sent something: when the first gradient was handed over
+    (`comm_start_ns`; null: not known), the first transfer began and the last ended, when the iteration was over, all
+    UTC; `error_ns`, by which its ends may be off; `exposed_ns`, for how long the rank waited; null: not known, as where
+    no thread waits for what a GPU does.
+
+    Raises DataError.
+    """
+    rows = read_transfers(data, window)
+    inside = rows[rows["iteration"] >= 0]
+    by = inside.groupby(["job", "rank", "iteration"], as_index=False)
+    spans = by.agg(first_transfer_ns=("start_ns", "min"), last_transfer_ns=("end_ns", "max"))
+    names = ["job", "rank", "iteration", "start_ns", "end_ns", "comm_start_ns", "exposed_ns", "error_ns"]
+    steps = read_rows(data, "iterations", names, ds.field("job").isin(sorted(set(inside["job"]))))
+    return steps.astype({"job": object}).merge(spans, on=["job", "rank", "iteration"])
+
+
 def _read(data: Path, window: Window) -> pd.DataFrame:
     names = list(dict.fromkeys([*_OTHERS, *COLUMNS]))
     span = Window(window.since_ns, window.until_ns, window.job, window.hosts)

@@ -80,6 +80,10 @@ def test_pairs_in_a_notebook(data: Path) -> None:
         ["train", 2, 0, 5000],
     ]
     assert set(pairs["rdma"]) == {0.0, 1.0}
+    steps = recording.nccl_steps()
+    assert len(steps) == 12
+    assert (steps["first_transfer"] >= steps["start"]).all()
+    assert ((steps["last_transfer"] - steps["first_transfer"]).dt.total_seconds() > 0.0039).all()
     assert list(pairs_of(data, Window())) == ["train"]
 
 
