@@ -46,11 +46,11 @@ class RankPairs:
         known = {numbers[job]: size for job, size in sizes.items() if job in numbers}
         pairs = rank_pairs(found, partners(found, known).rank)
         posted, by_tcp = self._posted(since), self._by_tcp(since, found)
-        sent = {
-            process: int(np.maximum(found["bytes"][(found["process"] == process) & (found["sends"] == 1)], 0).sum())
-            for pair in pairs
-            for process in pair.processes
-        }
+        sending = found["sends"] == 1
+        processes, of = np.unique(found["process"][sending], return_inverse=True)
+        sums = np.zeros(len(processes), np.int64)
+        np.add.at(sums, of, np.maximum(found["bytes"][sending], 0))
+        sent = dict(zip(processes.tolist(), sums.tolist(), strict=True))
         ways = {
             process: way(bytes_, posted.get(process, {}), by_tcp.get(process, {})) for process, bytes_ in sent.items()
         }

@@ -56,8 +56,9 @@ def partners(rows: Rows, sizes: Mapping[int, int]) -> Partners:
     compared[end[_is_told_apart(rows)]] = True
     process = _voted(end, one, rows["process"][other], len(first))
     process = np.where(compared, process, _only_one(rows, first, sizes))
-    for of_end in np.flatnonzero(process >= 0).tolist():
-        rank[end == of_end] = rows["rank"][first[process_of == process[of_end]][0]]
+    processes, one_of = np.unique(process_of, return_index=True)
+    other_rank = rows["rank"][first[one_of]][np.searchsorted(processes, np.maximum(process, processes[0]))]
+    rank = np.where(process >= 0, other_rank, UNKNOWN)[end]
     good = process[end[one]] == rows["process"][other]
     one, other = one[good], other[good]
     alone = (np.bincount(one, minlength=count)[one] == 1) & (np.bincount(other, minlength=count)[other] == 1)

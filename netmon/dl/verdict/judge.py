@@ -131,6 +131,7 @@ _SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
 _UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
+_MOST_COMPARED = 24  # iterations, whose transfers are looked at
 REFERENCES = 6
 """Baseline iterations whose traffic is looked at, at most."""
 
@@ -210,7 +211,8 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
     """Where nothing else tells the cause: by what NCCL's proxies tell; None: nor do they."""
     if one.transfers is None:
         return None
-    near = [row for row in one.baseline.tolist() if row in one.references or not one.references]
+    compared = [row for row in one.baseline.tolist() if row in one.references or not one.references]
+    near = sorted(compared, key=lambda row: abs(row - one.row))[:_MOST_COMPARED]
     found = weigh(one.transfers, one.table, one.row, near, steps.hosts)
     if found is None:
         return None
