@@ -24,6 +24,7 @@ from collector.quarantine import Failures
 from collector.settings import Settings
 from collector.view.frozen import Frozen, page
 from collector.view.job_views import Jobs
+from collector.view.rank_pairs import RankPairs
 from collector.view.sessions import Sessions
 from collector.view.view import View
 from netmon.dl.sharing.advice import Advice
@@ -80,6 +81,7 @@ class Live:
         self.judging = Judging(tables, sessions, self.jobs, self._store_verdict, self._from_dataset)
         self.hangs = Hangs(tables, sessions, self.jobs.hung, self._store_hang)
         self.advising = Advising(self.judging, tables, self.jobs, self._advice)
+        self._rank_pairs = RankPairs(tables, sessions)
 
     def _store_verdict(self, verdict: Verdict) -> None:
         self._flushing.verdicts.append(verdict)
@@ -179,6 +181,7 @@ class Live:
         """What viewers can be shown now. notices: lines for them."""
         self._show()
         self.advising.refresh()
+        self.jobs.carried(self._rank_pairs.due(self.jobs.sizes()))
         return self._view.freeze(time.time_ns(), [line for line in notices if line])
 
     def page(self, frozen: Frozen, selection: Selection) -> Snapshot:

@@ -440,6 +440,20 @@ RECENT_HANGS = 4
 
 
 @dataclass(frozen=True)
+class RankPair:
+    """What one rank has sent another one by NCCL lately."""
+
+    rank: int  # that sends; −1: not known
+    peer: int  # that receives; −1: not known
+    bytes: int
+    bps: float  # while something is on its way; nan: not known
+    missed: int  # transfers whose size is not known: `bytes` is less than was sent
+    rdma: float  # share of what the sender sends that RDMA carries, as far as is seen; nan: not known
+    transport: str  # as netmon.dl.transfers.Way; empty: not known
+    interface: str  # network device, if the sender uses one only; empty: not known
+
+
+@dataclass(frozen=True)
 class JobView:
     """One training job. Its durations are of the slowest rank in each of its recent iterations, whatever these met."""
 
@@ -469,6 +483,7 @@ class JobView:
     not_understood: bool = False  # its steps do not explain what its ranks send: nothing is said of steps
     usual_ns: int = 0  # how long its last iteration usually takes (netmon.dl.verdict.baseline); 0: not known
     hangs: tuple[Hang, ...] = ()  # the last ones, newest first
+    pairs: tuple[RankPair, ...] = ()  # what its ranks send each other by NCCL; of many those that send most
     # Iterations of its ranks, dtype STEP, as they were requested, in no order.
     steps: Table = field(default_factory=lambda: np.zeros(0, STEP))
 

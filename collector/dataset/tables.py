@@ -427,7 +427,11 @@ def evidence_table(
 
 
 def _times(origins: Origins, of: _Indices, pieces: Sequence[Columns]) -> dict[str, Any]:
-    return {name: origins.utcs(of, column_of(pieces, name)) for name in ("start_ns", "end_ns")}
+    times: dict[str, Any] = {name: origins.utcs(of, column_of(pieces, name)) for name in ("start_ns", "end_ns")}
+    if "queued_ns" in pieces[0].names:
+        queued_ns = column_of(pieces, "queued_ns")
+        times["queued_ns"] = pa.array(origins.utcs(of, queued_ns), mask=queued_ns == UNKNOWN)
+    return times
 
 
 def _known_numbers(name: str, pieces: Sequence[Columns]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collector.host.session import Session
 from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.judging.job_steps import STEP, JobSteps, steps_in_utc
+from collector.judging.transfers import RecentTransfers, recent_transfers
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
 from netmon.dl.timemap import TimeMap, TimeMaps
@@ -160,6 +161,7 @@ class Case:
     calls: JobEvidence  # what ranks called in steps, of _CALLS
     link_of_flow: _Numbers  # by flow: number of its link
     of_flow: _Numbers  # by flow: index into whose, −1: of another session
+    transfers: RecentTransfers | None = None  # None: nothing is known of any
 
     def judged(self) -> Verdict | None:
         """The verdict; None where it is not worth telling, or nothing that it needs is left.
@@ -178,7 +180,11 @@ class Case:
         )
         table = matrix(steps)
         times = wanted_times(table, [self.number])
-        one = judge_input(self.job, table, self._link_totals(maps, there, times), self.number)
+        link_totals = self._link_totals(maps, there, times)
+        sent = self.transfers and self.transfers.in_utc(
+            self.job, self.size, maps, there, self.hosts, self.clock_error_ns
+        )
+        one = judge_input(self.job, table, link_totals, self.number, sent)
         verdict = verdict_on(one, steps)
         if not worth_reporting(one, verdict):
             return None
@@ -513,6 +519,7 @@ class Judging:
             calls=self._calls(name),
             link_of_flow=self._links_of_flows(),
             of_flow=of_flow,
+            transfers=recent_transfers(self._tables, name, list(sessions)),
         )
 
     def _links_of_flows(self) -> _Numbers:

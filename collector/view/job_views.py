@@ -32,6 +32,7 @@ from netmon.views import (
     Cause,
     Hang,
     JobView,
+    RankPair,
     RankView,
     SourceScore,
     Verdict,
@@ -171,6 +172,7 @@ class _Job:
     verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=_VERDICTS))  # newest first
     incidents: Incidents = field(default_factory=Incidents)
     sharing: tuple[str, ...] = ()
+    pairs: tuple[RankPair, ...] = ()
     baseline_ns: int = 0  # as of iteration baseline_at; 0: not known
     baseline_at: int = -1
     last_step_s: float = 0.0
@@ -344,6 +346,18 @@ class Jobs:
             if job.sharing != (now := lines.get(name, ())):
                 job.sharing, job.view = now, None
 
+    def carried(self, pairs: Mapping[str, tuple[RankPair, ...]] | None) -> None:
+        """What ranks have sent each other by NCCL lately, by job; None: as before."""
+        if pairs is None:
+            return
+        for name, job in self._jobs.items():
+            if job.pairs != (now := pairs.get(name, ())):
+                job.pairs, job.view = now, None
+
+    def sizes(self) -> dict[str, int]:
+        """How many ranks the jobs have, as these say; 0: not known."""
+        return {name: job.size for name, job in self._jobs.items()}
+
     def hosts(self, job: str) -> tuple[str, ...]:
         return tuple(sorted({rank.host for rank in self._jobs.get(job, _Job()).members().values()}))
 
@@ -452,6 +466,7 @@ class Jobs:
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),
             usual_ns=job.baseline_ns,
             hangs=job.hangs,
+            pairs=job.pairs,
         )
 
 
@@ -465,6 +480,7 @@ def _not_understood(name: str, job: _Job) -> JobView:
         name=job.name,
         not_understood=True,
         hangs=job.hangs,
+        pairs=job.pairs,
     )
 
 

@@ -2,7 +2,7 @@
 """Why one iteration took as long as it did, for a notebook."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from html import escape
 
 import pandas as pd
@@ -13,7 +13,7 @@ from netmon.history.frames import groups
 from netmon.history.judging import worst_lines
 from netmon.marks import harmless
 from netmon.units import format_moment
-from netmon.views import Incident, RankTimes, Verdict
+from netmon.views import Incident, RankPair, RankTimes, Verdict
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,13 @@ def verdict_rows(verdicts: Sequence[Verdict]) -> pd.DataFrame:
         moments = pd.to_datetime(moment.where(moment != 0), unit="ns", utc=True)
         rows.insert(len(rows.columns) if name == "reported" else 2 + (name == "end"), name, moments)
     return rows
+
+
+def pair_rows(pairs: Mapping[str, Sequence[RankPair]]) -> pd.DataFrame:
+    """A row per job and pair of ranks."""
+    columns = [field.name for field in fields(RankPair)]
+    rows = [(job, *(getattr(pair, name) for name in columns)) for job, own in pairs.items() for pair in own]
+    return pd.DataFrame(rows, columns=["job", *columns])
 
 
 def incident_rows(found: Sequence[Incident], names: Mapping[str, str]) -> pd.DataFrame:

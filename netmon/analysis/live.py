@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from netmon.analysis.explanation import Explanation, incident_rows, listed, overview, verdict_rows
+from netmon.analysis.explanation import Explanation, incident_rows, listed, overview, pair_rows, verdict_rows
 from netmon.analysis.moments import Moment, frame, moment_ns
 from netmon.errors import DataError, UsageError
 from netmon.history.judging import worst_lines
@@ -82,6 +82,10 @@ class Live:
     def incidents(self, *, job: str | None = None) -> pd.DataFrame:
         """Who slowed whom lately: a row per incident, with `line`, which says it."""
         return incident_rows(sorted(_incidents(self._jobs(job)), key=lambda one: one.since_ns), {})
+
+    def rank_pairs(self, *, job: str | None = None) -> pd.DataFrame:
+        """A row per job and pair of ranks, of what NCCL carried between them in the last seconds."""
+        return pair_rows({view.job: view.pairs for view in self._jobs(job)})
 
     def summary(self) -> pd.DataFrame:
         """A row per job: hosts, ranks, iterations, their time, what they lost to incidents, and the worst one."""

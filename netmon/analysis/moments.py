@@ -16,7 +16,8 @@ from netmon.units import parse_time
 
 MOMENTS = (
     *("start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "wait_start_ns", "first_ns", "last_ns"),
-    *("bucket_start_ns", "time_ns", "reported_ns"),
+    *("bucket_start_ns", "time_ns", "reported_ns", "queued_ns"),
+    *("first_transfer_ns", "last_transfer_ns"),
 )
 """Columns that hold ns of the UTC epoch; all others that end so are durations."""
 _TIMESTAMP = pa.timestamp("ns", "UTC")

@@ -12,7 +12,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from netmon.analysis.explanation import Explanation, incident_rows, job_rows, listed, overview, verdict_rows
+from netmon.analysis.explanation import (
+    Explanation,
+    incident_rows,
+    job_rows,
+    listed,
+    overview,
+    pair_rows,
+    verdict_rows,
+)
 from netmon.analysis.moments import Iterations, Moment, frame, window
 from netmon.errors import DataError, NoRowsError, UsageError
 from netmon.history.dataset import TIMED_TABLES, Tables, Window, known_columns, open_rows, open_table, stream
@@ -212,6 +220,41 @@ class Recording:
         from netmon.history.groups import group_rows, groups_of
 
         return group_rows({name: uses for name, (uses, _) in groups_of(self.path, self._requested(job)).items()})
+
+    def transfers(
+        self,
+        *,
+        job: str | None = None,
+        host: _Hosts = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        iterations: Iterations | None = None,
+    ) -> pd.DataFrame:
+        """What ranks sent each other by NCCL, by start: the table's own columns, `iteration`, `peer_rank` (−1: not
+        known), `transport`, `interface`, and `other_end`, the row that tells of the same from the other side. Raises
+        DataError."""
+        from netmon.history.transfers import read_transfers
+
+        rows = read_transfers(self.path, self._window(job, host, since, until, iterations))
+        return frame(pa.Table.from_pandas(rows, preserve_index=False))
+
+    def nccl_steps(
+        self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
+    ) -> pd.DataFrame:
+        """A row per job, rank and iteration: `comm_start`, `first_transfer`, `last_transfer` and `end`, by which
+        `error_ns` they may be off, and `exposed_ns`; null: not known. Raises DataError."""
+        from netmon.history.transfers import read_steps
+
+        rows = read_steps(self.path, self._window(job, None, since, until, None))
+        return frame(pa.Table.from_pandas(rows, preserve_index=False))
+
+    def rank_pairs(
+        self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
+    ) -> pd.DataFrame:
+        """A row per job and pair of ranks, of what NCCL carried between them: `bps` while it sent. Raises DataError."""
+        from netmon.history.transfers import pairs_of
+
+        return pair_rows(pairs_of(self.path, self._window(job, None, since, until, None)))
 
     def table(
         self,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 
+from netmon.dl.transfers import in_words
 from netmon.errors import CertificateError, NetmonError
 from netmon.kernel.machine import Check, Status
 from netmon.own_module import to_install
@@ -23,6 +24,7 @@ from netmon.wire.watch import VIEWERS, UnreachableError, reason, split, watch_on
 # --- What a snapshot says of how an installation does.
 
 _MOST_NAMED = 4
+_MOST_JOBS = 32
 _UNCERTAIN_NS = 1_000_000  # a clock whose bound is larger tells little of who waited for whom
 _LARGE_SPOOL = 16_000_000
 _LARGE_CPU = 0.1  # of one core
@@ -57,6 +59,7 @@ def installation_checks(snapshot: Snapshot, now_ns: int) -> list[Check]:
         *_losses(snapshot.links),
         *_pressure(snapshot.hosts),
         *_jobs(snapshot),
+        *_transports(snapshot),
         *_warnings(snapshot),
     ]
 
@@ -187,6 +190,25 @@ def _jobs(snapshot: Snapshot) -> Iterator[Check]:
     else:
         advice = "iterations are seen once a job trains on a watched host: `netmon top`"
         yield Check("jobs", Status.NOTE, "none is training, or none is recognised", advice)
+
+
+def _transports(snapshot: Snapshot) -> Iterator[Check]:
+    """Of each job, by which ways its ranks send, as far as it is seen."""
+    for job in snapshot.jobs[:_MOST_JOBS]:
+        name = f"job {job.name or job.job}"
+        if job.pairs:
+            said, exact = in_words(job.pairs)
+            advice = (
+                "" if exact else "an agent that saw NCCL begin misses nothing; NVLink and shared memory need no proxy"
+            )
+            yield Check(name, Status.OK if exact else Status.NOTE, said, advice)
+            continue
+        sent = sum(max(0, rank.dl_tx_bytes) for rank in job.ranks)
+        if sent:
+            yield Check(name, Status.OK, "its ranks send over interfaces that are watched: every packet is counted")
+        elif job.ranks:
+            advice = "NVLink, shared memory and transfers that GPUs begin themselves are not seen"
+            yield Check(name, Status.LIMITED, "nothing is seen of what its ranks send each other", advice)
 
 
 def _warnings(snapshot: Snapshot) -> Iterator[Check]:

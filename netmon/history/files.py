@@ -22,7 +22,7 @@ from netmon.past import DROPPED, HOUR_NS, RECENT, WRITER
 _MOST_NS, _WIDEST_NS = 1 << 62, 10_000_000_000  # of the epoch, in the year 2116; of a bucket
 _MOMENTS = ("start_ns", "end_ns", "first_ns", "last_ns", "time_ns", "bucket_start_ns", "reported_ns")
 _RANGES = {
-    **dict.fromkeys((*_MOMENTS, "comm_start_ns", "comm_end_ns", "wait_start_ns"), (-1, _MOST_NS)),
+    **dict.fromkeys((*_MOMENTS, "comm_start_ns", "comm_end_ns", "wait_start_ns", "queued_ns"), (-1, _MOST_NS)),
     "bucket_ns": (0, _WIDEST_NS),
     **dict.fromkeys(("rank", "size", "peer_rank"), (-1, 1 << 24)),
     "iteration": (-1, 1 << 53),

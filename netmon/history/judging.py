@@ -41,6 +41,7 @@ from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, all_of, known_columns, open_table, read_rows, stream
 from netmon.history.files import has_ended, table_files
 from netmon.history.job_names import not_understood
+from netmon.history.transfers import transfers_of
 from netmon.records import Direction
 from netmon.units import format_duration, format_moment
 from netmon.views import Incident, RankTimes, Verdict
@@ -312,8 +313,9 @@ def _of_run(
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
             link_totals = with_evidence(data, job, rows[inside], wanted_times(table, some))
+            sent = transfers_of(data, job, rows[inside], link_totals.clock_error_ns)
             for number in some:
-                one = judge_input(job, table, link_totals, number)
+                one = judge_input(job, table, link_totals, number, sent)
                 verdict = verdict_on(one, steps)
                 if iteration is not None or worth_reporting(one, verdict):
                     yield verdict

@@ -21,18 +21,21 @@ from netmon.top.glyphs import (
     iteration,
     longest,
     no_steps,
+    rate,
     room,
+    share,
     sparkline,
     wrapped,
 )
 from netmon.top.options import Options, short_names
 from netmon.top.rows import Cell, Kind, Part, Printed, numeric, printed, printed_row
 from netmon.units import format_bytes, format_count, format_duration
-from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView, RankTimes, RankView
+from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView, RankPair, RankTimes, RankView
 
 _INDENT = 2
 _SPARKLINE, _LEAST_SPARKLINE = 40, 8
 _SHOWN_RANKS = 8
+_SHOWN_PAIRS = 8
 _WIDE = 105
 _GOOD = 0.95
 
@@ -64,6 +67,7 @@ def lines_of(job: JobView, width: int) -> list[Text]:
     lines = _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
     lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
     lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
+    lines += [_indented(line) for line in wrapped(_pairs(job), width - _INDENT)]
     return lines + [_indented(line) for text in job.sharing for line in broken(text, width - _INDENT)]
 
 
@@ -134,6 +138,28 @@ def _sources(job: JobView) -> Iterator[Text]:
         found = f"{score.source.name.lower()}: F1 {score.f1:.2f}"
         error = f", {format_duration(score.error_ns)}" if score.matched else ""
         yield Text(f"{found}{error} against {score.reference.name.lower()}", "dim" if score.f1 >= _GOOD else "yellow")
+
+
+def _pairs(job: JobView) -> Iterator[Text]:
+    """What ranks send each other by NCCL: the slowest pairs, where there are many."""
+    if not job.pairs:
+        return
+    sent = sum(pair.bytes for pair in job.pairs if not math.isnan(pair.rdma))
+    over_rdma = sum(pair.bytes * pair.rdma for pair in job.pairs if not math.isnan(pair.rdma))
+    yield Text(f"NCCL: {_count(len(job.pairs), 'rank pair')}, RDMA {share(over_rdma / sent if sent else math.nan)}")
+    slowest = sorted(job.pairs, key=lambda pair: math.inf if math.isnan(pair.bps) else pair.bps)[:_SHOWN_PAIRS]
+    for pair in sorted(slowest, key=lambda pair: (pair.rank, pair.peer)):
+        yield Text.assemble(f"{_end(pair.rank)} → {_end(pair.peer)} ", (rate(pair.bps, False), "bold"), _carrier(pair))
+    if len(job.pairs) > _SHOWN_PAIRS:
+        yield Text(f"{len(job.pairs) - _SHOWN_PAIRS} faster", "dim")
+
+
+def _end(rank: int) -> str:
+    return str(rank) if rank >= 0 else "?"
+
+
+def _carrier(pair: RankPair) -> str:
+    return f" {pair.interface}" if pair.interface else f" {pair.transport}" if pair.transport else ""
 
 
 def _shared(job: JobView) -> Text:

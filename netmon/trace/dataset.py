@@ -20,6 +20,7 @@ from netmon.history.dataset import Window, all_of, open_table, read_rows, stream
 from netmon.history.frames import plain_words
 from netmon.history.hangs import read_hangs
 from netmon.history.judging import stored_verdicts
+from netmon.history.transfers import read_transfers
 from netmon.trace.writer import Detail, Instant, Slice, TraceWriter, draw
 from netmon.units import format_bytes, format_endpoint, format_moment
 from netmon.views import Hang, Verdict
@@ -101,6 +102,11 @@ def _added(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 _WIDTHS_NS = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 _MOST_POINTS = 1_000_000
 _MOST_FLOWS = 500
+_MOST_TRANSFERS = 200_000
+_COLLECTIVES = dict(
+    enumerate(("broadcast", "reduce", "all-gather", "reduce-scatter", "all-reduce", "send", "receive", "send"), 1)
+) | {9: "all-to-all", 10: "scatter", 11: "gather", 12: "all-gather"}
+"""As the table `transfers` numbers them."""
 _TO_OPEN_NS = 3_600_000_000_000
 _ITERATION = [
     *("host", "job", "rank", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "source"),
@@ -200,6 +206,7 @@ def write(
         flows.drop(columns="host").drop_duplicates(["session", "flow_id"]), on=["session", "flow_id"]
     )
     described["arrow"] = arrows.number(described)
+    over_nccl = _over_nccl(data, content, len(described) + 1)
     rates = defaultdict(list)
     for link, times, values in traffic.rates():
         rates[link[0]].append((link[1:], times, values))
@@ -211,6 +218,7 @@ def write(
             name = f"{interface} {direction} {class_}"
             out.values(out.counter(process, name, "bit/s"), times.tolist(), values.tolist())
         _write_flows(described[described["host"] == host], process, arrows, out)
+        _write_nccl(over_nccl[over_nccl["host"] == host], process, out)
     return processes
 
 
@@ -229,6 +237,38 @@ class _Arrows:
         sent, received = (set(number[pieces["direction"] == way]) for way in ("tx", "rx"))
         self.both = (sent & received) - {0}
         return number
+
+
+def _over_nccl(data: Path, content: Content, first: int) -> pd.DataFrame:
+    """What ranks sent each other by NCCL, as much as a viewer can open, with the numbers of arrows, from `first` on."""
+    rows = read_transfers(data, Window(content.begin_ns, content.end_ns, hosts=tuple(content.hosts)))
+    if set(content.jobs):
+        rows = rows[rows["job"].isin(content.jobs)]
+    rows = rows[(rows["operations"] <= 1) & (rows["end_ns"] > rows["start_ns"])]
+    drawn = rows.nlargest(_MOST_TRANSFERS, "bytes") if len(rows) > _MOST_TRANSFERS else rows
+    both = np.where(drawn["other_end"].isin(drawn.index), np.minimum(drawn.index, drawn["other_end"].clip(lower=0)), -1)
+    return drawn.assign(job=drawn["job"].map(content.called), arrow=np.where(both >= 0, both + first, 0))
+
+
+def _write_nccl(rows: pd.DataFrame, process: int, out: TraceWriter) -> None:
+    for (job, rank, sends, peer, group, channel), own in rows.sort_values("start_ns").groupby(
+        ["job", "rank", "sends", "peer_rank", "peer", "channel"]
+    ):
+        other = str(peer) if int(str(peer)) >= 0 else f"{group} of its group"
+        lane = out.lane(process, f"{job}/{rank} NCCL {'→' if sends else '←'} {other}, channel {channel}")
+        draw(out, lane, _one_after_another(_transfer(row) for row in own.to_dict("records")))
+
+
+def _transfer(row: Mapping[Hashable, object]) -> Slice:
+    start, end, moved = (_whole(row[name]) or 0 for name in ("start_ns", "end_ns", "bytes"))
+    names = ("bytes", "transfers", "missed", "number", "transport", "interface", "iteration")
+    details = {name: value for name in names if (value := _plain(row[name])) not in (None, "", -1)}
+    details["bit/s"] = round(8e9 * max(0, moved) / max(1, end - start))
+    arrow = (number,) if (number := _whole(row["arrow"])) else ()
+    leaves = row["sends"] == 1
+    name = _COLLECTIVES.get(_whole(row["collective"]) or 0, "transfer")
+    size = format_bytes(moved) if moved >= 0 else "unknown size"
+    return Slice(start, end, f"{name} {size}", details, (), arrow if leaves else (), () if leaves else arrow)
 
 
 def _write_jobs(content: Content, out: TraceWriter) -> None:

@@ -4,7 +4,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from netmon.dl.hangs import line as hang_line
 from netmon.dl.verdict.baseline import MOST, Durations, usual
 from netmon.dl.verdict.incidents import Incidents, line, remedy, who
-from netmon.views import NETWORK, Cause, Incident, Verdict
+from netmon.views import NETWORK, Cause, Incident, RankPair, Verdict
 from netmon.web.source import JOB, Catalogue, Source
 from netmon.web.steps import Lanes
 
@@ -23,6 +23,7 @@ _S = 1_000_000_000
 _HOUR_NS = 3_600_000_000_000
 _MOST_JOBS = 12  # that are shown one by one
 _MOST_SHOWN = 300  # incidents
+_MOST_PAIRS = 64  # of ranks
 _MOST_BARS = 1_200
 _MOST_GONE = 5_000  # verdicts that the source has no more, and that are known here
 _MOST_FOUND = 20
@@ -34,6 +35,11 @@ class _Step(NamedTuple):
     end_ns: int
     duration_ns: int
     usual_ns: int  # 0: not known
+
+
+def _pair(pair: RankPair) -> dict[str, Any]:
+    """What is not known is null."""
+    return {name: value if value == value else None for name, value in asdict(pair).items()}
 
 
 class Answers:
@@ -90,6 +96,10 @@ class Answers:
         rows.sort(key=lambda row: (row["incident"] is None, not row["ongoing"], -row["lost_ns"]))
         slow = sum(row["ongoing"] for row in rows)
         self._jobs = {"jobs": rows[:_MOST_JOBS], "all": len(rows), "slow": slow, "incidents": self._version}
+        self._jobs["pairs"] = [
+            {"job": job, "pairs": [_pair(pair) for pair in pairs[:_MOST_PAIRS]], "all": len(pairs)}
+            for job, pairs in sorted(state.pairs.items())[:_MOST_JOBS]
+        ]
         self._jobs["hangs"] = [_pieces(hang_line(hang, _marked)) for hang in state.hangs[:_MOST_JOBS]]
 
     def _row(self, name: str, step: _Step, found: Sequence[Incident], now_ns: int) -> dict[str, Any]:

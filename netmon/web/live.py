@@ -476,6 +476,7 @@ class Live:
                 for hang in job.hangs
                 if not hang.until_ns
             ),
+            pairs={job.name or job.job: job.pairs for job in (seen.jobs if seen else ()) if job.pairs},
         )
 
     def catalogue(self) -> Catalogue:

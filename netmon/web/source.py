@@ -9,7 +9,7 @@ import numpy as np
 
 from netmon.past import Rows
 from netmon.records import COUNTS
-from netmon.views import Hang, RankTimes, Verdict
+from netmon.views import Hang, RankPair, RankTimes, Verdict
 from netmon.web.grid import SERIES, Floats
 from netmon.web.steps import Lanes
 
@@ -90,6 +90,7 @@ class State:
     reading: float = 1.0  # how much of what there is has been read
     warnings: tuple[str, ...] = field(default=())
     hangs: tuple[Hang, ...] = ()  # that go on, of jobs called what people call them
+    pairs: Mapping[str, tuple[RankPair, ...]] = field(default_factory=dict)  # by what people call the job
 
 
 def nearest(verdicts: Iterable[Verdict], job: str, iteration: int, end_ns: int) -> Verdict | None:

@@ -19,13 +19,14 @@ from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import DataError, NetmonError
 from netmon.history.advice import advice
-from netmon.history.dataset import leave_out, open_table, read_rows, stream
+from netmon.history.dataset import Window, leave_out, open_table, read_rows, stream
 from netmon.history.files import table_files
 from netmon.history.job_names import names_of, not_understood, with_names
 from netmon.history.judging import explained, stored_verdicts
 from netmon.history.stored_rows import StoredRows
+from netmon.history.transfers import pairs_of
 from netmon.past import HOUR_NS, Rows
-from netmon.views import RankTimes, Verdict
+from netmon.views import RankPair, RankTimes, Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
 from netmon.web.hours import Hour, span
 from netmon.web.source import Catalogue, Rates, State, arranged, nearest
@@ -123,6 +124,7 @@ _MOST_BYTES = 1 << 29  # of hours that are held
 _LIVE_NS = 20_000_000_000  # a dataset that ends earlier is not being written
 _POLL_S = 1.0
 _JUDGE_EVERY_S = 10.0
+_PAIRS_NS = 10_000_000_000  # before the end: what ranks send each other
 
 
 class Stored:
@@ -139,6 +141,7 @@ class Stored:
         self._wanted: list[int] = []
         self._verdicts: list[Verdict] = []
         self._judged_s, self._judged_of = 0.0, -1
+        self._pairs: dict[str, tuple[RankPair, ...]] = {}
         self._trouble = ""
         self._changed, self._over = threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -163,6 +166,7 @@ class Stored:
             verdicts=len(self._verdicts),
             trouble=self._trouble,
             reading=min(0.99, read / rows if rows else 0.0) if waiting else 1.0,
+            pairs=self._pairs,
         )
 
     def catalogue(self) -> Catalogue:
@@ -313,6 +317,8 @@ class Stored:
         self._judged_of = end
         found = list(with_names(stored_verdicts(self._data), self._catalogue.job_names))
         self._verdicts = sorted(found, key=lambda verdict: verdict.end_ns)
+        found_pairs = pairs_of(self._data, Window(end - _PAIRS_NS, end + 1))
+        self._pairs = {self._catalogue.job_names.get(job, job): pairs for job, pairs in found_pairs.items()}
         self._judged_s = time.monotonic()
 
 

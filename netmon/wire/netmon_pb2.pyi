@@ -1125,6 +1125,7 @@ class JobView(_message.Message):
     INCIDENTS_FIELD_NUMBER: _builtins.int
     USUAL_NS_FIELD_NUMBER: _builtins.int
     HANGS_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1174,6 +1175,10 @@ class JobView(_message.Message):
     def hangs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hang]:
         """the last ones, newest first"""
 
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankPair]:
+        """what its ranks send each other by NCCL"""
+
     def __init__(
         self,
         *,
@@ -1204,14 +1209,62 @@ class JobView(_message.Message):
         incidents: _abc.Iterable[Global___Incident] | None = ...,
         usual_ns: _builtins.int = ...,
         hangs: _abc.Iterable[Global___Hang] | None = ...,
+        pairs: _abc.Iterable[Global___RankPair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "hangs", b"hangs", "incidents", b"incidents", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "not_understood", b"not_understood", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "usual_ns", b"usual_ns", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "hangs", b"hangs", "incidents", b"incidents", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "not_understood", b"not_understood", "p99_ns", b"p99_ns", "pairs", b"pairs", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "usual_ns", b"usual_ns", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobView: _TypeAlias = JobView  # noqa: Y015
+
+@_typing.final
+class RankPair(_message.Message):
+    """What one rank has sent another one by NCCL lately."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BPS_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    RDMA_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    INTERFACE_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """-1: not known"""
+    peer: _builtins.int
+    """-1: not known"""
+    bytes: _builtins.int
+    bps: _builtins.float
+    """while something is on its way"""
+    missed: _builtins.int
+    """transfers whose size is not known"""
+    rdma: _builtins.float
+    """share of what the sender sends"""
+    transport: _builtins.str
+    interface: _builtins.str
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        peer: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        bps: _builtins.float = ...,
+        missed: _builtins.int = ...,
+        rdma: _builtins.float = ...,
+        transport: _builtins.str = ...,
+        interface: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bps", b"bps", "bytes", b"bytes", "interface", b"interface", "missed", b"missed", "peer", b"peer", "rank", b"rank", "rdma", b"rdma", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankPair: _TypeAlias = RankPair  # noqa: Y015
 
 @_typing.final
 class Hang(_message.Message):

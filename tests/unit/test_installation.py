@@ -21,7 +21,7 @@ from netmon import __version__
 from netmon.cli import main
 from netmon.commands.doctor_installation import check_installation, installation_checks, named
 from netmon.kernel.machine import Check, Status
-from netmon.views import Selection, Snapshot, Totals
+from netmon.views import RankPair, Selection, Snapshot, Totals
 from netmon.wire.identity import Identity, Role
 from netmon.wire.security import PLAIN, Security
 from netmon.wire.watch import UnreachableError, watch_once
@@ -31,6 +31,28 @@ ANN = security(Role.FULL, "ann")
 
 def checked(snapshot: Snapshot, now_ns: int | None = None) -> dict[str, Check]:
     return {check.name: check for check in installation_checks(snapshot, now_ns or snapshot.time_ns)}
+
+
+PAIRS = (
+    RankPair(0, 1, 10_000_000, 94e9, 0, 1.0, "RDMA", "mlx5_0"),
+    RankPair(1, 0, 30_000_000, 12e9, 0, 0.0, "sockets", "eth0"),
+)
+
+
+def test_of_each_job_it_is_said_which_ways_are_seen() -> None:
+    def said(pairs: tuple[RankPair, ...], sent: int = 1) -> Check:
+        job = example().jobs[0]
+        ranks = tuple(replace(rank, dl_tx_bytes=sent) for rank in job.ranks)
+        return checked(replace(example(), jobs=(replace(job, pairs=pairs, ranks=ranks),)))["job resnet"]
+
+    assert said(PAIRS).status is Status.OK
+    assert said(PAIRS).detail == "2 rank pairs over NCCL, bytes exact, carried by RDMA (mlx5_0), sockets (eth0)"
+    hidden = said((PAIRS[0], replace(PAIRS[1], transport="", interface="")))
+    assert hidden.status is Status.NOTE
+    assert hidden.detail.endswith("carried by RDMA (mlx5_0); how 75 % of them went is not seen")
+    assert "unknown size" in said((replace(PAIRS[0], missed=3),)).detail
+    assert "every packet is counted" in said(()).detail
+    assert said((), 0).status is Status.LIMITED
 
 
 def well() -> Snapshot:

@@ -20,7 +20,7 @@ from netmon.dl.verdict.incidents import incidents
 from netmon.records import Class, Direction, Owner
 from netmon.top.frame import render
 from netmon.top.options import Options, arrange, short_names
-from netmon.views import Cause, Page, Snapshot, Verdict
+from netmon.views import Cause, Page, RankPair, Snapshot, Verdict
 from netmon.wire.snapshots import decode_snapshot, encode_snapshot
 
 FRAMES = Path(__file__).parent / "frames"
@@ -242,3 +242,20 @@ def test_rates_in_bytes() -> None:
     text = drawn(ordered(example()), replace(PLAIN, bytes_=True), 120, 40)
     assert "rates in B/s" in text
     assert f"{0.8 * GIGABIT / 8 / 1e6:.0f} MB/s" in text
+
+
+def test_what_pairs_of_ranks_carry() -> None:
+    pairs = tuple(
+        RankPair(n, (n + 1) % 12, 10**9, 1e9 * (n + 1) if n else float("nan"), 0, 0.5, "RDMA and sockets", "")
+        for n in range(12)
+    )
+    snapshot = replace(example(), jobs=(replace(example().jobs[0], pairs=pairs),))
+    assert decode_snapshot(encode_snapshot(snapshot)).jobs[0].pairs[1:] == pairs[1:]
+    text = drawn(snapshot, Options(), 200, 60)
+    assert "NCCL: 12 rank pairs, RDMA 50 %" in text
+    assert "6 → 7 7 Gbit/s RDMA and sockets" in text
+    assert "9 → 10" not in text
+    assert "4 faster" in text
+    alone = replace(pairs[0], peer=-1, interface="mlx5_0", bps=94e9)
+    snapshot = replace(snapshot, jobs=(replace(snapshot.jobs[0], pairs=(alone,)),))
+    assert "0 → ? 94 Gbit/s mlx5_0" in drawn(snapshot, Options(), 200, 60)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from netmon.errors import DataError
 from netmon.past import RowQuery
-from netmon.views import Cause, Hang, Verdict
+from netmon.views import Cause, Hang, RankPair, Verdict
 from netmon.web.access import Access
 from netmon.web.grid import SERIES
 from netmon.web.server import serve
@@ -51,6 +51,7 @@ class Synthetic:
         self.lanes = by_lane(_steps(hosts, seconds), _places(self.known, jobs))
         self.end_ns, self.live, self.trouble = end, False, ""
         self.hangs: tuple[Hang, ...] = ()
+        self.pairs: dict[str, tuple[RankPair, ...]] = {}
         self.found = [self.slow(job, at) for at, job in enumerate(jobs[:3])]
 
     def slow(self, job: str, number: int) -> Verdict:
@@ -74,7 +75,7 @@ class Synthetic:
 
     def state(self) -> State:
         known = self.known.generation, self.end_ns, self.live, len(self.found), self.trouble
-        return State(*known, hangs=self.hangs)
+        return State(*known, hangs=self.hangs, pairs=self.pairs)
 
     def catalogue(self) -> Catalogue:
         return self.known

@@ -27,7 +27,7 @@ from waiting import free_port, wait_for
 from netmon.agent.recorder import Pulls, Recorder, in_memory
 from netmon.history.stored_rows import StoredRows
 from netmon.records import Batch
-from netmon.views import Hang, Hung
+from netmon.views import Hang, Hung, RankPair
 from netmon.web import span as span_sums
 from netmon.web.live import Live
 from netmon.web.stored import Stored
@@ -193,6 +193,22 @@ def test_a_job_that_stands_still_is_on_top(browser: Any) -> None:
         assert "well" not in page.inner_text("#answers")
         source.hangs = ()
         page.wait_for_function("() => !document.getElementById('answers').textContent.includes('stands still')")
+        assert page.wrong == []
+
+
+def test_what_pairs_of_ranks_carry_is_a_table(browser: Any) -> None:
+    source = Synthetic(24, 300)
+    with serving(source) as address, looking(browser, address) as page:
+        page.wait_for_selector("#answers .busy", state="detached")
+        assert page.is_hidden("#pairs")
+        source.pairs = {"job-000": (RankPair(0, 1, 10**9, 94e9, 0, 1.0, "RDMA", "mlx5_0"),)}
+        page.click("#pairs summary")
+        row = "#pairs tr >> nth=-1"
+        assert page.inner_text(row).split("\t") == ["0 → 1", "RDMA", "mlx5_0", "1 GB", "94 Gbit/s", "100 %"]
+        source.pairs = {"job-000": (RankPair(0, -1, 10**9, float("nan"), 3, float("nan"), "", ""),)}
+        page.wait_for_function("() => document.getElementById('pairs').textContent.includes('or more')")
+        assert page.is_visible(row)  # it is open still
+        assert page.inner_text(row).split("\t") == ["0 → ?", "not seen", "", "1 GB or more", "?", "?"]
         assert page.wrong == []
 
 

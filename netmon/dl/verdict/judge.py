@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, median, spread, usual, usual_by
 from netmon.dl.verdict.blame import SILENT, blame_shares
+from netmon.dl.verdict.by_transfers import Slow, Transfers, weigh, with_cells
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps
 from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in
@@ -130,6 +131,7 @@ _SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
 _UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
+_MOST_COMPARED = 24  # iterations, whose transfers are looked at
 REFERENCES = 6
 """Baseline iterations whose traffic is looked at, at most."""
 
@@ -166,7 +168,9 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
     return sorted(near.tolist())
 
 
-def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int) -> Judged:
+def judge_input(
+    job: str, table: Matrix, link_totals: LinkTotals, number: int, transfers: Transfers | None = None
+) -> Judged:
     """An iteration alongside its baseline. Raises KeyError where there is no such iteration."""
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
@@ -176,7 +180,9 @@ def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int) -
     seen = traffic.window(*span_of(table, row))
     near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, baseline, row))
     references = {one: found for one, found in near if found}
-    return Judged(job, table, row, baseline, seen, references, link_totals.waited)
+    if transfers is not None:
+        transfers = with_cells(transfers, link_totals, job)
+    return Judged(job, table, row, baseline, seen, references, link_totals.waited, transfers)
 
 
 def judge(job: str, steps: Steps, link_totals: LinkTotals, number: int) -> Verdict:
@@ -197,7 +203,51 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
         return replace(verdict, cause=Cause.CHANGE, compute_ns=excess, error_ns=error, confidence=1.0)
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
-    return _weigh(verdict, one, steps, phases(table, row, baseline, one.moments, one.seen, one.references))
+    found = _weigh(verdict, one, steps, phases(table, row, baseline, one.moments, one.seen, one.references))
+    return _by_transfers(verdict, one, steps) or found if found.cause == Cause.UNKNOWN else found
+
+
+def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None:
+    """Where nothing else tells the cause: by what NCCL's proxies tell; None: nor do they."""
+    if one.transfers is None:
+        return None
+    compared = [row for row in one.baseline.tolist() if row in one.references or not one.references]
+    near = sorted(compared, key=lambda row: abs(row - one.row))[:_MOST_COMPARED]
+    found = weigh(one.transfers, one.table, one.row, near, steps.hosts)
+    if found is None:
+        return None
+    shares, slow = dict.fromkeys(SHARES, 0.0), found.slow
+    shares["late"] = sum(found.late.values())
+    share = _share_of(slow, one.transfers)
+    if slow is not None:
+        shares[share] = slow.ns
+    shares["unknown"] = max(0.0, verdict.excess_ns - sum(shares.values()))
+    noise_ns = max(found.error_ns, spread(one.table.slowest[one.baseline]))
+    said = conclude(verdict, shares, {"late": found.late}, None, noise_ns, one, steps)
+    if said.cause == Cause.UNKNOWN or slow is None or said.cause == Cause.STRAGGLER:
+        return said if said.cause != Cause.UNKNOWN else None
+    host = steps.hosts[int(one.table.host[one.row, int(np.searchsorted(one.table.rank, slow.rank))])]
+    said = replace(said, host=host, direction=slow.direction, rank=slow.rank)
+    if slow.other < 0:
+        return replace(said, interface=one.transfers.device_of.get(slow.rank, ""))
+    other = one.transfers.others[slow.other]
+    without = max(float(verdict.duration_ns) - slow.ns, float(verdict.usual_ns))
+    half = _INTERVAL * float(np.hypot(spread(one.table.slowest[one.baseline]), noise_ns / 2))
+    return replace(
+        said,
+        interface=other.interface,
+        culprit=other.name,
+        bytes=slow.bytes,
+        counterfactual_ns=round(without),
+        counterfactual_low_ns=round(max(0.0, without - half)),
+        counterfactual_high_ns=round(min(float(verdict.duration_ns), without + half)),
+    )
+
+
+def _share_of(slow: Slow | None, transfers: Transfers) -> str:
+    if slow is None or slow.other < 0:
+        return "slow_link"
+    return "other_job" if transfers.others[slow.other].job else "cross"
 
 
 def worth_reporting(one: Judged, verdict: Verdict) -> bool:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who slows whom, since when, by how much and what to do: a line for each job on top, the incidents beside the timeline.
 
-import { duration, local } from "./format.js";
-import { element } from "./panels.js";
+import { bytes, duration, local, rate } from "./format.js";
+import { element, table } from "./panels.js";
 
 // A day stands before the first time only, if the second one is of it, too.
 function inWords(line) {
@@ -29,10 +29,27 @@ export function strip(node, reply, incidents, open) {
   const still = (reply.hangs ?? []).map((line) => element("p", { class: "answer now", role: "alert" }, element("b", {}, inWords(line))));
   shown.unshift(...still);
   if (text && !still.length) shown.push(element("p", { class: reply.all ? "well" : "note" }, reply.all ? `✓ ${text}` : text));
+  carried(document.getElementById("pairs"), reply.pairs ?? []);
   const key = shown.map((one) => one.textContent + one.className).join("\n");
   if (node.dataset.shown === key) return; // what has the focus keeps it
   node.dataset.shown = key;
   node.replaceChildren(...shown);
+}
+
+// What ranks of each job send each other by NCCL. A table stays open when its figures change.
+function carried(node, jobs) {
+  const known = new Map([...node.children].map((one) => [one.dataset.job, one]));
+  const rank = (number) => (number < 0 ? "?" : String(number));
+  const drawn = jobs.map((own) => {
+    const rows = own.pairs.map((one) => [`${rank(one.rank)} → ${rank(one.peer)}`, one.transport || "not seen", one.interface, bytes(one.bytes) + (one.missed ? " or more" : ""),
+      one.bps === null ? "?" : rate(one.bps), one.rdma === null ? "?" : `${Math.round(100 * one.rdma)} %`]);
+    const made = known.get(own.job) ?? element("details", { "data-job": own.job }, element("summary"), element("div"));
+    made.firstChild.textContent = `${own.job}: ${own.all.toLocaleString("en")} ${own.all === 1 ? "pair" : "pairs"} of ranks over NCCL${own.all > rows.length ? `, ${rows.length} of them` : ""}`;
+    made.lastChild.replaceChildren(table(["ranks", "transport", "device", "last 10 s", "while it sends", "by RDMA"], rows, 3));
+    return made;
+  });
+  node.hidden = drawn.length === 0;
+  if (drawn.length !== node.children.length || drawn.some((one, at) => one !== node.children[at])) node.replaceChildren(...drawn);
 }
 
 const pace = (job) => `last ${duration(job.last_ns)} / usual ${job.usual_ns ? duration(job.usual_ns) : "not known"}`;

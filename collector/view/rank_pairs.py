@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of jobs have sent each other by NCCL in the last seconds, and by which way."""
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.session import Session
+from collector.host.tables import Tables
+from netmon.columnar import Columns
+from netmon.dl.transfers import COLUMNS, pair_views, partners, rank_pairs, way
+from netmon.records import Direction
+from netmon.views import RankPair
+
+_EVERY_S = 1.0
+_LATELY_NS = 10_000_000_000
+_MOST_PAIRS = 256  # of a job that viewers are shown
+_POSTED = ("write", "send")  # what a read brings is the other end's
+
+
+class RankPairs:
+    """Of one worker."""
+
+    def __init__(self, tables: Tables, sessions: Mapping[int, Session]) -> None:
+        """tables: of all sessions, which are known by index."""
+        self._tables, self._sessions = tables, sessions
+        self._looked_s = 0.0
+
+    def due(self, sizes: Mapping[str, int]) -> dict[str, tuple[RankPair, ...]] | None:
+        """By job; None: it has been looked at a moment ago. sizes: how many ranks jobs have."""
+        now = time.monotonic()
+        if now < self._looked_s + _EVERY_S:
+            return None
+        self._looked_s = now
+        rows = self._tables.evidence.lately["transfers"].all(("session", "job", "pid", *COLUMNS))
+        if rows is None:
+            return {}
+        until = time.time_ns()
+        since = until - _LATELY_NS
+        found = self._lately(rows, since)
+        if not len(found["rank"]):
+            return {}
+        numbers = {job: number for number, job in enumerate(self._tables.flows.jobs)}
+        known = {numbers[job]: size for job, size in sizes.items() if job in numbers}
+        pairs = rank_pairs(found, partners(found, known).rank)
+        posted, by_tcp = self._posted(since), self._by_tcp(since, found)
+        sending = found["sends"] == 1
+        processes, of = np.unique(found["process"][sending], return_inverse=True)
+        sums = np.zeros(len(processes), np.int64)
+        np.add.at(sums, of, np.maximum(found["bytes"][sending], 0))
+        sent = dict(zip(processes.tolist(), sums.tolist(), strict=True))
+        ways = {
+            process: way(bytes_, posted.get(process, {}), by_tcp.get(process, {})) for process, bytes_ in sent.items()
+        }
+        views = pair_views(pairs, ways)
+        return {self._tables.flows.jobs[job]: own[:_MOST_PAIRS] for job, own in views.items() if job >= 0}
+
+    def _lately(self, rows: Columns, since_ns: int) -> dict[str, npt.NDArray[np.int64]]:
+        session = rows["session"]
+        end_ns = self._tables.sessions.utc(session, rows["end_ns"])
+        there = np.isin(session, list(self._sessions))
+        own = np.flatnonzero(there & (end_ns > since_ns) & (rows["rank"] >= 0))
+        found = {name: rows[name][own].astype(np.int64) for name in ("job", *COLUMNS)}
+        found["start_ns"], found["end_ns"] = self._tables.sessions.utc(session[own], rows["start_ns"][own]), end_ns[own]
+        found["process"] = _process(session[own], rows["pid"][own])
+        return found
+
+    def _posted(self, since_ns: int) -> dict[int, dict[str, int]]:
+        """What processes have handed to RDMA devices, by name."""
+        rows = self._tables.evidence.lately["rdma"].all(("session", "pid", "end_ns", "rdma_device", "verb", "bytes"))
+        found: dict[int, dict[str, int]] = {}
+        if rows is None:
+            return found
+        end_ns = self._tables.sessions.utc(rows["session"], rows["end_ns"])
+        own = np.flatnonzero((end_ns > since_ns) & np.isin(rows["verb"].astype(str), _POSTED))
+        process = _process(rows["session"][own], rows["pid"][own])
+        for of, device, bytes_ in zip(
+            process.tolist(), rows["rdma_device"][own].tolist(), rows["bytes"][own].tolist(), strict=True
+        ):
+            devices = found.setdefault(of, {})
+            devices[device] = devices.get(device, 0) + max(0, bytes_)
+        return found
+
+    def _by_tcp(self, since_ns: int, sent: Mapping[str, npt.NDArray[np.int64]]) -> dict[int, dict[str, int]]:
+        """What the ranks' connections have sent, by interface."""
+        names = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes")
+        rows = self._tables.evidence.lately["transport"].all(names)
+        found: dict[int, dict[str, int]] = {}
+        if rows is None:
+            return found
+        flows, sessions = self._tables.flows, self._tables.sessions
+        flow = flows.keys.find(rows["session"], rows["flow_id"])
+        good = (flow >= 0) & (sessions.utc(rows["session"], rows["end_ns"]) > since_ns) & (rows["sent_bytes"] > 0)
+        good &= (flows.state["rank"][flow] >= 0) & (flows.state["link"][flow] % 2 == Direction.TX)
+        ranks = zip((sent["process"] >> 32).tolist(), sent["job"].tolist(), sent["rank"].tolist(), strict=True)
+        process_of = dict(zip(ranks, sent["process"].tolist(), strict=True))
+        for at in np.flatnonzero(good).tolist():
+            state, session = flows.state[flow[at]], int(rows["session"][at])
+            process = process_of.get((session, int(state["job"]), int(state["rank"])))
+            if process is None:
+                continue
+            own = found.setdefault(process, {})
+            again = max(0, int(rows["retransmitted_bytes"][at]))
+            name = self._sessions[session].window.links.interface(int(state["link"])).name
+            own[name] = own.get(name, 0) + int(rows["sent_bytes"][at]) - again
+        return found
+
+
+def _process(session: npt.NDArray[np.integer], pid: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    return (session.astype(np.int64) << 32) | pid.astype(np.int64)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of an iteration went by what NCCL's proxies tell, where the interfaces do not show its bytes.
+
+A rank came late if the first bytes that it sends in a collective leave it later than those of all others do: for so
+long they waited for it alone. A link was slow if single transfers from one rank, or to one, took longer for their
+bytes than they usually do, and the others did not. It is somebody else's doing if others' bytes on that link, in
+that time, take as long. All of it is compared with baseline iterations. What is not clear stays unknown.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.account import JOB
+from netmon.dl.verdict.baseline import Matrix, median, spread
+from netmon.dl.verdict.evidence import CELL_NS, LinkTotals
+from netmon.dl.verdict.window import UNCLASSIFIED
+from netmon.records import TRANSFER_ONE, TRANSFER_OPERATIONS, Direction, Table
+
+SENT = np.dtype(
+    [
+        (name, "<i8")
+        for name in (
+            *("rank", "peer", "sends", "level", "number", "collective", "group_rank"),
+            *("start_ns", "end_ns", "bytes"),
+        )
+    ]
+)
+"""Rows of `transfers` of one job (UTC); peer: rank of the job, −1: not known."""
+
+OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes")])
+"""What others had on links in a time; of: index into Transfers.others."""
+
+_FEWEST = 3  # baseline iterations of which the transfers are known
+_CLEAR = 4.0  # standard deviations
+_AFTER = 0.1  # of the usual: what begins so soon after an iteration's end, all have waited for at its end
+_ALIKE = 0.5  # of what the slowest pair lost
+_MOSTLY = 0.5  # of what is to be explained
+_NOBODY = 0.1  # of it: others on the link that would take so long are no more than present
+_LEAST = 0.3  # of the excess
+
+
+class Other(NamedTuple):
+    """Who had bytes on a link that are not the job's."""
+
+    host: str
+    interface: str
+    direction: Direction
+    capacity_bps: int  # of the link; 0: not known
+    job: str  # empty: no training
+    name: str
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What is known of a job's transfers while an iteration and those alongside it lasted."""
+
+    rows: Table  # dtype SENT
+    posted: Table = field(default_factory=lambda: np.empty(0, OTHERS))
+    others: Sequence[Other] = ()
+    device_of: Mapping[int, str] = field(default_factory=dict)  # by rank: by which device it sends, where it is one
+    clock_error_ns: int = 0
+
+
+def called(job: str, process: str) -> str:
+    """As verdicts call who had bytes there."""
+    return JOB + job if job else process or UNCLASSIFIED
+
+
+class PostedRow(NamedTuple):
+    """What a process handed to an RDMA device in a time (UTC)."""
+
+    host: str
+    device: str
+    verb: str
+    job: str
+    rank: int
+    name: str  # of the process, with its container
+    start_ns: int
+    end_ns: int
+    bytes: int
+
+
+def with_posted(transfers: Transfers, rows: Iterable[PostedRow], job: str) -> Transfers:
+    """With what processes have posted: the devices that the job's ranks use, and what others had there."""
+    numbers: dict[Other, int] = {other: number for number, other in enumerate(transfers.others)}
+    devices: dict[int, set[str]] = {}
+    posted = []
+    for row in rows:
+        way = Direction.RX if row.verb == "read" else Direction.TX
+        if row.job != job:
+            other = Other(row.host, row.device, way, 0, row.job, called(row.job, row.name))
+            posted.append((numbers.setdefault(other, len(numbers)), row.start_ns, row.end_ns, max(0, row.bytes)))
+        elif way == Direction.TX:
+            devices.setdefault(row.rank, set()).add(row.device)
+    both = np.concatenate([transfers.posted, np.array(posted, OTHERS)]) if posted else transfers.posted
+    device_of = {rank: next(iter(own)) for rank, own in devices.items() if len(own) == 1}
+    return replace(transfers, posted=both, others=tuple(numbers), device_of=device_of)
+
+
+class Slow(NamedTuple):
+    """A link that transfers took longer over."""
+
+    rank: int  # whose link
+    direction: Direction
+    ns: float  # that it cost
+    other: int  # who else had bytes there that explain it: index into Transfers.others; −1: nobody had
+    bytes: int  # his
+    other_ns: float  # that these take
+
+
+class Found(NamedTuple):
+    """Parts of an iteration's excess (ns)."""
+
+    late: Mapping[int, float]  # by rank
+    slow: Slow | None
+    error_ns: float
+
+
+def with_cells(transfers: Transfers, link_totals: LinkTotals, job: str) -> Transfers:
+    """With what the interfaces have counted of others."""
+    foreign = np.array([one.job != job for one in link_totals.whose], np.bool_)
+    cells = link_totals.rows
+    cells = cells[foreign[cells["of"]]] if len(foreign) else cells[:0]
+    if not len(cells):
+        return transfers
+    pairs, of = np.unique(np.stack([cells["link"], cells["of"]]), axis=1, return_inverse=True)
+    posted = np.empty(len(cells), OTHERS)
+    posted["of"], posted["bytes"] = of.reshape(-1) + len(transfers.others), cells["wire_bytes"]
+    posted["start_ns"], posted["end_ns"] = cells["cell"] * CELL_NS, (cells["cell"] + 1) * CELL_NS
+    added = [
+        Other(link.host, link.interface, link.direction, link.capacity_bps, whose.job, called(whose.job, whose.name))
+        for link, whose in ((link_totals.links[a], link_totals.whose[b]) for a, b in pairs.T.tolist())
+    ]
+    both = np.concatenate([transfers.posted, posted])
+    return Transfers(transfers.rows, both, (*transfers.others, *added), transfers.device_of, transfers.clock_error_ns)
+
+
+def weigh(transfers: Transfers, table: Matrix, row: int, baseline: Sequence[int], hosts: Sequence[str]) -> Found | None:
+    """Of one iteration alongside its baseline; None: too little is known. hosts: by the table's numbers."""
+    rows, ranks = transfers.rows, table.rank
+    if not len(rows):
+        return None
+    first, last = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+    spans = [_span(table, one) for one in (row, *baseline)]
+    usual = [one for one in spans[1:] if first <= one[0] and one[1] <= last]
+    if len(usual) < _FEWEST:
+        return None
+    excess = (spans[0][1] - spans[0][0]) - median([end - begin for begin, end in usual])
+    if excess <= 0:
+        return None
+    late, error_ns = _late(rows, ranks, [spans[0], *usual])
+    error_ns += 2.0 * transfers.clock_error_ns
+    late = {rank: min(ns, excess) for rank, ns in late.items() if ns > max(error_ns, _LEAST / 2 * excess)}
+    left = excess - sum(late.values())
+    slow = _slow(transfers, table, row, [spans[0], *usual], hosts, left) if left > _LEAST * excess else None
+    return Found(late, slow, error_ns)
+
+
+def _span(table: Matrix, row: int) -> tuple[int, int]:
+    """Of the slowest rank (UTC)."""
+    slow = int(np.nanargmax(table.duration[row]))
+    return int(table.start[row, slow]) + table.base_ns, int(table.end[row, slow]) + table.base_ns
+
+
+def _late(
+    rows: Table, ranks: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]]
+) -> tuple[dict[int, float], float]:
+    """By rank, for how much longer than in the others of these times all waited for it in the first; and the error."""
+    sent = rows[(rows["sends"] == 1) & (rows["number"] >= 0) & (rows["level"] != TRANSFER_OPERATIONS)]
+    sent = sent[np.isin(sent["rank"], ranks)]
+    if not len(sent) or len(ranks) < 2:
+        return {}, 0.0
+    _, operation = np.unique(np.stack([sent["number"], sent["collective"]]), axis=1, return_inverse=True)
+    operation, column = operation.reshape(-1), np.searchsorted(ranks, sent["rank"])
+    shape = int(operation.max()) + 1, len(ranks)
+    begun = np.full(shape, np.iinfo(np.int64).max)
+    least, most = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
+    np.minimum.at(begun, (operation, column), sent["start_ns"])
+    np.minimum.at(least, (operation, column), sent["group_rank"])
+    np.maximum.at(most, (operation, column), sent["group_rank"])
+    # Of all ranks, and of no two groups whose operations have the same number.
+    whole = (least == most).all(axis=1) & (np.diff(np.sort(least, axis=1), axis=1) > 0).all(axis=1)
+    begun = begun[whole]
+    if not len(begun):
+        return {}, 0.0
+    order = np.argsort(begun, axis=1, kind="stable")
+    latest, second = (np.take_along_axis(begun, order[:, [at]], axis=1)[:, 0] for at in (-1, -2))
+    usual_ns = median([end - begin for begin, end in spans[1:]])
+    waited = np.zeros((len(spans), len(ranks)))
+    for at, (begin, end) in enumerate(spans):
+        inside = (latest > begin) & (latest <= end + _AFTER * usual_ns)
+        np.add.at(waited[at], order[inside, -1], (latest - second)[inside])
+    found, error_ns = {}, 0.0
+    for at, rank in enumerate(ranks.tolist()):
+        then = waited[1:, at]
+        more, scatter = float(waited[0, at]) - median(then), _CLEAR * max(spread(then), float(np.std(then)))
+        error_ns = max(error_ns, scatter)
+        if more > scatter:
+            found[rank] = more
+    return found, error_ns
+
+
+def _slow(
+    transfers: Transfers,
+    table: Matrix,
+    row: int,
+    spans: Sequence[tuple[int, int]],
+    hosts: Sequence[str],
+    excess: float,
+) -> Slow | None:
+    """The link over which transfers took longer for their bytes, and who else was there."""
+    rows = transfers.rows
+    sent = rows[(rows["sends"] == 1) & (rows["level"] == TRANSFER_ONE) & (rows["bytes"] > 0) & (rows["peer"] >= 0)]
+    host_of = {
+        rank: hosts[index]
+        for rank, index in zip(table.rank.tolist(), table.host[row].tolist(), strict=True)
+        if index >= 0
+    }
+    more: dict[tuple[int, int], float] = {}
+    rate: dict[tuple[int, int], float] = {}  # ns for a byte, usually
+    for pair in {*zip(sent["rank"].tolist(), sent["peer"].tolist(), strict=True)}:
+        own = sent[(sent["rank"] == pair[0]) & (sent["peer"] == pair[1])]
+        took, bytes_ = np.array([_took(own, span) for span in spans], np.float64).T
+        known = bytes_[1:] > 0
+        if known.sum() < _FEWEST or not bytes_[0]:
+            continue
+        each = took[1:][known] / bytes_[1:][known]
+        rate[pair] = median(each)
+        lost = float(took[0] - bytes_[0] * median(each))
+        more[pair] = lost if lost > _CLEAR * float(np.std(each)) * bytes_[0] else 0.0
+    if not more:
+        return _by_others_only(transfers, host_of, spans, excess)
+    worst = max(more.values())
+    slow = [pair for pair, ns in more.items() if ns >= _ALIKE * worst]
+    senders, receivers = {host_of.get(a, "") for a, _ in slow}, {host_of.get(b, "") for _, b in slow}
+    if worst < _MOSTLY * excess or (len(senders) > 1 and len(receivers) > 1):
+        return None
+    direction = Direction.TX if len(senders) == 1 else Direction.RX
+    ways = (Direction.TX, Direction.RX) if len(slow) == 1 else (direction,)
+    lost = min(worst, excess)
+    for way in ways:  # of one pair the receiver's link may be the slow one, if somebody is there
+        rank = slow[0][0] if way == Direction.TX else slow[0][1]
+        other, others_bytes = _other(transfers, host_of.get(rank, ""), way, spans)
+        takes = others_bytes * rate[slow[0]]
+        if takes >= _MOSTLY * lost:
+            return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
+        if takes > _NOBODY * lost:
+            return None
+    rank = slow[0][0] if direction == Direction.TX else slow[0][1]
+    return Slow(rank, direction, lost, -1, 0, 0.0)
+
+
+def _took(own: Table, span: tuple[int, int]) -> tuple[int, int]:
+    """How long transfers that began in a time took together, and their bytes."""
+    inside = own[(own["start_ns"] >= span[0]) & (own["start_ns"] < span[1])]
+    return int((inside["end_ns"] - inside["start_ns"]).sum()), int(inside["bytes"].sum())
+
+
+def _other(transfers: Transfers, host: str, direction: Direction, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Who else had most bytes on a host's links, beyond what is usual, in the first of these times; how many."""
+    best = (-1, 0)
+    for of, other in enumerate(transfers.others):
+        if (other.host, other.direction) != (host, direction):
+            continue
+        own = transfers.posted[transfers.posted["of"] == of]
+        now, then = _within(own, spans[0]), [_within(own, span) for span in spans[1:]]
+        longer = (spans[0][1] - spans[0][0]) / max(1.0, median([end - begin for begin, end in spans[1:]]))
+        beyond = round(now - longer * median(then))
+        best = max(best, (of, beyond), key=lambda one: one[1])
+    return best
+
+
+def _within(rows: Table, span: tuple[int, int]) -> float:
+    overlap = np.minimum(rows["end_ns"], span[1]) - np.maximum(rows["start_ns"], span[0])
+    part = np.clip(overlap, 0, None) / np.maximum(rows["end_ns"] - rows["start_ns"], 1)
+    return float((part * rows["bytes"]).sum())
+
+
+def _by_others_only(
+    transfers: Transfers, host_of: Mapping[int, str], spans: Sequence[tuple[int, int]], excess: float
+) -> Slow | None:
+    """Where no single transfer is told: others' bytes that take as long on a link of known speed."""
+    found = []
+    for rank, host in host_of.items():
+        for way in Direction:
+            other, bytes_ = _other(transfers, host, way, spans)
+            capacity = transfers.others[other].capacity_bps if other >= 0 else 0
+            takes = 8e9 * bytes_ / capacity if capacity else 0.0
+            if takes >= _MOSTLY * excess:
+                found.append(Slow(rank, way, min(excess, takes / _MOSTLY), other, bytes_, takes))
+    return max(found, key=lambda one: one.other_ns) if found else None

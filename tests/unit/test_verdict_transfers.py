@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts where the interfaces show nothing of what ranks send: by what NCCL's proxies tell, and NICs of others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_stored_transfers import store
+
+from collector.judging.transfers import RecentTransfers
+from netmon.columnar import Columns
+from netmon.dl.timemap import TimeMap, TimeMaps
+from netmon.dl.verdict import Steps, matrix, no_link_totals, sentence, standing_out
+from netmon.dl.verdict.by_transfers import OTHERS, SENT, Other, Transfers
+from netmon.dl.verdict.judge import judge_input, verdict_on, worth_reporting
+from netmon.history.judging import verdicts
+from netmon.records import TRANSFER_ONE, TRANSFER_OPERATION, Direction
+from netmon.views import Cause, Verdict
+
+MS = 1_000_000
+AT = 1_790_000_000_000_000_000
+RANKS, OPERATIONS, SLICES = 4, 3, 6
+COMPUTE_MS, SLICE_MS, SLICE_BYTES = 60.0, 2.0, 1 << 20
+JOB = "train"
+
+
+@dataclass
+class Training:
+    """A ring of ranks: in each step they compute, then do collectives, whose slices go round; the slowest decides."""
+
+    seed: int = 1
+    steps: int = 24
+    each: bool = True  # each transfer is told
+    late_ms: float = 0.0
+    late_rank: int = -1
+    pairs: Sequence[int] = ()  # senders, whose transfers are slow
+    factor: float = 1.0
+    all_slow: bool = False  # nobody knows why: all compute longer
+    other: Other | None = None
+    other_ms: float = 0.0  # that his bytes take in the slow step
+    slow_step: int = 20
+    scatter_ms: float = 0.5
+
+    def run(self) -> tuple[Steps, Transfers]:
+        noise = np.random.default_rng(self.seed)
+        rows, steps, others, at = [], [], [], float(AT)
+        for step in range(self.steps):
+            slow = step == self.slow_step
+            begun = [at] * RANKS
+            ready = [at + MS * (COMPUTE_MS + abs(noise.normal(0, self.scatter_ms))) for _ in range(RANKS)]
+            if slow and self.late_rank >= 0:
+                ready[self.late_rank] += self.late_ms * MS
+            if slow and self.all_slow:
+                ready = [one + 80 * MS for one in ready]
+            for operation in range(OPERATIONS):
+                now = list(ready)
+                for _ in range(SLICES):
+                    took = [MS * (SLICE_MS + abs(noise.normal(0, 0.05))) for _ in range(RANKS)]
+                    if slow:
+                        took = [t * (self.factor if rank in self.pairs else 1.0) for rank, t in enumerate(took)]
+                    for rank in range(RANKS):
+                        row = {"rank": rank, "peer": (rank + 1) % RANKS, "sends": 1, "collective": 5}
+                        row |= {"number": step * OPERATIONS + operation, "group_rank": rank, "level": TRANSFER_ONE}
+                        row |= {"start_ns": int(now[rank]), "end_ns": int(now[rank] + took[rank]), "bytes": SLICE_BYTES}
+                        rows.append(row)
+                    over = max(now[rank] + took[rank] for rank in range(RANKS))  # the ring goes round
+                    now = [over + abs(noise.normal(0, 0.05)) * MS for _ in range(RANKS)]
+                ready = [one + 0.2 * MS for one in now]
+            end = max(ready)
+            if slow and self.other is not None:
+                bytes_ = int(self.other_ms / SLICE_MS * SLICE_BYTES)
+                others.append((0, int(at + COMPUTE_MS * MS), int(end), bytes_))
+            steps += [(step, rank, int(begun[rank]), int(end)) for rank in range(RANKS)]
+            at = end
+        sent = np.array([tuple(row[name] for name in SENT.names or ()) for row in rows], SENT)
+        if not self.each:
+            sent = _operations(sent)
+        number, rank, start, finish = np.array(steps, np.int64).T
+        nothing = np.zeros(len(number), np.int64)
+        made = Steps(
+            *(number, rank, start, finish, nothing, nothing, nothing - 1, nothing + 100_000, nothing > 0, rank),
+            hosts=[f"h{n}" for n in range(RANKS)],
+            size=RANKS,
+        )
+        posted = np.array(others, OTHERS) if others else np.empty(0, OTHERS)
+        devices = {rank: f"mlx5_{rank}" for rank in range(RANKS)}
+        return made, Transfers(sent, posted, (self.other,) if self.other else (), devices, 20_000)
+
+    def verdict(self) -> Verdict:
+        steps, transfers = self.run()
+        one = judge_input(JOB, matrix(steps), no_link_totals(), self.slow_step, transfers)
+        return verdict_on(one, steps)
+
+
+def _operations(sent: np.ndarray) -> np.ndarray:
+    """The same with a row for each operation."""
+    _, first, of = np.unique(sent[["rank", "number"]], return_index=True, return_inverse=True)
+    rows = sent[first]
+    rows["level"] = TRANSFER_OPERATION
+    for name, by, at in (
+        ("start_ns", np.minimum, np.iinfo(np.int64).max),
+        ("end_ns", np.maximum, 0),
+        ("bytes", np.add, 0),
+    ):
+        column = np.full(len(rows), at, np.int64)
+        by.at(column, of.reshape(-1), sent[name])
+        rows[name] = column
+    return rows
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_a_rank_whose_transfers_begin_late(each: bool) -> None:
+    found = Training(late_rank=2, late_ms=90, each=each).verdict()
+    assert (found.cause, found.rank, found.host, found.culprit) == (Cause.STRAGGLER, 2, "h2", "rank 2")
+    assert 80 * MS < found.late_ns <= found.excess_ns
+    assert "rank 2 (h2) was" in sentence(found)
+
+
+def test_a_pair_whose_transfers_take_longer() -> None:
+    found = Training(pairs=[1], factor=6).verdict()
+    assert (found.cause, found.host, found.interface, found.direction) == (
+        Cause.SLOW_LINK,
+        "h1",
+        "mlx5_1",
+        Direction.TX,
+    )
+    assert found.slow_link_ns > 0.9 * found.excess_ns
+    assert "with no other traffic on it" in sentence(found)
+
+
+def test_operations_without_their_transfers_say_of_no_link_that_it_is_slow() -> None:
+    found = Training(pairs=[1], factor=6, each=False).verdict()
+    assert found.cause == Cause.UNKNOWN
+    assert not found.host
+
+
+@pytest.mark.parametrize(("job", "cause"), [("", Cause.CROSS), ("other", Cause.OTHER_JOB)])
+@pytest.mark.parametrize("each", [True, False])
+def test_others_whose_bytes_take_as_long(job: str, cause: Cause, each: bool) -> None:
+    capacity = int(8e9 * SLICE_BYTES / (SLICE_MS * MS))
+    other = Other("h1", "mlx5_1", Direction.TX, capacity, job, job or "backup")
+    training = Training(pairs=[1], factor=6, other=other, other_ms=140, each=each)
+    found = training.verdict()
+    assert (found.cause, found.culprit, found.host, found.interface) == (cause, job or "backup", "h1", "mlx5_1")
+    assert found.bytes == 70 * SLICE_BYTES
+    assert found.usual_ns <= found.counterfactual_ns < 1.3 * found.usual_ns
+    assert "without it, it would have taken" in sentence(found)
+
+
+def test_who_is_only_present_is_not_accused() -> None:
+    other = Other("h1", "mlx5_1", Direction.TX, 0, "", "backup")
+    for ms in (1.0, 40.0):
+        found = Training(pairs=[1], factor=6, other=other, other_ms=ms).verdict()
+        assert found.culprit == ""
+        assert found.cause in (Cause.SLOW_LINK, Cause.UNKNOWN)
+    elsewhere = replace(Training(late_rank=2, late_ms=90), other=other, other_ms=200).verdict()
+    assert (elsewhere.cause, elsewhere.rank) == (Cause.STRAGGLER, 2)
+    far = Other("h3", "mlx5_3", Direction.TX, 0, "", "backup")
+    assert replace(Training(pairs=[1], factor=6), other=far, other_ms=140).verdict().cause == Cause.SLOW_LINK
+
+
+def test_what_all_do_longer_is_nobodys() -> None:
+    found = Training(all_slow=True).verdict()
+    assert (found.cause, found.culprit, found.rank) == (Cause.UNKNOWN, "", -1)
+
+
+def test_clocks_that_err_accuse_nobody() -> None:
+    training = Training(late_rank=2, late_ms=90)
+    steps, transfers = training.run()
+    one = judge_input(JOB, matrix(steps), no_link_totals(), 20, replace(transfers, clock_error_ns=100 * MS))
+    assert verdict_on(one, steps).cause == Cause.UNKNOWN
+
+
+def test_two_groups_with_the_same_numbers_accuse_nobody() -> None:
+    steps, transfers = Training(late_rank=2, late_ms=90).run()
+    rows = transfers.rows.copy()
+    rows["group_rank"] = rows["rank"] % 2
+    one = judge_input(JOB, matrix(steps), no_link_totals(), 20, replace(transfers, rows=rows))
+    assert verdict_on(one, steps).cause == Cause.UNKNOWN
+
+
+def test_three_hundred_causes() -> None:
+    """At least 99 % are told right, and nobody is accused who has done nothing."""
+    draw = np.random.default_rng(7)
+    right = accused = 0
+    kinds = ("late", "slow", "cross", "other_job", "all")
+    for seed in range(300):
+        kind, rank = kinds[seed % len(kinds)], int(draw.integers(RANKS))
+        strength, training = float(draw.uniform(60, 240)), Training(seed=seed, scatter_ms=float(draw.uniform(0.1, 3)))
+        wanted: tuple[Cause, str] = Cause.UNKNOWN, ""
+        if kind == "late":
+            training, wanted = replace(training, late_rank=rank, late_ms=strength), (Cause.STRAGGLER, f"rank {rank}")
+        elif kind == "all":
+            training = replace(training, all_slow=True)
+        else:
+            training = replace(training, pairs=[rank], factor=1 + strength / (SLICE_MS * SLICES * OPERATIONS))
+            wanted = Cause.SLOW_LINK, ""
+            if kind != "slow":
+                job = "other" if kind == "other_job" else ""
+                other = Other(f"h{rank}", f"mlx5_{rank}", Direction.TX, 0, job, job or "backup")
+                training = replace(training, other=other, other_ms=strength * float(draw.uniform(0.8, 1.1)))
+                wanted = (Cause.OTHER_JOB if job else Cause.CROSS), other.name
+        found = training.verdict()
+        same = (found.cause, found.culprit) == wanted
+        right += same
+        accused += not same and found.cause != Cause.UNKNOWN
+    assert right >= 297
+    assert accused == 0
+
+
+OTHER = Other("h1", "mlx5_1", Direction.TX, 0, "other", "")
+
+
+def as_told(transfers: Transfers) -> list[dict[str, int]]:
+    """Rows as an agent tells them: who is at the other end is not among them."""
+    rows = []
+    for sent in transfers.rows:
+        row = {name: int(sent[name]) for name in SENT.names or ()} | {"communicator": 7, "channel": 0}
+        row |= {"missed": 0, "operations": 0, "pid": 10 + row["rank"], "peer": (row["rank"] + 1) % RANKS}
+        back = {
+            "rank": row["peer"],
+            "pid": 10 + row["peer"],
+            "group_rank": row["peer"],
+            "peer": row["rank"],
+            "sends": 0,
+        }
+        rows += [row, row | back]
+    return rows
+
+
+def test_a_dataset_has_the_same_verdict(tmp_path: Path) -> None:
+    training = Training(pairs=[1], factor=6, other=OTHER, other_ms=140)
+    steps, transfers = training.run()
+    for rank in range(RANKS):
+        same: dict[str, object] = {"host": f"h{rank}", "session": f"s{rank}", "job": JOB, "rank": rank}
+        own = [{**row, **same} for row in as_told(transfers) if row["rank"] == rank]
+        store(tmp_path, "transfers", own, f"h{rank}")
+        own = [
+            same
+            | {"size": RANKS, "iteration": int(steps.number[at]), "start_ns": int(steps.start_ns[at])}
+            | {"end_ns": int(steps.end_ns[at]), "exposed_ns": -1, "error_ns": 100_000, "source": "uprobe"}
+            for at in np.flatnonzero(steps.rank == rank)
+        ]
+        store(tmp_path, "iterations", own, f"h{rank}")
+        store(tmp_path, "sessions", [same | {"interface": "eth0", "clock_error_ns": 20_000}], f"h{rank}")
+    _, start_ns, end_ns, bytes_ = transfers.posted[0].tolist()
+    whose = {"host": "h1", "session": "s1", "job": "other", "rank": 0, "process": "python", "rdma_device": "mlx5_1"}
+    posted = whose | {"verb": "write", "bytes": bytes_, "start_ns": start_ns, "end_ns": end_ns}
+    store(tmp_path, "rdma", [posted], "h1")
+    (found,) = verdicts(tmp_path, JOB)
+    assert (found.iteration, found.cause, found.culprit) == (20, Cause.OTHER_JOB, "job other")
+    assert (found.host, found.interface, found.bytes) == ("h1", "mlx5_1", bytes_)
+
+
+def test_a_collector_has_the_same_verdict() -> None:
+    training = Training(pairs=[1], factor=6, other=OTHER, other_ms=140)
+    steps, transfers = training.run()
+    rows = [row | {"session": row["rank"]} for row in as_told(transfers)]
+    columns = Columns({name: np.array([row[name] for row in rows], np.int64) for name in rows[0]})
+    _, start_ns, end_ns, bytes_ = transfers.posted[0].tolist()
+    row = {"session": 1, "job": 2, "rank": 0, "process": "python", "container": "", "rdma_device": "mlx5_1"}
+    row |= {"verb": "write", "bytes": bytes_, "start_ns": start_ns, "end_ns": end_ns}
+    posted = Columns(
+        {name: np.array([value], None if isinstance(value, int) else object) for name, value in row.items()}
+    )
+    maps = TimeMaps([TimeMap.constant(0)] * RANKS)
+    recent = RecentTransfers(columns, posted, ("", JOB, "other"))
+    sent = recent.in_utc(JOB, RANKS, maps, np.arange(RANKS), {n: f"h{n}" for n in range(RANKS)}, 20_000)
+    found = verdict_on(judge_input(JOB, matrix(steps), no_link_totals(), 20, sent), steps)
+    assert (found.cause, found.culprit, found.host) == (Cause.OTHER_JOB, "job other", "h1")
+
+
+def test_steps_that_are_usual_have_no_verdict() -> None:
+    told = 0
+    for seed in range(20):
+        steps, transfers = Training(seed=seed, scatter_ms=3).run()
+        for number in standing_out(steps):
+            one = judge_input(JOB, matrix(steps), no_link_totals(), number, transfers)
+            told += worth_reporting(one, verdict_on(one, steps))
+    assert told == 0
