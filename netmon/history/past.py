@@ -99,7 +99,7 @@ class DatasetPast:
         self._read_ns = newest
         self.__dict__.pop("_sessions", None)
         names = names_of(self._steps)
-        self._past = PastSteps(step_times(self._steps), self._verdicts_since(since), names)
+        self._past = PastSteps(step_times(self._steps), self._verdicts_since(since), names, self._source.written())
         self._incidents = None
         return self._past
 
@@ -226,7 +226,7 @@ class DatasetPast:
         """In the order of their beginnings."""
         if self._incidents is None:
             self._incidents = {}
-            for one in incidents(self._past.verdicts, self._past.ends(), time.time_ns()):
+            for one in incidents(self._past.verdicts, self._past.go_on(), time.time_ns()):
                 self._incidents.setdefault(one.job, []).append(one)
         return self._incidents.get(job, [])
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 from netmon.history.dataset import all_of, known_columns, leave_out, open_table, stream
-from netmon.history.files import hour_of, open_file, table_files
+from netmon.history.files import has_ended, hour_of, open_file, table_files
 from netmon.past import HOUR_NS, RowQuery
 from netmon.views import RankTimes, Verdict
 
@@ -42,6 +42,9 @@ class StoredRows:
         if ends:
             return max(ends)
         raise DataError(f"cannot go back in {self._data}: its newest files hold no iteration")
+
+    def written(self) -> bool:
+        return not has_ended(self._data)
 
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """See Rows. A file that is damaged is left out. Raises DataError where there is no dataset."""

@@ -70,6 +70,10 @@ class CollectorRows:
         selection = Selection(most_links=1, most_hosts=1, most_jobs=1, most_ranks=1)
         return watch_once(self._addresses, selection, self._security).time_ns
 
+    def written(self) -> bool:
+        """See netmon.past.Rows: who answers does."""
+        return True
+
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """See Rows. Raises UnreachableError where no collector answers, or tells; WireError where it answers nonsense.
 
