@@ -19,9 +19,12 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
+from netmon.dl.sharing.culprits import Culprit, Ends, document
+from netmon.dl.verdict.incidents import incidents
 from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.records import Direction
+from netmon.views import Cause, Verdict
 
 pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
 
@@ -102,6 +105,39 @@ sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 for _ in range(100):
     sender.sendto(b"x" * 100, (sys.argv[1], 9))
 """
+
+# Sends to two ports for three seconds, and says how many bytes each has been sent.
+FLOOD = """
+import socket, sys, time
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sent, end = [0, 0], time.monotonic() + 3
+while time.monotonic() < end:
+    for which in (0, 1):
+        sent[which] += sender.sendto(bytes(1000), (sys.argv[1], 5201 + which))
+    time.sleep(0.002)
+print(*sent)
+"""
+TAKE = """
+import socket, sys
+doors = []
+for port in (5201, 5202):
+    door = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    door.setsockopt(socket.SOL_SOCKET, 33, 1 << 26)  # SO_RCVBUFFORCE
+    door.bind(("", port))
+    door.setblocking(False)
+    doors.append(door)
+print("ready", flush=True)
+for line in sys.stdin:
+    taken = [0, 0]
+    for which, door in enumerate(doors):
+        try:
+            while True:
+                taken[which] += len(door.recv(1 << 16))
+        except BlockingIOError:
+            pass
+    print(*taken, flush=True)
+"""
+CAP_BPS, BURST_BYTES = 800_000, 256 << 10
 
 
 @pytest.fixture(params=["tcx", "clsact"])
@@ -306,3 +342,39 @@ def test_the_ledger_has_every_frame(namespaces: Callable) -> None:
     time.sleep(0.1)
     assert sum(packets for packets, _, _ in loaded.counted().values()) == 10_000
     assert Direction.RX in {Direction(link & 1) for link in loaded.meter.ledger()}
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_the_limit_that_is_advised_holds_what_it_is_for_and_goes_again(namespaces: Callable, sends: bool) -> None:
+    sender, receiver = namespaces()
+    at = sender if sends else receiver
+    incident = incidents([Verdict("train", 1, 1, 3, 2, 1, 1, Cause.CROSS, "backup", counterfactual_ns=1)])[0]
+    ends = Ends("h0", at.interface, sends, 17, sender.address, receiver.address, 5201)
+    (limit,) = document(Culprit(incident, CAP_BPS, ends))["commands"]
+    process = subprocess.Popen(
+        receiver.namespace.inside(sys.executable, "-c", TAKE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def flood() -> tuple[list[int], list[int], float]:
+        begun = time.monotonic()
+        sent = sender.namespace.run(sys.executable, "-c", FLOOD, receiver.address)
+        lasted = time.monotonic() - begun
+        print("count", file=process.stdin, flush=True)
+        return [*map(int, sent.split())], [*map(int, process.stdout.readline().split())], lasted
+
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        given = subprocess.run(at.namespace.inside("sh", "-c", limit["run"]), capture_output=True, text=True)
+        if given.returncode and "not found" in given.stderr + given.stdout:
+            process.stdin.close()
+            pytest.skip(f"this kernel has no flower or no police: {given.stderr.strip()}")
+        assert given.returncode == 0, given.stderr
+        sent, taken, lasted = flood()
+        assert taken[1] == sent[1]
+        assert sent[0] > 2 * (BURST_BYTES + CAP_BPS / 8 * 3)
+        assert BURST_BYTES < taken[0] < 1.1 * (BURST_BYTES + CAP_BPS / 8 * lasted)
+        at.namespace.run("sh", "-c", limit["undo"])
+        assert filters(at, "egress") + filters(at, "ingress") == ""
+        sent, taken, _ = flood()
+        assert taken == sent
+        process.stdin.close()

@@ -39,4 +39,7 @@ WHEELS = (
     "pytest-timeout>=2.3",
     "hypothesis>=6.100",
 )
-MODULES = ("veth", "bonding", "dummy", "bridge", "sch_ingress", "cls_bpf", "inet_diag", "tcp_diag", "udp_diag")
+MODULES = (
+    *("veth", "bonding", "dummy", "bridge", "sch_ingress", "cls_bpf", "cls_flower", "act_police"),
+    *("inet_diag", "tcp_diag", "udp_diag"),
+)
