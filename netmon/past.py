@@ -115,6 +115,9 @@ class Rows(Protocol):
     def batches(self, wanted: RowQuery) -> Iterator["pa.RecordBatch"]:
         """The rows; none where there is no such table. Blocks for each. Raises NetmonError."""
 
+    def judged(self, since_ns: int) -> Sequence[Verdict]:
+        """Verdicts made now on steps since then (UTC), where none are stored; some at most. Blocks."""
+
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         """Where the time of that iteration went, of each of that number; none where nobody knows. Blocks."""
 

@@ -177,7 +177,7 @@ class DatasetPast:
             for batch in self._source.batches(RowQuery("verdicts", since_ns=since))
             for row in batch.to_pylist()
         ]
-        return tuple(sorted(found, key=lambda verdict: verdict.end_ns))
+        return tuple(sorted(found or self._source.judged(since), key=lambda verdict: verdict.end_ns))
 
     def _jobs(self, first: str, since: int, until: int) -> list[str]:
         inside = self._rows[(self._rows["end_ns"] > since) & (self._rows["start_ns"] < until)]

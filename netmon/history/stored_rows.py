@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a time out of a dataset on this machine; little of it is read."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ class StoredRows:
     def __init__(self, data: Path) -> None:
         self.name = str(data)
         self._data = data
+        self._judged: tuple[int, Sequence[Verdict]] = 0, ()  # up to which step
 
     def newest_ns(self) -> int:
         """See Rows; only the newest hour is looked at. Raises DataError."""
@@ -64,6 +66,17 @@ class StoredRows:
             over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
             conditions.append(over)
         yield from stream(found, known_columns(found, wanted.columns) or None, all_of(conditions), leave_out)
+
+    def judged(self, since_ns: int) -> Sequence[Verdict]:
+        """See Rows. None while somebody writes: they would all be made anew again and again."""
+        from netmon.history.judging import ALWAYS, LATELY_NS, stored_verdicts  # as below
+
+        newest_ns = self.newest_ns()
+        if table_files(self._data, "verdicts") or (self.written() and time.time_ns() - newest_ns < LATELY_NS):
+            return ()
+        if self._judged[0] != newest_ns:
+            self._judged = newest_ns, stored_verdicts(self._data, within_ns=(since_ns, ALWAYS[1]))
+        return self._judged[1]
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         from netmon.history.judging import explained  # much, for those who only read rows

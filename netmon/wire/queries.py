@@ -94,6 +94,10 @@ class CollectorRows:
         assert last is not None
         raise last
 
+    def judged(self, since_ns: int) -> Sequence[Verdict]:
+        """None: the collector does that."""
+        return ()
+
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         """Nothing: the collector sent it with its verdict."""
         return ()
