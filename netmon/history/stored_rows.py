@@ -69,7 +69,8 @@ class StoredRows:
 
     def judged(self, since_ns: int) -> Sequence[Verdict]:
         """See Rows. None while somebody writes: they would all be made anew again and again."""
-        from netmon.history.judging import ALWAYS, LATELY_NS, stored_verdicts  # as below
+        from netmon.dl.verdict.incidents import LATELY_NS
+        from netmon.history.judging import ALWAYS, stored_verdicts  # as in explained
 
         newest_ns = self.newest_ns()
         if table_files(self._data, "verdicts") or (self.written() and time.time_ns() - newest_ns < LATELY_NS):
