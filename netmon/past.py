@@ -59,10 +59,15 @@ class PastSteps:
     jobs: Mapping[str, Table]  # by job, dtype STEP_TIMES
     verdicts: Sequence[Verdict] = ()  # on those that stood out, oldest first
     names: Mapping[str, str] = field(default_factory=dict)  # what people call the jobs
+    written: bool = True  # by somebody still: more may come
 
     def newest_ns(self) -> int:
         """The end of the last iteration of any job; 0: there is none."""
         return max((end_ns for end_ns, _ in self.ends().values()), default=0)
+
+    def go_on(self) -> dict[str, tuple[int, int]]:
+        """`ends`, of jobs whose incidents may go on."""
+        return self.ends() if self.written else {}
 
     def ends(self) -> dict[str, tuple[int, int]]:
         """By job, end and number of its last iteration."""
@@ -104,8 +109,14 @@ class Rows(Protocol):
     def newest_ns(self) -> int:
         """When the newest of its iterations ended; blocks. Raises NetmonError where there is none."""
 
+    def written(self) -> bool:
+        """Whether somebody may still write more of them."""
+
     def batches(self, wanted: RowQuery) -> Iterator["pa.RecordBatch"]:
         """The rows; none where there is no such table. Blocks for each. Raises NetmonError."""
+
+    def judged(self, since_ns: int) -> Sequence[Verdict]:
+        """Verdicts made now on steps since then (UTC), where none are stored; some at most. Blocks."""
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         """Where the time of that iteration went, of each of that number; none where nobody knows. Blocks."""

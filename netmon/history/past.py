@@ -101,7 +101,7 @@ class DatasetPast:
         self._read_ns = newest
         self.__dict__.pop("_sessions", None)
         names = names_of(self._steps)
-        self._past = PastSteps(step_times(self._steps), self._verdicts_since(since), names)
+        self._past = PastSteps(step_times(self._steps), self._verdicts_since(since), names, self._source.written())
         self._incidents = None
         return self._past
 
@@ -183,7 +183,7 @@ class DatasetPast:
             for batch in self._source.batches(RowQuery("verdicts", since_ns=since))
             for row in batch.to_pylist()
         ]
-        return tuple(sorted(found, key=lambda verdict: verdict.end_ns))
+        return tuple(sorted(found or self._source.judged(since), key=lambda verdict: verdict.end_ns))
 
     def _jobs(self, first: str, since: int, until: int) -> list[str]:
         inside = self._rows[(self._rows["end_ns"] > since) & (self._rows["start_ns"] < until)]
@@ -232,7 +232,7 @@ class DatasetPast:
         """In the order of their beginnings."""
         if self._incidents is None:
             self._incidents = {}
-            for one in incidents(self._past.verdicts, self._past.ends(), time.time_ns()):
+            for one in incidents(self._past.verdicts, self._past.go_on(), time.time_ns()):
                 self._incidents.setdefault(one.job, []).append(one)
         return self._incidents.get(job, [])
 

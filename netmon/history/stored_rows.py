@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a time out of a dataset on this machine; little of it is read."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 from netmon.history.dataset import all_of, known_columns, leave_out, open_table, stream
-from netmon.history.files import hour_of, open_file, table_files
+from netmon.history.files import has_ended, hour_of, open_file, table_files
 from netmon.past import HOUR_NS, RowQuery
 from netmon.views import RankTimes, Verdict
 
@@ -34,6 +35,7 @@ class StoredRows:
     def __init__(self, data: Path) -> None:
         self.name = str(data)
         self._data = data
+        self._judged: tuple[int, Sequence[Verdict]] = 0, ()  # up to which step
 
     def newest_ns(self) -> int:
         """See Rows; only the newest hour is looked at. Raises DataError."""
@@ -43,6 +45,9 @@ class StoredRows:
         if ends:
             return max(ends)
         raise DataError(f"cannot go back in {self._data}: its newest files hold no iteration")
+
+    def written(self) -> bool:
+        return not has_ended(self._data)
 
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """See Rows. A file that is damaged is left out. Raises DataError where there is no dataset."""
@@ -62,6 +67,18 @@ class StoredRows:
             over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
             conditions.append(over)
         yield from stream(found, known_columns(found, wanted.columns) or None, all_of(conditions), leave_out)
+
+    def judged(self, since_ns: int) -> Sequence[Verdict]:
+        """See Rows. None while somebody writes: they would all be made anew again and again."""
+        from netmon.dl.verdict.incidents import LATELY_NS
+        from netmon.history.judging import ALWAYS, stored_verdicts  # as in explained
+
+        newest_ns = self.newest_ns()
+        if table_files(self._data, "verdicts") or (self.written() and time.time_ns() - newest_ns < LATELY_NS):
+            return ()
+        if self._judged[0] != newest_ns:
+            self._judged = newest_ns, stored_verdicts(self._data, within_ns=(since_ns, ALWAYS[1]))
+        return self._judged[1]
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         from netmon.history.judging import explained  # much, for those who only read rows

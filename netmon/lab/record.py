@@ -38,6 +38,7 @@ from netmon.errors import DataError
 from netmon.lab.network import Network
 from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
+from netmon.past import RECENT
 from netmon.records import Table
 from netmon.version import __version__
 from netmon.views import Cause
@@ -47,7 +48,6 @@ RUNS = "runs"
 SWEEP = "sweep.json"
 INJECTIONS = "injections.json"
 _READINGS = 5
-_TABLES = ("buckets", "flows", "iterations", "ledger", "nic")
 
 
 def now() -> dict[str, int]:
@@ -68,7 +68,8 @@ def prepare(data: Path, overwrite: bool) -> Path:
 
     Overwriting removes netmon's own folders, nothing else.
     """
-    there = [data / name for name in (*_TABLES, FOLDER) if (data / name).exists()]
+    own = (data / FOLDER, (data / RECENT).parent, *{day.parent for day in data.glob("*/date=*")})
+    there = [folder for folder in own if folder.exists()]
     if there and not overwrite:
         raise DataError(f"cannot write a run to {data}: it holds one; choose another --data or give --overwrite")
     try:

@@ -33,7 +33,7 @@ class IncidentRow(NamedTuple):
 
 def of_past(past: PastSteps) -> list[Incident]:
     """Newest first."""
-    return newest_first(incidents(past.verdicts, past.ends(), time.time_ns()))
+    return newest_first(incidents(past.verdicts, past.go_on(), time.time_ns()))
 
 
 def calm_past(past: PastSteps, job: str, width: int) -> list[Text]:

@@ -84,7 +84,7 @@ class Answers:
         for name in {**newest, **self._incidents}:
             step = newest.get(name)
             own = self._incidents.get(name, Incidents())
-            own_found = own.found(*((step.end_ns, step.number) if step and state.live else (0, 0)))
+            own_found = own.found(step.end_ns, step.number, state.end_ns) if step and state.live else own.found()
             found += own_found
             if step is not None:
                 rows.append(self._row(name, step, own_found, state.end_ns if state.live else 0))

@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 
 from netmon.dl.sharing.advice_text import called, document
 from netmon.dl.theory import ring_bytes
+from netmon.dl.verdict.incidents import LATELY_NS
 from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import DataError, NetmonError
 from netmon.history.advice import advice
@@ -121,7 +122,6 @@ def advise(data: Path, names: Mapping[str, str]) -> dict[str, Any]:
 _LONGEST_NS = 300_000_000_000  # an iteration, that may have begun in the hour before
 _MOST_ROWS = 6_000_000  # that are read for one answer
 _MOST_BYTES = 1 << 29  # of hours that are held
-_LIVE_NS = 20_000_000_000  # a dataset that ends earlier is not being written
 _POLL_S = 1.0
 _JUDGE_EVERY_S = 10.0
 _PAIRS_NS = 10_000_000_000  # before the end: what ranks send each other
@@ -142,7 +142,7 @@ class Stored:
         self._verdicts: list[Verdict] = []
         self._judged_s, self._judged_of = 0.0, -1
         self._pairs: dict[str, tuple[RankPair, ...]] = {}
-        self._trouble = ""
+        self._trouble, self._written = "", self._rows.written()
         self._changed, self._over = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self.hour(self._catalogue.end_ns)
@@ -162,7 +162,7 @@ class Stored:
         return State(
             generation=self._catalogue.generation,
             end_ns=self._catalogue.end_ns,
-            live=time.time_ns() - self._catalogue.end_ns < _LIVE_NS,
+            live=self._written and time.time_ns() - self._catalogue.end_ns < LATELY_NS,
             verdicts=len(self._verdicts),
             trouble=self._trouble,
             reading=min(0.99, read / rows if rows else 0.0) if waiting else 1.0,
@@ -289,6 +289,7 @@ class Stored:
             waiting = [hour for hour in reversed(self._hours.values()) if not hour.done]
         for hour in waiting:
             hour.read()
+        self._written = self._rows.written()
         low, high = span(self._data, "buckets", "bucket_start_ns")
         if high > self._catalogue.end_ns or not self._judged_s:
             self._follow(low, high)

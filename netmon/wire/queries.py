@@ -70,6 +70,10 @@ class CollectorRows:
         selection = Selection(most_links=1, most_hosts=1, most_jobs=1, most_ranks=1)
         return watch_once(self._addresses, selection, self._security).time_ns
 
+    def written(self) -> bool:
+        """See netmon.past.Rows: who answers does."""
+        return True
+
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """See Rows. Raises UnreachableError where no collector answers, or tells; WireError where it answers nonsense.
 
@@ -89,6 +93,10 @@ class CollectorRows:
                 last = error
         assert last is not None
         raise last
+
+    def judged(self, since_ns: int) -> Sequence[Verdict]:
+        """None: the collector does that."""
+        return ()
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         """Nothing: the collector sent it with its verdict."""

@@ -7,6 +7,7 @@ On a kernel without tcx the programs are filters of clsact: they do not vanish w
 import ctypes
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -19,9 +20,12 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
+from netmon.dl.sharing.culprits import Culprit, Ends, document
+from netmon.dl.verdict.incidents import incidents
 from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.records import Direction
+from netmon.views import Cause, Verdict
 
 pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
 
@@ -102,6 +106,36 @@ sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 for _ in range(100):
     sender.sendto(b"x" * 100, (sys.argv[1], 9))
 """
+
+# Sends a megabyte to each of two ports.
+FLOOD = """
+import socket, sys
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(1000):
+    for port in (5201, 5202):
+        sender.sendto(bytes(1000), (sys.argv[1], port))
+"""
+TAKE = """
+import socket, sys
+doors = []
+for port in (5201, 5202):
+    door = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    door.setsockopt(socket.SOL_SOCKET, 33, 1 << 26)  # SO_RCVBUFFORCE
+    door.bind(("", port))
+    door.setblocking(False)
+    doors.append(door)
+print("ready", flush=True)
+for line in sys.stdin:
+    taken = [0, 0]
+    for which, door in enumerate(doors):
+        try:
+            while True:
+                taken[which] += len(door.recv(1 << 16))
+        except BlockingIOError:
+            pass
+    print(*taken, flush=True)
+"""
+FLOOD_BYTES, CAP_BPS, BURST_BYTES = 1_000_000, 80_000, 256 << 10
 
 
 @pytest.fixture(params=["tcx", "clsact"])
@@ -306,3 +340,39 @@ def test_the_ledger_has_every_frame(namespaces: Callable) -> None:
     time.sleep(0.1)
     assert sum(packets for packets, _, _ in loaded.counted().values()) == 10_000
     assert Direction.RX in {Direction(link & 1) for link in loaded.meter.ledger()}
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_the_limit_that_is_advised_holds_what_it_is_for_and_goes_again(namespaces: Callable, sends: bool) -> None:
+    sender, receiver = namespaces()
+    at = sender if sends else receiver
+    incident = incidents([Verdict("train", 1, 1, 3, 2, 1, 1, Cause.CROSS, "backup", counterfactual_ns=1)])[0]
+    ends = Ends("h0", at.interface, sends, 17, sender.address, receiver.address, 5201)
+    (limit,) = document(Culprit(incident, CAP_BPS, ends))["commands"]
+    tc = shutil.which("tc")  # busybox's shell has one of its own
+    give, undo = (limit[name].replace("tc ", f"{tc} ") for name in ("run", "undo"))
+    process = subprocess.Popen(
+        receiver.namespace.inside(sys.executable, "-c", TAKE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def flood() -> tuple[list[int], float]:
+        begun = time.monotonic()
+        sender.namespace.run(sys.executable, "-c", FLOOD, receiver.address)
+        lasted = time.monotonic() - begun
+        print("count", file=process.stdin, flush=True)
+        return [*map(int, process.stdout.readline().split())], lasted
+
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        given = subprocess.run(at.namespace.inside("sh", "-c", give), capture_output=True, text=True)
+        if given.returncode and "not found" in given.stderr + given.stdout:
+            process.stdin.close()
+            pytest.skip(f"this kernel has no flower or no police: {given.stderr.strip()}")
+        assert given.returncode == 0, given.stderr
+        (limited, other), lasted = flood()
+        assert other == FLOOD_BYTES
+        assert 0.9 * BURST_BYTES < limited < 1.1 * (BURST_BYTES + CAP_BPS / 8 * lasted)
+        at.namespace.run("sh", "-c", undo)
+        assert filters(at, "egress") + filters(at, "ingress") == ""
+        assert flood()[0] == [FLOOD_BYTES, FLOOD_BYTES]
+        process.stdin.close()

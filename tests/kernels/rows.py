@@ -45,6 +45,7 @@ WHEELS = (
     "hypothesis>=6.100",
 )
 MODULES = (
-    *("veth", "bonding", "dummy", "bridge", "sch_ingress", "cls_bpf", "inet_diag", "tcp_diag", "udp_diag"),
+    *("veth", "bonding", "dummy", "bridge", "sch_ingress", "cls_bpf", "cls_flower", "act_police"),
+    *("inet_diag", "tcp_diag", "udp_diag"),
     *("rdma_rxe", "ib_uverbs", "rdma_ucm"),
 )

@@ -69,10 +69,14 @@ def test_a_run_is_not_written_over_another(tmp_path):
 def test_overwriting_removes_nothing_but_netmons_own_folders(tmp_path):
     prepare(tmp_path, overwrite=False)
     (tmp_path / "lab" / "rank-0.csv").touch()
-    (tmp_path / "buckets").mkdir()
+    for table in ("buckets", "verdicts", ".netmon/recent/iterations"):
+        (tmp_path / table / "date=2026-11-26").mkdir(parents=True)
+    (tmp_path / "chapters").mkdir()
     (tmp_path / "thesis.tex").touch()
+    with pytest.raises(DataError, match="--overwrite"):
+        prepare(tmp_path, overwrite=False)
     prepare(tmp_path, overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lab", "thesis.tex"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chapters", "lab", "thesis.tex"]
     assert not (tmp_path / "lab" / "rank-0.csv").exists()
 
 

@@ -265,6 +265,83 @@ def test_steps_have_a_chart_to_choose_a_time_in(browser: Any, cluster: str) -> N
         assert page.inner_text("#selection h2") == f"Iteration {page.evaluate(own)} of {job}"
 
 
+def test_the_chart_of_steps_is_as_wide_as_the_page_and_shows_causes_usual_and_incidents(
+    browser: Any, cluster: str
+) -> None:
+    with looking(browser, cluster, size=(1440, 900)) as page:
+        settled(page)
+        page.wait_for_function("() => netmonPage.chart.bars?.took_ns.length > 100 && netmonPage.chart.incidents.length")
+        seconds(page, 100, 200)
+        settled(page)
+        drawn = page.evaluate(
+            """() => {
+              const { chart } = netmonPage;
+              const { context } = chart;
+              const found = { rects: [], dashed: [] };
+              context.fillRect = function (...box) {
+                found.rects.push({ style: this.fillStyle, alpha: this.globalAlpha, box });
+                CanvasRenderingContext2D.prototype.fillRect.apply(this, box);
+              };
+              context.stroke = function () {
+                found.dashed.push(this.getLineDash().length > 0);
+                CanvasRenderingContext2D.prototype.stroke.apply(this);
+              };
+              chart.draw();
+              delete context.fillRect;
+              delete context.stroke;
+              const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+              const slow = chart.bars.cause.findIndex((cause) => cause !== 255);
+              const at = chart.x(chart.begin + chart.bars.start_ns[slow]);
+              return { ...found, at, bars: chart.bars.took_ns.length, alarm: style("--alarm"), step: style("--step"),
+                begin: chart.time(parseFloat(chart.brush.style.left) + 66), view: netmonPage.view.begin };
+            }"""
+        )
+        assert page.locator("#steps-plot").bounding_box()["width"] > 1440 - 40
+        bars = [one for one in drawn["rects"] if one["alpha"] == 1][: drawn["bars"]]
+        assert {round(one["box"][1] + one["box"][3], 3) for one in bars} == {87}  # all stand on the axis
+        [slow] = [one for one in bars if one["style"] == drawn["alarm"]]
+        assert slow["box"][0] == pytest.approx(drawn["at"], abs=1)
+        assert slow["box"][3] == max(one["box"][3] for one in bars)
+        [band] = [one for one in drawn["rects"] if one["alpha"] < 1]
+        assert band["style"] == drawn["alarm"]
+        assert band["box"][0] == pytest.approx(drawn["at"], abs=1)
+        assert drawn["dashed"] == [True]  # the usual time
+        assert drawn["begin"] == pytest.approx(drawn["view"], abs=1e9)  # what the timeline shows is marked
+
+
+def test_what_is_free_of_the_height_is_used(browser: Any, cluster: str) -> None:
+    free = "1 - netmonPage.timeline.height / document.getElementById('timeline').clientHeight"
+    with looking(browser, cluster, size=(1440, 900)) as page:
+        settled(page)
+        unfolded(page)
+        settled(page)
+        few = page.evaluate(f"() => {free}")
+        page.set_viewport_size({"width": 1440, "height": 1_200})
+        page.wait_for_function("() => netmonPage.timeline.tall === document.getElementById('timeline').clientHeight")
+        assert page.evaluate("() => netmonPage.timeline.grow") > 1
+        assert few < 0.25
+
+
+def test_one_colour_is_the_alarm(browser: Any, cluster: str) -> None:
+    with looking(browser, cluster) as page:
+        settled(page)
+        page.wait_for_selector(".incident.network")
+        page.keyboard.press("/")
+        page.wait_for_selector("#selection .fall .more")
+        colours = page.evaluate(
+            """() => {
+              const of = (selector, property) => getComputedStyle(document.querySelector(selector))[property];
+              const alarm = document.createElement("i");
+              alarm.style.color = "var(--alarm)";
+              document.body.append(alarm);
+              const found = [getComputedStyle(alarm).color, of(".incident.network", "borderLeftColor"),
+                of("#selection .fall .more", "backgroundColor")];
+              return [...found, netmonPage.timeline.colours.alarm];
+            }"""
+        )
+        assert colours == ["rgb(213, 94, 0)"] * 3 + ["#d55e00"]
+
+
 def test_a_flag_a_card_and_the_key_open_the_step_with_its_parts(browser: Any, cluster: str) -> None:
     with looking(browser, cluster) as page:
         page.wait_for_selector(".incident")

@@ -161,8 +161,13 @@ class Incidents:
     def __bool__(self) -> bool:
         return bool(self._runs)
 
-    def found(self, newest_ns: int = 0, newest: int = 0) -> list[Incident]:
-        """In the order of their beginnings. newest_ns, newest: end and number of the job's last step."""
+    def found(self, newest_ns: int = 0, newest: int = 0, now_ns: int = 0) -> list[Incident]:
+        """In the order of their beginnings. newest_ns, newest: end and number of the job's last step.
+
+        now_ns: nothing goes on of a job whose last step is older than LATELY_NS.
+        """
+        if newest_ns <= now_ns - LATELY_NS:
+            newest_ns = 0
         if self._found is None:
             self._found = [_incident(run) for run in _joined(self._runs)]
         return [replace(one, ongoing=True) if _goes_on(one, newest_ns, newest) else one for one in self._found]
@@ -173,15 +178,14 @@ def incidents(
 ) -> list[Incident]:
     """Of all jobs, in the order of their beginnings.
 
-    newest: by job, end (UTC ns) and number of its last step. now_ns: nothing goes on of a job whose last step is older
-    than LATELY_NS.
+    newest: by job, end (UTC ns) and number of its last step. now_ns: see Incidents.found.
     """
     by_job: dict[str, Incidents] = {}
     ordered = sorted(verdicts, key=lambda verdict: verdict.start_ns)
     for verdict in ordered:
         by_job.setdefault(verdict.job, Incidents(most=1 << 40)).add(verdict)
-    ends = {job: end for job, end in (newest or {}).items() if end[0] > now_ns - LATELY_NS}
-    found = [one for job, own in by_job.items() for one in own.found(*ends.get(job, (0, 0)))]
+    ends = newest or {}
+    found = [one for job, own in by_job.items() for one in own.found(*ends.get(job, (0, 0)), now_ns)]
     return sorted(found, key=lambda one: one.since_ns)
 
 

@@ -9,7 +9,7 @@ from netmon.errors import LabError, UnsupportedError
 
 _ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _V1 = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct"))
-_PERIOD_US = 20_000  # short: what waits for the next one waits in every period
+_PERIOD_US = 20_000  # short: what waits for the next one waits in every period; longer where so few cores are left
 _LEAST_US = 1_000  # that the kernel accepts
 _WEIGHTS = {"cpu.shares": "29154", "cpu.weight": "2847"}  # of one process of the lab's PRIORITY, by the file for it
 _BY_SESSION = Path("/proc/sys/kernel/sched_autogroup_enabled")  # 1: all sessions weigh as much as a new group does
@@ -64,11 +64,12 @@ def throttle(run: str, process: int, cores: float) -> Quota:
 
 def limit(group: Path, cores: float) -> Quota:
     """Leave the processes of a group so many cores together, from now on. Raises OSError."""
-    quota_us = max(_LEAST_US, round(cores * _PERIOD_US))
+    period_us = max(_PERIOD_US, round(_LEAST_US / cores))
+    quota_us = max(_LEAST_US, round(cores * period_us))
     if (group / "cpu.max").exists():
-        file, text, unlimited = group / "cpu.max", f"{quota_us} {_PERIOD_US}", f"max {_PERIOD_US}"
+        file, text, unlimited = group / "cpu.max", f"{quota_us} {period_us}", f"max {period_us}"
     else:
-        (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+        (group / "cpu.cfs_period_us").write_text(str(period_us))
         file, text, unlimited = group / "cpu.cfs_quota_us", str(quota_us), "-1"
     file.write_text(text)
     return Quota(file, unlimited)
