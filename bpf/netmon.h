@@ -160,7 +160,7 @@ struct netmon_step {
 
 #define NETMON_MOST_VALUES (1ULL << 48) /* more is no tensor, but something else that was read */
 #define NETMON_HANDING 4096		/* threads that hand tensors over at a time */
-#define NETMON_SIZES_TOLD 16384		/* names whose size was told lately: who is forgotten is told of again */
+#define NETMON_SIZES_REPORTED 16384	/* names whose size was told lately: who is forgotten is told of again */
 #define NETMON_SIZE_AGAIN_NS 1000000000ULL
 
 /*
@@ -172,8 +172,8 @@ struct netmon_step {
 #define NETMON_CALL_NS_OF_USER (1 << 14)    /* 61,035 calls/s */
 #define NETMON_CALLS_AT_ONCE 8192	    /* of a process */
 #define NETMON_CALLS_AT_ONCE_OF_USER 16384
-#define NETMON_BUDGETS 8192	     /* processes and users that are remembered: who is forgotten begins anew */
-#define NETMON_DROPS_TOLD_EVERY 4096 /* of a process; and the first one */
+#define NETMON_BUDGETS 8192		 /* processes and users that are remembered: who is forgotten begins anew */
+#define NETMON_DROPS_REPORTED_EVERY 4096 /* of a process; and the first one */
 
 #define NETMON_HASH_SEED 0xcbf29ce484222325ULL
 
@@ -306,7 +306,7 @@ struct netmon_provider {
 /* Of what was not counted. */
 #define NETMON_UNCOUNTED_REQUESTS 0 /* there was no room for their queue pair; those that were read */
 #define NETMON_UNCOUNTED_BYTES 1
-#define NETMON_UNCOUNTED_TOLD 2 /* providers that the ring had no room for */
+#define NETMON_UNCOUNTED_PROVIDERS 2 /* providers that the ring had no room for */
 #define NETMON_UNCOUNTED 3
 
 #endif

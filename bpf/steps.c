@@ -29,7 +29,7 @@ struct handing {
 };
 
 BPF_TABLE("lru_hash", u64, struct handing, handing_over, NETMON_HANDING);
-BPF_TABLE("lru_hash", u64, u64, sizes_told, NETMON_SIZES_TOLD); /* when */
+BPF_TABLE("lru_hash", u64, u64, sizes_reported, NETMON_SIZES_REPORTED); /* when */
 
 /* Of a thread that is about to begin a transfer: in which group, with which rank of it. */
 struct peer {
@@ -58,7 +58,7 @@ static __always_inline void count(u32 which)
 		lock_xadd(lost, 1);
 }
 
-static __always_inline void tell(const struct netmon_step *told)
+static __always_inline void report(const struct netmon_step *row)
 {
 	struct netmon_step *step = steps.ringbuf_reserve(sizeof(*step));
 
@@ -66,7 +66,7 @@ static __always_inline void tell(const struct netmon_step *told)
 		count(0);
 		return;
 	}
-	*step = *told;
+	*step = *row;
 	steps.ringbuf_submit(step, 0); /* the first of them wakes user space if it sleeps, none while it is behind */
 }
 
@@ -88,14 +88,14 @@ static __always_inline int submit_step(struct netmon_step *step)
 	/* The process first: what is beyond its own budget costs its user nothing. */
 	if (pays(process, now, NETMON_CALL_NS_OF_PROCESS, NETMON_CALLS_AT_ONCE) &&
 	    pays(user, now, NETMON_CALL_NS_OF_USER, NETMON_CALLS_AT_ONCE_OF_USER)) {
-		tell(step);
+		report(step);
 		return 0;
 	}
 	count(1);
-	if (process->dropped++ % NETMON_DROPS_TOLD_EVERY == 0) {
+	if (process->dropped++ % NETMON_DROPS_REPORTED_EVERY == 0) {
 		step->kind = NETMON_STEP_DROPPED;
 		step->name_hash = process->dropped;
-		tell(step);
+		report(step);
 	}
 	return 0;
 }
@@ -151,7 +151,7 @@ int horovod_enqueue_cow(struct pt_regs *ctx)
  */
 int horovod_shape(struct pt_regs *ctx)
 {
-	u64 thread = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns(), key, *told, values;
+	u64 thread = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns(), key, *reported_ns, values;
 	struct handing *call = handing_over.lookup(&thread);
 	struct horovod_request request = {};
 	struct cxx_vector shape = {};
@@ -177,10 +177,10 @@ int horovod_shape(struct pt_regs *ctx)
 	if (--call->left)
 		return 0;
 	key = mix(mix(thread >> 32, call->name_hash), call->values);
-	told = sizes_told.lookup(&key);
-	if (told && now - *told < NETMON_SIZE_AGAIN_NS)
+	reported_ns = sizes_reported.lookup(&key);
+	if (reported_ns && now - *reported_ns < NETMON_SIZE_AGAIN_NS)
 		return 0;
-	sizes_told.update(&key, &now);
+	sizes_reported.update(&key, &now);
 	return submit_sized(NETMON_HOROVOD, NETMON_STEP_SIZE, call->name_hash, 0, size_of(call->values, bytes));
 }
 

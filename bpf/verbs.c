@@ -64,22 +64,22 @@ static __always_inline void miss(u32 which, u64 amount)
 }
 
 /* Where this context posts, once; 0: it is none. */
-static __always_inline u64 tell_provider(u64 context, u32 pid)
+static __always_inline u64 report_provider(u64 context, u32 pid)
 {
-	struct netmon_provider provider = {.pid = pid}, *told;
+	struct netmon_provider provider = {.pid = pid}, *row;
 	u8 known = 1;
 
 	if (READ(provider.address, context + POST_SEND) || !provider.address)
 		return 0;
 	if (verbs_known.lookup(&provider))
 		return provider.address;
-	told = verbs_providers.ringbuf_reserve(sizeof(*told));
-	if (!told) {
-		miss(NETMON_UNCOUNTED_TOLD, 1);
+	row = verbs_providers.ringbuf_reserve(sizeof(*row));
+	if (!row) {
+		miss(NETMON_UNCOUNTED_PROVIDERS, 1);
 		return provider.address;
 	}
-	*told = provider;
-	verbs_providers.ringbuf_submit(told, 0);
+	*row = provider;
+	verbs_providers.ringbuf_submit(row, 0);
 	verbs_known.update(&provider, &known);
 	return provider.address;
 }
@@ -90,7 +90,7 @@ int verbs_context(struct pt_regs *ctx)
 	u32 pid = current_pid();
 
 	if (pid)
-		tell_provider(FIRST(ctx), pid);
+		report_provider(FIRST(ctx), pid);
 	return 0;
 }
 
@@ -101,7 +101,7 @@ int verbs_domain(struct pt_regs *ctx)
 	u64 context = 0;
 
 	if (pid && !READ(context, FIRST(ctx)))
-		tell_provider(context, pid);
+		report_provider(context, pid);
 	return 0;
 }
 
@@ -138,7 +138,7 @@ int verbs_modify(struct pt_regs *ctx)
 	struct netmon_queue *queue;
 	u32 state = 0;
 
-	if (!key.pid || READ(pair, FIRST(ctx)) || !tell_provider(pair.context, key.pid))
+	if (!key.pid || READ(pair, FIRST(ctx)) || !report_provider(pair.context, key.pid))
 		return 0;
 	key.context = pair.context;
 	key.number = pair.number;

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from netmon.dl.gradient_sizes import gradient_size
-from netmon.dl.group_names import Group, GroupNames
 from netmon.dl.operations import TRANSFERS, Operation
-from netmon.dl.works import ENDS, OF_WORKS, WAITS, Works, waits_for_gradients
+from netmon.dl.works import ENDS, OF_WORKS, WAITS, Group, GroupNames, Works, waits_for_gradients
 from netmon.evidence import UNKNOWN
 from netmon.records import (
     LIBRARY_HOROVOD,
@@ -143,11 +142,11 @@ class RankActivity:
         self._calls, self._count, self._looked = [], 0, True
         self._take_waits(calls[first:])
         self._take_begun(calls[first:])
-        calls = calls.compress(calls["work"] != 0)
-        kind = calls["kind"]
-        works = Works(calls["work"], kind)
+        some = np.flatnonzero(calls["work"] != 0)
+        kind = calls["kind"][some]
+        works = Works(calls["work"][some], kind)
         opened = np.flatnonzero((works.first(ENDS[kind]) < 0) & ~works.again)[-_MOST_OPEN:]
-        self._open = calls[works.begun[opened]]
+        self._open = calls[some[works.begun[opened]]]
         self._open["waited"] |= works.first(WAITS[kind])[opened] >= 0
 
     def _take_waits(self, calls: Table) -> None:

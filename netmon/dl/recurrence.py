@@ -27,7 +27,7 @@ import numpy.typing as npt
 from netmon.dl.gradient_sizes import UNKNOWN, summed
 from netmon.dl.grouped import joined
 from netmon.dl.operations import SUMS, TRANSFERS, Operation
-from netmon.dl.works import ENDS, Works
+from netmon.dl.works import ENDS
 from netmon.records import (
     LIBRARY_GLOO,
     STEP_BACKWARD,
@@ -268,14 +268,14 @@ class _Calls:
         if not len(works) or not len(self._open):
             return
         begun = self.rows[self._open]
+        work = np.concatenate([begun["work"], works])
         time_ns = np.concatenate([begun["time_ns"], times])
-        order = np.argsort(time_ns, kind="stable")
-        ends = order >= len(begun)
-        found = Works(np.concatenate([begun["work"], works])[order], np.where(ends, STEP_OVER, STEP_BEGIN))
-        end = found.first(ends)
-        is_over = (end >= 0) | found.again
-        opened = self._open[order[found.begun[is_over]]]
-        self.rows["over_ns"][opened] = np.where(end >= 0, time_ns[order[end]], -1)[is_over]
+        index = np.concatenate([self._open, np.full(len(works), -1)])
+        order = np.lexsort((time_ns, work))
+        work, time_ns, index = work[order], time_ns[order], index[order]
+        follows = np.flatnonzero((index[:-1] >= 0) & (work[:-1] == work[1:]))
+        ended = index[follows + 1] < 0
+        self.rows["over_ns"][index[follows]] = np.where(ended, time_ns[follows + 1], -1)
         self._open = self._open[self.rows["over_ns"][self._open] == 0]
 
     def begun_ns(self, begin: int, end: int) -> int:

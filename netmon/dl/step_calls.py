@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.gradient_sizes import byte_sizes
-from netmon.dl.group_names import GroupNames
 from netmon.dl.grouped import joined, order_by, starts
 from netmon.dl.operations import ALL_TRANSFERS, Operation
 from netmon.dl.rank_activity import UNNAMED
-from netmon.dl.works import ENDS, OF_WORKS, WAITS, Works, waits_for_gradients
+from netmon.dl.works import ENDS, OF_WORKS, WAITS, GroupNames, Works, waits_for_gradients
 from netmon.evidence import COLLECTIVE, UNKNOWN
 from netmon.records import (
     STEP_BACKWARD,

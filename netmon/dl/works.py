@@ -1,19 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a process's calls belong together: what is begun, waited for and over is told by its address, which another
-work has later."""
+"""What a process's calls of PyTorch are of: the group, and the work that is begun, waited for and over. Both are known
+by their address, which another one has later."""
+
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.grouped import order_by
 from netmon.records import (
     LIBRARY_REDUCER,
     STEP_BEGIN,
+    STEP_GROUP,
+    STEP_GROUP_NAME,
     STEP_OVER,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     STEP_WORK_WAIT,
     Table,
 )
+
+# --- groups
+
+_NAME_MASK = (1 << 62) - 1
+_MOST_ADDRESSES, _MOST_MAKING = 1_024, 256
+_HEAD = 8  # bytes: a context begins there, or after a pointer to its methods
+
+
+class Group(NamedTuple):
+    """name: a hash of it; rank: the process' own in it."""
+
+    name: int
+    rank: int
+    size: int
+
+
+class GroupNames:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[int, Group] = {}
+        self._making: list[tuple[int, int, int]] = []  # address, rank and size of groups that have no name yet
+
+    def take(self, table: Table) -> list[tuple[int, int]]:
+        """table: its calls STEP_GROUP and STEP_GROUP_NAME, dtype STEP, in order → addresses of groups that are made,
+        and their names."""
+        made = list[tuple[int, int]]()
+        for kind, name, rank, size in table[["kind", "name_hash", "group_rank", "group_size"]].tolist():
+            if kind == STEP_GROUP:
+                self._making.append((name, rank, size))
+            elif kind == STEP_GROUP_NAME:
+                for address, group_rank, group_size in self._making:
+                    for at in (address, address + _HEAD):
+                        self.by_address.pop(at, None)
+                        self.by_address[at] = Group(name & _NAME_MASK, group_rank, group_size)
+                        made.append((at, name & _NAME_MASK))
+                self._making = []
+        self._making = self._making[-_MOST_MAKING:]
+        for address in list(self.by_address)[: max(0, len(self.by_address) - _MOST_ADDRESSES)]:
+            del self.by_address[address]
+        return made
+
+
+# --- works
 
 Indices = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
@@ -43,32 +92,32 @@ class Works:
 
     def __init__(self, work: npt.NDArray[np.uint64], kind: npt.NDArray[np.uint8]) -> None:
         """work, kind: of its calls in order of time, as dtype STEP has them."""
-        self._order = np.argsort(work, kind="stable")
+        self._order = order_by(work)
         self._work = work[self._order]
-        begins = kind[self._order] == STEP_BEGIN
-        at = np.flatnonzero(begins)
-        self._at = at[np.argsort(self._order[at])]
-        self.begun: Indices = self._order[self._at]
+        begins = kind == STEP_BEGIN
+        self.begun: Indices = np.flatnonzero(begins)
         """Where they begin."""
-        self._next = _following(begins)[self._at + 1]
+        places = np.empty(len(work), np.intp)
+        places[self._order] = np.arange(len(work))
+        self._at = places[self.begun]
+        self._next = self._after(begins)
         self.again = self._is_same(self._next)
         """Whether another work has its address later."""
 
     def first(self, which: Flags) -> Indices:
-        """Of each work the first of these calls (in order of time) that is of it; −1: there is none."""
-        found = _following(which[self._order])[self._at]
+        """Of each work the first of these calls, none a beginning, that is of it; −1: there is none."""
+        found = self._after(which)
         own = (found < self._next) & self._is_same(found)
         return np.where(own, self._order[np.minimum(found, len(self._order) - 1)], -1)
+
+    def _after(self, which: Flags) -> Indices:
+        """Of each work the place of the first of these calls that comes after its beginning."""
+        which = which[self._order]
+        found: Indices = np.append(np.flatnonzero(which), len(which))[np.cumsum(which)[self._at]]
+        return found
 
     def _is_same(self, places: Indices) -> Flags:
         """Whether what stands there is of the same address."""
         last = len(self._work) - 1
         found: Flags = (places <= last) & (self._work[np.minimum(places, last)] == self._work[self._at])
         return found
-
-
-def _following(which: Flags) -> Indices:
-    """From each place on the first of these, and from behind the last one; their number: there is none."""
-    indices = np.append(np.where(which, np.arange(len(which)), len(which)), len(which))
-    found: Indices = np.minimum.accumulate(indices[::-1])[::-1]
-    return found

@@ -108,6 +108,7 @@ def test_a_bus_that_swallows_everything_is_given_up_and_tried_again(tmp_path, se
         relay.heal()
         wait_for(lambda: sent.spool.acknowledged == 20)
         sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
     check_whole(tmp_path / "data", sent)
 
 

@@ -10,8 +10,6 @@ TRAFFIC = np.dtype([("time_ns", "<i8"), ("flow", "<i8"), ("payload_bytes", "<i8"
 """Payload of one flow in one bucket that begins at time_ns. `flow` is the caller's own number of it."""
 
 GRADIENT, CONTROL = "gradient", "control"
-CLASS_SOURCE = "traffic"
-"""The reason to give for a class that was inferred."""
 
 
 @dataclass(frozen=True)
