@@ -20,6 +20,7 @@ from netmon.report.style import COLOUR_OF_CLASS
 from netmon.units import format_duration
 
 NOT_THERE = {"nic-counters", "regression", "incidents"}  # no counters; every run sends the same; nothing stands out
+NOT_THERE |= {"groups"}  # nobody tells what ranks call
 NOT_THERE |= {
     "shared-links",
     "shared-circles",
