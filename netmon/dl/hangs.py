@@ -283,6 +283,10 @@ def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Mi
             first = _first_open(one, group)
             if first and first.position != UNKNOWN and one.quiet and not one.gone:
                 positions.setdefault((group, first.position), {})[number] = first
+    for number, one in ranks.items():
+        for group, last in _last_calls(one).items() if one.state is ProcessState.GONE else ():
+            if (group, last.position) in positions:  # it may have ended because of that
+                positions[group, last.position][number] = last
     for there in positions.values():
         waiting = [number for number in there if number in waits and waits[number] == there[number]]
         if waiting and (differ := _differ(there)):
@@ -435,8 +439,9 @@ def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: in
     if one is None:
         return ""
     if found.what is Hung.OTHER_CALL:
-        mine = _first_open(one, found.work.group)
-        return _other_call(mine, found.work) if mine else ""
+        mine = _first_open(one, found.work.group) or _last_calls(one).get(found.work.group)
+        left = ", and has ended" if one.gone else ""
+        return _other_call(mine, found.work) + left if mine else ""
     if found.what is Hung.CROSSWISE:
         return "they wait for each other"
     if found.what is Hung.CUT_OFF and not (one.gone or one.silent_ns):

@@ -289,3 +289,18 @@ def test_a_rank_that_leaves_while_the_others_wait_for_another_one_is_no_hang_of_
     collector.tick()
     assert len(collector.stored) == 1
     assert collector.hangs.current()[0].since_ns == collector.stored[0].since_ns
+
+
+def test_a_rank_that_is_gone_because_it_called_something_else() -> None:
+    collector = Collector()
+    collector.tell(2, 1, 8, OVER, state=int(ProcessState.GONE), bytes=1)
+    collector.left = {2}
+    for rank in (0, 1):
+        collector.tell(rank, 4, 8, WAITED)
+    collector.tick()
+    [told] = collector.stored
+    assert (told.what, told.rank, told.why) == (
+        Hung.OTHER_CALL,
+        2,
+        "it has called it with 1 bytes, the others with 4, and has ended",
+    )
