@@ -170,12 +170,14 @@ def _last_calls(one: RankNow) -> dict[int, Work]:
     return found
 
 
-def _differ(there: Mapping[int, Work]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ranks that have called what most have, and the others; None: all have called the same."""
+def _differ(there: Mapping[int, Work], gone: Collection[int] = ()) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ranks that have called what most have, and the others; None: all have called the same. Of as many, those of
+    whom some are not gone count as most."""
+    first = min(there, key=lambda number: (number in gone, number))
     for same in (_operation, _size):
         calls = Counter(map(same, there.values()))
         if len(calls) > 1:
-            usual = max(calls, key=lambda call: (calls[call], call == same(there[min(there)])))
+            usual = max(calls, key=lambda call: (calls[call], call == same(there[first])))
             alike = tuple(sorted(number for number, work in there.items() if same(work) == usual))
             return alike, tuple(sorted(there.keys() - set(alike)))
     return None
@@ -289,7 +291,7 @@ def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Mi
                 positions[group, last.position][number] = last
     for there in positions.values():
         waiting = [number for number in there if number in waits and waits[number] == there[number]]
-        if waiting and (differ := _differ(there)):
+        if waiting and (differ := _differ(there, [number for number in there if ranks[number].gone])):
             others = differ[1]
             waiting = [number for number in waiting if number not in others] or waiting
             return _Missing(there[waiting[0]], tuple(sorted(waiting)), others, Hung.OTHER_CALL)
