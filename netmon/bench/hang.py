@@ -54,7 +54,7 @@ _UNABLE = {"horovod": ("size", "cross"), "pipeline": ("call", "size")}
 _BY_SCRIPT = ("sleep", "compute", "disk", "call", "size", "cross")
 _PATIENCE_S = {"compute": 80.0, "disk": 40.0, "link": 40.0}  # until it should have been told; others: _SOON_S
 _SOON_S = 25.0
-_ENDED_S = 6.0  # after all ranks have ended, until it should have been told why
+_ENDED_S = 15.0  # after all ranks have ended, until it should have been told why
 
 # --- One injection, and what was told.
 

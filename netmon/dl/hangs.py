@@ -170,12 +170,14 @@ def _last_calls(one: RankNow) -> dict[int, Work]:
     return found
 
 
-def _differ(there: Mapping[int, Work]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The ranks that have called what most have, and the others; None: all have called the same."""
+def _differ(there: Mapping[int, Work], gone: Collection[int] = ()) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ranks that have called what most have, and the others; None: all have called the same. Of as many, those of
+    whom some are not gone count as most."""
+    first = min(there, key=lambda number: (number in gone, number))
     for same in (_operation, _size):
         calls = Counter(map(same, there.values()))
         if len(calls) > 1:
-            usual = max(calls, key=lambda call: (calls[call], call == same(there[min(there)])))
+            usual = max(calls, key=lambda call: (calls[call], call == same(there[first])))
             alike = tuple(sorted(number for number, work in there.items() if same(work) == usual))
             return alike, tuple(sorted(there.keys() - set(alike)))
     return None
@@ -283,9 +285,13 @@ def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Mi
             first = _first_open(one, group)
             if first and first.position != UNKNOWN and one.quiet and not one.gone:
                 positions.setdefault((group, first.position), {})[number] = first
+    for number, one in ranks.items():
+        for group, last in _last_calls(one).items() if one.state is ProcessState.GONE else ():
+            if (group, last.position) in positions:  # it may have ended because of that
+                positions[group, last.position][number] = last
     for there in positions.values():
         waiting = [number for number in there if number in waits and waits[number] == there[number]]
-        if waiting and (differ := _differ(there)):
+        if waiting and (differ := _differ(there, [number for number in there if ranks[number].gone])):
             others = differ[1]
             waiting = [number for number in waiting if number not in others] or waiting
             return _Missing(there[waiting[0]], tuple(sorted(waiting)), others, Hung.OTHER_CALL)
@@ -435,8 +441,9 @@ def _why(ranks: Mapping[int, RankNow], found: _Missing, culprit: int, now_ns: in
     if one is None:
         return ""
     if found.what is Hung.OTHER_CALL:
-        mine = _first_open(one, found.work.group)
-        return _other_call(mine, found.work) if mine else ""
+        mine = _first_open(one, found.work.group) or _last_calls(one).get(found.work.group)
+        left = ", and has ended" if one.gone else ""
+        return _other_call(mine, found.work) + left if mine else ""
     if found.what is Hung.CROSSWISE:
         return "they wait for each other"
     if found.what is Hung.CUT_OFF and not (one.gone or one.silent_ns):

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from collector.host.tables import Lately
 from collector.judging.hangs import Hangs
@@ -289,3 +290,19 @@ def test_a_rank_that_leaves_while_the_others_wait_for_another_one_is_no_hang_of_
     collector.tick()
     assert len(collector.stored) == 1
     assert collector.hangs.current()[0].since_ns == collector.stored[0].since_ns
+
+
+@pytest.mark.parametrize("others", [(1, 2), (2,)])  # of which is known what they have called
+def test_a_rank_that_is_gone_because_it_called_something_else(others: tuple[int, ...]) -> None:
+    collector = Collector()
+    collector.tell(0, 1, 8, OVER, state=int(ProcessState.GONE), bytes=1)
+    collector.left = {0}
+    for rank in others:
+        collector.tell(rank, 4, 8, WAITED)
+    collector.tick()
+    [told] = collector.stored
+    assert (told.what, told.rank, told.why) == (
+        Hung.OTHER_CALL,
+        0,
+        "it has called it with 1 bytes, the others with 4, and has ended",
+    )

@@ -19,8 +19,8 @@ from netmon.report.study import read_study
 from netmon.report.style import COLOUR_OF_CLASS
 from netmon.units import format_duration
 
-# No counters; every run sends the same; nothing stands out.
-NOT_THERE = {"nic-counters", "rdma-ports", "regression", "incidents"}
+# No counters; every run sends the same; nothing stands out; nobody tells what ranks call.
+NOT_THERE = {"nic-counters", "rdma-ports", "regression", "incidents", "groups"}
 NOT_THERE |= {
     "shared-links",
     "shared-circles",

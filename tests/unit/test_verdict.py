@@ -240,6 +240,22 @@ def test_a_late_rank_is_told_of_however_much_transfers_differ_if_it_hardly_does_
     assert worth_reporting(one, replace(verdict, confidence=0.9)) == told
 
 
+@pytest.mark.parametrize(("confidence", "told"), [(0.6, True), (0.4, False)])
+def test_lost_packets_that_explain_little_are_not_told_of(confidence, told):
+    number = np.arange(20)
+    start = BEGIN + number * 1_000 * MS
+    took = np.where(number == SLOW, 140, 100) * MS
+    zeros = np.zeros(20, np.int64)
+    steps = Steps(
+        *(number, zeros, start, start + took),
+        **{name: zeros - (name == "exposed_ns") for name in ("comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")},
+        **{"shared": zeros > 0, "host": zeros, "hosts": ["h0"], "size": 1},
+    )
+    one = judge_input("resnet", matrix(steps), no_link_totals(), SLOW)
+    verdict = replace(verdict_on(one, steps), cause=Cause.LOSS, confidence=confidence)
+    assert worth_reporting(one, verdict) == told
+
+
 def test_two_causes_are_both_told_with_their_shares():
     run = Run()
     run.late[1] = 150
