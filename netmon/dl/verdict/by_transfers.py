@@ -197,7 +197,7 @@ def _late(
     found, error_ns = {}, 0.0
     for at, rank in enumerate(ranks.tolist()):
         then = waited[1:, at]
-        more, scatter = float(waited[0, at]) - median(then), _CLEAR * max(spread(then), float(np.std(then)))
+        more, scatter = float(waited[0, at]) - median(then), _scatter(then)
         error_ns = max(error_ns, scatter)
         if more > scatter:
             found[rank] = more
@@ -231,7 +231,7 @@ def _slow(
         each = took[1:][known] / bytes_[1:][known]
         rate[pair] = median(each)
         lost = float(took[0] - bytes_[0] * median(each))
-        more[pair] = lost if lost > _CLEAR * float(np.std(each)) * bytes_[0] else 0.0
+        more[pair] = lost if lost > _scatter(each) * bytes_[0] else 0.0
     if not more:
         return _by_others_only(transfers, host_of, spans, excess)
     worst = max(more.values())
@@ -252,6 +252,11 @@ def _slow(
             return None
     rank = slow[0][0] if direction == Direction.TX else slow[0][1]
     return Slow(rank, direction, lost, -1, 0, 0.0)
+
+
+def _scatter(usual: npt.NDArray[np.float64]) -> float:
+    """By how much these differ from their median at any time; a tenth of them may be disturbed themselves."""
+    return max(_CLEAR * spread(usual), float(np.quantile(usual, 0.9)) - median(usual))
 
 
 def _took(own: Table, span: tuple[int, int]) -> tuple[int, int]:
