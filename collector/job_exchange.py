@@ -300,8 +300,8 @@ class JobExchange:
         last_words: Collection[str],
         marked: frozenset[str],
         unclear: Mapping[str, bool],
-    ) -> tuple[Marks, Mapping[str, str]]:
-        """Tell what is new; returns what the traffic tells: marks of sessions, and the patterns of jobs by name.
+    ) -> tuple[Marks, JobNews]:
+        """Tell what is new; returns what the traffic tells: marks of sessions, and the answer that they are in.
 
         newest: the newest session of each host; last_words: sessions that are heard although they have gone. The
         horizon waits for the slowest host that is heard, and while hosts come one after the other whose sessions are
@@ -310,7 +310,7 @@ class JobExchange:
         async with self._now:
             since, last = (time.monotonic() - one for one in self._coming)
             if last < _TOGETHER_S and since < _LONGEST_S and not last_words:
-                return [], {}
+                return [], JobNews()
             own_s = -time.thread_time()
             soon = time.monotonic() - SILENT_AFTER_S
             newest = [session for session in newest if not session.broken]
@@ -320,7 +320,7 @@ class JobExchange:
                 if session.hello.session in last_words or (session.connected and session.last_batch_s > soon)
             ]
             if not self._stage.alive or not (reporting or self._ended):
-                return [], {}
+                return [], JobNews()
             ended, self._ended = self._ended, []
             compared = [self.updates[session] for session in newest if session.connected and session.received]
             news = replace(build_news(reporting, compared, ended), marked=marked, unclear=unclear)
@@ -336,6 +336,6 @@ class JobExchange:
             if answer.begins_anew:
                 for updates in known.values():
                     updates.begin_anew()
-                return [], {}
+                return [], JobNews()
             marks = apply(answer, {session_index: updates.session for session_index, updates in known.items()})
-            return [(known[session_index].session, mark) for session_index, mark in marks.items()], answer.patterns
+            return [(known[session_index].session, mark) for session_index, mark in marks.items()], answer

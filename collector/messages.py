@@ -138,6 +138,7 @@ class JobNews:
     owners: Mapping[int, Owner] = field(default_factory=dict)  # of flows, by the traffic
     clocks: Sequence[ClockUpdate] = ()
     patterns: Mapping[str, str] = field(default_factory=dict)  # by job, of all that the traffic shows
+    mistaken: Sequence[str] = ()  # jobs by the traffic that turn out to be others', or none
     trouble: Sequence[str] = ()  # what viewers are to be reported, a line each
     cpu_s: float = 0.0  # that it took
     begins_anew: bool = False  # the job stage has lost all that it knew, this news included: report everything again

@@ -253,13 +253,14 @@ class Registry:
         """
         try:
             last_words, calls = {e.hello.session for e in leaving}, self._stage.tables.rank_log.calls()
-            marks, patterns = await self._job_exchange.exchange(
+            marks, answer = await self._job_exchange.exchange(
                 self._newest(), last_words, self.live.jobs.marked(), calls
             )
             for session, mark in marks:
                 self._stage.add_marks(session.index, mark)
-            for job, pattern in patterns.items():
+            for job, pattern in answer.patterns.items():
                 self.live.jobs.pattern(job, pattern)
+            self.live.jobs.forget(answer.mistaken)
         except Exception as error:  # rows do not need it
             self.failures.notice(f"cannot infer from the traffic: {type(error).__name__}: {error}", error)
 

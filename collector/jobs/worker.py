@@ -57,6 +57,13 @@ class _Job:
             return 2 * self.owners["", True] > self.owners.total()
         return len(named) > 1 and named[1] > _MISTAKEN * sum(named)
 
+    def add_owner(self, flow: FlowUpdate, member: int) -> None:
+        """Of one that carries its gradients."""
+        self.owners[flow.job, flow.known] += 1
+        self.owners = +self.owners
+        if flow.job and flow.rank >= 0:
+            self.ranks[member] = flow.rank
+
     def rank(self, member: int) -> int:
         return self.ranks.get(member, member)
 
@@ -70,6 +77,7 @@ class Inferring:
         self._sessions: dict[str, int] = {}  # newest session by host
         self._watched: dict[str, int] = {}  # the same, also of hosts that have no flows
         self._jobs: dict[str, _Job] = {}
+        self._gradients: dict[int, tuple[str, int]] = {}  # flow → its job's name here, and member
         self._unclear: Mapping[str, bool] = {}  # as HostNews has it
         self._marked: frozenset[str] = frozenset()  # jobs that need no inference
         self.trouble = ""  # why it has stopped
@@ -81,13 +89,13 @@ class Inferring:
         try:
             self._unclear = news.unclear
             self._watch(self._inference, news)
-            self._take(self._inference, news.flows)
+            marks, mistaken = self._take(self._inference, news.flows)
             self._spare(self._inference, news)
             self._inference.add(news.payload)
             findings = self._inference.advance(news.horizon_ns)
-            found = self._answer(findings)
+            found = self._answer(findings, marks)
             self._forget(self._inference, news)
-            return found
+            return replace(found, mistaken=mistaken)
         except Exception as error:  # the other sources and the account go on without it
             _log.exception("the inference from traffic has stopped")
             self._inference, self.trouble = None, f"nothing is inferred from traffic any more: {error!r}"
@@ -99,13 +107,33 @@ class Inferring:
                 self._watched[clock.host] = clock.session
                 inference.watch([clock.host], news.horizon_ns)
 
-    def _take(self, inference: Inference, flows: Iterable[FlowUpdate]) -> None:
+    def _take(self, inference: Inference, flows: Iterable[FlowUpdate]) -> tuple[list[MarkUpdate], list[str]]:
+        """Returns the last marks of jobs that turn out to be others', or none, and their names."""
+        marks, mistaken = list[MarkUpdate](), list[str]()
         for flow in flows:
-            if flow.flow not in self._flows:
+            before = self._flows.get(flow.flow)
+            if before is None:
                 ends = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol
                 inference.describe(flow.flow, LinkFlow(flow.host, flow.link, flow.direction, *ends))
                 self._sessions[flow.host] = session_of(flow.flow)
+            elif flow.flow in self._gradients:
+                self._follow_owner(before, flow, marks, mistaken)
             self._flows[flow.flow] = flow
+        return marks, mistaken
+
+    def _follow_owner(self, before: FlowUpdate, flow: FlowUpdate, marks: list[MarkUpdate], mistaken: list[str]) -> None:
+        """It may be known late whose a job is: what it was called until then is over."""
+        name, member = self._gradients[flow.flow]
+        if (job := self._jobs.get(name)) is None:
+            return
+        was = replace(job, owners=job.owners.copy(), ranks=job.ranks.copy())
+        job.owners[before.job, before.known] -= 1
+        job.add_owner(flow, member)
+        if job.name != was.name or job.foreign:
+            self._leave(was, marks)
+            job.reported = -1
+            if was.name == name:  # nobody's but the traffic's
+                mistaken.append(name)
 
     def _spare(self, inference: Inference, news: HostNews) -> None:
         """Flows of ranks that tell their iterations themselves: of these the traffic tells the pattern, and no more."""
@@ -126,8 +154,9 @@ class Inferring:
             inference.forget(over)
         for number in over:
             self._flows.pop(number, None)
+            self._gradients.pop(number, None)
 
-    def _answer(self, findings: Findings) -> JobNews:
+    def _answer(self, findings: Findings, marks: list[MarkUpdate]) -> JobNews:
         for found in findings.jobs:
             self._jobs.setdefault(found.name, _Job(found)).found = found
         owners = {}
@@ -135,7 +164,6 @@ class Inferring:
             owner = self._owner(number, verdict)
             if owner:
                 owners[number] = owner
-        marks: list[MarkUpdate] = []
         for iteration in findings.iterations:
             self._mark(iteration, marks)
         for found in findings.jobs:
@@ -150,10 +178,9 @@ class Inferring:
         if job is None or flow is None:
             return None
         if verdict.traffic == GRADIENT:
-            job.owners[flow.job, flow.known] += 1
+            job.add_owner(flow, verdict.member)
             job.flows.add(number)
-            if flow.job and flow.rank >= 0:
-                job.ranks[verdict.member] = flow.rank
+            self._gradients[number] = verdict.job, verdict.member
         return None if job.foreign else Owner(job=job.name, rank=job.rank(verdict.member), source=BY_TRAFFIC)
 
     def _mark(self, iteration: InferredIteration, marks: list[MarkUpdate]) -> None:
@@ -162,8 +189,8 @@ class Inferring:
             return
         if self._is_mute(job):
             return
-        number, job.reported = iteration.number, iteration.number
-        if iteration.start_ns == iteration.comm_start_ns and number:  # what came before is not part of it
+        number, before, job.reported = iteration.number, job.reported, iteration.number
+        if iteration.start_ns == iteration.comm_start_ns and before >= 0:  # what came before is not part of it
             self._report(job, number - 1, Moment.STEP_END, iteration.start_ns, 0, marks)
         self._report(job, number, Moment.FIRST_ENQUEUE, iteration.comm_start_ns, iteration.error_ns, marks)
         # One that joined since has no time of its own in this iteration.

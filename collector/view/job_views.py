@@ -206,6 +206,7 @@ class Jobs:
         self._jobs: dict[str, _Job] = {}
         self.counts = Counts()  # since the start, for /metrics
         self._said: dict[str, None] = {}  # jobs that were not understood
+        self._mistaken: dict[str, None] = {}  # names of jobs that never were, newest last
         self._renamed = False  # a job has come, or is called something else
         self.forgotten = 0  # jobs that were let go although they may still train
 
@@ -243,8 +244,18 @@ class Jobs:
         job = self._jobs.get(name)
         return {number: rank.number for number, rank in job.ranks.items()} if job else {}
 
+    def forget(self, mistaken: Iterable[str]) -> None:
+        """Names of jobs that never were."""
+        for name in mistaken:
+            self._mistaken[name] = None
+            self._renamed |= self._jobs.pop(name, None) is not None
+        for name in [*self._mistaken][:-_MOST_JOBS]:
+            del self._mistaken[name]
+
     def _have_ended(self, name: str, hosts: Mapping[int, str], rows: IterationRows, number: _Numbers) -> None:
         """Of one job; number: rank of each iteration. One that begins a rank, or begins it anew, comes alone."""
+        if name in self._mistaken:  # the last one that it was told of
+            return
         job = self._jobs.pop(name, None) or _Job()
         self._jobs[name] = job  # the job with the newest iteration is last
         job.last_step_s, job.view, job.facts, job.unclear = time.monotonic(), None, None, False

@@ -33,14 +33,16 @@ def flows(host, owner):
     return [Flow(n, 7, d, address(a), address(b), 4000 + a % HOSTS, 29500, 6, 0, owner) for n, d, a, b in ends]
 
 
-def batches(host, seconds, owner=Owner(), marks=lambda first, last: ()):  # noqa: B008 (frozen)
-    """10 batches a second; each iteration sends 15 MB to the next host, the first one at 1 s."""
+def batches(host, seconds, owner=Owner(), marks=lambda first, last: (), late_s=0):  # noqa: B008 (frozen)
+    """10 batches a second; each iteration sends 15 MB to the next host, the first one at 1 s. late_s: when it is known
+    whose that is.
+    """
     random, agent = np.random.default_rng(host), TrainingAgent()
     for number in range(10 * seconds):
         first, last = 100 * number, 100 * number + 100
         times = [t for t in range(first, last) if t >= 1000 and (t - 1000) % PERIOD_MS < SENDING_MS]
         sent = [(flow, t, 100_000 + int(random.integers(-500, 500))) for t in times for flow in (TX, RX)]
-        described = flows(host, owner) if number == 0 else ()
+        described = flows(host, Owner() if number < 10 * late_s else owner) if number in (0, 10 * late_s) else ()
         yield Batch(number + 1, clock(last * MS), last * MS, rows(*sent), described, agent.training(marks(first, last)))
 
 
@@ -156,6 +158,24 @@ def test_what_others_tell_is_better_and_the_traffic_is_scored(tmp_path):
     assert score.f1 == pytest.approx(1, abs=0.03)
     assert score.error_ns <= 5 * MS
     assert set(read(tmp_path, "iterations")["source"]) == {"hook"}
+
+
+@pytest.mark.parametrize("process", ["python", "rsync"])
+def test_when_it_is_known_whose_the_traffic_is_the_job_without_a_name_is_over(tmp_path, process):
+    """On a slow host that takes longer than the traffic needs to be understood."""
+
+    def owner(host):
+        return Owner(10, process, "", "bert" if process == "python" else "", host, "socket")
+
+    snapshot = asyncio.run(collect(tmp_path, 16, owner=owner, late_s=8))
+    iterations = read(tmp_path, "iterations").sort_values("start_ns")
+    late = iterations[iterations["start_ns"] > iterations["start_ns"].iloc[0] + 9_000 * MS]
+    if process == "python":
+        assert [job.job for job in snapshot.jobs] == ["bert"]
+        assert set(late["job"]) == {"bert"}
+    else:
+        assert snapshot.jobs == ()
+        assert late.empty
 
 
 def test_a_known_process_is_not_taken_for_training(tmp_path):
