@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel import bpf_calls, loader
+from netmon.kernel import bpf_calls, loader, verbs
 from netmon.kernel.meter.memory import choose_geometry
 
 pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
@@ -35,6 +35,7 @@ def test_a_second_start_needs_no_compiler_and_loads_the_same(tmp_path: Path, mon
     if not os.path.exists("/sys/kernel/btf/vmlinux"):
         pytest.skip("this kernel has no BTF: what is compiled is not kept")
     monkeypatch.setenv("NETMON_CACHE", str(tmp_path / "bpf"))
+    monkeypatch.setenv(verbs.EVERYWHERE, "1")
     compiled = loaded()
     kept, *apart = sorted((tmp_path / "bpf").iterdir())  # nothing was left out
     assert len(apart) == bpf_calls.has_uprobe_links()
@@ -45,6 +46,7 @@ def test_a_second_start_needs_no_compiler_and_loads_the_same(tmp_path: Path, mon
         for descriptor in for_nccl.values():
             os.close(descriptor)
     all_of_it = {*loader.PROGRAMS, *loader.MAPS, "socket_state", "births", "births_told", "signal_sent", "stops"}
+    all_of_it |= {*verbs.PROGRAMS, *verbs.MAPS}
     assert all_of_it <= compiled.keys()
     with monkeypatch.context() as without:
         without.setattr(loader, "_compiled_by_child", lambda *_: pytest.fail("the compiler was called"))
