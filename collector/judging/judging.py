@@ -257,7 +257,8 @@ _CPU_SHARE = 0.3  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
 _COMPLETE_S = 1.6  # at most, after it was due, until hosts have told of all of an iteration: they do once a second
-_SURE = 0.6  # confidence of a verdict that does not wait for that
+_SURE = 0.6  # confidence of a verdict that waits for no more than what ranks called, and less long
+_SURE_S = 1.0
 _SAME_NS = 5_000_000  # between the ends of an iteration that two tables tell of
 _FINISH_S = 2.0
 _MOST_CALLS = 200_000  # rows of what a job's ranks called: the newest
@@ -273,6 +274,8 @@ class _Due(NamedTuple):
     number: int
     parts: list[Part]
     first_s: float  # it was due for the first time
+    tables: tuple[str, ...] = ()  # that may tell more of it
+    until_s: float = 0.0  # it waits for them
 
 
 class _Late(NamedTuple):
@@ -365,7 +368,7 @@ class Judging:
                 self._due.append(_Due(now, name, number, parts, now))
         again, self._again = self._again, []
         for due in again:
-            if now < due.first_s + _COMPLETE_S and self._tell_later(due, *_EVIDENCE):
+            if now < due.until_s and self._tell_later(due):
                 self._again.append(due)
             else:
                 self._due.append(due._replace(since_s=now, parts=parts))
@@ -410,8 +413,8 @@ class Judging:
                     continue
                 verdict, took_ns = await asyncio.to_thread(_timed, case.judged)
                 self._cpu_time.spend(took_ns)
-                if self._knows_more_soon(due, verdict):
-                    self._again.append(due)
+                if later := self._later(due, verdict):
+                    self._again.append(later)
                 else:
                     self._publish(job, number, verdict and self._with_ends(verdict, parts))
             except Exception:  # rows do not need it
@@ -428,15 +431,15 @@ class Judging:
             except Exception:
                 _log.exception(f"cannot judge iteration {late.number} of job {late.job} by the dataset")
 
-    def _knows_more_soon(self, due: _Due, verdict: Verdict | None) -> bool:
-        """Whether a verdict should wait for what hosts have not told yet."""
-        if time.monotonic() >= due.first_s + _COMPLETE_S:
-            return False
+    def _later(self, due: _Due, verdict: Verdict | None) -> _Due | None:
+        """The same, where a verdict should wait for what hosts have not told yet."""
         sure = verdict is not None and verdict.cause != Cause.UNKNOWN and verdict.confidence >= _SURE
-        return self._tell_later(due, *(_EVIDENCE[1:] if sure else _EVIDENCE))
+        tables, most_s = (_EVIDENCE[1:], _SURE_S) if sure else (_EVIDENCE, _COMPLETE_S)
+        due = due._replace(tables=tables, until_s=due.first_s + most_s)
+        return due if time.monotonic() < due.until_s and self._tell_later(due) else None
 
-    def _tell_later(self, due: _Due, *tables: str) -> bool:
-        """Whether a host has not told yet of all bytes of an iteration, or one that tells of ranks in these tables of
+    def _tell_later(self, due: _Due) -> bool:
+        """Whether a host has not told yet of all bytes of an iteration, or one that tells of ranks in its tables of
         all of it there."""
         job = self._jobs.get(due.job)
         steps = job.of(due.number) if job else np.zeros(0, STEP)
@@ -444,7 +447,7 @@ class Judging:
             session = self._sessions.get(session_index)
             if session and session.window.horizon_ns < end_ns:
                 return True
-        for table in tables if len(steps) else ():
+        for table in due.tables if len(steps) else ():
             rows = self._of_job(table, due.job, ("rank", "end_ns"))
             if rows is None:
                 continue
