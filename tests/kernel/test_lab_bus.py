@@ -6,10 +6,12 @@ import sys
 
 import pandas as pd
 import pytest
+from waiting import wait_for
 
 from netmon.errors import UnsupportedError
 from netmon.lab.monitor import nats_server
 from netmon.lab.network import abandoned
+from netmon.lab.record import FOLDER
 
 pytestmark = pytest.mark.kernel
 
@@ -43,10 +45,12 @@ def test_two_workers_find_every_iteration(tmp_path):
 def test_a_worker_that_cannot_write_ends_the_run_and_leaves_nothing_behind(tmp_path):
     before = set(abandoned())
     data = tmp_path / "data"
-    (data / ".netmon").mkdir(parents=True)
-    (data / ".netmon" / "workers").write_text("no folder")
-    few = ("--hosts", "2", "--ring", "0,1", "--cross", "1:0")
-    done = subprocess.run([*COMMAND, "5", *few, "--data", data], capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0
-    assert "worker-" in done.stderr
+    few = ("--hosts", "2", "--ring", "0,1", "--cross", "1:0", "--data", data)
+    with subprocess.Popen([*COMMAND, "5", *few], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        wait_for((data / FOLDER).exists)  # the workers begin when the bus is there
+        (data / ".netmon").mkdir()
+        (data / ".netmon" / "workers").write_text("no folder")
+        _, said = run.communicate(timeout=120)
+    assert run.returncode != 0
+    assert "worker-" in said
     assert set(abandoned()) <= before

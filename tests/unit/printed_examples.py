@@ -40,6 +40,7 @@ from netmon.commands.lab_results import sweep_tables
 from netmon.commands.why import groups_table, ranks_table
 from netmon.dl.groups import PIPELINE, GroupUse, OperationUse
 from netmon.dl.verdict.verdict_text import columns
+from netmon.history.groups import group_lines
 from netmon.kernel.interfaces import HookChoice, Interfaces
 from netmon.kernel.machine import Check, Status
 from netmon.records import CLASS_NAMES
@@ -54,7 +55,7 @@ def every_table(interfaces: Interfaces) -> dict[str, Iterable[RenderableType]]:
     load = Load(hosts=1000, rows=200, flows=64, jobs=125, seconds=30)
     return {
         "doctor": (checks_table(_checks()), interfaces_table(interfaces, [_HOOK] * len(interfaces.watchable))),
-        "why": (ranks_table(_ranks()), groups_table(_groups())),
+        "why": (ranks_table(_ranks()), groups_table(group_lines(_groups()))),
         "advise": tables(_advice()),
         "certificates": (certificates_table(_certificates(), _NOW),),
         "lab run, lab demo": (render(_summary()),),

@@ -44,8 +44,8 @@ def gaps(study: Study) -> set[str]:
 
 
 ALONE = {"shared-links", "shared-circles", "shared-drift", "shift-scores", "rank-pairs", "links-to-be-had"}
-# No counters, all runs send the same, nothing stands out.
-ALWAYS = ALONE | {"nic-counters", "rdma-ports", "regression", "incidents"}
+# No counters, all runs send the same, nothing stands out, nobody tells what ranks call.
+ALWAYS = ALONE | {"nic-counters", "rdma-ports", "regression", "incidents", "groups"}
 NEED_ITERATIONS = {
     *("iteration-time", "hyperbola", "congestion-point", "fits", "bytes-per-iteration", "bandwidth", "spare-capacity"),
     *("iteration-time-cdf", "node-bandwidth", "trace", "trace-boundary", "periodicity", "phases", "durations"),
