@@ -342,6 +342,7 @@ def test_the_ledger_has_every_frame(namespaces: Callable) -> None:
     assert Direction.RX in {Direction(link & 1) for link in loaded.meter.ledger()}
 
 
+@pytest.mark.long  # it takes flower and police, which few kernels of small machines have
 @pytest.mark.parametrize("sends", [True, False])
 def test_the_limit_that_is_advised_holds_what_it_is_for_and_goes_again(namespaces: Callable, sends: bool) -> None:
     sender, receiver = namespaces()
