@@ -196,4 +196,4 @@ def test_a_disk_without_inodes_is_a_full_disk(tmp_path, caplog):
     finally:
         run("umount", "--lazy", str(tmp_path))
     assert sum("batches wait in memory" in line for line in caplog.messages) == 1
-    assert caplog.messages[-1].endswith("spool takes batches again")
+    assert any(line.endswith("spool takes batches again") for line in caplog.messages)
