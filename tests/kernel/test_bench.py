@@ -35,6 +35,7 @@ def belongings() -> set[str]:
     return {*hosts, *map(str, MEMORY.glob("netmon-bench-*"))}
 
 
+@pytest.mark.long
 def test_kernel() -> None:
     document = bench("kernel", "--rounds", "1")
     assert document["rounds"] == 1
@@ -69,6 +70,7 @@ def test_drain() -> None:
     }
 
 
+@pytest.mark.long
 def test_overhead(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     before, picture = belongings(), tmp_path / "overhead.png"

@@ -13,6 +13,7 @@ US = 1_000
 SECONDS = 11
 
 
+@pytest.mark.long
 def test_the_exchange_recovers_an_injected_clock(tmp_path: Path) -> None:
     began = time.monotonic_ns()
     found = recover(Injection("exchange", 5_000_000_000, 200), SECONDS, tmp_path)

@@ -169,6 +169,7 @@ def test_a_cut(hosts: Cut, kind: str, seconds: float) -> None:
     ride_out(hosts, lambda: outage(hosts, begin, end, seconds))
 
 
+@pytest.mark.long
 def test_a_link_that_flaps(hosts: Cut) -> None:
     def flap() -> None:
         for seconds in (0.2, 1, 3, 0.5, 0.1):

@@ -22,7 +22,7 @@ def hosts(network: Network, tmp_path: Path) -> Iterator[Cut]:
         yield Cut(network, tmp_path, cleanup)
 
 
-@pytest.mark.parametrize("kills", [1, 2])
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_time_in_which_no_agent_counted_has_a_row(hosts: Cut, kills: int) -> None:
     collector, agent = hosts.both()
     before = hosts.counters()

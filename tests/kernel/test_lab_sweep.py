@@ -16,6 +16,7 @@ pytestmark = pytest.mark.kernel
 ITERATIONS = 6
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path):
     base = RunSpec(tmp_path, hosts=3, ring=(0, 1), rate_bps=200_000_000, iterations=ITERATIONS)
     spec = SweepSpec(base, models=("mobilenetv2",), profiles=("burst",), levels=(0.0, 0.5), batch=64)

@@ -186,6 +186,7 @@ def test_a_rank_that_ends(watched: Watched) -> None:
         assert hang is None or (hang.what, hang.rank) == (Hung.GONE, 1)
 
 
+@pytest.mark.long
 def test_of_a_rank_that_computes_for_twelve_seconds_nobody_is_told(watched: Watched) -> None:
     with training(watched, "busy", 0, 29505) as ranks:
         for rank in ranks:

@@ -74,6 +74,7 @@ def reductions(path) -> list[int]:
     return sorted(base + round((event["ts"] + event["dur"]) * 1000) for event in own)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_same_all_reduce_ends_at_the_same_time(tmp_path, capsys):
     spec = RunSpec(tmp_path, trainer="ddp", hosts=2, ring=(0, 1), parameters=500_000, compute_ns=60 * MS, iterations=40)
