@@ -51,7 +51,7 @@ test-kernels: setup-dev ## the tests that hold on every kernel, on other kernels
 	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
 	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
 
-test-rdma: setup-dev ## what is posted to an RDMA device, as the program, the device and the meter count it (emulated; a quarter of an hour; before a release)
+test-rdma: setup-dev ## what is posted to an RDMA device, as the program, the device and the meter count it (emulated; three minutes; before a release)
 	@.ci/packages qemu-system-x86 cpio kmod
 	@$(python) tests/kernels/run.py --only '$(ONLY)' rdma
 

@@ -23,7 +23,7 @@ class Row:
 
 _CLOUD, _CLOUD_ARM, _LARGE_PAGES = "linux-image-cloud-amd64", "linux-image-cloud-arm64", "linux-image-arm64-16k"
 
-_RDMA = ("rdma-core", "ibverbs-providers", "perftest", "python3-pyverbs")
+_RDMA = ("rdma-core", "ibverbs-providers", "perftest")
 
 ROWS = (
     Row("5.10", "no tcx; bcc 0.18", "amd64", _CLOUD, "bullseye", "bookworm", "bullseye", "3.11", 40),
