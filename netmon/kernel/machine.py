@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from netmon.kernel import bpf_calls, verbs
+from netmon.kernel.loader import lift_memory_limit
 from netmon.kernel.preemption import ADVICE, BottomHalves, bottom_halves
 from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
@@ -96,6 +97,7 @@ _HEADERS = ("linux/types.h", "linux/if_ether.h", "linux/if_packet.h", "linux/ptr
 
 def machine_checks() -> list[Check]:
     """All of them, in the order in which they are worth reading. Takes about half a second: bcc is imported."""
+    lift_memory_limit()
     privileged = _capabilities()
     return [
         Check("kernel", Status.NOTE, f"{platform.system()} {platform.release()} {platform.machine()}"),
