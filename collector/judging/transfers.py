@@ -10,7 +10,7 @@ import numpy.typing as npt
 from collector.host.tables import Tables
 from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMaps
-from netmon.dl.transfers import COLUMNS, partners
+from netmon.dl.transfers import COLUMNS, partners, process_numbers
 from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
 
 _POSTED = ("session", "job", "rank", "process", "container", "rdma_device", "verb", "bytes", "start_ns", "end_ns")
@@ -31,7 +31,7 @@ class RecentTransfers(NamedTuple):
         known = {name: rows[name].astype(np.int64) for name in COLUMNS}
         for name in ("start_ns", "end_ns"):
             known[name] = maps.utcs(of, known[name])
-        known["process"] = (rows["session"].astype(np.int64) << 32) | rows["pid"].astype(np.int64)
+        known["process"] = process_numbers(rows["session"], rows["pid"])
         known["job"] = np.zeros(len(rows), np.int64)
         known["peer_rank"] = partners(known, {0: size}).rank
         sent = np.empty(len(rows), SENT)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from collector.host.session import Session
 from collector.host.tables import Tables
 from netmon.columnar import Columns
-from netmon.dl.transfers import COLUMNS, pair_views, partners, rank_pairs, way
+from netmon.dl.transfers import COLUMNS, pair_views, partners, process_numbers, rank_pairs, way
 from netmon.records import Direction
 from netmon.views import RankPair
 
@@ -64,7 +64,7 @@ class RankPairs:
         own = np.flatnonzero(there & (end_ns > since_ns) & (rows["rank"] >= 0))
         found = {name: rows[name][own].astype(np.int64) for name in ("job", *COLUMNS)}
         found["start_ns"], found["end_ns"] = self._tables.sessions.utc(session[own], rows["start_ns"][own]), end_ns[own]
-        found["process"] = _process(session[own], rows["pid"][own])
+        found["process"] = process_numbers(session[own], rows["pid"][own])
         return found
 
     def _posted(self, since_ns: int) -> dict[int, dict[str, int]]:
@@ -75,7 +75,7 @@ class RankPairs:
             return found
         end_ns = self._tables.sessions.utc(rows["session"], rows["end_ns"])
         own = np.flatnonzero((end_ns > since_ns) & np.isin(rows["verb"].astype(str), _POSTED))
-        process = _process(rows["session"][own], rows["pid"][own])
+        process = process_numbers(rows["session"][own], rows["pid"][own])
         for of, device, bytes_ in zip(
             process.tolist(), rows["rdma_device"][own].tolist(), rows["bytes"][own].tolist(), strict=True
         ):
@@ -106,7 +106,3 @@ class RankPairs:
             name = self._sessions[session].window.links.interface(int(state["link"])).name
             own[name] = own.get(name, 0) + int(rows["sent_bytes"][at]) - again
         return found
-
-
-def _process(session: npt.NDArray[np.integer], pid: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    return (session.astype(np.int64) << 32) | pid.astype(np.int64)

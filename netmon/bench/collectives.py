@@ -7,22 +7,18 @@ transfer is the same as with NCCL: the traps and the programs.
 
 import contextlib
 import os
-import re
-import struct
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from netmon.bench.result import table
 from netmon.bench.specs import CollectivesSpec, Progress, silent
-from netmon.errors import KernelError, UnsupportedError
+from netmon.bench.stand_in import StandIn, counted_run_times, run_times, stand_in
+from netmon.errors import KernelError
 from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.memory import Geometry, RingBuffer, choose_geometry
 from netmon.kernel.training.nccl import EACH, OPERATIONS, Library, NcclTransfers
@@ -30,7 +26,7 @@ from netmon.records import TRANSFER, TRANSFER_IMPLAUSIBLE
 from netmon.terminal import FittingTable, figures, labels
 
 _BUCKET_NS = 10_000
-_ENABLE_STATS = 32  # BPF_ENABLE_STATS: for as long as its descriptor is open
+_FLAGS = ("-g", "-O1", "-fno-ipa-icf", "-fno-ipa-cp", "-fno-ipa-ra")
 _ATTACH_S = 30.0
 _OF_OPERATION, _OPERATIONS = 8, 2_500  # transfers; of a round
 _RATE, _PACED_MS = 50_000, 500
@@ -172,34 +168,24 @@ class CollectivesResult:
 def measure(spec: CollectivesSpec, progress: Progress = silent) -> CollectivesResult:
     """Blocks for some seconds per round. Raises NetmonError."""
     with ExitStack() as cleanup:
-        program = cleanup.enter_context(_program())
+        program = cleanup.enter_context(stand_in("collectives", _SOURCE, *_FLAGS))
         cleanup.enter_context(counted_run_times())
         costs: list[TransferCost] = []
         for done, (told, wanted) in enumerate((("operations", OPERATIONS), ("each transfer", EACH))):
             probed = Probed(program.path, wanted)
             longer, cores, ns, runs = [], [], 0, 0
             for _ in range(spec.rounds):
-                alone, alone_used = program.operate(_OPERATIONS)[0], program.paced()
+                alone, alone_used = _operate(program, _OPERATIONS)[0], _paced(program)
                 with probed.attached():
                     before = probed.run_times()
-                    longer.append((program.operate(_OPERATIONS)[0] - alone) / _OPERATIONS / _OF_OPERATION)
+                    longer.append((_operate(program, _OPERATIONS)[0] - alone) / _OPERATIONS / _OF_OPERATION)
                     of_round, runs_of_round = np.subtract(probed.run_times(), before)
                     ns, runs = ns + of_round, runs + runs_of_round
-                    cores.append((program.paced() - alone_used) / 1e6 / _PACED_MS)
+                    cores.append((_paced(program) - alone_used) / 1e6 / _PACED_MS)
             transfers = _OPERATIONS * _OF_OPERATION * spec.rounds
             costs.append(TransferCost(told, median(longer), runs / transfers, ns / max(1, runs), median(cores)))
             progress(done + 1, 2)
     return CollectivesResult(tuple(costs), spec.rounds)
-
-
-@contextlib.contextmanager
-def counted_run_times() -> Iterator[None]:
-    """The kernel measures every run of every program: some 20 ns more each."""
-    descriptor = bpf_calls.call(_ENABLE_STATS, struct.pack("=I", 0))[0]
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class Probed:
@@ -242,68 +228,20 @@ class Probed:
 
     def run_times(self) -> tuple[int, int]:
         """ns that the programs have run for, and how often; where the kernel keeps that."""
-        texts = [Path(f"/proc/self/fdinfo/{self._loaded[name]}").read_text() for name in loader.COLLECTIVE_PROGRAMS]
-        found = [dict(re.findall(r"(run_time_ns|run_cnt):\s*(\d+)", text)) for text in texts]
-        return sum(int(each.get("run_time_ns", 0)) for each in found), sum(
-            int(each.get("run_cnt", 0)) for each in found
-        )
+        return run_times(self._loaded[name] for name in loader.COLLECTIVE_PROGRAMS)
 
     def _load(self, geometry: Geometry) -> dict[str, int]:
         self._loaded = loader.load_collectives(geometry)
         return self._loaded
 
 
-class _Program:
-    """What stands in for NCCL."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._child = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._line()
-
-    def operate(self, operations: int, every_ns: int = 0) -> tuple[int, int]:
-        """ns that so many took, and ns of processor time."""
-        assert self._child.stdin
-        self._child.stdin.write(f"{2 * _OF_OPERATION} {operations} {every_ns}\n")
-        self._child.stdin.flush()
-        took, used = map(int, self._line().split())
-        return took, used
-
-    def paced(self) -> int:
-        """ns of processor time, at _RATE, for _PACED_MS."""
-        every_ns = _OF_OPERATION * 1_000_000_000 // _RATE
-        return self.operate(_PACED_MS * 1_000_000 // every_ns, every_ns)[1]
-
-    def _line(self) -> str:
-        assert self._child.stdout
-        return self._child.stdout.readline()
-
-    def __enter__(self) -> "_Program":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._child.communicate()  # the end of its standard input ends it
+def _operate(program: StandIn, operations: int, every_ns: int = 0) -> tuple[int, int]:
+    """ns that so many took, and ns of processor time."""
+    took, used = map(int, program.answer(2 * _OF_OPERATION, operations, every_ns).split())
+    return took, used
 
 
-@contextlib.contextmanager
-def _program() -> Iterator[_Program]:
-    with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
-        command = [
-            "cc",
-            "-g",
-            "-O1",
-            "-fno-ipa-icf",
-            "-fno-ipa-cp",
-            "-fno-ipa-ra",
-            "-x",
-            "c",
-            "-o",
-            f"{folder}/nccl",
-            "-",
-        ]
-        try:
-            subprocess.run(command, input=_SOURCE, text=True, capture_output=True, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise UnsupportedError(f"cannot measure collectives: it takes a C compiler ({error})") from error
-        with _Program(f"{folder}/nccl") as program:
-            yield program
+def _paced(program: StandIn) -> int:
+    """ns of processor time, at _RATE, for _PACED_MS."""
+    every_ns = _OF_OPERATION * 1_000_000_000 // _RATE
+    return _operate(program, _PACED_MS * 1_000_000 // every_ns, every_ns)[1]

@@ -4,21 +4,17 @@ function that does nothing, without a probe on that function and with it. Takes 
 """
 
 import os
-import re
-import struct
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from netmon.bench.result import table
 from netmon.bench.specs import PostsSpec, Progress, silent
-from netmon.errors import NetmonError, UnsupportedError
+from netmon.bench.stand_in import StandIn, counted_run_times, run_times, stand_in
+from netmon.errors import NetmonError
 from netmon.kernel import bpf_calls, loader, verbs
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.training.uprobes import attach_probe
@@ -27,7 +23,6 @@ from netmon.terminal import FittingTable, figures, labels
 
 _POSTS = 20_000  # of a round
 _BUCKET_NS = 10_000
-_ENABLE_STATS = 32  # BPF_ENABLE_STATS: for as long as its descriptor is open
 _KINDS = ((1, 1), (8, 1), (8, 8))  # requests of a post, parts of each
 _SOURCE = r"""
 #include <stdint.h>
@@ -110,20 +105,20 @@ class PostsResult:
 def measure(spec: PostsSpec, progress: Progress = silent) -> PostsResult:
     """Blocks for some seconds. Raises NetmonError."""
     with ExitStack() as cleanup:
-        program = cleanup.enter_context(_program())
+        program = cleanup.enter_context(stand_in("posts", _SOURCE, "-O2"))
         maps = _loaded(cleanup)
-        cleanup.callback(os.close, bpf_calls.call(_ENABLE_STATS, struct.pack("=I", 0))[0])
-        place = verbs.place_of(program.pid, program.address)
+        cleanup.enter_context(counted_run_times())
+        place = verbs.place_of(program.pid, int(program.greeting, 16))
         if place is None:
             raise NetmonError("cannot measure posts: the program is not mapped")
         path = f"/proc/{program.pid}/exe"
         costs, counted = [], 0
         for done, (requests, parts) in enumerate(_KINDS):
-            alone = [program.post(requests, parts) for _ in range(spec.rounds)]
+            alone = [_post(program, requests, parts) for _ in range(spec.rounds)]
             link = attach_probe(maps["verbs_post"], path, place.offset)
-            before = _run_time(maps["verbs_post"])
-            probed = [program.post(requests, parts) for _ in range(spec.rounds)]
-            ns, runs = np.subtract(_run_time(maps["verbs_post"]), before)
+            before = run_times([maps["verbs_post"]])
+            probed = [_post(program, requests, parts) for _ in range(spec.rounds)]
+            ns, runs = np.subtract(run_times([maps["verbs_post"]]), before)
             os.close(link)
             counted += requests * parts * spec.rounds * _POSTS * 4096
             costs.append(PostCost(requests, parts, median(alone), median(probed), ns / max(1, runs)))
@@ -146,43 +141,6 @@ def _loaded(cleanup: ExitStack) -> dict[str, int]:
     return found
 
 
-def _run_time(program: int) -> tuple[int, int]:
-    """ns that it has run for, and how often."""
-    text = Path(f"/proc/self/fdinfo/{program}").read_text()
-    found = dict(re.findall(r"(run_time_ns|run_cnt):\s*(\d+)", text))
-    return int(found.get("run_time_ns", 0)), int(found.get("run_cnt", 0))
-
-
-class _Program:
-    """Who posts. address: of what it posts by."""
-
-    def __init__(self, path: str) -> None:
-        self._child = subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.pid, self.address = self._child.pid, int(self._line(), 16)
-
-    def post(self, requests: int, parts: int) -> float:
-        """ns per post."""
-        assert self._child.stdin
-        self._child.stdin.write(f"{requests} {parts} {_POSTS}\n")
-        self._child.stdin.flush()
-        return float(self._line())
-
-    def _line(self) -> str:
-        assert self._child.stdout
-        return self._child.stdout.readline()
-
-    def __enter__(self) -> "_Program":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._child.communicate()  # the end of its standard input ends it
-
-
-def _program() -> _Program:
-    with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
-        command = ["cc", "-O2", "-x", "c", "-o", f"{folder}/posts", "-"]
-        try:
-            subprocess.run(command, input=_SOURCE, text=True, capture_output=True, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise UnsupportedError(f"cannot measure posts: it takes a C compiler ({error})") from error
-        return _Program(f"{folder}/posts")
+def _post(program: StandIn, requests: int, parts: int) -> float:
+    """ns per post."""
+    return float(program.answer(requests, parts, _POSTS))

@@ -36,6 +36,11 @@ _MOST_ENDS = 1 << 12
 _SEEN, _LITTLE = 0.95, 0.05  # of what NCCL has sent
 
 
+def process_numbers(session: npt.NDArray[np.integer], pid: npt.NDArray[np.integer]) -> Numbers:
+    """Of all hosts, by number of the session and pid there."""
+    return (session.astype(np.int64) << 32) | pid.astype(np.int64)
+
+
 class Partners(NamedTuple):
     """By row."""
 
