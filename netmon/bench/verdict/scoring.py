@@ -2,7 +2,7 @@
 """Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. Where that is not SCORED_FROM × the usual, or one of twenty iterations took as long that
+each that it made long counts. One that another injection met, too, is no measure of either. Where that is not SCORED_FROM × the usual, or one of twenty iterations took as long that
 nothing was done to, it is not known to be the injection's doing, and no verdict is requested: one that is right does
 not count, one that blames the network for what was something else does. Of a change that lasts, the iteration counts
 with which it began, and how long those from there on took in the median. Of a slow or lossy link, either end is the
@@ -124,6 +124,9 @@ def accused(run: str, truth: Truth, verdicts: Iterable[VerdictRow], without: Col
 def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
     """The iterations that count; −1: it met none."""
     hit = truth.hit(dict(injection))
+    if injection["cause"] != CHANGE:
+        others = (one for one in truth.injections if one is not injection and one["cause"] not in ("", CHANGE))
+        hit = np.setdiff1d(hit, np.concatenate([hit[:0], *(truth.hit(dict(one)) for one in others)]))
     if not len(hit):
         return [-1]
     if injection["cause"] == CHANGE:  # it begins between two iterations: not the one that ends then
