@@ -2,14 +2,15 @@
 """Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. One that another injection met, too, is no measure of either. Where that is not SCORED_FROM × the usual, or one of twenty iterations took as long that
-nothing was done to, it is not known to be the injection's doing, and no verdict is requested: one that is right does
-not count, one that blames the network for what was something else does. Of a change that lasts, the iteration counts
-with which it began, and how long those from there on took in the median. Of a slow or lossy link, either end is the
-right culprit: bytes and retransmissions at the ends cannot tell where between them it was. Verdicts are matched by
-time, not by number. Every verdict counts for whether it accuses: the network is accused falsely where nothing of the
-network's was injected while the iteration lasted, nor, of the same cause, while the one before did: what is lost then,
-also because a link was slowed, is sent again in the next one.
+each that it made long counts. One that another injection met, too, is no measure of either. Where that is not
+SCORED_FROM × the usual, or one of twenty iterations took as long that nothing was done to, it is not known to be the
+injection's doing, and no verdict is requested: one that is right does not count, one that blames the network for what
+was something else does. Of a change that lasts, the iteration counts with which it began, and how long those from
+there on took in the median. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at
+the ends cannot tell where between them it was. Verdicts are matched by time, not by number. Every verdict counts for
+whether it accuses: the network is accused falsely where nothing of the network's was injected while the iteration
+lasted, nor, of the same cause, while the one before did: what is lost then, also because a link was slowed, is sent
+again in the next one.
 """
 
 import json

@@ -136,8 +136,8 @@ def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict
 
     Where a sender only believes that something was lost, it is little. A row counts by the part of it in that time.
     """
-    gradients, found = ~connections.control, dict[int, float]()
-    said, rank, usual = (each[gradients] for each in (connections.rows, connections.rank, connections.usual))
+    said, found = connections.gradients, dict[int, float]()
+    rank, usual = (each[~connections.control] for each in (connections.rank, connections.usual))
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
