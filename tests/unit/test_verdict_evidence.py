@@ -105,6 +105,17 @@ def test_who_was_throttled_where_all_wait_for_cpus_anyway(throttled, usually, ca
         assert verdict.host_ns == pytest.approx(190 * MS, rel=0.15)
 
 
+def test_for_what_all_ranks_did_longer_nobody_answers_alone():
+    """As in an evaluation, in which one of them shares its CPU with somebody."""
+    run = Run()
+    run.late = dict.fromkeys(range(RANKS), 200)
+    run.waited = watched(1, ms=150)
+    run.waited["waited_ns"], run.waited["stopped_ns"] = run.waited["stopped_ns"] + 2 * MS, 0
+    run.waited = np.concatenate([run.waited, usually_waited()])
+    verdict = run.judged()
+    assert (verdict.cause, verdict.pause_ns, verdict.host_ns) == (Cause.PAUSE, 200 * MS, 0)
+
+
 def usually_waited() -> np.ndarray:
     """Of all ranks before, as they are looked at."""
     times = np.arange(0, SLOW * 2_000 - 1_000, 100)
@@ -216,6 +227,14 @@ def test_what_is_sent_again_now_and_then_is_no_loss_this_time_either():
     told = Connections(said(*rows), np.zeros(30, int), np.ones(30, int), np.zeros(30, bool), np.ones(30, bool))
     assert not sent_again(told, BEGIN + 10_100 * MS, BEGIN + 10_900 * MS)
     assert sent_again(told, BEGIN + 17_000 * MS, BEGIN + 18_000 * MS) == {0: pytest.approx(14_600)}
+
+
+def test_what_is_sent_again_for_long_is_no_measure_of_itself():
+    rows = [(11_000_000, 40_000 * (10 <= second < 25), 500, 0) for second in range(30)]
+    quick = np.array([not 10 <= second < 25 for second in range(30)])
+    told = Connections(said(*rows), np.zeros(30, int), np.ones(30, int), np.zeros(30, bool), quick)
+    assert sent_again(told, BEGIN + 17_000 * MS, BEGIN + 18_000 * MS) == {0: pytest.approx(40_000)}
+    assert not sent_again(replace(told, usual=np.ones(30, bool)), BEGIN + 17_000 * MS, BEGIN + 18_000 * MS)
 
 
 @pytest.mark.parametrize(("dropped", "loss"), [(0, False), (20_000, True)])
