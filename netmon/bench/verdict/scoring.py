@@ -196,8 +196,7 @@ def right_culprit(injection: Mapping[str, Any], verdict: VerdictRow) -> bool:
 
 def _of_iteration(truth: Truth, iteration: int, verdicts: Sequence[VerdictRow]) -> VerdictRow | None:
     """The verdict that shares the most time with a logged iteration, at least half of its own."""
-    end = int(truth.end_ns[iteration])
-    start = end - int(truth.lasted_ns[iteration])
+    start, end = int(truth.start_ns[iteration]), int(truth.end_ns[iteration])
     shared = [min(end, int(each["end_ns"])) - max(start, int(each["start_ns"])) for each in verdicts]
     best = int(np.argmax(shared)) if shared else -1
     return verdicts[best] if best >= 0 and 2 * shared[best] > int(verdicts[best]["duration_ns"]) else None
