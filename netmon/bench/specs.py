@@ -39,9 +39,9 @@ class Spec:
     as_root: ClassVar[bool] = True
 
     @property
-    def module(self) -> str:
-        """Of netmon.bench: its measure() takes the spec and returns a result."""
-        return self.name
+    def measured_by(self) -> str:
+        """MODULE:FUNCTION of netmon.bench: it takes the spec and returns a result."""
+        return f"{self.name}:measure"
 
     @property
     def root(self) -> bool:
@@ -89,8 +89,8 @@ class OverheadSpec(Spec):
     evidence: bool = option(False, "instead: what verdicts and their evidence cost agents and collector")
 
     @property
-    def module(self) -> str:
-        return "evidence" if self.evidence else "overhead"
+    def measured_by(self) -> str:
+        return "overhead:measure_evidence" if self.evidence else "overhead:measure"
 
     def objections(self) -> list[tuple[bool, str]]:
         wanted = "--plot is of what being watched costs the traffic: leave --evidence out"
@@ -215,10 +215,7 @@ class Load:
             if getattr(self, name) < 1:
                 raise UsageError(f"cannot simulate {getattr(self, name)} {name}: give 1 or more")
         for wrong, reason in (
-            (
-                self.flows < _LEAST_FLOWS,
-                f"cannot simulate {self.flows} flows: give --flows {_LEAST_FLOWS} or more",
-            ),
+            (self.flows < _LEAST_FLOWS, f"cannot simulate {self.flows} flows: give --flows {_LEAST_FLOWS} or more"),
             (self.hosts > _MOST_HOSTS, f"cannot simulate {self.hosts} hosts: give at most {_MOST_HOSTS}"),
             (
                 not 0 <= self.jobs <= self.hosts,
@@ -287,8 +284,10 @@ class PipelineSpec(Spec, Load):
         Load.__post_init__(self)
 
     @property
-    def module(self) -> str:
-        return f"pipeline.{'sweep' if self.plot else 'run' if self.collectors == 1 else 'workers'}"
+    def measured_by(self) -> str:
+        if self.plot:
+            return "pipeline.run:measure_sweep"
+        return f"pipeline.{'run' if self.collectors == 1 else 'workers'}:measure"
 
     @property
     def load(self) -> Load:
@@ -341,8 +340,8 @@ class VerdictSpec(Spec):
     plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", **FILE)
 
     @property
-    def module(self) -> str:
-        return "verdict.campaign"
+    def measured_by(self) -> str:
+        return "verdict.campaign:measure"
 
     @property
     def root(self) -> bool:

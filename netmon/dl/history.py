@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import GroupedValues, edges, order_by, starts, sums_by_two
-from netmon.native.load import compiled
+from netmon.native import compiled
 
 # --- Times at which rows of hosts are separated: those of a host that come in order, many hosts' at once.
 
@@ -144,7 +144,6 @@ class Block:
 
     @property
     def host(self) -> _Numbers:
-        """Of each row."""
         return np.repeat(np.arange(len(self.until_ns)), np.diff(self.edges))
 
     def columns(self, rows: npt.NDArray[np.intp] | slice = slice(None)) -> dict[str, npt.NDArray[Any]]:

@@ -37,11 +37,7 @@ class StallingCalls:
         self._lock = threading.Lock()
 
     def call(
-        self,
-        key: Hashable,
-        function: Callable[[], R],
-        late: Callable[[R | None], object],
-        limit_s: float | None = None,
+        self, key: Hashable, function: Callable[[], R], late: Callable[[R | None], object], limit_s: float | None = None
     ) -> R:
         """The function's result, or what it raises. Raises StalledError. key: whose file it is.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from netmon.errors import DataError
-from netmon.history.frames import without_formulas
+from netmon.history.dataset import without_formulas
 from netmon.history.judging import worst_lines
 from netmon.report.study import Chapter, Exhibit, Frames, GapError, Study
 from netmon.units import format_bytes, format_duration, format_rate, format_utc

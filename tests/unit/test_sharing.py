@@ -9,7 +9,10 @@ import pytest
 from netmon.dl.sharing.advice import JobSeen, advise, pairs
 from netmon.dl.sharing.advice_text import sentences
 from netmon.dl.sharing.compatibility import (
+    Demand,
+    LinkBytes,
     _with_hold,
+    demand,
     drift,
     durations,
     fair_shares,
@@ -18,7 +21,6 @@ from netmon.dl.sharing.compatibility import (
     score,
     scores_by_shift,
 )
-from netmon.dl.sharing.demand import Demand, LinkBytes, demand
 
 MS = 1_000_000
 GBIT = 1e9
