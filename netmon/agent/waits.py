@@ -42,7 +42,6 @@ class _Reported:
 
     since_ns: int = 0  # of the pause of which it was; 0: of none that goes on
     rows: int = 0  # how often, of that one
-    at_ns: int = 0
     cpu_ns: int = UNKNOWN
     io_bytes: int = UNKNOWN
     waited: list[Work] = field(default_factory=list)

@@ -60,10 +60,6 @@ class StallingCalls:
         result: R = job.result
         return result
 
-    def rest(self) -> None:
-        """Its thread ends; the next call has another one."""
-        self._worker = None
-
     def _give_up(self, key: Hashable, job: "_Job", late: Callable[[Any], object]) -> bool:
         """False where it has come back meanwhile."""
 

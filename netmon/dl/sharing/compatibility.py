@@ -584,10 +584,6 @@ class Drift:
     per_iteration_ns: float
     spread_ns: float
 
-    def lasts(self, tolerance_ns: float) -> float:
-        """Iterations for which a phase holds to within a tolerance; inf where it does not move."""
-        return tolerance_ns / abs(self.per_iteration_ns) if self.per_iteration_ns else float("inf")
-
 
 @dataclass(frozen=True)
 class Phases:
