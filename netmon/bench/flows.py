@@ -81,7 +81,7 @@ class FlowsResult:
 
 def measure(spec: FlowsSpec, progress: Progress = silent) -> FlowsResult:
     """Blocks for some ten seconds longer. Raises LabError. Everything it made is gone afterwards."""
-    with pair("") as hosts, fresh_folder() as folder:
+    with pair() as hosts, fresh_folder() as folder:
         return _measure(hosts, folder, spec.rate, spec.seconds, progress)
 
 

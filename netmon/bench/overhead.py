@@ -248,7 +248,7 @@ def measure(spec: OverheadSpec, progress: Progress = silent) -> OverheadResult:
             raise UnsupportedError(f"cannot measure the overhead: {program} is not installed; install {program}")
     kinds = list(OBSERVERS)
     runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
-    with pair(spec.congestion) as hosts:
+    with pair() as hosts:
         for number in range(spec.rounds):
             for position in range(len(kinds)):
                 kind = kinds[(number + position) % len(kinds)]

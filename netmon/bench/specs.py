@@ -84,7 +84,6 @@ class OverheadSpec(Spec):
     name, text = "overhead", "throughput and CPU time of iperf3 when it is watched by nobody, netmon and tcpdump"
     rounds: int = _rounds(7)
     seconds: float = _seconds(3, "seconds of each run")
-    congestion: str = option("", "TCP congestion control, such as cubic (the machine's)", metavar="NAME")
     plot: Path | None = option(None, "also draw it, as FILE.png, .svg or .pdf", **FILE)
     evidence: bool = option(False, "instead: what verdicts and their evidence cost agents and collector")
 
@@ -192,8 +191,8 @@ class Load:
     """What the simulated agents are to send. Rates are per second and host; rows of WIDTH_MS.
 
     flows: live on each host; 0: as many as the rows need. new_flows: that begin in a second, each in the place of one
-    that ends. greedy: the first host sends so many times its share of rows. cut: the collector is stopped while the
-    agents send. Raises UsageError where nothing of the kind can be sent.
+    that ends. cut: the collector is stopped while the agents send. Raises UsageError where nothing of the kind can be
+    sent.
     """
 
     hosts: int = _count(8, "agents")
@@ -203,15 +202,13 @@ class Load:
     seconds: int = _count(20, "seconds to send")
     batches: int = _count(5, "batches of each agent in a second")
     new_flows: int = _count(0, "flows that begin, and as many that end, on each host in a second (0)")
-    greedy: int = _count(1, "how many times its share the first agent sends")
     cut: bool = option(False, "end the collector while the agents still send")
 
     def __post_init__(self) -> None:
-        rows = self.rows * self.greedy
-        need = -(-2 * rows * WIDTH_MS // _SECOND_MS)
+        need = -(-2 * self.rows * WIDTH_MS // _SECOND_MS)
         if not self.flows:
             object.__setattr__(self, "flows", max(8, need))
-        for name in ("hosts", "rows", "flows", "seconds", "batches", "greedy"):
+        for name in ("hosts", "rows", "flows", "seconds", "batches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"cannot simulate {getattr(self, name)} {name}: give 1 or more")
         for wrong, reason in (
@@ -226,13 +223,13 @@ class Load:
                 f"cannot send {self.batches} batches a second: give 1, 2, 5, 10, 25 or 50",
             ),
             (
-                rows > self.batches * MAX_ROWS,
-                f"cannot send {rows} rows/s in {self.batches} batches a second, each of {MAX_ROWS} rows at most: "
+                self.rows > self.batches * MAX_ROWS,
+                f"cannot send {self.rows} rows/s in {self.batches} batches a second, each of {MAX_ROWS} rows at most: "
                 "give more --batches",
             ),
             (
-                rows > self.flows * _SECOND_MS // WIDTH_MS // 2,
-                f"cannot make {rows} rows/s of {self.flows} flows in buckets of {WIDTH_MS} ms: "
+                self.rows > self.flows * _SECOND_MS // WIDTH_MS // 2,
+                f"cannot make {self.rows} rows/s of {self.flows} flows in buckets of {WIDTH_MS} ms: "
                 f"give --flows {need} or more",
             ),
             (
@@ -247,10 +244,6 @@ class Load:
     def span_ms(self) -> int:
         """Of one batch."""
         return _SECOND_MS // self.batches
-
-    def rows_of(self, host: int) -> int:
-        """A second."""
-        return self.rows * (self.greedy if host == 0 else 1)
 
     def job_of(self, host: int) -> int:
         """−1: none. Neighbouring hosts are ranks of one job."""
@@ -270,11 +263,6 @@ class PipelineSpec(Spec, Load):
     bus: str = option("grpc", "channel between agents and collector (%(default)s)", choices=("grpc", "nats"))
     cpu: float = option(
         0.0, "cores for each of several workers (0.4 of the machine's, shared out)", type=float, metavar="CORES"
-    )
-    viewer: str = option(
-        "top",
-        "what a viewer asks for twice a second: as netmon top does, or everything (%(default)s)",
-        choices=("top", "all"),
     )
     data: Path | None = option(None, "keep the dataset here (it is removed)", **DIR)
     plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", **FILE)
@@ -306,8 +294,8 @@ class PipelineSpec(Spec, Load):
                 f"cannot measure {self.collectors} collectors with {self.cpu:g} cores each: give more than 0",
             ),
             (
-                not alone and (self.cut or self.data is not None or self.greedy != 1),
-                "--cut, --data, --plot and --greedy are of one collector: leave --collectors out",
+                not alone and (self.cut or self.data is not None),
+                "--cut, --data and --plot are of one collector: leave --collectors out",
             ),
         ]
 

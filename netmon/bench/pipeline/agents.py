@@ -220,7 +220,7 @@ class SimulatedHost:
         self._others = load.flows - self._own
         self._phase_ms = max(self.job, 0) * 30 % STEP_MS
         self._new = load.new_flows // load.batches
-        kind = Kind(load.rows_of(host), self._own, host - self._previous, self._phase_ms)
+        kind = Kind(load.rows, self._own, host - self._previous, self._phase_ms)
         self._pattern = pattern(load, kind)
         self._slots_stay = self._pattern.rest >= self._others  # every second has rows of the same flows
 

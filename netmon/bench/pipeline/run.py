@@ -29,7 +29,7 @@ from netmon.errors import LabError
 from netmon.lab.process import Process, children, command_line, memory_bytes, process_seconds
 from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_bytes
-from netmon.views import OVERVIEW, Selection
+from netmon.views import OVERVIEW
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import FEW_THREADS
 from netmon.wire.mapping import encode_selection
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 # --- A viewer's stream: how old the snapshot is that it has.
 
 INTERVAL_MS = 500
-EVERYTHING = Selection(flows=20)
-VIEWS = {"top": replace(OVERVIEW, flows=200, steps_ns=5_000_000_000), "all": EVERYTHING}
-"""As `netmon top` asks while somebody looks at its overview, or for every host, link and rank."""
+SELECTION = replace(OVERVIEW, flows=200, steps_ns=5_000_000_000)
+"""As `netmon top` asks while somebody looks at its overview."""
 
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 
@@ -67,9 +66,9 @@ class Seen:
 class Viewer:
     """A thread that watches until its context ends."""
 
-    def __init__(self, address: str, selection: Selection = EVERYTHING) -> None:
-        """address: the collector's; selection: of it, with every snapshot."""
-        self._address, self._selection = address, selection
+    def __init__(self, address: str) -> None:
+        """address: the collector's."""
+        self._address = address
         self._thread = threading.Thread(target=self._watch, name="viewer", daemon=True)
         self._over = threading.Event()
         self._call: grpc.Call | None = None
@@ -106,7 +105,7 @@ class Viewer:
         self._thread.join()
 
     def _watch(self) -> None:
-        request = encode_selection(self._selection, INTERVAL_MS)
+        request = encode_selection(SELECTION, INTERVAL_MS)
         while not self._over.is_set():
             with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
                 call = self._call = CollectorStub(channel).Watch(request)  # type: ignore[no-untyped-call]
@@ -379,7 +378,7 @@ def _measure(
         collector.wait_ready(_READY_S)
         with (
             Process("agents", simulate, folder) as agents,
-            Viewer(address, VIEWS[spec.viewer]) as viewer,
+            Viewer(address) as viewer,
             TopOnce(address) as top,
         ):
             agents.wait_output(BEGUN, _BEGIN_S)
@@ -434,17 +433,15 @@ def _result(
     stop: tuple[float, int],
     verdict: Verdict,
 ) -> PipelineResult:
-    sent = [load.rows_of(number) * host.sent / load.batches for number, host in enumerate(reported.hosts)]
-    stored_rows = [
-        load.rows_of(number) * host.acknowledged / load.batches for number, host in enumerate(reported.hosts)
-    ]
+    sent = sum(host.sent for host in reported.hosts) * load.rows / load.batches
+    stored_rows = sum(host.acknowledged for host in reported.hosts) * load.rows / load.batches
     batches = sum(host.messages for host in reported.hosts)
     coarsest = Counter(max(width for _, width in host.widths) for host in reported.hosts)
     return PipelineResult(
         load=load,
         seconds=seconds,
-        sent_rows_per_s=sum(sent) / seconds,
-        stored_rows_per_s=sum(stored_rows) / seconds,
+        sent_rows_per_s=sent / seconds,
+        stored_rows_per_s=stored_rows / seconds,
         batches_per_s=batches / seconds,
         costs=costs,
         batch_cpu_ms=1e3
