@@ -13,7 +13,7 @@ from netmon.agent.markers import MarkSocket
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.waits import Active
-from netmon.dl.host_iterations import HostIterations
+from netmon.dl.iterations import HostIterations
 from netmon.kernel.training.timelines import Opened
 from netmon.records import Mark, Training
 
