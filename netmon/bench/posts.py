@@ -24,50 +24,6 @@ from netmon.terminal import FittingTable, figures, labels
 _POSTS = 20_000  # of a round
 _BUCKET_NS = 10_000
 _KINDS = ((1, 1), (8, 1), (8, 8))  # requests of a post, parts of each
-_SOURCE = r"""
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-struct part { uint64_t address; uint32_t length, key; };
-struct request { uint64_t id; struct request *next; struct part *parts; int count, opcode; uint64_t rest[12]; };
-struct context { void *device; void *before[25]; int (*post_send)(void *, struct request *, void **); };
-struct pair { struct context *context; void *others[5]; uint32_t handle, number, state, type; };
-static __attribute__((noinline)) int post_send(void *pair, struct request *request, void **bad)
-{
-	__asm__ volatile("" : : "r"(pair), "r"(request), "r"(bad) : "memory");
-	return 0;
-}
-int main(void)
-{
-	static struct part parts[8];
-	static struct request requests[8];
-	struct context context = {0};
-	struct pair pair = {.context = &context, .number = 1};
-	int count, each, posts, n;
-	for (n = 0; n < 8; n++)
-		parts[n].length = 4096;
-	context.post_send = post_send;
-	printf("%lx\n", (unsigned long)(void *)post_send);
-	fflush(stdout);
-	while (scanf("%d %d %d", &count, &each, &posts) == 3) {
-		struct timespec a, b;
-		void *bad;
-		for (n = 0; n < count; n++) {
-			requests[n].parts = parts;
-			requests[n].count = each;
-			requests[n].next = n + 1 < count ? &requests[n + 1] : NULL;
-		}
-		clock_gettime(CLOCK_MONOTONIC, &a);
-		for (n = 0; n < posts; n++)
-			pair.context->post_send(&pair, requests, &bad);
-		clock_gettime(CLOCK_MONOTONIC, &b);
-		printf("%.1f\n", ((b.tv_sec - a.tv_sec) * 1e9 + (b.tv_nsec - a.tv_nsec)) / posts);
-		fflush(stdout);
-	}
-	return 0;
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +61,7 @@ class PostsResult:
 def measure(spec: PostsSpec, progress: Progress = silent) -> PostsResult:
     """Blocks for some seconds. Raises NetmonError."""
     with ExitStack() as cleanup:
-        program = cleanup.enter_context(stand_in("posts", _SOURCE, "-O2"))
+        program = cleanup.enter_context(stand_in("posts", "-O2"))
         maps = _loaded(cleanup)
         cleanup.enter_context(counted_run_times())
         place = verbs.place_of(program.pid, int(program.greeting, 16))

@@ -40,13 +40,15 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def stand_in(what: str, source: str, *flags: str) -> Iterator[StandIn]:
-    """Compiled and started. what: is measured, for the error. Raises UnsupportedError without a compiler."""
+def stand_in(what: str, *flags: str) -> Iterator[StandIn]:
+    """Compiled and started. what: is measured, by a program of this name beside us. Raises UnsupportedError without a
+    compiler.
+    """
     with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
         path = f"{folder}/{what}"
-        command = ["cc", *flags, "-x", "c", "-o", path, "-"]
+        command = ["cc", *flags, "-o", path, str(Path(__file__).with_name(f"{what}.c"))]
         try:
-            subprocess.run(command, input=source, text=True, capture_output=True, check=True)
+            subprocess.run(command, capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise UnsupportedError(f"cannot measure {what}: it takes a C compiler ({error})") from error
         program = StandIn(path)
