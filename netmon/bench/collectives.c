@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A proxy that has NCCL's names and structures, and moves nothing: netmon.bench.collectives measures what telling it costs. */
+/* A proxy that has NCCL's names and structures, and moves nothing: netmon.bench.probes measures what telling it costs. */
 #include <stdint.h>
 #include <stdio.h>
 #include <time.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Posts by a table as libibverbs has it, to a function that does nothing: netmon.bench.posts measures what counting costs. */
+/* Posts by a table as libibverbs has it, to a function that does nothing: netmon.bench.probes measures what counting costs. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

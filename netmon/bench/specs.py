@@ -120,14 +120,14 @@ class HookSpec(Spec):
 
 @dataclass(frozen=True)
 class PostsSpec(Spec):
-    name = "posts"
+    name, measured_by = "posts", "probes:measure_posts"
     text = "time that counting a post to an RDMA device costs who posts (no device; takes a C compiler)"
     rounds: int = _rounds(5)
 
 
 @dataclass(frozen=True)
 class CollectivesSpec(Spec):
-    name = "collectives"
+    name, measured_by = "collectives", "probes:measure_collectives"
     text = "time that telling NCCL's transfers costs NCCL (no GPU, no NCCL; takes a C compiler)"
     rounds: int = _rounds(5)
 
@@ -306,7 +306,7 @@ _PARALLEL = ("fsdp", "pipeline", "experts", "tensor", "hybrid")
 
 @dataclass(frozen=True)
 class VerdictSpec(Spec):
-    name = "verdict"
+    name, measured_by = "verdict", "verdict.campaign:measure"
     text = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
     lab: int = option(20, "causes to inject in the lab (%(default)s)", type=parse_count, metavar="N")
     simulated: int = option(100, "causes in simulated tables (%(default)s)", type=parse_count, metavar="N")
@@ -326,10 +326,6 @@ class VerdictSpec(Spec):
         **DIR,
     )
     plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", **FILE)
-
-    @property
-    def measured_by(self) -> str:
-        return "verdict.campaign:measure"
 
     @property
     def root(self) -> bool:
