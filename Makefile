@@ -5,7 +5,6 @@
 python := .venv/bin/python
 kernel_sources := $(wildcard bpf/*.c bpf/*.h)
 native_sources := $(wildcard netmon/native/*.c)
-bench_sources := $(wildcard netmon/bench/*.c)
 
 # An index that hiccups is asked again.
 export PIP_RETRIES := 10
@@ -101,12 +100,12 @@ lint: setup-dev ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy --num-workers 2
-	@.venv/bin/clang-format --dry-run -Werror $(kernel_sources) $(native_sources) $(bench_sources)
+	@.venv/bin/clang-format --dry-run -Werror $(kernel_sources) $(native_sources)
 
 format: setup-dev ## let ruff and clang-format put the sources in order
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
-	@.venv/bin/clang-format -i $(kernel_sources) $(native_sources) $(bench_sources)
+	@.venv/bin/clang-format -i $(kernel_sources) $(native_sources)
 
 docs: setup-dev ## the documentation as a site in out/site, with the reference made from the code
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --config-file docs/mkdocs.yml
