@@ -12,7 +12,7 @@
  *
  * Nothing here is locked or atomic: the programs run with bottom halves off, so that those of one CPU run one after the
  * other, and every map is divided among the CPUs. Where a kernel preempts bottom halves and has no lock that keeps them
- * apart, netmon/kernel/preemption.py refuses to load any of this.
+ * apart, netmon/kernel/loader.py refuses to load any of this.
  */
 #include "tunnels.h"
 #include "ways.h"

@@ -297,11 +297,6 @@ class Intake:
         if coming and self._backpressure.limit(session):
             await asyncio.sleep(coming.free_s - time.monotonic())
 
-    def free(self, session: str) -> bool:
-        """Whether the next batch of a session may come at once."""
-        coming = self._coming.get(session)
-        return not (coming and (self._full(coming) or self._backpressure.limit(session)))
-
     def _full(self, coming: _Coming) -> bool:
         return coming.rows > MOST_ROWS or coming.batches >= MOST_BATCHES or self._rows > MOST_ROWS_OF_ALL
 

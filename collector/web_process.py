@@ -70,7 +70,7 @@ class WebProcess:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _started(self) -> Process:
-        program = own_module("netmon.web.process", self._request)
+        program = own_module("netmon.web.server", self._request)
         # It ends when its standard input does: with this process, however that ends.
         process = await asyncio.create_subprocess_exec(
             *program["args"], cwd=program["cwd"], env=program["env"], stdin=PIPE, stdout=PIPE, stderr=DEVNULL

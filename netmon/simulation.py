@@ -34,8 +34,7 @@ import pyarrow.compute as pc
 
 from netmon.dl.generated import Generator, Phase
 from netmon.errors import DataError
-from netmon.history.dataset import Window, frame_of, open_rows, stream
-from netmon.history.frames import plain_words
+from netmon.history.dataset import Window, frame_of, open_rows, plain_words, stream
 from netmon.records import PROTOCOL_NON_IP
 from netmon.units import format_bytes, format_count, format_duration
 

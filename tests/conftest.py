@@ -30,9 +30,10 @@ same_examples = bool(os.environ.get("CI"))
 BESIDE_OTHERS = tuple(
     f"tests/kernel/test_{name}.py"
     for name in (
-        *("agent", "coexistence", "cuts", "differential", "doctor", "full_disk", "hostile", "interrupts"),
-        *("kept_programs", "matrix", "namespaces", "pid_namespace", "privileged", "refusals", "remote_disk"),
-        *("service_user", "services", "slow_disk", "tls_agent"),
+        *("agent", "coexistence", "counters", "cuts", "differential", "doctor", "full_disk", "hostile"),
+        *("interrupts", "kept_programs", "killed_agent", "link_numbers", "matrix", "meter", "namespaces"),
+        *("nccl_ras", "owners", "pid_namespace", "privileged", "refusals", "remote_disk", "service_user"),
+        *("services", "slow_disk", "tcp_info", "tls_agent", "tunnels", "verbs"),
     )
 )
 settings.register_profile(

@@ -2,7 +2,7 @@
 """Bucket rows between their arrival and the dataset, of all hosts in one table."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -13,8 +13,9 @@ import numpy.typing as npt
 from netmon import records
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import order_by, starts
-from netmon.records import COARSE, COUNTED, Table
-from netmon.wire.batch_fields import ManyBatches
+from netmon.records import COARSE, COUNTED, Batch, Table
+from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, Runs, decode_many
+from netmon.wire.tables import LEDGER
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -305,3 +306,28 @@ def newest_onsets(rows: Columns) -> Columns:
         older = len(own) - _MOST_ONSETS
         kept[own[np.argpartition(time_ns[own], older)[:older]]] = False
     return rows[kept]
+
+
+def gather(batch: Batch) -> ManyBatches:
+    """What the replay of a capture has at hand, as decoding one message gives it; times need not fit a message."""
+    head, clock = np.zeros(1, HEADS), batch.clock
+    for name in ("sequence", "horizon_ns", "bucket_ns"):
+        head[name] = getattr(batch, name)
+    for name in ("mono_ns", "utc_ns", "error_ns", "utc_error_ns"):
+        head[name] = getattr(clock, name)
+    samples = [(0, *vars(sample).values()) for sample in batch.ledger]
+    ledger = np.array(samples, np.int64).reshape(-1, 1 + len(LEDGER.columns)).T
+    rows, buckets = Columns.zeros(len(batch.buckets), ROWS), batch.buckets
+    rows["bucket_ns"] = batch.bucket_ns
+    rows["flow_id"], rows["start_ns"] = buckets["flow_id"], buckets["bucket_start_ns"]
+    fill_counts(rows, buckets)
+    first = starts(rows["batch"], rows["flow_id"])
+    of_runs = rows["batch"][first].astype(np.int64), rows["flow_id"][first], np.diff(np.append(first, len(rows)))
+    return replace(
+        decode_many([]),
+        rows=rows,
+        runs=Runs(*of_runs),
+        ledger=Columns(dict(zip(("batch", *LEDGER.columns), ledger.copy(), strict=True))),
+        heads=head,
+        flows=[(0, flow) for flow in batch.flows],
+    )

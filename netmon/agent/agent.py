@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from netmon.agent import downtime
-from netmon.agent.clock import Clock
 from netmon.agent.counting import Counting, PrivilegedStart
 from netmon.agent.evidence import Evidence
+from netmon.agent.exchange import Clock
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, RecentFlows, describe_flows, distinct_ids
 from netmon.agent.host_scan import HostScan

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from netmon.agent.exchange import ClockExchanges
-from netmon.agent.link_totals import described
 from netmon.agent.pressure import Backpressure
 from netmon.agent.recorder import Pulls
-from netmon.agent.spool import Spool
+from netmon.agent.spool import Spool, described
 from netmon.errors import DataError
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_MESSAGE_BYTES

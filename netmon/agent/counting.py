@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from netmon.agent.downtime import OWN_COUNTERS, Beginning, LinkAccount, encode_accounts
-from netmon.agent.link_totals import COUNTS
 from netmon.agent.nic import Links
 from netmon.agent.poll_schedule import Sleep
 from netmon.agent.settings import Settings
+from netmon.agent.spool import COUNTS
 from netmon.kernel import loader, nic, privilege
 from netmon.kernel.meter.memory import WAKES, Geometry, RingBuffer, Wakes, choose_geometry, map_memory, mapped_array
 from netmon.kernel.meter.meter import Meter
@@ -24,8 +24,7 @@ from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.requests import Start
 from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
-from netmon.kernel.subprocess_calls import call_in_subprocess
-from netmon.own_module import keep_importable
+from netmon.own_module import call_in_subprocess, keep_importable
 from netmon.records import KERNEL_LEDGER, STEP, Direction, Interface, LedgerSample, Table
 from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from netmon.agent.batch_table import BatchTable, Change, Kept
-from netmon.agent.spool_folder import SpoolFolder
+from netmon.agent.spool_folder import BatchTable, Change, Kept, SpoolFolder
 from netmon.errors import DataError
 from netmon.records import BUCKET, Batch, ClockSample, Direction, LedgerSample
 from netmon.wire import netmon_pb2

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.kernel.meter.flow_numbers import Aggregates
-from netmon.kernel.owners.endpoint import Endpoint, packed, packed_address
 from netmon.kernel.owners.socket_events import SocketEvent, SocketEventTable
+from netmon.kernel.sock_diag import Endpoint, packed, packed_address
 from netmon.marks import printable
 from netmon.rate_limiter import RateLimiter
 from netmon.records import Direction, Flow, Mark, Moment, Owner, Table
@@ -249,7 +249,6 @@ class FlowOwners:
         self._changed: dict[int, None] = {}
 
     def add(self, flows: Iterable[Flow], now_ns: int) -> None:
-        """New flows."""
         for flow in flows:
             if flow.protocol not in _PROTOCOLS:
                 self._set(flow, _PROTOCOL_OWNER)
@@ -486,7 +485,6 @@ class FlowOwners:
         return changed
 
     def forget(self, flow_ids: Iterable[int]) -> None:
-        """These flows are over."""
         for flow_id in flow_ids:
             flow = self.flows.pop(flow_id, None)
             if flow and flow.protocol == _TCP:

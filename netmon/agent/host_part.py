@@ -36,7 +36,6 @@ class RankRows:
     """One rank's process."""
 
     def __init__(self, pid: int, now_ns: int, stops: RankStops) -> None:
-        """The first look."""
         self._pid, self._stops = pid, stops
         stops.watch(pid)
         self._process, self._looked_ns = ProcessLoad(pid), now_ns
@@ -102,7 +101,6 @@ class RankRows:
         return over
 
     def close(self) -> None:
-        """Closes its files."""
         self._stops.forget(self._pid)
         self._process.close()
 
@@ -224,7 +222,6 @@ class HostPart:
             self._rows.pop(pid).close()
 
     def close(self) -> None:
-        """Closes its files."""
         for pid in list(self._rows):
             self._forget(pid)
         self._files.close()

@@ -30,12 +30,7 @@ class HostScan:
     """Asks, and hands what it hears to those who keep it."""
 
     def __init__(
-        self,
-        privileged: Privileged,
-        owners: FlowOwners,
-        marks: TrainingMarks,
-        links: Links,
-        evidence: Evidence,
+        self, privileged: Privileged, owners: FlowOwners, marks: TrainingMarks, links: Links, evidence: Evidence
     ) -> None:
         self._privileged, self._owners, self._marks, self._links = privileged, owners, marks, links
         self._transport, self._transfers, self._waits = evidence.transport, evidence.transfers, evidence.waits

@@ -231,7 +231,6 @@ class MarkSocket:
         self.refused += 1
 
     def close(self) -> None:
-        """Stops listening."""
         for connection in self._connections:
             connection.close()
         self._socket.close()

@@ -131,7 +131,6 @@ class Sleep:
         return bool(poll.poll(rest.ns / 1e9))
 
     def close(self) -> None:
-        """Closes what it polls."""
         self._calm.close()
         self._all.close()
         self._wakes.close()

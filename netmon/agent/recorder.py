@@ -355,7 +355,6 @@ class Pulls:
         self._due_s = 0.0
 
     def add_request(self, request: netmon_pb2.FullRequest) -> None:
-        """A request has come."""
         with self._lock:
             busy = len(self._answers) >= MOST_REQUESTS
             self._answers.append(iter((_end(request, "the agent answers others"),)) if busy else self._answer(request))

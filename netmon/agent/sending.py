@@ -12,16 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from netmon.agent import downtime
-from netmon.agent.batch_parts import batch_parts
-from netmon.agent.clock import Clock
 from netmon.agent.connection import Connect, End
 from netmon.agent.counting import Counting
-from netmon.agent.exchange import ClockExchanges
-from netmon.agent.link_totals import described, link_totals
+from netmon.agent.exchange import Clock, ClockExchanges
 from netmon.agent.pressure import Backlog, Resolution, Streamed
 from netmon.agent.recorder import Pulls, start_recorder
 from netmon.agent.settings import Settings
-from netmon.agent.spool import Spool
+from netmon.agent.spool import Spool, described, link_totals
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.stream import Sender, Stream, Worker, check_alive
 from netmon.agent.training_marks import TrainingMarks
@@ -29,7 +26,7 @@ from netmon.errors import DataError
 from netmon.records import Batch, Flow, Hello, Table
 from netmon.version import __version__
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
+from netmon.wire.batches import batch_parts, encode_body, encode_hello, serialise_buckets, serialise_flow
 from netmon.wire.identity import new_session
 
 if TYPE_CHECKING:
@@ -193,7 +190,6 @@ class Sending:
         return self._sequence + 1
 
     def start(self) -> None:
-        """Starts its threads."""
         self.stream.start()
         self.leftovers.start()
 

@@ -18,16 +18,56 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from netmon.agent.batch_parts import within_a_message
-from netmon.agent.batch_table import NO_ACCOUNT, BatchTable, Change, Description, FlowRow, Kept
-from netmon.agent.link_totals import described, summed
-from netmon.agent.spool_folder import SpoolFolder
+import numpy as np
+import numpy.typing as npt
+
+from netmon.agent.spool_folder import NO_ACCOUNT, BatchTable, Change, Description, FlowRow, Kept, SpoolFolder
 from netmon.errors import DataError
-from netmon.records import Table
+from netmon.records import Flow, Table
+from netmon.wire.batches import within_a_message
+
+COUNTS = ("packets", "wire_bytes", "payload_bytes")
+LINK_TOTALS = np.dtype([("interface", "<u4"), ("direction", "<u4"), *((name, "<u8") for name in COUNTS)])
+"""One row per link. It travels through the spool as bytes."""
+
+NOTHING = np.zeros(0, LINK_TOTALS)
+
+
+def link_totals(buckets: Table, flows: Mapping[int, Flow]) -> Table:
+    """buckets: dtype BUCKET; flows: at least those of the buckets → dtype LINK_TOTALS."""
+    if not len(buckets):
+        return NOTHING
+    ids, indices = np.unique(buckets["flow_id"], return_inverse=True)
+    links = np.array([flows[flow_id].interface << 1 | flows[flow_id].direction for flow_id in ids.tolist()], np.int64)
+    found, index_of = np.unique(links, return_inverse=True)
+    table = np.zeros(len(found), LINK_TOTALS)
+    table["interface"], table["direction"] = found >> 1, found & 1
+    rows = index_of[indices]
+    for name in COUNTS:
+        table[name] = np.bincount(rows, weights=buckets[name], minlength=len(found))  # exact below 2**53
+    return table
+
+
+def summed(tables: list[bytes]) -> Table:
+    """Several of them as bytes → one, dtype LINK_TOTALS."""
+    rows = np.frombuffer(b"".join(tables), LINK_TOTALS)
+    keys, indices = np.unique(rows["interface"].astype(np.int64) << 1 | rows["direction"], return_inverse=True)
+    table = np.zeros(len(keys), LINK_TOTALS)
+    table["interface"], table["direction"] = keys >> 1, keys & 1
+    for name in COUNTS:
+        np.add.at(table[name], indices, rows[name])
+    return table
+
+
+def described(table: npt.NDArray[np.void]) -> str:
+    """For a line of the log."""
+    packets, wire = int(table["packets"].sum()), int(table["wire_bytes"].sum())
+    return f"{packets:,} packets, {wire:,} B"
+
 
 log = logging.getLogger(__name__)
 

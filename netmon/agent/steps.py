@@ -18,15 +18,7 @@ from netmon.dl.rank_activity import RankActivity
 from netmon.dl.rank_steps import RankSteps
 from netmon.marks import RankIdentity, is_rank
 from netmon.rate_limiter import RateLimiters
-from netmon.records import (
-    STEP_DROPPED,
-    STEP_GROUP,
-    STEP_RANK,
-    Mark,
-    Moment,
-    Source,
-    Table,
-)
+from netmon.records import STEP_DROPPED, STEP_GROUP, STEP_RANK, Mark, Moment, Source, Table
 
 # --- How many calls of training libraries each process and user may have looked at: to look at one costs a
 # microsecond.

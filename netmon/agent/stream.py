@@ -48,7 +48,6 @@ class Worker(threading.Thread):
             raise
 
     def work(self) -> None:
-        """What the thread does."""
         raise NotImplementedError
 
 

@@ -248,7 +248,6 @@ class TimelineMarks:
     """All timelines that ranks on this host write."""
 
     def __init__(self) -> None:
-        """None is known."""
         self._followed: dict[int, _Followed] = {}  # by pid
         self._calls = StallingCalls(_READ_S)
         self.refused = 0  # files and events that could not be used

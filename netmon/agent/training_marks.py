@@ -5,15 +5,15 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from netmon.agent.clock import Clock
 from netmon.agent.collectives import Collectives
 from netmon.agent.counting import Counting
+from netmon.agent.exchange import Clock
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.markers import MarkSocket
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.waits import Active
-from netmon.dl.host_iterations import HostIterations
+from netmon.dl.iterations import HostIterations
 from netmon.kernel.training.timelines import Opened
 from netmon.records import Mark, Training
 
@@ -94,5 +94,4 @@ class TrainingMarks:
         self._waiting += [*self._steps.finish(), *self._timelines.finish(now_ns, self._clock.sample().offset_ns)]
 
     def close(self) -> None:
-        """Closes the socket."""
         self._socket.close()

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from netmon.agent.flow_owners import local_end
 from netmon.agent.flows import distinct_ids
 from netmon.evidence import TRANSPORT, UNKNOWN
-from netmon.kernel.owners.endpoint import Endpoint
-from netmon.kernel.sock_diag import ECN, RTT_UNKNOWN, TCP_INFO, TcpInfo
+from netmon.kernel.sock_diag import ECN, RTT_UNKNOWN, TCP_INFO, Endpoint, TcpInfo
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Direction, Flow, Table, empty
 

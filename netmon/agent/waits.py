@@ -13,7 +13,7 @@ import numpy as np
 
 from netmon.dl.rank_activity import QUIET_NS, RankActivity, Work
 from netmon.evidence import UNKNOWN, WAIT, ProcessState, WaitsFor
-from netmon.kernel.process_state import Look, look
+from netmon.kernel.processes import Look, look
 from netmon.marks import RankIdentity
 from netmon.records import Table, empty
 
@@ -42,7 +42,6 @@ class _Reported:
 
     since_ns: int = 0  # of the pause of which it was; 0: of none that goes on
     rows: int = 0  # how often, of that one
-    at_ns: int = 0
     cpu_ns: int = UNKNOWN
     io_bytes: int = UNKNOWN
     waited: list[Work] = field(default_factory=list)
@@ -55,7 +54,7 @@ class Waits:
     """One per agent."""
 
     def __init__(self, look_at: Callable[[int], Look] = look, helped: bool = False) -> None:
-        """look_at: as netmon.kernel.process_state.look; helped: somebody who may see more is asked first."""
+        """look_at: as netmon.kernel.processes.look; helped: somebody who may see more is asked first."""
         self._look_at, self._helped = look_at, helped
         self._looks: dict[int, Look] = {}  # of an answer
         self._answered_ns = 0

@@ -9,7 +9,7 @@ import pandas as pd
 
 from netmon.dl.verdict import incidents, path_of
 from netmon.dl.verdict.verdict_text import arithmetic, columns, sentence
-from netmon.history.frames import groups
+from netmon.history.dataset import groups
 from netmon.history.judging import worst_lines
 from netmon.marks import harmless
 from netmon.units import format_moment
@@ -32,7 +32,6 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """One sentence."""
         return sentence(self.verdict)
 
     @property
@@ -46,7 +45,6 @@ class Explanation:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """For a notebook's cell."""
         table = self.ranks.to_html(index=False) if len(self.ranks) else ""
         return f"<pre>{escape(str(self))}</pre>{table}"
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from netmon.analysis.explanation import Explanation, incident_rows, listed, overview, pair_rows, verdict_rows
-from netmon.analysis.moments import Moment, frame, moment_ns
+from netmon.analysis.recording import Moment, frame, moment_ns
 from netmon.errors import DataError, UsageError
 from netmon.history.judging import worst_lines
 from netmon.records import CLASS_NAMES
@@ -49,7 +49,6 @@ class Live:
         return overview(f"netmon collector {self.address}", facts, _incidents(shown.jobs), {})
 
     def _repr_html_(self) -> str:
-        """For a notebook's cell."""
         return f"<pre>{escape(repr(self))}</pre>"
 
     def snapshot(self, selection: Selection = Selection(flows=1000)) -> Snapshot:  # noqa: B008 (frozen)
@@ -58,7 +57,6 @@ class Live:
 
     @property
     def jobs(self) -> list[str]:
-        """Their names."""
         return sorted(job.job for job in self._jobs(None))
 
     def iterations(self, *, job: str | None = None) -> pd.DataFrame:

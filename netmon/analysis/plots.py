@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from netmon.errors import DataError, UnsupportedError
-from netmon.history.frames import groups
+from netmon.history.dataset import groups
 from netmon.own_module import to_install
 from netmon.records import CLASS_NAMES
 from netmon.report.study import Chapter, Exhibit, Frames, GapError

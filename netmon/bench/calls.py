@@ -27,16 +27,7 @@ from netmon.kernel import loader
 from netmon.kernel.meter.memory import RingBuffer, choose_geometry
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.lab.training import horovod_python
-from netmon.records import (
-    LIBRARY_GLOO,
-    STEP,
-    STEP_BACKWARD,
-    STEP_BEGIN,
-    STEP_WAIT_BEGIN,
-    STEP_WAIT_END,
-    Moment,
-    Table,
-)
+from netmon.records import LIBRARY_GLOO, STEP, STEP_BACKWARD, STEP_BEGIN, STEP_WAIT_BEGIN, STEP_WAIT_END, Moment, Table
 from netmon.terminal import FittingTable, figures, labels
 
 _CALLS = 2_000  # of a round, which are within a process's budget
@@ -81,7 +72,6 @@ class CallsResult:
     agent: tuple[AgentCost, ...]
 
     def shown(self) -> Iterator[FittingTable]:
-        """Two tables."""
         added = self.probed_ns - self.alone_ns
         yield table(
             "an all-reduce of 64 values by a rank that is alone",

@@ -15,11 +15,10 @@ from netmon.bench.observers import Pair, fresh_folder, pair, watching
 from netmon.bench.result import figures_table
 from netmon.bench.specs import FlowsSpec, Progress, silent
 from netmon.bench.traffic import FRAME_BYTES
-from netmon.bench.usage import memory_bytes, process_seconds
 from netmon.history.dataset import Tables, read_rows
 from netmon.lab import iproute
 from netmon.lab.network import INTERFACE
-from netmon.lab.process import Process, collector_command
+from netmon.lab.process import Process, collector_command, memory_bytes, process_seconds
 from netmon.terminal import FittingTable
 from netmon.units import format_bytes
 
@@ -82,7 +81,7 @@ class FlowsResult:
 
 def measure(spec: FlowsSpec, progress: Progress = silent) -> FlowsResult:
     """Blocks for some ten seconds longer. Raises LabError. Everything it made is gone afterwards."""
-    with pair("") as hosts, fresh_folder() as folder:
+    with pair() as hosts, fresh_folder() as folder:
         return _measure(hosts, folder, spec.rate, spec.seconds, progress)
 
 

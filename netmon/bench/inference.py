@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from netmon.bench.result import or_dash, table
 from netmon.bench.specs import InferenceSpec, Progress, silent
+from netmon.dl.inference.grouping import DATA, PIPELINE, SHARDED_DATA, UNKNOWN
 from netmon.dl.inference.live import Inference
-from netmon.dl.inference.parallel import DATA, PIPELINE, SHARDED_DATA, UNKNOWN
 from netmon.dl.inference.types import FlowVerdict, InferredIteration, InferredJob
 from netmon.dl.step_alignment import matched
 from netmon.errors import DataError

@@ -25,9 +25,9 @@ from netmon.bench.specs import KernelSpec, Progress, silent
 from netmon.kernel import bpf_calls, loader
 from netmon.kernel.bpf_calls import dry_run
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
-from netmon.kernel.meter.link_numbers import number_interface
 from netmon.kernel.meter.memory import choose_geometry, map_memory
 from netmon.kernel.meter.meter import Meter
+from netmon.kernel.watching import number_interface
 from netmon.terminal import FittingTable, figures, labels
 
 # --- Loaded programs on a bench: the meter, and what it is compared with (bpf/bench.c).

@@ -132,8 +132,8 @@ def serve_sink(address: str, report: str) -> None:
 _SETTINGS = """
 cd /proc/sys/net
 for every in ipv6/conf/all ipv6/conf/default; do [ ! -d $every ] || echo 1 > $every/disable_ipv6; done
+cat ipv4/tcp_congestion_control
 """
-_CONGESTION = "ipv4/tcp_congestion_control"
 
 
 @dataclass(frozen=True)
@@ -144,18 +144,14 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(congestion: str) -> Iterator[Pair]:
-    """Make both hosts; they are gone afterwards, with all that runs in them. Needs root. Raises LabError.
-
-    congestion: TCP's congestion control; empty for what this machine uses.
-    """
-    settings = _SETTINGS + (f"echo {congestion} > {_CONGESTION}\n" if congestion else "") + f"cat {_CONGESTION}\n"
+def pair() -> Iterator[Pair]:
+    """Make both hosts; they are gone afterwards, with all that runs in them. Needs root. Raises LabError."""
     with leased() as lease:
         names = ("sender", "receiver")
         hosts = [Host(name, lease.namespace(name), f"{SUBNET}.{number}") for number, name in enumerate(names, 1)]
         for host in hosts:
             iproute.call(["ip", "netns", "add", host.namespace])
-            used = iproute.call(["ip", "netns", "exec", host.namespace, "sh", "-se"], settings).strip()
+            used = iproute.call(["ip", "netns", "exec", host.namespace, "sh", "-se"], _SETTINGS).strip()
         sender, receiver = hosts
         link = f"link add {INTERFACE} type veth peer name {INTERFACE} netns {receiver.namespace}"
         iproute.batch("ip", sender.namespace, [link])

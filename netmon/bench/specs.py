@@ -39,9 +39,9 @@ class Spec:
     as_root: ClassVar[bool] = True
 
     @property
-    def module(self) -> str:
-        """Of netmon.bench: its measure() takes the spec and returns a result."""
-        return self.name
+    def measured_by(self) -> str:
+        """MODULE:FUNCTION of netmon.bench: it takes the spec and returns a result."""
+        return f"{self.name}:measure"
 
     @property
     def root(self) -> bool:
@@ -84,13 +84,12 @@ class OverheadSpec(Spec):
     name, text = "overhead", "throughput and CPU time of iperf3 when it is watched by nobody, netmon and tcpdump"
     rounds: int = _rounds(7)
     seconds: float = _seconds(3, "seconds of each run")
-    congestion: str = option("", "TCP congestion control, such as cubic (the machine's)", metavar="NAME")
     plot: Path | None = option(None, "also draw it, as FILE.png, .svg or .pdf", **FILE)
     evidence: bool = option(False, "instead: what verdicts and their evidence cost agents and collector")
 
     @property
-    def module(self) -> str:
-        return "evidence" if self.evidence else "overhead"
+    def measured_by(self) -> str:
+        return "overhead:measure_evidence" if self.evidence else "overhead:measure"
 
     def objections(self) -> list[tuple[bool, str]]:
         wanted = "--plot is of what being watched costs the traffic: leave --evidence out"
@@ -192,8 +191,8 @@ class Load:
     """What the simulated agents are to send. Rates are per second and host; rows of WIDTH_MS.
 
     flows: live on each host; 0: as many as the rows need. new_flows: that begin in a second, each in the place of one
-    that ends. greedy: the first host sends so many times its share of rows. cut: the collector is stopped while the
-    agents send. Raises UsageError where nothing of the kind can be sent.
+    that ends. cut: the collector is stopped while the agents send. Raises UsageError where nothing of the kind can be
+    sent.
     """
 
     hosts: int = _count(8, "agents")
@@ -203,22 +202,17 @@ class Load:
     seconds: int = _count(20, "seconds to send")
     batches: int = _count(5, "batches of each agent in a second")
     new_flows: int = _count(0, "flows that begin, and as many that end, on each host in a second (0)")
-    greedy: int = _count(1, "how many times its share the first agent sends")
     cut: bool = option(False, "end the collector while the agents still send")
 
     def __post_init__(self) -> None:
-        rows = self.rows * self.greedy
-        need = -(-2 * rows * WIDTH_MS // _SECOND_MS)
+        need = -(-2 * self.rows * WIDTH_MS // _SECOND_MS)
         if not self.flows:
             object.__setattr__(self, "flows", max(8, need))
-        for name in ("hosts", "rows", "flows", "seconds", "batches", "greedy"):
+        for name in ("hosts", "rows", "flows", "seconds", "batches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"cannot simulate {getattr(self, name)} {name}: give 1 or more")
         for wrong, reason in (
-            (
-                self.flows < _LEAST_FLOWS,
-                f"cannot simulate {self.flows} flows: give --flows {_LEAST_FLOWS} or more",
-            ),
+            (self.flows < _LEAST_FLOWS, f"cannot simulate {self.flows} flows: give --flows {_LEAST_FLOWS} or more"),
             (self.hosts > _MOST_HOSTS, f"cannot simulate {self.hosts} hosts: give at most {_MOST_HOSTS}"),
             (
                 not 0 <= self.jobs <= self.hosts,
@@ -229,13 +223,13 @@ class Load:
                 f"cannot send {self.batches} batches a second: give 1, 2, 5, 10, 25 or 50",
             ),
             (
-                rows > self.batches * MAX_ROWS,
-                f"cannot send {rows} rows/s in {self.batches} batches a second, each of {MAX_ROWS} rows at most: "
+                self.rows > self.batches * MAX_ROWS,
+                f"cannot send {self.rows} rows/s in {self.batches} batches a second, each of {MAX_ROWS} rows at most: "
                 "give more --batches",
             ),
             (
-                rows > self.flows * _SECOND_MS // WIDTH_MS // 2,
-                f"cannot make {rows} rows/s of {self.flows} flows in buckets of {WIDTH_MS} ms: "
+                self.rows > self.flows * _SECOND_MS // WIDTH_MS // 2,
+                f"cannot make {self.rows} rows/s of {self.flows} flows in buckets of {WIDTH_MS} ms: "
                 f"give --flows {need} or more",
             ),
             (
@@ -250,10 +244,6 @@ class Load:
     def span_ms(self) -> int:
         """Of one batch."""
         return _SECOND_MS // self.batches
-
-    def rows_of(self, host: int) -> int:
-        """A second."""
-        return self.rows * (self.greedy if host == 0 else 1)
 
     def job_of(self, host: int) -> int:
         """−1: none. Neighbouring hosts are ranks of one job."""
@@ -274,11 +264,6 @@ class PipelineSpec(Spec, Load):
     cpu: float = option(
         0.0, "cores for each of several workers (0.4 of the machine's, shared out)", type=float, metavar="CORES"
     )
-    viewer: str = option(
-        "top",
-        "what a viewer asks for twice a second: as netmon top does, or everything (%(default)s)",
-        choices=("top", "all"),
-    )
     data: Path | None = option(None, "keep the dataset here (it is removed)", **DIR)
     plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", **FILE)
 
@@ -287,8 +272,10 @@ class PipelineSpec(Spec, Load):
         Load.__post_init__(self)
 
     @property
-    def module(self) -> str:
-        return f"pipeline.{'sweep' if self.plot else 'run' if self.collectors == 1 else 'workers'}"
+    def measured_by(self) -> str:
+        if self.plot:
+            return "pipeline.run:measure_sweep"
+        return f"pipeline.{'run' if self.collectors == 1 else 'workers'}:measure"
 
     @property
     def load(self) -> Load:
@@ -307,8 +294,8 @@ class PipelineSpec(Spec, Load):
                 f"cannot measure {self.collectors} collectors with {self.cpu:g} cores each: give more than 0",
             ),
             (
-                not alone and (self.cut or self.data is not None or self.greedy != 1),
-                "--cut, --data, --plot and --greedy are of one collector: leave --collectors out",
+                not alone and (self.cut or self.data is not None),
+                "--cut, --data and --plot are of one collector: leave --collectors out",
             ),
         ]
 
@@ -319,7 +306,7 @@ _PARALLEL = ("fsdp", "pipeline", "experts", "tensor", "hybrid")
 
 @dataclass(frozen=True)
 class VerdictSpec(Spec):
-    name = "verdict"
+    name, measured_by = "verdict", "verdict.campaign:measure"
     text = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
     lab: int = option(20, "causes to inject in the lab (%(default)s)", type=parse_count, metavar="N")
     simulated: int = option(100, "causes in simulated tables (%(default)s)", type=parse_count, metavar="N")
@@ -339,10 +326,6 @@ class VerdictSpec(Spec):
         **DIR,
     )
     plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", **FILE)
-
-    @property
-    def module(self) -> str:
-        return "verdict.campaign"
 
     @property
     def root(self) -> bool:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 def _stored(args: argparse.Namespace) -> dict[str, Any]:
     from netmon.dl.sharing.advice_text import document
     from netmon.history.advice import advice
-    from netmon.history.job_names import job_names, requested_job
+    from netmon.history.dataset import job_names, requested_job
 
     seconds = _SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds <= _MOST_SECONDS:

@@ -10,10 +10,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from netmon.agent.settings import Settings
-from netmon.commands.needs import require
 from netmon.commands.service_options import Service, heed_hangup
 from netmon.errors import UsageError
 from netmon.options import declare, read_options
+from netmon.own_module import require
 from netmon.units import format_duration, format_rate
 
 HELP = "count the traffic of this host and stream it to a collector (needs root)"
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     declare(parser, Settings, Service)
     parser.add_argument(
         "--prepare",
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from netmon.agent.agent import Agent
     from netmon.kernel.heap import keep_heap, trim_heap
-    from netmon.kernel.subprocess_calls import call_by_name
+    from netmon.own_module import call_by_name
     from netmon.supervisor import Supervisor
 
     if args.prepare:

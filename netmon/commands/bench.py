@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     plot = getattr(spec, "plot", None)
     if plot:
         check_plottable(plot)
-    measure = import_module(f"netmon.bench.{spec.module}").measure
+    module, function = spec.measured_by.split(":")
+    measure = getattr(import_module(f"netmon.bench.{module}"), function)
     with _shown(spec) as progress:
         result = measure(spec, progress)
     print_result(result, args.json)

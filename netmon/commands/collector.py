@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collector.settings import AT_ONCE, Settings
-from netmon.commands.needs import require
 from netmon.commands.service_options import Service, heed_hangup
 from netmon.errors import UnsupportedError
 from netmon.options import declare, read_options
-from netmon.own_module import to_install
+from netmon.own_module import require, to_install
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -43,7 +42,6 @@ EXAMPLES = """\
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     declare(parser, Settings, Service)
 
 
@@ -85,19 +83,16 @@ class StoredDataset:
         self._data = data
 
     def batches(self, wanted: "RowQuery") -> "Iterator[pa.RecordBatch]":
-        """See netmon.past.Rows."""
         from netmon.history.stored_rows import StoredRows
 
         return StoredRows(self._data).batches(wanted)
 
     def verdicts(self, job: str, since_ns: int, until_ns: int) -> "list[Verdict]":
-        """See collector.live.Dataset."""
         from netmon.history.judging import verdicts
 
         return list(verdicts(self._data, job, within_ns=(since_ns, until_ns)))
 
     def advice(self, jobs: "Collection[str]") -> "Advice":
-        """See collector.live.Dataset."""
         from netmon.history.advice import advice
 
         return advice(self._data, _ADVISED_S, jobs=jobs, most=_MOST_JOBS)

@@ -120,7 +120,7 @@ def _incidents(args: argparse.Namespace) -> "pa.Table":
     import pyarrow as pa
 
     from netmon.dl.verdict.incidents import described
-    from netmon.history.job_names import job_names, requested_job
+    from netmon.history.dataset import job_names, requested_job
     from netmon.history.judging import ALWAYS, stored_incidents
     from netmon.units import format_utc
 
@@ -142,7 +142,7 @@ def _window(args: argparse.Namespace) -> "Window":
 
 def _export_for_simulation(args: argparse.Namespace) -> int:
     """What a simulator or the lab can play again; says on standard output what it wrote."""
-    from netmon.history.job_names import job_names, requested_job
+    from netmon.history.dataset import job_names, requested_job
 
     if args.full or args.data is None:
         raise UsageError(f"cannot export as {args.format}: give the dataset's --data")
@@ -267,7 +267,7 @@ class _Cells:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from netmon.history.frames import FORMULA
+        from netmon.history.dataset import FORMULA
 
         for index, field in enumerate(table.schema):
             if pa.types.is_string(field.type):

@@ -43,9 +43,7 @@ def shown(spec: RunSpec) -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("training", total=spec.iterations)
         yield lambda progress: bar.update(
-            task,
-            completed=progress.iterations_done,
-            description="cross traffic" if progress.cross else "training",
+            task, completed=progress.iterations_done, description="cross traffic" if progress.cross else "training"
         )
 
 

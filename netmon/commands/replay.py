@@ -107,7 +107,7 @@ def _store(replay: "Replay", directory: Path) -> None:
     """The collector's own pipeline, without its network and clock."""
     from collector.dataset.resume import Resume
     from collector.dataset.sink import ParquetSink
-    from collector.host.incoming import gather
+    from collector.host.rows import gather
     from collector.host.stage import HostStage
     from collector.host.unstored import flush_tables
     from collector.jobs.rank_registry import RankRegistry

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netmon.commands.needs import require
 from netmon.options import DIR, RATE
+from netmon.own_module import require
 
 if TYPE_CHECKING:
     from netmon.report.report import Written
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     require(_NEEDS, "make a report", "report")
-    from netmon.history.job_names import job_names, requested_job
+    from netmon.history.dataset import job_names, requested_job
     from netmon.report.report import chapters, write_report
     from netmon.report.study import read_study
 

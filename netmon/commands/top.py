@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from netmon.commands.needs import require
 from netmon.options import DIR, declare, read_options
+from netmon.own_module import require
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:

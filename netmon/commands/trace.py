@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from netmon.commands.needs import require
 from netmon.errors import DataError, UsageError
 from netmon.options import FILE, TIME, declare, read_options
+from netmon.own_module import require
 from netmon.units import format_bytes, format_duration, parse_duration, parse_time
 from netmon.wire.security import Security
 
@@ -107,9 +107,8 @@ def _write_live(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     from netmon.commands.export import iterations
-    from netmon.history.dataset import Window
+    from netmon.history.dataset import Window, job_names, requested_job
     from netmon.history.hangs import around, read_hangs
-    from netmon.history.job_names import job_names, requested_job
     from netmon.terminal import say
     from netmon.trace.dataset import clocks, look, write
     from netmon.trace.merge import place

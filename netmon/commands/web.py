@@ -4,9 +4,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from netmon.commands.needs import require
 from netmon.errors import UsageError
 from netmon.options import DIR, FILE, declare, read_options
+from netmon.own_module import require
 from netmon.wire.security import Security
 
 if TYPE_CHECKING:

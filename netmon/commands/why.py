@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.groups:
         return _groups(args)
     if args.data and args.iteration is not None:
-        from netmon.history.job_names import job_names, requested_job
+        from netmon.history.dataset import job_names, requested_job
         from netmon.history.judging import explained
 
         job = requested_job(args.job, job_names(args.data)) if args.job else None
@@ -91,8 +91,8 @@ def _groups(args: argparse.Namespace) -> int:
     if not args.data or args.iteration is not None:
         raise UsageError("cannot tell of groups: give the dataset's --data, and no --iteration")
     from netmon.dl.groups import in_words
+    from netmon.history.dataset import job_names, requested_job
     from netmon.history.groups import group_lines, groups_of
-    from netmon.history.job_names import job_names, requested_job
     from netmon.terminal import console, say
 
     names = job_names(args.data)
@@ -170,9 +170,9 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 
 def _stored(args: argparse.Namespace) -> _Found:
     from netmon.errors import NoRowsError
+    from netmon.history.dataset import jobs_of, not_understood, requested_job
     from netmon.history.hangs import before as before_hang
     from netmon.history.hangs import read_hangs
-    from netmon.history.job_names import jobs_of, not_understood, requested_job
     from netmon.history.judging import ALWAYS, incidents_of, read_verdicts, understood_jobs, verdicts
     from netmon.units import format_moment
 
@@ -212,7 +212,7 @@ def _calm(data: "Path", job: str | None) -> list[str]:
 
 
 def _lately(args: argparse.Namespace) -> _Found:
-    from netmon.history.job_names import with_names
+    from netmon.history.dataset import with_names
     from netmon.views import Selection
     from netmon.wire.watch import watch_once
 
@@ -237,7 +237,7 @@ def _lately(args: argparse.Namespace) -> _Found:
 def _print_summary(found: _Found, where: str, every: bool, data: "Path | None") -> None:
     """The incidents, and of the steps those that lost most."""
     from netmon.dl.hangs import line as hang_line
-    from netmon.history.job_names import with_names
+    from netmon.history.dataset import with_names
     from netmon.history.judging import worst_lines
     from netmon.own_module import typed
     from netmon.terminal import say

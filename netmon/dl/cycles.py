@@ -15,8 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from netmon.dl.gradient_sizes import UNKNOWN, GradientSize, NamedSizes, byte_sizes, gradient_size, total
-from netmon.dl.operations import FROM_OR_TO_ONE, SIZED_AS_WHOLE, SIZED_BY_PART, SUMS_FOR_ALL
+from netmon.dl.operations import (
+    FROM_OR_TO_ONE,
+    SIZED_AS_WHOLE,
+    SIZED_BY_PART,
+    SUMS_FOR_ALL,
+    UNKNOWN_SIZE,
+    GradientSize,
+    NamedSizes,
+    byte_sizes,
+    gradient_size,
+    total_size,
+)
 from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_NCCL,
@@ -317,7 +327,7 @@ class BackwardSteps:
         self._waits = Waits()
         self._handed_over: list[GradientSize] = []  # in this pass
         self._coming = 0  # of them, while they are waited for
-        self.size = UNKNOWN  # of what a pass hands over
+        self.size = UNKNOWN_SIZE  # of what a pass hands over
         self.queued = False
         """The all-reduces are only queued, for a GPU: that nobody waits says nothing of when they are over."""
 
@@ -332,7 +342,7 @@ class BackwardSteps:
         self._passes_without = 0
         if kind == STEP_WAIT_BEGIN:
             self._inside, self._waits.first_ns, self._coming = False, time_ns, len(self._handed_over)
-            self.size, self._handed_over = total(self._handed_over), []
+            self.size, self._handed_over = total_size(self._handed_over), []
         elif kind == STEP_WAIT_END:
             self._waits.last_ns = time_ns
             self._coming -= 1
@@ -402,7 +412,7 @@ class NamedSteps:
         self._called = False  # since the last wait began
         self._pending = PendingEvents(late)
         self._sizes = NamedSizes()
-        self._size = UNKNOWN
+        self._size = UNKNOWN_SIZE
         self._resized = False  # a size or a marker is another one than when they were last added up
 
     @property

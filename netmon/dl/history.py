@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import GroupedValues, edges, order_by, starts, sums_by_two
-from netmon.native.load import compiled
+from netmon.native import compiled
 
 # --- Times at which rows of hosts are separated: those of a host that come in order, many hosts' at once.
 
@@ -144,7 +144,6 @@ class Block:
 
     @property
     def host(self) -> _Numbers:
-        """Of each row."""
         return np.repeat(np.arange(len(self.until_ns)), np.diff(self.edges))
 
     def columns(self, rows: npt.NDArray[np.intp] | slice = slice(None)) -> dict[str, npt.NDArray[Any]]:
@@ -267,20 +266,8 @@ class PayloadHistory:
         self._blocks = HostBlocks("label")
         self._since: _Numbers = np.empty(0, np.int64)  # by host: what is older is not asked for any more
 
-    def cut(self, host: int, time_ns: int, added_until_ns: int) -> bool:
-        """Separate rows before time_ns from those after; False where rows from there on may have been added already."""
-        cuts = self._cuts.setdefault(host, [])
-        index = bisect_left(cuts, time_ns)
-        if index < len(cuts) and cuts[index] == time_ns:
-            return True
-        if time_ns < added_until_ns:
-            return False
-        cuts.insert(index, time_ns)
-        self._tidy_cuts(host, cuts)
-        return True
-
     def cut_all(self, host: int, times_ns: Sequence[int]) -> None:
-        """As `cut` at several times from which on no row has been added."""
+        """Separate rows before each of these times from those after; from each on no row has been added."""
         cuts = self._cuts.setdefault(host, [])
         for time_ns in times_ns:
             if not cuts or time_ns > cuts[-1]:
@@ -292,7 +279,7 @@ class PayloadHistory:
         self._tidy_cuts(host, cuts)
 
     def cut_in_order(self, host: _Numbers, time_ns: _Numbers) -> None:
-        """As `cut` of many hosts, from which times on no row has been added; mostly each is a host's latest."""
+        """As `cut_all` of many hosts, from which times on no row has been added; mostly each is a host's latest."""
         if len(host):
             late = np.flatnonzero(self._in_order.add(host, time_ns))
             for one, time in zip(host[late].tolist(), time_ns[late].tolist(), strict=True):

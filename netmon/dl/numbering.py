@@ -148,10 +148,6 @@ class JobNumbers:
         count = self._counts[rank] = _Count(trust, order=self._orders.setdefault(rank, self._added))
         return count
 
-    def align(self, rank: int, trust: Trust, events: Mapping[StepMoment, Events], error_ns: int) -> bool:
-        """A rank's latest events in UTC, right to error_ns: decide about its shift. True where used numbers moved."""
-        return number_jobs([(self, RankEvents(rank, trust, events, error_ns))])[0].moved
-
     def begins(self, events: RankEvents) -> bool:
         """Whether the rank counts anew with this."""
         count = self._counts.get(events.rank)

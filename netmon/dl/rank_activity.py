@@ -9,19 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from netmon.dl.gradient_sizes import gradient_size
-from netmon.dl.operations import TRANSFERS, Operation
-from netmon.dl.works import ENDS, OF_WORKS, WAITS, Group, GroupNames, Works, waits_for_gradients
-from netmon.evidence import UNKNOWN
-from netmon.records import (
-    LIBRARY_HOROVOD,
-    STEP,
-    STEP_BEGIN,
-    STEP_GROUP,
-    STEP_WAIT_BEGIN,
-    Table,
-    empty,
+from netmon.dl.operations import (
+    ENDS,
+    OF_WORKS,
+    TRANSFERS,
+    WAITS,
+    Group,
+    GroupNames,
+    Operation,
+    Works,
+    gradient_size,
+    waits_for_gradients,
 )
+from netmon.evidence import UNKNOWN
+from netmon.records import LIBRARY_HOROVOD, STEP, STEP_BEGIN, STEP_GROUP, STEP_WAIT_BEGIN, Table, empty
 
 QUIET_NS = 1_000_000_000
 """A rank that has called nothing for so long is quiet."""

@@ -11,8 +11,8 @@ from enum import Enum, auto
 import numpy as np
 
 from netmon.dl.cycles import Boundary, CycleDetector, calls_from_works
-from netmon.dl.gradient_sizes import GradientSize
 from netmon.dl.grouped import joined
+from netmon.dl.operations import GradientSize
 from netmon.dl.recurrence import RecurringCalls
 from netmon.dl.understanding import StepAccount, Understanding
 from netmon.records import (
@@ -56,7 +56,6 @@ class RankSteps:
 
     @property
     def understanding(self) -> Understanding:
-        """Of the steps."""
         if self.basis in (Basis.SUMS, Basis.CALLS):
             return Understanding.UNDERSTOOD
         return Understanding.NOT_UNDERSTOOD if self.basis is Basis.NOTHING else Understanding.UNDECIDED
@@ -77,7 +76,6 @@ class RankSteps:
         return self._sums.pending
 
     def forget(self) -> None:
-        """Those calls."""
         self._sums.forget()
 
     def feed(self, table: Table, ranks: int) -> list[Boundary]:

@@ -24,10 +24,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.gradient_sizes import UNKNOWN, summed
 from netmon.dl.grouped import joined
-from netmon.dl.operations import SUMS, TRANSFERS, Operation
-from netmon.dl.works import ENDS
+from netmon.dl.operations import ENDS, SUMS, TRANSFERS, UNKNOWN_SIZE, Operation, summed_size
 from netmon.records import (
     LIBRARY_GLOO,
     STEP_BACKWARD,
@@ -77,7 +75,7 @@ class RecurringCalls:
     def __init__(self, late: bool = False, last: int = -1) -> None:
         """late: the first calls may be within a step; last: the number before the first one to be given."""
         self.iteration = last
-        self.size = UNKNOWN
+        self.size = UNKNOWN_SIZE
         """What the last step summed."""
         self._late = late
         self._calls = _Calls()
@@ -181,7 +179,7 @@ class RecurringCalls:
             boundaries.append((self.iteration, Moment.FIRST_ENQUEUE, calls.begun_ns(begin, end)))
             boundaries.append((self.iteration, Moment.LAST_WAIT, end_ns))
             self._at, cycle.first = end, 0
-            self.size = summed(calls.rows["size"][begin:end][calls.rows["sums"][begin:end]])
+            self.size = summed_size(calls.rows["size"][begin:end][calls.rows["sums"][begin:end]])
         return boundaries
 
     def _trim(self) -> None:

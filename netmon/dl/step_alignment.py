@@ -34,7 +34,6 @@ class Events(NamedTuple):
 
     @classmethod
     def none(cls) -> "Events":
-        """No events."""
         return _NONE
 
     def latest(self, most: int) -> "Events":

@@ -12,21 +12,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.gradient_sizes import byte_sizes
 from netmon.dl.grouped import joined, order_by, starts
-from netmon.dl.operations import ALL_TRANSFERS, Operation
-from netmon.dl.rank_activity import UNNAMED
-from netmon.dl.works import ENDS, OF_WORKS, WAITS, GroupNames, Works, waits_for_gradients
-from netmon.evidence import COLLECTIVE, UNKNOWN
-from netmon.records import (
-    STEP_BACKWARD,
-    STEP_BEGIN,
-    STEP_GROUP,
-    STEP_GROUP_NAME,
-    STEP_WAIT_BEGIN,
-    Table,
-    empty,
+from netmon.dl.operations import (
+    ALL_TRANSFERS,
+    ENDS,
+    OF_WORKS,
+    WAITS,
+    GroupNames,
+    Operation,
+    Works,
+    byte_sizes,
+    waits_for_gradients,
 )
+from netmon.dl.rank_activity import UNNAMED
+from netmon.evidence import COLLECTIVE, UNKNOWN
+from netmon.records import STEP_BACKWARD, STEP_BEGIN, STEP_GROUP, STEP_GROUP_NAME, STEP_WAIT_BEGIN, Table, empty
 
 _CALL = np.dtype(
     [

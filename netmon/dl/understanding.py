@@ -13,8 +13,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.gradient_sizes import byte_sizes
 from netmon.dl.grouped import joined
+from netmon.dl.operations import byte_sizes
 from netmon.records import LIBRARY_HOROVOD, OF_EACH, OF_ONE, STEP, STEP_ENQUEUE, STEP_TRANSFER, Table, empty
 
 _LEAST_SHARE = 0.2  # of a step's bytes that no sum explains: what evaluations and buffers take is less

@@ -13,9 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.columnar import Columns
-from netmon.dl.sharing.advice import Advice
+from netmon.dl.sharing.advice import Advice, Iterations, Names, Passed, iterations
 from netmon.dl.sharing.culprits import Culprit, Ends, room, worth_advising
-from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.dl.verdict.incidents import worst_first
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, Words, all_of, known_columns, open_table, read_rows, stream
@@ -149,7 +148,7 @@ class _Names:
 
 
 class _Pairs:
-    """The pair of ranks that a flow leads from one to the other, as Names and ROW of netmon.dl.sharing.passed."""
+    """The pair of ranks that a flow leads from one to the other, as Names and ROW of netmon.dl.sharing.advice."""
 
     def __init__(self, flows: pd.DataFrame, words: Words) -> None:
         ranked = flows[(flows["job"] != "") & (flows["rank"] >= 0)].sort_values(["session", "flow_id"])
@@ -177,7 +176,7 @@ class _Pairs:
 
 
 def _numbered(batch: pa.RecordBatch, names: _Names, pairs: _Pairs) -> Columns:
-    """With the columns of netmon.dl.sharing.passed.ROW."""
+    """With the columns of netmon.dl.sharing.advice.ROW."""
     host, interface, direction, session, job = (
         names.words.encode(batch.column(name)) for name in (*_LINK, "session", "job")
     )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening the dataset that a collector has written."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -16,6 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
+from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
+from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import DataError, NoRowsError, UsageError
 from netmon.evidence import EVIDENCE
 from netmon.history.files import (
@@ -28,7 +31,36 @@ from netmon.history.files import (
     table_files,
     unreadable,
 )
-from netmon.history.frames import plain_words
+from netmon.views import Verdict, distinct_names
+
+FORMULA = r"[=+\-@\t\r]."
+"""What a text begins with that a spreadsheet would run; an apostrophe before it makes it a text (OWASP)."""
+
+
+def plain_words(table: pd.DataFrame) -> pd.DataFrame:
+    """Words of dictionaries as they are: each file numbers them in its own way."""
+    return table.astype({name: object for name in table if isinstance(table[name].dtype, pd.CategoricalDtype)})
+
+
+def without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """For a CSV: no text of it is a formula; numbers stay as they are."""
+
+    def harmless(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and re.match(FORMULA, cell, re.DOTALL) else cell
+
+    words = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
+    return plain_words(table).assign(**{str(name): table[name].astype(object).map(harmless) for name in words})
+
+
+def records(table: pd.DataFrame) -> list[Any]:
+    return list(table.itertuples(index=False))
+
+
+def groups(table: pd.DataFrame, *by: str) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """The rows of each combination of values, in order; none of an empty table."""
+    if not table.empty:
+        yield from table.groupby(list(by), observed=True)
+
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
 _OPTIONAL = ("nic", *EVIDENCE, "sessions")  # not a gap where it is missing
@@ -414,3 +446,58 @@ def _of_iterations(data: Path, window: Window, since: int, until: int) -> tuple[
         return since, until
     rows = pa.Table.from_batches(batches)
     return max(since, pc.min(rows["start_ns"]).as_py()), min(until, pc.max(rows["end_ns"]).as_py())
+
+
+# --- Names of jobs
+
+
+_COLUMNS = ["job", "rank", "job_name"]
+
+
+def jobs_of(data: Path) -> tuple[list[str], dict[str, str]]:
+    """The jobs that have iterations, and what people call them: by job, no two alike, of those of which somebody says.
+
+    Blocks: it reads three columns. Raises NoRowsError: none has; DataError: no dataset.
+    """
+    table = open_table(data, "iterations")
+    columns = known_columns(table, _COLUMNS)
+    pieces = [pa.Table.from_batches([batch]).group_by(columns).aggregate([]) for batch in stream(table, columns)]
+    frames = [piece.to_pandas() for piece in pieces]
+    rows = pd.concat(frames) if frames else pd.DataFrame(columns=_COLUMNS)
+    return sorted(rows["job"].dropna().astype(str).unique()), names_of(rows)
+
+
+def job_names(data: Path) -> dict[str, str]:
+    """What people call the jobs, as jobs_of has it; empty where there is none."""
+    try:
+        return jobs_of(data)[1]
+    except NoRowsError:
+        return {}
+
+
+def not_understood(data: Path) -> list[str]:
+    """The jobs whose steps are not understood, as their flows say. Raises DataError: no dataset."""
+    try:
+        flows = stream(open_table(data, "flows"), ["job"], ds.field("traffic") == TRAFFIC_NAMES[Traffic.UNEXPLAINED])
+        return sorted({str(job) for batch in flows for job in batch.column(0).unique().drop_null().to_pylist()})
+    except (NoRowsError, pa.ArrowInvalid):  # no flows, or nobody says
+        return []
+
+
+def names_of(rows: pd.DataFrame) -> dict[str, str]:
+    """The same of rows of the table `iterations`: the lowest rank's word counts."""
+    if rows.empty or "job_name" not in rows or "rank" not in rows:
+        return {}
+    named = rows[rows["job_name"].notna()].sort_values("rank", kind="stable").drop_duplicates("job")
+    pairs = zip(named["job"].astype(str), named["job_name"].astype(str), strict=True)
+    return distinct_names({job: "" if name == job else name for job, name in pairs})
+
+
+def requested_job(requested: str | None, names: Mapping[str, str]) -> str | None:
+    """The job that somebody names: by what its ranks have in common, or as people call it."""
+    by_name = {name: job for job, name in names.items()}
+    return requested if requested is None or requested in names else by_name.get(requested, requested)
+
+
+def with_names(verdicts: Iterable[Verdict], names: Mapping[str, str]) -> Iterator[Verdict]:
+    return (renamed(verdict, names) for verdict in verdicts)

@@ -38,9 +38,8 @@ from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, wor
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
-from netmon.history.dataset import Numbered, all_of, known_columns, open_table, read_rows, stream
+from netmon.history.dataset import Numbered, all_of, known_columns, not_understood, open_table, read_rows, stream
 from netmon.history.files import has_ended, table_files
-from netmon.history.job_names import not_understood
 from netmon.history.transfers import transfers_of
 from netmon.records import Direction
 from netmon.units import format_duration, format_moment

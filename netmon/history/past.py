@@ -15,9 +15,8 @@ from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict.incidents import incidents
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError
-from netmon.history.frames import plain_words
+from netmon.history.dataset import names_of, plain_words, requested_job
 from netmon.history.groups import groups_lately
-from netmon.history.job_names import names_of, requested_job
 from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, RowQuery, Rows
 from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
 from netmon.units import format_duration
@@ -157,7 +156,6 @@ class DatasetPast:
         return tuple(found[0][1]) if found else ()
 
     def groups(self, job: str) -> Sequence[GroupLine]:
-        """See Past."""
         return groups_lately(self._source, job, self._source.newest_ns() + 1)
 
     def _buckets(self, hosts: Sequence[str], since: int, until: int) -> tuple[pd.DataFrame, str]:

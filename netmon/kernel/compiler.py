@@ -28,16 +28,19 @@ from netmon.kernel.loader import (
     STEP_MAPS,
     STEP_PROGRAMS,
     XDP_FRAGS,
+    Program,
+    cache_folder,
     collectives_key,
     compiler_flags,
     image_key,
+    image_of,
     lift_memory_limit,
     source_text,
     sources,
+    write_image,
 )
 from netmon.kernel.meter.memory import Geometry
 from netmon.kernel.owners import socket_events
-from netmon.kernel.program_cache import Program, cache_folder, image_of, write_image
 
 _INSTRUCTION_BYTES = 8
 

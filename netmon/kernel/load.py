@@ -17,7 +17,6 @@ class OpenFiles:
     """By their paths. What cannot be opened or read is empty."""
 
     def __init__(self) -> None:
-        """None is open."""
         self._open: dict[str, int] = {}
 
     def read(self, path: str, most: int = 4096) -> bytes:

@@ -14,8 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from netmon.kernel import bpf_calls, verbs
-from netmon.kernel.loader import lift_memory_limit
-from netmon.kernel.preemption import ADVICE, BottomHalves, bottom_halves
+from netmon.kernel.loader import SERIAL_ADVICE, BottomHalves, bottom_halves, lift_memory_limit
 from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.timekeeping import clock_state, ptp_daemons, ptp_devices
@@ -179,7 +178,7 @@ def _tcx() -> Check:
 def _bottom_halves() -> Check:
     found = bottom_halves()
     if found is BottomHalves.PREEMPTED:
-        return Check("bottom halves", Status.MISSING, found.value, ADVICE)
+        return Check("bottom halves", Status.MISSING, found.value, SERIAL_ADVICE)
     if found is BottomHalves.UNKNOWN:
         return Check("bottom halves", Status.UNKNOWN, found.value, "look for it in the kernel's configuration")
     return Check("bottom halves", Status.OK, found.value)

@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
-from netmon.kernel import bpf_calls, loader, privilege, process_state, stops, verbs
+from netmon.kernel import bpf_calls, loader, privilege, processes, stops, verbs
 from netmon.kernel.heap import trim_heap
 from netmon.kernel.meter.memory import choose_geometry
-from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.owners.namespaces import Namespaces, TcpElsewhere
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch
 from netmon.kernel.owners.socket_events import EVENT_MAP, MAP, PROGRAM, SocketEvents
@@ -46,6 +45,7 @@ from netmon.kernel.requests import (
     decode,
     encode,
 )
+from netmon.kernel.sock_diag import Endpoint
 from netmon.kernel.training.nccl import HANDED_OVER, NcclTransfers
 from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
@@ -182,7 +182,7 @@ class _Server:
         if isinstance(request, ReadPosted):
             return self._read_posted()
         if isinstance(request, LookClosely):
-            return {"looks": _page([(pid, *process_state.look(pid)) for pid in self._ranks])}
+            return {"looks": _page([(pid, *processes.look(pid)) for pid in self._ranks])}
         return self._look_around(descriptors) if isinstance(request, Look) else self._send_more()
 
     def _refuse(self, error: RefusedError) -> str:

@@ -29,7 +29,7 @@ from socket import IPPROTO_TCP, IPPROTO_UDP
 
 from netmon.errors import KernelError
 from netmon.kernel.meter.memory import MAX_BUCKET_NS, MAX_SLOTS, MIN_BUCKET_NS
-from netmon.kernel.owners.endpoint import MAPPED, Endpoint, address_text, packed
+from netmon.kernel.sock_diag import MAPPED, Endpoint, address_text, packed
 
 MOST_BYTES = 64 << 10
 """Of a request."""
@@ -42,7 +42,7 @@ TRANSFERS = ("none", "operations", "each")
 _START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE, _LOOK_CLOSELY, _READ_POSTED = range(1, 8)
 _SIZES = struct.Struct("<BQIB")  # hook, bucket width, flow slots, place in TRANSFERS
 _INTERFACE = struct.Struct("<I16s")  # index, name
-_ENDPOINT = struct.Struct("<B16s16s2s2s")  # protocol, then as netmon.kernel.owners.endpoint.packed
+_ENDPOINT = struct.Struct("<B16s16s2s2s")  # protocol, then as netmon.kernel.sock_diag.packed
 _MAX_INDEX = 2**31 - 1
 
 

@@ -37,11 +37,7 @@ class StallingCalls:
         self._lock = threading.Lock()
 
     def call(
-        self,
-        key: Hashable,
-        function: Callable[[], R],
-        late: Callable[[R | None], object],
-        limit_s: float | None = None,
+        self, key: Hashable, function: Callable[[], R], late: Callable[[R | None], object], limit_s: float | None = None
     ) -> R:
         """The function's result, or what it raises. Raises StalledError. key: whose file it is.
 
@@ -63,10 +59,6 @@ class StallingCalls:
             raise job.error
         result: R = job.result
         return result
-
-    def rest(self) -> None:
-        """Its thread ends; the next call has another one."""
-        self._worker = None
 
     def _give_up(self, key: Hashable, job: "_Job", late: Callable[[Any], object]) -> bool:
         """False where it has come back meanwhile."""

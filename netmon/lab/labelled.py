@@ -48,7 +48,6 @@ class TrueJob:
 
     @property
     def address_of_rank(self) -> tuple[str, ...]:
-        """By rank."""
         return self.members if sends_upwards(self.trainer) else self.members[::-1]
 
 

@@ -134,12 +134,7 @@ class Monitor(AbstractContextManager["Monitor"]):
     """The collector and the agents; leaving the context ends them."""
 
     def __init__(
-        self,
-        spec: RunSpec,
-        network: Network,
-        logs: Path,
-        parameters: int = 0,
-        hosts: Sequence[Host] | None = None,
+        self, spec: RunSpec, network: Network, logs: Path, parameters: int = 0, hosts: Sequence[Host] | None = None
     ) -> None:
         """Start them and block until all are ready. Raises LabError with the words of one that is not.
 

@@ -26,10 +26,11 @@ from netmon.records import (
     Table,
     address,
 )
-from netmon.replay.capture import CHUNK, Capture
 from netmon.replay.frames import (
+    CHUNK,
     DIRECTION_SHIFT,
     INTERFACE_SHIFT,
+    Capture,
     Frames,
     concatenated,
     frames_of,
@@ -244,7 +245,6 @@ class Source:
     ended: bool = False
 
     def advance(self) -> None:
-        """Read on."""
         chunk = self.capture.read()
         if chunk is None:
             self.ended = True
@@ -373,7 +373,6 @@ class Replay:
             raise
 
     def close(self) -> None:
-        """Close the captures."""
         for source in self._sources:
             source.capture.close()
 

@@ -7,10 +7,13 @@ from netmon.report.estimates import (
     cumulative_distribution,
     linear_regression,
     mean_confidence,
+    once_per_flow,
     period,
     r_squared,
+    ring_order,
+    size_class,
+    who_sends_to_whom,
 )
-from netmon.report.flows import once_per_flow, ring_order, size_class, who_sends_to_whom
 from netmon.report.iteration_times import (
     CongestionPoint,
     Fit,

@@ -5,7 +5,7 @@ import math
 
 import pandas as pd
 
-from netmon.history.frames import groups
+from netmon.history.dataset import groups
 from netmon.report.chapters.accounts import coverage
 from netmon.report.chapters.slowdown import fits_by_profile
 from netmon.report.runs import SIZE
@@ -33,14 +33,7 @@ def findings(study: Study) -> list[str]:
             "There is no iteration after any job's first one, so nothing can be said about iteration times.",
             *_account(study),
         ]
-    return [
-        *_slowdown(study),
-        *_congestion(study),
-        *_fits(study),
-        *_burst(study),
-        *_bytes(study),
-        *_account(study),
-    ]
+    return [*_slowdown(study), *_congestion(study), *_fits(study), *_burst(study), *_bytes(study), *_account(study)]
 
 
 def _slowdown(study: Study) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from netmon.history.frames import groups, records
+from netmon.history.dataset import groups, records
 from netmon.report.estimates import Floats, mean_confidence, r_squared
 
 TIME_COLUMNS = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from netmon.errors import DataError
-from netmon.history.frames import without_formulas
+from netmon.history.dataset import without_formulas
 from netmon.history.judging import worst_lines
 from netmon.report.study import Chapter, Exhibit, Frames, GapError, Study
 from netmon.units import format_bytes, format_duration, format_rate, format_utc
@@ -25,61 +25,7 @@ if TYPE_CHECKING:
 
 # --- The page.
 
-_TEMPLATE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { margin-top: 3rem; border-bottom: 1px solid #ccc; } h3 { margin: 2rem 0 .2rem; }
-nav ol { columns: 2; } nav li { break-inside: avoid; } a { color: #0072B2; }
-img { max-width: 100%; height: auto; }
-figure { margin: .5rem 0 0; } .basis { color: #555; font-size: .82rem; }
-.incidents, .quiet { border-left: 4px solid #D55E00; padding: .3rem .8rem; background: #fdf1ea; list-style: none; }
-.quiet { border-color: #009E73; background: #ebf7f2; }
-figcaption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-.table { overflow-x: auto; scrollbar-width: thin; }
-table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #e5e5e5; vertical-align: top; }
-code { background: #f3f3f3; padding: 0 .25rem; overflow-wrap: anywhere; }
-</style>
-</head>
-<body>
-<h1>{{ title }}</h1>
-{% if incidents %}<ul class="incidents">{% for line in incidents %}<li>{{ line }}</li>
-{% endfor %}</ul>{% else %}<p class="quiet">No step was slower than usual.</p>{% endif %}
-<p class="basis">{{ basis }}<br>made by <code>{{ command }}</code>, netmon {{ version }}, {{ made }}</p>
-<nav><ol>
-{% for chapter in chapters %}<li><a href="#{{ chapter.anchor }}">{{ chapter.title }}</a><ul>
-{% for item in chapter.shown %}<li><a href="#{{ item.exhibit.name }}">{{ item.exhibit.title }}</a></li>
-{% endfor %}</ul></li>
-{% endfor %}<li><a href="#findings">Findings</a></li>
-<li><a href="#missing">What is missing and why</a></li>
-</ol></nav>
-{% for chapter in chapters %}<h2 id="{{ chapter.anchor }}">{{ chapter.title }}</h2>
-{% for item in chapter.shown %}<section id="{{ item.exhibit.name }}">
-<h3>{{ item.exhibit.title }}</h3>
-<p>{{ item.exhibit.text | marked }}
-{%- if item.exhibit.follows %} <span class="basis">After: {{ item.exhibit.follows }}.</span>{% endif %}</p>
-{% if item.image %}<figure><img src="data:image/png;base64,{{ item.image }}" alt="{{ item.exhibit.title }}">
-<figcaption>{{ item.basis }}</figcaption></figure>{% endif %}
-{% if item.html %}<div class="table">{{ item.html | safe }}</div>{% endif %}
-{% if item.files %}<p class="basis">Tables:
-{%- for file in item.files %} <a href="{{ file }}">{{ file }}</a>{{ "," if not loop.last }}{% endfor %}</p>{% endif %}
-</section>
-{% endfor %}{% endfor %}
-<h2 id="findings">Findings</h2>
-<ul>{% for sentence in findings %}<li>{{ sentence }}</li>
-{% endfor %}</ul>
-<h2 id="missing">What is missing and why</h2>
-{% if missing %}<ul>{% for sentence in missing %}<li>{{ sentence }}</li>
-{% endfor %}</ul>{% else %}<p>Nothing: every table could be read, and every exhibit is shown.</p>{% endif %}
-</body>
-</html>
-"""
+_PAGE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
@@ -244,7 +190,7 @@ def write_report(
         lines = worst_lines(study.incidents, study.job_names, _MOST_LINES, format_utc)
         environment = Environment(autoescape=True, undefined=StrictUndefined)
         environment.filters["marked"] = _marked
-        page = environment.from_string(_TEMPLATE).render(
+        page = environment.from_string(_PAGE.read_text(encoding="utf-8")).render(
             title=title,
             basis=_basis_of(study, ""),
             command=command,

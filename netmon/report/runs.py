@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from netmon.history.frames import groups
+from netmon.history.dataset import groups
 
 RUN_COLUMNS = (
     *("run", "job", "model", "profile", "level", "repetition", "trainer", "pattern", "configuration"),

@@ -17,8 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from netmon.history.dataset import Numbered, Words
-from netmon.history.frames import groups
+from netmon.history.dataset import Numbered, Words, groups
 from netmon.records import CLASS_NAMES, Class
 
 # --- Burstiness: peak to mean by interval, and how long bursts and the gaps between them last.

@@ -13,9 +13,7 @@ import pyarrow.dataset as ds
 
 from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError
-from netmon.history.dataset import EXPECTED, Tables
-from netmon.history.frames import groups, plain_words, records
-from netmon.history.job_names import names_of
+from netmon.history.dataset import EXPECTED, Tables, groups, names_of, plain_words, records
 from netmon.history.judging import incidents_of, stored_verdicts
 from netmon.report.iteration_times import (
     CongestionPoint,

@@ -14,9 +14,7 @@ from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict.incidents import incidents
-from netmon.history.dataset import EXPECTED, open_table, read_rows, stream
-from netmon.history.frames import groups
-from netmon.history.job_names import names_of
+from netmon.history.dataset import EXPECTED, groups, names_of, open_table, read_rows, stream
 from netmon.history.judging import stored_verdicts, worst_lines
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.report.runs import model_size

@@ -83,10 +83,6 @@ class Filter:
     def holds(self, values: Values) -> bool:
         return all(term.holds(values) for term in self.terms)
 
-    @property
-    def fields(self) -> set[str]:
-        return {term.field for term in self.terms if term.field}
-
 
 def parse(text: str) -> Filter:
     """Terms with blanks between them; texts are regular expressions, found anywhere. Raises FilterError."""

@@ -13,19 +13,7 @@ from netmon.dl.verdict.verdict_text import arithmetic, renamed
 from netmon.records import CLASS_LETTERS, CLASS_NAMES, STACK
 from netmon.top.flows import five_tuple, flow_key, job_and_rank, loss_share, owner, round_trip
 from netmon.top.frame import class_legend, facts
-from netmon.top.glyphs import (
-    broken,
-    clock,
-    coverage,
-    day,
-    iteration,
-    rate,
-    rate_unit,
-    shown,
-    swatch,
-    wrapped,
-    zone,
-)
+from netmon.top.glyphs import broken, clock, coverage, day, iteration, rate, rate_unit, shown, swatch, wrapped, zone
 from netmon.top.glyphs import shown as printable
 from netmon.top.jobs import lines_of
 from netmon.top.levels import Level, Scene, Shown, incidents_of

@@ -6,19 +6,35 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+from rich.text import Text
+
 from netmon.dl.verdict.baseline import usual_of_job
 from netmon.past import Frame, PastSteps
-from netmon.top.filters import Filter
+from netmon.top.filters import Filter, exactly
 from netmon.top.flows import FLOWS, GROUPS, FlowGroup, FlowKey, FlowRow, flow_key, flow_rows, grouped
 from netmon.top.glyphs import iteration
 from netmon.top.incidents import INCIDENTS, IncidentRow, rows_of, with_older
 from netmon.top.jobs import JOBS, RANKS, TIMED_RANKS, RankRow
 from netmon.top.links import ARROWS, LINKS, PAST_LINKS
 from netmon.top.links import ordered as links_by_name
-from netmon.top.rank_groups import RANK_GROUPS
-from netmon.top.rows import Kind
+from netmon.top.rows import Kind, Part, numeric
 from netmon.top.steps import STEPS, VERDICTS, Step
 from netmon.views import FlowView, GroupLine, Incident, JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
+
+RANK_GROUPS = Kind(
+    "groups",
+    (
+        Part("group", lambda one, *_: Text(one.group, "bold"), lambda one: one.group, 9, 14, worth=99),
+        Part("kind", lambda one, *_: one.kind, lambda one: one.kind, 7, 12, worth=9),
+        Part("ranks", lambda one, *_: one.ranks, lambda one: one.ranks, 5, 24, worth=8),
+        Part("in a step, per rank", lambda one, *_: one.calls, lambda one: one.calls, 20, 90, worth=6, grows=True),
+        Part("when", lambda one, *_: one.when, lambda one: one.when, 8, 17, worth=4),
+        numeric("waits", lambda one, *_: one.waits, lambda one: one.waited_ns, 8, 26, 7),
+    ),
+    key=lambda one: (one.group, one.kind, one.calls),
+    values=lambda one: {"kind": (one.kind,)},
+    term=lambda one: exactly("kind", one.kind),
+)
 
 
 @dataclass(frozen=True)
@@ -96,10 +112,7 @@ def tables(level: Level, scene: Scene) -> list[Shown]:
         return [_links([link for link in links if link.host == host], scene), _flows(own, scene)]
     if level.what == "link":
         on_it = [view for view in flows if (view.host, view.interface, view.flow.direction) == level.link]
-        return [
-            _links([link for link in links if _link_key(link) == level.link], scene),
-            _flows(on_it, scene),
-        ]
+        return [_links([link for link in links if _link_key(link) == level.link], scene), _flows(on_it, scene)]
     if level.what == "flow":
         return [Shown(FLOWS, flow_rows([view for view in flows if _same_ends(view, level.flow)]))]
     many = scene.snapshot.page.links > len(links) or len(links) > 16

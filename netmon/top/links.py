@@ -228,14 +228,7 @@ def _kind(past: bool) -> Kind:
         "links",
         (
             Part("link", lambda link, *_: Text(link.host, "bold"), lambda link: link.host, 6, 24, worth=99),
-            Part(
-                "at",
-                lambda link, *_: _name(link),
-                lambda link: (link.interface, link.direction),
-                6,
-                16,
-                worth=98,
-            ),
+            Part("at", lambda link, *_: _name(link), lambda link: (link.interface, link.direction), 6, 16, worth=98),
             Part(
                 "load",
                 lambda link, ink, width: _bar(link, past, width, ink.colour),

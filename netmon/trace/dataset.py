@@ -16,8 +16,7 @@ import pyarrow.dataset as ds
 from netmon.dl.hangs import line
 from netmon.dl.verdict.verdict_text import arithmetic, columns, renamed, sentence
 from netmon.errors import DataError
-from netmon.history.dataset import Window, all_of, open_table, read_rows, stream
-from netmon.history.frames import plain_words
+from netmon.history.dataset import Window, all_of, open_table, plain_words, read_rows, stream
 from netmon.history.hangs import read_hangs
 from netmon.history.judging import stored_verdicts
 from netmon.history.transfers import read_transfers

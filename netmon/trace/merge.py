@@ -47,7 +47,6 @@ class Unzipped:
     """Raises OSError, EOFError (zipped, and cut), zlib.error."""
 
     def __init__(self, path: Path, progress: Progress = silent) -> None:
-        """Opens it."""
         if not path.is_file():  # opening a FIFO would wait for ever
             raise DataError(
                 f"cannot read {path}: it is no regular file" if path.exists() else f"cannot read {path}: no such file"
@@ -60,11 +59,9 @@ class Unzipped:
         self._plain = cast(IO[bytes], gzip.GzipFile(fileobj=self._lies)) if self.zipped else self._lies
 
     def __enter__(self) -> "Unzipped":
-        """Itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close it."""
         self._lies.close()
 
     def read(self, most: int) -> bytes:
@@ -209,8 +206,6 @@ class Happening:
 
 @dataclass
 class Profile:
-    """One file."""
-
     path: Path
     rank: int | None  # None: it does not say
     size: int | None  # of its job
@@ -410,11 +405,9 @@ class InOrder:
         self._new: list[tuple[int, int, int | None, str, str]] = []
 
     def __enter__(self) -> "InOrder":
-        """Itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Forget all."""
         self._database.close()
 
     def add(self, each: Happening, start_ns: int) -> None:
@@ -539,11 +532,7 @@ class Placed:
 
 
 def place(
-    paths: Sequence[Path],
-    iterations: pd.DataFrame,
-    clocks: pd.DataFrame,
-    job: str | None,
-    names: Mapping[str, str],
+    paths: Sequence[Path], iterations: pd.DataFrame, clocks: pd.DataFrame, job: str | None, names: Mapping[str, str]
 ) -> list[Placed]:
     """Whose traces these are. Raises DataError for one that cannot be placed.
 

@@ -14,8 +14,6 @@ _BOOTTIME, _REALTIME = 6, 1  # clocks by their numbers in the format
 
 
 class PerfettoWriter:
-    """See `TraceWriter`."""
-
     def __init__(self, file: IO[bytes], begin_ns: int) -> None:
         """begin_ns: UTC epoch of about the first event, by which the viewer knows the time of day."""
         self._file, self._builder, self._tracks = file, StreamingTraceProtoBuilder(file), 0
@@ -26,7 +24,6 @@ class PerfettoWriter:
         self._builder.write_packet(packet)
 
     def process(self, name: str) -> int:
-        """See `TraceWriter`."""
         packet = self._described(name)
         packet.track_descriptor.process.pid = self._tracks
         packet.track_descriptor.process.process_name = name
@@ -34,14 +31,12 @@ class PerfettoWriter:
         return self._tracks
 
     def lane(self, process: int, name: str) -> int:
-        """See `TraceWriter`."""
         packet = self._described(name)
         packet.track_descriptor.parent_uuid = process
         self._builder.write_packet(packet)
         return self._tracks
 
     def counter(self, process: int, name: str, unit: str) -> int:
-        """See `TraceWriter`."""
         packet = self._described(name)
         packet.track_descriptor.parent_uuid = process
         packet.track_descriptor.counter.unit_name = unit
@@ -49,7 +44,6 @@ class PerfettoWriter:
         return self._tracks
 
     def begin(self, lane: int, each: Slice) -> None:
-        """See `TraceWriter`."""
         begun = self._event(lane, each.start_ns, TrackEvent.TYPE_SLICE_BEGIN)
         begun.track_event.name = each.name
         begun.track_event.flow_ids.extend(each.arrows_out)
@@ -58,11 +52,9 @@ class PerfettoWriter:
         self._builder.write_packet(begun)
 
     def end(self, lane: int, each: Slice) -> None:
-        """See `TraceWriter`."""
         self._builder.write_packet(self._event(lane, each.end_ns, TrackEvent.TYPE_SLICE_END))
 
     def instants(self, lane: int, instants: Iterable[Instant]) -> None:
-        """See `TraceWriter`."""
         for each in instants:
             packet = self._event(lane, each.time_ns, TrackEvent.TYPE_INSTANT)
             packet.track_event.name = each.name
@@ -70,7 +62,6 @@ class PerfettoWriter:
             self._builder.write_packet(packet)
 
     def values(self, counter: int, times_ns: Iterable[int], values: Iterable[float]) -> None:
-        """See `TraceWriter`."""
         packet = self._event(counter, 0, TrackEvent.TYPE_COUNTER)
         for time_ns, value in zip(times_ns, values, strict=True):
             packet.timestamp = time_ns
@@ -78,7 +69,6 @@ class PerfettoWriter:
             self._builder.write_packet(packet)
 
     def close(self) -> None:
-        """See `TraceWriter`."""
         self._file.flush()
 
     def _described(self, name: str) -> TracePacket:

@@ -87,25 +87,21 @@ class ChromeWriter:
         self._file.write(f'{{"baseTimeNanoseconds":{begin_ns},"displayTimeUnit":"ns","traceEvents":[\n'.encode())
 
     def process(self, name: str) -> int:
-        """See `TraceWriter`."""
         number = self._track(0, name)
         self._event(ph="M", pid=number, name="process_name", args={"name": name})
         self._event(ph="M", pid=number, name="process_sort_index", args={"sort_index": number})
         return number
 
     def lane(self, process: int, name: str) -> int:
-        """See `TraceWriter`."""
         number = self._track(process, name)
         self._event(ph="M", pid=process, tid=number, name="thread_name", args={"name": name})
         self._event(ph="M", pid=process, tid=number, name="thread_sort_index", args={"sort_index": number})
         return number
 
     def counter(self, process: int, name: str, unit: str) -> int:
-        """See `TraceWriter`."""
         return self._track(process, f"{name} [{unit}]")
 
     def begin(self, lane: int, each: Slice) -> None:
-        """See `TraceWriter`."""
         where = {"pid": self._tracks[lane][0], "tid": lane}
         # As a viewer adds it up: what ends together has to end at the same number.
         length = self._us(each.end_ns) - self._us(each.start_ns)
@@ -121,19 +117,16 @@ class ChromeWriter:
         """See `TraceWriter`: its beginning said so."""
 
     def instants(self, lane: int, instants: Iterable[Instant]) -> None:
-        """See `TraceWriter`."""
         where = {"pid": self._tracks[lane][0], "tid": lane, "s": "t"}
         for each in instants:
             self._event(ph="i", ts=self._us(each.time_ns), name=each.name, args=dict(each.details), **where)
 
     def values(self, counter: int, times_ns: Iterable[int], values: Iterable[float]) -> None:
-        """See `TraceWriter`."""
         process, name = self._tracks[counter]
         for time_ns, value in zip(times_ns, values, strict=True):
             self._event(ph="C", pid=process, name=name, ts=self._us(time_ns), args={"value": value})
 
     def close(self) -> None:
-        """See `TraceWriter`."""
         self._file.write(b"\n]}\n")
         self._file.flush()
 

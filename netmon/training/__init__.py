@@ -15,9 +15,15 @@ It costs some microseconds per step, imports nothing but the standard library, n
 the training; without an agent it does nothing.
 """
 
-from netmon.training.callbacks import keras_callback, keras_scalars, lightning_callback, transformers_callback
 from netmon.training.optimizer import watch
-from netmon.training.scalars import Known, Scalars
+from netmon.training.scalars import (
+    Known,
+    Scalars,
+    keras_callback,
+    keras_scalars,
+    lightning_callback,
+    transformers_callback,
+)
 from netmon.training.steps import Steps
 
 __all__ = [

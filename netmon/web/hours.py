@@ -13,9 +13,7 @@ from netmon.errors import DataError
 from netmon.history.dataset import leave_out, open_table, stream
 from netmon.history.files import files_of_time, read_footer, table_files
 from netmon.past import HOUR_NS
-from netmon.web.grid import SERIES, RowReader, in_bins, numbers, row_columns
-from netmon.web.source import JOB, RANK, Lane
-from netmon.web.steps import STEP, by_lane
+from netmon.web.source import JOB, RANK, SERIES, STEP, Lane, RowReader, by_lane, in_bins, numbers, row_columns
 
 WIDTHS_NS = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
 _MOST_CELLS = 16_000_000  # of 4 bytes

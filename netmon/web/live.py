@@ -19,10 +19,26 @@ from netmon.errors import DataError, NetmonError
 from netmon.past import HOUR_NS, RowQuery, Rows
 from netmon.records import CLASS_NAMES, Direction
 from netmon.views import JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
-from netmon.web.grid import ROW_COLUMNS, SERIES, Floats, RowReader, in_bins, resampled
 from netmon.web.hours import STEP_COLUMNS, step_rows
-from netmon.web.source import JOB, RANK, Catalogue, Lane, Rates, State, arranged, nearest
-from netmon.web.steps import STEP, Lanes, by_lane
+from netmon.web.source import (
+    JOB,
+    RANK,
+    ROW_COLUMNS,
+    SERIES,
+    STEP,
+    Catalogue,
+    Floats,
+    Lane,
+    Lanes,
+    Rates,
+    RowReader,
+    State,
+    arranged,
+    by_lane,
+    in_bins,
+    nearest,
+    resampled,
+)
 from netmon.wire.queries import CollectorRows, get_advice, get_full
 from netmon.wire.security import Security
 from netmon.wire.watch import Outage, follow, split

@@ -5,7 +5,9 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import signal
+import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,16 +28,24 @@ from netmon.records import CLASS_COLOURS, CLASS_NAMES, STACK
 from netmon.version import __version__
 from netmon.views import CAUSES, NOT_UNDERSTOOD, Cause, GroupLine, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
-from netmon.web.answers import Answers
-from netmon.web.grid import DIRECTIONS
-from netmon.web.live import MOMENT_NS
-from netmon.web.source import BLOCK, JOB, SHOWN, Catalogue, Source
-from netmon.web.span import by_process, of_span, processes
-from netmon.web.steps import PHASES
-from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, encode, origin, tile
+from netmon.web.answers import (
+    BINS,
+    FINEST_NS,
+    MOST_LEVEL,
+    Answers,
+    by_process,
+    encode,
+    of_span,
+    origin,
+    processes,
+    tile,
+)
+from netmon.web.live import MOMENT_NS, Live
+from netmon.web.source import BLOCK, DIRECTIONS, JOB, PHASES, SHOWN, Catalogue, Source
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
 from netmon.wire.identity import Role
-from netmon.wire.snapshots import incident_without_names, verdict_without_names
+from netmon.wire.mapping import incident_without_names, verdict_without_names
+from netmon.wire.security import PLAIN, Security
 
 # --- The columns of a page's figures: what all hosts sent by class, and how long iterations took, in a time.
 
@@ -453,3 +463,46 @@ def _stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+# --- The page of a collector that has started this process.
+#
+# JSON says what of, and standard input ends with the collector. The first line of standard output is JSON, too: the
+# page's address, or the trouble.
+
+
+async def _serve(request: dict[str, Any]) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for the collector: we end with it
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_reader(sys.stdin.fileno(), _read_stop, stop)
+    tls, tokens = (Path(text) if text else None for text in (request["tls"], request["tokens"]))
+    access = Access(request["listen"], Security(tls, request["insecure"] and not tls), tokens if tls else None)
+    source = Live(request["collector"], PLAIN, title=request["listen"])
+    try:
+        await serve(source, access, request["listen"], lambda address: _say(address=address), stop)
+    finally:
+        source.close()
+
+
+def _read_stop(stop: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1):
+        stop.set()
+
+
+def _say(**answer: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    try:
+        asyncio.run(_serve(json.loads(sys.argv[1])))
+    except NetmonError as error:
+        _say(trouble=str(error).replace("--listen-tls", "--tls").replace("--listen", "--http"))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

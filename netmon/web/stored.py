@@ -20,18 +20,37 @@ from netmon.dl.verdict.incidents import LATELY_NS
 from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import DataError, NetmonError
 from netmon.history.advice import advice
-from netmon.history.dataset import Window, leave_out, open_table, read_rows, stream
+from netmon.history.dataset import (
+    Window,
+    leave_out,
+    names_of,
+    not_understood,
+    open_table,
+    read_rows,
+    stream,
+    with_names,
+)
 from netmon.history.files import table_files
-from netmon.history.job_names import names_of, not_understood, with_names
 from netmon.history.judging import explained, stored_verdicts
 from netmon.history.stored_rows import StoredRows
 from netmon.history.transfers import pairs_of
 from netmon.past import HOUR_NS, Rows
 from netmon.views import RankPair, RankTimes, Verdict
-from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
 from netmon.web.hours import Hour, span
-from netmon.web.source import Catalogue, Rates, State, arranged, nearest
-from netmon.web.steps import Lanes
+from netmon.web.source import (
+    SERIES,
+    Catalogue,
+    Floats,
+    Lanes,
+    Rates,
+    RowReader,
+    State,
+    arranged,
+    in_bins,
+    nearest,
+    resampled,
+    row_columns,
+)
 
 _log = logging.getLogger(__name__)
 

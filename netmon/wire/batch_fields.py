@@ -16,7 +16,7 @@ import numpy.typing as npt
 from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import EVIDENCE
-from netmon.native.load import compiled
+from netmon.native import compiled
 from netmon.records import COUNTS, ClockExchange, Flow, NicSample, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, PLAIN, RUNS, column_widths, plain_columns

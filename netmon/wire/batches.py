@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an agent sends: Hello and Batch ↔ protobuf. Decoding trusts nothing and raises WireError with the reason."""
 
+import itertools
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from netmon.errors import WireError
 from netmon.evidence import EVIDENCE
-from netmon.records import SCHEMA_VERSION, AgentCost, Batch, ClockSample, Flow, Hello, Interface, Table
+from netmon.records import SCHEMA_VERSION, AgentCost, Batch, ClockSample, Flow, Hello, Interface, Table, Training
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many
 from netmon.wire.buckets import decode_buckets, encode_buckets
@@ -17,6 +21,7 @@ from netmon.wire.limits import (
     MAX_FLOWS,
     MAX_HOST,
     MAX_INTERFACES,
+    MAX_MESSAGE_BYTES,
     MAX_MONO_NS,
     MAX_NAME,
     MAX_PACKETS,
@@ -211,3 +216,40 @@ def decode_batch(message: netmon_pb2.Batch) -> Batch:
         evidence=evidence,
         words=tuple(many.words),
     )
+
+
+MOST_ROWS = 1 << 17
+"""Of a batch: at most 6 MB of a message, and half of what a collector takes."""
+
+_NOTHING_ELSE: dict[str, Any] = dict.fromkeys(("flows", "ledger", "exchanges", "nic", "words"), ())
+_NOTHING_ELSE |= {"evidence": {}, "training": Training()}
+_BEHIND_NS = 5_000_000_000  # what else is in the batch must not lie too long after its horizon
+
+
+def batch_parts(batch: Batch, most_rows: int = MOST_ROWS) -> Iterator[Batch]:
+    """One or more batches with ascending numbers; the first has everything but the rows of the others.
+
+    Rows go by time, so that a part's horizon is where the next one begins. Only when they lie far apart does a part's
+    horizon pass rows that come later, as it does with stragglers.
+    """
+    rows = batch.buckets
+    if len(rows) <= most_rows:
+        yield batch
+        return
+    rows = rows[np.argsort(rows["bucket_start_ns"], kind="stable")]
+    for number, first in enumerate(range(0, len(rows), most_rows)):
+        end = first + most_rows
+        next_ns = int(rows["bucket_start_ns"][end]) if end < len(rows) else batch.horizon_ns
+        horizon_ns = min(batch.horizon_ns, max(next_ns, batch.horizon_ns - _BEHIND_NS))
+        part = replace(batch, sequence=batch.sequence + number, horizon_ns=horizon_ns, buckets=rows[first:end])
+        yield replace(part, **_NOTHING_ELSE) if number else part
+
+
+def within_a_message(flows: Iterable[bytes]) -> Iterator[bytes]:
+    """As many as a collector takes in an introduction. Batches whose flows are left out are refused one by one."""
+    size = 0
+    for flow in itertools.islice(flows, MAX_FLOWS):
+        size += len(flow)
+        if size > MAX_MESSAGE_BYTES // 2:
+            return
+        yield flow

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.errors import WireError
-from netmon.native.load import compiled
+from netmon.native import compiled
 from netmon.records import BUCKET, COARSE, COUNTS, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_MONO_NS, MAX_ROWS

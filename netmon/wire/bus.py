@@ -38,13 +38,7 @@ try:
     from nats.errors import NoRespondersError
     from nats.js import JetStreamContext
     from nats.js.api import DiscardPolicy, RawStreamMsg, RetentionPolicy, StorageType, StreamConfig
-    from nats.js.errors import (
-        APIError,
-        BadRequestError,
-        BucketNotFoundError,
-        NoStreamResponseError,
-        NotFoundError,
-    )
+    from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NoStreamResponseError, NotFoundError
 except ImportError as error:
     raise UnsupportedError(f"cannot use a bus: nats-py is not installed; {to_install('bus')}") from error
 

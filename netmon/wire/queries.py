@@ -71,7 +71,6 @@ class CollectorRows:
         return watch_once(self._addresses, selection, self._security).time_ns
 
     def written(self) -> bool:
-        """See netmon.past.Rows: who answers does."""
         return True
 
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:

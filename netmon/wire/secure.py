@@ -52,10 +52,7 @@ _SAID = (  # by BoringSSL, OpenSSL and gRPC; lower case
     ("certificate is not valid for", _OTHER_NAME),
     ("certificate_unknown", f"the other end does not trust our certificate: {_COPY}"),
     ("wrong_version_number", "it speaks no TLS there: give no --tls, or start the collector with it"),
-    (
-        "certificate_verify_failed",
-        "the other end's certificate is not trusted: is it of the authority in our ca.crt?",
-    ),
+    ("certificate_verify_failed", "the other end's certificate is not trusted: is it of the authority in our ca.crt?"),
 )
 
 _OF_TIME = ("certificate has expired", "certificate is not yet valid")

@@ -120,7 +120,6 @@ class Format:
         return np.ascontiguousarray(rows.T).view(np.uint64) - self.least
 
     def empty(self) -> Columns:
-        """No row."""
         return Columns({name: np.zeros(0, np.int64) for name in ("batch", *self.columns)})
 
 
@@ -349,7 +348,6 @@ class JoinedTables:
     faults: Mapping[int, str]  # why messages are refused; their rows mean nothing
 
     def word(self, place: int) -> str:
-        """By its place."""
         return self.words[place] if place >= 0 else ""
 
 

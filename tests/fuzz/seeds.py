@@ -18,7 +18,7 @@ from netmon.marks import MarkPacket, encode
 from netmon.views import Selection
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
-from netmon.wire.snapshots import encode_selection, encode_snapshot
+from netmon.wire.mapping import encode_selection, encode_snapshot
 from netmon.wire.tables import split_tables
 
 _ENTRY = b'{"ph": "%s", "name": "%s", "ts": %d, "pid": %d, "args": {"dtype": "float32"}}'

@@ -16,13 +16,12 @@ from netmon.agent.timeline import TimelineFile
 from netmon.errors import DataError, WireError
 from netmon.kernel.training.symbols import function_offsets
 from netmon.marks import MOST_NAME, decode, head, is_rank
-from netmon.replay.capture import Capture
-from netmon.replay.frames import frames_of
+from netmon.replay.frames import Capture, frames_of
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import decode_batch, encode_batch, encode_hello
 from netmon.wire.grpc_client import BrokenError, Protocol
-from netmon.wire.snapshots import decode_selection, decode_snapshot
+from netmon.wire.mapping import decode_selection, decode_snapshot
 from netmon.wire.tables import TABLES
 
 CORPUS = Path(__file__).with_name("corpus")

@@ -19,8 +19,7 @@ from waiting import wait_for
 from netmon.lab.network import Host
 from netmon.lab.process import Process
 from netmon.records import FLOW_KEY, Direction, address
-from netmon.replay.capture import Capture
-from netmon.replay.frames import Frames, frames_of
+from netmon.replay.frames import Capture, Frames, frames_of
 from netmon.replay.replay import HostSide, packed
 
 FLOW = ["direction", "src", "dst", "src_port", "dst_port", "protocol"]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 BOTH_ENDS = """
 import ctypes, json, os, socket, sys, threading, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of two CPUs that send for one connection, either may be first
-from netmon.kernel.owners.endpoint import Endpoint
+from netmon.kernel.sock_diag import Endpoint
 from netmon.kernel.sock_diag import TCP_INFO, TcpInfo
 left, right, address, megabytes, way = sys.argv[1:]
 def enter(name):

@@ -20,8 +20,8 @@ from pair import NETMON, Watched
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_for
 
-from netmon.agent.batch_table import BatchTable
-from netmon.agent.link_totals import summed
+from netmon.agent.spool import summed
+from netmon.agent.spool_folder import BatchTable
 from netmon.errors import KernelError
 from netmon.kernel import loader
 from netmon.kernel.meter.memory import choose_geometry

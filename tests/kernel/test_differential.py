@@ -19,8 +19,7 @@ from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
 from netmon.records import FLOW_KEY, address
-from netmon.replay.capture import Capture
-from netmon.replay.frames import frames_of
+from netmon.replay.frames import Capture, frames_of
 
 pytestmark = pytest.mark.kernel
 

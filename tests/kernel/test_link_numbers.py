@@ -7,9 +7,9 @@ from netmon.bench.kernel import LOOPBACK, PROGRAMS, frame
 from netmon.errors import KernelError
 from netmon.kernel import loader
 from netmon.kernel.bpf_calls import dry_run
-from netmon.kernel.meter.link_numbers import forget_interface, number_interface
 from netmon.kernel.meter.memory import choose_geometry, map_memory
 from netmon.kernel.meter.meter import Meter
+from netmon.kernel.watching import forget_interface, number_interface
 
 pytestmark = pytest.mark.kernel
 

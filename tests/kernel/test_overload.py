@@ -16,9 +16,9 @@ from netmon.bench.kernel import LOOPBACK, PROGRAMS, Yardsticks, frame
 from netmon.kernel import loader
 from netmon.kernel.bpf_calls import dry_run
 from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
-from netmon.kernel.meter.link_numbers import number_interface
 from netmon.kernel.meter.memory import choose_geometry, map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
+from netmon.kernel.watching import number_interface
 from netmon.records import Direction
 
 pytestmark = pytest.mark.kernel

@@ -15,7 +15,7 @@ import pytest
 from pair import Watched
 from waiting import DIES_WITH_US
 
-from netmon.kernel.owners.endpoint import Endpoint
+from netmon.kernel.sock_diag import Endpoint
 
 pytestmark = pytest.mark.kernel
 
@@ -77,7 +77,7 @@ time.sleep(1.5)
 TRANSLATED = """
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 from netmon.kernel.owners.owner_search import Translations
-from netmon.kernel.owners.endpoint import Endpoint
+from netmon.kernel.sock_diag import Endpoint
 def track(begun, answered):
     parts = [NFCTAttrTuple(saddr=a, sport=b, daddr=c, dport=d, proto=6) for a, b, c, d in (begun, answered)]
     NFCTSocket().entry("add", tuple_orig=parts[0], tuple_reply=parts[1], timeout=60, status=8)

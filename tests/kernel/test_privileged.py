@@ -17,8 +17,8 @@ import pytest
 from conftest import End
 from waiting import wait_for
 
-from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.requests import FindOwners, Look, LookClosely, LookElsewhere, More, Start, encode
+from netmon.kernel.sock_diag import Endpoint
 from netmon.own_module import own_module
 
 pytestmark = pytest.mark.kernel

@@ -24,8 +24,7 @@ from collector.registry import Registry
 from collector.settings import Settings
 from netmon.agent import spool as spool_module
 from netmon.agent import spool_folder
-from netmon.agent.link_totals import LINK_TOTALS
-from netmon.agent.spool import Spool
+from netmon.agent.spool import LINK_TOTALS, Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import Table, empty

@@ -22,8 +22,7 @@ from collector.metrics.serving import why_not_ready
 from collector.registry import Registry
 from collector.settings import Settings
 from netmon.agent import spool as spool_module
-from netmon.agent.link_totals import LINK_TOTALS
-from netmon.agent.spool import Spool
+from netmon.agent.spool import LINK_TOTALS, Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.records import ClockSample, Hello, Interface, Table, empty
 

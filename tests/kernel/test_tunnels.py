@@ -25,7 +25,7 @@ from scapy.packet import Packet, Raw
 from waiting import wait_for
 
 from netmon.kernel import bpf_calls
-from netmon.kernel.meter.link_numbers import forget_interface, number_interface
+from netmon.kernel.watching import forget_interface, number_interface
 from netmon.lab.network import Host
 from netmon.lab.process import Process
 

@@ -35,7 +35,7 @@ def test_programs_units_and_examples_are_inside(wheel: Path) -> None:
     assert beside <= names
     for name in ("systemd/netmon-agent.service", "systemd/collector.toml", "packaging/grafana/netmon.json"):
         assert f"netmon/{name}" in names
-    assert "collector/server.py" in names
+    assert {"collector/server.py", "netmon/report/page.html"} <= names
     if shutil.which("gcc") and (Path(sysconfig.get_path("include")) / "Python.h").exists():
         assert [name for name in names if name.startswith("netmon/native/compiled.") and name.endswith(".so")]
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests")]

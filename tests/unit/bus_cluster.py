@@ -18,8 +18,7 @@ from collector.cluster.worker import ClusterWorker, WorkerSettings
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from collector.settings import Settings
-from netmon.bench.pipeline.agents import HostReport, Report, _Agent, _Epoch
-from netmon.bench.pipeline.host import host_name
+from netmon.bench.pipeline.agents import HostReport, Report, _Agent, _Epoch, host_name
 from netmon.bench.pipeline.truth import Verdict, judge
 from netmon.bench.specs import WIDTH_MS, Load
 from netmon.wire import netmon_pb2

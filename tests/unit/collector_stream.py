@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from netmon.dl.host_iterations import HostIterations
+from netmon.dl.iterations import HostIterations
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import (
     BUCKET,

@@ -29,7 +29,7 @@ from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many
 from netmon.wire.batches import encode_batch, encode_hello
-from netmon.wire.snapshots import decode_snapshot, encode_snapshot
+from netmon.wire.mapping import decode_snapshot, encode_snapshot
 
 HONEST = ("h0", "h1")
 EPOCH = 20_000  # messages, after which a collector has a fresh dataset

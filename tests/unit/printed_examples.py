@@ -12,7 +12,6 @@ from netmon.bench.calls import AgentCost, CallsResult
 from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
 from netmon.bench.collectives import CollectivesResult, TransferCost
 from netmon.bench.drain import BusyDrain, CpusResult, DrainResult
-from netmon.bench.evidence import Costs, EvidenceResult
 from netmon.bench.flows import FlowsResult
 from netmon.bench.hang import HangResult
 from netmon.bench.hang import Injection as HangInjection
@@ -21,10 +20,9 @@ from netmon.bench.hook import HookResult, StepCost
 from netmon.bench.inference import InferenceResult, RunScore
 from netmon.bench.kernel import CaseResult, KernelResult
 from netmon.bench.observers import OBSERVERS, Account
-from netmon.bench.overhead import Idle, OverheadResult, Run
+from netmon.bench.overhead import Costs, EvidenceResult, Idle, OverheadResult, Run
 from netmon.bench.pipeline.agents import Report
-from netmon.bench.pipeline.run import Cost, PipelineResult, Seen
-from netmon.bench.pipeline.sweep import SweepResult
+from netmon.bench.pipeline.run import Cost, PipelineResult, Seen, SweepResult
 from netmon.bench.pipeline.truth import Difference, Stored, TableDifference, Verdict
 from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
 from netmon.bench.posts import PostCost, PostsResult

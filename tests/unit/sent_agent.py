@@ -11,10 +11,9 @@ from collector_stream import Host, hello
 from netmon.agent.connection import Connect
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.grpc_connection import connect_by_grpc
-from netmon.agent.link_totals import NOTHING, link_totals
 from netmon.agent.recorder import Pulls
 from netmon.agent.sending import Leftovers
-from netmon.agent.spool import Spool
+from netmon.agent.spool import NOTHING, Spool, link_totals
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.stream import Stream
 from netmon.records import Batch, Hello, Table

@@ -9,10 +9,10 @@ from collector.dataset.tables import Origin, Origins, flow_table
 from collector.host.flows import STATE, Links
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, RecentFlows
-from netmon.agent.link_totals import link_totals
+from netmon.agent.spool import link_totals
 from netmon.dl.timemap import TimeMap
 from netmon.kernel.meter.flow_numbers import Aggregate, Aggregates
-from netmon.kernel.owners.endpoint import packed_address
+from netmon.kernel.sock_diag import packed_address
 from netmon.records import BUCKET, FLOW_KEY, Batch, Direction, Flow, Hello, Interface, Owner, empty
 from netmon.top.flows import five_tuple
 from netmon.wire.batches import decode_batch, encode_batch

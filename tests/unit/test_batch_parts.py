@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from test_wire_batches import A_FLOW, A_TRAINING, a_batch, in_order
 
-from netmon.agent.batch_parts import MOST_ROWS, batch_parts
 from netmon.records import BUCKET, COARSE, Batch, ClockSample, Table
-from netmon.wire.batches import decode_batch, encode_batch
+from netmon.wire.batches import MOST_ROWS, batch_parts, decode_batch, encode_batch
 from netmon.wire.limits import MAX_MESSAGE_BYTES, MAX_ROWS
 
 SECOND = 1_000_000_000

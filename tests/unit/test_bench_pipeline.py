@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import wait_for
 
-from netmon.bench.pipeline.agents import HostReport, Report
-from netmon.bench.pipeline.host import MS, Account, SimulatedHost, coarser
+from netmon.bench.pipeline.agents import MS, Account, HostReport, Report, SimulatedHost, coarser
 from netmon.bench.pipeline.run import measure
 from netmon.bench.pipeline.truth import judge
 from netmon.bench.specs import Load, PipelineSpec

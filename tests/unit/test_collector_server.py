@@ -21,8 +21,8 @@ from netmon.records import Batch, Class, Direction, Hello
 from netmon.views import LinkView, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
+from netmon.wire.mapping import decode_snapshot
 from netmon.wire.netmon_pb2_grpc import CollectorStub
-from netmon.wire.snapshots import decode_snapshot
 
 FAST = Settings(flush_ns=50 * MS)
 

@@ -14,12 +14,12 @@ from slot_machine import SlotMachine
 from netmon.agent import flows as flow_module
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, RecentFlows, describe_flows, distinct_ids
-from netmon.agent.link_totals import link_totals
 from netmon.agent.pressure import Backlog, Resolution
+from netmon.agent.spool import link_totals
 from netmon.kernel.meter.flow_numbers import FlowLimit, FlowNumbers
 from netmon.kernel.meter.memory import Geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter
-from netmon.kernel.owners.endpoint import packed_address
+from netmon.kernel.sock_diag import packed_address
 from netmon.records import FLOW_KEY, Direction, Flow, Table
 
 MS, S = 1_000_000, 1_000_000_000

@@ -15,8 +15,7 @@ from sent_agent import Sent
 
 from collector.host.align import ClockQuery, Exchanges, fit_exchanges
 from netmon.agent import exchange
-from netmon.agent.clock import Clock
-from netmon.agent.exchange import ClockExchanges
+from netmon.agent.exchange import Clock, ClockExchanges
 from netmon.kernel.timekeeping import clock_state, parse_tracking
 from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from netmon.kernel.meter.flow_numbers import LARGE_BYTES, FlowLimit, FlowNumbers, UnnamedSlots, _Room, reversed_keys
-from netmon.kernel.owners.endpoint import packed_address
+from netmon.kernel.sock_diag import packed_address
 from netmon.records import FLOW_KEY, SLOT
 
 S = 1_000_000_000

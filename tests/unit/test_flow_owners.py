@@ -11,8 +11,8 @@ import pytest
 from waiting import wait_for
 
 from netmon.agent.flow_owners import FlowOwners
-from netmon.kernel.owners.endpoint import packed_address
 from netmon.kernel.owners.socket_events import SocketEventTable, _chosen
+from netmon.kernel.sock_diag import packed_address
 from netmon.records import FLOW_KEY, SOCKET_CLOSE, SOCKET_CONNECT, SOCKET_EVENT, Direction, Flow
 
 MS = 1_000_000

@@ -17,8 +17,7 @@ from netmon.cli import main
 from netmon.commands import why
 from netmon.dl.past_frames import column_width
 from netmon.errors import DataError
-from netmon.history.dataset import open_table, stream
-from netmon.history.frames import without_formulas
+from netmon.history.dataset import open_table, stream, without_formulas
 from netmon.marks import harmless
 from netmon.terminal import Column, FittingTable, console
 from netmon.views import Verdict

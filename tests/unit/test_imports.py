@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "options"} | {
+TYPES = {"columnar", "records", "evidence", "views", "errors", "units", "config", "options"} | {
     "durability",
     "marks",
     "own_module",
@@ -28,7 +28,6 @@ MAY_IMPORT = {
     "columnar": set(),
     "evidence": set(),
     "records": {"errors", "evidence"},
-    "mark_runs": {"records"},
     "errors": set(),
     "views": {"records"},
     "past": {"records", "views"},
@@ -36,7 +35,7 @@ MAY_IMPORT = {
     "config": {"errors"},
     "options": {"errors", "units"},
     "durability": set(),
-    "own_module": set(),
+    "own_module": {"errors"},
     "rate_limiter": set(),
     "supervisor": set(),
     "service_user": {"errors"},
@@ -47,7 +46,7 @@ MAY_IMPORT = {
     "native": set(),
     "wire": TYPES | {"native"},
     "certificates": TYPES | {"wire"},
-    "dl": {"columnar", "native", "records", "mark_runs", "evidence", "errors", "views", "past", "units"},
+    "dl": {"columnar", "native", "records", "evidence", "errors", "views", "past", "units"},
     "kernel": SHARED,
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},

@@ -21,7 +21,7 @@ from netmon.dl.verdict.incidents import (
 )
 from netmon.records import Direction
 from netmon.views import Cause, Incident, RankTimes, Snapshot, Verdict
-from netmon.wire.snapshots import incident_without_names, without_names
+from netmon.wire.mapping import incident_without_names, without_names
 
 MS, S = 1_000_000, 1_000_000_000
 USUAL = 400 * MS

@@ -12,7 +12,7 @@ from test_store import Collector, read
 
 from collector.job_exchange import build_news
 from netmon.dl.understanding import Understanding
-from netmon.history.job_names import not_understood
+from netmon.history.dataset import not_understood
 from netmon.history.judging import verdicts
 from netmon.records import Batch, Direction, Flow, Moment, Owner, Source
 

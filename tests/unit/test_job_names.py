@@ -4,7 +4,7 @@
 import pandas as pd
 import pytest
 
-from netmon.history.job_names import names_of, requested_job
+from netmon.history.dataset import names_of, requested_job
 from netmon.kernel.processes import MOST_JOB_NAME, job_name, script_name
 from netmon.report.runs import model_size
 from netmon.views import distinct_names

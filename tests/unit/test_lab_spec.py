@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.commands import lab_options
+from netmon.commands import lab
 from netmon.errors import DataError, UsageError
 from netmon.lab.record import prepare
 from netmon.lab.spec import RunSpec
@@ -50,13 +50,13 @@ def test_what_cannot_be_run_is_refused_with_its_reason(change, reason):
 @pytest.mark.parametrize("text", ["0,x", "", "1:2"])
 def test_hosts_that_are_not_numbers(text):
     with pytest.raises(UsageError, match="write numbers"):
-        lab_options.hosts(text)
+        lab.hosts(text)
 
 
 def test_cross_traffic_is_from_and_to():
-    assert lab_options.pair("2:0") == (2, 0)
+    assert lab.pair("2:0") == (2, 0)
     with pytest.raises(UsageError, match="FROM:TO"):
-        lab_options.pair("2")
+        lab.pair("2")
 
 
 def test_a_run_is_not_written_over_another(tmp_path):
@@ -89,8 +89,8 @@ def test_a_place_that_cannot_be_written(tmp_path):
 def parsed(*options):
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, default=Path("out"))
-    lab_options.add_run_options(parser, iterations=50)
-    return lab_options.run_spec(parser.parse_args(options), overwrite=False)
+    lab.add_run_options(parser, iterations=50)
+    return lab.run_spec(parser.parse_args(options), overwrite=False)
 
 
 def test_no_options_are_the_defaults():

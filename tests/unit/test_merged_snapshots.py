@@ -73,7 +73,7 @@ class Some(Snapshots):
         self.hosts = hosts
 
     def Watch(self, request, context):  # noqa: N802
-        from netmon.wire.snapshots import encode_snapshot
+        from netmon.wire.mapping import encode_snapshot
 
         for _ in super().Watch(request, context):
             yield encode_snapshot(worker(*self.hosts))

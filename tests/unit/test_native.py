@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from netmon.columnar import Columns
 from netmon.dl import history
 from netmon.errors import WireError
-from netmon.native.load import compiled
+from netmon.native import compiled
 from netmon.records import BUCKET, COARSE
 from netmon.wire import batch_fields, buckets, netmon_pb2
 from netmon.wire.batch_fields import ROWS, Split, split_buckets

@@ -12,11 +12,11 @@ import sys
 import numpy as np
 
 from netmon import records
-from netmon.native import load
+from netmon import native
 
 if sys.argv[1] == "numpy":
-    load.compiled = None
-elif not load.compiled:
+    native.compiled = None
+elif not native.compiled:
     sys.exit(3)
 records.COUNTS["marked"] = records.Count("packets that a switch marked", total=True, heading="marked")
 records.BUCKET = np.dtype([*records.BUCKET.descr, ("marked", "<u8")])
@@ -27,7 +27,7 @@ from collector.dataset.meanings import meaning
 from collector.dataset.tables import SCHEMAS
 from collector.host.flows import STATE, count_arrived
 from collector.host.rows import arrived, merge
-from netmon.dl.coarse import coarsen
+from netmon.agent.pressure import coarsen
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import join_buckets, split_buckets
 from netmon.wire.buckets import decode_buckets, encode_buckets

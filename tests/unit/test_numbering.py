@@ -12,6 +12,11 @@ from netmon.views import SourceScore
 MS = 1_000_000
 
 
+def align(numbers: JobNumbers, rank: int, trust: Trust, events: dict[StepMoment, Events], error_ns: int) -> bool:
+    """Of one rank; whether used numbers moved."""
+    return number_jobs([(numbers, RankEvents(rank, trust, events, error_ns))])[0].moved
+
+
 def events(first, count, start_ms=0.0, period_ms=100.0, jitter=()):
     """Numbers from `first` on, one per period."""
     late = np.resize(np.array([*jitter, 0.0]), count)
@@ -59,15 +64,15 @@ def test_one_moment_of_each_rank_does_not_tell_which_iteration_it_is():
     assert shift_between(events(0, 1), events(0, 1, start_ms=100)) is None
     numbers = JobNumbers()
     for heard in (1, 2):
-        numbers.align(0, Trust.RELATIVE, ends(0, heard), 0)
-        numbers.align(1, Trust.RELATIVE, ends(0, heard, start_ms=100), 0)
+        align(numbers, 0, Trust.RELATIVE, ends(0, heard), 0)
+        align(numbers, 1, Trust.RELATIVE, ends(0, heard, start_ms=100), 0)
     assert numbers.shift(1) == 1
 
 
 def test_the_first_rank_heard_counts_for_all():
     numbers = JobNumbers()
-    numbers.align(1, Trust.RELATIVE, ends(0, 10), 0)
-    numbers.align(0, Trust.RELATIVE, ends(0, 1, start_ms=501), 0)
+    align(numbers, 1, Trust.RELATIVE, ends(0, 10), 0)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 1, start_ms=501), 0)
     assert [numbers.shift(rank) for rank in (0, 1)] == [5, 0]
     assert numbers.relative(0)
     assert numbers.relative(1)
@@ -75,45 +80,45 @@ def test_the_first_rank_heard_counts_for_all():
 
 def test_a_true_number_makes_all_true():
     numbers = JobNumbers()
-    numbers.align(0, Trust.RELATIVE, ends(0, 10), 0)
-    numbers.align(1, Trust.RELATIVE, ends(0, 8, start_ms=200), 0)
-    assert not numbers.align(2, Trust.COUNTED, ends(805, 5, start_ms=501), 0)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 10), 0)
+    align(numbers, 1, Trust.RELATIVE, ends(0, 8, start_ms=200), 0)
+    assert not align(numbers, 2, Trust.COUNTED, ends(805, 5, start_ms=501), 0)
     assert [numbers.shift(rank) for rank in (0, 1, 2)] == [800, 802, 0]
-    numbers.align(0, Trust.RELATIVE, ends(0, 11), 0)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 11), 0)
     assert not numbers.relative(0)
 
 
 def test_what_the_script_says_is_not_changed():
     numbers = JobNumbers()
-    numbers.align(0, Trust.NUMBERED, ends(0, 10), 0)
-    numbers.align(1, Trust.NUMBERED, ends(3, 10), 0)
+    align(numbers, 0, Trust.NUMBERED, ends(0, 10), 0)
+    align(numbers, 1, Trust.NUMBERED, ends(3, 10), 0)
     assert numbers.shift(1) == 0
 
 
 def test_wrong_early_evidence_is_corrected():
     numbers = JobNumbers()
-    numbers.align(0, Trust.RELATIVE, ends(0, 1), 0)
-    numbers.align(1, Trust.RELATIVE, ends(0, 1, start_ms=101), 0)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 1), 0)
+    align(numbers, 1, Trust.RELATIVE, ends(0, 1, start_ms=101), 0)
     assert numbers.shift(1) == 0  # the other had said no more than that
-    numbers.align(0, Trust.RELATIVE, ends(0, 6), 0)
-    assert numbers.align(1, Trust.RELATIVE, ends(0, 5, start_ms=101), 0)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 6), 0)
+    assert align(numbers, 1, Trust.RELATIVE, ends(0, 5, start_ms=101), 0)
     assert numbers.shift(1) == 1
 
 
 @pytest.mark.parametrize(("error_ms", "shift"), [(0, 4), (20, 4), (30, 0)])
 def test_clocks_that_differ_too_much_prove_nothing(error_ms, shift):
     numbers = JobNumbers()
-    numbers.align(0, Trust.RELATIVE, ends(0, 10), 0)
-    numbers.align(1, Trust.RELATIVE, ends(0, 5, start_ms=400), error_ms * MS)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 10), 0)
+    align(numbers, 1, Trust.RELATIVE, ends(0, 5, start_ms=400), error_ms * MS)
     assert numbers.shift(1) == shift
 
 
 def test_the_count_goes_on_without_the_rank_that_began_it():
     numbers = JobNumbers()
-    numbers.align(0, Trust.RELATIVE, ends(0, 10), 0)
-    numbers.align(1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 10), 0)
+    align(numbers, 1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
     numbers.forget(0)
-    numbers.align(0, Trust.RELATIVE, ends(0, 3, start_ms=700), 0)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 3, start_ms=700), 0)
     assert [numbers.shift(rank) for rank in (0, 1)] == [7, 4]
     numbers.forget(0)
     numbers.forget(1)
@@ -122,11 +127,11 @@ def test_the_count_goes_on_without_the_rank_that_began_it():
 
 def test_a_true_number_stays_true_when_who_knew_it_is_gone():
     numbers = JobNumbers()
-    numbers.align(0, Trust.COUNTED, ends(0, 10), 0)
-    numbers.align(1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
+    align(numbers, 0, Trust.COUNTED, ends(0, 10), 0)
+    align(numbers, 1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
     numbers.forget(0)
     assert not numbers.relative(1)
-    numbers.align(2, Trust.RELATIVE, ends(0, 3, start_ms=701), 0)
+    align(numbers, 2, Trust.RELATIVE, ends(0, 3, start_ms=701), 0)
     assert [numbers.shift(rank) for rank in (1, 2)] == [4, 7]
     assert not numbers.relative(2)
 
@@ -134,8 +139,8 @@ def test_a_true_number_stays_true_when_who_knew_it_is_gone():
 def test_a_stored_shift_is_taken_up():
     numbers = JobNumbers()
     numbers.resume(1, Trust.RELATIVE, 5)
-    numbers.align(1, Trust.RELATIVE, ends(20, 3), 0)
-    numbers.align(0, Trust.RELATIVE, ends(0, 3), 0)
+    align(numbers, 1, Trust.RELATIVE, ends(20, 3), 0)
+    align(numbers, 0, Trust.RELATIVE, ends(0, 3), 0)
     assert [numbers.shift(rank) for rank in (0, 1)] == [25, 5]
     assert numbers.state(0) == (Trust.RELATIVE, 25)
 
@@ -205,7 +210,7 @@ def test_what_is_told_together_is_decided_in_its_order(told):
     ]
     decided = number_jobs([(together[job], events) for job, events in news])
     for (job, events), one in zip(news, decided, strict=True):
-        assert alone[job].align(*events) == one.moved
+        assert align(alone[job], *events) == one.moved
         assert alone[job].shift(events.rank) == one.shift
     for one, other in zip(together, alone, strict=True):
         assert [one.state(r) for r in range(5)] == [other.state(r) for r in range(5)]

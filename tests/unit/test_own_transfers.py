@@ -14,8 +14,7 @@ from netmon.history.judging import stored_verdicts
 from netmon.records import Direction
 from netmon.views import Cause, Verdict
 from netmon.wire import netmon_pb2 as pb
-from netmon.wire.mapping import from_message, to_message
-from netmon.wire.snapshots import verdict_without_names
+from netmon.wire.mapping import from_message, to_message, verdict_without_names
 
 RX, TX = Direction
 STORE = ("10.0.0.9", 9000)

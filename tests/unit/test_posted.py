@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 
-from netmon.agent.posted import PostedRows
+from netmon.agent.evidence import PostedRows
 from netmon.evidence import POSTED
 from netmon.kernel.verbs import PROVIDER_FILE, Posted, QueuePair, read_queues
 from netmon.marks import RankIdentity

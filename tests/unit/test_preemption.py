@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from netmon.errors import UnsupportedError
-from netmon.kernel import loader, preemption
+from netmon.kernel import loader
+from netmon.kernel.loader import BottomHalves, bottom_halves
 from netmon.kernel.machine import Status, machine_checks
 from netmon.kernel.meter.memory import choose_geometry
-from netmon.kernel.preemption import BottomHalves, bottom_halves
 
 NOT_SET, SET = "# CONFIG_PREEMPT_RT_NEEDS_BH_LOCK is not set\n", "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y\n"
 RT, OTHERS = "#1 SMP PREEMPT_RT Debian 7.1-1", "#1 SMP PREEMPT_DYNAMIC Debian 7.1-1"
@@ -30,7 +30,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-        monkeypatch.setattr(preemption, "ROOT", tmp_path)
+        monkeypatch.setattr(loader, "ROOT", tmp_path)
 
     return make
 
@@ -67,7 +67,7 @@ def test_nothing_is_loaded_where_counts_would_be_wrong(machine) -> None:
 
 def test_what_is_unknown_is_said(machine, caplog: pytest.LogCaptureFixture) -> None:
     machine(RT)
-    preemption.require_serial_bottom_halves()
+    loader.require_serial_bottom_halves()
     assert "configuration cannot be read" in caplog.text
 
 

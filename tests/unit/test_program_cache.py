@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from netmon.errors import KernelError
-from netmon.kernel import program_cache
+from netmon.kernel import loader
 from netmon.kernel.bpf_calls import MapShape
-from netmon.kernel.program_cache import INSTRUCTION, Image, Program, decode, image_of, read_image, write_image
+from netmon.kernel.loader import INSTRUCTION, Image, Program, decode, image_of, read_image, write_image
 
 ME = os.geteuid()
 SHAPE = MapShape("flows", 2, 4, 8, 16, 1024)
@@ -100,7 +100,7 @@ def test_the_number_of_files_is_bounded_and_what_is_used_stays(tmp_path: Path) -
 
 def test_maps_are_named_by_their_place_and_get_their_descriptors_back(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = {7: MapShape("flows", 2, 4, 8, 16, 1024), 9: MapShape("walks", 6, 4, 16, 1, 0)}
-    monkeypatch.setattr(program_cache.bpf_calls, "map_shape", shapes.__getitem__)
+    monkeypatch.setattr(loader.bpf_calls, "map_shape", shapes.__getitem__)
     program = Program("meter", 3, 0, "GPL", load_64(1, 9) + load_64(0, 9) + load_64(1, 7))
     image = image_of([program], {"flows": 7})
     assert image.maps == (shapes[7], shapes[9])

@@ -9,7 +9,7 @@ from collector_stream import MS, mark
 from rank_hosts import Hosts, ranks, step, told
 
 from collector.host.rank_table import DISTANT
-from netmon.dl.host_iterations import GONE, REPEATED, STRANGER
+from netmon.dl.iterations import GONE, REPEATED, STRANGER
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT

@@ -21,16 +21,16 @@ from waiting import DIES_WITH_US, wait_for
 
 from collector.receiving.client import RemoteStream
 from collector.server import serve
-from netmon.bench.usage import children, command_line
 from netmon.columnar import Columns
 from netmon.errors import UnsupportedError
 from netmon.evidence import EVIDENCE
+from netmon.lab.process import children, command_line
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many, filter_batches
 from netmon.wire.batches import encode_batch
+from netmon.wire.mapping import decode_snapshot
 from netmon.wire.netmon_pb2_grpc import CollectorStub
-from netmon.wire.snapshots import decode_snapshot
 from netmon.wire.tables import read_ranks
 
 _MODULE = "collector.receiving.receiver"

@@ -14,8 +14,7 @@ from scapy.packet import Raw
 
 from netmon.errors import DataError
 from netmon.records import BUCKET, Batch, Direction, Flow
-from netmon.replay.capture import Capture
-from netmon.replay.frames import frames_of
+from netmon.replay.frames import Capture, frames_of
 from netmon.replay.replay import FlowCounts, Replay, Rule, Settings
 
 FRAMES: list[Timed] = [(0, segment(100)), (4_000, segment(200)), (25_000, segment(300)), (31_000, segment(0, False))]

@@ -5,7 +5,6 @@ import struct
 
 import pytest
 
-from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.requests import (
     MOST_BYTES,
     MOST_ENDPOINTS,
@@ -20,6 +19,7 @@ from netmon.kernel.requests import (
     decode,
     encode,
 )
+from netmon.kernel.sock_diag import Endpoint
 
 FOUR, SIX = Endpoint(6, "10.0.0.1", 5999, "10.0.0.2", 40_000), Endpoint(17, "fe80::1", 53, "fe80::2", 1024)
 START = Start((("eth0", 2), ("größe0", 3), ("ens1f0np0", 2**31 - 1)), "auto", 10_000, 0, "each")

@@ -100,7 +100,7 @@ def test_payload_is_summed_alike_with_few_keys_and_with_many() -> None:
     told = []
     for keys in (key, key * 10_000):  # too many cells to be counted one by one
         history = PayloadHistory()
-        history.cut(1, 3 * MS + 1, 0)
+        history.cut_all(1, [3 * MS + 1])
         history.add(host, time_ns, keys, payload, until)
         sums = history.between(asked, np.full(3, 2 * MS), np.full(3, 20 * MS))
         told.append((sums.question.tolist(), (sums.key // (keys.max() // 4)).tolist(), sums.payload_bytes.tolist()))

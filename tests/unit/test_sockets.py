@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from netmon.kernel.owners import namespaces, owner_search
-from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.kernel.owners.owner_search import Found, SocketOwners, SocketTable, find_sockets
-from netmon.kernel.sock_diag import DiagnosisSocket
+from netmon.kernel.sock_diag import DiagnosisSocket, Endpoint, packed
 from netmon.rate_limiter import TimeLimiter
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP

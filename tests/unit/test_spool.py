@@ -17,8 +17,7 @@ from waiting import wait_for
 
 from netmon.agent import spool as spool_module
 from netmon.agent import spool_folder
-from netmon.agent.link_totals import LINK_TOTALS, link_totals, summed
-from netmon.agent.spool import Spool
+from netmon.agent.spool import LINK_TOTALS, Spool, link_totals, summed
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import BUCKET, Direction, Flow

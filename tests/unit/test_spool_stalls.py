@@ -12,10 +12,8 @@ import pytest
 from waiting import wait_for
 
 from netmon.agent import spool as spool_module
-from netmon.agent.batch_table import BatchTable, Change
-from netmon.agent.link_totals import LINK_TOTALS
-from netmon.agent.spool import Spool
-from netmon.agent.spool_folder import SpoolFolder
+from netmon.agent.spool import LINK_TOTALS, Spool
+from netmon.agent.spool_folder import BatchTable, Change, SpoolFolder
 from netmon.records import Table, empty
 
 APPLY = BatchTable.apply

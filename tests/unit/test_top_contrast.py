@@ -13,8 +13,7 @@ from test_top_program import Seen, Source, patient  # noqa: F401
 from textual.pilot import Pilot
 
 from netmon.records import CLASS_COLOURS
-from netmon.top.contrast import LEAST, contrast, readable
-from netmon.top.program import Program
+from netmon.top.program import LEAST, Program, contrast, readable
 from netmon.top.widgets import _FILTERS, _KEYS, _WORDS, RowTable, page
 
 

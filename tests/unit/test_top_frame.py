@@ -21,7 +21,7 @@ from netmon.records import Class, Direction, Owner
 from netmon.top.frame import render
 from netmon.top.options import Options, arrange, short_names
 from netmon.views import Cause, Page, RankPair, Snapshot, Verdict
-from netmon.wire.snapshots import decode_snapshot, encode_snapshot
+from netmon.wire.mapping import decode_snapshot, encode_snapshot
 
 FRAMES = Path(__file__).parent / "frames"
 PLAIN = Options(colour=False)

@@ -20,8 +20,8 @@ from collector.view.view import View
 from netmon.records import Class, Direction, Flow, Owner
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
+from netmon.wire.mapping import decode_snapshot, encode_selection, encode_snapshot
 from netmon.wire.netmon_pb2_grpc import CollectorServicer, CollectorStub, add_CollectorServicer_to_server
-from netmon.wire.snapshots import decode_snapshot, encode_selection, encode_snapshot
 
 MS = 1_000_000
 UTC = 1_760_000_000_000_000_000

@@ -12,7 +12,7 @@ from test_rank_activity import SIZE, begin, call, named
 from netmon.agent.waits import Active, Waits
 from netmon.dl.rank_activity import RankActivity
 from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
-from netmon.kernel.process_state import Look, look
+from netmon.kernel.processes import Look, look
 from netmon.marks import RankIdentity
 from netmon.records import STEP_WAIT_BEGIN, STEP_WAIT_END
 

@@ -35,7 +35,7 @@ def serving(at: str) -> list[int]:
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (place / "cmdline").read_bytes()
-            if b"netmon.web.process" in command and at.encode() in command:
+            if b"netmon.web.server" in command and at.encode() in command:
                 found.append(int(place.name))
     return found
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from netmon.past import RowQuery
-from netmon.web import span as module
-from netmon.web.span import by_process, of_span
+from netmon.web import answers as module
+from netmon.web.answers import by_process, of_span
 
 S = 1_000_000_000
 BEGIN, END = 1_000 * S, 1_600 * S

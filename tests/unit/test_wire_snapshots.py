@@ -11,7 +11,7 @@ from snapshot_example import cluster, example
 from netmon.errors import WireError
 from netmon.views import STEP, FlowView, HostView, JobView, LinkView, Page, RankView, Selection, Snapshot, Totals
 from netmon.wire import netmon_pb2
-from netmon.wire.snapshots import decode_selection, decode_snapshot, encode_selection, encode_snapshot
+from netmon.wire.mapping import decode_selection, decode_snapshot, encode_selection, encode_snapshot
 
 
 def same(one: Any, other: Any) -> bool:

@@ -13,8 +13,8 @@ from snapshot_example import example
 from netmon.errors import NetmonError
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
+from netmon.wire.mapping import decode_selection, encode_snapshot
 from netmon.wire.netmon_pb2_grpc import CollectorServicer, add_CollectorServicer_to_server
-from netmon.wire.snapshots import decode_selection, encode_snapshot
 from netmon.wire.watch import ONE_SNAPSHOT, Outage, UnreachableError, follow, watch
 
 TEN = Selection(flows=10)

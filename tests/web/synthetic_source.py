@@ -18,10 +18,8 @@ from netmon.errors import DataError
 from netmon.past import RowQuery
 from netmon.views import Cause, Hang, RankPair, Verdict
 from netmon.web.access import Access
-from netmon.web.grid import SERIES
 from netmon.web.server import serve
-from netmon.web.source import JOB, RANK, Catalogue, Rates, State, arranged
-from netmon.web.steps import STEP, by_lane
+from netmon.web.source import JOB, RANK, SERIES, STEP, Catalogue, Rates, State, arranged, by_lane
 from netmon.wire.security import PLAIN
 
 BEGIN_NS = 1_795_219_200_000_000_000

@@ -28,7 +28,7 @@ from netmon.agent.recorder import Pulls, Recorder, in_memory
 from netmon.history.stored_rows import StoredRows
 from netmon.records import Batch
 from netmon.views import Hang, Hung, RankPair
-from netmon.web import span as span_sums
+from netmon.web import answers
 from netmon.web.live import Live
 from netmon.web.stored import Stored
 from netmon.wire.security import PLAIN
@@ -471,10 +471,10 @@ def test_a_span_is_added_up_beside_the_one_before(browser: Any, cluster: str) ->
         assert page.inner_text("#selection") == text
 
 
-@pytest.mark.parametrize("most", [span_sums.MOST_ROWS, 0])
+@pytest.mark.parametrize("most", [answers.MOST_ROWS, 0])
 def test_a_long_span_has_its_processes(browser: Any, cluster: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of the run; of too many rows it is an estimate, and says so."""
-    monkeypatch.setattr(span_sums, "MOST_ROWS", most)
+    monkeypatch.setattr(answers, "MOST_ROWS", most)
     with looking(browser, cluster) as page:
         settled(page)
         unfolded(page)

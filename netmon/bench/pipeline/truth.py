@@ -14,13 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from netmon.bench.pipeline.agents import HostReport, Report
-from netmon.bench.pipeline.host import (
+from netmon.bench.pipeline.agents import (
     CAPACITY_BPS,
     LOST_BYTES,
     MS,
     SECOND_MS,
     STEP_END_MS,
+    HostReport,
+    Report,
     SimulatedHost,
     boot_ns,
     coarser,

@@ -22,16 +22,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from netmon.bench.pipeline.agents import HostReport, Report, record
+from netmon.bench.pipeline.agents import HostReport, Report, host_name, record
 from netmon.bench.pipeline.bus import serving
-from netmon.bench.pipeline.host import host_name
 from netmon.bench.pipeline.truth import LEFT_OUT, TableDifference, Verdict, compare, judge
 from netmon.bench.result import table
 from netmon.bench.specs import WIDTH_MS, Load, PipelineSpec, Progress, silent
-from netmon.bench.usage import process_seconds
 from netmon.errors import LabError, UnsupportedError, UsageError
-from netmon.lab.injections.quota import cpu_root, limit
-from netmon.lab.process import Process
+from netmon.lab.network import cpu_root, limit
+from netmon.lab.process import Process, process_seconds
 from netmon.records import Hello
 from netmon.terminal import Column, FittingTable, labels
 from netmon.wire import netmon_pb2
@@ -390,8 +388,7 @@ async def _play(recorded: Recorded, workers: int, cores_each: float, folder: Pat
     ]
     verdict = await asyncio.to_thread(recorded.verdict, folder / "data")
     return Played(
-        *(seconds, rows / seconds, rows / max(sum(spent), 1e-9), of_bus / seconds),
-        *(each, watched.moved, verdict),
+        *(seconds, rows / seconds, rows / max(sum(spent), 1e-9), of_bus / seconds), *(each, watched.moved, verdict)
     )
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from netmon.dl.inference.bursts import (
     INTERVALS,
+    SEGMENT_BYTES,
     VOLUME_TOLERANCE,
     Bursts,
     Candidate,
@@ -19,7 +20,97 @@ from netmon.dl.inference.bursts import (
     repetition,
     together,
 )
-from netmon.dl.inference.staggered import Start, starts
+from netmon.dl.inference.types import TrafficGroup
+from netmon.records import Table
+
+# --- Where the steps of flows begin that pause more than once in each, and not all at the same time.
+#
+# Layers are gathered one by one, micro-batches pass a pipeline: no pause tells by its length where a step begins, and
+# there may be no moment at which all flows are quiet. But each flow carries the same bytes in every step. So its steps
+# are counted from where it began: the first burst after which everything repeats itself is the first of the first step.
+
+Start = tuple[int, dict[int, int]]
+"""When a step begins, and how many bytes each flow had sent before."""
+
+_LEAST_STEPS = 4
+_SAME_STEP = 0.05
+_MOST_PARTS = 16  # of a step, that one flow may take for steps
+_MET = 0.9  # of the steps begin with a burst
+_SURE_OF_STEP = 3  # of the first ones, all do
+_OFTEN, _AS_LONG = 2.5, 0.6  # pauses in each step that are about as long as the longest
+
+
+def pauses_often(flows: Sequence[Candidate], whole: Repetition, resolution_ns: int) -> bool:
+    """Whether all flows together pause several times in each of their repetitions, about as long as before it."""
+    rows = together([c.bursts.rows for c in flows], resolution_ns)
+    since, until = np.searchsorted(rows["start_ns"], whole.onsets_ns[[0, -1]])
+    long = int((pauses_before(rows)[since + 1 : until + 1] >= _AS_LONG * whole.pause_ns).sum())
+    return long >= _OFTEN * (len(whole.onsets_ns) - 1)
+
+
+def starts(flows: Sequence[Candidate]) -> list[Start]:
+    """Of the steps that all flows have begun; empty where they are not clear, or a flow not known from its start."""
+    if not all(c.repetition and c.fresh and not c.bursts.forgetful for c in flows):
+        return []
+    periods = np.array([c.repetition.period_ns for c in flows if c.repetition])
+    totals = np.array([c.bursts.total for c in flows])
+    order = np.argsort(periods)
+    period = float(periods[order][np.searchsorted(np.cumsum(totals[order]), totals.sum() / 2)])
+    begun = []
+    for c in flows:
+        volume = _of_step(c, period)
+        found = beginnings(c.bursts.rows, volume) if volume else np.empty(0, np.int64)
+        if len(found) < _LEAST_STEPS:
+            return []
+        begun.append(found)
+    steps = min(map(len, begun))
+    if max(map(len, begun)) > steps + _SURE_OF_STEP:
+        return []
+    tables = [c.bursts.rows for c in flows]
+    times = np.array([rows["start_ns"][found[:steps]] for rows, found in zip(tables, begun, strict=True)])
+    levels = np.array([rows["level"][found[:steps]] for rows, found in zip(tables, begun, strict=True)])
+    numbers = [c.flow for c in flows]
+    return [(int(times[:, k].min()), dict(zip(numbers, levels[:, k].tolist(), strict=True))) for k in range(steps)]
+
+
+def _of_step(candidate: Candidate, period_ns: float) -> float:
+    """Its bytes in a step, which may be several of what it repeats itself in, or a part; 0: neither."""
+    assert candidate.repetition is not None
+    ratio = period_ns / candidate.repetition.period_ns
+    times = max(1.0, round(ratio)) if ratio >= 1 else 1 / max(1.0, round(1 / ratio))
+    fits = abs(ratio / times - 1) <= _SAME_STEP and 1 / _MOST_PARTS <= times <= _MOST_PARTS
+    return candidate.repetition.volume * times if fits else 0.0
+
+
+def beginnings(rows: Table, volume: float) -> npt.NDArray[np.int64]:
+    """Bursts that begin steps of so many bytes, from the first one on that repeats itself all the time; ascending."""
+    level = rows["level"].astype(np.float64)
+    slack = max(VOLUME_TOLERANCE / 2 * volume, SEGMENT_BYTES)
+    last = level.searchsorted(level[-1] - _LEAST_STEPS * volume)
+    for first in range(int(last)):
+        found, met = _chain(level, first, volume, slack)
+        if len(met) >= _LEAST_STEPS and all(met[:_SURE_OF_STEP]) and sum(met) >= _MET * len(met):
+            found[0] = int(level.searchsorted(level[first] + slack, side="right")) - 1
+            return np.array(found, np.int64)
+        if level[first] > level[0] + 2 * volume:
+            break
+    return np.empty(0, np.int64)
+
+
+def _chain(level: npt.NDArray[np.float64], first: int, volume: float, slack: float) -> tuple[list[int], list[bool]]:
+    found, met, at = [first], [], float(level[first])
+    while at + volume <= level[-1] + slack:
+        at += volume
+        near = min(int(level.searchsorted(at)), len(level) - 1)
+        if near and at - level[near - 1] < level[near] - at:
+            near -= 1
+        met.append(abs(level[near] - at) <= slack)
+        if met[-1]:
+            at = float(level[near])
+        if len(met) == _SURE_OF_STEP and not all(met):
+            break
+        found.append(near)
+    return found, met
 
 
 def strongly_connected(edges: Collection[Edge]) -> list[set[str]]:
@@ -399,11 +490,7 @@ def _meet(one: Sequence[Candidate], other: Sequence[Candidate]) -> bool:
 
 
 def _relation(
-    one: Sequence[Candidate],
-    other: Sequence[Candidate],
-    whole: Repetition | None,
-    now_ns: int,
-    resolution_ns: int,
+    one: Sequence[Candidate], other: Sequence[Candidate], whole: Repetition | None, now_ns: int, resolution_ns: int
 ) -> Relation:
     """whole: how they repeat themselves together with all that they may make a job with."""
     shared = addresses(one) & addresses(other)
@@ -633,3 +720,135 @@ def _overlapping(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDAr
     half = int(np.median(np.diff(a))) // 2 if len(a) > 1 else 0
     within: npt.NDArray[np.int64] = a[(a >= b[0] - half) & (a <= b[-1] + half)]
     return within
+
+
+# --- The groups of a job's ranks, as far as its traffic tells them, and what they are for.
+#
+# Who sends as much per step is of one kind of group, and those of them that are connected are one group, if they make a
+# ring, a chain or a clique. What it is for is told where only one thing does so; else it is UNKNOWN.
+
+DATA, SHARDED_DATA, PIPELINE, UNKNOWN = "data", "sharded data", "pipeline", "unknown"
+
+_AS_MUCH_EACH = 0.03  # of the bytes per step
+_TWICE = 0.1  # that the one way carries what the other does, or twice as much
+_AT_ONCE, _IN_TURN = 0.5, 0.2  # of the time in which either sends, both do
+
+Pair = frozenset[str]
+
+
+def groups_of(
+    flows: Mapping[int, Edge],
+    volumes: Mapping[int, float],
+    bursts: Mapping[int, Bursts],
+    since_ns: int,
+    one_phase: bool,
+) -> tuple[TrafficGroup, ...]:
+    """volumes: of each flow per step; since_ns: of what they have sent since then; one_phase: all pause together once
+    in each step, and no more.
+    """
+    ways: dict[Edge, float] = {}
+    rows: dict[Edge, list[Table]] = {}
+    for flow, edge in flows.items():
+        if volumes.get(flow, 0) > 0 and flow in bursts:
+            ways[edge] = ways.get(edge, 0.0) + volumes[flow]
+            rows.setdefault(edge, []).append(bursts[flow].rows)
+    if one_phase and ways:
+        members = {address for edge in ways for address in edge}
+        purpose = DATA if _all_at_once(ways, rows, since_ns, len(members)) else UNKNOWN
+        return (_parallel_group(purpose, sorted(members, key=_numerically), ways),)
+    pairs: dict[Pair, float] = {}
+    for edge, volume in ways.items():
+        pairs[frozenset(edge)] = max(volume, pairs.get(frozenset(edge), 0.0))
+    found = []
+    for alike in _alike(pairs):
+        for members in connected_pairs(alike):
+            own = {edge: volume for edge, volume in ways.items() if set(edge) <= members and frozenset(edge) in alike}
+            kind = _kind(own, rows, since_ns, len(members))
+            if kind is not None:
+                found.append(_parallel_group(kind, _in_order(kind, members, own, rows, since_ns), own))
+    return tuple(sorted(found, key=lambda group: (group.kind, group.members)))
+
+
+def _parallel_group(kind: str, members: Sequence[str], ways: Mapping[Edge, float]) -> TrafficGroup:
+    return TrafficGroup(kind, tuple(members), int(sum(ways.values()) / len(members)))
+
+
+def _alike(pairs: Mapping[Pair, float]) -> list[list[Pair]]:
+    """Pairs parted by what they carry."""
+    parts: list[list[Pair]] = []
+    last = 0.0
+    for pair in sorted(pairs, key=lambda pair: pairs[pair]):
+        if not parts or pairs[pair] > (1 + _AS_MUCH_EACH) * last:
+            parts.append([])
+        parts[-1].append(pair)
+        last = pairs[pair]
+    return parts
+
+
+def _kind(ways: Mapping[Edge, float], rows: Mapping[Edge, Sequence[Table]], since_ns: int, size: int) -> str | None:
+    """None: it is no shape that one group has."""
+    around = {(a, b) for a, b in ways} | {(b, a) for a, b in ways}
+    degrees = [sum(edge[0] == member for edge in around) for member in {a for a, _ in around}]
+    both = [(ways[a, b], ways[b, a]) for a, b in ways if a < b and (b, a) in ways]
+    even = all(abs(one - other) <= _TWICE * max(one, other) for one, other in both)
+    if size == 2:
+        if len(both) != 1 or not even:
+            return UNKNOWN
+        (a, b) = next(iter(ways))
+        return PIPELINE if _both_at_once(rows[a, b], rows[b, a], since_ns) <= _IN_TURN else UNKNOWN
+    is_chain = len(around) == 2 * (size - 1) and max(degrees) == 2
+    is_ring = max(degrees) == min(degrees) == 2
+    if is_chain:
+        return PIPELINE if even and len(ways) == len(around) else None
+    if is_ring and len(ways) == len(around):
+        twice = all(abs(max(pair) / min(pair) - 2) <= 2 * _TWICE for pair in both)
+        return SHARDED_DATA if twice else UNKNOWN
+    return UNKNOWN if is_ring or pattern_of([*ways]) == "clique" else None
+
+
+def _all_at_once(ways: Mapping[Edge, float], rows: Mapping[Edge, Sequence[Table]], since_ns: int, size: int) -> bool:
+    """Whether it is no chain, along which the one may wait for the other."""
+    pairs = {frozenset(edge) for edge in ways}
+    if size == 2 and len(ways) == 2:
+        one, other = ways
+        return _both_at_once(rows[one], rows[other], since_ns) >= _AT_ONCE
+    return len(pairs) != size - 1 or max(sum(member in pair for pair in pairs) for pair in pairs for member in pair) > 2
+
+
+def _both_at_once(one: Sequence[Table], other: Sequence[Table], since_ns: int) -> float:
+    """Of the time in which either sends, the share in which both do."""
+    edges = []
+    for number, tables in enumerate((one, other)):
+        for rows in tables:
+            own = rows[rows["start_ns"] >= since_ns]
+            for name, sign in (("start_ns", 1), ("end_ns", -1)):
+                edges.append(np.stack([own[name], np.full(len(own), number), np.full(len(own), sign)], axis=1))
+    moments = np.concatenate(edges)
+    moments = moments[np.argsort(moments[:, 0], kind="stable")]
+    lasts = np.diff(moments[:, 0])
+    busy = [np.cumsum(np.where(moments[:, 1] == number, moments[:, 2], 0))[:-1] > 0 for number in (0, 1)]
+    either = float(lasts[busy[0] | busy[1]].sum())
+    return float(lasts[busy[0] & busy[1]].sum()) / either if either else 1.0
+
+
+def _in_order(
+    kind: str, members: set[str], ways: Mapping[Edge, float], rows: Mapping[Edge, Sequence[Table]], since_ns: int
+) -> list[str]:
+    """Of a pipeline the stages, the first one sends first; else sorted."""
+    ascending = sorted(members, key=_numerically)
+    if kind != PIPELINE:
+        return ascending
+    following = {member: [b for a, b in ways if a == member] for member in ascending}
+    ends = [member for member in ascending if len(following[member]) == 1]
+
+    def begins(end: str) -> int:
+        return min(
+            int(table["start_ns"][table["start_ns"].searchsorted(since_ns)])
+            for table in rows[end, following[end][0]]
+            if table["start_ns"][-1] >= since_ns
+        )
+
+    order = [min(ends, key=begins)]
+    while len(order) < len(members):
+        order.append(next(member for member in following[order[-1]] if member not in order))
+    return order

@@ -21,9 +21,7 @@ from netmon.dl.inference.bursts import (
     repetition,
     together,
 )
-from netmon.dl.inference.grouping import ordered, pattern_of
-from netmon.dl.inference.parallel import PIPELINE, groups_of
-from netmon.dl.inference.staggered import Start
+from netmon.dl.inference.grouping import PIPELINE, Start, groups_of, ordered, pattern_of
 from netmon.dl.inference.types import InferredIteration, InferredJob
 from netmon.records import Table
 
@@ -344,11 +342,7 @@ class Job:
             found.append((time_ns, dict(levels)))
 
     def _recover(
-        self,
-        rows: Table,
-        pauses: npt.NDArray[np.int64],
-        levels: npt.NDArray[np.int64],
-        bursts: Mapping[int, Bursts],
+        self, rows: Table, pauses: npt.NDArray[np.int64], levels: npt.NDArray[np.int64], bursts: Mapping[int, Bursts]
     ) -> Start | None:
         """An iteration of other bytes than in the baseline: it ends where a normal one begins."""
         long = np.flatnonzero(pauses[1:] >= self._baseline_ns) + 1

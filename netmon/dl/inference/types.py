@@ -30,7 +30,7 @@ class LinkFlow:
 class TrafficGroup:
     """Members of a job that exchange something among themselves in each step."""
 
-    kind: str  # of netmon.dl.inference.parallel
+    kind: str  # of netmon.dl.inference.grouping
     members: tuple[str, ...]  # addresses; of a pipeline in the order of its stages, else ascending
     bytes_per_iteration: int  # that a member sends, on average
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from netmon.dl.sharing import culprits
 from netmon.dl.sharing.advice import LASTS, WORTH, Advice, Share, renamed
-from netmon.dl.sharing.compatibility import Fit
-from netmon.dl.sharing.demand import FEWEST
+from netmon.dl.sharing.compatibility import FEWEST, Fit
 from netmon.units import format_bytes, format_duration, format_rate
 
 _OF_JOBS = ("job", "others", "unjudged", "jobs", "never_alone")  # keys of documents

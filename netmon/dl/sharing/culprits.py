@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netmon.dl.sharing.demand import Demand
+from netmon.dl.sharing.compatibility import Demand
 from netmon.dl.verdict import incidents
 from netmon.units import format_duration, format_moment, format_rate
 from netmon.views import Cause, Incident

@@ -173,7 +173,6 @@ class SlotHolders:
 
     @staticmethod
     def none() -> "SlotHolders":
-        """No rows."""
         return SlotHolders(np.zeros(0, np.uint32), np.zeros(0, np.uint16), np.zeros(0, np.uint32))
 
     def __len__(self) -> int:

@@ -17,9 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from netmon.kernel.owners.endpoint import Endpoint, address_text
 from netmon.kernel.processes import PROC, machine_wide, namespace_of, pids
-from netmon.kernel.sock_diag import TCP_INFO, TcpInfo
+from netmon.kernel.sock_diag import TCP_INFO, Endpoint, TcpInfo, address_text
 from netmon.records import Table, empty
 
 _LOCAL = re.compile(r"\|-- (\S+)\n\s+/32 (?:host LOCAL|link BROADCAST)")

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from netmon.kernel.owners.endpoint import Endpoint, address_text
 from netmon.kernel.owners.namespaces import Namespaces
 from netmon.kernel.owners.socket_events import SocketEvent, SocketEvents
 from netmon.kernel.processes import PROC, ControlGroups, Process, ProcessTable, pids
-from netmon.kernel.sock_diag import LISTEN, DiagnosisSocket
+from netmon.kernel.sock_diag import LISTEN, DiagnosisSocket, Endpoint, address_text
 from netmon.rate_limiter import TimeLimiter
 
 if TYPE_CHECKING:  # 20 MB, needed only where addresses are translated

@@ -16,8 +16,8 @@ from netmon.kernel import bpf_calls
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.memory import RingBuffer
-from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.kernel.processes import machine_wide, namespace_of
+from netmon.kernel.sock_diag import Endpoint, packed
 from netmon.marks import printable
 from netmon.rate_limiter import RateLimiter
 from netmon.records import SOCKET_CONNECT, SOCKET_EVENT, Table

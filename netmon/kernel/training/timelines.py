@@ -44,7 +44,6 @@ class Timelines:
     """Only rank 0 of a job writes one. Needs CAP_SYS_PTRACE for other users' processes."""
 
     def __init__(self) -> None:
-        """None is open."""
         self._names: dict[int, str] = {}  # by pid: as the environment has it
         self._opened: dict[int, _File] = {}  # by pid
         self._others: dict[int, set[_File]] = {}  # by pid: files that it writes and that are no timelines

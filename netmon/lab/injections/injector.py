@@ -29,9 +29,8 @@ from typing import Any
 from netmon.errors import LabError
 from netmon.lab import iproute
 from netmon.lab.injections import programs
-from netmon.lab.injections.quota import Quota, own_group, throttle
 from netmon.lab.injections.spec import BY_TRAINER, FILE_PORT, TRANSFERS, Injection
-from netmon.lab.network import INTERFACE, Host, Network, shaping
+from netmon.lab.network import INTERFACE, Host, Network, Quota, own_group, shaping, throttle
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.record import INJECTIONS, Record, utc_minus_mono_ns
 from netmon.lab.spec import RunSpec

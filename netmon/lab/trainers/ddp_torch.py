@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
 from script import (  # type: ignore[import-not-found]
     IterationLog,
     Pauses,
@@ -24,7 +23,7 @@ from script import (  # type: ignore[import-not-found]
 )
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch_hangs import torch_hangs  # type: ignore[import-not-found]
+from torch_script import build_model, forward, interruptions, torch_hangs  # type: ignore[import-not-found]
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]

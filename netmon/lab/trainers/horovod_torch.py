@@ -9,7 +9,6 @@ import time
 import horovod.torch as hvd
 import horovod.torch.optimizer as hvd_optimizer
 import torch
-from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
 from script import (  # type: ignore[import-not-found]
     Hangs,
     IterationLog,
@@ -20,6 +19,7 @@ from script import (  # type: ignore[import-not-found]
     read_layers,
     wait_until,
 )
+from torch_script import build_model, forward, interruptions  # type: ignore[import-not-found]
 
 
 class Moments:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from paced_model import build_model  # type: ignore[import-not-found]
 from script import (  # type: ignore[import-not-found]
     IterationLog,
     Pauses,
@@ -22,7 +21,7 @@ from script import (  # type: ignore[import-not-found]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch_hangs import torch_hangs  # type: ignore[import-not-found]
+from torch_script import build_model, torch_hangs  # type: ignore[import-not-found]
 
 _FSDP_LAYERS, _MICRO_BATCHES, _EXPERT_LAYERS, _BLOCKS = 4, 4, 2, 4
 _WIDTH = 64

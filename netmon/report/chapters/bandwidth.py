@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from netmon.history.frames import groups, records
+from netmon.history.dataset import groups, records
 from netmon.report.iteration_times import spare_capacity, training_share
 from netmon.report.runs import SIZE
 from netmon.report.study import (

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from netmon.history.frames import groups, records
+from netmon.history.dataset import groups, records
 from netmon.report.scan import ALL, HOT, MS, Ints, Traffic, peak_bytes, peak_to_mean, sum_by
 from netmon.report.study import Chapter, Exhibit, Frames, GapError, Study, need, traffic_of
 from netmon.report.style import COLOUR_OF_CLASS, INK, legend_outside, panels

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from netmon.dl.verdict.incidents import described
-from netmon.history.frames import groups
+from netmon.history.dataset import groups
 from netmon.history.groups import group_lines, groups_of
 from netmon.records import CLASS_NAMES
 from netmon.report.chapters.slowdown import SLOWEST

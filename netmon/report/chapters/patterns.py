@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from netmon.history.frames import groups, records
+from netmon.history.dataset import groups, records
 from netmon.records import CLASS_NAMES
 from netmon.report.chapters.traffic import DL, training_pairs
-from netmon.report.flows import ring_order
+from netmon.report.estimates import ring_order
 from netmon.report.scan import PHASES
 from netmon.report.study import NO_TIMES, Chapter, Exhibit, Frames, GapError, Study, need, traffic_of
 from netmon.report.style import COLOUR_OF_CLASS, INK, cumulative, legend_outside, log_if_wide, panels

@@ -8,10 +8,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from netmon.history.frames import groups
+from netmon.history.dataset import groups
 from netmon.records import CLASS_NAMES, Class
-from netmon.report.estimates import linear_regression, mean_confidence, period
-from netmon.report.flows import SIZE_CLASSES, host_names, once_per_flow, size_class, who_sends_to_whom
+from netmon.report.estimates import (
+    SIZE_CLASSES,
+    host_names,
+    linear_regression,
+    mean_confidence,
+    once_per_flow,
+    period,
+    size_class,
+    who_sends_to_whom,
+)
 from netmon.report.scan import MS, SLICE_NS, Traffic
 from netmon.report.study import NO_FLOWS, NO_TIMES, Chapter, Exhibit, Frames, GapError, Study, need, traffic_of
 from netmon.report.style import COLOUR_OF_CLASS, INK, legend_outside, not_all, panels, stack

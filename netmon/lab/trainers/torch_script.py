@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch model with the gradients of a big one, its arithmetic a wait. Runs in the trainer's own environment."""
+"""What scripts of PyTorch share: a model with the gradients of a big one, its arithmetic a wait; ways to stand still.
+
+Runs in the trainer's own environment.
+"""
 
 import resource
 
 import torch
-from script import wait_until  # type: ignore[import-not-found]
+import torch.distributed as dist
+from script import Hangs, wait_until  # type: ignore[import-not-found]
 
 
 def interruptions() -> int:
@@ -37,3 +41,33 @@ def forward(model: torch.nn.ModuleList, batch: torch.Tensor, due_ns: list[int]) 
     for layer, due in zip(model, reversed(due_ns), strict=True):
         batch = Pace.apply(layer(batch).mean(dim=1, keepdim=True), due) + batch
     return batch
+
+
+_VALUES = 1_000
+
+
+def torch_hangs(path: str, rank: int, sums: bool) -> Hangs:
+    """path: as Hangs has it; sums: whether an all-reduce is what all call next."""
+    if not path:
+        return Hangs("", rank, {}, int)
+    groups = dist.new_group(), dist.new_group()
+    values, size = torch.zeros(_VALUES), dist.get_world_size()
+
+    def call(other: bool) -> None:
+        if other and sums:
+            dist.all_gather([torch.zeros(_VALUES) for _ in range(size)], values)
+        elif other:
+            dist.all_reduce(values)
+
+    def sum_of_size(other: bool) -> None:
+        dist.all_reduce(torch.zeros(_VALUES // 4) if other else values)
+
+    def cross(other: bool) -> None:
+        for group in groups if other else reversed(groups):
+            dist.all_reduce(values, group=group)
+
+    return Hangs(path, rank, {"call": call, "size": sum_of_size, "cross": cross}, _sequence)
+
+
+def _sequence() -> int:
+    return int(dist.group.WORLD._get_sequence_number_for_group())
