@@ -201,6 +201,9 @@ GROUP_COLUMNS = (
 )
 """Of COLLECTIVE those that what is told of groups rests on (netmon.dl.groups)."""
 
+SAME_STEP_NS = 5_000_000
+"""Between the ends of a step that two tables tell of, at most."""
+
 TRANSFERS = np.dtype([(name, "<i8") for name in _TRANSFER])
 """What ranks send each other by NCCL, over whatever network: bytes of all rows of a rank add up."""
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
 
-from netmon.dl.transfers import COLUMNS, Numbers, Way, pair_views, partners, rank_pairs, way
+from netmon.dl.transfers import COLUMNS, Carried, Numbers, Way, pair_views, partners, rank_pairs, ways
 from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
 from netmon.errors import NoRowsError
 from netmon.evidence import UNKNOWN
@@ -136,19 +136,15 @@ def _ways(data: Path, rows: pd.DataFrame, process: Numbers) -> Mapping[int, Way]
     ).drop_duplicates(["session", "flow_id"], keep="last")
     sent = sent.merge(flows, on=["session", "flow_id"])
     sent["bytes"] = sent["sent_bytes"] - sent["retransmitted_bytes"].fillna(0).clip(lower=0)
-    ways = {}
-    for one, own in rows.groupby(process):
-        first = own.iloc[0]
-        by_verbs = posted[(posted["host"] == first["host"]) & (posted["pid"] == first["pid"])]
-        mine = (sent["host"] == first["host"]) & (sent["job"] == first["job"]) & (sent["rank"] == first["rank"])
-        bytes_ = int(own.loc[own["sends"] == 1, "bytes"].clip(lower=0).sum())
-        ways[int(str(one))] = way(bytes_, _by(by_verbs, "rdma_device"), _by(sent[mine], "interface"))
-    return ways
-
-
-def _by(rows: pd.DataFrame, name: str) -> dict[str, int]:
-    sums = rows.assign(**{name: rows[name].astype(str)}).groupby(name)["bytes"].sum()
-    return {str(key): int(value) for key, value in sums.items() if value > 0}
+    whose = rows.assign(process=process)
+    posted = posted.merge(whose[["host", "pid", "process"]].drop_duplicates())
+    sent = sent.merge(whose[["host", "job", "rank", "process"]].drop_duplicates(["host", "job", "rank"], keep="last"))
+    carried = (
+        Carried(*(one[name].to_numpy() for name in ("process", device, "bytes")))
+        for one, device in ((posted, "rdma_device"), (sent, "interface"))
+    )
+    sends = rows["sends"].to_numpy() == 1
+    return ways(process, np.where(sends, rows["bytes"].to_numpy(), 0), *carried)
 
 
 _BY_OTHERS = ["host", "job", "rank", "process", "container", "rdma_device", "verb", "bytes", "start_ns", "end_ns"]

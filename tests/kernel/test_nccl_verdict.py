@@ -15,11 +15,11 @@ from pathlib import Path
 import nccl_ring
 import pytest
 from pair import Watched
-from stand_in_nccl import Version, build
 
 from netmon.history.dataset import Window
 from netmon.history.transfers import read_transfers
 from netmon.kernel import bpf_calls
+from netmon.lab.nccl_library import Version, build
 
 pytestmark = [
     pytest.mark.kernel,

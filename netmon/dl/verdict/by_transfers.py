@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the time of an iteration went by what NCCL's proxies tell, where the interfaces do not show its bytes.
 
-A rank came late if the first bytes that it sends in a collective leave it later than those of all others do: for so
-long they waited for it alone. A link was slow if single transfers from one rank, or to one, took longer for their
-bytes than they usually do, and the others did not. It is somebody else's doing if others' bytes on that link, in
-that time, take as long. All of it is compared with baseline iterations. What is not clear stays unknown.
+A rank came late if it was ready to send in a collective later than all others: for so long they waited for it alone.
+It is ready when its first bytes leave it, less what it waited for whoever receives them, as over RDMA it does. A link
+was slow if single transfers from one rank, or to one, took longer for their bytes than they usually do, and the others
+did not. It is somebody else's doing if others' bytes on that link, in that time, take as long. All of it is compared
+with baseline iterations. What is not clear stays unknown.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -25,11 +26,11 @@ SENT = np.dtype(
         (name, "<i8")
         for name in (
             *("rank", "peer", "sends", "level", "number", "collective", "group_rank"),
-            *("start_ns", "end_ns", "bytes"),
+            *("queued_ns", "start_ns", "end_ns", "bytes"),
         )
     ]
 )
-"""Rows of `transfers` of one job (UTC); peer: rank of the job, −1: not known."""
+"""Rows of `transfers` of one job (UTC); peer: rank of the job, −1: not known, as queued_ns may be."""
 
 OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes")])
 """What others had on links in a time; of: index into Transfers.others."""
@@ -63,6 +64,14 @@ class Transfers:
     others: Sequence[Other] = ()
     device_of: Mapping[int, str] = field(default_factory=dict)  # by rank: by which device it sends, where it is one
     clock_error_ns: int = 0
+
+
+Sent = Callable[[], Transfers | None]
+"""What NCCL tells, put together when it is asked for; None: nothing is known."""
+
+
+def no_transfers() -> None:
+    """Where nobody tells of any."""
 
 
 def called(job: str, process: str) -> str:
@@ -170,21 +179,29 @@ def _late(
     rows: Table, ranks: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]]
 ) -> tuple[dict[int, float], float]:
     """By rank, for how much longer than in the others of these times all waited for it in the first; and the error."""
-    sent = rows[(rows["sends"] == 1) & (rows["number"] >= 0) & (rows["level"] != TRANSFER_OPERATIONS)]
-    sent = sent[np.isin(sent["rank"], ranks)]
-    if not len(sent) or len(ranks) < 2:
+    known = rows[(rows["number"] >= 0) & (rows["level"] != TRANSFER_OPERATIONS) & np.isin(rows["rank"], ranks)]
+    if not (known["sends"] == 1).any() or len(ranks) < 2:
         return {}, 0.0
-    _, operation = np.unique(np.stack([sent["number"], sent["collective"]]), axis=1, return_inverse=True)
-    operation, column = operation.reshape(-1), np.searchsorted(ranks, sent["rank"])
+    _, operation = np.unique(np.stack([known["number"], known["collective"]]), axis=1, return_inverse=True)
+    operation, column = operation.reshape(-1), np.searchsorted(ranks, known["rank"])
     shape = int(operation.max()) + 1, len(ranks)
-    begun = np.full(shape, np.iinfo(np.int64).max)
     least, most = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
-    np.minimum.at(begun, (operation, column), sent["start_ns"])
-    np.minimum.at(least, (operation, column), sent["group_rank"])
-    np.maximum.at(most, (operation, column), sent["group_rank"])
+    np.minimum.at(least, (operation, column), known["group_rank"])
+    np.maximum.at(most, (operation, column), known["group_rank"])
+    queued = np.full(shape, np.iinfo(np.int64).max)
+    np.minimum.at(queued, (operation, column), np.where(known["queued_ns"] >= 0, known["queued_ns"], known["start_ns"]))
+    first = np.flatnonzero(known["sends"] == 1)
+    first = first[np.argsort(known["start_ns"][first], kind="stable")[::-1]]  # of several the earliest is written last
+    begun, peer = np.full(shape, -1), np.full(shape, -1)
+    begun[operation[first], column[first]] = known["start_ns"][first]
+    peer[operation[first], column[first]] = known["peer"][first]
     # Of all ranks, and of no two groups whose operations have the same number.
-    whole = (least == most).all(axis=1) & (np.diff(np.sort(least, axis=1), axis=1) > 0).all(axis=1)
-    begun = begun[whole]
+    whole = (begun >= 0).all(axis=1) & (least == most).all(axis=1)
+    whole &= (np.diff(np.sort(least, axis=1), axis=1) > 0).all(axis=1)
+    begun, queued, peer = begun[whole], queued[whole], peer[whole]
+    at = np.searchsorted(ranks, np.maximum(peer, ranks[0]))
+    theirs = np.where(np.isin(peer, ranks), np.take_along_axis(queued, at, axis=1), queued)
+    begun = queued + np.maximum(0, begun - np.maximum(queued, theirs))
     if not len(begun):
         return {}, 0.0
     order = np.argsort(begun, axis=1, kind="stable")
@@ -222,6 +239,7 @@ def _slow(
     }
     more: dict[tuple[int, int], float] = {}
     rate: dict[tuple[int, int], float] = {}  # ns for a byte, usually
+    worst_one: dict[tuple[int, int], float] = {}  # that a single transfer lost
     for pair in {*zip(sent["rank"].tolist(), sent["peer"].tolist(), strict=True)}:
         own = sent[(sent["rank"] == pair[0]) & (sent["peer"] == pair[1])]
         took, bytes_ = np.array([_took(own, span) for span in spans], np.float64).T
@@ -232,26 +250,32 @@ def _slow(
         rate[pair] = median(each)
         lost = float(took[0] - bytes_[0] * median(each))
         more[pair] = lost if lost > _scatter(each) * bytes_[0] else 0.0
+        now = own[(own["start_ns"] >= spans[0][0]) & (own["start_ns"] < spans[0][1])]
+        worst_one[pair] = float((now["end_ns"] - now["start_ns"] - now["bytes"] * rate[pair]).max())
     if not more:
         return _by_others_only(transfers, host_of, spans, excess)
-    worst = max(more.values())
-    slow = [pair for pair, ns in more.items() if ns >= _ALIKE * worst]
-    senders, receivers = {host_of.get(a, "") for a, _ in slow}, {host_of.get(b, "") for _, b in slow}
-    if worst < _MOSTLY * excess or (len(senders) > 1 and len(receivers) > 1):
+    worst = max(more, key=lambda pair: more[pair])
+    slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
+    common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow))
+    if more[worst] < _MOSTLY * excess or not common:
         return None
-    direction = Direction.TX if len(senders) == 1 else Direction.RX
-    ways = (Direction.TX, Direction.RX) if len(slow) == 1 else (direction,)
-    lost = min(worst, excess)
-    for way in ways:  # of one pair the receiver's link may be the slow one, if somebody is there
-        rank = slow[0][0] if way == Direction.TX else slow[0][1]
+    cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
+    for pair, ns in slow.items():
+        for rank, way in zip(pair, (Direction.TX, Direction.RX), strict=True):
+            if host_of.get(rank, "") in common:
+                cost[rank, way] = cost.get((rank, way), 0.0) + ns
+    lost, most = min(more[worst], excess), max(cost.values())
+    links = [link for link, ns in cost.items() if ns == most]  # of one pair either end's
+    for rank, way in links:
         other, others_bytes = _other(transfers, host_of.get(rank, ""), way, spans)
-        takes = others_bytes * rate[slow[0]]
+        takes = others_bytes * rate[worst]
         if takes >= _MOSTLY * lost:
             return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
         if takes > _NOBODY * lost:
             return None
-    rank = slow[0][0] if direction == Direction.TX else slow[0][1]
-    return Slow(rank, direction, lost, -1, 0, 0.0)
+    if worst_one[worst] > _MOSTLY * lost:  # it stood still, once
+        return None
+    return Slow(*links[0], lost, -1, 0, 0.0)
 
 
 def _scatter(usual: npt.NDArray[np.float64]) -> float:

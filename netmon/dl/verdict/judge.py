@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, median, spread, usual, usual_by
 from netmon.dl.verdict.blame import SILENT, blame_shares
-from netmon.dl.verdict.by_transfers import Slow, Transfers, weigh, with_cells
+from netmon.dl.verdict.by_transfers import Sent, Slow, Transfers, no_transfers, weigh, with_cells
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps
 from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in
@@ -169,9 +169,7 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
     return sorted(near.tolist())
 
 
-def judge_input(
-    job: str, table: Matrix, link_totals: LinkTotals, number: int, transfers: Transfers | None = None
-) -> Judged:
+def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int, sent: Sent = no_transfers) -> Judged:
     """An iteration alongside its baseline. Raises KeyError where there is no such iteration."""
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
@@ -181,8 +179,11 @@ def judge_input(
     seen = traffic.window(*span_of(table, row))
     near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, baseline, row))
     references = {one: found for one, found in near if found}
-    if transfers is not None:
-        transfers = with_cells(transfers, link_totals, job)
+
+    def transfers() -> Transfers | None:
+        found = sent()
+        return found and with_cells(found, link_totals, job)
+
     return Judged(job, table, row, baseline, seen, references, link_totals.waited, transfers)
 
 
@@ -210,16 +211,17 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
 
 def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None:
     """Where nothing else tells the cause: by what NCCL's proxies tell; None: nor do they."""
-    if one.transfers is None:
+    transfers = one.transfers()
+    if transfers is None:
         return None
     compared = [row for row in one.baseline.tolist() if row in one.references or not one.references]
     near = sorted(compared, key=lambda row: abs(row - one.row))[:_MOST_COMPARED]
-    found = weigh(one.transfers, one.table, one.row, near, steps.hosts)
+    found = weigh(transfers, one.table, one.row, near, steps.hosts)
     if found is None:
         return None
     shares, slow = dict.fromkeys(SHARES, 0.0), found.slow
     shares["late"] = sum(found.late.values())
-    share = _share_of(slow, one.transfers)
+    share = _share_of(slow, transfers)
     if slow is not None:
         shares[share] = slow.ns
     shares["unknown"] = max(0.0, verdict.excess_ns - sum(shares.values()))
@@ -230,8 +232,8 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
     host = steps.hosts[int(one.table.host[one.row, int(np.searchsorted(one.table.rank, slow.rank))])]
     said = replace(said, host=host, direction=slow.direction, rank=slow.rank)
     if slow.other < 0:
-        return replace(said, interface=one.transfers.device_of.get(slow.rank, ""))
-    other = one.transfers.others[slow.other]
+        return replace(said, interface=transfers.device_of.get(slow.rank, ""))
+    other = transfers.others[slow.other]
     without = max(float(verdict.duration_ns) - slow.ns, float(verdict.usual_ns))
     half = _INTERVAL * float(np.hypot(spread(one.table.slowest[one.baseline]), noise_ns / 2))
     return replace(
