@@ -39,7 +39,7 @@ class Training:
     late_rank: int = -1
     pairs: Sequence[int] = ()  # senders, whose transfers are slow
     factor: float = 1.0
-    all_slow: bool = False  # nobody knows why: all compute longer
+    all_slow: int = 0  # steps, the slow one the last, in which all compute longer
     other: Other | None = None
     other_ms: float = 0.0  # that his bytes take in the slow step
     slow_step: int = 20
@@ -54,7 +54,7 @@ class Training:
             ready = [at + MS * (COMPUTE_MS + abs(noise.normal(0, self.scatter_ms))) for _ in range(RANKS)]
             if slow and self.late_rank >= 0:
                 ready[self.late_rank] += self.late_ms * MS
-            if slow and self.all_slow:
+            if self.slow_step - self.all_slow < step <= self.slow_step:
                 ready = [one + 80 * MS for one in ready]
             for operation in range(OPERATIONS):
                 now = [max(ready[rank], ready[(rank + 1) % RANKS] if self.rdma else 0.0) for rank in range(RANKS)]
@@ -165,9 +165,11 @@ def test_who_is_only_present_is_not_accused() -> None:
     assert replace(Training(pairs=[1], factor=6), other=far, other_ms=140).verdict().cause == Cause.SLOW_LINK
 
 
-def test_what_all_do_longer_is_nobodys() -> None:
-    found = Training(all_slow=True).verdict()
-    assert (found.cause, found.culprit, found.rank) == (Cause.UNKNOWN, "", -1)
+def test_what_all_do_longer_once_is_a_pause() -> None:
+    found = Training(all_slow=1).verdict()
+    assert (found.cause, found.culprit, found.rank) == (Cause.PAUSE, "", -1)
+    assert found.pause_ns == pytest.approx(80 * MS, rel=0.1)
+    assert Training(all_slow=2).verdict().cause == Cause.UNKNOWN  # the job does something else from now on
 
 
 def test_clocks_that_err_accuse_nobody() -> None:
@@ -198,7 +200,7 @@ def test_three_hundred_causes() -> None:
         if kind == "late":
             training, wanted = replace(training, late_rank=rank, late_ms=strength), (Cause.STRAGGLER, f"rank {rank}")
         elif kind == "all":
-            training = replace(training, all_slow=True)
+            training, wanted = replace(training, all_slow=1), (Cause.PAUSE, "")
         else:
             training = replace(training, pairs=[rank], factor=1 + strength / (SLICE_MS * SLICES * OPERATIONS))
             wanted = Cause.SLOW_LINK, ""

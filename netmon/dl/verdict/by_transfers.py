@@ -2,10 +2,11 @@
 """Where the time of an iteration went by what NCCL's proxies tell, where the interfaces do not show its bytes.
 
 A rank came late if it was ready to send in a collective later than all others: for so long they waited for it alone.
-It is ready when its first bytes leave it, less what it waited for whoever receives them, as over RDMA it does. A link
-was slow if single transfers from one rank, or to one, took longer for their bytes than they usually do, and the others
-did not. It is somebody else's doing if others' bytes on that link, in that time, take as long. All of it is compared
-with baseline iterations. What is not clear stays unknown.
+It is ready when its first bytes leave it, less what it waited for whoever receives them, as over RDMA it does. All
+paused if no rank was ready for longer than usual after the collective before. A link was slow if single transfers from
+one rank, or to one, took longer for their bytes than they usually do, and the others did not. It is somebody else's
+doing if others' bytes on that link, in that time, take as long. All of it is compared with baseline iterations. What is
+not clear stays unknown.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,8 @@ SENT = np.dtype(
     ]
 )
 """Rows of `transfers` of one job (UTC); peer: rank of the job, −1: not known, as queued_ns may be."""
+
+Numbers = npt.NDArray[np.int64]
 
 OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes")])
 """What others had on links in a time; of: index into Transfers.others."""
@@ -125,6 +128,7 @@ class Found(NamedTuple):
     """Parts of an iteration's excess (ns)."""
 
     late: Mapping[int, float]  # by rank
+    paused: float  # all ranks did something else
     slow: Slow | None
     error_ns: float
 
@@ -161,12 +165,16 @@ def weigh(transfers: Transfers, table: Matrix, row: int, baseline: Sequence[int]
     excess = (spans[0][1] - spans[0][0]) - median([end - begin for begin, end in usual])
     if excess <= 0:
         return None
-    late, error_ns = _late(rows, ranks, [spans[0], *usual])
+    late, error_ns, paused = dict[int, float](), 0.0, 0.0
+    if operations := _operations(rows, ranks):
+        late, error_ns = _late(operations, ranks, [spans[0], *usual])
+        paused = min(excess, _paused(operations, [spans[0], *usual], _span(table, row - 1) if row else spans[0]))
     error_ns += 2.0 * transfers.clock_error_ns
     late = {rank: min(ns, excess) for rank, ns in late.items() if ns > max(error_ns, _LEAST / 2 * excess)}
-    left = excess - sum(late.values())
+    paused = paused if paused > max(error_ns, _LEAST * excess) else 0.0
+    left = excess - sum(late.values()) - paused
     slow = _slow(transfers, table, row, [spans[0], *usual], hosts, left) if left > _LEAST * excess else None
-    return Found(late, slow, error_ns)
+    return Found(late, paused, slow, error_ns)
 
 
 def _span(table: Matrix, row: int) -> tuple[int, int]:
@@ -175,21 +183,27 @@ def _span(table: Matrix, row: int) -> tuple[int, int]:
     return int(table.start[row, slow]) + table.base_ns, int(table.end[row, slow]) + table.base_ns
 
 
-def _late(
-    rows: Table, ranks: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]]
-) -> tuple[dict[int, float], float]:
-    """By rank, for how much longer than in the others of these times all waited for it in the first; and the error."""
+class _Operations(NamedTuple):
+    """Collectives of all ranks, in their order."""
+
+    ready: Numbers  # (operations, ranks): when each was ready to send
+    over: Numbers  # (operations,): all have sent and received all
+
+
+def _operations(rows: Table, ranks: Numbers) -> _Operations | None:
+    """None: nothing is known of any."""
     known = rows[(rows["number"] >= 0) & (rows["level"] != TRANSFER_OPERATIONS) & np.isin(rows["rank"], ranks)]
-    if not (known["sends"] == 1).any() or len(ranks) < 2:
-        return {}, 0.0
+    if not len(known) or len(ranks) < 2:
+        return None
     _, operation = np.unique(np.stack([known["number"], known["collective"]]), axis=1, return_inverse=True)
     operation, column = operation.reshape(-1), np.searchsorted(ranks, known["rank"])
     shape = int(operation.max()) + 1, len(ranks)
     least, most = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
     np.minimum.at(least, (operation, column), known["group_rank"])
     np.maximum.at(most, (operation, column), known["group_rank"])
-    queued = np.full(shape, np.iinfo(np.int64).max)
+    queued, over = np.full(shape, np.iinfo(np.int64).max), np.zeros(shape[0], np.int64)
     np.minimum.at(queued, (operation, column), np.where(known["queued_ns"] >= 0, known["queued_ns"], known["start_ns"]))
+    np.maximum.at(over, operation, known["end_ns"])
     first = np.flatnonzero(known["sends"] == 1)
     first = first[np.argsort(known["start_ns"][first], kind="stable")[::-1]]  # of several the earliest is written last
     begun, peer = np.full(shape, -1), np.full(shape, -1)
@@ -198,27 +212,52 @@ def _late(
     # Of all ranks, and of no two groups whose operations have the same number.
     whole = (begun >= 0).all(axis=1) & (least == most).all(axis=1)
     whole &= (np.diff(np.sort(least, axis=1), axis=1) > 0).all(axis=1)
-    begun, queued, peer = begun[whole], queued[whole], peer[whole]
-    at = np.searchsorted(ranks, np.maximum(peer, ranks[0]))
+    if not whole.any():
+        return None
+    begun, queued, peer, over = begun[whole], queued[whole], peer[whole], over[whole]
+    at = np.searchsorted(ranks, np.clip(peer, ranks[0], ranks[-1]))
     theirs = np.where(np.isin(peer, ranks), np.take_along_axis(queued, at, axis=1), queued)
-    begun = queued + np.maximum(0, begun - np.maximum(queued, theirs))
-    if not len(begun):
-        return {}, 0.0
-    order = np.argsort(begun, axis=1, kind="stable")
-    latest, second = (np.take_along_axis(begun, order[:, [at]], axis=1)[:, 0] for at in (-1, -2))
-    usual_ns = median([end - begin for begin, end in spans[1:]])
+    ready = queued + np.maximum(0, begun - np.maximum(queued, theirs))
+    order = np.argsort(ready.min(axis=1), kind="stable")
+    return _Operations(ready[order], np.maximum.accumulate(over[order]))
+
+
+def _late(operations: _Operations, ranks: Numbers, spans: Sequence[tuple[int, int]]) -> tuple[dict[int, float], float]:
+    """By rank, for how much longer than in the others of these times all waited for it in the first; and the error."""
+    order = np.argsort(operations.ready, axis=1, kind="stable")
+    latest, second = (np.take_along_axis(operations.ready, order[:, [at]], axis=1)[:, 0] for at in (-1, -2))
     waited = np.zeros((len(spans), len(ranks)))
-    for at, (begin, end) in enumerate(spans):
-        inside = (latest > begin) & (latest <= end + _AFTER * usual_ns)
+    for at, inside in enumerate(_inside(latest, spans)):
         np.add.at(waited[at], order[inside, -1], (latest - second)[inside])
     found, error_ns = {}, 0.0
     for at, rank in enumerate(ranks.tolist()):
-        then = waited[1:, at]
-        more, scatter = float(waited[0, at]) - median(then), _scatter(then)
+        more, scatter = _more(waited[:, at])
         error_ns = max(error_ns, scatter)
         if more > scatter:
             found[rank] = more
     return found, error_ns
+
+
+def _paused(operations: _Operations, spans: Sequence[tuple[int, int]], before: tuple[int, int]) -> float:
+    """For how much longer than in the others of these times no rank was ready for the next collective in the first;
+    0 where it was so in the time before, too: then the job does something else from now on."""
+    first = operations.ready.min(axis=1)
+    idle = np.maximum(0, first[1:] - operations.over[:-1])
+    times = [spans[0], *spans[1:], before]
+    *sums, last = (float(idle[inside].sum()) for inside in _inside(first[1:], times))
+    more, scatter = _more(np.array(sums))
+    return more if more > scatter and last - median(np.array(sums[1:])) < _ALIKE * more else 0.0
+
+
+def _inside(moments: Numbers, spans: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.bool_]]:
+    """Which moments are of each time: also those right after its end, at which all have waited for it."""
+    after_ns = _AFTER * median([end - begin for begin, end in spans[1:]])
+    return [(moments > begin) & (moments <= end + after_ns) for begin, end in spans]
+
+
+def _more(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """By how much the first is more than the median of the others, and what these differ by at any time."""
+    return float(values[0]) - median(values[1:]), _scatter(values[1:])
 
 
 def _slow(

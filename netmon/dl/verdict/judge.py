@@ -214,20 +214,21 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
     transfers = one.transfers()
     if transfers is None:
         return None
-    compared = [row for row in one.baseline.tolist() if row in one.references or not one.references]
+    usual = one.table.slowest < NOTABLE * verdict.usual_ns  # what slows one may slow those alongside
+    compared = [row for row in one.baseline.tolist() if usual[row] and (row in one.references or not one.references)]
     near = sorted(compared, key=lambda row: abs(row - one.row))[:_MOST_COMPARED]
     found = weigh(transfers, one.table, one.row, near, steps.hosts)
     if found is None:
         return None
     shares, slow = dict.fromkeys(SHARES, 0.0), found.slow
-    shares["late"] = sum(found.late.values())
+    shares["late"], shares["pause"] = sum(found.late.values()), found.paused
     share = _share_of(slow, transfers)
     if slow is not None:
         shares[share] = slow.ns
     shares["unknown"] = max(0.0, verdict.excess_ns - sum(shares.values()))
     noise_ns = max(found.error_ns, spread(one.table.slowest[one.baseline]))
     said = conclude(verdict, shares, {"late": found.late}, None, noise_ns, one, steps)
-    if said.cause == Cause.UNKNOWN or slow is None or said.cause == Cause.STRAGGLER:
+    if said.cause in (Cause.UNKNOWN, Cause.STRAGGLER, Cause.PAUSE) or slow is None:
         return said if said.cause != Cause.UNKNOWN else None
     host = steps.hosts[int(one.table.host[one.row, int(np.searchsorted(one.table.rank, slow.rank))])]
     said = replace(said, host=host, direction=slow.direction, rank=slow.rank)
