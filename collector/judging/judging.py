@@ -182,7 +182,8 @@ class Case:
         times = wanted_times(table, [self.number])
         link_totals = self._link_totals(maps, there, times)
         sent = partial(self.transfers.in_utc, self.job, self.size, maps, there, self.hosts, self.clock_error_ns)
-        one = judge_input(self.job, table, link_totals, self.number, sent)
+        counted = partial(self.transfers.counted_in_utc, maps, there, self.hosts)
+        one = judge_input(self.job, table, link_totals, self.number, sent, counted)
         verdict = verdict_on(one, steps)
         if not worth_reporting(one, verdict):
             return None

@@ -10,8 +10,10 @@ import numpy.typing as npt
 from collector.host.tables import Lately, Tables
 from netmon.dl.timemap import TimeMaps
 from netmon.dl.transfers import COLUMNS, partners, process_numbers
+from netmon.dl.verdict.by_nic import COUNTED, nobody_counts
 from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
 from netmon.evidence import UNKNOWN
+from netmon.records import Table
 
 _POSTED = ("session", "job", "rank", "process", "container", "rdma_device", "verb", "bytes", "start_ns", "end_ns")
 
@@ -21,6 +23,7 @@ class RecentTransfers(NamedTuple):
 
     rows: Lately = Lately()  # of `transfers`
     posted: Lately = Lately()  # of `rdma`
+    host: Lately = Lately()
     jobs: Sequence[str] = ()  # by their numbers
 
     def in_utc(
@@ -49,6 +52,21 @@ class RecentTransfers(NamedTuple):
             sent[name] = known["peer_rank" if name == "peer" else name]
         return with_posted(Transfers(sent, clock_error_ns=error_ns), self._posted(maps, there, hosts), job)
 
+    def counted_in_utc(
+        self, maps: TimeMaps, there: npt.NDArray[np.int64], hosts: Mapping[int, str], host: str
+    ) -> Table:
+        """What a host's NICs have counted, dtype COUNTED."""
+        names = COUNTED.names or ()
+        rows = self.host.all(("session", *names), ("rank", UNKNOWN))
+        sessions = [session for session in there.tolist() if hosts.get(session) == host]
+        if rows is None:
+            return nobody_counts(host)
+        rows = rows.take(np.flatnonzero(np.isin(rows["session"], sessions)))
+        of, found = np.searchsorted(there, rows["session"]), np.empty(len(rows), COUNTED)
+        for name in names:
+            found[name] = maps.utcs(of, rows[name].astype(np.int64)) if name in ("start_ns", "end_ns") else rows[name]
+        return found
+
     def _posted(self, maps: TimeMaps, there: npt.NDArray[np.int64], hosts: Mapping[int, str]) -> list[PostedRow]:
         """By anybody on the job's hosts."""
         rows = self.posted.all(_POSTED)
@@ -68,5 +86,5 @@ class RecentTransfers(NamedTuple):
 
 
 def recent_transfers(tables: Tables) -> RecentTransfers:
-    lately = tables.evidence.lately
-    return RecentTransfers(lately["transfers"].copy(), lately["rdma"].copy(), tuple(tables.flows.jobs))
+    rows, posted, host = (tables.evidence.lately[name].copy() for name in ("transfers", "rdma", "host"))
+    return RecentTransfers(rows, posted, host, tuple(tables.flows.jobs))

@@ -33,6 +33,7 @@ from netmon.dl.verdict import (
     wanted_times,
     worth_reporting,
 )
+from netmon.dl.verdict.by_nic import COUNTED
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.culprit_ends import NAMED, with_ends
 from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, worst_first
@@ -57,6 +58,16 @@ def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray
     of_ranks = (ds.field("job") == job) & (ds.field("rank") >= 0)
     table = _begun(data, "host", [*host_part.COLUMNS], (begin_ns, end_ns), of_ranks)
     return host_part.waited_rows({name: table[name] for name in host_part.COLUMNS}, len(table)) if len(table) else None
+
+
+def _counted(data: Path, span: tuple[int, int], host: str) -> npt.NDArray[np.void]:
+    """What a host's NICs counted in a time (UTC), dtype COUNTED."""
+    own = (ds.field("host") == host) & ds.field("rank").is_null()
+    table = _begun(data, "host", list(COUNTED.names or ()), span, own)
+    rows = np.empty(len(table), COUNTED)
+    for name in COUNTED.names or ():
+        rows[name] = table[name].fillna(_UNKNOWN) if name in table else _UNKNOWN
+    return rows
 
 
 def read_tcp_rows(
@@ -316,9 +327,10 @@ def _of_run(
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
             link_totals = with_evidence(data, job, rows[inside], wanted_times(table, some))
+            span = int(steps.start_ns.min()) - _AROUND_NS, int(steps.end_ns.max()) + _AROUND_NS
             sent = cache(partial(transfers_of, data, job, rows[inside], link_totals.clock_error_ns))
             for number in some:
-                one = judge_input(job, table, link_totals, number, sent)
+                one = judge_input(job, table, link_totals, number, sent, partial(_counted, data, span))
                 verdict = verdict_on(one, steps)
                 if iteration is not None or worth_reporting(one, verdict):
                     yield verdict

@@ -276,7 +276,7 @@ def test_a_collector_has_the_same_verdict() -> None:
     of_ranks, of_anybody = Lately(), Lately()
     of_ranks.append(columns)
     of_anybody.append(posted)
-    recent = RecentTransfers(of_ranks, of_anybody, ("", JOB, "other"))
+    recent = RecentTransfers(of_ranks, of_anybody, jobs=("", JOB, "other"))
     sent = recent.in_utc(JOB, RANKS, maps, np.arange(RANKS), {n: f"h{n}" for n in range(RANKS)}, 20_000)
     found = verdict_on(judge_input(JOB, matrix(steps), no_link_totals(), 20, lambda: sent), steps)
     assert (found.cause, found.culprit, found.host) == (Cause.OTHER_JOB, "job other", "h1")

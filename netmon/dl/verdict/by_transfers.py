@@ -279,6 +279,7 @@ def _slow(
     more: dict[tuple[int, int], float] = {}
     rate: dict[tuple[int, int], float] = {}  # ns for a byte, usually
     worst_one: dict[tuple[int, int], float] = {}  # that a single transfer lost
+    clear: dict[tuple[int, int], bool] = {}
     for pair in {*zip(sent["rank"].tolist(), sent["peer"].tolist(), strict=True)}:
         own = sent[(sent["rank"] == pair[0]) & (sent["peer"] == pair[1])]
         took, bytes_ = np.array([_took(own, span) for span in spans], np.float64).T
@@ -287,8 +288,8 @@ def _slow(
             continue
         each = took[1:][known] / bytes_[1:][known]
         rate[pair] = median(each)
-        lost = float(took[0] - bytes_[0] * median(each))
-        more[pair] = lost if lost > _scatter(each) * bytes_[0] else 0.0
+        more[pair] = float(took[0] - bytes_[0] * rate[pair])
+        clear[pair] = more[pair] > _scatter(each) * bytes_[0]
         now = own[(own["start_ns"] >= spans[0][0]) & (own["start_ns"] < spans[0][1])]
         worst_one[pair] = float((now["end_ns"] - now["start_ns"] - now["bytes"] * rate[pair]).max())
     if not more:
@@ -296,7 +297,7 @@ def _slow(
     worst = max(more, key=lambda pair: more[pair])
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
     common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow))
-    if more[worst] < _MOSTLY * excess or not common:
+    if more[worst] < _MOSTLY * excess or not clear[worst] or not common:
         return None
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
     for pair, ns in slow.items():

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, median, spread, usual, usual_by
 from netmon.dl.verdict.blame import SILENT, blame_shares
+from netmon.dl.verdict.by_nic import Counted, nobody_counts, why_slow
 from netmon.dl.verdict.by_transfers import Sent, Slow, Transfers, no_transfers, weigh, with_cells
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps
@@ -169,7 +170,14 @@ def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
     return sorted(near.tolist())
 
 
-def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int, sent: Sent = no_transfers) -> Judged:
+def judge_input(
+    job: str,
+    table: Matrix,
+    link_totals: LinkTotals,
+    number: int,
+    sent: Sent = no_transfers,
+    counted: Counted = nobody_counts,
+) -> Judged:
     """An iteration alongside its baseline. Raises KeyError where there is no such iteration."""
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
@@ -184,7 +192,7 @@ def judge_input(job: str, table: Matrix, link_totals: LinkTotals, number: int, s
         found = sent()
         return found and with_cells(found, link_totals, job)
 
-    return Judged(job, table, row, baseline, seen, references, link_totals.waited, transfers)
+    return Judged(job, table, row, baseline, seen, references, link_totals.waited, transfers, counted)
 
 
 def judge(job: str, steps: Steps, link_totals: LinkTotals, number: int) -> Verdict:
@@ -206,7 +214,11 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
     found = _weigh(verdict, one, steps, phases(table, row, baseline, one.moments, one.seen, one.references))
-    return _by_transfers(verdict, one, steps) or found if found.cause == Cause.UNKNOWN else found
+    found = _by_transfers(verdict, one, steps) or found if found.cause == Cause.UNKNOWN else found
+    if found.cause not in (Cause.SLOW_LINK, Cause.LOSS) or not found.host:
+        return found
+    spans = [span_of(table, row) for row in baseline.tolist()]
+    return replace(found, culprit=why_slow(one.counted(found.host), span_of(table, one.row), spans))
 
 
 def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None:
@@ -233,7 +245,7 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
     host = steps.hosts[int(one.table.host[one.row, int(np.searchsorted(one.table.rank, slow.rank))])]
     said = replace(said, host=host, direction=slow.direction, rank=slow.rank)
     if slow.other < 0:
-        return replace(said, interface=transfers.device_of.get(slow.rank, ""))
+        return replace(said, interface=transfers.device_of.get(slow.rank, "")) if said.confidence >= _HALF else None
     other = transfers.others[slow.other]
     without = max(float(verdict.duration_ns) - slow.ns, float(verdict.usual_ns))
     half = _INTERVAL * float(np.hypot(spread(one.table.slowest[one.baseline]), noise_ns / 2))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import Matrix, median, middle, spread
+from netmon.dl.verdict.by_nic import Counted, nobody_counts
 from netmon.dl.verdict.by_transfers import Sent, no_transfers
 from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.window import Window
@@ -218,6 +219,7 @@ class Judged:
     references: Mapping[int, Window]
     waited: Table | None  # dtype WAITED
     transfers: Sent = no_transfers  # asked where nothing else tells the cause
+    counted: Counted = nobody_counts
 
     @cached_property
     def moments(self) -> StepTimes:
