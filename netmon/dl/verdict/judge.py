@@ -10,7 +10,7 @@ clocks' bounds. What else it was longer by, if that is within the spread, is any
 have taken the baseline time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from netmon.dl.verdict.by_nic import Counted, nobody_counts, why_slow
 from netmon.dl.verdict.by_transfers import Sent, Slow, Transfers, no_transfers, weigh, with_cells
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps
-from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in
+from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in, within
 from netmon.dl.verdict.phases import Blamed, Judged, Phases, phases
 from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import CAUSE_OF, NETWORK, SHARES, Cause, Verdict
@@ -245,7 +245,8 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
     host = steps.hosts[int(one.table.host[one.row, int(np.searchsorted(one.table.rank, slow.rank))])]
     said = replace(said, host=host, direction=slow.direction, rank=slow.rank)
     if slow.other < 0:
-        return replace(said, interface=transfers.device_of.get(slow.rank, "")) if said.confidence >= _HALF else None
+        clear = said.confidence >= _HALF and not _starved(one, near, slow.ns)
+        return replace(said, interface=transfers.device_of.get(slow.rank, "")) if clear else None
     other = transfers.others[slow.other]
     without = max(float(verdict.duration_ns) - slow.ns, float(verdict.usual_ns))
     half = _INTERVAL * float(np.hypot(spread(one.table.slowest[one.baseline]), noise_ns / 2))
@@ -258,6 +259,18 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
         counterfactual_low_ns=round(max(0.0, without - half)),
         counterfactual_high_ns=round(min(float(verdict.duration_ns), without + half)),
     )
+
+
+def _starved(one: Judged, compared: Sequence[int], ns: float) -> bool:
+    """Whether a rank waited for a CPU so much longer than usual that its proxy may have sent more slowly by that."""
+    if one.waited is None:
+        return False
+    spans = [span_of(one.table, row) for row in (one.row, *compared)]
+    for rank in np.unique(one.waited["rank"]).tolist():
+        now, *then = within(one.waited[one.waited["rank"] == rank], "waited_ns", spans)
+        if now - median(then) >= _MOSTLY * ns:
+            return True
+    return False
 
 
 def _share_of(slow: Slow | None, transfers: Transfers) -> str:
