@@ -170,6 +170,7 @@ def test_what_all_do_longer_once_is_a_pause() -> None:
     assert (found.cause, found.culprit, found.rank) == (Cause.PAUSE, "", -1)
     assert found.pause_ns == pytest.approx(80 * MS, rel=0.1)
     assert Training(all_slow=2).verdict().cause == Cause.UNKNOWN  # the job does something else from now on
+    assert Training(all_slow=2, pairs=range(RANKS), factor=0.5).verdict().cause == Cause.UNKNOWN
 
 
 def test_clocks_that_err_accuse_nobody() -> None:

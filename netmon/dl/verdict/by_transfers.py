@@ -295,24 +295,30 @@ def _slow(
     if not more:
         return _by_others_only(transfers, host_of, spans, excess)
     worst = max(more, key=lambda pair: more[pair])
+    if more[worst] < _MOSTLY * excess or not clear[worst]:
+        return None
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
     common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow))
-    if more[worst] < _MOSTLY * excess or not clear[worst] or not common:
+    if not common:
         return None
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
     for pair, ns in slow.items():
         for rank, way in zip(pair, (Direction.TX, Direction.RX), strict=True):
             if host_of.get(rank, "") in common:
                 cost[rank, way] = cost.get((rank, way), 0.0) + ns
-    lost, most = min(more[worst], excess), max(cost.values())
-    links = [link for link, ns in cost.items() if ns == most]  # of one pair either end's
-    for rank, way in links:
-        other, others_bytes = _other(transfers, host_of.get(rank, ""), way, spans)
-        takes = others_bytes * rate[worst]
-        if takes >= _MOSTLY * lost:
-            return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
-        if takes > _NOBODY * lost:
-            return None
+    lost = min(more[worst], excess)
+    links = sorted(cost, key=lambda link: -cost[link])  # most first; of one pair both ends
+    present = [
+        (*link, *_other(transfers, host_of.get(link[0], ""), link[1], spans))
+        for link in links
+        if cost[link] >= _ALIKE * cost[links[0]]
+    ]
+    rank, way, other, others_bytes = max(present, key=lambda one: one[3])
+    takes = others_bytes * rate[worst]
+    if takes >= _MOSTLY * lost:
+        return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
+    if takes > _NOBODY * lost:
+        return None
     if worst_one[worst] > _MOSTLY * lost:  # it stood still, once
         return None
     return Slow(*links[0], lost, -1, 0, 0.0)
