@@ -41,7 +41,7 @@ OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes
 _FEWEST = 3  # baseline iterations of which the transfers are known
 _CLEAR = 4.0  # standard deviations
 _AFTER = 0.1  # of the usual: what begins so soon after an iteration's end, all have waited for at its end
-_ALIKE = 0.5  # of what the slowest pair lost
+_ALIKE, _ELSEWHERE = 0.5, 0.25  # of what the slowest pair lost
 _MOSTLY = 0.5  # of what is to be explained
 _NOBODY = 0.1  # of it: others on the link that would take so long are no more than present
 _LEAST = 0.3  # of the excess
@@ -299,7 +299,8 @@ def _slow(
         return None
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
     common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow))
-    if not common:
+    elsewhere = [ns for pair, ns in more.items() if common.isdisjoint(host_of.get(rank, "") for rank in pair)]
+    if not common or max(elsewhere, default=0.0) > _ELSEWHERE * more[worst]:
         return None
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
     for pair, ns in slow.items():

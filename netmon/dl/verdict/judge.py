@@ -238,14 +238,16 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
     if slow is not None:
         shares[share] = slow.ns
     shares["unknown"] = max(0.0, verdict.excess_ns - sum(shares.values()))
-    noise_ns = max(found.error_ns, spread(one.table.slowest[one.baseline]))
+    noise_ns = found.error_ns
+    if not (found.late or found.paused):
+        noise_ns = max(noise_ns, spread(one.table.slowest[one.baseline]))
     said = conclude(verdict, shares, {"late": found.late}, None, noise_ns, one, steps)
     if said.cause in (Cause.UNKNOWN, Cause.STRAGGLER, Cause.PAUSE) or slow is None:
         return said if said.cause != Cause.UNKNOWN else None
     host = steps.hosts[int(one.table.host[one.row, int(np.searchsorted(one.table.rank, slow.rank))])]
     said = replace(said, host=host, direction=slow.direction, rank=slow.rank)
     if slow.other < 0:
-        clear = said.confidence >= _HALF and not _starved(one, near, slow.ns)
+        clear = said.confidence >= _LIKELY and not _starved(one, near, slow.ns)
         return replace(said, interface=transfers.device_of.get(slow.rank, "")) if clear else None
     other = transfers.others[slow.other]
     without = max(float(verdict.duration_ns) - slow.ns, float(verdict.usual_ns))
@@ -317,6 +319,9 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
         return True
     whose = table.rank == verdict.rank if alone else slice(None)
     rest, before = table.duration - table.exposed, table.comm_start - table.start
+    if not np.isfinite(table.exposed).any():  # by transfers: they differ by the error
+        own_ns = verdict.late_ns if alone else verdict.pause_ns
+        return own_ns >= max(_MOSTLY * verdict.excess_ns, _SCATTERS * verdict.error_ns)
     own = np.where(np.isfinite(rest), rest, before)[:, whose]
     usual = own[one.baseline]
     if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(usual).all():
