@@ -39,6 +39,8 @@ class Training:
     late_rank: int = -1
     pairs: Sequence[int] = ()  # senders, whose transfers are slow
     factor: float = 1.0
+    others_factor: float = 1.0
+    stall_ms: float = 0.0  # of the first sender's first transfer
     all_slow: int = 0  # steps, the slow one the last, in which all compute longer
     other: Other | None = None
     other_ms: float = 0.0  # that his bytes take in the slow step
@@ -58,10 +60,12 @@ class Training:
                 ready = [one + 80 * MS for one in ready]
             for operation in range(OPERATIONS):
                 now = [max(ready[rank], ready[(rank + 1) % RANKS] if self.rdma else 0.0) for rank in range(RANKS)]
-                for _ in range(SLICES):
+                for slice_ in range(SLICES):
                     took = [MS * (SLICE_MS + abs(noise.normal(0, 0.05))) for _ in range(RANKS)]
                     if slow:
-                        took = [t * (self.factor if rank in self.pairs else 1.0) for rank, t in enumerate(took)]
+                        factor = [self.factor if rank in self.pairs else self.others_factor for rank in range(RANKS)]
+                        took = [t * more for t, more in zip(took, factor, strict=True)]
+                        took[0] += self.stall_ms * MS * (operation == slice_ == 0)
                     for rank in range(RANKS):
                         row = {"rank": rank, "peer": (rank + 1) % RANKS, "sends": 1, "collective": 5}
                         row |= {"number": step * OPERATIONS + operation, "group_rank": rank, "level": TRANSFER_ONE}
@@ -132,6 +136,19 @@ def test_a_pair_whose_transfers_take_longer() -> None:
     )
     assert found.slow_link_ns > 0.9 * found.excess_ns
     assert "with no other traffic on it" in sentence(found)
+
+
+def test_pairs_that_have_a_host_in_common_show_whose_link_it_is() -> None:
+    found = Training(pairs=[1, 2], factor=6).verdict()
+    assert (found.cause, found.host) == (Cause.SLOW_LINK, "h2")
+    assert Training(pairs=[1, 3], factor=6).verdict().cause == Cause.UNKNOWN
+    assert Training(pairs=[1], factor=6, others_factor=3.3).verdict().cause == Cause.UNKNOWN
+
+
+def test_a_transfer_that_stands_still_once_is_no_slow_link() -> None:
+    found = Training(stall_ms=120).verdict()
+    assert found.excess_ns > 100 * MS
+    assert found.cause == Cause.UNKNOWN
 
 
 def test_operations_without_their_transfers_say_of_no_link_that_it_is_slow() -> None:

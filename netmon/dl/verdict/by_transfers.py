@@ -41,7 +41,7 @@ OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes
 _FEWEST = 3  # baseline iterations of which the transfers are known
 _CLEAR = 4.0  # standard deviations
 _AFTER = 0.1  # of the usual: what begins so soon after an iteration's end, all have waited for at its end
-_ALIKE, _ELSEWHERE = 0.5, 0.25  # of what the slowest pair lost
+_ALIKE, _ELSEWHERE = 0.5, 0.4  # of what the slowest pair lost
 _MOSTLY = 0.5  # of what is to be explained
 _NOBODY = 0.1  # of it: others on the link that would take so long are no more than present
 _LEAST = 0.3  # of the excess
@@ -299,8 +299,7 @@ def _slow(
         return None
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
     common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow))
-    elsewhere = [ns for pair, ns in more.items() if common.isdisjoint(host_of.get(rank, "") for rank in pair)]
-    if not common or max(elsewhere, default=0.0) > _ELSEWHERE * more[worst]:
+    if not common:
         return None
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
     for pair, ns in slow.items():
@@ -320,7 +319,9 @@ def _slow(
         return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
     if takes > _NOBODY * lost:
         return None
-    if worst_one[worst] > _MOSTLY * lost:  # it stood still, once
+    elsewhere = [ns for pair, ns in more.items() if common.isdisjoint(host_of.get(end, "") for end in pair)]
+    stood_still = worst_one[worst] > _MOSTLY * lost  # once
+    if stood_still or max(elsewhere, default=0.0) > _ELSEWHERE * more[worst]:
         return None
     return Slow(*links[0], lost, -1, 0, 0.0)
 
