@@ -285,7 +285,7 @@ class _Late(NamedTuple):
     due_ns: int  # UTC
 
 
-_EVIDENCE = ("host", "collectives")
+_EVIDENCE = ("host", "transfers", "collectives")
 """Tables that tell of an iteration when it has been over for a while."""
 
 FromDataset = Callable[[str, int, int], Sequence[Verdict]]
@@ -432,7 +432,7 @@ class Judging:
     def _later(self, due: _Due, verdict: Verdict | None) -> _Due | None:
         """The same, where a verdict should wait for what hosts have not told yet."""
         sure = verdict is not None and verdict.cause != Cause.UNKNOWN and verdict.confidence >= _SURE
-        tables, most_s = (_EVIDENCE[1:], _SURE_S) if sure else (_EVIDENCE, _COMPLETE_S)
+        tables, most_s = (_EVIDENCE[2:], _SURE_S) if sure else (_EVIDENCE, _COMPLETE_S)
         due = due._replace(tables=tables, until_s=due.first_s + most_s)
         return due if time.monotonic() < due.until_s and self._tell_later(due) else None
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from collector.host.session import Session
 from collector.host.tables import Tables
 from netmon.columnar import Columns
-from netmon.dl.transfers import COLUMNS, Carried, pair_views, partners, process_numbers, rank_pairs, ways
+from netmon.dl.transfers import COLUMNS, NOTHING, Carried, pair_views, partners, process_numbers, rank_pairs, ways
 from netmon.evidence import UNKNOWN
 from netmon.records import Direction
 from netmon.views import RankPair
@@ -18,7 +18,6 @@ from netmon.views import RankPair
 _EVERY_S = 1.0
 _LATELY_NS = 10_000_000_000
 _MOST_PAIRS = 256  # of a job that viewers are shown
-_NOTHING = Carried(np.empty(0, np.int64), np.empty(0, object), np.empty(0, np.int64))
 _POSTED = ("write", "send")  # what a read brings is the other end's
 
 
@@ -66,7 +65,7 @@ class RankPairs:
         """What processes have handed to RDMA devices."""
         rows = self._tables.evidence.lately["rdma"].all(("session", "pid", "end_ns", "rdma_device", "verb", "bytes"))
         if rows is None:
-            return _NOTHING
+            return NOTHING
         end_ns = self._tables.sessions.utc(rows["session"], rows["end_ns"])
         rows = rows.take(np.flatnonzero((end_ns > since_ns) & np.isin(rows["verb"].astype(str), _POSTED)))
         return Carried(process_numbers(rows["session"], rows["pid"]), rows["rdma_device"], rows["bytes"])
@@ -76,7 +75,7 @@ class RankPairs:
         names = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes")
         rows = self._tables.evidence.lately["transport"].all(names)
         if rows is None:
-            return _NOTHING
+            return NOTHING
         flows, sessions = self._tables.flows, self._tables.sessions
         flow = flows.keys.find(rows["session"], rows["flow_id"])
         good = (flow >= 0) & (sessions.utc(rows["session"], rows["end_ns"]) > since_ns) & (rows["sent_bytes"] > 0)

@@ -248,6 +248,9 @@ class Carried(NamedTuple):
         return found
 
 
+NOTHING = Carried(np.empty(0, np.int64), np.empty(0, object), np.empty(0, np.int64))
+
+
 def ways(process: Numbers, sent: Numbers, posted: Carried, by_tcp: Carried) -> dict[int, Way]:
     """By process. process, sent: rows of what NCCL has sent; the others are of the same time."""
     processes, of = np.unique(process, return_inverse=True)

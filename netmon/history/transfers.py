@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
 
-from netmon.dl.transfers import COLUMNS, Carried, Numbers, Way, pair_views, partners, rank_pairs, ways
+from netmon.dl.transfers import COLUMNS, NOTHING, Carried, Numbers, Way, pair_views, partners, rank_pairs, ways
 from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
 from netmon.errors import NoRowsError
 from netmon.evidence import UNKNOWN
@@ -134,15 +134,17 @@ def _ways(data: Path, rows: pd.DataFrame, process: Numbers) -> Mapping[int, Way]
     flows = read_rows(
         data, "flows", ["session", "flow_id", "job", "rank", "interface", "direction"], ds.field("direction") == "tx"
     ).drop_duplicates(["session", "flow_id"], keep="last")
-    sent = sent.merge(flows, on=["session", "flow_id"])
+    if not (sent.empty or flows.empty):  # else all send by RDMA
+        sent = sent.merge(flows, on=["session", "flow_id"])
     sent["bytes"] = sent["sent_bytes"] - sent["retransmitted_bytes"].fillna(0).clip(lower=0)
     whose = rows.assign(process=process)
-    posted = posted.merge(whose[["host", "pid", "process"]].drop_duplicates())
-    sent = sent.merge(whose[["host", "job", "rank", "process"]].drop_duplicates(["host", "job", "rank"], keep="last"))
-    carried = (
-        Carried(*(one[name].to_numpy() for name in ("process", device, "bytes")))
-        for one, device in ((posted, "rdma_device"), (sent, "interface"))
-    )
+    carried = []
+    for one, keys, name in ((posted, ["host", "pid"], "rdma_device"), (sent, ["host", "job", "rank"], "interface")):
+        if name in one and not one.empty:
+            one = one.merge(whose[[*keys, "process"]].drop_duplicates(keys, keep="last"))
+            carried.append(Carried(*(one[column].to_numpy() for column in ("process", name, "bytes"))))
+        else:
+            carried.append(NOTHING)
     sends = rows["sends"].to_numpy() == 1
     return ways(process, np.where(sends, rows["bytes"].to_numpy(), 0), *carried)
 
