@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOURCE = Path(__file__).parent / "trainers" / "nccl.c"
+FLAGS = ("-g", "-O1", "-fno-ipa-icf", "-fno-ipa-cp", "-fno-ipa-ra", "-pthread")
+"""Of the compiler: what is hidden stays a function of its own."""
 
 _SUB = (
     "struct ncclProxyConnection *connection",
@@ -37,7 +39,7 @@ class Version:
     replaced: tuple[str, str] = ("", "")  # in the header
 
     def header(self) -> str:
-        """Text of layout.h."""
+        """What layout.h is."""
         enums = "".join(
             f"typedef enum {{ {', '.join(prefix + name for name in names)} }} {type_};\n"
             for type_, prefix, names in (
@@ -69,10 +71,13 @@ def build(folder: Path, version: Version, name: str = "libnccl.so.2", *options: 
     """The library. options: of the compiler, too."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    (folder / "layout.h").write_text(version.header())
     built = folder / name
-    defines = ["-DTOTAL"] if version.total else []
-    flags = ["-g", "-O1", "-shared", "-fPIC", "-fno-ipa-icf", "-fno-ipa-cp", "-fno-ipa-ra", "-Wl,--build-id", *defines]
-    command = ["cc", *flags, *options, f"-I{folder}", "-o", str(built), str(_SOURCE)]
-    subprocess.run(command, check=True)
+    command = ["cc", *FLAGS, "-shared", "-fPIC", "-Wl,--build-id", *options, "-x", "c", "-o", str(built), "-"]
+    subprocess.run(command, input=program_source(version), text=True, check=True)
     return built
+
+
+def program_source(version: Version) -> str:
+    """In C, all of it."""
+    total = "#define TOTAL\n" if version.total else ""
+    return total + _SOURCE.read_text().replace('#include "layout.h"\n', version.header())
