@@ -20,7 +20,7 @@ from netmon.lab.trainers.ring import OVERLAPPED_FUSION_BYTES, Gradients, Pace, T
 from netmon.lab.trainers.script import IterationLog, Pauses, Transfers, options, read_layers
 from netmon.marks import SOCKET_VARIABLE
 
-SLICE_BYTES = 1 << 17  # of a transfer, at most: NCCL's megabyte on links some ten times slower
+SLICE_BYTES = 1 << 18  # of a transfer, at most: NCCL's megabyte on much slower links
 _LOAD_S = 3.0  # as long as a model is loaded: an agent finds the library meanwhile
 _BUFFER_BYTES = 1 << 15  # that the kernel takes of a transfer before it is on its way
 _ALL_REDUCE, _RING, _SIMPLE, _FLOAT, _SUM = 4, 2, 2, 7, 0
