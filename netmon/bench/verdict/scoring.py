@@ -2,14 +2,15 @@
 """Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. Where that is not SCORED_FROM × the usual, or one of twenty iterations took as long that
-nothing was done to, it is not known to be the injection's doing, and no verdict is requested: one that is right does
-not count, one that blames the network for what was something else does. Of a change that lasts, the iteration counts
-with which it began, and how long those from there on took in the median. Of a slow or lossy link, either end is the
-right culprit: bytes and retransmissions at the ends cannot tell where between them it was. Verdicts are matched by
-time, not by number. Every verdict counts for whether it accuses: the network is accused falsely where nothing of the
-network's was injected while the iteration lasted, nor, of the same cause, while the one before did: what is lost then,
-also because a link was slowed, is sent again in the next one.
+each that it made long counts. One that another injection met, too, is no measure of either. Where that is not
+SCORED_FROM × the usual, or one of twenty iterations took as long that nothing was done to, it is not known to be the
+injection's doing, and no verdict is requested: one that is right does not count, one that blames the network for what
+was something else does. Of a change that lasts, the iteration counts with which it began, and how long those from
+there on took in the median. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at
+the ends cannot tell where between them it was. Verdicts are matched by time, not by number. Every verdict counts for
+whether it accuses: the network is accused falsely where nothing of the network's was injected while the iteration
+lasted, nor, of the same cause, while the one before did: what is lost then, also because a link was slowed, is sent
+again in the next one.
 """
 
 import json
@@ -124,6 +125,9 @@ def accused(run: str, truth: Truth, verdicts: Iterable[VerdictRow], without: Col
 def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
     """The iterations that count; −1: it met none."""
     hit = truth.hit(dict(injection))
+    if injection["cause"] != CHANGE:
+        others = (one for one in truth.injections if one is not injection and one["cause"] not in ("", CHANGE))
+        hit = np.setdiff1d(hit, np.concatenate([hit[:0], *(truth.hit(dict(one)) for one in others)]))
     if not len(hit):
         return [-1]
     if injection["cause"] == CHANGE:  # it begins between two iterations: not the one that ends then
@@ -192,8 +196,7 @@ def right_culprit(injection: Mapping[str, Any], verdict: VerdictRow) -> bool:
 
 def _of_iteration(truth: Truth, iteration: int, verdicts: Sequence[VerdictRow]) -> VerdictRow | None:
     """The verdict that shares the most time with a logged iteration, at least half of its own."""
-    end = int(truth.end_ns[iteration])
-    start = end - int(truth.lasted_ns[iteration])
+    start, end = int(truth.start_ns[iteration]), int(truth.end_ns[iteration])
     shared = [min(end, int(each["end_ns"])) - max(start, int(each["start_ns"])) for each in verdicts]
     best = int(np.argmax(shared)) if shared else -1
     return verdicts[best] if best >= 0 and 2 * shared[best] > int(verdicts[best]["duration_ns"]) else None
