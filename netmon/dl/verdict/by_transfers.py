@@ -298,7 +298,7 @@ def _slow(
     if more[worst] < _MOSTLY * excess or not clear[worst]:
         return None
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
-    common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow))
+    common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow)) - {""}
     if not common:
         return None
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
