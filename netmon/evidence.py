@@ -63,6 +63,9 @@ _HOST = {
     "pid": "process id on the host",
     "missed_packets": "packets that the NICs had no room for",
     "no_buffer_packets": "packets that the NICs' drivers had no buffer for",
+    "limited_packets": "packets that the cloud held back or dropped because of the host's limits",
+    "pause_packets": "pause frames that the NICs have received",
+    "congestion_packets": "congestion notices that RDMA ports have followed",
     "softnet_dropped": "packets dropped because the stack's backlog was full",
     "softnet_squeezed": "rounds of the stack that ended with packets left",
     "cpu_pressure_ns": "time in which some task waited for a CPU, of the host or of the rank's control group",
@@ -200,6 +203,9 @@ GROUP_COLUMNS = (
     *("longest_sequence", "longest_at_ns", "late_sequence", "late_at_ns"),
 )
 """Of COLLECTIVE those that what is told of groups rests on (netmon.dl.groups)."""
+
+SAME_STEP_NS = 5_000_000
+"""Between the ends of a step that two tables tell of, at most."""
 
 TRANSFERS = np.dtype([(name, "<i8") for name in _TRANSFER])
 """What ranks send each other by NCCL, over whatever network: bytes of all rows of a rank add up."""

@@ -55,7 +55,7 @@ _BUCKETS = [
 _OF_EVIDENCE = {
     **dict.fromkeys(("flow_id", "reverse_flow_id", "pid"), pa.uint32()),
     **{"job": _WORD, "rank": pa.int32(), "application_limited": pa.bool_()},
-    **dict.fromkeys((name for names in WORDS_OF.values() for name in names), _WORD),
+    **dict.fromkeys((name for table in EVIDENCE for name in WORDS_OF[table]), _WORD),
     **{"queue": pa.uint32(), "remote_queue": pa.uint32(), "whole": pa.bool_()},
 }
 

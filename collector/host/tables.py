@@ -196,6 +196,13 @@ class Lately:
             self._joined.append(joined(self._single))
             self._single = []
 
+    def copy(self) -> "Lately":
+        """The same tables: it does not change with this one."""
+        found = Lately()
+        found._joined.extend(self._joined)
+        found._single.extend(self._single)
+        return found
+
     def all(self, names: Sequence[str], where: tuple[str, int] | None = None) -> Columns | None:
         """These columns of all that are kept; None where there are none. where: only rows that have this value in this
         column."""
@@ -390,6 +397,7 @@ class RecentIterations:
 # --- Everything that is one table for all sessions.
 
 _NUMBERS_REST_S = 3600.0
+_NAME_JOBS = tuple(name for name, columns in EVIDENCE.items() if "job" in (columns.names or ()))
 
 
 @dataclass(frozen=True)
@@ -554,7 +562,7 @@ class Tables:
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
             jobs, rank_ids = self.rank_table.numbers()
-            named = (self.evidence.unstored[name].jobs() for name in ("host", "rdma"))
+            named = (self.evidence.unstored[name].jobs() for name in _NAME_JOBS)
             self.flows.release_numbers(self.unstored.jobs().union(jobs, *named), rank_ids)
 
     def needed_since(self, session_index: int) -> int | None:

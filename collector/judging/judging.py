@@ -43,7 +43,7 @@ from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.culprit_ends import NAMED, with_ends
 from netmon.dl.verdict.evidence import Numbers, Steps
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
-from netmon.evidence import GROUP_COLUMNS
+from netmon.evidence import GROUP_COLUMNS, SAME_STEP_NS
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Direction, Table
 from netmon.views import Cause, Verdict
@@ -161,7 +161,7 @@ class Case:
     calls: JobEvidence  # what ranks called in steps, of _CALLS
     link_of_flow: _Numbers  # by flow: number of its link
     of_flow: _Numbers  # by flow: index into whose, −1: of another session
-    transfers: RecentTransfers | None = None  # None: nothing is known of any
+    transfers: RecentTransfers
 
     def judged(self) -> Verdict | None:
         """The verdict; None where it is not worth telling, or nothing that it needs is left.
@@ -181,10 +181,9 @@ class Case:
         table = matrix(steps)
         times = wanted_times(table, [self.number])
         link_totals = self._link_totals(maps, there, times)
-        sent = self.transfers and self.transfers.in_utc(
-            self.job, self.size, maps, there, self.hosts, self.clock_error_ns
-        )
-        one = judge_input(self.job, table, link_totals, self.number, sent)
+        sent = partial(self.transfers.in_utc, self.job, self.size, maps, there, self.hosts, self.clock_error_ns)
+        counted = partial(self.transfers.counted_in_utc, maps, there, self.hosts)
+        one = judge_input(self.job, table, link_totals, self.number, sent, counted)
         verdict = verdict_on(one, steps)
         if not worth_reporting(one, verdict):
             return None
@@ -259,7 +258,6 @@ _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed
 _COMPLETE_S = 1.6  # at most, after it was due, until hosts have told of all of an iteration: they do once a second
 _SURE = 0.6  # confidence of a verdict that waits for no more than what ranks called, and less long
 _SURE_S = 1.0
-_SAME_NS = 5_000_000  # between the ends of an iteration that two tables tell of
 _FINISH_S = 2.0
 _MOST_CALLS = 200_000  # rows of what a job's ranks called: the newest
 _SAID = ("start_ns", "end_ns", *COLUMNS.values())
@@ -287,7 +285,7 @@ class _Late(NamedTuple):
     due_ns: int  # UTC
 
 
-_EVIDENCE = ("host", "collectives")
+_EVIDENCE = ("host", "transfers", "collectives")
 """Tables that tell of an iteration when it has been over for a while."""
 
 FromDataset = Callable[[str, int, int], Sequence[Verdict]]
@@ -434,7 +432,7 @@ class Judging:
     def _later(self, due: _Due, verdict: Verdict | None) -> _Due | None:
         """The same, where a verdict should wait for what hosts have not told yet."""
         sure = verdict is not None and verdict.cause != Cause.UNKNOWN and verdict.confidence >= _SURE
-        tables, most_s = (_EVIDENCE[1:], _SURE_S) if sure else (_EVIDENCE, _COMPLETE_S)
+        tables, most_s = (_EVIDENCE[2:], _SURE_S) if sure else (_EVIDENCE, _COMPLETE_S)
         due = due._replace(tables=tables, until_s=due.first_s + most_s)
         return due if time.monotonic() < due.until_s and self._tell_later(due) else None
 
@@ -454,7 +452,7 @@ class Judging:
             at = np.minimum(np.searchsorted(steps["rank"], rows["rank"]), len(steps) - 1)
             own, told_ns = steps["rank"][at] == rows["rank"], np.zeros(len(steps), np.int64)
             np.maximum.at(told_ns, at[own], rows["end_ns"][own])
-            if ((told_ns > 0) & (told_ns < steps["end_ns"] - _SAME_NS)).any():
+            if ((told_ns > 0) & (told_ns < steps["end_ns"] - SAME_STEP_NS)).any():
                 return True
         return False
 
@@ -522,7 +520,7 @@ class Judging:
             calls=self._calls(name),
             link_of_flow=self._links_of_flows(),
             of_flow=of_flow,
-            transfers=recent_transfers(self._tables, name, list(sessions)),
+            transfers=recent_transfers(self._tables),
         )
 
     def _links_of_flows(self) -> _Numbers:

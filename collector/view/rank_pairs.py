@@ -10,7 +10,8 @@ import numpy.typing as npt
 from collector.host.session import Session
 from collector.host.tables import Tables
 from netmon.columnar import Columns
-from netmon.dl.transfers import COLUMNS, pair_views, partners, process_numbers, rank_pairs, way
+from netmon.dl.transfers import COLUMNS, NOTHING, Carried, pair_views, partners, process_numbers, rank_pairs, ways
+from netmon.evidence import UNKNOWN
 from netmon.records import Direction
 from netmon.views import RankPair
 
@@ -45,16 +46,9 @@ class RankPairs:
         numbers = {job: number for number, job in enumerate(self._tables.flows.jobs)}
         known = {numbers[job]: size for job, size in sizes.items() if job in numbers}
         pairs = rank_pairs(found, partners(found, known).rank)
-        posted, by_tcp = self._posted(since), self._by_tcp(since, found)
-        sending = found["sends"] == 1
-        processes, of = np.unique(found["process"][sending], return_inverse=True)
-        sums = np.zeros(len(processes), np.int64)
-        np.add.at(sums, of, np.maximum(found["bytes"][sending], 0))
-        sent = dict(zip(processes.tolist(), sums.tolist(), strict=True))
-        ways = {
-            process: way(bytes_, posted.get(process, {}), by_tcp.get(process, {})) for process, bytes_ in sent.items()
-        }
-        views = pair_views(pairs, ways)
+        sending = {name: column[found["sends"] == 1] for name, column in found.items()}
+        carried = self._posted(since), self._by_tcp(since, sending)
+        views = pair_views(pairs, ways(sending["process"], sending["bytes"], *carried))
         return {self._tables.flows.jobs[job]: own[:_MOST_PAIRS] for job, own in views.items() if job >= 0}
 
     def _lately(self, rows: Columns, since_ns: int) -> dict[str, npt.NDArray[np.int64]]:
@@ -67,42 +61,30 @@ class RankPairs:
         found["process"] = process_numbers(session[own], rows["pid"][own])
         return found
 
-    def _posted(self, since_ns: int) -> dict[int, dict[str, int]]:
-        """What processes have handed to RDMA devices, by name."""
+    def _posted(self, since_ns: int) -> Carried:
+        """What processes have handed to RDMA devices."""
         rows = self._tables.evidence.lately["rdma"].all(("session", "pid", "end_ns", "rdma_device", "verb", "bytes"))
-        found: dict[int, dict[str, int]] = {}
         if rows is None:
-            return found
+            return NOTHING
         end_ns = self._tables.sessions.utc(rows["session"], rows["end_ns"])
-        own = np.flatnonzero((end_ns > since_ns) & np.isin(rows["verb"].astype(str), _POSTED))
-        process = process_numbers(rows["session"][own], rows["pid"][own])
-        for of, device, bytes_ in zip(
-            process.tolist(), rows["rdma_device"][own].tolist(), rows["bytes"][own].tolist(), strict=True
-        ):
-            devices = found.setdefault(of, {})
-            devices[device] = devices.get(device, 0) + max(0, bytes_)
-        return found
+        rows = rows.take(np.flatnonzero((end_ns > since_ns) & np.isin(rows["verb"].astype(str), _POSTED)))
+        return Carried(process_numbers(rows["session"], rows["pid"]), rows["rdma_device"], rows["bytes"])
 
-    def _by_tcp(self, since_ns: int, sent: Mapping[str, npt.NDArray[np.int64]]) -> dict[int, dict[str, int]]:
+    def _by_tcp(self, since_ns: int, sent: Mapping[str, npt.NDArray[np.int64]]) -> Carried:
         """What the ranks' connections have sent, by interface."""
         names = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes")
         rows = self._tables.evidence.lately["transport"].all(names)
-        found: dict[int, dict[str, int]] = {}
         if rows is None:
-            return found
+            return NOTHING
         flows, sessions = self._tables.flows, self._tables.sessions
         flow = flows.keys.find(rows["session"], rows["flow_id"])
         good = (flow >= 0) & (sessions.utc(rows["session"], rows["end_ns"]) > since_ns) & (rows["sent_bytes"] > 0)
         good &= (flows.state["rank"][flow] >= 0) & (flows.state["link"][flow] % 2 == Direction.TX)
+        rows, state = rows.take(np.flatnonzero(good)), flows.state[flow[good]]
         ranks = zip((sent["process"] >> 32).tolist(), sent["job"].tolist(), sent["rank"].tolist(), strict=True)
         process_of = dict(zip(ranks, sent["process"].tolist(), strict=True))
-        for at in np.flatnonzero(good).tolist():
-            state, session = flows.state[flow[at]], int(rows["session"][at])
-            process = process_of.get((session, int(state["job"]), int(state["rank"])))
-            if process is None:
-                continue
-            own = found.setdefault(process, {})
-            again = max(0, int(rows["retransmitted_bytes"][at]))
-            name = self._sessions[session].window.links.interface(int(state["link"])).name
-            own[name] = own.get(name, 0) + int(rows["sent_bytes"][at]) - again
-        return found
+        whose = zip(rows["session"].tolist(), state["job"].tolist(), state["rank"].tolist(), strict=True)
+        process = np.array([process_of.get(who, UNKNOWN) for who in whose], np.int64)
+        links = zip(rows["session"].tolist(), state["link"].tolist(), strict=True)
+        name = np.array([self._sessions[n].window.links.interface(link).name for n, link in links], object)
+        return Carried(process, name, rows["sent_bytes"] - np.maximum(0, rows["retransmitted_bytes"]))

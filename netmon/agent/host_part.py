@@ -4,6 +4,7 @@
 import re
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -139,18 +140,24 @@ MOST_RANKS = MOST_WATCHED
 _EARLY_NS = 5_000_000  # whoever looks may wake a little earlier than asked
 _NAMES, _NOTHING = HOST_PART.names or (), empty(HOST_PART)
 _PRESSURE = tuple(f"{name}_pressure_ns" for name in PRESSURES)
-_MISSED = re.compile(r"rx_missed_errors")
-_NO_BUFFER = re.compile(r"out_of_buffer|no_?buf|alloc_\w*(err|fail)|buff?_alloc_err")
+_NIC: dict[str, tuple[Any, ...]] = {
+    "missed_packets": (re.compile(r"rx_missed_errors"),),
+    "no_buffer_packets": (re.compile(r"out_of_buffer|no_?buf|alloc_\w*(err|fail)|buff?_alloc_err"),),
+    "limited_packets": (re.compile(r"allowance_exceeded"), sum),
+    "pause_packets": (re.compile(r"^(?!.*(duration|transition|storm)).*rx_.*(pause|xoff|pfc)|xoff_rx"), sum),
+    "congestion_packets": (re.compile(r"cnp_?handled|rx_cnp", re.IGNORECASE), sum, True),
+}
+"""What the NICs count, by column: as NicSamples.sum takes it."""
 
 
 class HostPart:
     """One per agent."""
 
     def __init__(self, nic: NicSamples, stops: RankStops, wanted: bool = True) -> None:
-        """nic: of which the last samples' drops are reported; wanted: looks at all."""
+        """nic: of whose last samples _NIC is reported; wanted: looks at all."""
         self._nic, self._stops, self._files, self._wanted = nic, stops, OpenFiles(), wanted
         self._softnet, self._pressure = Softnet(self._files), Pressure.of_machine(self._files)
-        self._drops = (UNKNOWN, UNKNOWN)
+        self._counted = dict.fromkeys(_NIC, UNKNOWN)
         self._looked_ns = 0
         self._ranks: dict[int, tuple[str, int]] = {}  # job and rank, by pid
         self._rows: dict[int, RankRows] = {}  # by pid
@@ -203,13 +210,11 @@ class HostPart:
         """None where the last look was too long ago."""
         before_ns, self._looked_ns = self._looked_ns, now_ns
         dropped, squeezed = self._softnet.read()
-        before, self._drops = self._drops, (self._nic.most(_MISSED), self._nic.most(_NO_BUFFER))
-        missed, no_buffer = (grown(n, b) for n, b in zip(self._drops, before, strict=True))
+        before, self._counted = self._counted, {name: self._nic.sum(*which) for name, which in _NIC.items()}
         row = {
             "start_ns": before_ns,
             "end_ns": now_ns,
-            "missed_packets": missed,
-            "no_buffer_packets": no_buffer,
+            **{name: grown(self._counted[name], before[name]) for name in _NIC},
             "softnet_dropped": dropped,
             "softnet_squeezed": squeezed,
             **dict(zip(_PRESSURE, self._pressure.read(), strict=True)),

@@ -4,7 +4,7 @@
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from netmon.kernel.counters import NicCounters
@@ -80,17 +80,17 @@ class NicSamples:
         self._still = not changed
         return changed
 
-    def most(self, counter: re.Pattern[str]) -> int:
-        """Of the last samples, summed over interfaces: the largest of each one's counters that match; -1: none does.
+    def sum(self, counter: re.Pattern[str], of_device: Callable[[list[int]], int] = max, rdma: bool = False) -> int:
+        """Of the last samples, over interfaces, or RDMA ports: each one's counters that match; −1: none does.
 
-        Drivers call the same packets by several names.
+        of_device: what those of one come to; drivers call the same packets by several names.
         """
-        found: dict[str, int] = {}
+        found: dict[str, list[int]] = {}
         for sample in self._latest:
             for name, value in zip(sample.names, sample.values, strict=True):
-                if sample.source != "rdma" and counter.search(name):
-                    found[sample.device] = max(found.get(sample.device, 0), value)
-        return sum(found.values()) if found else -1
+                if (sample.source == "rdma") == rdma and counter.search(name):
+                    found.setdefault(sample.device, []).append(value)
+        return sum(map(of_device, found.values())) if found else -1
 
     def _changed(self, sample: NicSample) -> NicSample:
         """Only the counters that are not as they were sent last: most of a driver's count what never happens."""

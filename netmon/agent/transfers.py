@@ -7,7 +7,7 @@ where there are more, those of the same kind become one, and no byte is lost.
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from netmon.records import (
     TRANSFER,
     TRANSFER_EACH,
     TRANSFER_IMPLAUSIBLE,
+    TRANSFER_ONE,
+    TRANSFER_OPERATION,
     TRANSFER_OPERATIONS,
     TRANSFER_UNTOLD,
     Table,
@@ -29,13 +31,16 @@ from netmon.wire.limits import MAX_BYTES, MAX_COUNT
 
 log = logging.getLogger(__name__)
 
-_MOST_ROWS = 256  # of a batch
+_MOST_ROWS, _MOST_OF_EACH = 256, 1024  # of a batch; where each transfer is told
 _SUMS = ("bytes", "transfers", "missed", "operations")
 _KINDS = (
     *("job", "rank", "pid", "communicator", "group_rank", "peer", "sends"),
     *("collective", "algorithm", "protocol", "device"),
 )
-_COARSER = (_KINDS, ("job", "rank", "pid", "peer", "sends"), ("job", "rank", "pid", "sends"), ("sends",))
+_COARSER = (
+    *((*_KINDS, "channel", "number"), (*_KINDS, "number"), _KINDS),
+    *(("job", "rank", "pid", "peer", "sends"), ("job", "rank", "pid", "sends"), ("sends",)),
+)
 """By what rows are one kind, until a batch has few enough."""
 
 _NOTHING = empty(TRANSFERS)
@@ -87,8 +92,9 @@ class Transfers:
             own = rows["pid"] == pid
             rows["job"][own] = jobs.setdefault(ranks[pid].job, len(jobs))
             rows["rank"][own] = ranks[pid].rank
+        most = _MOST_OF_EACH if (rows["level"] == TRANSFER_ONE).any() else _MOST_ROWS
         for names in _COARSER:
-            if len(rows) <= _MOST_ROWS:
+            if len(rows) <= most:
                 break
             rows = merged(rows, names)
         return rows
@@ -112,7 +118,7 @@ def _rows(events: Table) -> Table:
     return rows
 
 
-def merged(rows: Table, names: Iterable[str]) -> Table:
+def merged(rows: Table, names: Sequence[str]) -> Table:
     """One row for all that have the same in these columns: sums, the whole time, and else what they have in common."""
     keys = [rows[name] for name in names]
     order = np.lexsort(keys)
@@ -133,5 +139,8 @@ def merged(rows: Table, names: Iterable[str]) -> Table:
             least, most = np.minimum.reduceat(column, first), np.maximum.reduceat(column, first)
             one[name] = least if name == "start_ns" else most if name == "end_ns" else np.where(least == most, most, -1)
     one["bytes"][(one["transfers"] == 0) & (one["missed"] > 0)] = UNKNOWN
-    one["level"][several] = TRANSFER_OPERATIONS
+    level = np.maximum.reduceat(rows["level"], first)
+    one["level"] = np.where(several, np.maximum(level, TRANSFER_OPERATION), level)
+    if "number" not in names:
+        one["level"][several] = TRANSFER_OPERATIONS
     return one

@@ -317,7 +317,7 @@ class VerdictSpec(Spec):
         None,
         "trainer; repeatable, runs take turns (ring, horovod, ddp)",
         action="append",
-        choices=(*_TRAINERS, *_PARALLEL),
+        choices=(*_TRAINERS, *_PARALLEL, "nccl"),
     )
     kinds: str = option("", "kinds to inject, as in --inject of `netmon lab run` (all)", metavar="K,…")
     data: Path | None = option(

@@ -26,7 +26,7 @@ import pandas as pd
 from netmon.dl.hangs import group_number
 from netmon.dl.operations import ALL_TRANSFERS, EXCHANGES, GATHERS, SUMS, Operation
 from netmon.dl.rank_activity import UNNAMED
-from netmon.evidence import GROUP_COLUMNS, UNKNOWN
+from netmon.evidence import GROUP_COLUMNS, SAME_STEP_NS, UNKNOWN
 from netmon.records import Table
 from netmon.units import format_bytes, format_duration
 from netmon.views import Cause, Verdict
@@ -462,9 +462,6 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-_SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
-
-
 def calls_of(rows: Table) -> pd.DataFrame:
     """GROUP_COLUMNS of rows of COLLECTIVE as a dataset has them: what is not known is null, but of groups."""
     columns = {name: np.ascontiguousarray(rows[name]) for name in GROUP_COLUMNS}
@@ -489,7 +486,7 @@ def group_waits(rows: pd.DataFrame, steps: Mapping[str, Any], verdict: Verdict, 
         on="end_ns",
         by="rank",
         direction="nearest",
-        tolerance=_SAME_NS,
+        tolerance=SAME_STEP_NS,
     )
     rows = rows[rows["iteration"].notna()]
     found = exposed(rows, group_uses(rows), verdict.iteration, verdict.excess_ns, clock_error_ns)

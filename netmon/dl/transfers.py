@@ -232,6 +232,35 @@ class Way(NamedTuple):
 _NO_WAY = Way("", float("nan"), "")
 
 
+class Carried(NamedTuple):
+    """Bytes that processes have handed to devices, or sent on interfaces; a row each."""
+
+    process: npt.NDArray[np.integer]
+    name: npt.NDArray[np.object_]
+    bytes: npt.NDArray[np.integer]
+
+    def sums(self) -> dict[int, dict[str, int]]:
+        """By process and name."""
+        found: dict[int, dict[str, int]] = {}
+        for process, name, bytes_ in zip(*(column.tolist() for column in self), strict=True):
+            own = found.setdefault(process, {})
+            own[name] = own.get(name, 0) + max(0, int(bytes_))
+        return found
+
+
+NOTHING = Carried(np.empty(0, np.int64), np.empty(0, object), np.empty(0, np.int64))
+
+
+def ways(process: Numbers, sent: Numbers, posted: Carried, by_tcp: Carried) -> dict[int, Way]:
+    """By process. process, sent: rows of what NCCL has sent; the others are of the same time."""
+    processes, of = np.unique(process, return_inverse=True)
+    sums = np.zeros(len(processes), np.int64)
+    np.add.at(sums, of, np.maximum(sent, 0))
+    rdma, tcp = posted.sums(), by_tcp.sums()
+    whole = zip(processes.tolist(), sums.tolist(), strict=True)
+    return {one: way(bytes_, rdma.get(one, {}), tcp.get(one, {})) for one, bytes_ in whole}
+
+
 def way(sent: int, posted: Mapping[str, int], by_tcp: Mapping[str, int]) -> Way:
     """sent: by NCCL; posted: what the process has handed to RDMA devices in that time, by_tcp: sent on interfaces."""
     if sent <= 0:

@@ -4,6 +4,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from netmon.dl.verdict import (
     wanted_times,
     worth_reporting,
 )
+from netmon.dl.verdict.by_nic import COUNTED
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.culprit_ends import NAMED, with_ends
 from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, worst_first
@@ -57,12 +59,24 @@ def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray
     return host_part.waited_rows({name: table[name] for name in host_part.COLUMNS}, len(table)) if len(table) else None
 
 
+def _counted(data: Path, span: tuple[int, int], host: str) -> npt.NDArray[np.void]:
+    """What a host's NICs counted in a time (UTC), dtype COUNTED."""
+    own = (ds.field("host") == host) & ds.field("rank").is_null()
+    table = _begun(data, "host", list(COUNTED.names or ()), span, own)
+    rows = np.empty(len(table), COUNTED)
+    for name in COUNTED.names or ():
+        rows[name] = table[name].fillna(_UNKNOWN) if name in table else _UNKNOWN
+    return rows
+
+
 def read_tcp_rows(
     data: Path, job: str, begin_ns: int, end_ns: int
 ) -> tuple[npt.NDArray[np.void], list[tuple[str, int]]]:
     """What TCP said in a time (UTC) of a job's connections, dtype SAID, and the flows (session, number) that its `of`
     counts."""
     flows = read_rows(data, "flows", ["session", "flow_id"], ds.field("job") == job)
+    if flows.empty:  # all of them send by RDMA
+        return no_tcp_rows(), []
     names = ["session", "flow_id", "start_ns", "end_ns", *COLUMNS.values()]
     own = ds.field("session").isin(sorted(set(flows["session"])))
     table = _begun(data, "transport", names, (begin_ns, end_ns), own)
@@ -312,9 +326,10 @@ def _of_run(
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
             link_totals = with_evidence(data, job, rows[inside], wanted_times(table, some))
-            sent = transfers_of(data, job, rows[inside], link_totals.clock_error_ns)
+            span = int(steps.start_ns.min()) - _AROUND_NS, int(steps.end_ns.max()) + _AROUND_NS
+            sent = cache(partial(transfers_of, data, job, rows[inside], link_totals.clock_error_ns))
             for number in some:
-                one = judge_input(job, table, link_totals, number, sent)
+                one = judge_input(job, table, link_totals, number, sent, partial(_counted, data, span))
                 verdict = verdict_on(one, steps)
                 if iteration is not None or worth_reporting(one, verdict):
                     yield verdict

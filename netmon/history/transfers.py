@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
 
-from netmon.dl.transfers import COLUMNS, Numbers, Way, pair_views, partners, rank_pairs, way
+from netmon.dl.transfers import COLUMNS, NOTHING, Carried, Numbers, Way, pair_views, partners, rank_pairs, ways
 from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
 from netmon.errors import NoRowsError
 from netmon.evidence import UNKNOWN
@@ -134,21 +134,19 @@ def _ways(data: Path, rows: pd.DataFrame, process: Numbers) -> Mapping[int, Way]
     flows = read_rows(
         data, "flows", ["session", "flow_id", "job", "rank", "interface", "direction"], ds.field("direction") == "tx"
     ).drop_duplicates(["session", "flow_id"], keep="last")
-    sent = sent.merge(flows, on=["session", "flow_id"])
+    if not (sent.empty or flows.empty):  # else all send by RDMA
+        sent = sent.merge(flows, on=["session", "flow_id"])
     sent["bytes"] = sent["sent_bytes"] - sent["retransmitted_bytes"].fillna(0).clip(lower=0)
-    ways = {}
-    for one, own in rows.groupby(process):
-        first = own.iloc[0]
-        by_verbs = posted[(posted["host"] == first["host"]) & (posted["pid"] == first["pid"])]
-        mine = (sent["host"] == first["host"]) & (sent["job"] == first["job"]) & (sent["rank"] == first["rank"])
-        bytes_ = int(own.loc[own["sends"] == 1, "bytes"].clip(lower=0).sum())
-        ways[int(str(one))] = way(bytes_, _by(by_verbs, "rdma_device"), _by(sent[mine], "interface"))
-    return ways
-
-
-def _by(rows: pd.DataFrame, name: str) -> dict[str, int]:
-    sums = rows.assign(**{name: rows[name].astype(str)}).groupby(name)["bytes"].sum()
-    return {str(key): int(value) for key, value in sums.items() if value > 0}
+    whose = rows.assign(process=process)
+    carried = []
+    for one, keys, name in ((posted, ["host", "pid"], "rdma_device"), (sent, ["host", "job", "rank"], "interface")):
+        if name in one and not one.empty:
+            one = one.merge(whose[[*keys, "process"]].drop_duplicates(keys, keep="last"))
+            carried.append(Carried(*(one[column].to_numpy() for column in ("process", name, "bytes"))))
+        else:
+            carried.append(NOTHING)
+    sends = rows["sends"].to_numpy() == 1
+    return ways(process, np.where(sends, rows["bytes"].to_numpy(), 0), *carried)
 
 
 _BY_OTHERS = ["host", "job", "rank", "process", "container", "rdma_device", "verb", "bytes", "start_ns", "end_ns"]

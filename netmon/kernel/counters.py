@@ -43,8 +43,9 @@ _ETHTOOL = tuple(
         r"^[rt]x_(bytes|packets)(_phy)?$",
         r"_vport_rdma_.*(bytes|packets)$",
         r"drop|discard|missed|out_of_buffer|no_buf|alloc_err",
+        r"allowance_exceeded",  # of AWS' ENA: what the cloud held back or dropped
         r"ecn|cnp",
-        r"pause|xo(n|ff)",
+        r"pause|xo(n|ff)|pfc",
         r"err|crc|symbol",
         r"retrans|timeout",
         r"^[rt]x_prio\d_(bytes|packets)$",
@@ -55,8 +56,8 @@ _RDMA = tuple(
     for pattern in (
         r"bytes|octets|_data$",
         r"packets|pkts",
-        r"cnp|ecn",
-        r"out_of|seq|retr|timeout|nak|restart",
+        r"cnp|ecn|pause|pfc",
+        r"out_of|seq|retr|timeout|nak|restart|impaired|unresponsive",
         r"err|discard|drop|wait|downed|icrc",
     )
 )

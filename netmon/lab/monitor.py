@@ -19,6 +19,7 @@ from netmon.errors import UnsupportedError
 from netmon.lab import iproute
 from netmon.lab.network import Host, Lease, Network
 from netmon.lab.process import Process, agent_command, collector_command
+from netmon.lab.rdma import KERNEL
 from netmon.lab.spec import RunSpec
 
 # --- NATS servers of a testbed: one cluster with JetStream, whose streams every server keeps.
@@ -218,6 +219,7 @@ class Monitor(AbstractContextManager["Monitor"]):
         what = ["--capacity", f"{self._network.rate_bps}bit", "--bucket", f"{self._spec.bucket_ns}ns"]
         what += ["--stream-bucket", f"{self._spec.stream_ns or self._spec.bucket_ns}ns", "--hook", self._spec.hook]
         what += [] if self._spec.evidence else ["--evidence", "none"]
+        what += ["--interface", KERNEL, "--transfers", "each"] if self._spec.trainer == "nccl" else []
         # Nobody else is in the testbed's networks.
         where = ["--bus", self._bus, "--insecure"] if self._middle else ["--collector", self.address]
         command = [*with_control_groups(), *agent_command(host, self._run, *what, *where)]

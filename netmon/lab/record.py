@@ -237,7 +237,7 @@ class Run:
 
 def sends_upwards(trainer: str) -> bool:
     """Our ring trainer sends to rank+1, gloo's ring (Horovod's and DDP's) to rank−1."""
-    return trainer == "ring"
+    return trainer in ("ring", "nccl")
 
 
 # --- Which iterations an injection hit, and by how much they took longer.
@@ -248,8 +248,8 @@ class Truth:
     """One run. Arrays (iterations,): of the whole job, ns of UTC.
 
     An iteration begins with its first rank and ends with its last, and lasts as long as the slowest rank's. Of trainers
-    that do not report their steps, it is from when the last gradient has come to the same of the next step: that is
-    what can be seen of them.
+    that do not report their steps, it is from when the last gradient has come to the same of the next step, or of NCCL
+    from when the first is handed over: that is what can be seen of them.
     """
 
     job: str
@@ -290,7 +290,8 @@ def read_truth(data: Path) -> Truth:
     ranks = [run.rank(rank) for rank in range(len(spec["ring"]))]
     whole = min(len(rank) for rank in ranks)
     numbered = spec["trainer"] == "ring" or spec["marks"]
-    begin, until = ("step_start_ns", "step_end_ns") if numbered else ("last_wait_ns", "last_wait_ns")
+    seen = "first_enqueue_ns" if spec["trainer"] == "nccl" else "last_wait_ns"
+    begin, until = ("step_start_ns", "step_end_ns") if numbered else (seen, seen)
     begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
     if not numbered:
         begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]

@@ -16,6 +16,7 @@ from netmon.lab.injections.injector import Injector
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
 from netmon.lab.process import PRIORITY
+from netmon.lab.rdma import share_ports
 from netmon.lab.record import FOLDER, Record, prepare
 from netmon.lab.spec import RunSpec
 from netmon.lab.traffic.cross import CrossTraffic
@@ -67,6 +68,8 @@ def run(
         network(spec.hosts, spec.rate_bps, spec.fair) as testbed,
         contextlib.ExitStack() as stack,
     ):
+        if spec.trainer == "nccl":
+            share_ports(testbed)
         monitor = stack.enter_context(Monitor(spec, testbed, folder / "log", spec.parameters)) if spec.monitor else None
         if monitor:
             record.event("monitor ready", (*monitor.collectors, *monitor.agents))

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from netmon.errors import LabError
 from netmon.lab.injections.spec import pauses_of, transfers_of
+from netmon.lab.nccl_library import Version, build
 from netmon.lab.network import INTERFACE, Network
 from netmon.lab.process import PRIORITY, Process
+from netmon.lab.rdma import rdma_address
 from netmon.lab.spec import PARALLEL_TRAINERS, RunSpec
 from netmon.lab.trainers.collectives import PORT
 
@@ -21,7 +23,7 @@ _HERE = Path(__file__).parent
 _TRAINERS = _HERE / "trainers"
 BUILD = ("bash", str(_HERE / "build_horovod.sh"))
 _FINISHED = re.compile(r"^iteration \d+ took", re.MULTILINE)
-RING_JOB = "ring"
+RING_JOB, NCCL_JOB = "ring", "nccl"
 TIMELINE = "timeline.json"
 _DDP_PORT = 29400
 _SCRIPTS = {
@@ -35,7 +37,7 @@ _SCRIPTS = {
 
 def trainer_python(spec: RunSpec) -> str:
     """The interpreter that the trainer runs in; an environment that is missing is built first. Raises LabError."""
-    if spec.trainer in ("ring", "generated"):
+    if spec.trainer in ("ring", "nccl", "generated"):
         return sys.executable
     return horovod_python("tensorflow" if "horovod_tensorflow.py" in _SCRIPTS.get(spec.trainer, ()) else "torch")
 
@@ -86,7 +88,7 @@ class Training(AbstractContextManager["Training"]):
         self.ranks: list[Process] = []
         with self._stack:  # ends what was started if one cannot be
             starts = dict.fromkeys(("ring", "generated"), self._start_ring)
-            starts |= dict.fromkeys(("ddp", *PARALLEL_TRAINERS), self._start_torch)
+            starts |= dict.fromkeys(("ddp", "nccl", *PARALLEL_TRAINERS), self._start_torch)
             start = starts.get(spec.trainer, self._start_horovod)
             self.job = start(python)
             self._stack = self._stack.pop_all()
@@ -160,9 +162,16 @@ class Training(AbstractContextManager["Training"]):
         first, size = self._hosts[0], len(self._hosts)
         compute = ["--compute", str(self._spec.compute_ns / 1e9)]
         trainer = self._spec.trainer
-        script, *kind = ["ddp_torch.py"] if trainer == "ddp" else ["parallel_torch.py", "--kind", trainer]
-        command = [python, str(_TRAINERS / script), *kind, *self._model(), *compute]
-        named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}
+        if trainer == "nccl":
+            addresses = ",".join(rdma_address(number) for number in self._spec.ring)
+            library = build(self._sockets / "nccl", Version())
+            program = ["-m", "netmon.lab.trainers.nccl", "--library", str(library), "--addresses", addresses]
+        else:
+            script, *kind = ["ddp_torch.py"] if trainer == "ddp" else ["parallel_torch.py", "--kind", trainer]
+            program = [str(_TRAINERS / script), *kind]
+        command = [python, *program, *self._model(), *compute]
+        job = self._spec.job or (NCCL_JOB if trainer == "nccl" else "")
+        named = {"NETMON_JOB": job} if job else {}
         for rank in range(size):
             environment = {
                 "RANK": str(rank),
@@ -175,7 +184,7 @@ class Training(AbstractContextManager["Training"]):
             }
             trace = ["--profile", str(self._folder / f"rank-{rank}.pt.trace.json")] if self._spec.profile else []
             self._start_rank(rank, [*command, *trace], {**environment, **named})
-        return self._spec.job or f"{first.address}:{_DDP_PORT}"
+        return job or f"{first.address}:{_DDP_PORT}"
 
     def _import_path(self) -> str:
         """A folder with netmon in it and nothing else: Horovod's environment has packages of its own."""

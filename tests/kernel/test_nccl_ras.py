@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import stand_in_nccl
-from stand_in_nccl import Version, build
 
 from netmon.kernel.machine import machine_checks
 from netmon.kernel.training import ras
+from netmon.lab.nccl_library import Version, build
 
 pytestmark = pytest.mark.kernel
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import stand_in_nccl
 from pair import Watched
-from stand_in_nccl import Version, build
 
 from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.memory import RingBuffer, choose_geometry
 from netmon.kernel.training.nccl import EACH, OPERATIONS, Library, NcclTransfers
+from netmon.lab.nccl_library import Version, build
 from netmon.records import (
     TRANSFER,
     TRANSFER_IMPLAUSIBLE,

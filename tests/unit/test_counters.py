@@ -43,11 +43,13 @@ def test_of_a_drivers_counters_those_are_kept_that_say_something() -> None:
         *queues,
         *("rx_bytes_phy", "tx_bytes", "rx_65_to_127_bytes_phy", "rx_vport_rdma_unicast_bytes", "rx_out_of_buffer"),
         *("rx_ecn_mark", "rx_prio0_pause", "rx_prio3_bytes", "tx_queue_stopped", "rx_steer_missed_packets"),
+        *("bw_in_allowance_exceeded", "conntrack_allowance_available", "rx_pfc_frames"),
     ]
     kept = [names[place] for place in chosen(names, _ETHTOOL)]
     assert kept[:3] == ["rx_bytes_phy", "tx_bytes", "rx_vport_rdma_unicast_bytes"]
     assert set(kept[3:]) == {
-        *("rx_out_of_buffer", "rx_steer_missed_packets", "rx_ecn_mark", "rx_prio0_pause", "rx_prio3_bytes")
+        *("rx_out_of_buffer", "rx_steer_missed_packets", "rx_ecn_mark", "rx_prio0_pause", "rx_prio3_bytes"),
+        *("bw_in_allowance_exceeded", "rx_pfc_frames"),
     }
     assert len(chosen([f"error_{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(300)], _ETHTOOL)) == MOST
 

@@ -140,6 +140,20 @@ def test_drops_of_the_cards_are_those_that_their_drivers_name(part: HostPart) ->
     assert (row["missed_packets"], row["no_buffer_packets"]) == (7, 17)
 
 
+def test_what_holds_a_card_back_is_counted_from_whoever_tells_it(part: HostPart) -> None:
+    limits = ("bw_in_allowance_exceeded", "bw_out_allowance_exceeded", "pps_allowance_exceeded")
+    pauses = ("rx_prio3_pause", "rx_prio3_pause_duration", "tx_prio3_pause", "rx_pause_ctrl_phy")
+    now = time.monotonic_ns()
+    for seconds, grown in ((0, 0), (1, 5)):
+        samples = [NicSample("eth0", "ethtool", 1, limits, (10**6, 3 + grown, 0))]
+        samples += [NicSample("eth1", "ethtool", 1, pauses, (7 + grown, 9 + 100 * grown, 5 * grown, 0))]
+        samples += [NicSample("mlx5_0/1", "rdma", 1, ("np_cnp_sent", "rp_cnp_handled"), (9 * grown, 2 * grown))]
+        part._nic._latest = samples
+        rows = part.due(now + seconds * S, idle=False)[0]
+    (row,) = rows
+    assert [row[name] for name in ("limited_packets", "pause_packets", "congestion_packets")] == [5, 5, 10]
+
+
 def test_softnet_counts_wrap_and_a_cpu_that_comes_is_no_drop(tmp_path) -> None:
     file = tmp_path / "softnet_stat"
     softnet = Softnet(OpenFiles())

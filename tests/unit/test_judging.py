@@ -236,7 +236,7 @@ def test_what_is_not_clear_is_judged_again_when_all_hosts_have_told_of_the_step(
         judging_, "_case", lambda job, number, parts: asked.append(number) or SimpleNamespace(judged=lambda: verdict)
     )
     job = judging_._jobs["job"] = JobSteps()
-    told_until = {"host": 1_050 * MS, "collectives": 0}
+    told_until = {"host": 1_050 * MS, "transfers": 0, "collectives": 0}
     monkeypatch.setattr(judging_, "_of_job", lambda table, *_: rows_until(told_until[table]))
 
     def rows_until(end_ns):

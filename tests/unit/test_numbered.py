@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Months of jobs and ranks: what is kept is what is there, and no number is another's while somebody has it."""
 
+import numpy as np
 from collector_stream import hello
 
 from collector.host.flows import AllFlows, FlowTable, Links, Numbered
+from collector.host.tables import Tables
+from collector.settings import Settings
+from netmon.columnar import Columns
 from netmon.records import Direction, Flow, Owner
 
 
@@ -38,3 +42,22 @@ def test_months_of_jobs_take_no_more_than_those_that_are_there() -> None:
         assert everything.traffic_owners[row["traffic_owner"]].rank == 1
         assert row["rank_id"] == everything.rank_id(0, int(row["job"]), 1)
     assert max(len(everything.jobs), len(everything.traffic_owners), everything.rank_ids) <= 6
+
+
+def test_rows_on_their_way_to_the_disk_keep_their_jobs_names() -> None:
+    tables = Tables(Settings())
+    whose = {name: tables.flows.job(name) for name in ("host", "waits", "collectives", "transfers", "rdma")}
+    for name, job in whose.items():
+        tables.evidence.unstored[name].add(Columns({"session": np.zeros(1, np.int32), "job": np.array([job])}))
+
+    def hours_pass(count: int) -> None:
+        for _ in range(count):
+            tables._numbers_s = -np.inf
+            tables.forget()
+
+    hours_pass(4)
+    assert tables.flows.job("another") not in whose.values()
+    for name in whose:
+        tables.evidence.unstored[name].take()
+    hours_pass(2)
+    assert tables.flows.job("one more") in whose.values()

@@ -99,3 +99,11 @@ def test_operations_are_slices_with_arrows(data: Path, tmp_path: Path) -> None:
     }
     names = {name for lane, name, *_ in read.slices if "NCCL" in lane}
     assert names == {"all-reduce 1 kB"}
+
+
+def test_who_sends_by_rdma_only_has_no_flows(tmp_path: Path) -> None:
+    own: dict[str, object] = {"host": "h0", "session": "s0", "job": "train", "rank": 0}
+    store(tmp_path, "transfers", [{**row, **own, "pid": 10} for row in a_ring([0, 1], 2, BEGIN)], "h0")
+    other = {"host": "h0", "session": "s0", "flow_id": 7, "interface": "eth0", "direction": "tx"}
+    store(tmp_path, "flows", [other | {"first_ns": BEGIN, "last_ns": BEGIN, "job": None, "rank": None}], "h0")
+    assert set(read_transfers(tmp_path, Window())["transport"]) == {""}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_stored_transfers import store
 
+from collector.host.tables import Lately
 from collector.judging.transfers import RecentTransfers
 from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
@@ -33,11 +34,14 @@ class Training:
     seed: int = 1
     steps: int = 24
     each: bool = True  # each transfer is told
+    rdma: bool = False  # who sends waits for whoever receives
     late_ms: float = 0.0
     late_rank: int = -1
     pairs: Sequence[int] = ()  # senders, whose transfers are slow
     factor: float = 1.0
-    all_slow: bool = False  # nobody knows why: all compute longer
+    others_factor: float = 1.0
+    stall_ms: float = 0.0  # of the first sender's first transfer
+    all_slow: int = 0  # steps, the slow one the last, in which all compute longer
     other: Other | None = None
     other_ms: float = 0.0  # that his bytes take in the slow step
     slow_step: int = 20
@@ -52,18 +56,21 @@ class Training:
             ready = [at + MS * (COMPUTE_MS + abs(noise.normal(0, self.scatter_ms))) for _ in range(RANKS)]
             if slow and self.late_rank >= 0:
                 ready[self.late_rank] += self.late_ms * MS
-            if slow and self.all_slow:
+            if self.slow_step - self.all_slow < step <= self.slow_step:
                 ready = [one + 80 * MS for one in ready]
             for operation in range(OPERATIONS):
-                now = list(ready)
-                for _ in range(SLICES):
+                now = [max(ready[rank], ready[(rank + 1) % RANKS] if self.rdma else 0.0) for rank in range(RANKS)]
+                for slice_ in range(SLICES):
                     took = [MS * (SLICE_MS + abs(noise.normal(0, 0.05))) for _ in range(RANKS)]
                     if slow:
-                        took = [t * (self.factor if rank in self.pairs else 1.0) for rank, t in enumerate(took)]
+                        factor = [self.factor if rank in self.pairs else self.others_factor for rank in range(RANKS)]
+                        took = [t * more for t, more in zip(took, factor, strict=True)]
+                        took[0] += self.stall_ms * MS * (operation == slice_ == 0)
                     for rank in range(RANKS):
                         row = {"rank": rank, "peer": (rank + 1) % RANKS, "sends": 1, "collective": 5}
                         row |= {"number": step * OPERATIONS + operation, "group_rank": rank, "level": TRANSFER_ONE}
-                        row |= {"start_ns": int(now[rank]), "end_ns": int(now[rank] + took[rank]), "bytes": SLICE_BYTES}
+                        row |= {"queued_ns": int(ready[rank]), "start_ns": int(now[rank]), "bytes": SLICE_BYTES}
+                        row |= {"end_ns": int(now[rank] + took[rank])}
                         rows.append(row)
                     over = max(now[rank] + took[rank] for rank in range(RANKS))  # the ring goes round
                     now = [over + abs(noise.normal(0, 0.05)) * MS for _ in range(RANKS)]
@@ -90,7 +97,7 @@ class Training:
 
     def verdict(self) -> Verdict:
         steps, transfers = self.run()
-        one = judge_input(JOB, matrix(steps), no_link_totals(), self.slow_step, transfers)
+        one = judge_input(JOB, matrix(steps), no_link_totals(), self.slow_step, lambda: transfers)
         return verdict_on(one, steps)
 
 
@@ -111,8 +118,9 @@ def _operations(sent: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("each", [True, False])
-def test_a_rank_whose_transfers_begin_late(each: bool) -> None:
-    found = Training(late_rank=2, late_ms=90, each=each).verdict()
+@pytest.mark.parametrize("rdma", [True, False])
+def test_a_rank_whose_transfers_begin_late(each: bool, rdma: bool) -> None:
+    found = Training(late_rank=2, late_ms=90, each=each, rdma=rdma).verdict()
     assert (found.cause, found.rank, found.host, found.culprit) == (Cause.STRAGGLER, 2, "h2", "rank 2")
     assert 80 * MS < found.late_ns <= found.excess_ns
     assert "rank 2 (h2) was" in sentence(found)
@@ -128,6 +136,19 @@ def test_a_pair_whose_transfers_take_longer() -> None:
     )
     assert found.slow_link_ns > 0.9 * found.excess_ns
     assert "with no other traffic on it" in sentence(found)
+
+
+def test_pairs_that_have_a_host_in_common_show_whose_link_it_is() -> None:
+    found = Training(pairs=[1, 2], factor=6).verdict()
+    assert (found.cause, found.host) == (Cause.SLOW_LINK, "h2")
+    assert Training(pairs=[1, 3], factor=6).verdict().cause == Cause.UNKNOWN
+    assert Training(pairs=[1], factor=6, others_factor=3.3).verdict().cause == Cause.UNKNOWN
+
+
+def test_a_transfer_that_stands_still_once_is_no_slow_link() -> None:
+    found = Training(stall_ms=120).verdict()
+    assert found.excess_ns > 100 * MS
+    assert found.cause == Cause.UNKNOWN
 
 
 def test_operations_without_their_transfers_say_of_no_link_that_it_is_slow() -> None:
@@ -161,15 +182,18 @@ def test_who_is_only_present_is_not_accused() -> None:
     assert replace(Training(pairs=[1], factor=6), other=far, other_ms=140).verdict().cause == Cause.SLOW_LINK
 
 
-def test_what_all_do_longer_is_nobodys() -> None:
-    found = Training(all_slow=True).verdict()
-    assert (found.cause, found.culprit, found.rank) == (Cause.UNKNOWN, "", -1)
+def test_what_all_do_longer_once_is_a_pause() -> None:
+    found = Training(all_slow=1).verdict()
+    assert (found.cause, found.culprit, found.rank) == (Cause.PAUSE, "", -1)
+    assert found.pause_ns == pytest.approx(80 * MS, rel=0.1)
+    assert Training(all_slow=2).verdict().cause == Cause.UNKNOWN  # the job does something else from now on
+    assert Training(all_slow=2, pairs=range(RANKS), factor=0.5).verdict().cause == Cause.UNKNOWN
 
 
 def test_clocks_that_err_accuse_nobody() -> None:
     training = Training(late_rank=2, late_ms=90)
     steps, transfers = training.run()
-    one = judge_input(JOB, matrix(steps), no_link_totals(), 20, replace(transfers, clock_error_ns=100 * MS))
+    one = judge_input(JOB, matrix(steps), no_link_totals(), 20, lambda: replace(transfers, clock_error_ns=100 * MS))
     assert verdict_on(one, steps).cause == Cause.UNKNOWN
 
 
@@ -177,7 +201,7 @@ def test_two_groups_with_the_same_numbers_accuse_nobody() -> None:
     steps, transfers = Training(late_rank=2, late_ms=90).run()
     rows = transfers.rows.copy()
     rows["group_rank"] = rows["rank"] % 2
-    one = judge_input(JOB, matrix(steps), no_link_totals(), 20, replace(transfers, rows=rows))
+    one = judge_input(JOB, matrix(steps), no_link_totals(), 20, lambda: replace(transfers, rows=rows))
     assert verdict_on(one, steps).cause == Cause.UNKNOWN
 
 
@@ -188,12 +212,13 @@ def test_three_hundred_causes() -> None:
     kinds = ("late", "slow", "cross", "other_job", "all")
     for seed in range(300):
         kind, rank = kinds[seed % len(kinds)], int(draw.integers(RANKS))
-        strength, training = float(draw.uniform(60, 240)), Training(seed=seed, scatter_ms=float(draw.uniform(0.1, 3)))
+        strength = float(draw.uniform(60, 240))
+        training = Training(seed=seed, scatter_ms=float(draw.uniform(0.1, 3)), rdma=seed % 2 > 0)
         wanted: tuple[Cause, str] = Cause.UNKNOWN, ""
         if kind == "late":
             training, wanted = replace(training, late_rank=rank, late_ms=strength), (Cause.STRAGGLER, f"rank {rank}")
         elif kind == "all":
-            training = replace(training, all_slow=True)
+            training, wanted = replace(training, all_slow=1), (Cause.PAUSE, "")
         else:
             training = replace(training, pairs=[rank], factor=1 + strength / (SLICE_MS * SLICES * OPERATIONS))
             wanted = Cause.SLOW_LINK, ""
@@ -257,8 +282,8 @@ def test_a_dataset_has_the_same_verdict(tmp_path: Path) -> None:
 def test_a_collector_has_the_same_verdict() -> None:
     training = Training(pairs=[1], factor=6, other=OTHER, other_ms=140)
     steps, transfers = training.run()
-    rows = [row | {"session": row["rank"]} for row in as_told(transfers)]
-    columns = Columns({name: np.array([row[name] for row in rows], np.int64) for name in rows[0]})
+    told = [row | {"session": row["rank"], "job": 1} for row in as_told(transfers)]
+    columns = Columns({name: np.array([row[name] for row in told], np.int64) for name in told[0]})
     _, start_ns, end_ns, bytes_ = transfers.posted[0].tolist()
     row = {"session": 1, "job": 2, "rank": 0, "process": "python", "container": "", "rdma_device": "mlx5_1"}
     row |= {"verb": "write", "bytes": bytes_, "start_ns": start_ns, "end_ns": end_ns}
@@ -266,9 +291,12 @@ def test_a_collector_has_the_same_verdict() -> None:
         {name: np.array([value], None if isinstance(value, int) else object) for name, value in row.items()}
     )
     maps = TimeMaps([TimeMap.constant(0)] * RANKS)
-    recent = RecentTransfers(columns, posted, ("", JOB, "other"))
+    of_ranks, of_anybody = Lately(), Lately()
+    of_ranks.append(columns)
+    of_anybody.append(posted)
+    recent = RecentTransfers(of_ranks, of_anybody, jobs=("", JOB, "other"))
     sent = recent.in_utc(JOB, RANKS, maps, np.arange(RANKS), {n: f"h{n}" for n in range(RANKS)}, 20_000)
-    found = verdict_on(judge_input(JOB, matrix(steps), no_link_totals(), 20, sent), steps)
+    found = verdict_on(judge_input(JOB, matrix(steps), no_link_totals(), 20, lambda: sent), steps)
     assert (found.cause, found.culprit, found.host) == (Cause.OTHER_JOB, "job other", "h1")
 
 
@@ -277,6 +305,6 @@ def test_steps_that_are_usual_have_no_verdict() -> None:
     for seed in range(20):
         steps, transfers = Training(seed=seed, scatter_ms=3).run()
         for number in standing_out(steps):
-            one = judge_input(JOB, matrix(steps), no_link_totals(), number, transfers)
+            one = judge_input(JOB, matrix(steps), no_link_totals(), number, lambda found=transfers: found)
             told += worth_reporting(one, verdict_on(one, steps))
     assert told == 0

@@ -41,8 +41,10 @@ RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
 _RANKS = {"hybrid": (4,), "tensor": (2, 4)}
 """How many of them trainers take that do not take any number."""
 
-_UNABLE = dict.fromkeys(PARALLEL_TRAINERS, ("gc", "batch", *TRANSFERS))
-"""Kinds that a trainer's script does not do: others are injected instead."""
+_UNABLE: dict[str, tuple[str, ...]] = dict.fromkeys(PARALLEL_TRAINERS, ("gc", "batch", *TRANSFERS))
+_UNABLE |= {"nccl": ("loss", "small-queue", "policer", "batch", *TRANSFERS)}
+"""Kinds that a trainer's script does not do, that TCP meets otherwise than RDMA, or that are not told where transfers
+alone tell: others are injected instead."""
 
 RATES_MBPS = (200, 300, 500)
 

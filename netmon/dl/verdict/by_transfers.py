@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the time of an iteration went by what NCCL's proxies tell, where the interfaces do not show its bytes.
 
-A rank came late if the first bytes that it sends in a collective leave it later than those of all others do: for so
-long they waited for it alone. A link was slow if single transfers from one rank, or to one, took longer for their
-bytes than they usually do, and the others did not. It is somebody else's doing if others' bytes on that link, in
-that time, take as long. All of it is compared with baseline iterations. What is not clear stays unknown.
+A rank came late if it was ready to send in a collective later than all others: for so long they waited for it alone.
+It is ready when its first bytes leave it, less what it waited for whoever receives them, as over RDMA it does. All
+paused if no rank was ready for longer than usual after the collective before. A link was slow if single transfers from
+one rank, or to one, took longer for their bytes than they usually do, and the others did not. It is somebody else's
+doing if others' bytes on that link, in that time, take as long. All of it is compared with baseline iterations. What is
+not clear stays unknown.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -25,11 +27,13 @@ SENT = np.dtype(
         (name, "<i8")
         for name in (
             *("rank", "peer", "sends", "level", "number", "collective", "group_rank"),
-            *("start_ns", "end_ns", "bytes"),
+            *("queued_ns", "start_ns", "end_ns", "bytes"),
         )
     ]
 )
-"""Rows of `transfers` of one job (UTC); peer: rank of the job, −1: not known."""
+"""Rows of `transfers` of one job (UTC); peer: rank of the job, −1: not known, as queued_ns may be."""
+
+Numbers = npt.NDArray[np.int64]
 
 OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes")])
 """What others had on links in a time; of: index into Transfers.others."""
@@ -37,7 +41,7 @@ OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes
 _FEWEST = 3  # baseline iterations of which the transfers are known
 _CLEAR = 4.0  # standard deviations
 _AFTER = 0.1  # of the usual: what begins so soon after an iteration's end, all have waited for at its end
-_ALIKE = 0.5  # of what the slowest pair lost
+_ALIKE, _ELSEWHERE = 0.5, 0.4  # of what the slowest pair lost
 _MOSTLY = 0.5  # of what is to be explained
 _NOBODY = 0.1  # of it: others on the link that would take so long are no more than present
 _LEAST = 0.3  # of the excess
@@ -63,6 +67,14 @@ class Transfers:
     others: Sequence[Other] = ()
     device_of: Mapping[int, str] = field(default_factory=dict)  # by rank: by which device it sends, where it is one
     clock_error_ns: int = 0
+
+
+Sent = Callable[[], Transfers | None]
+"""What NCCL tells, put together when it is asked for; None: nothing is known."""
+
+
+def no_transfers() -> None:
+    """Where nobody tells of any."""
 
 
 def called(job: str, process: str) -> str:
@@ -116,6 +128,7 @@ class Found(NamedTuple):
     """Parts of an iteration's excess (ns)."""
 
     late: Mapping[int, float]  # by rank
+    paused: float  # all ranks did something else
     slow: Slow | None
     error_ns: float
 
@@ -152,12 +165,16 @@ def weigh(transfers: Transfers, table: Matrix, row: int, baseline: Sequence[int]
     excess = (spans[0][1] - spans[0][0]) - median([end - begin for begin, end in usual])
     if excess <= 0:
         return None
-    late, error_ns = _late(rows, ranks, [spans[0], *usual])
+    late, error_ns, paused = dict[int, float](), 0.0, 0.0
+    if operations := _operations(rows, ranks):
+        late, error_ns = _late(operations, ranks, [spans[0], *usual])
+        paused = min(excess, _paused(operations, [spans[0], *usual], _span(table, row - 1) if row else spans[0]))
     error_ns += 2.0 * transfers.clock_error_ns
     late = {rank: min(ns, excess) for rank, ns in late.items() if ns > max(error_ns, _LEAST / 2 * excess)}
-    left = excess - sum(late.values())
+    paused = paused if paused > max(error_ns, _LEAST * excess) else 0.0
+    left = excess - sum(late.values()) - paused
     slow = _slow(transfers, table, row, [spans[0], *usual], hosts, left) if left > _LEAST * excess else None
-    return Found(late, slow, error_ns)
+    return Found(late, paused, slow, error_ns)
 
 
 def _span(table: Matrix, row: int) -> tuple[int, int]:
@@ -166,42 +183,81 @@ def _span(table: Matrix, row: int) -> tuple[int, int]:
     return int(table.start[row, slow]) + table.base_ns, int(table.end[row, slow]) + table.base_ns
 
 
-def _late(
-    rows: Table, ranks: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]]
-) -> tuple[dict[int, float], float]:
-    """By rank, for how much longer than in the others of these times all waited for it in the first; and the error."""
-    sent = rows[(rows["sends"] == 1) & (rows["number"] >= 0) & (rows["level"] != TRANSFER_OPERATIONS)]
-    sent = sent[np.isin(sent["rank"], ranks)]
-    if not len(sent) or len(ranks) < 2:
-        return {}, 0.0
-    _, operation = np.unique(np.stack([sent["number"], sent["collective"]]), axis=1, return_inverse=True)
-    operation, column = operation.reshape(-1), np.searchsorted(ranks, sent["rank"])
+class _Operations(NamedTuple):
+    """Collectives of all ranks, in their order."""
+
+    ready: Numbers  # (operations, ranks): when each was ready to send
+    over: Numbers  # (operations,): all have sent and received all
+
+
+def _operations(rows: Table, ranks: Numbers) -> _Operations | None:
+    """None: nothing is known of any."""
+    known = rows[(rows["number"] >= 0) & (rows["level"] != TRANSFER_OPERATIONS) & np.isin(rows["rank"], ranks)]
+    if not len(known) or len(ranks) < 2:
+        return None
+    _, operation = np.unique(np.stack([known["number"], known["collective"]]), axis=1, return_inverse=True)
+    operation, column = operation.reshape(-1), np.searchsorted(ranks, known["rank"])
     shape = int(operation.max()) + 1, len(ranks)
-    begun = np.full(shape, np.iinfo(np.int64).max)
     least, most = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
-    np.minimum.at(begun, (operation, column), sent["start_ns"])
-    np.minimum.at(least, (operation, column), sent["group_rank"])
-    np.maximum.at(most, (operation, column), sent["group_rank"])
+    np.minimum.at(least, (operation, column), known["group_rank"])
+    np.maximum.at(most, (operation, column), known["group_rank"])
+    queued, over = np.full(shape, np.iinfo(np.int64).max), np.zeros(shape[0], np.int64)
+    np.minimum.at(queued, (operation, column), np.where(known["queued_ns"] >= 0, known["queued_ns"], known["start_ns"]))
+    np.maximum.at(over, operation, known["end_ns"])
+    first = np.flatnonzero(known["sends"] == 1)
+    first = first[np.argsort(known["start_ns"][first], kind="stable")[::-1]]  # of several the earliest is written last
+    begun, peer = np.full(shape, -1), np.full(shape, -1)
+    begun[operation[first], column[first]] = known["start_ns"][first]
+    peer[operation[first], column[first]] = known["peer"][first]
     # Of all ranks, and of no two groups whose operations have the same number.
-    whole = (least == most).all(axis=1) & (np.diff(np.sort(least, axis=1), axis=1) > 0).all(axis=1)
-    begun = begun[whole]
-    if not len(begun):
-        return {}, 0.0
-    order = np.argsort(begun, axis=1, kind="stable")
-    latest, second = (np.take_along_axis(begun, order[:, [at]], axis=1)[:, 0] for at in (-1, -2))
-    usual_ns = median([end - begin for begin, end in spans[1:]])
+    whole = (begun >= 0).all(axis=1) & (least == most).all(axis=1)
+    whole &= (np.diff(np.sort(least, axis=1), axis=1) > 0).all(axis=1)
+    if not whole.any():
+        return None
+    begun, queued, peer, over = begun[whole], queued[whole], peer[whole], over[whole]
+    at = np.searchsorted(ranks, np.clip(peer, ranks[0], ranks[-1]))
+    theirs = np.where(np.isin(peer, ranks), np.take_along_axis(queued, at, axis=1), queued)
+    ready = queued + np.maximum(0, begun - np.maximum(queued, theirs))
+    order = np.argsort(ready.min(axis=1), kind="stable")
+    return _Operations(ready[order], np.maximum.accumulate(over[order]))
+
+
+def _late(operations: _Operations, ranks: Numbers, spans: Sequence[tuple[int, int]]) -> tuple[dict[int, float], float]:
+    """By rank, for how much longer than in the others of these times all waited for it in the first; and the error."""
+    order = np.argsort(operations.ready, axis=1, kind="stable")
+    latest, second = (np.take_along_axis(operations.ready, order[:, [at]], axis=1)[:, 0] for at in (-1, -2))
     waited = np.zeros((len(spans), len(ranks)))
-    for at, (begin, end) in enumerate(spans):
-        inside = (latest > begin) & (latest <= end + _AFTER * usual_ns)
+    for at, inside in enumerate(_inside(latest, spans)):
         np.add.at(waited[at], order[inside, -1], (latest - second)[inside])
     found, error_ns = {}, 0.0
     for at, rank in enumerate(ranks.tolist()):
-        then = waited[1:, at]
-        more, scatter = float(waited[0, at]) - median(then), _scatter(then)
+        more, scatter = _more(waited[:, at])
         error_ns = max(error_ns, scatter)
         if more > scatter:
             found[rank] = more
     return found, error_ns
+
+
+def _paused(operations: _Operations, spans: Sequence[tuple[int, int]], before: tuple[int, int]) -> float:
+    """For how much longer than in the others of these times no rank was ready for the next collective in the first;
+    0 where it was so in the time before, too: then the job does something else from now on."""
+    first = operations.ready.min(axis=1)
+    idle = np.maximum(0, first[1:] - operations.over[:-1])
+    times = [spans[0], *spans[1:], before]
+    *sums, last = (float(idle[inside].sum()) for inside in _inside(first[1:], times))
+    more, scatter = _more(np.array(sums))
+    return more if more > scatter and last - median(np.array(sums[1:])) < _ALIKE * more else 0.0
+
+
+def _inside(moments: Numbers, spans: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.bool_]]:
+    """Which moments are of each time: also those right after its end, at which all have waited for it."""
+    after_ns = _AFTER * median([end - begin for begin, end in spans[1:]])
+    return [(moments > begin) & (moments <= end + after_ns) for begin, end in spans]
+
+
+def _more(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """By how much the first is more than the median of the others, and what these differ by at any time."""
+    return float(values[0]) - median(values[1:]), _scatter(values[1:])
 
 
 def _slow(
@@ -222,6 +278,8 @@ def _slow(
     }
     more: dict[tuple[int, int], float] = {}
     rate: dict[tuple[int, int], float] = {}  # ns for a byte, usually
+    worst_one: dict[tuple[int, int], float] = {}  # that a single transfer lost
+    clear: dict[tuple[int, int], bool] = {}
     for pair in {*zip(sent["rank"].tolist(), sent["peer"].tolist(), strict=True)}:
         own = sent[(sent["rank"] == pair[0]) & (sent["peer"] == pair[1])]
         took, bytes_ = np.array([_took(own, span) for span in spans], np.float64).T
@@ -230,28 +288,42 @@ def _slow(
             continue
         each = took[1:][known] / bytes_[1:][known]
         rate[pair] = median(each)
-        lost = float(took[0] - bytes_[0] * median(each))
-        more[pair] = lost if lost > _scatter(each) * bytes_[0] else 0.0
+        more[pair] = float(took[0] - bytes_[0] * rate[pair])
+        clear[pair] = more[pair] > _scatter(each) * bytes_[0]
+        now = own[(own["start_ns"] >= spans[0][0]) & (own["start_ns"] < spans[0][1])]
+        worst_one[pair] = float((now["end_ns"] - now["start_ns"] - now["bytes"] * rate[pair]).max())
     if not more:
         return _by_others_only(transfers, host_of, spans, excess)
-    worst = max(more.values())
-    slow = [pair for pair, ns in more.items() if ns >= _ALIKE * worst]
-    senders, receivers = {host_of.get(a, "") for a, _ in slow}, {host_of.get(b, "") for _, b in slow}
-    if worst < _MOSTLY * excess or (len(senders) > 1 and len(receivers) > 1):
+    worst = max(more, key=lambda pair: more[pair])
+    if more[worst] < _MOSTLY * excess or not clear[worst]:
         return None
-    direction = Direction.TX if len(senders) == 1 else Direction.RX
-    ways = (Direction.TX, Direction.RX) if len(slow) == 1 else (direction,)
-    lost = min(worst, excess)
-    for way in ways:  # of one pair the receiver's link may be the slow one, if somebody is there
-        rank = slow[0][0] if way == Direction.TX else slow[0][1]
-        other, others_bytes = _other(transfers, host_of.get(rank, ""), way, spans)
-        takes = others_bytes * rate[slow[0]]
-        if takes >= _MOSTLY * lost:
-            return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
-        if takes > _NOBODY * lost:
-            return None
-    rank = slow[0][0] if direction == Direction.TX else slow[0][1]
-    return Slow(rank, direction, lost, -1, 0, 0.0)
+    slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
+    common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow)) - {""}
+    if not common:
+        return None
+    cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
+    for pair, ns in slow.items():
+        for rank, way in zip(pair, (Direction.TX, Direction.RX), strict=True):
+            if host_of.get(rank, "") in common:
+                cost[rank, way] = cost.get((rank, way), 0.0) + ns
+    lost = min(more[worst], excess)
+    links = sorted(cost, key=lambda link: -cost[link])  # most first; of one pair both ends
+    present = [
+        (*link, *_other(transfers, host_of.get(link[0], ""), link[1], spans))
+        for link in links
+        if cost[link] >= _ALIKE * cost[links[0]]
+    ]
+    rank, way, other, others_bytes = max(present, key=lambda one: one[3])
+    takes = others_bytes * rate[worst]
+    if takes >= _MOSTLY * lost:
+        return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
+    if takes > _NOBODY * lost:
+        return None
+    elsewhere = [ns for pair, ns in more.items() if common.isdisjoint(host_of.get(end, "") for end in pair)]
+    stood_still = worst_one[worst] > _MOSTLY * lost  # once
+    if stood_still or max(elsewhere, default=0.0) > _ELSEWHERE * more[worst]:
+        return None
+    return Slow(*links[0], lost, -1, 0, 0.0)
 
 
 def _scatter(usual: npt.NDArray[np.float64]) -> float:

@@ -10,7 +10,7 @@ clocks' bounds. What else it was longer by, if that is within the spread, is any
 have taken the baseline time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, median, spread, usual, usual_by
 from netmon.dl.verdict.blame import SILENT, blame_shares
-from netmon.dl.verdict.by_transfers import Slow, Transfers, weigh, with_cells
+from netmon.dl.verdict.by_nic import Counted, nobody_counts, why_slow
+from netmon.dl.verdict.by_transfers import Sent, Slow, Transfers, no_transfers, weigh, with_cells
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps
-from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in
+from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in, within
 from netmon.dl.verdict.phases import Blamed, Judged, Phases, phases
 from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import CAUSE_OF, NETWORK, SHARES, Cause, Verdict
@@ -174,7 +175,12 @@ def _faster_half(table: Matrix, baseline: npt.NDArray[np.intp]) -> npt.NDArray[n
 
 
 def judge_input(
-    job: str, table: Matrix, link_totals: LinkTotals, number: int, transfers: Transfers | None = None
+    job: str,
+    table: Matrix,
+    link_totals: LinkTotals,
+    number: int,
+    sent: Sent = no_transfers,
+    counted: Counted = nobody_counts,
 ) -> Judged:
     """An iteration alongside its baseline. Raises KeyError where there is no such iteration."""
     row = int(np.searchsorted(table.number, number))
@@ -186,9 +192,12 @@ def judge_input(
     seen = traffic.window(*span_of(table, row))
     near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, baseline, row))
     references = {one: found for one, found in near if found}
-    if transfers is not None:
-        transfers = with_cells(transfers, link_totals, job)
-    return Judged(job, table, row, baseline, seen, references, link_totals.waited, transfers)
+
+    def transfers() -> Transfers | None:
+        found = sent()
+        return found and with_cells(found, link_totals, job)
+
+    return Judged(job, table, row, baseline, seen, references, link_totals.waited, transfers, counted)
 
 
 def judge(job: str, steps: Steps, link_totals: LinkTotals, number: int) -> Verdict:
@@ -210,33 +219,42 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
     found = _weigh(verdict, one, steps, phases(table, row, baseline, one.moments, one.seen, one.references))
-    return _by_transfers(verdict, one, steps) or found if found.cause == Cause.UNKNOWN else found
+    found = _by_transfers(verdict, one, steps) or found if found.cause == Cause.UNKNOWN else found
+    if found.cause not in (Cause.SLOW_LINK, Cause.LOSS) or not found.host:
+        return found
+    spans = [span_of(table, row) for row in baseline.tolist()]
+    return replace(found, culprit=why_slow(one.counted(found.host), span_of(table, one.row), spans))
 
 
 def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None:
     """Where nothing else tells the cause: by what NCCL's proxies tell; None: nor do they."""
-    if one.transfers is None:
+    transfers = one.transfers()
+    if transfers is None:
         return None
-    compared = [row for row in one.baseline.tolist() if row in one.references or not one.references]
+    usual = one.table.slowest < NOTABLE * verdict.usual_ns  # what slows one may slow those alongside
+    compared = [row for row in one.baseline.tolist() if usual[row] and (row in one.references or not one.references)]
     near = sorted(compared, key=lambda row: abs(row - one.row))[:_MOST_COMPARED]
-    found = weigh(one.transfers, one.table, one.row, near, steps.hosts)
+    found = weigh(transfers, one.table, one.row, near, steps.hosts)
     if found is None:
         return None
     shares, slow = dict.fromkeys(SHARES, 0.0), found.slow
-    shares["late"] = sum(found.late.values())
-    share = _share_of(slow, one.transfers)
+    shares["late"], shares["pause"] = sum(found.late.values()), found.paused
+    share = _share_of(slow, transfers)
     if slow is not None:
         shares[share] = slow.ns
     shares["unknown"] = max(0.0, verdict.excess_ns - sum(shares.values()))
-    noise_ns = max(found.error_ns, spread(one.table.slowest[one.baseline]))
+    noise_ns = found.error_ns
+    if not (found.late or found.paused):
+        noise_ns = max(noise_ns, spread(one.table.slowest[one.baseline]))
     said = conclude(verdict, shares, {"late": found.late}, None, noise_ns, one, steps)
-    if said.cause == Cause.UNKNOWN or slow is None or said.cause == Cause.STRAGGLER:
+    if said.cause in (Cause.UNKNOWN, Cause.STRAGGLER, Cause.PAUSE) or slow is None:
         return said if said.cause != Cause.UNKNOWN else None
     host = steps.hosts[int(one.table.host[one.row, int(np.searchsorted(one.table.rank, slow.rank))])]
     said = replace(said, host=host, direction=slow.direction, rank=slow.rank)
     if slow.other < 0:
-        return replace(said, interface=one.transfers.device_of.get(slow.rank, ""))
-    other = one.transfers.others[slow.other]
+        clear = said.confidence >= _LIKELY and not _starved(one, near, slow.ns)
+        return replace(said, interface=transfers.device_of.get(slow.rank, "")) if clear else None
+    other = transfers.others[slow.other]
     without = max(float(verdict.duration_ns) - slow.ns, float(verdict.usual_ns))
     half = _INTERVAL * float(np.hypot(spread(one.table.slowest[one.baseline]), noise_ns / 2))
     return replace(
@@ -248,6 +266,19 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
         counterfactual_low_ns=round(max(0.0, without - half)),
         counterfactual_high_ns=round(min(float(verdict.duration_ns), without + half)),
     )
+
+
+def _starved(one: Judged, compared: Sequence[int], ns: float) -> bool:
+    """Whether a rank waited for a CPU so much longer than usual that its proxy may have sent more slowly by that."""
+    if one.waited is None:
+        return False
+    spans = [span_of(one.table, row) for row in (one.row, *compared)]
+    took, *usual = (end - begin for begin, end in spans)
+    for rank in np.unique(one.waited["rank"]).tolist():
+        now, *then = within(one.waited[one.waited["rank"] == rank], "waited_ns", spans)
+        if now - median(then) * took / median(usual) >= _MOSTLY * ns:
+            return True
+    return False
 
 
 def _share_of(slow: Slow | None, transfers: Transfers) -> str:
@@ -293,6 +324,9 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
         return True
     whose = table.rank == verdict.rank if alone else slice(None)
     rest, before = table.duration - table.exposed, table.comm_start - table.start
+    if not np.isfinite(table.exposed).any():  # by transfers: they differ by the error
+        own_ns = verdict.late_ns if alone else verdict.pause_ns
+        return own_ns >= max(_MOSTLY * verdict.excess_ns, _SCATTERS * verdict.error_ns)
     own = np.where(np.isfinite(rest), rest, before)[:, whose]
     usual = own[one.baseline]
     if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(usual).all():

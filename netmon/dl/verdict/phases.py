@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import Matrix, median, middle, spread
-from netmon.dl.verdict.by_transfers import Transfers
+from netmon.dl.verdict.by_nic import Counted, nobody_counts
+from netmon.dl.verdict.by_transfers import Sent, no_transfers
 from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.window import Window
 from netmon.records import Table
@@ -217,7 +218,8 @@ class Judged:
     seen: Window | None
     references: Mapping[int, Window]
     waited: Table | None  # dtype WAITED
-    transfers: Transfers | None = None  # what NCCL tells
+    transfers: Sent = no_transfers  # asked where nothing else tells the cause
+    counted: Counted = nobody_counts
 
     @cached_property
     def moments(self) -> StepTimes:

@@ -101,6 +101,7 @@ def place(found: Verdict | Incident) -> dict[str, object]:
     at = found.host + (f" (rank {found.rank})" if found.rank >= 0 else "")
     return {
         **{"host": found.host, "rank": found.rank, "at": at, "culprit": found.culprit},
+        "why": f" ({found.culprit})" if found.culprit else "",
         "at_host": f" at {found.host}" if found.host else "",
         "way": "out of" if sent else "into",
         "left": "left" if sent else "entered",

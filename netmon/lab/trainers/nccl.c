@@ -4,8 +4,12 @@
  * the generated layout.h says. It moves bytes over TCP, tells its operations and transfers as NCCL does, and counts them.
  *
  * TOTAL: as NCCL 2.23 to 2.26, whose subs keep the sum of what they have moved.
+ *
+ * Coupled ends are those of one rank in a ring, and send as over RDMA: when the receiver is there and has said so, and what
+ * has come before.
  */
 #include <errno.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +62,8 @@ struct proxy {
 	char *buffer;
 	const int *sizes;
 	struct moved *moved;
+	sem_t *come; /* of the rank's other end: what may be sent on; 0: not coupled */
+	int round; /* transfers, of which the first sends what is the rank's own, and the last is not sent on */
 };
 
 static int move(int socket, char *buffer, int size, int send_it)
@@ -87,7 +93,7 @@ static void size_is(struct ncclProxySubArgs *sub, int size)
 int send_progress(void *pointer, struct ncclProxyArgs *args)
 {
 	struct proxy *proxy = pointer;
-	int failed = 0;
+	int failed = proxy->come ? move(proxy->socket, proxy->buffer, 1, 0) : 0; /* the receiver is ready */
 
 	for (int number = 0; number < args->nsubs; number++) {
 		struct ncclProxySubArgs *sub = &args->subs[number];
@@ -96,6 +102,8 @@ int send_progress(void *pointer, struct ncclProxyArgs *args)
 			int size = proxy->sizes[step / args->sliceSteps];
 
 			record_step(number, args, step, ncclProfilerProxyStepSendGPUWait);
+			if (proxy->come && step / args->sliceSteps % proxy->round)
+				sem_wait(proxy->come);
 #ifndef TOTAL
 			/* The peer is not ready: again and again. */
 			for (int spin = 0; spin < 50; spin++, proxy->moved->spins++)
@@ -118,7 +126,7 @@ int send_progress(void *pointer, struct ncclProxyArgs *args)
 int receive_progress(void *pointer, struct ncclProxyArgs *args)
 {
 	struct proxy *proxy = pointer;
-	int failed = 0;
+	int failed = proxy->come ? move(proxy->socket, proxy->buffer, 1, 1) : 0;
 
 	for (int number = 0; number < args->nsubs; number++) {
 		struct ncclProxySubArgs *sub = &args->subs[number];
@@ -135,6 +143,8 @@ int receive_progress(void *pointer, struct ncclProxyArgs *args)
 				record_step(number, args, step, ncclProfilerProxyStepRecvFlushWait);
 				record_step(number, args, step, ncclProfilerProxyStepRecvGPUWait);
 			}
+			if (proxy->come && (step / args->sliceSteps + 1) % proxy->round)
+				sem_post(proxy->come);
 			stop_step(number, args, step);
 		}
 	}
@@ -169,6 +179,16 @@ void *stand_in_connect(int socket, int sends, int rank, int peer, int channel)
 	made->proxy.buffer = malloc(1 << 20);
 	made->proxy.moved = &made->moved;
 	return made;
+}
+
+/* Both are of one rank in a ring of so many. */
+void stand_in_couple(void *sends, void *receives, int ranks)
+{
+	struct proxy *to = &((struct communicator *)sends)->proxy, *from = &((struct communicator *)receives)->proxy;
+
+	to->come = from->come = malloc(sizeof(*to->come));
+	sem_init(to->come, 0, 0);
+	to->round = from->round = 2 * (ranks - 1);
 }
 
 /* An operation of so many transfers, each of its size. 0: all have been. */
