@@ -55,6 +55,8 @@ def conclude(
     whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
     verdict = replace(verdict, **whole, error_ns=round(noise_ns))
     doubt = shares["unknown"] * (1.0 if first in _OTHERS else _KNOWN)
+    if first in _OTHERS and blamed:  # where his bytes were may be more his doing than they take themselves
+        doubt -= next(each.most_ns - each.ns for each in blamed.culprits if each.cause == first)
     if shares[first] < max(_LEAST_SHARE * excess, noise_ns, doubt):
         return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
     verdict = replace(verdict, cause=CAUSE_OF[first])
@@ -287,7 +289,8 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     if stopped_ns >= _MOSTLY * verdict.excess_ns:
         return True
     whose = table.rank == verdict.rank if alone else slice(None)
-    rest, before = table.duration - table.exposed, table.comm_start - table.start
+    exposed = np.where(np.isfinite(table.waited), table.waited, table.exposed)
+    rest, before = table.duration - exposed, table.comm_start - table.start
     own = np.where(np.isfinite(rest), rest, before)[:, whose]
     usual = own[one.baseline]
     if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(usual).all():
