@@ -323,8 +323,9 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
         return None
     found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}
     for link, one in enumerate(seen.links):
-        if one.direction == Direction.TX and _other_end(seen, link) is not None:
-            continue  # a sender's bursts look fast: where the receiver is watched, what comes in there tells
+        several = len(seen.sends_to) > link and len(seen.sends_to[link]) > 1
+        if one.direction == Direction.TX and not several and _other_end(seen, link) is not None:
+            continue  # a sender's bursts look fast: where its only receiver is watched, what comes in there tells
         found[one.direction].append((_longer(seen, times, link, references), link))
     received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
     ns, link = (

@@ -128,7 +128,7 @@ NOTABLE = 1.2
 
 _UNKNOWN_FROM = 2.0  # times the baseline
 _LIKELY = 0.6  # confidence: else hardly more is known of the cause than that it is not known
-_HALF = 0.5  # confidence: on a busy host some packets are sent again that nobody lost
+_HALF, _PARTLY = 0.5, (Cause.LOSS, Cause.SLOW_LINK)  # confidence, of causes that show now and then on a busy host
 _SURE, _SURE_FROM = 0.95, 1.4  # confidence that a rank was late, and times the baseline
 _SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
@@ -261,12 +261,12 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     rank that was late by all of it is told of from _SURE_FROM × the usual on; a rank that did longer what it does
     itself, or a pause of all, where that hardly differs at other times, however much transfers do. That little or
     nothing is known of the cause is an answer only where the iteration took _UNKNOWN_FROM × the usual, and twice as
-    much longer than that; as little is known where lost packets explain less than half.
+    much longer than that; as little is known where lost packets, or a slow link, explain less than half.
     """
     if verdict.cause == Cause.CHANGE:
         return True
     ratio = verdict.duration_ns / verdict.usual_ns if verdict.usual_ns > 0 else 0.0
-    if verdict.cause in NETWORK and (verdict.cause != Cause.LOSS or verdict.confidence >= _HALF):
+    if verdict.cause in NETWORK and (verdict.cause not in _PARTLY or verdict.confidence >= _HALF):
         return ratio >= NOTABLE
     if verdict.cause == Cause.STRAGGLER and verdict.confidence >= _SURE and ratio >= _SURE_FROM:
         return True
