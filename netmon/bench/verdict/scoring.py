@@ -2,10 +2,14 @@
 """Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. Where that is not SCORED_FROM × the usual, or one of twenty iterations took as long that
-nothing was done to, it is not known to be the injection's doing, and no verdict is requested: one that is right does
-not count, one that blames the network for what was something else does. Nor is one where a rank was kept from a CPU
-for half of what the iteration took longer and nothing was done to its CPUs, or was not where something was. Of a change
+each that it made long counts. No verdict is requested where it is not known to be the injection's doing:
+
+* it took less than SCORED_FROM × the usual, or one of twenty iterations took as long that nothing was done to;
+* it took longer by less than SCATTERS times what the shorter half of these differs by, but of the network's causes;
+* a rank was kept from a CPU for half of what it took longer and nothing was done to its CPUs, or was not where
+  something was.
+
+Then a verdict that is right does not count, one that blames the network for what was something else does. Of a change
 that lasts, the iteration counts with which it began, and how long those from there on took in the median. Of a slow or
 lossy link, either end is the right culprit: bytes and retransmissions at the ends cannot tell where between them it
 was. Verdicts are matched by time, not by number. Every verdict counts for whether it accuses: the network is accused
@@ -26,6 +30,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.host_part import KEPT, within
 from netmon.dl.verdict.incidents import incidents
+from netmon.dl.verdict.judge import SCATTERS
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import open_table, stream
@@ -184,6 +189,8 @@ def _outcome(
     share = float(verdict.get(share_of(cause), 0) or 0) if verdict and cause != NOTHING else None
     after = int(verdict["reported_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("reported_ns") else None
     stands_out = lasted >= SCORED_FROM * baseline and lasted > undisturbed
+    differ = 0.0 if cause in NETWORK else SCATTERS * (baseline - float(np.quantile(truth.undisturbed, 0.16)))
+    stands_out &= lasted - baseline >= differ
     stands_out &= _by_cpus(injection, iteration, kept, lasted - baseline)
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),

@@ -126,11 +126,13 @@ def _rank_at(table: Matrix, row: int, steps: Steps, host: str) -> int:
 NOTABLE = 1.2
 """An iteration that takes so many times the baseline stands out."""
 
+SCATTERS = 8
+"""Times what the shorter half of a job's iterations differs by: what they differ by at any time is no news."""
+
 _UNKNOWN_FROM = 2.0  # times the baseline
 _LIKELY = 0.6  # confidence: else hardly more is known of the cause than that it is not known
 _HALF, _PARTLY = 0.5, (Cause.LOSS, Cause.SLOW_LINK)  # confidence, of causes that show now and then on a busy host
 _SURE, _SURE_FROM = 0.95, 1.4  # confidence that a rank was late, and times the baseline
-_SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
 _UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
@@ -271,7 +273,7 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     if verdict.cause == Cause.STRAGGLER and verdict.confidence >= _SURE and ratio >= _SURE_FROM:
         return True
     took = one.table.slowest[one.baseline]
-    differ_ns = _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
+    differ_ns = SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
     if verdict.cause != Cause.UNKNOWN and verdict.confidence >= _LIKELY:
         return ratio >= NOTABLE and (verdict.excess_ns >= differ_ns or _clearly_itself(one, verdict))
     return ratio >= _UNKNOWN_FROM and verdict.excess_ns >= 2 * differ_ns
@@ -279,7 +281,7 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
 
 def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     """Whether a late rank, or all ranks in a pause, did longer what they do besides waiting for others: by most of the
-    excess, and by _SCATTERS times what that differs by; or were seen to be stopped for most of it."""
+    excess, and by SCATTERS times what that differs by; or were seen to be stopped for most of it."""
     if verdict.cause not in (Cause.STRAGGLER, Cause.PAUSE):
         return False
     table = one.table
@@ -296,7 +298,7 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(usual).all():
         return False
     typical = np.median(usual, axis=0)
-    least = np.maximum(_MOSTLY * verdict.excess_ns, _SCATTERS * (typical - np.quantile(usual, 0.16, axis=0)))
+    least = np.maximum(_MOSTLY * verdict.excess_ns, SCATTERS * (typical - np.quantile(usual, 0.16, axis=0)))
     return bool((own[one.row] - typical >= least).all())
 
 
