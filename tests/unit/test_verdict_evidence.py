@@ -457,6 +457,29 @@ def test_after_a_dropped_packet_tcp_waits_for_its_timer(silent_ms):
     assert "packets that left h0 (rank 0) were lost" in sentence(verdict)
 
 
+def test_the_timer_of_a_connection_runs_whatever_its_sender_sends_to_others():
+    run = Run()
+    run.stopped(40, 170)
+    run.dropped = dict.fromkeys(range(5 * CELLS - 4, 5 * CELLS), 1448)
+    assert run.judged().cause == Cause.LOSS
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_link_is_not_slow_because_its_sender_sends_to_others_meanwhile(fast):
+    usual, slow = 6_250.0, 2_000.0
+    links = (LINKS[0]._replace(direction=Direction.RX), LINKS[2]._replace(direction=Direction.TX))
+
+    def seen(taken: float, sent: float) -> SimpleNamespace:
+        own = np.repeat([[taken], [sent]], 1_000, axis=1)
+        there = (frozenset(), frozenset({0, 2}))
+        return SimpleNamespace(links=links, ends=((0, 1), (1, 0)), own=own, fine=True, sends_to=there)
+
+    nobody = np.full(1_000, -1)
+    cells = Cells(0, np.zeros(1_000, np.uint8), np.zeros(1_000), nobody, nobody, ())
+    found = slow_link(seen(slow, usual if fast else slow), [cells], {1: seen(usual, usual), 2: seen(usual, usual)})
+    assert (found is None) == fast
+
+
 @pytest.mark.parametrize(
     ("what", "cause"),
     [("slow", Cause.UNKNOWN), ("stop and go", Cause.UNKNOWN), ("dropped", Cause.UNKNOWN), ("beside", Cause.CROSS)],

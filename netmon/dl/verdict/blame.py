@@ -230,6 +230,10 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
     packet or two, or much had been dropped, and nobody sent for as long. Or he had sent to others meanwhile, and what
     was dropped was dropped as long before.
     """
+    if last - first >= PAUSED:
+        times = [[last - int(late * ns) // CELL_NS for late in (_TIMER_LATE, 1.0)] for ns in _TIMER_ROUNDS_NS]
+        if any(dropped[max(0, begin) : max(0, end)].any() for begin, end in times):
+            return True
     resumed = seen.sent[:, last : last + 2].sum(axis=1)
     before = np.flatnonzero(seen.sent[resumed.argmax(), :first])
     since = int(before[-1]) if len(before) else first
@@ -239,12 +243,6 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
     waited_ns = (last - since) * CELL_NS
     if any(round_ns <= waited_ns <= _TIMER_LATE * round_ns for round_ns in _TIMER_ROUNDS_NS):
         return True
-    if last - first >= PAUSED:
-        times = (
-            (last - int(late * round_ns) // CELL_NS for late in (_TIMER_LATE, 1.0)) for round_ns in _TIMER_ROUNDS_NS
-        )
-        if any(dropped[max(0, begin) : max(0, end)].sum() >= 1 for begin, end in times):
-            return True
     long = (last - first) * CELL_NS >= _TIMER_NS
     return bool(long and (gone >= _LOST_LEAST or resumed.sum() <= _ONE_WINDOW))
 
