@@ -118,6 +118,7 @@ class About:
     part: str  # the share in a few words, among others
     line: str  # the share in a line of its own
     meaning: str  # of the dataset's column SHARE_ns
+    colour: str = field(kw_only=True)  # of a picture
     reason: str = ""  # after "it took longer because"
     who: str = ""  # of an incident: whose doing it is, and whom it hit
     remedy: str = ""  # of an incident: what to do (netmon.dl.verdict.incidents:remedy)
@@ -132,6 +133,7 @@ _BYTES = "{bytes} of {culprit} {left} %s and held the transfer up by {ns}{withou
 ABOUT = (
     About(
         *(Cause.COMPUTE, "compute", "C", "computing", "computing"),
+        colour="#332288",
         line="computed longer",
         meaning="a job of one rank computed longer",
         reason="it computed {ns} longer; no network cause",
@@ -140,6 +142,7 @@ ABOUT = (
     ),
     About(
         *(Cause.STRAGGLER, "late", "S", "a late rank", "late ranks"),
+        colour="#009E73",
         line="waiting for a rank that was late or had stopped",
         meaning="a rank came late or stopped, and the others waited",
         reason="rank {rank} ({host}) was {ns} late, and the others waited; no network cause",
@@ -150,11 +153,13 @@ ABOUT = (
     ),
     About(
         *(None, "transfer", "", "", "more to transfer"),
+        colour="#DDCC77",
         line="there was more to transfer",
         meaning="there was more to transfer",
     ),
     About(
         *(Cause.CROSS, "cross", "X", "cross traffic", "cross traffic"),
+        colour="#CC79A7",
         line="the transfer was held up by traffic that is no training",
         meaning="traffic that is no training held the transfer up",
         reason=_BYTES % "{at}",
@@ -165,6 +170,7 @@ ABOUT = (
     ),
     About(
         *(Cause.OTHER_JOB, "other_job", "J", "another job", "another job"),
+        colour="#E69F00",
         line="the transfer was held up by another job",
         meaning="another job's traffic held it up",
         reason=_BYTES % "{at}",
@@ -176,6 +182,7 @@ ABOUT = (
     ),
     About(
         *(Cause.OWN_TRANSFER, "own_transfer", "O", "an own transfer", "own transfers"),
+        colour="#F0E442",
         line="the transfer was held up by what a rank transferred beside its gradients",
         meaning="what a rank transferred beside its gradients held it up",
         reason=_BYTES % "{host}",  # the culprit says which rank
@@ -186,6 +193,7 @@ ABOUT = (
     ),
     About(
         *(Cause.LOSS, "loss", "L", "lost packets", "lost packets"),
+        colour="#D55E00",
         line="the transfer was held up by lost packets",
         meaning="lost packets, with no other traffic on the link",
         reason="{packets} were lost with no other traffic on the link, which cost {ns}",
@@ -197,6 +205,7 @@ ABOUT = (
     ),
     About(
         *(Cause.SLOW_LINK, "slow_link", "K", "a slow link", "a slow link"),
+        colour="#56B4E9",
         line="the transfer was held up by a slow link that nobody shared",
         meaning="a link that was slower than usual, with no other traffic on it",
         reason="the link that {leaves} {at} was slower than usual with no other traffic on it, which cost {ns}",
@@ -208,6 +217,7 @@ ABOUT = (
     ),
     About(
         *(Cause.HOST, "host", "H", "the host", "the host"),
+        colour="#0072B2",
         line="the host itself",
         meaning="the host's CPUs: waits for them, or a quota",
         reason="{at} itself was slow, which cost {ns}; no network cause",
@@ -217,6 +227,7 @@ ABOUT = (
     ),
     About(
         *(Cause.PAUSE, "pause", "P", "a pause of all ranks", "pauses"),
+        colour="#882255",
         line="all ranks paused",
         meaning="all ranks did something else, or stopped",
         reason="all ranks paused for {ns}; no network cause",
@@ -226,6 +237,7 @@ ABOUT = (
     ),
     About(
         *(Cause.UNKNOWN, "unknown", "?", "an unknown cause", "not known"),
+        colour="#999999",
         line="not known",
         meaning="unknown",
         reason="the cause is not known",
@@ -235,6 +247,7 @@ ABOUT = (
     ),
     About(
         *(Cause.CHANGE, "", "Δ", "a change of the job itself", "", "", ""),
+        colour="#44AA99",
         reason="every rank computes {longer}; no network cause",
         who="the job itself changed",
         remedy="nothing on the network: was the batch size changed?",

@@ -25,6 +25,7 @@ from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.evidence import EVIDENCE, UNKNOWN
 from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Owner, Source, Table
 from netmon.views import SHARES
+from netmon.wire.tables import WORDS_OF
 
 DATASET_VERSION = 1
 """Of the files' schema; one of another version is not continued. It rises where what a column means changes, or one
@@ -54,7 +55,7 @@ _BUCKETS = [
 _OF_EVIDENCE = {
     **dict.fromkeys(("flow_id", "reverse_flow_id", "pid"), pa.uint32()),
     **{"job": _WORD, "rank": pa.int32(), "application_limited": pa.bool_()},
-    **dict.fromkeys(("process", "container", "user", "rdma_device", "remote", "verb"), _WORD),
+    **dict.fromkeys((name for names in WORDS_OF.values() for name in names), _WORD),
     **{"queue": pa.uint32(), "remote_queue": pa.uint32(), "whole": pa.bool_()},
 }
 

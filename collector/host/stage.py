@@ -28,9 +28,10 @@ from collector.host.window import HostWindow
 from collector.messages import TickAnswer, TickNews, flow_id_of, session_of
 from collector.settings import Settings
 from netmon.columnar import Columns, joined
+from netmon.dl.classify import crosses
 from netmon.dl.grouped import distinct, edges, latest_of, starts
 from netmon.errors import WireError
-from netmon.records import ITERATION, Class, ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Source, Table
+from netmon.records import ITERATION, ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Source, Table
 from netmon.views import SourceScore
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
@@ -468,7 +469,7 @@ class HostStage:
             session.taken(mine[-1][0])
             session.window.arrive(mine)
         # What is known to be no rank's makes no job that anybody would be told of.
-        cross = tables.flows.of_flows("class", rows["flow"]) == Class.CROSS
+        cross = crosses(tables.flows.of_flows("class", rows["flow"]))
         some = np.flatnonzero((rows["payload_bytes"] > 0) & ~cross)
         tables.payload.add(*(rows[name][some] for name in ("session", "flow", "start_ns", "payload_bytes")))
         began_ns = tables.sessions.table["onsets_ns"][rows["session"][onsets]] + STARTING_NS

@@ -31,7 +31,7 @@ from netmon.evidence import EVIDENCE, UNKNOWN
 from netmon.records import Class, Direction, Hello, Table
 from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.limits import MAX_UTC_NS
-from netmon.wire.tables import TABLES
+from netmon.wire.tables import WORDS_OF
 
 # --- What is known of each session and each link, as columns over all of them.
 
@@ -207,12 +207,6 @@ class Lately:
         else:
             columns = {name: [rows[name] for rows in kept] for name in names}
         return Columns({name: np.concatenate(each) for name, each in columns.items()}) if columns[names[0]] else None
-
-
-WORDS_OF = {
-    format_.name: [name for name, limits in format_.columns.items() if limits.is_word and name != "job"]
-    for format_ in TABLES
-}
 
 
 class Evidence:

@@ -22,7 +22,7 @@ from netmon.dl.step_alignment import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
 from netmon.dl.verdict.baseline import MOST, Durations, baseline_rows, usual_by
-from netmon.dl.verdict.incidents import Incidents
+from netmon.dl.verdict.incidents import LATELY_NS, Incidents
 from netmon.records import Source, Table
 from netmon.views import (
     NOT_UNDERSTOOD,
@@ -31,6 +31,7 @@ from netmon.views import (
     STEP,
     Cause,
     Hang,
+    Incident,
     JobView,
     RankPair,
     RankView,
@@ -189,6 +190,11 @@ class _Job:
     def members(self) -> dict[int, _Rank]:
         end = self.end
         return {number: rank for number, rank in self.ranks.items() if number < end}
+
+    def incidents_until(self, latest: Iteration) -> tuple[Incident, ...]:
+        """Newest first. latest: the job's last step."""
+        found = self.incidents.found(latest.end_ns, latest.number, time.time_ns())
+        return tuple(found[: -RECENT_INCIDENTS - 1 : -1])
 
     @staticmethod
     def behind(members: dict[int, _Rank]) -> list[tuple[int, _Rank]]:
@@ -430,8 +436,12 @@ class Jobs:
         """One view for each of these jobs that is known, in their order; of all by name where none is named."""
         self._name()
         wanted = sorted(self._jobs) if names is None else [name for name in names if name in self._jobs]
+        rested_s = time.monotonic() - LATELY_NS / 1e9
         for name in wanted:
-            self._jobs[name].view = self._jobs[name].view or self._view(name, self._jobs[name])
+            job = self._jobs[name]
+            if job.view and job.last_step_s < rested_s and any(one.ongoing for one in job.view.incidents):
+                job.view = None  # a job that has ended in a slow step: nothing goes on any more
+            job.view = job.view or self._view(name, job)
         return tuple(view for name in wanted if (view := self._jobs[name].view))
 
     def steps(self, name: str, since_ns: int, offsets_ns: Mapping[str, int]) -> Table:
@@ -471,7 +481,7 @@ class Jobs:
             pattern=job.pattern,
             scores=job.scores,
             verdicts=tuple(job.verdicts),
-            incidents=tuple(job.incidents.found(time.time_ns(), latest.number)[: -RECENT_INCIDENTS - 1 : -1]),
+            incidents=job.incidents_until(latest),
             sharing=job.sharing,
             name=job.name,
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),

@@ -298,4 +298,6 @@ def _tables(left: int, shown: Sequence[Shown], focused: int) -> list[int]:
     for index in sorted(range(len(shown)), key=lambda index: index != focused):
         more = min(wanted[index] - given[index], left - sum(given))
         given[index] += max(more, 0)
+    if given:
+        given[-1] += max(left - sum(given), 0)  # so its height is the same while rows come and go: nothing is laid out
     return given

@@ -238,6 +238,12 @@ _EVIDENCE = [_evidence(name, dtype) for name, dtype in EVIDENCE.items()]
 TABLES = (FLOWS, RANKS, ITERATIONS, SCORES, LEDGER, EXCHANGES, NIC, *_EVIDENCE)
 """In the order in which they travel."""
 
+WORDS_OF = {
+    format_.name: [name for name, limits in format_.columns.items() if limits.is_word and name != "job"]
+    for format_ in TABLES
+}
+"""By table, the columns that are words, without the job's name."""
+
 HEAD = Format(
     "batch",
     0,

@@ -65,6 +65,16 @@ def test_a_change_counts_where_it_began_and_only_there():
     assert outcome(1.1 * USUAL, 5) == "no effect"
 
 
+def test_an_iteration_that_two_injections_met_is_no_measure_of_either():
+    durations = np.array([USUAL] * 5 + [1.4 * USUAL, 1.6 * USUAL] + [USUAL] * 5)
+    ends = np.cumsum(durations)
+    loss = injected("loss", "loss", int(ends[4]) + 1, int(ends[6]) - 1)
+    late = injected("late", "straggler", int(ends[5]) + 1, int(ends[6]) - 1, rank=1)
+    truth = Truth("ring", "ring", ends - durations, ends, durations, (loss, late))
+    outcomes, _ = score("run", truth, [told(5, "loss", durations, rank=1), told(6, "straggler", durations, rank=1)])
+    assert [(each.kind, each.outcome) for each in outcomes] == [("loss", "right"), ("late", "no effect")]
+
+
 def injected(kind, cause, begin, end, **more):
     blank = {"host": "", "hosts": [], "rank": None, "processes": [], "job": ""}
     return {**blank, "kind": kind, "cause": cause, "start_ns": begin, "end_ns": end, **more}

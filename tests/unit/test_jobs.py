@@ -106,6 +106,18 @@ def test_the_last_verdicts_are_shown_newest_first():
     assert view.verdicts == tuple(reversed(verdicts[-5:]))
 
 
+def test_an_incident_in_which_a_job_ends_does_not_go_on_for_ever(monkeypatch):
+    jobs = with_ranks(12, 12)
+    now = time.time_ns() // MS
+    for rank in (0, 1):
+        ended(jobs, f"h{rank}", iteration(12, rank, 200, now - 200))
+    jobs.judged(Verdict("train", 12, (now - 200) * MS, now * MS, 200 * MS, 100 * MS, 100 * MS, Cause.CROSS, "iperf3"))
+    assert [one.ongoing for view in jobs.views() for one in view.incidents] == [True]
+    monkeypatch.setattr(time, "monotonic", lambda of=time.monotonic: of() + 61)
+    monkeypatch.setattr(time, "time_ns", lambda of=time.time_ns: of() + 61_000 * MS)
+    assert [one.ongoing for view in jobs.views() for one in view.incidents] == [False]
+
+
 def test_an_elastic_job_shows_the_ranks_that_it_has():
     jobs = with_ranks(12, 12, 12)
     for number in range(12, 30):

@@ -105,6 +105,17 @@ def test_who_was_throttled_where_all_wait_for_cpus_anyway(throttled, usually, ca
         assert verdict.host_ns == pytest.approx(190 * MS, rel=0.15)
 
 
+def test_for_what_all_ranks_did_longer_nobody_answers_alone():
+    """As in an evaluation, in which one of them shares its CPU with somebody."""
+    run = Run()
+    run.late = dict.fromkeys(range(RANKS), 200)
+    run.waited = watched(1, ms=150)
+    run.waited["waited_ns"], run.waited["stopped_ns"] = run.waited["stopped_ns"] + 2 * MS, 0
+    run.waited = np.concatenate([run.waited, usually_waited()])
+    verdict = run.judged()
+    assert (verdict.cause, verdict.pause_ns, verdict.host_ns) == (Cause.PAUSE, 200 * MS, 0)
+
+
 def usually_waited() -> np.ndarray:
     """Of all ranks before, as they are looked at."""
     times = np.arange(0, SLOW * 2_000 - 1_000, 100)
@@ -153,7 +164,9 @@ def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, a
     table = said(usual, usual, usual, (15_000_000, again, busy_ms, receiver_ms), usual)
     if busy_ms < 0:
         table["busy_ns"] = -1
-    told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool))
+    told = Connections(
+        table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool), np.ones(len(table), bool)
+    )
     since = BEGIN + 3_300 * MS
     assert who_waited(told, since, since + 200 * MS) == ({(2, 1)} if waits else set())
 
@@ -167,7 +180,9 @@ def test_a_small_message_was_lost_and_its_receiver_went_on_first(resumed, again,
     """Such a connection is idle now and busy then, so that the rest of a row tells nothing of the silence."""
     rows = [(1_500, again, busy, 0) for busy in (300, 700, 200)]
     table = said(*rows, (1_500, 96, 350, 0), *rows)
-    told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.ones(len(table), bool))
+    told = Connections(
+        table, np.full(len(table), 2), np.full(len(table), 1), np.ones(len(table), bool), np.ones(len(table), bool)
+    )
     since = BEGIN + 3_300 * MS
     assert who_waited(told, since, since + 200 * MS, resumed) == ({(2, 1)} if waits else set())
 
@@ -189,7 +204,7 @@ def test_what_is_busy_now_more_and_now_less_tells_nothing_of_a_short_silence():
     """As on a machine with more ranks than CPUs: the silence is a tenth of a row, whose rest may have been anything."""
     rows = [(20_000_000, 1_448, busy, 0) for busy in (500, 900, 600, 850, 550, 800)]
     nobody = np.zeros(len(rows), int)
-    told = Connections(said(*rows), nobody, nobody, np.zeros(len(rows), bool))
+    told = Connections(said(*rows), nobody, nobody, np.zeros(len(rows), bool), np.ones(len(rows), bool))
     for second in range(len(rows)):
         begin = BEGIN + (1_000 * second + 450) * MS
         assert who_waited(told, begin, begin + 100 * MS) == ({(0, 0)} if rows[second][2] > 870 else set())
@@ -198,7 +213,9 @@ def test_what_is_busy_now_more_and_now_less_tells_nothing_of_a_short_silence():
 def test_what_a_sender_only_believed_to_be_lost_is_no_loss():
     usual = (20_000_000, 2_896, 800, 0)
     table = said(usual, usual, (20_000_000, 8_688, 800, 0), (20_000_000, 200_000, 800, 0), usual)
-    told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool))
+    told = Connections(
+        table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool), np.ones(len(table), bool)
+    )
     assert not sent_again(told, BEGIN + 2_100 * MS, BEGIN + 2_900 * MS)
     assert sent_again(told, BEGIN + 3_100 * MS, BEGIN + 3_900 * MS) == {2: pytest.approx(160_000)}
 
@@ -207,9 +224,17 @@ def test_what_is_sent_again_now_and_then_is_no_loss_this_time_either():
     """As after a transfer whose last acknowledgement comes late: five segments, in every fifth row."""
     rows = [(11_000_000, 7_240 * (second % 5 == 0), 500, 0) for second in range(30)]
     rows[10], rows[17] = (10_000_000, 7_240, 500, 0), (11_000_000, 14_600, 500, 0)
-    told = Connections(said(*rows), np.zeros(30, int), np.ones(30, int), np.zeros(30, bool))
+    told = Connections(said(*rows), np.zeros(30, int), np.ones(30, int), np.zeros(30, bool), np.ones(30, bool))
     assert not sent_again(told, BEGIN + 10_100 * MS, BEGIN + 10_900 * MS)
     assert sent_again(told, BEGIN + 17_000 * MS, BEGIN + 18_000 * MS) == {0: pytest.approx(14_600)}
+
+
+def test_what_is_sent_again_for_long_is_no_measure_of_itself():
+    rows = [(11_000_000, 40_000 * (10 <= second < 25), 500, 0) for second in range(30)]
+    quick = np.array([not 10 <= second < 25 for second in range(30)])
+    told = Connections(said(*rows), np.zeros(30, int), np.ones(30, int), np.zeros(30, bool), quick)
+    assert sent_again(told, BEGIN + 17_000 * MS, BEGIN + 18_000 * MS) == {0: pytest.approx(40_000)}
+    assert not sent_again(replace(told, usual=np.ones(30, bool)), BEGIN + 17_000 * MS, BEGIN + 18_000 * MS)
 
 
 @pytest.mark.parametrize(("dropped", "loss"), [(0, False), (20_000, True)])

@@ -2,7 +2,8 @@
 """Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. No verdict is requested where it is not known to be the injection's doing:
+each that it made long counts. One that another injection met, too, is no measure of either. No
+verdict is requested where it is not known to be the injection's doing:
 
 * it took less than SCORED_FROM × the usual, or one of twenty iterations took as long that nothing was done to;
 * it took longer by less than SCATTERS times what the shorter half of these differs by, but of the network's causes;
@@ -159,6 +160,9 @@ def accused(run: str, truth: Truth, verdicts: Iterable[VerdictRow], without: Col
 def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
     """The iterations that count; −1: it met none."""
     hit = truth.hit(dict(injection))
+    if injection["cause"] != CHANGE:
+        others = (one for one in truth.injections if one is not injection and one["cause"] not in ("", CHANGE))
+        hit = np.setdiff1d(hit, np.concatenate([hit[:0], *(truth.hit(dict(one)) for one in others)]))
     if not len(hit):
         return [-1]
     if injection["cause"] == CHANGE:  # it begins between two iterations: not the one that ends then
@@ -247,8 +251,7 @@ def right_culprit(injection: Mapping[str, Any], verdict: VerdictRow) -> bool:
 
 def _of_iteration(truth: Truth, iteration: int, verdicts: Sequence[VerdictRow]) -> VerdictRow | None:
     """The verdict that shares the most time with a logged iteration, at least half of its own."""
-    end = int(truth.end_ns[iteration])
-    start = end - int(truth.lasted_ns[iteration])
+    start, end = int(truth.start_ns[iteration]), int(truth.end_ns[iteration])
     shared = [min(end, int(each["end_ns"])) - max(start, int(each["start_ns"])) for each in verdicts]
     best = int(np.argmax(shared)) if shared else -1
     return verdicts[best] if best >= 0 and 2 * shared[best] > int(verdicts[best]["duration_ns"]) else None

@@ -54,6 +54,7 @@ class Connections:
     rank: npt.NDArray[np.int64]  # (rows,) that sends
     peer: npt.NDArray[np.int64]  # (rows,) that receives; −1: not known
     control: npt.NDArray[np.bool_]  # (rows,) it carries no gradients
+    usual: npt.NDArray[np.bool_]  # (rows,) of a time in which the job was as quick as it is
 
     @property
     def gradients(self) -> Table:
@@ -67,14 +68,20 @@ def no_tcp_rows() -> npt.NDArray[np.void]:
     return np.empty(0, SAID)
 
 
-def of_job(said: Table, whose: Sequence[Whose], job: str) -> Connections:
-    """The rows of a job's connections."""
+def of_job(said: Table, whose: Sequence[Whose], job: str, usual_spans: Sequence[tuple[int, int]] = ()) -> Connections:
+    """The rows of a job's connections. usual_spans: when quick iterations went on (UTC), ascending; none: not known."""
     ours = np.array([one.job == job and not one.far for one in whose], np.bool_)
     kept = said[ours[said["of"]]] if len(said) else said
     of = kept["of"]
     columns = (np.array([getattr(one, name) for one in whose])[of] for name in ("rank", "peer", "control"))
     rank, peer, control = columns
-    return Connections(kept, rank.astype(np.int64), peer.astype(np.int64), control.astype(np.bool_))
+    usual = np.ones(len(kept), np.bool_)
+    if len(usual_spans):
+        begin, end = np.array(usual_spans, np.int64).T
+        middle = (kept["start_ns"] + kept["end_ns"]) // 2
+        usual = middle < end[np.maximum(np.searchsorted(begin, middle, "right") - 1, 0)]
+        usual &= middle >= begin[0]
+    return Connections(kept, rank.astype(np.int64), peer.astype(np.int64), control.astype(np.bool_), usual)
 
 
 def limited(said: Table, name: str, span: tuple[float, float], baseline: Sequence[tuple[float, float]]) -> float:
@@ -129,12 +136,13 @@ def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict
 
     Where a sender only believes that something was lost, it is little. A row counts by the part of it in that time.
     """
-    said, rank, found = connections.gradients, connections.rank[~connections.control], dict[int, float]()
+    said, found = connections.gradients, dict[int, float]()
+    rank, usual = (each[~connections.control] for each in (connections.rank, connections.usual))
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
         own = said["of"] == of
-        others = share[own & ~inside]
+        others = share[own & ~inside & usual]
         baseline, now_and_then = (median(others), float(np.quantile(others, _MOSTLY))) if len(others) else (0.0, 0.0)
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
         if (share[most] > max(_LOSSY, _BEYOND * baseline, _NOT_MERELY * now_and_then)).any():

@@ -166,11 +166,15 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
 
 
 def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
-    """The nearest of the faster half: what slows one iteration down may slow those alongside it, too."""
-    took = table.slowest[baseline]
-    faster = baseline[took <= median(took)] if len(baseline) else baseline
+    faster = _faster_half(table, baseline)
     near = faster[np.argsort(np.abs(faster - row), kind="stable")[:REFERENCES]]
     return sorted(near.tolist())
+
+
+def _faster_half(table: Matrix, baseline: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """What slows one iteration down may slow those alongside it, too."""
+    took = table.slowest[baseline]
+    return baseline[took <= median(took)] if len(baseline) else baseline
 
 
 def judge_input(
@@ -181,7 +185,8 @@ def judge_input(
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
     baseline = baseline_rows(table.durations, row)
-    traffic = JobTraffic(link_totals, job)
+    usual_spans = [span_of(table, one) for one in _faster_half(table, baseline).tolist()]
+    traffic = JobTraffic(link_totals, job, usual_spans)
     seen = traffic.window(*span_of(table, row))
     near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, baseline, row))
     references = {one: found for one, found in near if found}
@@ -310,7 +315,7 @@ def span_of(table: Matrix, row: int) -> tuple[int, int]:
 def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdict:
     """Shares of the excess, the cause, and what would have been."""
     excess = float(verdict.excess_ns)
-    shares = dict.fromkeys(SHARES, 0.0)
+    shares = dict.fromkeys((*SHARES, SILENT), 0.0)
     late_of: dict[int, float] = {}
     stalled: dict[int, float] = {}  # of it, by whom nobody could send
     left = excess
@@ -326,13 +331,10 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdi
     transfer = min(left, max(phases.waited_ns, 0.0)) if phases.known else 0.0
     noise_ns = phases.error_ns
     blamed: Blamed | None = None
-    silent = 0.0  # of the pause that is not known to be one
     if transfer > 0 and one.seen is not None and phases.timed:
         receiver_ns, sender_ns = _windows(one.seen, phases, transfer)
         verdict = replace(verdict, receiver_ns=receiver_ns, sender_ns=sender_ns)
         parts, blamed = blame_shares(one, phases, transfer)
-        silent = parts.pop(SILENT, 0.0)
-        shares["pause"] += silent
         for name, ns in parts.items():
             if name.startswith("late "):
                 rank = int(name.split()[1])
@@ -342,8 +344,9 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdi
                 shares[name] += ns
     all_stopped = _stopped(one, excess, shares, late_of)
     kept_of, all_kept = _hosts_part(one, excess, shares, late_of, stalled)
-    if not (all_stopped or all_kept):
-        shares["pause"] = max(0.0, shares["pause"] - silent)
+    silent = shares.pop(SILENT)
+    if all_stopped or all_kept:
+        shares["pause"] += silent
     shares |= {share: sum(of_rank.values()) for share, of_rank in kept_of.items()}
     _busy_meanwhile(phases, excess - sum(shares.values()) - sum(late_of.values()), late_of)
     shares["late"] = sum(late_of.values())
@@ -382,11 +385,12 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     longest = max(ranks.values())
     all_of_them, may_be_all = (_all(one, who, stopped.watched) for who in ({*ranks}, {*ranks} | stopped.unseen))
     if may_be_all != all_of_them:
-        if longest >= _MOSTLY * shares["pause"]:
-            shares["pause"] = 0.0
+        for name in ("pause", SILENT):
+            if longest >= _MOSTLY * shares[name]:
+                shares[name] = 0.0
         return False
     found = 0.0
-    for name in ("pause", "loss", "slow_link"):
+    for name in ("pause", SILENT, "loss", "slow_link"):
         if longest >= _MOSTLY * shares[name]:
             found, shares[name] = found + shares[name], 0.0
     for rank, ns in list(late_of.items()):
@@ -425,12 +429,12 @@ def _hosts_part(
     for name, share in KEPT.items():
         unknown = excess - sum(shares.values()) - sum(late_of.values()) - sum(answers.values())
         unclear = unknown > _UNCLEAR * excess
-        if not (late_of or shares["pause"] > 0 or unclear):
+        if not (late_of or shares["pause"] > 0 or shares[SILENT] > 0 or unclear):
             break
         late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
         more = kept_more(one.waited, name, span_of(table, one.row), spans, late)
         more = {rank: max(0.0, ns - answers.get(rank, 0.0)) for rank, ns in more.items()}  # beyond what it answers for
-        together |= explains(more, shares["pause"]) >= 0 and all_of_them(alike(more))
+        together |= explains(more, shares[SILENT]) >= 0 and all_of_them(alike(more))
         for rank, ns in _kept(more, all_of_them, shares, late_of, stalled, unknown if unclear else 0.0).items():
             answers[rank] = answers.get(rank, 0.0) + ns
             found[share][rank] = found[share].get(rank, 0.0) + ns
@@ -447,20 +451,20 @@ def _kept(
 ) -> dict[int, float]:
     """By rank, what it answers for who was kept from running so much more than in the baseline (ns): taken from what it
     was late by, from times in which all stood still and only waited for it, whoever seemed to have stopped, and from
-    what is not known."""
+    what is not known. Of a pause, in which each did longer what it does itself, nobody answers alone."""
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
     remaining = {rank: ns - found.get(rank, 0.0) for rank, ns in more.items()}
     for seemed in (None, *(rank for rank in stalled if rank in late_of)):
-        ns = shares["pause"] if seemed is None else min(stalled[seemed], late_of[seemed])
+        ns = shares[SILENT] if seemed is None else min(stalled[seemed], late_of[seemed])
         rank = explains(remaining, ns)
         if rank < 0 or all_of_them(alike(remaining)):
             continue
         ns = _answered(ns, remaining[rank])
         found[rank], remaining[rank] = found.get(rank, 0.0) + ns, max(0.0, remaining[rank] - ns)
         if seemed is None:
-            shares["pause"] -= ns
+            shares[SILENT] -= ns
         else:
             late_of[seemed] -= ns
     rank = explains(more, unknown)

@@ -83,8 +83,8 @@ class Window:
 class JobTraffic:
     """Bytes alongside one job's, put in order once: many windows are looked at."""
 
-    def __init__(self, link_totals: LinkTotals, job: str) -> None:
-        """link_totals: by whomever, on the links of the job's hosts and others."""
+    def __init__(self, link_totals: LinkTotals, job: str, usual_spans: Sequence[tuple[int, int]] = ()) -> None:
+        """link_totals: by whomever, on the links of the job's hosts and others; usual_spans: of of_job."""
         whose, rows = link_totals.whose, link_totals.rows
         order = np.argsort(rows["cell"], kind="stable")
         self._cell, self._link, self._of = (rows[name][order] for name in ("cell", "link", "of"))
@@ -96,7 +96,8 @@ class JobTraffic:
         self._rank = np.array([one.rank for one in whose], np.int64)
         self._receives = np.array([one.direction == Direction.RX for one in link_totals.links], np.bool_)
         self._known = _known(whose, job)
-        self._said = of_job(no_tcp_rows() if link_totals.said is None else link_totals.said, whose, job)
+        said = no_tcp_rows() if link_totals.said is None else link_totals.said
+        self._said = of_job(said, whose, job, usual_spans)
         self._clock_cells = -(-link_totals.clock_error_ns // CELL_NS)
         self._totals = link_totals
 

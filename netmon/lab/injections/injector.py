@@ -239,10 +239,11 @@ class _Job(Action):
         self._guard.wait_output(r"begun (\d+)", _READY_SECONDS)
 
     def _let_go(self) -> int:
+        began_ns = time.monotonic_ns()  # they go on while their guard ends
         if self._guard:
             self._guard.end()
             self._guard = None
-        return time.monotonic_ns()
+        return began_ns
 
 
 class _Script(Action):

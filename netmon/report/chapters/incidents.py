@@ -17,11 +17,9 @@ from netmon.report.study import NO_TIMES, Chapter, Exhibit, Frames, Study, need,
 from netmon.report.style import COLOUR_OF_CLASS, INK, MOST_PANELS, legend_outside, not_all, stack
 from netmon.report.summary import job_summary
 from netmon.units import format_utc
+from netmon.views import CAUSES
 
-_COLOURS = {
-    **{"cross": "#CC79A7", "other_job": "#E69F00", "own_transfer": "#F0E442", "loss": "#D55E00"},
-    **{"slow_link": "#56B4E9", "straggler": "#009E73", "host": "#0072B2", "unknown": "#999999"},
-}
+_COLOURS = {cause.name.lower(): about.colour for cause, about in CAUSES.items()}
 _MOST_LINKS = 16
 _MOST_SPANS = 200  # that are drawn, of a job
 _NO_CALLS = "nobody tells what ranks call: it takes PyTorch 2.7 or later on Gloo"
@@ -47,7 +45,7 @@ def draw_incidents(figure: Figure, incidents: pd.DataFrame, steps: pd.DataFrame)
         own = steps[steps["job"] == job]
         ax.plot((own["start_ns"] - begin) / 1e9, own["time_s"] * 1e3, ".", color=INK, markersize=3)
         for row in incidents[incidents["job"] == job].head(_MOST_SPANS).itertuples():
-            colour = _COLOURS.get(str(row.cause), "#BBBBBB")
+            colour = _COLOURS[str(row.cause)]
             label = str(row.cause).replace("_", " ") + (f" ({row.culprit})" if row.culprit else "")
             ax.axvspan(
                 (row.since_ns - begin) / 1e9, (row.until_ns - begin) / 1e9, color=colour, alpha=0.35, label=label
