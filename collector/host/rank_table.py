@@ -474,10 +474,16 @@ class RankTable:
 
     # --- what the traffic shows of ranks whose process tells nothing
 
-    def is_silent(self, rank: Rank, starts_ns: Collection[int]) -> bool:
-        """Whether it has not been heard for so many iterations as the traffic has shown."""
+    def is_silent(self, rank: Rank, shown: Sequence[Iteration]) -> bool:
+        """Whether it has not been heard for so many iterations as the traffic has shown. What is much shorter than its
+        own is none: within a step the traffic may pause, too."""
         newest_ns = self._rows["newest_ns"][rank.row]
-        return sum(start_ns > int(newest_ns) for start_ns in starts_ns) >= _SILENT_AFTER
+        later = [one.end_ns - one.start_ns for one in shown if one.start_ns > int(newest_ns)]
+        if len(later) < _SILENT_AFTER:
+            return False
+        own = np.diff(next(iter(self.events(rank).values())).time_ns)
+        least = float(np.median(own)) / 2 if len(own) else 0.0
+        return sum(length >= least for length in later) >= _SILENT_AFTER
 
     def own_shift(self, rank: Rank) -> int:
         return int(self._rows["own_shift"][rank.row])

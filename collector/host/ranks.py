@@ -301,7 +301,7 @@ class Ranks:
         """Whether the traffic tells of it now: its process is there, and tells nothing of its steps, or no more."""
         seen.waiting = [one for one in seen.waiting if one.start_ns >= self._table.finished_ns(rank)]
         first_ns, _ = self._table.steps_since(rank)
-        return not rank.left and (not first_ns or self._table.is_silent(rank, [one.start_ns for one in seen.waiting]))
+        return not rank.left and (not first_ns or self._table.is_silent(rank, seen.waiting))
 
     def _shift(self, rank: Rank, seen: _Traffic) -> int:
         """What to add to the numbers of the traffic, to have those of the process."""

@@ -28,6 +28,7 @@ _ITERATIONS = 250
 _RANKS = 1 << 32
 _BEFORE = -(1 << 62)  # any number of an iteration
 _OPEN = 64  # iterations of which some rank may still be missing
+_NEARLY = 1.1  # times what was usual a few iterations ago: it may stand out
 _AGAIN = 16  # iterations after which the baseline is looked at again
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
 
@@ -123,7 +124,7 @@ class JobSteps:
             return []
         self._open.pop(number, None)
         self._durations.append((number, longest))
-        stands_out = 0 < NOTABLE * self._baseline() <= longest
+        stands_out = self._stands_out(longest)
         found = self._change(number, least) if least > 0 else []
         return [*found, number] if stands_out and number not in found else found
 
@@ -171,12 +172,20 @@ class JobSteps:
             self._other.clear()
         return [first] if found else []
 
-    def _baseline(self) -> int:
-        """How long the last whole iteration usually takes, or one shortly before it; 0: not known.
+    def _stands_out(self, longest_ns: int) -> bool:
+        """Of the last whole iteration. What is usual is looked at again where one that is a little older is too near to
+        tell."""
+        baseline_ns = self._baseline()
+        if not 0 < _NEARLY * baseline_ns <= longest_ns:
+            return False
+        return NOTABLE * self._baseline(again=True) <= longest_ns
+
+    def _baseline(self, again: bool = False) -> int:
+        """How long the last whole iteration usually takes, or, unless again, one shortly before it; 0: not known.
 
         One of which it is not known yet that it met no foreign traffic is no measure.
         """
-        if self._baseline_until > 0:
+        if self._baseline_until > 0 and not again:
             self._baseline_until -= 1
             return self._baseline_ns
         number, took = np.array(self._durations, np.int64).T

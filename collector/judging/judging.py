@@ -41,7 +41,7 @@ from netmon.dl.verdict import (
 )
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.culprit_ends import NAMED, with_ends
-from netmon.dl.verdict.evidence import Numbers, Steps
+from netmon.dl.verdict.evidence import Numbers, Steps, with_waits
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
 from netmon.evidence import GROUP_COLUMNS, SAME_STEP_NS
 from netmon.rate_limiter import TimeLimiter
@@ -178,6 +178,8 @@ class Case:
         steps = steps_in_utc(
             rows, utc, [self.hosts[session_index] for session_index in rows["session"].tolist()], self.size
         )
+        calls = _in_utc(self.calls, maps, there)
+        steps = with_waits(steps, calls) if calls is not None else steps
         table = matrix(steps)
         times = wanted_times(table, [self.number])
         link_totals = self._link_totals(maps, there, times)
@@ -188,11 +190,10 @@ class Case:
         if not worth_reporting(one, verdict):
             return None
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
-        waits = self._group_waits(verdict, steps, maps, there)
+        waits = self._group_waits(verdict, steps, calls)
         return replace(verdict, relative=self.relative, ranks=most_relevant(ranks, _MOST_RANKS), group_waits=waits)
 
-    def _group_waits(self, verdict: Verdict, steps: Steps, maps: TimeMaps, there: _Numbers) -> str:
-        calls = _in_utc(self.calls, maps, there)
+    def _group_waits(self, verdict: Verdict, steps: Steps, calls: Table | None) -> str:
         if calls is None:
             return ""
         from netmon.dl.groups import calls_of, group_waits  # with pandas: where nobody tells of calls nothing needs it

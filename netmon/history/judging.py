@@ -36,6 +36,7 @@ from netmon.dl.verdict import (
 from netmon.dl.verdict.by_nic import COUNTED
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.culprit_ends import NAMED, with_ends
+from netmon.dl.verdict.evidence import with_waits
 from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, worst_first
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.verdict_text import from_columns
@@ -150,7 +151,7 @@ def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Ver
         at_its_end = verdict.end_ns, verdict.end_ns + 1
         for run in (run for _, rows in _in_spans(data, verdict.job, at_its_end) for run in _runs(rows)):
             if ((run["iteration"] == iteration) & (run["end_ns"] == verdict.end_ns)).any():
-                steps = steps_of(run)
+                steps = _steps_with_waits(data, verdict.job, run)
                 link_totals = with_evidence(data, verdict.job, run, wanted_times(matrix(steps), [iteration]))
                 yield verdict, rank_times(verdict.job, steps, link_totals, verdict)
 
@@ -320,7 +321,7 @@ def _of_run(
         if own.isdisjoint(wanted):
             continue
         inside = rows["iteration"].isin(numbers[begin:end])
-        steps = steps_of(rows[inside])
+        steps = _steps_with_waits(data, job, rows[inside])
         table = matrix(steps)
         due = sorted(own) if iteration is not None else [n for n in standing_out(steps) if n in own and n in wanted]
         for first in range(0, len(due), _TOGETHER):
@@ -349,6 +350,19 @@ def steps_of(rows: pd.DataFrame) -> Steps:
         size=_job_of(rows)[1],
         relative=bool(rows["relative"].fillna(False).all()),
     )
+
+
+def _steps_with_waits(data: Path, job: str, rows: pd.DataFrame) -> Steps:
+    """The same, with what ranks waited in their calls where the iterations do not tell."""
+    steps = steps_of(rows)
+    if (steps.exposed_ns >= 0).all():
+        return steps
+    span = int(steps.end_ns.min()), int(steps.end_ns.max()) + _AROUND_NS
+    end = ds.field("end_ns")
+    wanted = (ds.field("job") == job) & (end >= span[0] - _AROUND_NS) & (end < span[1])
+    names = ["rank", "end_ns", "waited_ns"]
+    calls = read_rows(data, "collectives", names, wanted, (span[0] - _LONG_NS, span[1]))
+    return with_waits(steps, {name: calls[name].to_numpy() for name in names})
 
 
 def _job_of(rows: pd.DataFrame) -> tuple[str, int]:

@@ -37,7 +37,7 @@ import numpy.typing as npt
 from netmon.errors import DataError
 from netmon.lab.network import Network
 from netmon.lab.process import Process
-from netmon.lab.spec import RunSpec
+from netmon.lab.spec import PARALLEL_TRAINERS, RunSpec
 from netmon.past import RECENT
 from netmon.records import Table
 from netmon.version import __version__
@@ -310,7 +310,7 @@ def _other_ends(injection: dict[str, Any], run: Run) -> list[str]:
     own = next((rank for rank, name in host_of.items() if name == injection["host"]), None)
     if own is None or not injection["direction"]:
         return []
-    if spec["pattern"] != "ring":
+    if spec["pattern"] != "ring" or spec["trainer"] in PARALLEL_TRAINERS:
         return [name for rank, name in host_of.items() if rank != own]
     forwards = sends_upwards(spec["trainer"]) == (injection["direction"] == "tx")
     return [host_of[(own + (1 if forwards else -1)) % len(host_of)]]

@@ -206,6 +206,17 @@ def test_what_the_traffic_tells_late_does_not_come_beside_what_the_process_told(
     assert [(start, end) for *_, start, end in found] == [(28, 38), (38, 48)]
 
 
+@pytest.mark.parametrize(("each_ms", "stands_in"), [(3, False), (10, True)])
+def test_traffic_that_pauses_within_a_step_does_not_stand_in_for_a_process_that_waits(each_ms, stands_in):
+    host = ranks()
+    told(host, mark(JOIN, 0, 0), *(one for k in range(6) for one in step(k, 10 * k)))
+    traffic = {"pid": 0, "source": Source.INFERRED}
+    times = [(k, 70 + each_ms * k) for k in range(9)]
+    shown = [mark(moment, k, ms + at, **traffic) for k, ms in times for moment, at in ((ENQUEUE, 1), (WAIT, 2))]
+    told(host, *shown[:10])
+    assert bool(told(host, *shown[10:])) == stands_in
+
+
 def test_what_the_traffic_tells_late_does_not_make_a_rank_train_that_has_left():
     host, times = ranks(), [5, 500, 1500]
     told(host, mark(JOIN, 0, 0), *step(0, 0))

@@ -15,10 +15,10 @@ from netmon.cli import main
 from netmon.dl.verdict import LinkTotals, Steps, judge, standing_out
 from netmon.dl.verdict.blame import Cells, lossy_link, slow_link
 from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
-from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL
+from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL, with_waits
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.judge import conclude
-from netmon.dl.verdict.rank_times import most_relevant, path_of
+from netmon.dl.verdict.rank_times import most_relevant, path_of, rank_times
 from netmon.dl.verdict.verdict_text import sentence
 from netmon.records import Direction
 from netmon.views import SHARES, Cause, RankTimes, Verdict
@@ -326,6 +326,42 @@ def steps(late_ms: int = 0, error_ms: float = 0.01, never_ends: int = -1) -> Ste
     return Steps(*columns[:8], columns[8].astype(bool), columns[9], hosts=["h0", "h1", "h2"], size=3)
 
 
+def calls(late: int, late_ms: int, waits_ms: int = 0) -> dict[str, np.ndarray]:
+    """What three ranks waited in two groups in each of `steps`; in the last one for a rank that computed longer in the
+    midst of it, or all for what they transferred."""
+    rows = []
+    for number in range(12):
+        last = number == 11
+        for rank in range(3):
+            end = BEGIN + (number * 1_000 + 200 + (late_ms + waits_ms) * last) * MS
+            waited = 60 + last * (waits_ms + late_ms * (rank != late))
+            rows += [(rank, end + 20_000, 20 * MS), (rank, end, (waited - 20) * MS)]
+    columns = np.array(rows, np.int64).T
+    return dict(zip(("rank", "end_ns", "waited_ns"), columns, strict=True))
+
+
+@pytest.mark.parametrize(("late", "late_ms", "waits_ms"), [(1, 100, 0), (0, 100, 0), (-1, 0, 100)])
+def test_who_computes_longer_in_the_midst_of_a_step_keeps_the_others(late, late_ms, waits_ms):
+    of_sums = steps()
+    ends = of_sums.end_ns + np.where(of_sums.number == 11, (late_ms + waits_ms) * MS, 0)
+    by_calls = replace(of_sums, end_ns=ends, comm_end_ns=ends, exposed_ns=np.full(len(ends), -1))
+    known = with_waits(by_calls, calls(late, late_ms, waits_ms))
+    assert known.waited_ns[known.number < 11].tolist() == [60 * MS] * 33
+    nothing = LinkTotals((), (), np.empty(0, LINK_TOTAL))
+    verdict = judge("job", known, nothing, 11)
+    assert (verdict.cause, verdict.rank) == ((Cause.STRAGGLER, late) if late_ms else (Cause.UNKNOWN, -1))
+    assert verdict.late_ns == pytest.approx(late_ms * MS)
+    for each in rank_times("job", known, nothing, verdict):
+        parts = each.computed_ns, each.waited_ns, each.transfer_ns, each.held_ns, each.after_ns
+        assert sum(parts) == each.duration_ns
+        assert each.waited_ns == pytest.approx(late_ms * MS * (each.rank != late))
+
+
+def test_what_ranks_waited_is_of_the_step_that_ended_then():
+    later = replace(steps(), end_ns=steps().end_ns + 10 * MS)
+    assert (with_waits(later, calls(-1, 0)).waited_ns == -1).all()
+
+
 def test_clocks_that_err_by_as_much_as_is_to_be_told_make_it_unknown():
     told = [
         judge("job", steps(100, error), LinkTotals((), (), np.empty(0, LINK_TOTAL)), 11) for error in (0.01, 20, 150)
@@ -409,7 +445,7 @@ def test_a_link_that_was_slow_only_at_the_end_of_the_transfer_before_is_told():
 
     def seen(*paces: tuple[float, int]) -> SimpleNamespace:
         own = np.repeat([pace for pace, _ in paces], [cells for _, cells in paces])[None]
-        return SimpleNamespace(links=(link,), ends=((0, -1),), own=own, fine=True)
+        return SimpleNamespace(links=(link,), ends=((0, -1),), own=own, fine=True, sends_to=())
 
     def cells(begin: int, count: int) -> Cells:
         nobody = np.full(count, -1)
@@ -444,6 +480,29 @@ def test_after_a_dropped_packet_tcp_waits_for_its_timer(silent_ms):
     assert (verdict.cause, verdict.host, verdict.direction) == (Cause.LOSS, "h0", Direction.TX)
     assert verdict.loss_ns == pytest.approx(silent_ms * MS, rel=0.2)
     assert "packets that left h0 (rank 0) were lost" in sentence(verdict)
+
+
+def test_the_timer_of_a_connection_runs_whatever_its_sender_sends_to_others():
+    run = Run()
+    run.stopped(40, 170)
+    run.dropped = dict.fromkeys(range(5 * CELLS - 4, 5 * CELLS), 1448)
+    assert run.judged().cause == Cause.LOSS
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_link_is_not_slow_because_its_sender_sends_to_others_meanwhile(fast):
+    usual, slow = 6_250.0, 2_000.0
+    links = (LINKS[0]._replace(direction=Direction.RX), LINKS[2]._replace(direction=Direction.TX))
+
+    def seen(taken: float, sent: float) -> SimpleNamespace:
+        own = np.repeat([[taken], [sent]], 1_000, axis=1)
+        there = (frozenset(), frozenset({0, 2}))
+        return SimpleNamespace(links=links, ends=((0, 1), (1, 0)), own=own, fine=True, sends_to=there)
+
+    nobody = np.full(1_000, -1)
+    cells = Cells(0, np.zeros(1_000, np.uint8), np.zeros(1_000), nobody, nobody, ())
+    found = slow_link(seen(slow, usual if fast else slow), [cells], {1: seen(usual, usual), 2: seen(usual, usual)})
+    assert (found is None) == fast
 
 
 @pytest.mark.parametrize(

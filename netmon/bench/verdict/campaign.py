@@ -32,6 +32,7 @@ from netmon.bench.verdict.scoring import (
     Outcome,
     VerdictRow,
     accused,
+    kept_from_cpus,
     percent,
     percentile,
     score,
@@ -391,7 +392,7 @@ def judge_run(data: Path, result: VerdictResult) -> None:
     for each in verdicts:
         if at_once := live.get(each["iteration"]):
             each |= {"reported_ns": at_once["reported_ns"], "live_cause": at_once["cause"]}
-    outcomes, accusations = score(data.name, truth, verdicts)
+    outcomes, accusations = score(data.name, truth, verdicts, kept_from_cpus(data, truth))
     accusations += accused(data.name, truth, live.values(), {each.verdict["iteration"] for each in accusations})
     result.add(outcomes, accusations, len(verdicts))
     result.undisturbed.add(truth, verdicts)

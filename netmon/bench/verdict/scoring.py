@@ -2,15 +2,20 @@
 """Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. One that another injection met, too, is no measure of either. Where that is not
-SCORED_FROM × the usual, or one of twenty iterations took as long that nothing was done to, it is not known to be the
-injection's doing, and no verdict is requested: one that is right does not count, one that blames the network for what
-was something else does. Of a change that lasts, the iteration counts with which it began, and how long those from
-there on took in the median. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at
-the ends cannot tell where between them it was. Verdicts are matched by time, not by number. Every verdict counts for
-whether it accuses: the network is accused falsely where nothing of the network's was injected while the iteration
-lasted, nor, of the same cause, while the one before did: what is lost then, also because a link was slowed, is sent
-again in the next one.
+each that it made long counts. One that another injection met, too, is no measure of either. No
+verdict is requested where it is not known to be the injection's doing:
+
+* it took less than SCORED_FROM × the usual, or one of twenty iterations took as long that nothing was done to;
+* it took longer by less than SCATTERS times what the shorter half of these differs by, but of the network's causes;
+* a rank was kept from a CPU for half of what it took longer and nothing was done to its CPUs, or was not where
+  something was.
+
+Then a verdict that is right does not count, one that blames the network for what was something else does. Of a change
+that lasts, the iteration counts with which it began, and how long those from there on took in the median. Of a slow or
+lossy link, either end is the right culprit: bytes and retransmissions at the ends cannot tell where between them it
+was. Verdicts are matched by time, not by number. Every verdict counts for whether it accuses: the network is accused
+falsely where nothing of the network's was injected while the iteration lasted, nor, of the same cause, while the one
+before did: what is lost then, also because a link was slowed, is sent again in the next one.
 """
 
 import json
@@ -24,10 +29,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.host_part import KEPT, within
 from netmon.dl.verdict.incidents import incidents
+from netmon.dl.verdict.judge import SCATTERS
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import open_table, stream
+from netmon.history.judging import read_waited
 from netmon.lab.injections.spec import CAUSES, NETWORK
 from netmon.lab.record import Truth
 from netmon.views import Cause, Incident, Verdict
@@ -47,6 +55,7 @@ LASTING_NS = 2_000_000_000
 _LATER = {cause: (cause,) for cause in CAUSES.values()} | {"slow_link": ("slow_link", "loss")}
 """What may be said of the next iteration: the queue before a slowed link overflows, and that is sent again later."""
 
+_MOSTLY = 0.5  # of what an iteration took longer
 _AFTER_NS = 1_000_000  # of an injection's end, for clocks and what was on its way
 
 VerdictRow = Mapping[str, Any]
@@ -110,9 +119,35 @@ def stored(data: Path) -> list[dict[str, Any]]:
     return [row for batch in stream(table, columns) for row in batch.to_pylist()]
 
 
-def score(run: str, truth: Truth, verdicts: Sequence[VerdictRow]) -> tuple[list[Outcome], list[Accusation]]:
+def kept_from_cpus(data: Path, truth: Truth) -> dict[int, npt.NDArray[np.float64]]:
+    """By rank, of each iteration: for how long (ns) it waited for a CPU, or was throttled, beyond what it usually was.
+
+    Raises DataError.
+    """
+    spans = np.stack([truth.start_ns, truth.end_ns], axis=1)
+    rows = read_waited(data, truth.job, int(spans.min()) - LASTING_NS, int(spans.max()))
+    if rows is None:
+        return {}
+    found = {}
+    for rank in np.unique(rows["rank"]).tolist():
+        kept = np.sum([within(rows[rows["rank"] == rank], name, spans) for name in KEPT], axis=0)
+        found[rank] = kept - np.median(kept)
+    return found
+
+
+def score(
+    run: str,
+    truth: Truth,
+    verdicts: Sequence[VerdictRow],
+    kept: Mapping[int, npt.NDArray[np.float64]] | None = None,
+) -> tuple[list[Outcome], list[Accusation]]:
+    """kept: kept_from_cpus."""
     of_job = [each for each in verdicts if each["job"] == truth.job]
-    outcomes = [_outcome(run, truth, each, hit, of_job) for each in truth.injections for hit in _counted(truth, each)]
+    outcomes = [
+        _outcome(run, truth, each, hit, of_job, kept or {})
+        for each in truth.injections
+        for hit in _counted(truth, each)
+    ]
     return outcomes, accused(run, truth, of_job)
 
 
@@ -141,7 +176,12 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
 
 
 def _outcome(
-    run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, verdicts: Sequence[VerdictRow]
+    run: str,
+    truth: Truth,
+    injection: Mapping[str, Any],
+    iteration: int,
+    verdicts: Sequence[VerdictRow],
+    kept: Mapping[int, npt.NDArray[np.float64]],
 ) -> Outcome:
     baseline, undisturbed = truth.median_ns, float(np.quantile(truth.undisturbed, OFTEN))
     lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else baseline
@@ -152,14 +192,29 @@ def _outcome(
     said = verdict["cause"] if verdict else NOTHING
     share = float(verdict.get(share_of(cause), 0) or 0) if verdict and cause != NOTHING else None
     after = int(verdict["reported_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("reported_ns") else None
+    stands_out = lasted >= SCORED_FROM * baseline and lasted > undisturbed
+    differ = 0.0 if cause in NETWORK else SCATTERS * (baseline - float(np.quantile(truth.undisturbed, 0.16)))
+    stands_out &= lasted - baseline >= differ
+    stands_out &= _by_cpus(injection, iteration, kept, lasted - baseline)
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        judged(cause, said, lasted >= SCORED_FROM * baseline and lasted > undisturbed, injection, verdict),
+        judged(cause, said, stands_out, injection, verdict),
         *(int(injection["start_ns"]), baseline, lasted - baseline, share, after),
         injection,
         verdict,
         undisturbed,
     )
+
+
+def _by_cpus(
+    injection: Mapping[str, Any], iteration: int, kept: Mapping[int, npt.NDArray[np.float64]], excess_ns: float
+) -> bool:
+    """Whether it fits what was done that ranks were kept from CPUs for most of the excess."""
+    if not kept or iteration < 0:
+        return True
+    if injection["cause"] == "host":
+        return injection["rank"] not in kept or kept[injection["rank"]][iteration] >= _MOSTLY * excess_ns
+    return all(each[iteration] < _MOSTLY * excess_ns for each in kept.values())
 
 
 def judged(cause: str, said: str, stands_out: bool, injection: Mapping[str, Any], verdict: VerdictRow | None) -> str:

@@ -131,6 +131,7 @@ class Matrix:
     exposed: _Floats
     error: _Floats
     shared: npt.NDArray[np.bool_]
+    waited: _Floats  # in calls anywhere in the iteration
 
     @cached_property
     def duration(self) -> _Floats:
@@ -185,6 +186,7 @@ def matrix(steps: Steps) -> Matrix:
     host[row, column] = steps.host[kept]
     shared = np.zeros(shape, np.bool_)
     shared[row, column] = steps.shared[kept]
+    waited_ns = np.full(len(steps.number), -1) if steps.waited_ns is None else steps.waited_ns
     return Matrix(
         *(base, numbers, ranks, host, filled(steps.start_ns - base), filled(steps.end_ns - base)),
         comm_start=filled(steps.comm_start_ns - base, steps.comm_start_ns > 0),
@@ -192,6 +194,7 @@ def matrix(steps: Steps) -> Matrix:
         exposed=filled(steps.exposed_ns, steps.exposed_ns >= 0),
         error=filled(steps.error_ns),
         shared=shared,
+        waited=filled(waited_ns, waited_ns >= 0),
     )
 
 
@@ -266,8 +269,15 @@ def _baselines(of: Durations, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp
 def _nearest(
     found: npt.NDArray[np.intp], into: npt.NDArray[np.intp], rows: npt.NDArray[np.intp], measure: npt.NDArray[np.bool_]
 ) -> None:
-    """Put in the measures that are nearest to each row, itself not, if there are enough."""
+    """Put in the measures that come before each row, the newest of them; where these are too few, those that are
+    nearest to it, itself not, if there are enough: what is told while it happens stays true afterwards."""
     members = np.flatnonzero(measure)
+    before = np.searchsorted(members, rows)
+    late = before >= FEWEST
+    if late.any():
+        place = before[late, None] - np.arange(MOST, 0, -1)
+        found[into[late], :MOST] = np.where(place >= 0, members[np.maximum(place, 0)], -1)
+    into, rows = into[~late], rows[~late]
     for own in (np.flatnonzero(measure[rows]), np.flatnonzero(~measure[rows])):
         if not len(own):
             continue

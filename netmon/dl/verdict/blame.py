@@ -16,6 +16,7 @@ is called by what was to be seen in it:
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -226,8 +227,13 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
     """Whether TCP waited for its timer: something was dropped, and whoever began again did so when it runs out.
 
     He had sent nothing for as long as the timer takes; the others may have gone on for a while. Or he began with a
-    packet or two, or much had been dropped, and nobody sent for as long.
+    packet or two, or much had been dropped, and nobody sent for as long. Or he had sent to others meanwhile, and what
+    was dropped was dropped as long before.
     """
+    if last - first >= PAUSED:
+        times = [[last - int(late * ns) // CELL_NS for late in (_TIMER_LATE, 1.0)] for ns in _TIMER_ROUNDS_NS]
+        if any(dropped[max(0, begin) : max(0, end)].any() for begin, end in times):
+            return True
     resumed = seen.sent[:, last : last + 2].sum(axis=1)
     before = np.flatnonzero(seen.sent[resumed.argmax(), :first])
     since = int(before[-1]) if len(before) else first
@@ -302,9 +308,9 @@ def _piece(seen: Window) -> float:
 _PIECES = 32  # of what a link carries in a transfer, or in what was left of the one before
 _LEAST_PIECE, _MOST_PIECE = 1 << 16, 1 << 17  # bytes: some of the largest packets
 _SLOWER = 0.8  # of the baseline pace
-_EVEN = 0.2  # paces that are so much off are still one
-_EVEN_LOSSY = 0.1  # the same where packets are lost: TCP is slow for a while after that, too, but not evenly
+_EVEN = 0.1  # paces that are so much off are still one
 _MOSTLY = 0.5  # of the pieces, or of the time
+_FAST = 0.1  # of the pieces are faster than what a link reaches
 _BREAK = 0.5  # of a piece's time
 _FEWEST = 4  # pieces
 _AS_LONG = 0.5  # of what a sender's link shows: whoever receives tells where it was
@@ -322,8 +328,9 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
         return None
     found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}
     for link, one in enumerate(seen.links):
-        if one.direction == Direction.TX and _other_end(seen, link) is not None:
-            continue  # a sender's bursts look fast: where the receiver is watched, what comes in there tells
+        several = len(seen.sends_to) > link and len(seen.sends_to[link]) > 1
+        if one.direction == Direction.TX and not several and _other_end(seen, link) is not None:
+            continue  # a sender's bursts look fast: where its only receiver is watched, what comes in there tells
         found[one.direction].append((_longer(seen, times, link, references), link))
     received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
     ns, link = (
@@ -343,16 +350,30 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
         baseline = _baseline_pace(seen.links[link], references, piece) if len(took) >= _FEWEST else 0.0
         if not baseline:
             continue
-        foreign = np.concatenate([[0.0], np.cumsum(cells.kind == StallCause.FOREIGN)])
-        foreign_bytes = np.diff(np.interp(edges, np.arange(len(foreign)), foreign))
         going = _longest_break(seen.own[link, span], edges) < _BREAK * took
-        took, slow = took[going], ((took * _SLOWER >= baseline) & (foreign_bytes < 0.1 * took))[going]
-        off = _EVEN_LOSSY if (cells.kind == StallCause.LOST).any() else _EVEN
+        slow = (took * _SLOWER >= baseline) & (_between(edges, cells.kind == StallCause.FOREIGN) < 0.1 * took)
+        for other in _senders(seen, link):  # who sends to others, too, as fast as ever, is not kept by this link
+            fastest = _baseline_pace(seen.links[other], references, piece, _FAST)
+            slow &= _between(edges, seen.own[other, span]) * fastest < _SLOWER * took * piece
+        took, slow = took[going], slow[going]
         for begin, end in _runs(slow):
             some = took[begin:end]
-            if _even(some, off):
+            if _even(some):
                 longer += float(some.sum()) - len(some) * baseline
     return longer * CELL_NS
+
+
+def _between(edges: _Floats, values: npt.NDArray[Any]) -> _Floats:
+    """Sums of the cells' values between two edges each."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return np.diff(np.interp(edges, np.arange(len(sums)), sums))
+
+
+def _senders(seen: Window, link: int) -> list[int]:
+    """The links from which what comes in on this one is sent."""
+    if seen.links[link].direction != Direction.RX:
+        return []
+    return [other for other, sends_to in enumerate(seen.sends_to) if seen.ends[link][0] in sends_to]
 
 
 def _edges(wire_bytes: _Floats, piece: float) -> _Floats:
@@ -376,20 +397,34 @@ def _longest_break(wire_bytes: _Floats, edges: _Floats) -> _Floats:
     return longest
 
 
-def _even(took: _Floats, off: float) -> bool:
-    """Whether the link kept one pace for most pieces, alongside breaks, or most of the time: TCP takes a while to be
-    fast again."""
+def _even(took: _Floats) -> bool:
+    """Whether the link kept one pace for most pieces, alongside breaks, or most of the time, and hardly any came faster
+    until it was over: TCP takes a while to be fast again."""
     ordered = np.sort(took)
-    first, last = np.searchsorted(ordered, ordered * (1 - off)), np.searchsorted(ordered, ordered * (1 + off), "right")
+    first = np.searchsorted(ordered, ordered * (1 - _EVEN))
+    last = np.searchsorted(ordered, ordered * (1 + _EVEN), "right")
     total = np.concatenate([[0.0], np.cumsum(ordered)])
     pieces, time = last - first, total[last] - total[first]
-    return bool(((pieces >= _FEWEST) & ((pieces >= _MOSTLY * len(took)) | (time >= _MOSTLY * took.sum()))).any())
+    if not ((pieces >= _FEWEST) & ((pieces >= _MOSTLY * len(took)) | (time >= _MOSTLY * took.sum()))).any():
+        return False
+    pace = ordered[int(pieces.argmax())]
+    at_pace = np.flatnonzero((took >= (1 - _EVEN) * pace) & (took <= (1 + _EVEN) * pace))
+    meanwhile = took[at_pace[0] : at_pace[-1] + 1]
+    return bool((meanwhile < (1 - 2 * _EVEN) * pace).mean() <= _FAST)
 
 
-def _baseline_pace(link: Link, references: Mapping[int, Window], piece: float) -> float:
+def _baseline_pace(link: Link, references: Mapping[int, Window], piece: float, share: float = 0.5) -> float:
     """Cells that a piece takes on a link in baseline iterations (median of medians); 0: not known."""
-    each = [np.diff(_edges(one.own[one.links.index(link)], piece)) for one in references.values() if link in one.links]
-    return median([median(took) for took in each if len(took)] or [0.0])
+    each = [_going(one.own[one.links.index(link)], piece) for one in references.values() if link in one.links]
+    return median([float(np.quantile(took, share)) for took in each if len(took)] or [0.0])
+
+
+def _going(wire_bytes: _Floats, piece: float) -> _Floats:
+    """Cells that pieces took in which it did not stop for long; of all where there are hardly any."""
+    edges = _edges(wire_bytes, piece)
+    took = np.diff(edges)
+    going = took[_longest_break(wire_bytes, edges) < _BREAK * took] if len(took) else took
+    return going if len(going) >= _FEWEST else took
 
 
 def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -501,11 +536,10 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
         parts["transfer"] = (moved / baseline_moved - 1.0) * phases.baseline_transfer_ns
     for each in culprits:
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
-    stopped = max(0.0, beyond(StallCause.STOPPED))
-    stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
-    for stop in judged.stops:
-        key, ns = _whose(stop, one, phases), stopped * (stop.end - stop.begin) / stops
-        parts[key] = parts.get(key, 0.0) + ns
+    stopped, busy_ns = max(0.0, beyond(StallCause.STOPPED)), dict(phases.own)
+    for stop in sorted(judged.stops, key=lambda stop: stop.begin - stop.end):  # what is unusual is in the longest
+        key, ns = _whose(stop, one, busy_ns), min(stopped, float(stop.end - stop.begin) * CELL_NS)
+        parts[key], stopped = parts.get(key, 0.0) + ns, stopped - ns
     gaps = parts.pop("", 0.0)
     lost, slow = max(0.0, beyond(StallCause.LOST)), beyond(StallCause.SLOW)
     unclear = lost + slow + gaps
@@ -526,21 +560,24 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     return parts, Blamed(tuple(culprits), tuple(links))
 
 
-def _whose(stop: Stop, one: Judged, phases: Phases) -> str:
+def _whose(stop: Stop, one: Judged, busy_ns: dict[int, float]) -> str:
     """Whose a time without a byte is: "late R", "pause", SILENT where the links and marks cannot tell, or, where it is
     too short for anybody to, "".
 
     A rank that did something else meanwhile says so by its marks: it did not wait. Where several did, all paused; where
-    none did, all waited, and whoever is first to go on had stopped.
+    none did, all waited, and whoever is first to go on had stopped. busy_ns: by rank, for how long it did something
+    else, of which this takes its part.
     """
     seen = one.seen
     assert seen is not None
     length = (stop.end - stop.begin) * CELL_NS
-    busy = [rank for rank, ns in phases.own.items() if ns >= _BUSY * length]
+    busy = [rank for rank, ns in busy_ns.items() if ns >= _BUSY * length]
     hosts = np.unique(one.table.host[one.row, np.isin(one.table.rank, busy)])
-    if len(busy) > 1 and len(hosts) > 1 and 2 * len(busy) >= len(phases.own):
+    for rank in busy:
+        busy_ns[rank] -= length
+    if len(busy) > 1 and len(hosts) > 1 and 2 * len(busy) >= len(busy_ns):
         return "pause" if stop.end - stop.begin >= PAUSED else ""
-    rank = max(busy, key=lambda rank: phases.own[rank]) if busy else who_went_on(seen, stop)
+    rank = max(busy, key=lambda rank: busy_ns[rank]) if busy else who_went_on(seen, stop)
     if rank >= 0:
         return f"late {rank}"
     return SILENT if stop.end - stop.begin >= PAUSED and seen.fine else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a verdict is judged by: the iterations of one job, and who carried what over its hosts' links, and when."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +36,31 @@ class Steps:
     hosts: Sequence[str]
     size: int  # ranks of the job; 0: unknown
     relative: bool = False  # numbers are counted since somebody looked
+    waited_ns: Numbers | None = None  # in calls anywhere in the iteration; −1: unknown
+
+
+_SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
+
+
+def with_waits(steps: Steps, calls: Mapping[str, npt.ArrayLike] | Table) -> Steps:
+    """With what ranks waited in the calls of a step.
+
+    calls: `rank`, `end_ns` (UTC) and `waited_ns` of rows of the table `collectives`, in any order.
+    """
+    rank, end_ns, waited_ns = (np.asarray(calls[name], np.int64) for name in ("rank", "end_ns", "waited_ns"))
+    order, found = np.argsort(steps.end_ns, kind="stable"), np.full(len(steps.end_ns), -1, np.int64)
+    for one in np.unique(rank).tolist():
+        own, told = order[steps.rank[order] == one], np.flatnonzero(rank == one)
+        ends = steps.end_ns[own]
+        if not len(own):
+            continue
+        near = np.searchsorted(ends[:-1] + np.diff(ends) // 2, end_ns[told])
+        same = np.abs(ends[near] - end_ns[told]) <= _SAME_NS
+        near, told = near[same], told[same]
+        waited = np.bincount(near, waited_ns[told], len(own)).astype(np.int64)
+        known = np.bincount(near, minlength=len(own)) > 0
+        found[own[known]] = np.minimum(waited, ends - steps.start_ns[own])[known]
+    return replace(steps, waited_ns=found)
 
 
 class Link(NamedTuple):

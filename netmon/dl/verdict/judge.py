@@ -56,6 +56,8 @@ def conclude(
     whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
     verdict = replace(verdict, **whole, error_ns=round(noise_ns))
     doubt = shares["unknown"] * (1.0 if first in _OTHERS else _KNOWN)
+    if first in _OTHERS and blamed:  # where his bytes were may be more his doing than they take themselves
+        doubt -= next(each.most_ns - each.ns for each in blamed.culprits if each.cause == first)
     if shares[first] < max(_LEAST_SHARE * excess, noise_ns, doubt):
         return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
     verdict = replace(verdict, cause=CAUSE_OF[first])
@@ -125,11 +127,13 @@ def _rank_at(table: Matrix, row: int, steps: Steps, host: str) -> int:
 NOTABLE = 1.2
 """An iteration that takes so many times the baseline stands out."""
 
+SCATTERS = 8
+"""Times what the shorter half of a job's iterations differs by: what they differ by at any time is no news."""
+
 _UNKNOWN_FROM = 2.0  # times the baseline
 _LIKELY = 0.6  # confidence: else hardly more is known of the cause than that it is not known
-_HALF = 0.5  # confidence: on a busy host some packets are sent again that nobody lost
+_HALF, _PARTLY = 0.5, (Cause.LOSS, Cause.SLOW_LINK)  # confidence, of causes that show now and then on a busy host
 _SURE, _SURE_FROM = 0.95, 1.4  # confidence that a rank was late, and times the baseline
-_SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
 _UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
@@ -295,17 +299,17 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     rank that was late by all of it is told of from _SURE_FROM × the usual on; a rank that did longer what it does
     itself, or a pause of all, where that hardly differs at other times, however much transfers do. That little or
     nothing is known of the cause is an answer only where the iteration took _UNKNOWN_FROM × the usual, and twice as
-    much longer than that; as little is known where lost packets explain less than half.
+    much longer than that; as little is known where lost packets, or a slow link, explain less than half.
     """
     if verdict.cause == Cause.CHANGE:
         return True
     ratio = verdict.duration_ns / verdict.usual_ns if verdict.usual_ns > 0 else 0.0
-    if verdict.cause in NETWORK and (verdict.cause != Cause.LOSS or verdict.confidence >= _HALF):
+    if verdict.cause in NETWORK and (verdict.cause not in _PARTLY or verdict.confidence >= _HALF):
         return ratio >= NOTABLE
     if verdict.cause == Cause.STRAGGLER and verdict.confidence >= _SURE and ratio >= _SURE_FROM:
         return True
     took = one.table.slowest[one.baseline]
-    differ_ns = _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
+    differ_ns = SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
     if verdict.cause != Cause.UNKNOWN and verdict.confidence >= _LIKELY:
         return ratio >= NOTABLE and (verdict.excess_ns >= differ_ns or _clearly_itself(one, verdict))
     return ratio >= _UNKNOWN_FROM and verdict.excess_ns >= 2 * differ_ns
@@ -313,7 +317,7 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
 
 def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     """Whether a late rank, or all ranks in a pause, did longer what they do besides waiting for others: by most of the
-    excess, and by _SCATTERS times what that differs by; or were seen to be stopped for most of it."""
+    excess, and by SCATTERS times what that differs by; or were seen to be stopped for most of it."""
     if verdict.cause not in (Cause.STRAGGLER, Cause.PAUSE):
         return False
     table = one.table
@@ -323,8 +327,9 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     if stopped_ns >= _MOSTLY * verdict.excess_ns:
         return True
     whose = table.rank == verdict.rank if alone else slice(None)
-    rest, before = table.duration - table.exposed, table.comm_start - table.start
-    if not np.isfinite(table.exposed).any():  # by transfers: they differ by the error
+    exposed = np.where(np.isfinite(table.waited), table.waited, table.exposed)
+    rest, before = table.duration - exposed, table.comm_start - table.start
+    if not np.isfinite(exposed).any():  # by transfers: they differ by the error
         own_ns = verdict.late_ns if alone else verdict.pause_ns
         return own_ns >= max(_MOSTLY * verdict.excess_ns, _SCATTERS * verdict.error_ns)
     own = np.where(np.isfinite(rest), rest, before)[:, whose]
@@ -332,7 +337,7 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(usual).all():
         return False
     typical = np.median(usual, axis=0)
-    least = np.maximum(_MOSTLY * verdict.excess_ns, _SCATTERS * (typical - np.quantile(usual, 0.16, axis=0)))
+    least = np.maximum(_MOSTLY * verdict.excess_ns, SCATTERS * (typical - np.quantile(usual, 0.16, axis=0)))
     return bool((own[one.row] - typical >= least).all())
 
 

@@ -86,7 +86,9 @@ def phases(
         pause += waited_for
     elif waited_for > 0:
         late.append((int(table.rank[last]), waited_for))
-    remaining = dict(zip(table.rank.tolist(), (more_rest - pause).tolist(), strict=True)) if whole else {}
+    within = times.exposed - table.waited  # what ranks did between two waits
+    more_within = np.nan_to_num(within[row] - middle(within[baseline]))
+    remaining = dict(zip(table.rank.tolist(), (more_rest - pause + more_within).tolist(), strict=True)) if whole else {}
     if remaining and waited_for > 0:
         remaining[int(table.rank[last])] -= waited_for
     left = _left_behind(times.done, row, slow, last, max(0.0, gaps - waited_for))

@@ -32,22 +32,21 @@ def rank_times(job: str, steps: Steps, link_totals: LinkTotals, verdict: Verdict
 def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
     """The same of one that has been looked at. steps: of its job."""
     table, row = one.table, one.row
-    moments = one.moments
-    waits, lasts = _waits(moments, one)
-    baseline = (
-        middle((moments.exposed - waits)[one.baseline]) if len(one.baseline) else np.full(len(table.rank), np.nan)
-    )
+    moments, known = one.moments, np.isfinite(table.waited)
+    exposed = np.where(known, table.waited, moments.exposed)
+    waits, lasts = _waits_anywhere(exposed, one) if known[row].any() else _waits(moments)
+    baseline = middle((exposed - waits)[one.baseline]) if len(one.baseline) else np.full(len(table.rank), np.nan)
     rows = []
     for column in np.flatnonzero(table.host[row] >= 0).tolist():
         rank, host = int(table.rank[column]), steps.hosts[int(table.host[row, column])]
         start, end, done = (float(each[row, column]) for each in (table.start, table.end, moments.done))
-        waited, exposed = float(waits[row, column]), float(moments.exposed[row, column])
-        if not np.isfinite(done + waited + exposed):
+        waited, exposed_ns = float(waits[row, column]), float(exposed[row, column])
+        if not np.isfinite(done + waited + exposed_ns):
             rows.append(RankTimes(rank, host, round(end - start)))
             continue
-        rest = exposed - waited
+        rest = exposed_ns - waited
         transfer = min(rest, float(baseline[column])) if np.isfinite(baseline[column]) else rest
-        parts = [round(each) for each in (done - start - exposed, waited, transfer, rest - transfer)]
+        parts = [round(each) for each in (done - start - exposed_ns, waited, transfer, rest - transfer)]
         error = float(np.nan_to_num(table.error[row, column])) + (CELL_NS * one.seen.clock_cells if one.seen else 0)
         last = int(lasts[row])
         rows.append(
@@ -76,13 +75,24 @@ def most_relevant(times: Sequence[RankTimes], count: int) -> tuple[RankTimes, ..
     return tuple(sorted(chosen, key=lambda each: each.rank))
 
 
-def _waits(moments: StepTimes, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
+def _waits(moments: StepTimes) -> tuple[_Floats, npt.NDArray[np.int64]]:
     """(iterations, ranks): how long each only waited for the last one's first gradient; (iterations,): who that was."""
     known = np.isfinite(moments.arrive).all(axis=1)
     last = np.where(known, np.argmax(np.where(np.isfinite(moments.arrive), moments.arrive, -np.inf), axis=1), -1)
     everybody = np.where(known, moments.arrive.max(axis=1), np.nan)[:, None]
     idle_from = np.fmax(moments.arrive, moments.done - moments.exposed)
     return np.clip(everybody - idle_from, 0.0, np.maximum(moments.exposed, 0.0)), last
+
+
+def _waits_anywhere(exposed: _Floats, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
+    """The same of the judged iteration, where ranks wait at any time of it: for the one that computed longer than it
+    usually does by most."""
+    longer, more = (each[one.row] - middle(each[one.baseline]) for each in (one.table.duration - exposed, exposed))
+    waits, last = np.zeros_like(exposed), np.full(len(exposed), -1)
+    if np.isfinite(longer).any():
+        last[one.row] = np.nanargmax(longer)
+        waits[one.row] = np.clip(np.minimum(more, longer[last[one.row]] - longer), 0.0, exposed[one.row])
+    return waits, last
 
 
 def _by(verdict: Verdict) -> str:

@@ -41,6 +41,7 @@ class Window:
     whole: bool  # every rank that is known has rows
     said: Connections  # of the job, of all the time that is known
     fine: bool = True  # cells are not merely parts of buckets that are much wider
+    sends_to: tuple[frozenset[int], ...] = ()  # of each link, the ranks to which what leaves by it goes
 
     @property
     def cells(self) -> int:
@@ -140,6 +141,16 @@ class JobTraffic:
             whole=self._known <= set(ranks.tolist()),
             said=self._said,
             fine=totals.width_ns <= FINE_NS,
+            sends_to=self._sends_to(position[self._link[own]], self._of[own], ~arrived, len(used)),
+        )
+
+    def _sends_to(
+        self, link: npt.NDArray[np.int64], of: npt.NDArray[np.int64], leaves: npt.NDArray[np.bool_], links: int
+    ) -> tuple[frozenset[int], ...]:
+        whose = self._totals.whose
+        return tuple(
+            frozenset(whose[one].peer for one in np.unique(of[leaves & (link == number)]).tolist())
+            for number in range(links)
         )
 
     def _named(self, traffic_owner: int, rows: npt.NDArray[np.intp]) -> str:
