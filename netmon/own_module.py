@@ -2,6 +2,7 @@
 """Processes of our own modules, how a user starts one, where they import from, and what installs more of them."""
 
 import os
+import resource
 import shlex
 import shutil
 import stat
@@ -10,6 +11,8 @@ from importlib import machinery
 from importlib.abc import PathEntryFinder
 from pathlib import Path
 from typing import Any
+
+_DESCRIPTORS = 16_384
 
 
 def own_module(name: str, *arguments: object) -> dict[str, Any]:
@@ -20,6 +23,14 @@ def own_module(name: str, *arguments: object) -> dict[str, Any]:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     command = [sys.executable, "-m", name, *map(str, arguments)]
     return {"args": command, "cwd": "/", "env": os.environ | {"PYTHONPATH": path}}
+
+
+def allow_descriptors() -> None:
+    """As many open files as this process may have at all, up to a number that is enough for everything."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(_DESCRIPTORS, most) if most != resource.RLIM_INFINITY else _DESCRIPTORS
+    if now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def keep_importable() -> None:

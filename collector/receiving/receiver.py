@@ -28,6 +28,7 @@ from collector.receiving.frames import Called, CutOff, Ended, Full, HungUp, Intr
 from collector.service import CollectorService, Health, NoHealth, add_health, admission_to, listen_at, stop_listening
 from collector.settings import DEFAULT_RATES
 from netmon.errors import NetmonError, WireError
+from netmon.own_module import allow_descriptors
 from netmon.records import Hello, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
@@ -429,6 +430,7 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     give_back()
+    allow_descriptors()
     logging.basicConfig(level=logging.INFO, format="netmon: %(message)s")
     asyncio.run(_serve(descriptor))
     os._exit(0)

@@ -25,6 +25,7 @@ import numpy as np
 
 from netmon.bench.pipeline.host import MS, Account, SimulatedHost, boot_ns, coarser
 from netmon.bench.specs import WIDTH_MS, WIDTHS_MS, Load
+from netmon.own_module import allow_descriptors
 from netmon.records import ClockExchange, ClockSample, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
@@ -351,6 +352,7 @@ def _report(agents: list[_Agent], since_s: int, epoch: _Epoch) -> Report:
 
 def main(load: str, address: str, report: str) -> None:
     """Blocks until it is over."""
+    allow_descriptors()
     found = asyncio.run(simulate(Load(**json.loads(load)), address))
     Path(report).write_text(json.dumps(asdict(found)))
 
