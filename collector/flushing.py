@@ -199,25 +199,27 @@ class Flushing:
         slow.cancel()
         for session, built in failed:
             self._failures.at_session(session, "the rows to be stored", built)
-        for session in sessions:
+        for session in sessions if elsewhere else ():
             if session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
                 session.broken = True
         for session, flush in due.sessions:
             if not session.broken:
                 flush.done()
-                session.stored(flush.acknowledge or 0)
+                self._acknowledge(session, flush.acknowledge or 0)
         for session, sequence in whole:
             if not session.broken:
-                session.stored(sequence)
-        now = time.monotonic()
-        for since in filter(None, (session.waited_since() for session in sessions)):
-            self.delays.add(now - since)
+                self._acknowledge(session, sequence)
         if self.trouble:
             _log.warning(f"{self._sink.directory} takes rows again")
         self.trouble = ""
         if not self._closing:
             self._room.set()
         return True
+
+    def _acknowledge(self, session: Session, sequence: int) -> None:
+        session.stored(sequence)
+        if (since := session.waited_since()) is not None:
+            self.delays.add(time.monotonic() - since)
 
     def _be_slow(self) -> None:
         """A write takes longer than any disk that is well: it may never end, and nothing is acknowledged meanwhile."""

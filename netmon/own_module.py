@@ -3,6 +3,7 @@
 
 import os
 import pickle
+import resource
 import shlex
 import shutil
 import stat
@@ -17,6 +18,8 @@ from typing import Any, TypeVar
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
 
+_DESCRIPTORS = 16_384
+
 
 def own_module(name: str, *arguments: object) -> dict[str, Any]:
     """What subprocess takes to run a module with what this process imports from: args, cwd and env.
@@ -26,6 +29,14 @@ def own_module(name: str, *arguments: object) -> dict[str, Any]:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     command = [sys.executable, "-m", name, *map(str, arguments)]
     return {"args": command, "cwd": "/", "env": os.environ | {"PYTHONPATH": path}}
+
+
+def allow_descriptors() -> None:
+    """As many open files as this process may have at all, up to a number that is enough for everything."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(_DESCRIPTORS, most) if most != resource.RLIM_INFINITY else _DESCRIPTORS
+    if now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def keep_importable() -> None:

@@ -492,15 +492,25 @@ class RankTable:
         """The end of its last iteration; −1: there is none."""
         return int(self._rows["finished_ns"][rank.row])
 
-    def events(self, rank: Rank, most: int = _RECENT, offset_ns: int = 0) -> dict[StepMoment, Events]:
-        """Its latest beats by its own numbers. offset_ns: what to add to mono times."""
-        found = {}
-        for kind, moment in enumerate(StepMoment):
-            count = int(self._rows["events"][rank.row, kind])
-            at = np.arange(max(0, count - most), count) % _RECENT
-            number, time_ns = self._events[rank.row, kind][:, at]
-            found[moment] = Events(number, time_ns + offset_ns) if count else Events.none()
-        return found
+    def events(self, rank: Rank, most: int = _RECENT) -> dict[StepMoment, Events]:
+        """Its latest beats by its own numbers; mono times."""
+        return self._events_of(np.array([rank.row]), most, np.zeros(1, np.int64))[0]
+
+    def _events_of(self, row: _Numbers, most: int, offset_ns: _Numbers) -> list[dict[StepMoment, Events]]:
+        """The same of several. offset_ns: of each, what to add to mono times."""
+        counts = self._rows["events"][row]
+        at = (counts[:, :, None] + np.arange(-most, 0)) % _RECENT  # the last ones are there
+        of, kinds = row[:, None, None], np.arange(len(StepMoment))[None, :, None]
+        number, time_ns = self._events[of, kinds, 0, at], self._events[of, kinds, 1, at] + offset_ns[:, None, None]
+        return [
+            {
+                moment: Events(number[rank, kind, most - count :], time_ns[rank, kind, most - count :])
+                if count
+                else Events.none()
+                for kind, (moment, count) in enumerate(zip(StepMoment, own, strict=True))
+            }
+            for rank, own in enumerate(np.minimum(counts, most).tolist())
+        ]
 
     # --- what the job stage gets
 
@@ -531,17 +541,17 @@ class RankTable:
         due |= (rows["checks"] < _CHECKS_AT_FIRST) | (rows["until_ns"] < NEVER)
         if young:
             due |= np.isin(rows["job"], [rows["job"][rank.row] for _, rank in self._named() if rank.name in young])
-        found, again = list[StepEvents](), set[str]()
-        for row in np.flatnonzero(fresh & due).tolist():
-            owner, rank = self._at(row)
-            one = rows[row]
-            one["fresh"], one["checked_ns"], one["checked_number"] = False, one["newest_ns"], one["last_number"]
-            one["checks"] += 1
-            if one["checks"] < _CHECKS_AT_FIRST:
-                again.add(rank.name)
-            if not one["frozen"]:
-                events = self.events(rank, EVIDENCE, int(one["offset_ns"]))
-                found.append(StepEvents(rank.serial, Trust(int(one["trust"])), events, error_of(owner)))
+        row = np.flatnonzero(fresh & due)
+        rows["fresh"][row] = False
+        rows["checked_ns"][row], rows["checked_number"][row] = rows["newest_ns"][row], rows["last_number"][row]
+        rows["checks"][row] += 1
+        again = {self._at(young)[1].name for young in row[rows["checks"][row] < _CHECKS_AT_FIRST].tolist()}
+        row = row[~rows["frozen"][row]]
+        found = []
+        latest = self._events_of(row, EVIDENCE, rows["offset_ns"][row])
+        for at, trust, events in zip(row.tolist(), rows["trust"][row].tolist(), latest, strict=True):
+            owner, rank = self._at(at)
+            found.append(StepEvents(rank.serial, Trust(trust), events, error_of(owner)))
         return found, again
 
     def _named(self) -> list[tuple[Owner, Rank]]:

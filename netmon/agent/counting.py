@@ -24,7 +24,7 @@ from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.requests import Start
 from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
-from netmon.own_module import call_in_subprocess, keep_importable
+from netmon.own_module import allow_descriptors, call_in_subprocess, keep_importable
 from netmon.records import KERNEL_LEDGER, STEP, Direction, Interface, LedgerSample, Table
 from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY
@@ -161,7 +161,7 @@ class PrivilegedStart:
     def __init__(self, settings: Settings) -> None:
         """Raises NetmonError where a privilege, an interface or a file is missing."""
         privilege.require_capabilities()
-        privilege.allow_descriptors()
+        allow_descriptors()
         self.nics: Sequence[Nic] = call_in_subprocess(nic.describe_all, settings.interface)
         self.geometry = choose_geometry(settings.bucket_ns, len(self.nics), settings.flows)
         self._settings = settings

@@ -8,7 +8,6 @@ unit's six capabilities, the other with none, both without a way to get more.
 import ctypes
 import errno
 import os
-import resource
 import signal
 import struct
 from pathlib import Path
@@ -34,7 +33,6 @@ _LAST_CAPABILITY = 63
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 2, 4, 8
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 24, 38, 47
 _AMBIENT_RAISE = 2
-_DESCRIPTORS = 16_384
 
 
 def effective_capabilities(pid: str = "self") -> int:
@@ -136,14 +134,6 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it has ended before we could say so
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def allow_descriptors() -> None:
-    """As many open files as this process may have at all, up to a number that is enough for everything."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(_DESCRIPTORS, most) if most != resource.RLIM_INFINITY else _DESCRIPTORS
-    if now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 # --- Why the kernel says no to somebody who has the capabilities, as far as it can be seen, and what to do.

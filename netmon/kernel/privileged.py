@@ -51,6 +51,7 @@ from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 from netmon.marks import printable
+from netmon.own_module import allow_descriptors
 from netmon.service_user import service_user
 
 MOST_OF_USER, MOST_OF_ALL = 128, 1024
@@ -472,7 +473,7 @@ def main(parent: int) -> int:
     os.chdir("/")
     privilege.become_service(service_user())
     privilege.die_with_parent(parent)
-    privilege.allow_descriptors()
+    allow_descriptors()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM):  # the other part decides when we end
         signal.signal(number, signal.SIG_IGN)

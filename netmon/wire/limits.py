@@ -74,6 +74,7 @@ MAX_MESSAGE_BYTES = 16 << 20
 ALIVE_EVERY_S = 1.0
 """So often a collector says on a stream that it is alive, whether it has something to acknowledge or not."""
 
+_MOST_AT_ONCE = 1 << 15  # calls that nobody has taken up yet: more than may be admitted of all kinds
 _LOOKAHEAD_BYTES = 4 << 20  # of one stream: 80 MB/s over 50 ms
 
 CONNECT_S = 1.0
@@ -90,6 +91,9 @@ each message. A gRPC that does not know these names passes over them.
 """
 
 COLLECTOR_OPTIONS = (
+    # Of more than a thousand that call at one moment, as after a restart, gRPC would refuse some by chance.
+    ("grpc.server.max_pending_requests", _MOST_AT_ONCE),
+    ("grpc.server.max_pending_requests_hard_limit", _MOST_AT_ONCE),
     ("grpc.so_reuseport", 0),  # a second collector on the port must fail, not take half of the agents
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),

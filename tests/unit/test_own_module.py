@@ -52,3 +52,15 @@ def test_what_a_run_prints_to_do_next_works_as_it_stands(tmp_path: Path, monkeyp
             line += " --help"
         done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr
+
+
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    script = (
+        "import resource\n"
+        "from netmon.own_module import allow_descriptors\n"
+        "most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1_000)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))\n"
+        "allow_descriptors()\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

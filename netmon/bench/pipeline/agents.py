@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.bench.specs import WIDTH_MS, WIDTHS_MS, Load
+from netmon.own_module import allow_descriptors
 from netmon.records import (
     COARSE,
     COUNTS,
@@ -706,6 +707,7 @@ def _report(agents: list[_Agent], since_s: int, epoch: _Epoch) -> Report:
 
 def main(load: str, address: str, report: str) -> None:
     """Blocks until it is over."""
+    allow_descriptors()
     found = asyncio.run(simulate(Load(**json.loads(load)), address))
     Path(report).write_text(json.dumps(asdict(found)))
 
