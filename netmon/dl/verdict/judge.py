@@ -331,7 +331,7 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     rest, before = table.duration - exposed, table.comm_start - table.start
     if not np.isfinite(exposed).any():  # by transfers: they differ by the error
         own_ns = verdict.late_ns if alone else verdict.pause_ns
-        return own_ns >= max(_MOSTLY * verdict.excess_ns, _SCATTERS * verdict.error_ns)
+        return own_ns >= max(_MOSTLY * verdict.excess_ns, SCATTERS * verdict.error_ns)
     own = np.where(np.isfinite(rest), rest, before)[:, whose]
     usual = own[one.baseline]
     if not own.shape[1] or not np.isfinite(own[one.row]).all() or not np.isfinite(usual).all():
