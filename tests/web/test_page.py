@@ -83,6 +83,7 @@ def still(page: Any) -> None:
     """Where it is now is a place that Back comes back to."""
     settled(page)
     page.wait_for_timeout(500)
+    page.wait_for_function("() => !netmonPage.settling")
 
 
 def picture(page: Any, name: str) -> None:

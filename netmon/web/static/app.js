@@ -197,7 +197,7 @@ function settle() {
   page.settling = setTimeout(commit, SETTLES_MS);
 }
 function commit() {
-  clearTimeout(page.settling);
+  page.settling = clearTimeout(page.settling);
   if (!page.restored) return;
   const now = fragment();
   if (now !== location.hash) history[page.view.follow || !page.stayed ? "replaceState" : "pushState"](null, "", now || location.pathname);
@@ -232,7 +232,7 @@ function back() {
   const link = linked();
   if (!page.view.open(link)) home();
   restore(link);
-  clearTimeout(page.settling);
+  page.settling = clearTimeout(page.settling);
   page.timeline.redraw();
 }
 // A link may point to where nothing is, or nothing is any more.
