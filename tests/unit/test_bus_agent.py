@@ -143,6 +143,7 @@ def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog)
         with working(tmp_path, server):
             wait_for(lambda: sent.spool.acknowledged == 12)
             sent.finish()
+            wait_for(lambda: stored(tmp_path) == sent.rows)  # that the bus has them all is no more than that
         check_whole(tmp_path / "data", sent)
 
 
