@@ -329,8 +329,9 @@ def _of_run(
             link_totals = with_evidence(data, job, rows[inside], wanted_times(table, some))
             span = int(steps.start_ns.min()) - _AROUND_NS, int(steps.end_ns.max()) + _AROUND_NS
             sent = cache(partial(transfers_of, data, job, rows[inside], link_totals.clock_error_ns))
+            counted = cache(partial(_counted, data, span))
             for number in some:
-                one = judge_input(job, table, link_totals, number, sent, partial(_counted, data, span))
+                one = judge_input(job, table, link_totals, number, sent, counted)
                 verdict = verdict_on(one, steps)
                 if iteration is not None or worth_reporting(one, verdict):
                     yield verdict

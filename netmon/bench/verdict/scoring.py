@@ -2,8 +2,8 @@
 """Verdicts compared with the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. One that another injection met, too, is no measure of either. No
-verdict is requested where it is not known to be the injection's doing:
+each that it made long counts. One that another injection met, too, is no measure of either. No verdict is requested
+where it is not known to be the injection's doing:
 
 * it took less than SCORED_FROM × the usual, or one of twenty iterations took as long that nothing was done to;
 * it took longer by less than SCATTERS times what the shorter half of these differs by, but of the network's causes;

@@ -162,8 +162,7 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
         rows |= {row, *_near(table, baseline_rows(table.durations, row), row)}
-    begin, end = np.nanmin(table.start, axis=1), np.nanmax(table.end, axis=1)
-    return [(int(begin[row]) + table.base_ns, int(end[row]) + table.base_ns) for row in sorted(rows)]
+    return _spans(table, sorted(rows))
 
 
 def _near(table: Matrix, baseline: npt.NDArray[np.intp], row: int) -> list[int]:
@@ -191,8 +190,7 @@ def judge_input(
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
     baseline = baseline_rows(table.durations, row)
-    usual_spans = [span_of(table, one) for one in _faster_half(table, baseline).tolist()]
-    traffic = JobTraffic(link_totals, job, usual_spans)
+    traffic = JobTraffic(link_totals, job, _spans(table, _faster_half(table, baseline)))
     seen = traffic.window(*span_of(table, row))
     near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, baseline, row))
     references = {one: found for one, found in near if found}
@@ -226,8 +224,8 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     found = _by_transfers(verdict, one, steps) or found if found.cause == Cause.UNKNOWN else found
     if found.cause not in (Cause.SLOW_LINK, Cause.LOSS) or not found.host:
         return found
-    spans = [span_of(table, row) for row in baseline.tolist()]
-    return replace(found, culprit=why_slow(one.counted(found.host), span_of(table, one.row), spans))
+    counted = one.counted(found.host)
+    return replace(found, culprit=why_slow(counted, span_of(table, row), _spans(table, baseline)))
 
 
 def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None:
@@ -276,7 +274,7 @@ def _starved(one: Judged, compared: Sequence[int], ns: float) -> bool:
     """Whether a rank waited for a CPU so much longer than usual that its proxy may have sent more slowly by that."""
     if one.waited is None:
         return False
-    spans = [span_of(one.table, row) for row in (one.row, *compared)]
+    spans = _spans(one.table, [one.row, *compared])
     took, *usual = (end - begin for begin, end in spans)
     for rank in np.unique(one.waited["rank"]).tolist():
         now, *then = within(one.waited[one.waited["rank"] == rank], "waited_ns", spans)
@@ -343,7 +341,12 @@ def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
 
 def span_of(table: Matrix, row: int) -> tuple[int, int]:
     """From the first rank's beginning of an iteration to the last one's end (UTC)."""
-    return int(np.nanmin(table.start[row])) + table.base_ns, int(np.nanmax(table.end[row])) + table.base_ns
+    return _spans(table, [row])[0]
+
+
+def _spans(table: Matrix, rows: Sequence[int] | npt.NDArray[np.intp]) -> list[tuple[int, int]]:
+    begin, end = np.nanmin(table.start[rows], axis=1), np.nanmax(table.end[rows], axis=1)
+    return [(int(b) + table.base_ns, int(e) + table.base_ns) for b, e in zip(begin, end, strict=True)]
 
 
 def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdict:
@@ -458,8 +461,7 @@ def _hosts_part(
         return found, together
     table, baseline = one.table, one.baseline
     all_of_them = partial(_all, one, watched=len(np.unique(one.waited["rank"])))
-    begin, end = np.nanmin(table.start[baseline], axis=1), np.nanmax(table.end[baseline], axis=1)
-    spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns
+    spans = np.array(_spans(table, baseline), np.int64).reshape(-1, 2)
     for name, share in KEPT.items():
         unknown = excess - sum(shares.values()) - sum(late_of.values()) - sum(answers.values())
         unclear = unknown > _UNCLEAR * excess
