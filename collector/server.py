@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from collector.answers import Answers
-from collector.dataset.sink import ParquetSink
-from collector.dataset.upkeep import Upkeep
+from collector.dataset.sink import ParquetSink, Upkeep
 from collector.jobs.process import JobStageProcess
 from collector.live import Dataset
 from collector.metrics.serving import serve_metrics, why_not_ready

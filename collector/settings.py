@@ -14,7 +14,7 @@ from netmon.units import parse_count
 from netmon.wire.security import PLAIN, Security, read_servers
 
 if TYPE_CHECKING:
-    from collector.dataset.retention import Keep
+    from collector.dataset.files import Keep
 
 AT_ONCE = frozenset({"flush_ns", "full_on", "full_burst", "full_rest_ns", "full_rows", "keep", "allowance"})
 """What SIGHUP puts into force: whoever uses it reads it each time."""
@@ -46,7 +46,7 @@ def _keep(text: str) -> "Keep":
     from collector.allocator import set_libraries_up
 
     set_libraries_up()
-    from collector.dataset.retention import parse_keep
+    from collector.dataset.files import parse_keep
 
     return parse_keep(text)
 

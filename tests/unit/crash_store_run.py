@@ -19,7 +19,7 @@ from crash_spool_run import Say, in_turn
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, flows, state, table
 
 from collector.dataset import files
-from collector.dataset.retention import Keep
+from collector.dataset.files import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.dl.timemap import TimeMap
 from netmon.errors import DataError

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from dataset_rows import BEGIN_NS, MS, buckets, flows, table
 
-from collector.dataset import files, manifest, row_parts
 from collector.dataset.sink import ParquetSink
 
 FLUSH_S, EACH_S = 2, 1000  # rows a second of each host: five batches of 200
@@ -63,8 +62,8 @@ def run(directory: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, rows: in
     """Flushes of so many rows of each host, upkeep every 20 s of their time; returns the bucket rows."""
     clock = SimpleNamespace(now=BEGIN_NS / 1e9)
     turned = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
-    for module in (files, manifest, row_parts):
-        monkeypatch.setattr(module, "time", turned)
+    for module in ("files", "manifest", "sink"):
+        monkeypatch.setattr(f"collector.dataset.{module}.time", turned)
     sink = ParquetSink(directory)
     for second in range(0, seconds, FLUSH_S):
         clock.now = BEGIN_NS / 1e9 + second

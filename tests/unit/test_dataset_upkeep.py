@@ -17,12 +17,10 @@ from collector_stream import hello
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows, table
 
 from collector.dataset import files as files_module
-from collector.dataset import row_parts
 from collector.dataset import sink as sink_module
+from collector.dataset.files import Keep, parse_keep, too_old
 from collector.dataset.manifest import Manifest
-from collector.dataset.retention import Keep, parse_keep, too_old
-from collector.dataset.sink import ParquetSink
-from collector.dataset.upkeep import Upkeep
+from collector.dataset.sink import ParquetSink, Upkeep
 from netmon.commands import collector
 from netmon.config import defaults_from
 from netmon.errors import DataError, UsageError
@@ -243,7 +241,7 @@ def test_merging_stops_when_it_is_told_to(tmp_path):
 
 
 def test_rows_that_change_are_in_their_table_at_once_and_are_not_merged(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_parts, "ROWS_PER_PART", 2)
+    monkeypatch.setattr("collector.dataset.sink.ROWS_PER_PART", 2)
     sink = ParquetSink(tmp_path)
     sink.write({"flows": flows("h0", [1, 2, 3])}, {"s1": state("h0", 1)})
     sink.write({"flows": flows("h0", [4, 5, 6, 7, 8, 9])}, {"s1": state("h0", 2)})
@@ -373,7 +371,7 @@ def test_a_clock_that_jumps_ahead_makes_no_session_forgotten(tmp_path, monkeypat
 
 
 def test_it_happens_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("collector.dataset.upkeep._EVERY_S", 0.01)
+    monkeypatch.setattr("collector.dataset.sink._EVERY_S", 0.01)
     sink = filled(tmp_path)
     upkeep = Upkeep(sink, lambda: [Keep("all", most_ns=1)])
     deadline = threading.Event()

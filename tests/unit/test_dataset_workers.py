@@ -16,7 +16,7 @@ from collector_stream import hello
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows
 
 from collector.dataset import sharing
-from collector.dataset.retention import Keep
+from collector.dataset.files import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.errors import DataError, UsageError
 from netmon.history.files import has_ended

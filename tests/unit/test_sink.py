@@ -16,7 +16,6 @@ import pytest
 from collector_stream import UTC, S, hello
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows, table
 
-from collector.dataset import row_parts
 from collector.dataset.files import Disk
 from collector.dataset.manifest import Manifest
 from collector.dataset.sink import ParquetSink
@@ -234,7 +233,7 @@ def test_a_flow_has_one_row_whatever_changes(tmp_path):
 
 
 def test_flows_that_only_go_on_are_written_a_few_files_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_parts, "ROWS_PER_PART", 10)
+    monkeypatch.setattr("collector.dataset.sink.ROWS_PER_PART", 10)
     sink = ParquetSink(tmp_path)
     ids = list(range(1, 41))
     sink.write({"flows": flows("h0", ids)}, {})

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from in_process import JobsHere, take
 
 from collector.dataset.files import FEW_ROWS
-from collector.dataset.row_parts import ROWS_PER_PART
-from collector.dataset.sink import ParquetSink
+from collector.dataset.sink import ROWS_PER_PART, ParquetSink
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS
 from collector.host.rows import ARRIVED, merge
 from collector.registry import Registry
