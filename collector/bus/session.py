@@ -10,9 +10,8 @@ from typing import Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from collector.agent_checks import read_hello
-from collector.connection import Connection
 from collector.host.session import Session
-from collector.registry import Registry
+from collector.registry import Connection, Registry
 from netmon.errors import WireError
 from netmon.records import SCHEMA_VERSION, Hello
 from netmon.wire import netmon_pb2

@@ -17,13 +17,13 @@ import numpy.typing as npt
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.session import Session
 from collector.host.stage import Settled
-from collector.host.tables import Tables
+from collector.host.tables import Lately, Tables
 from collector.judging.job_steps import STEP, JobSteps, steps_in_utc
-from collector.judging.transfers import RecentTransfers, recent_transfers
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import Traffic
+from netmon.dl.transfers import COLUMNS, partners, process_numbers
 from netmon.dl.verdict import (
     Link,
     LinkTotals,
@@ -39,14 +39,96 @@ from netmon.dl.verdict import (
     wanted_times,
     worth_reporting,
 )
-from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
+from netmon.dl.verdict.by_nic import COUNTED, nobody_counts
+from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
+from netmon.dl.verdict.connections import COLUMNS as SAID_COLUMNS
+from netmon.dl.verdict.connections import SAID, no_tcp_rows
 from netmon.dl.verdict.culprit_ends import NAMED, with_ends
 from netmon.dl.verdict.evidence import Numbers, Steps, with_waits
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
-from netmon.evidence import GROUP_COLUMNS, SAME_STEP_NS
+from netmon.evidence import GROUP_COLUMNS, SAME_STEP_NS, UNKNOWN
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Direction, Table
 from netmon.views import Cause, Verdict
+
+# --- What verdicts take of what NCCL's proxies and RDMA devices' providers have told lately.
+
+_POSTED = ("session", "job", "rank", "process", "container", "rdma_device", "verb", "bytes", "start_ns", "end_ns")
+
+
+class RecentTransfers(NamedTuple):
+    """Of all jobs, times in the clocks of their hosts. It does not change, and is put together when it is asked for."""
+
+    rows: Lately = Lately()  # of `transfers`
+    posted: Lately = Lately()  # of `rdma`
+    host: Lately = Lately()
+    jobs: Sequence[str] = ()  # by their numbers
+
+    def in_utc(
+        self, job: str, size: int, maps: TimeMaps, there: npt.NDArray[np.int64], hosts: Mapping[int, str], error_ns: int
+    ) -> Transfers | None:
+        """What a job's ranks have sent; None: nothing is known of it.
+
+        there: the sessions of the maps; size: of the job; hosts: by session; error_ns: of the clocks.
+        """
+        numbers = [number for number, name in enumerate(self.jobs) if name == job]
+        rows = self.rows.all(("session", "pid", "queued_ns", *COLUMNS), ("job", numbers[0])) if numbers else None
+        if rows is not None:
+            rows = rows.take(np.flatnonzero(np.isin(rows["session"], there) & (rows["rank"] >= 0)))
+        if rows is None or not len(rows):
+            return None
+        of = np.searchsorted(there, rows["session"])
+        known = {name: rows[name].astype(np.int64) for name in ("queued_ns", *COLUMNS)}
+        for name in ("start_ns", "end_ns"):
+            known[name] = maps.utcs(of, known[name])
+        known["queued_ns"] = np.where(known["queued_ns"] >= 0, maps.utcs(of, known["queued_ns"]), UNKNOWN)
+        known["process"] = process_numbers(rows["session"], rows["pid"])
+        known["job"] = np.zeros(len(rows), np.int64)
+        known["peer_rank"] = partners(known, {0: size}).rank
+        sent = np.empty(len(rows), SENT)
+        for name in SENT.names or ():
+            sent[name] = known["peer_rank" if name == "peer" else name]
+        return with_posted(Transfers(sent, clock_error_ns=error_ns), self._posted(maps, there, hosts), job)
+
+    def counted_in_utc(
+        self, maps: TimeMaps, there: npt.NDArray[np.int64], hosts: Mapping[int, str], host: str
+    ) -> Table:
+        """What a host's NICs have counted, dtype COUNTED."""
+        names = COUNTED.names or ()
+        rows = self.host.all(("session", *names), ("rank", UNKNOWN))
+        sessions = [session for session in there.tolist() if hosts.get(session) == host]
+        if rows is None:
+            return nobody_counts(host)
+        rows = rows.take(np.flatnonzero(np.isin(rows["session"], sessions)))
+        of, found = np.searchsorted(there, rows["session"]), np.empty(len(rows), COUNTED)
+        for name in names:
+            found[name] = maps.utcs(of, rows[name].astype(np.int64)) if name in ("start_ns", "end_ns") else rows[name]
+        return found
+
+    def _posted(self, maps: TimeMaps, there: npt.NDArray[np.int64], hosts: Mapping[int, str]) -> list[PostedRow]:
+        """By anybody on the job's hosts."""
+        rows = self.posted.all(_POSTED)
+        if rows is None:
+            return []
+        rows = rows.take(np.flatnonzero(np.isin(rows["session"], there)))
+        of = np.searchsorted(there, rows["session"])
+        times = [maps.utcs(of, rows[name].astype(np.int64)).tolist() for name in ("start_ns", "end_ns")]
+        each = zip(*(rows[name].tolist() for name in _POSTED[:-2]), *times, strict=True)
+        return [
+            PostedRow(
+                *(hosts.get(session, ""), device, verb, self.jobs[job] if job >= 0 else "", rank),
+                *(f"{process} ({container})" if container else process, start_ns, end_ns, bytes_),
+            )
+            for session, job, rank, process, container, device, verb, bytes_, start_ns, end_ns in each
+        ]
+
+
+def recent_transfers(tables: Tables) -> RecentTransfers:
+    rows, posted, host = (tables.evidence.lately[name].copy() for name in ("transfers", "rdma", "host"))
+    return RecentTransfers(rows, posted, host, tuple(tables.flows.jobs))
+
+
+# --- Which iterations stand out, as their rows settle, and the verdicts on them, each published once.
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -261,7 +343,7 @@ _SURE = 0.6  # confidence of a verdict that waits for no more than what ranks ca
 _SURE_S = 1.0
 _FINISH_S = 2.0
 _MOST_CALLS = 200_000  # rows of what a job's ranks called: the newest
-_SAID = ("start_ns", "end_ns", *COLUMNS.values())
+_SAID = ("start_ns", "end_ns", *SAID_COLUMNS.values())
 _SAVED_NS = 1_000_000_000  # of CPU time that has not been used
 
 
@@ -564,7 +646,7 @@ class Judging:
         own = np.flatnonzero(ours[of])
         said = np.empty(len(own), SAID)
         said["of"] = of[own]
-        for name, column in {"start_ns": "start_ns", "end_ns": "end_ns", **COLUMNS}.items():
+        for name, column in {"start_ns": "start_ns", "end_ns": "end_ns", **SAID_COLUMNS}.items():
             said[name] = rows[column][own]
         return JobEvidence(said, rows["session"][own].astype(np.int64))
 

@@ -18,12 +18,11 @@ from google.protobuf.message import DecodeError, Message
 from collector.agent_checks import End, FailedBatchError, FailedSessionError, RefusedBatchError, end_of
 from collector.answers import Answers
 from collector.backpressure import BackpressureRequest
-from collector.connection import Connection
 from collector.ending import end_tasks
 from collector.host.session import Session
 from collector.receiving import frames
 from collector.receiving.frames import Answer, Listen, Listening, Pipe, Received, Stop
-from collector.registry import Came, Registry
+from collector.registry import Came, Connection, Registry
 from netmon.dl.grouped import starts
 from netmon.errors import CertificateError, DataError, NetmonError, UnsupportedError, UsageError
 from netmon.own_module import own_module

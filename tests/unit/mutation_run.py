@@ -20,10 +20,9 @@ from in_process import JobsHere
 from mutations import Mutator, honest_batches
 
 from collector.agent_checks import FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
-from collector.connection import Connection
 from collector.dataset.sink import ParquetSink
 from collector.host.session import Session
-from collector.registry import Registry
+from collector.registry import Connection, Registry
 from collector.settings import Settings
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2

@@ -9,7 +9,7 @@ from test_stored_transfers import store
 from test_verdict_transfers import AT, JOB, MS, RANKS, Training
 
 from collector.host.tables import Lately
-from collector.judging.transfers import RecentTransfers
+from collector.judging.judging import RecentTransfers
 from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import matrix, no_link_totals, sentence

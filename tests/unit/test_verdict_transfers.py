@@ -10,7 +10,7 @@ import pytest
 from test_stored_transfers import store
 
 from collector.host.tables import Lately
-from collector.judging.transfers import RecentTransfers
+from collector.judging.judging import RecentTransfers
 from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import Steps, matrix, no_link_totals, sentence, standing_out
