@@ -18,8 +18,8 @@ from waiting import wait_for
 
 from collector import flushing
 from collector.dataset.sink import ParquetSink
-from collector.metrics.serving import why_not_ready
 from collector.registry import Registry
+from collector.server import why_not_ready
 from collector.settings import Settings
 from netmon.agent import spool as spool_module
 from netmon.agent.spool import LINK_TOTALS, Spool
