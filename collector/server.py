@@ -35,7 +35,7 @@ from netmon.supervisor import Supervisor
 from netmon.wire.limits import COLLECTOR_OPTIONS
 
 if TYPE_CHECKING:
-    from collector.cluster.worker import ClusterWorker, WorkerSettings
+    from collector.bus.worker import ClusterWorker, WorkerSettings
     from collector.metrics.families import Seen
     from collector.metrics.spans import Spans
     from netmon.telemetry.endpoint import Endpoint
@@ -327,7 +327,7 @@ async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T 
 
 
 async def _among(settings: "WorkerSettings", registry: Registry, sink: ParquetSink) -> "ClusterWorker":
-    from collector.cluster.worker import ClusterWorker  # needs the bus's library
+    from collector.bus.worker import ClusterWorker  # needs the bus's library
     from netmon.wire.bus import BusError, UnansweredError
 
     deadline = time.monotonic() + _BUS_WITHIN_S  # its servers may be starting alongside us

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's intake from the bus: hosts are taken and released, each one's batches come from JetStream."""
+"""Several workers on one bus: which of them has which hosts, and each host's batches out of JetStream."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from collector.cluster.worker import WorkerSettings
+    from collector.bus.worker import WorkerSettings
     from collector.metrics.spans import Spans
     from netmon.dl.sharing.advice import Advice
     from netmon.past import RowQuery
@@ -113,7 +113,7 @@ def _worker(settings: Settings) -> "WorkerSettings | None":
     """What --bus and --worker say. Raises UnsupportedError without the bus's library."""
     if not settings.bus:
         return None
-    from collector.cluster.worker import WorkerSettings
+    from collector.bus.worker import WorkerSettings
     from netmon.wire.bus import BusSettings
 
     security = settings.listen_config.security

@@ -14,7 +14,7 @@ from bus_host import FLUSH_S, TICK_S
 from in_process import JobsHere
 from waiting import DIES_WITH_US
 
-from collector.cluster.worker import ClusterWorker, WorkerSettings
+from collector.bus.worker import ClusterWorker, WorkerSettings
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from collector.settings import Settings
@@ -155,7 +155,7 @@ class Working:
 PROGRAM = """
 import asyncio, json, logging, sys
 from pathlib import Path
-from collector.cluster.worker import WorkerSettings
+from collector.bus.worker import WorkerSettings
 from collector.server import serve
 from collector.settings import Settings
 from netmon.wire.bus import BusSettings

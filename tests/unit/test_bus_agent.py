@@ -24,7 +24,7 @@ from waiting import wait_for
 from collector import agent_checks
 from collector.backpressure import STEPS, TRAINING_NS, Intake
 from collector.bus import session as bus_session
-from collector.cluster.worker import WorkerSettings
+from collector.bus.worker import WorkerSettings
 from netmon.agent import bus_connection, sending
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience

@@ -14,8 +14,8 @@ from in_process import JobsHere
 from nats_server import cluster, running
 
 import collector.server
-from collector.cluster.membership import Bucket
-from collector.cluster.worker import WorkerSettings
+from collector.bus.membership import Bucket
+from collector.bus.worker import WorkerSettings
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from collector.settings import Settings

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.cluster.membership import HostTies, components
-from collector.cluster.worker import SLACK, assign
+from collector.bus.membership import HostTies, components
+from collector.bus.worker import SLACK, assign
 from netmon.errors import WireError
 
 HOSTS = [f"gpu{number}" for number in range(24)]

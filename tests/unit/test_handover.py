@@ -3,8 +3,8 @@
 
 import asyncio
 
-from collector.cluster.membership import Cluster, HostTies
-from collector.cluster.worker import Handover
+from collector.bus.membership import Cluster, HostTies
+from collector.bus.worker import Handover
 
 LOOK_EVERY_S = 0.02
 
@@ -77,7 +77,7 @@ class Sink:
 
 
 def test_a_worker_that_stores_for_long_is_still_there(monkeypatch):
-    monkeypatch.setattr("collector.cluster.worker._LOOK_EVERY_S", LOOK_EVERY_S)
+    monkeypatch.setattr("collector.bus.worker._LOOK_EVERY_S", LOOK_EVERY_S)
 
     async def test() -> None:
         members, intake = Members(), Stuck()

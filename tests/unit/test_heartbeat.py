@@ -8,8 +8,8 @@ import pytest
 from bus_host import wait_until
 from nats_server import running
 
-from collector.cluster.membership import Membership
-from collector.cluster.worker import Heartbeat
+from collector.bus.membership import Membership
+from collector.bus.worker import Heartbeat
 from netmon.wire.bus import Bus
 
 TTL_S = 1.0

@@ -20,7 +20,7 @@ from nats_server import PROGRAM, NatsServer, running
 from sent_agent import Sent, check_whole, introduction
 from waiting import wait_for
 
-from collector.cluster.worker import WorkerSettings
+from collector.bus.worker import WorkerSettings
 from collector.settings import ListenConfig
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.certificates import nats_configuration

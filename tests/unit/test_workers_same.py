@@ -12,8 +12,8 @@ from bus_host import wait_until
 from collector_stream import MS, rows
 from nats_server import running
 
-from collector.cluster import membership
-from collector.cluster.membership import Bucket, HostTies, components
+from collector.bus import membership
+from collector.bus.membership import Bucket, HostTies, components
 from netmon.bench.pipeline.truth import compare
 from netmon.bench.pipeline.workers import Player, Recorded, playing
 from netmon.bench.specs import Load

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from collector.bus.intake import BusIntake
-from collector.cluster.membership import (
+from collector.bus.membership import (
     TTL_S,
     WORKERS,
     Bucket,
