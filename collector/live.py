@@ -24,9 +24,8 @@ from collector.quarantine import Failures
 from collector.settings import Settings
 from collector.view.frozen import Frozen, page
 from collector.view.job_views import Jobs
-from collector.view.rank_pairs import RankPairs
 from collector.view.sessions import Sessions
-from collector.view.view import View
+from collector.view.view import RankPairs, View
 from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError
 from netmon.past import RowQuery

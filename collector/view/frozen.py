@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from collector.view.arrivals import Seen
+from collector.view.arrivals import COLUMNS, INTERVAL_NS, Seen, SeriesCopy
 from collector.view.job_views import JobFacts, Jobs
-from collector.view.series import COLUMNS, INTERVAL_NS, SeriesCopy
 from collector.view.sessions import CLOCK_SOURCES, LinkName, Sessions
 from netmon.dl.classify import NS_PER_S, crosses
 from netmon.marks import printable

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from collector.host.iteration_rows import Accounted, IterationRows, Ring, goes_on
 from collector.host.rank import Rank
 from collector.metrics.job_counts import Counts
-from collector.view.series import groups
+from collector.view.arrivals import groups
 from netmon.dl.iterations import Iteration, between
 from netmon.dl.step_alignment import combined
 from netmon.dl.theory import ring_bytes

@@ -9,7 +9,7 @@ import numpy as np
 from test_rank_pairs import a_ring
 
 from collector.host.tables import Lately
-from collector.view.rank_pairs import RankPairs
+from collector.view.view import RankPairs
 from netmon.columnar import Columns
 from netmon.records import Direction
 

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.view.arrivals import Arrivals, Present, ShareHysteresis
-from collector.view.series import COLUMNS, INTERVAL_NS, LinkSeries, SeriesCopy, groups
+from collector.view.arrivals import (
+    COLUMNS,
+    INTERVAL_NS,
+    Arrivals,
+    LinkSeries,
+    Present,
+    SeriesCopy,
+    ShareHysteresis,
+    groups,
+)
 from collector.view.sessions import ARRIVED, FLOW
 from netmon.records import Class
 
