@@ -15,13 +15,12 @@ from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, RecentFlows, describe_flows, distinct_ids
 from netmon.agent.host_scan import HostScan
 from netmon.agent.loop_watchdog import LoopWatchdog
-from netmon.agent.markers import MarkSocket
 from netmon.agent.poll_schedule import LOOK_NS, PollSchedule
 from netmon.agent.sending import Sending
 from netmon.agent.settings import Settings
 from netmon.agent.spool_folder import open_folder
 from netmon.agent.stream import channel
-from netmon.agent.training_marks import TrainingMarks
+from netmon.agent.training_marks import MarkSocket, TrainingMarks
 from netmon.errors import KernelError
 from netmon.kernel.meter.meter import STALE_NS
 from netmon.records import Batch, LedgerSample

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.agent.markers import MarkSocket
+from netmon.agent.training_marks import MarkSocket
 from netmon.lab.training import horovod_python
 from netmon.records import Moment
 

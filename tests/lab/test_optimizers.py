@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.agent.markers import MarkSocket
+from netmon.agent.training_marks import MarkSocket
 from netmon.records import Moment
 
 HERE = Path(__file__).parent

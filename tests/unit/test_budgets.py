@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.text import Text
 from test_steps import NOW, moments, process, set_up, steps
 
-from netmon.agent.markers import MarkSocket
 from netmon.agent.steps import StepMarks
+from netmon.agent.training_marks import MarkSocket
 from netmon.dl.cycles import CycleDetector
 from netmon.kernel.privileged import MOST_OF_USER, choose_candidates
 from netmon.kernel.processes import MOST_ENVIRONMENT, Process, in_turn, read_bounded

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.agent.markers import MarkSocket
+from netmon.agent.training_marks import MarkSocket
 from netmon.errors import UsageError
 from netmon.horovod import Steps, watch
 from netmon.marks import MarkPacket, decode, encode, rank_from_environment
