@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from netmon.agent.connection import Connect, Connection, End, Outgoing, Patience
+from netmon.agent.connection import Connect, Connection, End, Outgoing, Patience, connect_by_grpc
 from netmon.agent.exchange import ClockExchanges
-from netmon.agent.grpc_connection import connect_by_grpc
 from netmon.agent.pressure import Backpressure
 from netmon.agent.recorder import Pulls
 from netmon.agent.settings import Settings

@@ -16,7 +16,7 @@ from sent_agent import Sent, introduction
 
 from netmon.agent import sending
 from netmon.agent.bus_connection import connect_by_bus
-from netmon.agent.grpc_connection import connect_by_grpc
+from netmon.agent.connection import connect_by_grpc
 from netmon.records import Batch
 from netmon.wire.bus import BusSettings
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pandas as pd
 from collector_stream import Host, hello
 
-from netmon.agent.connection import Connect
+from netmon.agent.connection import Connect, connect_by_grpc
 from netmon.agent.exchange import ClockExchanges
-from netmon.agent.grpc_connection import connect_by_grpc
 from netmon.agent.recorder import Pulls
 from netmon.agent.sending import Leftovers
 from netmon.agent.spool import NOTHING, Spool, link_totals

@@ -19,8 +19,7 @@ from collector import backpressure, registry, server
 from collector.backpressure import STEPS, BackpressurePolicy, BackpressureRequest, Behind, Intake, Sending, Storing
 from collector.dataset.sink import ParquetSink
 from collector.receiving import client, receiver
-from netmon.agent.connection import Outgoing
-from netmon.agent.grpc_connection import GrpcConnection
+from netmon.agent.connection import GrpcConnection, Outgoing
 from netmon.agent.pressure import Backpressure
 from netmon.agent.recorder import Pulls
 from netmon.agent.spool import Spool

@@ -22,9 +22,8 @@ from sent_agent import LIMIT, Sent, check_whole, introduction, put
 from waiting import free_port, wait_for
 
 from collector.settings import ListenConfig
-from netmon.agent.connection import End, Outgoing
+from netmon.agent.connection import End, GrpcConnection, Outgoing, connect_by_grpc
 from netmon.agent.exchange import ClockExchanges
-from netmon.agent.grpc_connection import GrpcConnection, connect_by_grpc
 from netmon.agent.recorder import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder

@@ -24,7 +24,7 @@ from tcp_relay import TcpRelay
 from waiting import free_port, wait_for
 
 from collector.host.session import Session
-from netmon.agent import grpc_connection, sending
+from netmon.agent import connection, sending
 from netmon.agent.connection import Patience
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
@@ -322,4 +322,4 @@ def test_a_thread_that_dies_ends_the_agent() -> None:
 
 def test_the_method_is_the_contracts() -> None:
     (stream,) = (m for m in netmon_pb2.DESCRIPTOR.services_by_name["Collector"].methods if m.name == "Stream")
-    assert f"/{stream.containing_service.full_name}/{stream.name}" == grpc_connection.METHOD
+    assert f"/{stream.containing_service.full_name}/{stream.name}" == connection.METHOD
