@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from netmon.agent import downtime
-from netmon.agent.counting import Counting, PrivilegedStart
+from netmon.agent.counting import LOOK_NS, Counting, PollSchedule, PrivilegedStart
 from netmon.agent.evidence import Evidence
 from netmon.agent.exchange import Clock
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, RecentFlows, describe_flows, distinct_ids
 from netmon.agent.host_scan import HostScan
 from netmon.agent.loop_watchdog import LoopWatchdog
-from netmon.agent.poll_schedule import LOOK_NS, PollSchedule
 from netmon.agent.sending import Sending
 from netmon.agent.settings import Settings
 from netmon.agent.spool_folder import open_folder

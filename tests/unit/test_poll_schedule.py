@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the agent looks, and when it sends."""
 
-from netmon.agent.poll_schedule import BATCH_NS, LOOK_NS, PollSchedule
+from netmon.agent.counting import BATCH_NS, LOOK_NS, PollSchedule
 
 MS, S = 1_000_000, 1_000_000_000
 

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from netmon.agent.poll_schedule import PollSchedule
+from netmon.agent.counting import PollSchedule
 from netmon.agent.pressure import Backlog, Pressure, Resolution, widths
 from netmon.records import BUCKET
 
