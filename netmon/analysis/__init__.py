@@ -4,8 +4,7 @@
 from pathlib import Path
 
 from netmon.analysis.explanation import Explanation
-from netmon.analysis.live import Live
-from netmon.analysis.recording import Recording
+from netmon.analysis.recording import Live, Recording
 from netmon.errors import DataError
 from netmon.history.dataset import TIMED_TABLES
 from netmon.wire.watch import is_address
