@@ -14,7 +14,7 @@ from collector.agent_checks import FailedBatchError
 from collector.host.session import MOST_RECENT, Sent, Session, read_sent
 from netmon.errors import WireError
 from netmon.records import Hello
-from netmon.telemetry.clock_jumps import ClockJumps, jump_text
+from netmon.service import ClockJumps, jump_text
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
 

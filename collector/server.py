@@ -31,7 +31,7 @@ from collector.settings import ListenConfig, Settings
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, NetmonError, UnsupportedError
 from netmon.own_module import own_module, to_install
-from netmon.supervisor import Supervisor
+from netmon.service import Supervisor
 from netmon.wire.limits import COLLECTOR_OPTIONS
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from collector.settings import ListenConfig
 from netmon.errors import NetmonError, UnsupportedError, UsageError
-from netmon.service_user import give_socket
+from netmon.service import give_socket
 from netmon.wire import netmon_pb2
 from netmon.wire.identity import Identity, Role, read_identity
 from netmon.wire.secure import Watched, server_credentials

@@ -7,9 +7,9 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING
 
-from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
 from netmon.options import DIR, FILE, SIZE, TIME, option
+from netmon.service import DURABILITIES
 from netmon.units import parse_count
 from netmon.wire.security import PLAIN, Security, read_servers
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from netmon.config import as_written, defaults_from, to_toml
 from netmon.errors import NetmonError, UsageError
+from netmon.options import as_written, defaults_from, to_toml
 from netmon.telemetry.logs import TEXT, configure_logs, log_error
 from netmon.version import __version__
 

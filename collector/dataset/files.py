@@ -25,10 +25,10 @@ from collector.dataset.manifest import StoredFile
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
 from collector.host.rows import COUNTS
 from netmon.dl.grouped import ascending, order_by
-from netmon.durability import sync_directory, sync_way_to
 from netmon.errors import DataError, UsageError
 from netmon.evidence import EVIDENCE
 from netmon.past import DROPPED, RECENT
+from netmon.service import sync_directory, sync_way_to
 from netmon.units import parse_duration, parse_size
 
 ROWS_PER_GROUP = 1 << 17
@@ -52,7 +52,7 @@ class Disk:
     """Waits for the disk where what is acknowledged has to outlive a power cut: agents forget it."""
 
     def __init__(self, durability: str) -> None:
-        """durability: one of netmon.durability.DURABILITIES."""
+        """durability: one of netmon.service.DURABILITIES."""
         self.power = durability == "power"
         self._made: dict[Path, int] = {}  # its inode; where somebody else has made it, it may not be synced
 

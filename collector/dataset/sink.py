@@ -283,7 +283,7 @@ class ParquetSink:
         """Create the directory where it is missing, and take it. Raises DataError where that cannot be.
 
         worker: its name among several; empty: nobody else is to write there. durability: what stored rows outlive,
-        one of netmon.durability.DURABILITIES.
+        one of netmon.service.DURABILITIES.
         """
         self.directory, self._disk = directory, Disk(durability)
         self._busy = threading.RLock()

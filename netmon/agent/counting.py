@@ -27,7 +27,7 @@ from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
 from netmon.own_module import allow_descriptors, call_in_subprocess, keep_importable
 from netmon.records import KERNEL_LEDGER, STEP, Direction, Interface, LedgerSample, Table
-from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
+from netmon.service import ServiceUser, give_folder, require_readable, service_user
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY
 
 # --- When the agent does what. A look at what waits is cheap; a drain takes it in; a batch sends it.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from netmon.telemetry.clock_jumps import ClockJumps, jump_text
+from netmon.service import ClockJumps, jump_text
 
 log = logging.getLogger(__name__)
 

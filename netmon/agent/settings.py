@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 
-from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
 from netmon.marks import DEFAULT_SOCKET
 from netmon.options import DIR, RATE, SIZE, TIME, option
+from netmon.service import DURABILITIES
 from netmon.units import format_duration, parse_count
 from netmon.wire.security import PLAIN, Security, read_servers
 

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from netmon.durability import sync_way_to
 from netmon.errors import DataError
 from netmon.kernel.stalling import StalledError, StallingCalls
+from netmon.service import sync_way_to
 
 # --- One SQLite file per session: batches by their sequence number, and the flows that they name.
 #

@@ -31,7 +31,7 @@ from netmon.lab.network import Host, network
 from netmon.lab.process import Process, agent_command, collector_command
 from netmon.lab.record import utc_minus_mono_ns
 from netmon.records import Batch, ClockSample, Flow, Hello, LedgerSample, NicSample, Training
-from netmon.service_user import give_socket
+from netmon.service import give_socket
 from netmon.terminal import BREAK, FittingTable, figures, labels
 from netmon.units import format_duration, format_rate
 from netmon.views import HostView, Selection

@@ -30,7 +30,7 @@ from netmon.history.dataset import Tables
 from netmon.lab import iproute
 from netmon.lab.network import INTERFACE, SUBNET, Host, leased
 from netmon.lab.process import Process, agent_command, collector_command
-from netmon.service_user import give_socket
+from netmon.service import give_socket
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.buckets import decode_buckets
 from netmon.wire.limits import ALIVE_EVERY_S, COLLECTOR_OPTIONS, MAX_MONO_NS

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from netmon.agent.agent import Agent
     from netmon.kernel.heap import keep_heap, trim_heap
     from netmon.own_module import call_by_name
-    from netmon.supervisor import Supervisor
+    from netmon.service import Supervisor
 
     if args.prepare:
         return _prepare(args)

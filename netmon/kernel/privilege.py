@@ -14,7 +14,7 @@ from pathlib import Path
 
 from netmon.errors import KernelError, UnsupportedError
 from netmon.kernel.bpf_calls import has_uprobe_links
-from netmon.service_user import ServiceUser
+from netmon.service import ServiceUser
 
 SERVICE_CAPABILITIES = {
     **{"CAP_DAC_READ_SEARCH": 2, "CAP_NET_ADMIN": 12, "CAP_SYS_PTRACE": 19},

@@ -52,7 +52,7 @@ from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 from netmon.marks import printable
 from netmon.own_module import allow_descriptors
-from netmon.service_user import service_user
+from netmon.service import service_user
 
 MOST_OF_USER, MOST_OF_ALL = 128, 1024
 _GENERATIONS = 8

@@ -26,7 +26,7 @@ from netmon.errors import KernelError
 from netmon.kernel import loader
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.privilege import SERVICE_CAPABILITIES, effective_capabilities
-from netmon.service_user import service_user
+from netmon.service import service_user
 
 pytestmark = pytest.mark.kernel
 

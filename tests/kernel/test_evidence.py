@@ -17,7 +17,7 @@ from tcp_transfer import lossy_route, transfer
 from waiting import DIES_WITH_US
 
 from netmon.kernel.privilege import SERVICE_CAPABILITIES, effective_capabilities
-from netmon.service_user import service_user
+from netmon.service import service_user
 
 pytestmark = pytest.mark.kernel
 

@@ -10,7 +10,7 @@ import pytest
 
 from netmon.errors import DataError, UnsupportedError
 from netmon.kernel.privilege import SERVICE_CAPABILITIES
-from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
+from netmon.service import ServiceUser, give_folder, require_readable, service_user
 
 pytestmark = pytest.mark.kernel
 USER = ServiceUser("somebody", 54321, 54322)

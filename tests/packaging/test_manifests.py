@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from netmon.config import defaults_from
 from netmon.kernel.privilege import ROOT_CAPABILITIES
+from netmon.options import defaults_from
 
 yaml = pytest.importorskip("yaml")
 

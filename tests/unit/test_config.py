@@ -11,8 +11,8 @@ import pytest
 from netmon import cli
 from netmon.cli import main, make_parser
 from netmon.commands.service_options import heed_hangup
-from netmon.config import defaults_from
 from netmon.errors import UsageError
+from netmon.options import defaults_from
 from netmon.units import parse_duration
 
 

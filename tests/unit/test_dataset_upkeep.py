@@ -22,9 +22,9 @@ from collector.dataset.files import Keep, parse_keep, too_old
 from collector.dataset.manifest import Manifest
 from collector.dataset.sink import ParquetSink, Upkeep
 from netmon.commands import collector
-from netmon.config import defaults_from
 from netmon.errors import DataError, UsageError
 from netmon.history.dataset import open_table, stream
+from netmon.options import defaults_from
 from netmon.past import RECENT
 
 

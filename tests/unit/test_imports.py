@@ -12,14 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "evidence", "views", "errors", "units", "config", "options"} | {
-    "durability",
+TYPES = {"columnar", "records", "evidence", "views", "errors", "units", "options"} | {
     "marks",
     "own_module",
     "past",
     "rate_limiter",
-    "service_user",
-    "supervisor",
+    "service",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
@@ -32,13 +30,10 @@ MAY_IMPORT = {
     "views": {"records"},
     "past": {"records", "views"},
     "units": {"errors"},
-    "config": {"errors"},
     "options": {"errors", "units"},
-    "durability": set(),
     "own_module": {"errors"},
     "rate_limiter": set(),
-    "supervisor": set(),
-    "service_user": {"errors"},
+    "service": {"errors"},
     "marks": set(),
     "terminal": {"marks"},
     "training": {"marks"},

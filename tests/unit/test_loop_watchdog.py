@@ -13,10 +13,10 @@ import pytest
 from waiting import wait_for
 
 from collector.quarantine import Failures
+from netmon import service
 from netmon.agent import loop_watchdog
 from netmon.agent.loop_watchdog import LoopWatchdog
-from netmon.telemetry import clock_jumps
-from netmon.telemetry.clock_jumps import ClockJumps
+from netmon.service import ClockJumps
 
 
 def test_a_loop_that_stands_still_is_named_once(
@@ -100,7 +100,7 @@ def test_a_clock_that_is_set_is_said_and_counted(
 def test_suspend_is_no_jump_and_is_told_by_the_kernel() -> None:
     """A time namespace whose boot is an hour further back: as after an hour of sleep."""
     program = (
-        "from netmon.agent.loop_watchdog import _asleep_s; from netmon.telemetry.clock_jumps import _set_s;"
+        "from netmon.agent.loop_watchdog import _asleep_s; from netmon.service import _set_s;"
         "print(_asleep_s(), _set_s())"
     )
     command = [sys.executable, "-c", program]
@@ -111,7 +111,7 @@ def test_suspend_is_no_jump_and_is_told_by_the_kernel() -> None:
     if "unshare" in slept.stderr:
         pytest.skip(f"this kernel has no time namespaces: {slept.stderr}")
     asleep_s, set_s = map(float, slept.stdout.split())
-    here_s, here_set_s = loop_watchdog._asleep_s(), clock_jumps._set_s()
+    here_s, here_set_s = loop_watchdog._asleep_s(), service._set_s()
     assert asleep_s - here_s == pytest.approx(3600, abs=1)
     assert here_set_s - set_s == pytest.approx(3600, abs=1)
 

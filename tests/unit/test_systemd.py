@@ -84,7 +84,7 @@ def test_collector_holds_no_capability():
 @pytest.mark.parametrize("name", ["agent", "collector"])
 def test_example_names_real_options(tmp_path, name):
     """Also the commented ones: what is commented out must work once the comment sign is removed."""
-    from netmon.config import defaults_from
+    from netmon.options import defaults_from
 
     if find_spec(f"netmon.commands.{name}") is None:
         pytest.skip(f"there is no netmon {name} yet")

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a service has to do with its machine: its user, who started it, the clock, and what outlives a power cut."""
+
+import contextlib
+import errno
+import os
+import pwd
+import re
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import sdnotify
+
+from netmon.errors import DataError, UnsupportedError
+
+# --- The user that what was started as root becomes, and the files that are given to that user before.
+
+NAMES = ("netmon", "nobody")
+_OURS = re.compile(r".+\.spool(-wal|-shm|-journal)?|refused|.+\.batch")
+
+
+class ServiceUser(NamedTuple):
+    """Of the machine's users."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def service_user() -> ServiceUser | None:
+    """The first of NAMES that there is; None: the caller is not root, and stays who it is. Raises UnsupportedError."""
+    if os.geteuid() != 0:
+        return None
+    for name in NAMES:
+        with contextlib.suppress(KeyError):
+            found = pwd.getpwnam(name)
+            if found.pw_uid:
+                return ServiceUser(name, found.pw_uid, found.pw_gid)
+    raise UnsupportedError("cannot give up root: there is no user netmon and no user nobody; useradd --system netmon")
+
+
+def give_folder(folder: Path, user: ServiceUser) -> None:
+    """Makes the folder, and gives it to the user with what the agent has left there as root.
+
+    A folder that is not root's alone stays as it is. Raises DataError where it holds anything else: it would be given
+    away, too.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        index = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # whoever uses it says what is wrong
+        return
+    try:
+        _give(index, folder, user)
+    except OSError as error:
+        raise DataError(f"cannot give {folder} to the user {user.name}: {error.strerror}") from error
+    finally:
+        os.close(index)
+
+
+def _give(index: int, folder: Path, user: ServiceUser) -> None:
+    """What is in a folder that only root may write to is what root has put there: nobody can exchange it meanwhile."""
+    found = os.fstat(index)
+    if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return
+    names = os.listdir(index)
+    strangers = [name for name in names if not _OURS.fullmatch(name)]
+    if strangers:
+        raise DataError(f"cannot use {folder}: it holds {strangers[0]!r}; give a folder that is the agent's alone")
+    for name in names:
+        if name == "refused":
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=index)
+            try:
+                _give(inner, folder / name, user)
+            finally:
+                os.close(inner)
+        else:
+            os.chown(name, user.uid, user.gid, dir_fd=index, follow_symlinks=False)
+    os.fchown(index, user.uid, user.gid)
+
+
+def give_socket(path: Path) -> None:
+    """A socket that root has made is the service user's, so that the other service can connect, and nobody else."""
+    with contextlib.suppress(OSError, UnsupportedError):
+        user = service_user()
+        if user and stat.S_ISSOCK(path.lstat().st_mode):
+            os.chown(path, user.uid, user.gid, follow_symlinks=False)
+
+
+def require_readable(folder: Path, names: tuple[str, ...], user: ServiceUser) -> None:
+    """To be called as the user. Raises UnsupportedError where one of these files is there and not theirs to read."""
+    for path in (folder / name for name in names):
+        try:
+            path.open("rb").close()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UnsupportedError(
+                f"cannot read {path} as user {user.name}, which this agent is from now on: {error.strerror}; "
+                f"chgrp -R {user.gid} {folder} and chmod 0750 {folder}, 0640 {path.name}"
+            ) from None
+
+
+# --- What a service says to whoever has started it: that it is ready, that it is alive, that it stops (sd_notify).
+
+_SIGNS = 4  # of life, in the time after which it is taken for dead
+
+
+class Supervisor:
+    """Does nothing where nobody asked for it. Never blocks; belongs to one thread."""
+
+    def __init__(self) -> None:
+        """Reads what systemd has put into the environment."""
+        self._notifier = sdnotify.SystemdNotifier() if "NOTIFY_SOCKET" in os.environ else None
+        meant = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        given_us = os.environ.get("WATCHDOG_USEC", "") if meant and self._notifier else ""
+        self._interval_ns = int(given_us) * 1_000 // _SIGNS if given_us.isdecimal() else 0
+        self._due_ns = 0
+
+    def ready(self) -> None:
+        self._notify("READY=1")
+
+    def alive(self) -> None:
+        """To be called in the service's own loop, as often as it turns: says so often enough, and no more."""
+        if self._interval_ns and (now := time.monotonic_ns()) >= self._due_ns:
+            self._due_ns = now + self._interval_ns
+            self._notify("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """It ends by itself, or was stopped."""
+        self._notify("STOPPING=1")
+
+    def close(self) -> None:
+        if self._notifier:
+            self._notifier.socket.close()
+            self._notifier = None
+
+    def _notify(self, state: str) -> None:
+        if self._notifier:
+            self._notifier.notify(state)
+
+
+# --- This machine's clock is set by somebody: an hour, a year, either way.
+
+_JUMP_S = 1.0  # what is less is slewed, or not worth a line
+
+
+def _set_s() -> float:
+    """UTC against the time since the machine started, sleep included: it changes only where the clock is set."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ClockJumps:
+    """Of one process. Costs two readings of clocks a look."""
+
+    def __init__(self, set_s: Callable[[], float] = _set_s) -> None:
+        self._set_s, self._before_s = set_s, set_s()
+        self.count = 0
+        """How often the clock was set by more than a second."""
+
+    def check(self) -> float:
+        """By how many seconds it was set since the last look; 0: it was not."""
+        now_s = self._set_s()
+        jump_s = now_s - self._before_s
+        if abs(jump_s) < _JUMP_S:
+            return 0.0
+        self._before_s = now_s
+        self.count += 1
+        return jump_s
+
+
+def jump_text(jump_s: float) -> str:
+    """A jump in words, as "set by +3600 s (1 h 0 min)"."""
+    hours, minutes = divmod(round(abs(jump_s) / 60), 60)
+    days, hours = divmod(hours, 24)
+    words = [f"{days} d"] if days else []
+    return f"set by {jump_s:+.0f} s ({' '.join([*words, f'{hours} h', f'{minutes} min'])})"
+
+
+# --- What is to be outlived by what was acknowledged, and how the names of files outlive a cut of power.
+
+DURABILITIES = ("process", "power")
+""""process": the end of the process, SIGKILL included; "power": the end of the machine as well."""
+
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ENOTSUP)
+"""A folder above that may not be read, or not be synced, is not where we have made something."""
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory outlive a power cut; blocks for the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_way_to(directory: Path) -> None:
+    """Make the names of a directory, and of those above it, outlive a power cut; blocks for the disk.
+
+    Whoever has made them may have been killed before they were synced. Raises OSError.
+    """
+    for above in directory.resolve().parents:
+        try:
+            sync_directory(above)
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
