@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from netmon.kernel.counters import NicCounters
+from netmon.kernel.nic import NicCounters
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import NicSample
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.kernel
 
 SCRIPT = """
 import json, os, subprocess, sys
-from netmon.kernel.counters import NicCounters
+from netmon.kernel.nic import NicCounters
 made = ["ip", "link", "add", "again0", "type", "veth", "peer", "name", "again1"]
 counters, seen = NicCounters(), []
 for _ in range(2):

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from netmon.kernel.counters import _ETHTOOL, MOST, NicCounters, chosen
+from netmon.kernel.nic import _ETHTOOL, MOST, NicCounters, chosen
 
 
 def write(root: Path, **files: int) -> None:
