@@ -46,9 +46,8 @@ def run(args: argparse.Namespace) -> int:
     # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from netmon.agent.agent import Agent
-    from netmon.kernel.heap import keep_heap, trim_heap
     from netmon.own_module import call_by_name
-    from netmon.service import Supervisor
+    from netmon.service import Supervisor, keep_heap, trim_heap
 
     if args.prepare:
         return _prepare(args)

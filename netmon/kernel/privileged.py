@@ -25,7 +25,6 @@ from typing import Any
 
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import bpf_calls, loader, privilege, processes, stops, verbs
-from netmon.kernel.heap import trim_heap
 from netmon.kernel.meter.memory import choose_geometry
 from netmon.kernel.owners.namespaces import Namespaces, TcpElsewhere
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch
@@ -52,7 +51,7 @@ from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 from netmon.marks import printable
 from netmon.own_module import allow_descriptors
-from netmon.service import service_user
+from netmon.service import service_user, trim_heap
 
 MOST_OF_USER, MOST_OF_ALL = 128, 1024
 _GENERATIONS = 8
