@@ -35,10 +35,9 @@ from netmon.dl.verdict import (
 )
 from netmon.dl.verdict.by_nic import COUNTED
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
-from netmon.dl.verdict.culprit_ends import NAMED, with_ends
 from netmon.dl.verdict.evidence import with_waits
 from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, worst_first
-from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
+from netmon.dl.verdict.other_ends import NAMED, JobFlow, own_transfers, with_ends
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, all_of, known_columns, not_understood, open_table, read_rows, stream

@@ -9,7 +9,7 @@ from test_verdict import CELLS, LINKS, MS, PACE, Run
 
 from collector.flushing import verdict_table
 from netmon.dl.verdict import Whose, sentence
-from netmon.dl.verdict.own_transfers import JobFlow, OwnTransfer, own_transfers
+from netmon.dl.verdict.other_ends import JobFlow, OwnTransfer, own_transfers
 from netmon.history.judging import stored_verdicts
 from netmon.records import Direction
 from netmon.views import Cause, Verdict

@@ -80,7 +80,7 @@ class Whose(NamedTuple):
     peer: int  # rank at the other end; −1: unknown
     control: bool  # a rank's, and no gradients
     name: str  # for people: the program, with its container; empty: not known
-    far: str = ""  # of a rank's own transfer (netmon.dl.verdict.own_transfers): its other end; empty: it is none
+    far: str = ""  # of a rank's own transfer (netmon.dl.verdict.other_ends): its other end; empty: it is none
 
 
 LINK_TOTAL = np.dtype([(name, "<i8") for name in ("link", "of", "cell", "wire_bytes", "payload_bytes")])

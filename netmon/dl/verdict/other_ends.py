@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks transfer alongside their gradients: a checkpoint to a file server, training data from an object store.
+"""What the other ends of flows tell: which are a rank's own transfers, and between whom a culprit's bytes went."""
 
-Such a flow belongs to a rank's process, and its other end to none. That nobody has told who is at the other end is not
-enough: that host's agent may be late or missing. So every rank of the job has to be seen at the other end of somebody's
-flow, and the remote address has to be no rank's host; or its agent has reported that its process is no rank.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from netmon.records import Direction, Flow
+from netmon.views import Cause, Verdict
 
 _Key = tuple[Direction, str, str, int, int, int]
 
@@ -90,3 +90,23 @@ def _called(flow: JobFlow) -> OwnTransfer:
 
 def _opposite(key: _Key) -> _Key:
     return (Direction(1 - key[0]), *key[1:])
+
+
+# --- Between whom a culprit's bytes went: by the flow of it that carried most of them meanwhile.
+
+NAMED = (Cause.CROSS, Cause.OTHER_JOB)
+"""Causes of which the culprit has flows."""
+
+
+def with_ends(
+    verdict: Verdict, payload_bytes: npt.NDArray[np.number], described: Callable[[int], tuple[str, str]]
+) -> Verdict:
+    """payload_bytes: of each of the culprit's flows on the verdict's link, while the iteration lasted; of none, or
+    where none carried any, nothing is added. described: of one of them whose process it is, and at whose host, or at
+    which address, its other end is.
+    """
+    if not len(payload_bytes) or payload_bytes.max() <= 0:
+        return verdict
+    user, far = described(int(payload_bytes.argmax()))
+    sender, receiver = (verdict.host, far) if verdict.direction == Direction.TX else (far, verdict.host)
+    return replace(verdict, culprit_user=user, sender=sender, receiver=receiver)
