@@ -511,7 +511,7 @@ class FlowView:
     class_: Class
     wire_bps: float
     wire_bytes: int  # since the flow's start
-    traffic: str = ""  # of a DL flow, as netmon.dl.traffic names it; empty: not known
+    traffic: str = ""  # of a DL flow, as netmon.dl.classify names it; empty: not known
     # What TCP said of its connection last (netmon.evidence.TRANSPORT); nan: nothing.
     rtt_ns: float = float("nan")
     rtt_min_ns: float = float("nan")

@@ -14,10 +14,9 @@ from collector.dataset.resume import StoredFlow
 from collector.messages import BY_PEER, BY_TRAFFIC, flow_numbers
 from netmon.columnar import Columns
 from netmon.dl.account import TrafficOwner, traffic_owner
-from netmon.dl.classify import NS_PER_S, flow_class
+from netmon.dl.classify import NS_PER_S, Traffic, flow_class, flow_traffic
 from netmon.dl.grouped import order_by, starts
 from netmon.dl.onsets import REST_NS
-from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.errors import WireError
 from netmon.records import COUNTS, Class, Direction, Flow, Hello, Interface, Owner, Table
 

@@ -23,10 +23,9 @@ from collector.host.unstored import Unstored, UnstoredIterations
 from collector.settings import Settings
 from netmon.columnar import Columns, joined
 from netmon.dl.account import HostAccounts, TrafficQuery, row_keys
-from netmon.dl.classify import Rows, Windows, row_classes, share_windows, window_width
+from netmon.dl.classify import BULK, Rows, Windows, row_classes, share_windows, window_width
 from netmon.dl.grouped import starts
 from netmon.dl.timemap import TimeMap
-from netmon.dl.traffic import BULK
 from netmon.evidence import EVIDENCE, UNKNOWN
 from netmon.records import Class, Direction, Hello, Table
 from netmon.wire.batch_fields import ManyBatches

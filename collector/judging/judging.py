@@ -21,8 +21,8 @@ from collector.host.tables import Lately, Tables
 from collector.judging.job_steps import STEP, JobSteps, steps_in_utc
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
+from netmon.dl.classify import Traffic
 from netmon.dl.timemap import TimeMap, TimeMaps
-from netmon.dl.traffic import Traffic
 from netmon.dl.transfers import COLUMNS, partners, process_numbers
 from netmon.dl.verdict import (
     Link,

@@ -17,9 +17,9 @@ from collector.host.iteration_rows import Accounted, IterationRows, Ring, goes_o
 from collector.host.rank import Rank
 from collector.metrics.job_counts import Counts
 from collector.view.arrivals import groups
+from netmon.dl.classify import ring_bytes
 from netmon.dl.iterations import Iteration, between
 from netmon.dl.step_alignment import combined
-from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
 from netmon.dl.verdict.baseline import MOST, Durations, baseline_rows, usual_by
 from netmon.dl.verdict.incidents import LATELY_NS, Incidents

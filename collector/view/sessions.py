@@ -21,8 +21,8 @@ from collector.host.rank import Rejected
 from collector.host.session import Session
 from collector.host.tables import Classified, Tables
 from netmon.columnar import Columns
+from netmon.dl.classify import BULK, TRAFFIC_NAMES
 from netmon.dl.grouped import starts
-from netmon.dl.traffic import BULK, TRAFFIC_NAMES
 from netmon.records import Class, Direction, Table
 from netmon.views import FlowView, SourceScore
 

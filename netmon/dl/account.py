@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.classify import NS_PER_S, Windows, crosses
+from netmon.dl.classify import NS_PER_S, Traffic, Windows, crosses
 from netmon.dl.grouped import distinct, order_by, starts, sums_by_two
 from netmon.dl.history import HostBlocks, PayloadHistory
-from netmon.dl.traffic import Traffic
 from netmon.records import Class, Direction, Owner
 
 _Numbers = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
+from netmon.dl.classify import TRAFFIC_NAMES, Traffic
 from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import DataError, NoRowsError, UsageError
 from netmon.evidence import EVIDENCE

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from netmon.dl.classify import ring_bytes
 from netmon.dl.past_frames import flows_of, links_of, step_times
-from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict.incidents import incidents
 from netmon.dl.verdict.verdict_text import from_columns
 from netmon.errors import DataError

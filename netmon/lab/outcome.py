@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow.dataset as ds
 
-from netmon.dl.theory import ring_bytes
+from netmon.dl.classify import ring_bytes
 from netmon.history.dataset import Tables, all_of
 from netmon.lab.record import FOLDER, RUNS, Run
 from netmon.lab.sweep import read_sweep

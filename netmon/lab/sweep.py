@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from netmon.dl.theory import ring_bytes
+from netmon.dl.classify import ring_bytes
 from netmon.errors import DataError, UsageError
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network

@@ -133,7 +133,7 @@ def _chance(times: pd.DataFrame) -> float:
 
 
 def _bytes(study: Study) -> list[str]:
-    from netmon.dl.theory import ring_bytes
+    from netmon.dl.classify import ring_bytes
 
     sentences = []
     for (model,), rows in groups(study.times, "model"):

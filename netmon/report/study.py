@@ -145,7 +145,7 @@ class Study:
 
     def step_bytes(self, model: str) -> float:
         """Bytes that a rank sends per iteration: equation 3.1, or the measured median where it cannot be known."""
-        from netmon.dl.theory import ring_bytes
+        from netmon.dl.classify import ring_bytes
 
         run = self.runs[self.runs["model"] == model].iloc[0]
         theory = ring_bytes(*(int(run[name]) for name in SIZE)) if run["pattern"] in ("ring", None) else None

@@ -12,7 +12,7 @@ import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from netmon.dl.theory import ring_bytes
+from netmon.dl.classify import ring_bytes
 from netmon.dl.verdict.incidents import incidents
 from netmon.history.dataset import EXPECTED, groups, names_of, open_table, read_rows, stream
 from netmon.history.judging import stored_verdicts, worst_lines

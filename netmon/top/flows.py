@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
+from netmon.dl.classify import TRAFFIC_NAMES, Traffic
 from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, STACK, Direction, Flow, Owner
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import bar, class_style, longest, rate_unit, room, short_rate, swatch

@@ -14,8 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from netmon.dl.classify import ring_bytes
 from netmon.dl.sharing.advice_text import called, document
-from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict.incidents import LATELY_NS
 from netmon.dl.verdict.verdict_text import renamed
 from netmon.errors import DataError, NetmonError

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from netmon.dl.theory import ring_bytes
+from netmon.dl.classify import ring_bytes
 from netmon.lab.record import Run, utc_minus_mono_ns
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from netmon.dl.account import HostAccounts, TrafficOwner, TrafficQuery, row_keys
-from netmon.dl.classify import NS_PER_S, Rows, row_classes, share_windows
-from netmon.dl.traffic import Traffic
+from netmon.dl.classify import NS_PER_S, Rows, Traffic, row_classes, share_windows
 from netmon.records import Class
 
 MS = 1_000_000

@@ -17,7 +17,7 @@ from netmon.bench.verdict.predictions import Rerun, RerunResult, plan_reruns, pl
 from netmon.bench.verdict.scoring import IncidentsFound, score
 from netmon.bench.verdict.simulated import GOODPUT, Squeeze, judge_one, phases, scenario, simulate, transfer
 from netmon.cli import main
-from netmon.dl.theory import ring_bytes
+from netmon.dl.classify import ring_bytes
 from netmon.dl.verdict import judge
 from netmon.errors import DataError
 from netmon.lab.record import Truth

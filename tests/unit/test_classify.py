@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.classify import Rows, crosses, flow_class, row_classes, share_windows, window_width
-from netmon.dl.theory import ring_bytes
+from netmon.dl.classify import Rows, crosses, flow_class, ring_bytes, row_classes, share_windows, window_width
 from netmon.records import CLASS_COLOURS, CLASS_LETTERS, CLASS_NAMES, CLASS_PATTERNS, STACK, Class, Owner
 
 MS = 1_000_000

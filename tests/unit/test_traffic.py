@@ -5,8 +5,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netmon.dl.classify import Traffic, flow_traffic
 from netmon.dl.history import GRAIN_NS, PayloadHistory
-from netmon.dl.traffic import Traffic, flow_traffic
 
 MS = 1_000_000
 GRADIENT, CONTROL, UNKNOWN = Traffic.GRADIENT, Traffic.CONTROL, Traffic.UNKNOWN

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from netmon.dl.theory import ring_bytes
+from netmon.dl.classify import ring_bytes
 from netmon.errors import NetmonError
 from netmon.lab.injections.spec import CAUSES, TRANSFERS, Injection
 from netmon.lab.record import FOLDER, Run

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from netmon.bench.result import table
 from netmon.bench.verdict.plan import RINGS, draw_run, ensure_run, in_turn, typical_iteration_ns
 from netmon.bench.verdict.scoring import percent, percentile, why
-from netmon.dl.theory import ring_bytes
+from netmon.dl.classify import ring_bytes
 from netmon.errors import DataError
 from netmon.lab.injections.spec import Injection
 from netmon.lab.record import FOLDER, Run, read_truth

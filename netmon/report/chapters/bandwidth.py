@@ -115,7 +115,7 @@ def nodes(figure: Figure, nodes: pd.DataFrame) -> None:
 
 def _bytes_frames(study: Study) -> Frames:
     """Per run and job: what a rank sent per iteration and what equation 3.1 says."""
-    from netmon.dl.theory import ring_bytes
+    from netmon.dl.classify import ring_bytes
 
     times = need(study.times, NO_TIMES)
     runs: Any = study.runs.set_index("run").to_dict("index")
