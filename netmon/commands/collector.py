@@ -83,7 +83,7 @@ class StoredDataset:
         self._data = data
 
     def batches(self, wanted: "RowQuery") -> "Iterator[pa.RecordBatch]":
-        from netmon.history.stored_rows import StoredRows
+        from netmon.history.past import StoredRows
 
         return StoredRows(self._data).batches(wanted)
 

@@ -132,8 +132,7 @@ def _snapshot(args: argparse.Namespace) -> "Snapshot":
         from netmon.wire.watch import watch_once
 
         return watch_once(args.collector, _selection(args, _FLOWS_ONCE), read_options(Security, args))
-    from netmon.history.past import DatasetPast
-    from netmon.history.stored_rows import StoredRows
+    from netmon.history.past import DatasetPast, StoredRows
 
     return DatasetPast(StoredRows(args.data)).newest(args.job[0] if args.job else None).snapshot
 
@@ -158,8 +157,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
     past: Past
     updates = None
     if args.data is not None:
-        from netmon.history.past import DatasetPast
-        from netmon.history.stored_rows import StoredRows
+        from netmon.history.past import DatasetPast, StoredRows
 
         past = DatasetPast(StoredRows(args.data))
         past.steps()  # what cannot be read is said before the screen is taken

@@ -197,8 +197,7 @@ def _stored(args: argparse.Namespace) -> _Found:
 
 def _calm(data: "Path", job: str | None) -> list[str]:
     """How long the steps of the dataset's last hour took, where none stands out; a line for each job."""
-    from netmon.history.past import DatasetPast
-    from netmon.history.stored_rows import StoredRows
+    from netmon.history.past import DatasetPast, StoredRows
 
     past = DatasetPast(StoredRows(data)).steps()
     lines = []

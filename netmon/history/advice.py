@@ -19,7 +19,7 @@ from netmon.dl.verdict.incidents import worst_first
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, Words, all_of, known_columns, open_table, read_rows, stream
 from netmon.history.judging import incidents_of, process_name, read_verdicts
-from netmon.history.stored_rows import WIDEST_NS, StoredRows
+from netmon.history.past import WIDEST_NS, StoredRows
 from netmon.past import HOUR_NS
 from netmon.records import CLASS_NAMES, Class
 from netmon.views import Incident

@@ -32,7 +32,7 @@ from netmon.history.dataset import (
 )
 from netmon.history.files import table_files
 from netmon.history.judging import explained, stored_verdicts
-from netmon.history.stored_rows import StoredRows
+from netmon.history.past import StoredRows
 from netmon.history.transfers import pairs_of
 from netmon.past import HOUR_NS, Rows
 from netmon.views import RankPair, RankTimes, Verdict

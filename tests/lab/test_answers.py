@@ -20,8 +20,7 @@ from netmon.cli import main
 from netmon.dl.verdict import NOTABLE
 from netmon.dl.verdict.incidents import line, who
 from netmon.history.judging import stored_incidents, stored_verdicts
-from netmon.history.past import DatasetPast
-from netmon.history.stored_rows import StoredRows
+from netmon.history.past import DatasetPast, StoredRows
 from netmon.lab.injections.spec import Injection
 from netmon.lab.record import Truth, read_truth
 from netmon.lab.run import run

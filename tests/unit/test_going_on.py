@@ -14,8 +14,7 @@ from collector.dataset.sink import ParquetSink
 from collector.flushing import verdict_table
 from netmon.cli import main
 from netmon.history.judging import stored_incidents, verdicts
-from netmon.history.past import DatasetPast
-from netmon.history.stored_rows import StoredRows
+from netmon.history.past import DatasetPast, StoredRows
 from netmon.top.incidents import of_past
 from netmon.web.answers import Answers
 from netmon.web.stored import Stored

@@ -13,8 +13,7 @@ from snapshot_example import example
 from netmon.commands import top
 from netmon.dl.past_frames import column_width, flows_of, links_of, step_times
 from netmon.errors import DataError
-from netmon.history.past import DatasetPast
-from netmon.history.stored_rows import StoredRows
+from netmon.history.past import DatasetPast, StoredRows
 from netmon.past import HOUR_NS, STEP_TIMES
 from netmon.records import Class, Direction
 from netmon.top.collector_past import CollectorPast

@@ -16,8 +16,7 @@ from waiting import free_port, wait_for
 from collector import answers as answers_module
 from netmon.dl.past_frames import joined_times
 from netmon.errors import WireError
-from netmon.history.past import DatasetPast
-from netmon.history.stored_rows import StoredRows
+from netmon.history.past import DatasetPast, StoredRows
 from netmon.past import STEP_TIMES, TABLES, RowQuery
 from netmon.top.collector_past import CollectorPast
 from netmon.wire.queries import CollectorRows, decode_wanted, encode_wanted

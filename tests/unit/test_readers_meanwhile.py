@@ -18,7 +18,7 @@ from waiting import DIES_WITH_US, wait_for
 import netmon
 from netmon.history.dataset import Tables, Window, open_rows, open_table, stream
 from netmon.history.files import table_files
-from netmon.history.stored_rows import StoredRows
+from netmon.history.past import StoredRows
 from netmon.past import RECENT, RowQuery
 from netmon.web.hours import Hour
 

@@ -18,8 +18,7 @@ from netmon.dl.past_frames import joined_times, step_times
 from netmon.dl.verdict import judge, no_link_totals
 from netmon.dl.verdict.baseline import FEWEST, MOST, Durations, baseline_rows, median, usual
 from netmon.history.judging import steps_of as steps_of_job
-from netmon.history.past import DatasetPast
-from netmon.history.stored_rows import StoredRows
+from netmon.history.past import DatasetPast, StoredRows
 from netmon.records import Moment, Source
 from netmon.report.chapters.slowdown import SLOWEST
 from netmon.report.study import read_study

@@ -25,7 +25,7 @@ from test_full_resolution import FINE, fine, streamed
 from waiting import free_port, wait_for
 
 from netmon.agent.recorder import Pulls, Recorder, in_memory
-from netmon.history.stored_rows import StoredRows
+from netmon.history.past import StoredRows
 from netmon.records import Batch
 from netmon.views import Hang, Hung, RankPair
 from netmon.web import answers
