@@ -39,11 +39,11 @@ from netmon.dl.verdict import (
     wanted_times,
     worth_reporting,
 )
-from netmon.dl.verdict.by_nic import COUNTED, nobody_counts
 from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
 from netmon.dl.verdict.connections import COLUMNS as SAID_COLUMNS
 from netmon.dl.verdict.connections import SAID, no_tcp_rows
 from netmon.dl.verdict.evidence import Numbers, Steps, with_waits
+from netmon.dl.verdict.host_part import COUNTED, nobody_counts
 from netmon.dl.verdict.other_ends import NAMED, job_flow, own_transfers, with_ends
 from netmon.evidence import GROUP_COLUMNS, SAME_STEP_NS, UNKNOWN
 from netmon.rate_limiter import TimeLimiter

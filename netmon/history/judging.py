@@ -33,9 +33,9 @@ from netmon.dl.verdict import (
     wanted_times,
     worth_reporting,
 )
-from netmon.dl.verdict.by_nic import COUNTED
 from netmon.dl.verdict.connections import COLUMNS, SAID, no_tcp_rows
 from netmon.dl.verdict.evidence import with_waits
+from netmon.dl.verdict.host_part import COUNTED
 from netmon.dl.verdict.incidents import LATELY_NS, incidents, line, renamed, worst_first
 from netmon.dl.verdict.other_ends import NAMED, JobFlow, own_transfers, with_ends
 from netmon.dl.verdict.verdict_text import from_columns

@@ -13,7 +13,7 @@ from collector.judging.judging import RecentTransfers
 from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import matrix, no_link_totals, sentence
-from netmon.dl.verdict.by_nic import COUNTED, REASONS, why_slow
+from netmon.dl.verdict.host_part import COUNTED, REASONS, why_slow
 from netmon.dl.verdict.judge import judge_input, verdict_on
 from netmon.evidence import UNKNOWN
 from netmon.history import judging

@@ -20,11 +20,20 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import FEWEST, Matrix, baseline_rows, matrix, median, spread, usual, usual_by
 from netmon.dl.verdict.blame import SILENT, blame_shares
-from netmon.dl.verdict.by_nic import Counted, nobody_counts, why_slow
 from netmon.dl.verdict.by_transfers import Sent, Slow, Transfers, no_transfers, weigh, with_cells
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Link, LinkTotals, Steps
-from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in, within
+from netmon.dl.verdict.host_part import (
+    KEPT,
+    Counted,
+    alike,
+    explains,
+    kept_more,
+    nobody_counts,
+    stopped_in,
+    why_slow,
+    within,
+)
 from netmon.dl.verdict.phases import Blamed, Judged, Phases, phases
 from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import CAUSE_OF, NETWORK, SHARES, Cause, Verdict

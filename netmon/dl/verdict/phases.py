@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import Matrix, median, middle, spread
-from netmon.dl.verdict.by_nic import Counted, nobody_counts
 from netmon.dl.verdict.by_transfers import Sent, no_transfers
 from netmon.dl.verdict.evidence import CELL_NS
+from netmon.dl.verdict.host_part import Counted, nobody_counts
 from netmon.dl.verdict.window import Window
 from netmon.records import Table
 
