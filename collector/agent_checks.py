@@ -12,8 +12,8 @@ from netmon.marks import printable
 from netmon.records import SCHEMA_VERSION, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_hello, misunderstanding
-from netmon.wire.identity import Identity, proves
 from netmon.wire.limits import MAX_HOST
+from netmon.wire.security import Identity, proves
 
 
 class ImpostorError(WireError):

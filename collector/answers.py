@@ -20,10 +20,10 @@ from netmon.errors import DataError, NetmonError, WireError
 from netmon.version import __version__
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
-from netmon.wire.identity import Identity, Role
 from netmon.wire.limits import MAX_TEXT
 from netmon.wire.mapping import decode_selection, encode_snapshot, request_without_flows, without_names
 from netmon.wire.queries import decode_wanted
+from netmon.wire.security import Identity, Role
 
 Context = Any
 """gRPC's context of a call, or what does the same: write(message), abort(code, details)."""

@@ -28,8 +28,8 @@ from collector.settings import ListenConfig
 from netmon.errors import NetmonError, UnsupportedError, UsageError
 from netmon.service import give_socket
 from netmon.wire import netmon_pb2
-from netmon.wire.identity import Identity, Role, read_identity
 from netmon.wire.secure import Watched, server_credentials
+from netmon.wire.security import Identity, Role, read_identity
 from netmon.wire.tls_files import Tokens, trusted_until_s
 
 Context = grpc.aio.ServicerContext[Any, Any]

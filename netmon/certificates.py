@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from netmon.errors import CertificateError
-from netmon.wire.identity import Identity, Role
+from netmon.wire.security import Identity, Role
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, SOON, TOKEN, Token, identity_of, read_tokens
 
 AUTHORITY_KEY = "ca.key"

@@ -22,8 +22,7 @@ from netmon.records import CLASS_NAMES, Direction
 from netmon.telemetry.endpoint import Condition, Endpoint, Used, counter, gauge, own_families
 from netmon.units import format_utc
 from netmon.views import Cause
-from netmon.wire.identity import Role
-from netmon.wire.security import Security
+from netmon.wire.security import Role, Security
 
 _LINK = ("host", "interface", "direction")
 MOST_INTERFACES = 32

@@ -18,7 +18,7 @@ from collector.agent_checks import End
 from collector.settings import DEFAULT_RATES, ListenConfig, Rates
 from netmon.records import Hello, Table
 from netmon.wire.batch_fields import ManyBatches
-from netmon.wire.identity import Identity
+from netmon.wire.security import Identity
 
 STREAM_STATE = np.dtype(
     [

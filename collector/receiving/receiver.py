@@ -32,8 +32,8 @@ from netmon.own_module import allow_descriptors
 from netmon.records import Hello, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many
-from netmon.wire.identity import Identity
 from netmon.wire.limits import COLLECTOR_OPTIONS
+from netmon.wire.security import Identity
 
 # --- One agent's stream in the receiving process: read here, judged by the collector.
 

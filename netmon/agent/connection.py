@@ -23,10 +23,9 @@ from netmon.agent.spool import Spool, described
 from netmon.errors import DataError, NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.grpc_client import BrokenError, Call, Channel, Status, Waker, connect
-from netmon.wire.identity import Role
 from netmon.wire.limits import MAX_MESSAGE_BYTES
 from netmon.wire.secure import client_context, in_words
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Role, Security
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from netmon.records import AgentCost, ClockSample, LedgerSample
 from netmon.telemetry.endpoint import Condition, Endpoint, counter, gauge, own_families, used, used_by
-from netmon.wire.identity import Role
-from netmon.wire.security import Security
+from netmon.wire.security import Role, Security
 
 if TYPE_CHECKING:
     from netmon.agent.loop_watchdog import LoopWatchdog

@@ -27,7 +27,7 @@ from netmon.records import Batch, Flow, Hello, Table
 from netmon.version import __version__
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import batch_parts, encode_body, encode_hello, serialise_buckets, serialise_flow
-from netmon.wire.identity import new_session
+from netmon.wire.security import new_session
 
 if TYPE_CHECKING:
     from netmon.agent.metrics import AgentNews

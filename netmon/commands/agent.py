@@ -111,7 +111,7 @@ def _check(settings: Settings) -> None:
         folder = settings.security.folder(address, "send to")
         if folder is None:
             continue
-        from netmon.wire.identity import Role
+        from netmon.wire.security import Role
         from netmon.wire.tls_files import read_tls
 
         identity = read_tls(folder, Role.AGENT).identity

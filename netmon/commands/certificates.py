@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from netmon.certificates import Authority, Issued
     from netmon.terminal import FittingTable
-    from netmon.wire.identity import Identity, Role
+    from netmon.wire.security import Identity, Role
 
 HELP = "make a private authority and the certificates that agents, collectors and viewers connect with"
 EXAMPLES = """\
@@ -79,14 +79,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _role(args: argparse.Namespace) -> "Role":
-    from netmon.wire.identity import Role
+    from netmon.wire.security import Role
 
     viewers = {"full": Role.FULL, "jobs": Role.JOBS}
     return viewers[args.role] if args.action in ("viewer", "token") else Role(args.action)
 
 
 def _identities(args: argparse.Namespace) -> "list[Identity]":
-    from netmon.wire.identity import checked
+    from netmon.wire.security import checked
 
     return [checked(_role(args), name) for name in args.names]
 

@@ -85,7 +85,7 @@ def certificate_in(folder: Path) -> dict[str, str]:
     """Identity and expiry of the certificate in a folder, in words. Raises CertificateError if it is of no use."""
     from cryptography import x509
 
-    from netmon.wire.identity import Role
+    from netmon.wire.security import Role
     from netmon.wire.tls_files import read_tls
 
     files = read_tls(folder, *Role)

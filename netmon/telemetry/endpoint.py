@@ -25,9 +25,8 @@ from prometheus_client.exposition import choose_encoder
 from netmon.errors import UnsupportedError
 from netmon.version import __version__
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
-from netmon.wire.identity import Role, read_identity
 from netmon.wire.secure import http_contexts
-from netmon.wire.security import Security
+from netmon.wire.security import Role, Security, read_identity
 
 _AGAIN_S = 0.5  # an answer serves again for so long, however often it is requested
 _MOST_CONNECTIONS = 64

@@ -13,9 +13,8 @@ from pathlib import Path
 from aiohttp import web
 
 from netmon.errors import UsageError
-from netmon.wire.identity import Identity, Role, read_identity
 from netmon.wire.secure import http_contexts
-from netmon.wire.security import Security, is_local
+from netmon.wire.security import Identity, Role, Security, is_local, read_identity
 from netmon.wire.tls_files import Tokens
 from netmon.wire.watch import VIEWERS
 

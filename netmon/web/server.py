@@ -43,9 +43,8 @@ from netmon.web.answers import (
 from netmon.web.live import MOMENT_NS, Live
 from netmon.web.source import BLOCK, DIRECTIONS, JOB, PHASES, SHOWN, Catalogue, Source
 from netmon.wire.http_listener import HttpListener, open_sockets, split_address
-from netmon.wire.identity import Role
 from netmon.wire.mapping import incident_without_names, verdict_without_names
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Role, Security
 
 # --- The columns of a page's figures: what all hosts sent by class, and how long iterations took, in a time.
 

@@ -26,10 +26,9 @@ from urllib.parse import quote, unquote, urlsplit
 from netmon.errors import CertificateError, NetmonError, UnsupportedError, WireError
 from netmon.marks import printable
 from netmon.own_module import to_install
-from netmon.wire.identity import Role
 from netmon.wire.limits import MAX_COUNT, MAX_HOST, MAX_MESSAGE_BYTES, MAX_SESSION
 from netmon.wire.secure import client_context, in_words
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Role, Security
 
 try:
     import nats

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netmon.errors import CertificateError, NetmonError
-from netmon.wire.identity import Identity, Role
-from netmon.wire.security import Security, is_unix
+from netmon.wire.security import Identity, Role, Security, is_unix
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, TlsFiles, identity_of, read_tls
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import CertificateError, WireError
-from netmon.wire.identity import Identity, Role, checked, read_identity
+from netmon.wire.security import Identity, Role, checked, read_identity
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -15,11 +15,10 @@ import grpc
 
 from netmon.errors import CertificateError, NetmonError, UsageError
 from netmon.views import RECENT_HANGS, Hang, JobView, LinkView, Page, Selection, Snapshot, Totals
-from netmon.wire.identity import Role
 from netmon.wire.mapping import decode_snapshot, encode_selection
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.secure import in_words, open_channel
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Role, Security
 
 # --- Several workers as one collector: what each of them shows, put together. Each host and job is with one of them.
 

@@ -16,7 +16,7 @@ from test_cuts import Cut
 from netmon.certificates import Authority
 from netmon.lab.process import Process
 from netmon.service import service_user
-from netmon.wire.identity import Identity, Role
+from netmon.wire.security import Identity, Role
 
 pytestmark = pytest.mark.kernel
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from netmon import certificates
 from netmon.certificates import Authority
-from netmon.wire.identity import Identity, Role
-from netmon.wire.security import Security
+from netmon.wire.security import Identity, Role, Security
 
 HERE = ("localhost", "127.0.0.1")
 _made: list[tempfile.TemporaryDirectory[str]] = []

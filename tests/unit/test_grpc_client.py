@@ -29,8 +29,7 @@ from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.wire import grpc_client, netmon_pb2
 from netmon.wire.grpc_client import BrokenError, Call, Protocol
-from netmon.wire.identity import Identity, Role
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Identity, Role, Security
 
 Serve = Callable[[socket.socket], None]
 

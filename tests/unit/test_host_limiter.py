@@ -19,8 +19,8 @@ from collector.service import Admission, NotAdmittedError
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch
-from netmon.wire.identity import Identity, Role
 from netmon.wire.secure import Watched
+from netmon.wire.security import Identity, Role
 from netmon.wire.tables import TABLES
 
 

@@ -22,8 +22,7 @@ from netmon.cli import main
 from netmon.commands.doctor_installation import check_installation, installation_checks, named
 from netmon.kernel.machine import Check, Status
 from netmon.views import RankPair, Selection, Snapshot, Totals
-from netmon.wire.identity import Identity, Role
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Identity, Role, Security
 from netmon.wire.watch import UnreachableError, watch_once
 
 ANN = security(Role.FULL, "ann")

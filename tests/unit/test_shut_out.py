@@ -28,10 +28,9 @@ from collector import service
 from collector.settings import ListenConfig
 from netmon.certificates import Authority, make_token
 from netmon.wire import netmon_pb2
-from netmon.wire.identity import Identity, Role
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.secure import open_channel
-from netmon.wire.security import Security
+from netmon.wire.security import Identity, Role, Security
 from netmon.wire.tls_files import trusted_until_s
 
 ANN, AGENT, COLLECTOR = Identity(Role.FULL, "ann"), Identity(Role.AGENT, "h0"), Identity(Role.COLLECTOR, "c")

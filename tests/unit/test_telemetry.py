@@ -25,8 +25,7 @@ from netmon.errors import UnsupportedError, UsageError
 from netmon.telemetry import endpoint as endpoint_module
 from netmon.telemetry.endpoint import Condition, Endpoint, own_families, used
 from netmon.telemetry.logs import JOURNAL, JSON, TEXT, JournalHandler, configure_logs
-from netmon.wire.identity import Identity, Role
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Identity, Role, Security
 
 
 @contextlib.contextmanager

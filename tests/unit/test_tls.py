@@ -23,11 +23,10 @@ from netmon.certificates import Authority, make_token
 from netmon.errors import CertificateError, UsageError
 from netmon.views import Selection
 from netmon.wire import netmon_pb2
-from netmon.wire.identity import Identity, Role
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.queries import get_full
 from netmon.wire.secure import open_channel
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Identity, Role, Security
 from netmon.wire.watch import UnreachableError, watch_once
 
 COLLECTOR = security(Role.COLLECTOR, "c")

@@ -37,9 +37,8 @@ from netmon.wire.bus import (
     make_streams,
     refusal,
 )
-from netmon.wire.identity import Identity, Role
 from netmon.wire.secure import client_context
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Identity, Role, Security
 
 H0, H1, WORKER = security(Role.AGENT, "h0"), security(Role.AGENT, "h1"), security(Role.COLLECTOR, "c")
 

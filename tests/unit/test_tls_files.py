@@ -18,8 +18,7 @@ from netmon.commands.doctor import certificate_in
 from netmon.errors import CertificateError, WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
-from netmon.wire.identity import Identity, Role, checked, new_session, read_identity
-from netmon.wire.security import Security, is_local
+from netmon.wire.security import Identity, Role, Security, checked, is_local, new_session, read_identity
 from netmon.wire.tls_files import read_tls, read_tokens
 
 H0 = Identity(Role.AGENT, "h0")

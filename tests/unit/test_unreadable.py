@@ -14,8 +14,8 @@ from test_tls import COLLECTOR, listening
 
 from collector.server import serve
 from collector.settings import ListenConfig
-from netmon.wire.identity import Role
 from netmon.wire.secure import open_channel
+from netmon.wire.security import Role
 
 _GARBAGE = b"\xff" * 64
 _METHODS = ["Stream", "Clock", "Watch", "Advise", "Full", "Past"]

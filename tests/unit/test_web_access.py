@@ -27,8 +27,7 @@ from netmon.errors import UsageError
 from netmon.web import access as page_access
 from netmon.web import server
 from netmon.web.access import Access
-from netmon.wire.identity import Identity, Role
-from netmon.wire.security import PLAIN, Security
+from netmon.wire.security import PLAIN, Identity, Role, Security
 
 COLLECTOR = security(Role.COLLECTOR, "c")
 

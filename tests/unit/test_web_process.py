@@ -18,7 +18,7 @@ from waiting import free_port, wait_for
 from collector.server import serve
 from collector.settings import ListenConfig
 from netmon.errors import UnsupportedError
-from netmon.wire.identity import Role
+from netmon.wire.security import Role
 
 VIEWER = security(Role.JOBS, "wall")
 
