@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         )
     try:
         if args.json:
-            from netmon.top.document import document
+            from netmon.top.frame import document
 
             print(document(_snapshot(args)))
             return 0
