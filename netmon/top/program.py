@@ -32,12 +32,12 @@ from netmon.top.flows import GROUPINGS, FlowGroup
 from netmon.top.frame import has_many, plain
 from netmon.top.glyphs import clock
 from netmon.top.incidents import IncidentRow, calm, calm_past, hung
-from netmon.top.layout import cost
-from netmon.top.levels import (
+from netmon.top.layout import (
     Level,
     Scene,
     Shown,
     below,
+    cost,
     incidents_of,
     iteration_name,
     links_to_draw,

@@ -20,7 +20,7 @@ from netmon.dl.verdict.incidents import incidents
 from netmon.past import STEP_TIMES, PastSteps
 from netmon.top.frame import document
 from netmon.top.incidents import calm, lines_of, of_past, with_older
-from netmon.top.levels import Level, Scene, incidents_of, shown_incidents, tables
+from netmon.top.layout import Level, Scene, incidents_of, shown_incidents, tables
 from netmon.top.moments import Rewinding
 from netmon.top.options import arrange
 from netmon.top.rows import StableOrder
