@@ -26,7 +26,7 @@ from textual.filter import LineFilter
 from textual.widgets import Input, Static
 
 from netmon.past import Past, PastSteps
-from netmon.top import layout, timeline
+from netmon.top import layout, moments
 from netmon.top.filters import Filter, parse
 from netmon.top.flows import GROUPINGS, FlowGroup
 from netmon.top.frame import has_many, plain
@@ -349,7 +349,7 @@ class Program(App[None]):
         self._draw_tables([(incidents, plan.incidents), *below], scene, width)
         drawn = []
         if scene.frame and self._moments.span and plan.axis:
-            drawn = timeline.draw(scene.frame, self._moments.span, lanes, width, plan.axis, self.ink)
+            drawn = moments.draw(scene.frame, self._moments.span, lanes, width, plan.axis, self.ink)
         self._put("axis", drawn)
         self.screen.scroll_to(0, 0, animate=False)  # whatever has had to be seen: all of it fits
         self._put(
@@ -495,11 +495,11 @@ class Program(App[None]):
         self.redraw()
 
     def action_zoom(self, factor: float) -> None:
-        self._moments.zoom(factor, timeline.room_for_axis(self.size.width))
+        self._moments.zoom(factor, moments.room_for_axis(self.size.width))
         self.redraw()
 
     def action_pan(self, part: float) -> None:
-        self._moments.pan(part, timeline.room_for_axis(self.size.width))
+        self._moments.pan(part, moments.room_for_axis(self.size.width))
         self.redraw()
 
     def action_pause(self) -> None:
