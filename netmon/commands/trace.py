@@ -142,8 +142,7 @@ def _write(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
     """Writes alongside, and takes the name when it is complete. Raises DataError where it cannot be written."""
-    from netmon.trace.perfetto import PerfettoWriter
-    from netmon.trace.writer import ChromeWriter
+    from netmon.trace.writer import ChromeWriter, PerfettoWriter
 
     unfinished = path.with_name(f".{path.name}.part")
     try:
