@@ -19,7 +19,6 @@ from netmon.errors import DataError, NetmonError
 from netmon.past import HOUR_NS, RowQuery, Rows
 from netmon.records import CLASS_NAMES, Direction
 from netmon.views import JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
-from netmon.web.hours import STEP_COLUMNS, step_rows
 from netmon.web.source import (
     JOB,
     RANK,
@@ -39,6 +38,7 @@ from netmon.web.source import (
     nearest,
     resampled,
 )
+from netmon.web.stored import STEP_COLUMNS, step_rows
 from netmon.wire.queries import CollectorRows, get_advice, get_full
 from netmon.wire.security import Security
 from netmon.wire.watch import Outage, follow, split

@@ -17,10 +17,9 @@ from synthetic_source import BEGIN_NS, MS, Synthetic
 
 from netmon.views import STEP as TOLD
 from netmon.web.answers import BINS, FINEST_NS, encode, origin, tile
-from netmon.web.hours import HOUR_NS, Hour
 from netmon.web.live import LiveHistory, StepPieces
 from netmon.web.source import HOST, JOB, PHASES, RANK, STEP, Lane, arranged, by_lane, density, in_bins, resampled
-from netmon.web.stored import Stored
+from netmon.web.stored import HOUR_NS, Hour, Stored
 
 
 def read(message: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
