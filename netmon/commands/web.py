@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     require(_NEEDS, "serve a page", "web")
-    from netmon.web.access import Access
-    from netmon.web.server import serve
+    from netmon.web.server import Access, serve
 
     if args.data and args.collector:
         raise UsageError("cannot show two things on one page: give a collector's address or --data")

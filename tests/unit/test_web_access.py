@@ -24,9 +24,9 @@ from synthetic_source import Synthetic, serving
 from netmon.certificates import Authority, make_token
 from netmon.cli import main
 from netmon.errors import UsageError
-from netmon.web import access as page_access
 from netmon.web import server
-from netmon.web.access import Access
+from netmon.web import server as page_access
+from netmon.web.server import Access
 from netmon.wire.security import PLAIN, Identity, Role, Security
 
 COLLECTOR = security(Role.COLLECTOR, "c")

@@ -17,8 +17,7 @@ import pyarrow as pa
 from netmon.errors import DataError
 from netmon.past import RowQuery
 from netmon.views import Cause, Hang, RankPair, Verdict
-from netmon.web.access import Access
-from netmon.web.server import serve
+from netmon.web.server import Access, serve
 from netmon.web.source import JOB, RANK, SERIES, STEP, Catalogue, Rates, State, arranged, by_lane
 from netmon.wire.security import PLAIN
 
