@@ -17,9 +17,8 @@ from pathlib import Path
 
 from netmon.errors import UnsupportedError
 from netmon.lab import iproute
-from netmon.lab.network import Host, Lease, Network
+from netmon.lab.network import KERNEL, Host, Lease, Network
 from netmon.lab.process import Process, agent_command, collector_command
-from netmon.lab.rdma import KERNEL
 from netmon.lab.spec import RunSpec
 
 # --- NATS servers of a testbed: one cluster with JetStream, whose streams every server keeps.

@@ -14,9 +14,8 @@ from typing import Any
 from netmon.errors import LabError, UsageError
 from netmon.lab.injections.injector import Injector
 from netmon.lab.monitor import Monitor
-from netmon.lab.network import Network, network
+from netmon.lab.network import Network, network, share_ports
 from netmon.lab.process import PRIORITY
-from netmon.lab.rdma import share_ports
 from netmon.lab.record import FOLDER, Record, prepare
 from netmon.lab.spec import RunSpec
 from netmon.lab.traffic.cross import CrossTraffic

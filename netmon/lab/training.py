@@ -13,9 +13,8 @@ from pathlib import Path
 from netmon.errors import LabError
 from netmon.lab.injections.spec import pauses_of, transfers_of
 from netmon.lab.nccl_library import Version, build
-from netmon.lab.network import INTERFACE, Network
+from netmon.lab.network import INTERFACE, Network, rdma_address
 from netmon.lab.process import PRIORITY, Process
-from netmon.lab.rdma import rdma_address
 from netmon.lab.spec import PARALLEL_TRAINERS, RunSpec
 from netmon.lab.trainers.collectives import PORT
 
