@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_live(args: argparse.Namespace) -> int:
-    from netmon.trace.live import MOST_NS, fetch
+    from netmon.trace.dataset import MOST_NS, fetch
 
     for name in ("merge", "iterations", "hang", "since", "until"):
         if getattr(args, name):

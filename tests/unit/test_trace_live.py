@@ -17,7 +17,7 @@ from waiting import wait_for
 from netmon.agent.recorder import Pulls, Recorder
 from netmon.errors import DataError
 from netmon.history.judging import stored_verdicts
-from netmon.trace.live import verdicts_table
+from netmon.trace.dataset import verdicts_table
 from netmon.views import Cause, Selection, Verdict
 from netmon.wire.watch import watch_once
 
