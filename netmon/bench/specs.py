@@ -120,14 +120,14 @@ class HookSpec(Spec):
 
 @dataclass(frozen=True)
 class PostsSpec(Spec):
-    name = "posts"
+    name, measured_by = "posts", "transfers:measure_posts"
     text = "time that counting a post to an RDMA device costs who posts (no device; takes a C compiler)"
     rounds: int = _rounds(5)
 
 
 @dataclass(frozen=True)
 class CollectivesSpec(Spec):
-    name = "collectives"
+    name, measured_by = "collectives", "transfers:measure_collectives"
     text = "time that telling NCCL's transfers costs NCCL (no GPU, no NCCL; takes a C compiler)"
     rounds: int = _rounds(5)
 

@@ -16,8 +16,7 @@ from conftest import Network
 from dataset_rows import stored_rows
 from job import PORT, Cluster, Job, lacking
 
-from netmon.bench.collectives import Probed
-from netmon.bench.stand_in import counted_run_times
+from netmon.bench.transfers import Probed, counted_run_times
 from netmon.kernel.machine import nccl_checks
 from netmon.kernel.training import ras
 from netmon.kernel.training.nccl import EACH, OPERATIONS

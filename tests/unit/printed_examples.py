@@ -10,7 +10,6 @@ from rich.console import RenderableType
 from netmon import views
 from netmon.bench.calls import AgentCost, CallsResult
 from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
-from netmon.bench.collectives import CollectivesResult, TransferCost
 from netmon.bench.drain import BusyDrain, CpusResult, DrainResult
 from netmon.bench.flows import FlowsResult
 from netmon.bench.hang import HangResult
@@ -25,9 +24,9 @@ from netmon.bench.pipeline.agents import Report
 from netmon.bench.pipeline.run import Cost, PipelineResult, Seen, SweepResult
 from netmon.bench.pipeline.truth import Difference, Stored, TableDifference, Verdict
 from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
-from netmon.bench.posts import PostCost, PostsResult
 from netmon.bench.result import Result
 from netmon.bench.specs import HANG_KINDS, Load
+from netmon.bench.transfers import CollectivesResult, PostCost, PostsResult, TransferCost
 from netmon.bench.verdict.campaign import ORDER, VerdictResult
 from netmon.bench.verdict.predictions import Rerun, RerunResult, Shifted, ShiftResult
 from netmon.bench.verdict.scoring import NOTHING, RIGHT, Outcome
