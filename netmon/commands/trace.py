@@ -108,7 +108,7 @@ def _write_live(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace) -> int:
     from netmon.commands.export import iterations
     from netmon.history.dataset import Window, job_names, requested_job
-    from netmon.history.hangs import around, read_hangs
+    from netmon.history.groups import around, read_hangs
     from netmon.terminal import say
     from netmon.trace.dataset import clocks, look, write
     from netmon.trace.merge import place

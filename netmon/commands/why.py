@@ -171,8 +171,8 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
 def _stored(args: argparse.Namespace) -> _Found:
     from netmon.errors import NoRowsError
     from netmon.history.dataset import jobs_of, not_understood, requested_job
-    from netmon.history.hangs import before as before_hang
-    from netmon.history.hangs import read_hangs
+    from netmon.history.groups import before as before_hang
+    from netmon.history.groups import read_hangs
     from netmon.history.judging import ALWAYS, incidents_of, read_verdicts, understood_jobs, verdicts
     from netmon.units import format_moment
 

@@ -18,7 +18,7 @@ from netmon.dl.hangs import line
 from netmon.dl.verdict.verdict_text import arithmetic, columns, renamed, sentence
 from netmon.errors import DataError
 from netmon.history.dataset import Window, all_of, open_table, plain_words, read_rows, stream
-from netmon.history.hangs import read_hangs
+from netmon.history.groups import read_hangs
 from netmon.history.judging import stored_verdicts
 from netmon.history.transfers import read_transfers
 from netmon.trace.writer import Detail, Instant, Slice, TraceWriter, draw

@@ -18,7 +18,7 @@ from waiting import wait_for
 from netmon.cli import main
 from netmon.evidence import ProcessState
 from netmon.history.dataset import read_rows
-from netmon.history.hangs import read_hangs
+from netmon.history.groups import read_hangs
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import INTERFACE, Network, network
 from netmon.lab.process import Process

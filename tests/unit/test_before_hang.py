@@ -10,7 +10,7 @@ import pytest
 from dataset_rows import BEGIN_NS, table
 
 from netmon.dl.rank_activity import OVER, WAITED
-from netmon.history.hangs import around, before
+from netmon.history.groups import around, before
 from netmon.views import Hang, Hung
 
 S = 1_000_000_000
