@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from collector.backpressure import Storing
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.dataset.sink import ParquetSink
 from collector.dataset.tables import SCHEMAS
 from collector.ending import Together

@@ -32,8 +32,15 @@ from collector.dataset.files import (
     too_old,
     write_file,
 )
-from collector.dataset.manifest import Manifest, StoredFile
-from collector.dataset.resume import FLOW_OVER_NS, Resume, SessionState, over_before, resume_from
+from collector.dataset.manifest import (
+    FLOW_OVER_NS,
+    Manifest,
+    Resume,
+    SessionState,
+    StoredFile,
+    over_before,
+    resume_from,
+)
 from collector.dataset.sharing import Alone, LostHostsError, Worker, take_all, take_over
 from collector.dataset.tables import LATER, SCHEMAS, TIMES
 from netmon.errors import DataError

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from collector.dataset.resume import StoredFlow
+from collector.dataset.manifest import StoredFlow
 from collector.messages import BY_PEER, BY_TRAFFIC, flow_numbers
 from netmon.columnar import Columns
 from netmon.dl.account import TrafficOwner, traffic_owner

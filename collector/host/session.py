@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from collector.agent_checks import FailedBatchError, FailedSessionError, RefusedBatchError
 from collector.backpressure import BackpressureRequest
-from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, RankState, Resume, SessionState
+from collector.dataset.manifest import FLOW_OVER_NS, RECENT_NS, RankState, Resume, SessionState
 from collector.dataset.tables import Origin, Origins, SessionMeta, bucket_table, full_table
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, Latest, SessionFlush

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.align import SET_NS, Update, update_all
 from collector.host.flows import unknown_flow
 from collector.host.iteration_rows import Accounted, IterationRows

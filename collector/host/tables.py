@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.flows import AllFlows, Links, unknown_flow
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.ledger import LedgerAccounts

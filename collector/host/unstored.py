@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from collector.dataset.resume import SessionState
+from collector.dataset.manifest import SessionState
 from collector.dataset.tables import (
     Origin,
     Origins,

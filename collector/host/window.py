@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.align import Alignment, Update
 from collector.host.flows import MOST_FLOWS, FlowTable, Links
 from collector.host.rank import Resumed

@@ -105,7 +105,7 @@ def _staging(data: Path, session: str) -> Iterator[Path]:
 
 def _store(replay: "Replay", directory: Path) -> None:
     """The collector's own pipeline, without its network and clock."""
-    from collector.dataset.resume import Resume
+    from collector.dataset.manifest import Resume
     from collector.dataset.sink import ParquetSink
     from collector.host.rows import gather
     from collector.host.stage import HostStage

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from collector.dataset.resume import SessionState
+from collector.dataset.manifest import SessionState
 from collector.dataset.tables import SCHEMAS
 from netmon.errors import NoRowsError
 from netmon.history.dataset import open_table, stream

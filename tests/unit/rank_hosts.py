@@ -7,7 +7,7 @@ import numpy as np
 from collector_stream import MS, TrainingAgent, hello, mark
 from decoded import gather
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.stage import HostStage
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings

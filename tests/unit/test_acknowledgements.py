@@ -7,7 +7,7 @@ import pytest
 from collector_stream import DL_TX, MS, Host, S, clock, flows, hello, mark, rows
 from decoded import gather
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.stage import HostStage
 from collector.jobs.rank_registry import RankRegistry
 from collector.server import flush_pause_s

@@ -12,7 +12,7 @@ from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, evidence, he
 from decoded import gather
 from test_store import Collector, batches, read
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.stage import HostStage
 from collector.host.tables import Lately
 from collector.jobs.rank_registry import RankRegistry

@@ -18,7 +18,7 @@ from receiver_here import receive_here
 from test_collector_server import collector, first_stored, message, send, session
 
 from collector import agent_checks
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.unstored import SessionFlush

@@ -14,7 +14,7 @@ from dataset_rows import BEGIN_NS, table
 from iteration_tables import iteration_rows
 from test_store import store_small
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.dataset.sink import ParquetSink
 from collector.host.flows import Links
 from collector.host.rows import ARRIVED

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_hosts import over, ranks
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.stage import HostStage, Settled
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings

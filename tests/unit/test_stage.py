@@ -10,7 +10,7 @@ import pytest
 from collector_stream import MS, UTC, S, TrainingAgent
 from decoded import gather
 
-from collector.dataset.resume import Resume
+from collector.dataset.manifest import Resume
 from collector.host.ledger import ROWS
 from collector.host.rows import SETTLED
 from collector.host.stage import HostStage, Settled
