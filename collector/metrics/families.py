@@ -14,8 +14,8 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
 
 from collector.flushing import DELAY_BOUNDS_S, Delays
-from collector.metrics.job_counts import BOUNDS_S, LOST, JobCounts
 from collector.view.frozen import Frozen
+from collector.view.job_views import BOUNDS_S, LOST, JobCounts
 from netmon.dl.grouped import starts
 from netmon.dl.hangs import line
 from netmon.records import CLASS_NAMES, Direction

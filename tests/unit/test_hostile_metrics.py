@@ -13,9 +13,9 @@ from test_collector_server import message
 from test_metrics import ended, iteration
 from waiting import free_port
 
-from collector.metrics import job_counts
 from collector.metrics.families import MOST_INTERFACES
-from collector.metrics.job_counts import MOST_JOBS, MOST_OF_HOST, OTHER, Counts
+from collector.view import job_views
+from collector.view.job_views import MOST_JOBS, MOST_OF_HOST, OTHER, Counts
 from netmon.records import Batch, Hello, Interface, Moment
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 
@@ -71,7 +71,7 @@ def test_which_jobs_have_a_series_is_decided_by_bytes(monkeypatch: pytest.Monkey
     assert len(jobs) == MOST_JOBS + 1
     assert jobs["large"].seconds == 1.0
     assert sum(job.seconds for job in jobs.values()) == 2 * MOST_JOBS + 1  # those that lost theirs count as others
-    monkeypatch.setattr(job_counts, "_QUIET_S", 0.0)  # what trains no more goes first
+    monkeypatch.setattr(job_views, "_QUIET_S", 0.0)  # what trains no more goes first
     counts.add_bytes("new", lambda: ["h1"], 1)
     assert "new" in counts.copy()
 

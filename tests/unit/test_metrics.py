@@ -29,10 +29,10 @@ from waiting import DIES_WITH_US, free_port, wait_for
 from collector.dataset.sink import ParquetSink
 from collector.host.iteration_rows import IterationRows
 from collector.metrics.families import Seen, families
-from collector.metrics.job_counts import BOUNDS_S, MOST_CULPRITS, MOST_JOBS, OTHER, Counts, JobCounts
 from collector.registry import Registry
 from collector.server import serve
 from collector.settings import Settings
+from collector.view.job_views import BOUNDS_S, MOST_CULPRITS, MOST_JOBS, OTHER, Counts, JobCounts
 from netmon.agent.loop_watchdog import LoopWatchdog
 from netmon.agent.metrics import AgentMetrics, AgentNews
 from netmon.agent.recorder import Recorder, in_memory
