@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from netmon.agent.downtime import OWN_COUNTERS, Beginning, LinkAccount, encode_accounts
-from netmon.agent.nic import Links
+from netmon.agent.host_part import Links
 from netmon.agent.settings import Settings
 from netmon.agent.spool import COUNTS
 from netmon.kernel import loader, nic, privilege

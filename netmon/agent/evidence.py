@@ -11,8 +11,7 @@ import numpy as np
 from netmon.agent.collectives import Collectives
 from netmon.agent.counting import Counting
 from netmon.agent.flow_owners import UserNames
-from netmon.agent.host_part import HostPart
-from netmon.agent.nic import NicSamples
+from netmon.agent.host_part import HostPart, NicSamples
 from netmon.agent.settings import Settings
 from netmon.agent.transfers import Transfers
 from netmon.agent.transport import TransportLooks

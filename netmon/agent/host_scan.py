@@ -11,7 +11,7 @@ from typing import Any
 
 from netmon.agent.evidence import Evidence
 from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.nic import Links
+from netmon.agent.host_part import Links
 from netmon.agent.training_marks import TrainingMarks
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import Changes

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from netmon.agent.host_part import INTERVAL_NS, MOST_RANKS, STEP_NS, HostPart
-from netmon.agent.nic import Links, NicSamples
+from netmon.agent.host_part import INTERVAL_NS, MOST_RANKS, STEP_NS, HostPart, Links, NicSamples
 from netmon.evidence import UNKNOWN
 from netmon.kernel.load import OpenFiles, Softnet
 from netmon.kernel.stops import RankStops

@@ -3,7 +3,7 @@
 
 import socket
 
-from netmon.agent.nic import Links
+from netmon.agent.host_part import Links
 
 GONE = 1 << 22  # no interface has such an index
 LOOPBACK = socket.if_nametoindex("lo")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counters that stand still are not sent again, until everything is."""
 
-from netmon.agent.nic import Links, NicSamples
+from netmon.agent.host_part import Links, NicSamples
 
 S = 1_000_000_000
 
