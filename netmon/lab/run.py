@@ -270,7 +270,7 @@ def together(data: Path, specs: Sequence[RunSpec]) -> Iterator[Jobs]:
     """Train all jobs, each named by its spec, until the context is left. Raises UsageError or LabError.
 
     All are of the lab's own trainer, without cross traffic, and on the first one's network. They may end in the middle
-    of an iteration. DATA/lab/<job> has what DATA/lab has of a single run (netmon.lab.record); netmon.lab.labelled
+    of an iteration. DATA/lab/<job> has what DATA/lab has of a single run (netmon.lab.record); netmon.bench.inference
     reads both.
     """
     specs = [replace(spec, data=data, cross=(), cross_load=0.0) for spec in specs]

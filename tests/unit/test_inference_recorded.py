@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from netmon.bench.inference import recorded_runs, replay, scores
+from netmon.bench.inference import find, read, recorded_runs, replay, scores, write
 from netmon.bench.result import document
 from netmon.cli import main
 from netmon.dl.step_alignment import matched
 from netmon.errors import DataError
-from netmon.lab.labelled import find, read, write
 
 RUNS = sorted(recorded_runs().glob("*.parquet"), key=lambda path: path.name)
 QUIET = next(path for path in RUNS if path.stem == "horovod-3x1M-quiet")

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from training_traffic import BYTES_PER_MS, MS, START, Wire, both_ways, replay, ring
 
-from netmon.bench.inference import recorded_runs, scores
+from netmon.bench.inference import read, recorded_runs, scores
 from netmon.bench.inference import replay as replay_run
 from netmon.dl.inference.bursts import Bursts, recurring_volume
-from netmon.lab.labelled import read
 
 PARALLEL = sorted((recorded_runs() / "parallel").glob("*.parquet"))
 STEPS = 40
