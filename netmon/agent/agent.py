@@ -11,8 +11,7 @@ from netmon.agent import downtime
 from netmon.agent.counting import LOOK_NS, Counting, PollSchedule, PrivilegedStart
 from netmon.agent.evidence import Evidence
 from netmon.agent.exchange import Clock
-from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import AggregateFlows, RecentFlows, describe_flows, distinct_ids
+from netmon.agent.flow_owners import AggregateFlows, FlowOwners, RecentFlows, describe_flows, distinct_ids
 from netmon.agent.host_scan import HostScan
 from netmon.agent.loop_watchdog import LoopWatchdog
 from netmon.agent.sending import Sending

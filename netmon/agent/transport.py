@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.agent.flow_owners import local_end
-from netmon.agent.flows import distinct_ids
+from netmon.agent.flow_owners import distinct_ids, local_end
 from netmon.evidence import TRANSPORT, UNKNOWN
 from netmon.kernel.sock_diag import ECN, RTT_UNKNOWN, TCP_INFO, Endpoint, TcpInfo
 from netmon.rate_limiter import TimeLimiter

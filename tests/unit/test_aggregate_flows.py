@@ -7,8 +7,7 @@ from collector_stream import clock
 
 from collector.dataset.tables import Origin, Origins, flow_table
 from collector.host.flows import STATE, Links
-from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import AggregateFlows, RecentFlows
+from netmon.agent.flow_owners import AggregateFlows, FlowOwners, RecentFlows
 from netmon.agent.spool import link_totals
 from netmon.dl.timemap import TimeMap
 from netmon.kernel.meter.flow_numbers import Aggregate, Aggregates

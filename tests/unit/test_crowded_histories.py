@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from slot_machine import SlotMachine
 
-from netmon.agent import flows as flow_module
-from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import AggregateFlows, RecentFlows, describe_flows, distinct_ids
+from netmon.agent import flow_owners as flow_module
+from netmon.agent.flow_owners import AggregateFlows, FlowOwners, RecentFlows, describe_flows, distinct_ids
 from netmon.agent.pressure import Backlog, Resolution
 from netmon.agent.spool import link_totals
 from netmon.kernel.meter.flow_numbers import FlowLimit, FlowNumbers
