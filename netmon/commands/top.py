@@ -181,7 +181,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
 
 def _stored(addresses: str, security: Security) -> "Past":
     from netmon.history.past import DatasetPast
-    from netmon.wire.queries import CollectorRows
+    from netmon.wire.watch import CollectorRows
 
     return DatasetPast(CollectorRows(addresses, security))
 

@@ -35,9 +35,8 @@ from netmon.agent.stream import Backoff
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, batch_subject, make_streams
-from netmon.wire.queries import get_full
 from netmon.wire.security import read_servers
-from netmon.wire.watch import UnreachableError
+from netmon.wire.watch import UnreachableError, get_full
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from netmon.errors import WireError
 from netmon.history.past import DatasetPast, StoredRows
 from netmon.past import STEP_TIMES, TABLES, RowQuery
 from netmon.top.collector_past import CollectorPast
-from netmon.wire.queries import CollectorRows, decode_wanted, encode_wanted
-from netmon.wire.watch import UnreachableError
+from netmon.wire.watch import CollectorRows, UnreachableError, decode_wanted, encode_wanted
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"
 S = 1_000_000_000
