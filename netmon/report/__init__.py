@@ -29,9 +29,9 @@ from netmon.report.iteration_times import (
     training_share,
     without_warm_up,
 )
-from netmon.report.runs import read_runs
 from netmon.report.scan import burst_spans, peak_bytes, peak_to_mean
 from netmon.report.study import Study, read_study
+from netmon.report.summary import read_runs
 
 __all__ = [
     "CongestionPoint",

@@ -8,8 +8,8 @@ import pandas as pd
 from netmon.history.dataset import groups
 from netmon.report.chapters.accounts import coverage
 from netmon.report.chapters.slowdown import fits_by_profile
-from netmon.report.runs import SIZE
 from netmon.report.study import Study
+from netmon.report.summary import SIZE
 from netmon.units import format_bytes, format_duration
 
 BURST, CONSISTENT = "burst", "websearch"

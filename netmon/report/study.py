@@ -24,9 +24,8 @@ from netmon.report.iteration_times import (
     level_statistics,
     without_warm_up,
 )
-from netmon.report.runs import SIZE, read_runs, runs_from_jobs
 from netmon.report.scan import COLUMNS, MS, SLICE_NS, Scan, Traffic, TrainingTimes, scan, training_times
-from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
+from netmon.report.summary import ACCOUNT_COLUMNS, LINK, SIZE, link_accounts, read_runs, runs_from_jobs
 from netmon.units import format_duration
 from netmon.views import Incident, Verdict
 

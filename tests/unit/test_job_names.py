@@ -6,7 +6,7 @@ import pytest
 
 from netmon.history.dataset import names_of, requested_job
 from netmon.kernel.processes import MOST_JOB_NAME, job_name, script_name
-from netmon.report.runs import model_size
+from netmon.report.summary import model_size
 from netmon.views import distinct_names
 
 PYTHON = ["/usr/bin/python3.11", "-u", "/home/eve/train.py", "--epochs", "3"]

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from netmon.history.dataset import groups, records
 from netmon.report.iteration_times import spare_capacity, training_share
-from netmon.report.runs import SIZE
 from netmon.report.study import (
     NO_LEVELS,
     NO_TIMES,
@@ -34,6 +33,7 @@ from netmon.report.style import (
     legend_outside,
     profile_style,
 )
+from netmon.report.summary import SIZE
 
 # --- Figures of what training sends and leaves.
 
