@@ -28,8 +28,7 @@ from collector.view.sessions import Sessions
 from collector.view.view import RankPairs, View
 from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError
-from netmon.past import RowQuery
-from netmon.views import Hang, Selection, Snapshot, Verdict
+from netmon.views import Hang, RowQuery, Selection, Snapshot, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class Dataset(Protocol):
     """What the collector itself reads of what it has stored."""
 
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
-        """As netmon.past.Rows has them. Blocks for each. Raises NetmonError."""
+        """As netmon.views.Rows has them. Blocks for each. Raises NetmonError."""
 
     def verdicts(self, job: str, since_ns: int, until_ns: int) -> Sequence[Verdict]:
         """Made now, on a job's iterations that stand out and overlap this time (UTC). Blocks. Raises DataError."""

@@ -27,9 +27,9 @@ from collector.host.rows import COUNTS
 from netmon.dl.grouped import ascending, order_by
 from netmon.errors import DataError, UsageError
 from netmon.evidence import EVIDENCE
-from netmon.past import DROPPED, RECENT
 from netmon.service import sync_directory, sync_way_to
 from netmon.units import parse_duration, parse_size
+from netmon.views import DROPPED, RECENT
 
 ROWS_PER_GROUP = 1 << 17
 """About half a megabyte: a host's rows of a minute or two, which statistics let a reader skip."""
@@ -298,7 +298,7 @@ def _remove_if(dated: Path, folder: Path, before_s: float) -> None:
 # --- The small files of some minutes become one that never changes: when, and how they are merged in little memory.
 #
 # What is acknowledged has to be on the disk within a second or two, which makes small files. They lie apart (see
-# netmon.past.RECENT), so that whoever reads the tables without netmon meets no file that goes away.
+# netmon.views.RECENT), so that whoever reads the tables without netmon meets no file that goes away.
 
 ROLL_S = 300
 """Programs other than netmon see rows that are so old."""

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.timemap import TimeMap
-from netmon.past import RECENT
 from netmon.records import CLASS_NAMES, Class, Direction, Flow, Hello, Owner
+from netmon.views import RECENT
 
 # --- What a session's restart needs to know, so that batches sent again are stored once.
 #
@@ -188,7 +188,7 @@ class StoredFile:
 
     @property
     def path(self) -> str:
-        """Below the dataset's directory (see netmon.past.RECENT)."""
+        """Below the dataset's directory (see netmon.views.RECENT)."""
         hour = f"{self.name}/{self.partition}"
         return f"{RECENT}/{hour}/{self.roll}/{self.stem}.parquet" if self.roll else f"{hour}/{self.stem}.parquet"
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from collector.dataset.files import Disk, Staging, write_file
 from collector.dataset.manifest import Manifest, OtherManifest, StoredFile
 from netmon.errors import DataError, UsageError
-from netmon.past import WRITER
+from netmon.views import WRITER
 
 OWN = ".netmon"
 """The folder of what is not rows; readers pass over names that begin with a dot."""

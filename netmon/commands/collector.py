@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collector.bus.worker import WorkerSettings
     from collector.metrics.spans import Spans
     from netmon.dl.sharing.advice import Advice
-    from netmon.past import RowQuery
-    from netmon.views import Verdict
+    from netmon.views import RowQuery, Verdict
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 _ADVISED_S = 30.0

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from netmon.past import Past
     from netmon.top.program import Program
-    from netmon.views import Selection, Snapshot
+    from netmon.views import Past, Selection, Snapshot
 
 HELP = "show hosts, links, jobs and flows live"
 EXAMPLES = """\

@@ -10,9 +10,8 @@ import pandas as pd
 
 from netmon.dl.verdict.baseline import Durations, matrix, usual
 from netmon.dl.verdict.evidence import Steps
-from netmon.past import STEP_TIMES
 from netmon.records import CLASS_NAMES, Class, Direction, Flow, Table
-from netmon.views import FlowView, LinkView
+from netmon.views import STEP_TIMES, FlowView, LinkView
 
 WIDTHS_NS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000, *(10**n * m for n in range(6, 10) for m in (1, 2, 5)))
 """Widths of the columns that links' rates are shown in."""

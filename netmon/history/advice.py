@@ -20,9 +20,8 @@ from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, Words, all_of, known_columns, open_table, read_rows, stream
 from netmon.history.judging import incidents_of, process_name, read_verdicts
 from netmon.history.past import WIDEST_NS, StoredRows
-from netmon.past import HOUR_NS
 from netmon.records import CLASS_NAMES, Class
-from netmon.views import Incident
+from netmon.views import HOUR_NS, Incident
 
 _LINK = ("host", "interface", "direction")
 _ROW = [*_LINK, "session", "flow_id", "bucket_start_ns", "bucket_ns", "wire_bytes", "class", "job", "iteration"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a dataset: which there are, and opening one that was listed, also after others have taken its place.
 
-A collector makes one file of the small ones of some minutes (see netmon.past.RECENT). The small ones stay for ten
+A collector makes one file of the small ones of some minutes (see netmon.views.RECENT). The small ones stay for ten
 minutes, as do the files of an hour that is not to be kept: whoever lists first and opens later reads every row once.
 """
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
-from netmon.past import DROPPED, HOUR_NS, RECENT, WRITER
+from netmon.views import DROPPED, HOUR_NS, RECENT, WRITER
 
 _MOST_NS, _WIDEST_NS = 1 << 62, 10_000_000_000  # of the epoch, in the year 2116; of a bucket
 _MOMENTS = ("start_ns", "end_ns", "first_ns", "last_ns", "time_ns", "bucket_start_ns", "reported_ns")

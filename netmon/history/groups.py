@@ -17,9 +17,8 @@ from netmon.dl.rank_activity import OVER
 from netmon.errors import NoRowsError
 from netmon.evidence import GROUP_COLUMNS, UNKNOWN
 from netmon.history.dataset import open_table, read_rows, stream
-from netmon.past import RowQuery, Rows
 from netmon.units import format_bytes, format_duration
-from netmon.views import GroupLine, Hang, Hung, Verdict
+from netmon.views import GroupLine, Hang, Hung, RowQuery, Rows, Verdict
 
 _COLUMNS = ["host", "job", *GROUP_COLUMNS]
 _LATELY_NS = 600_000_000_000  # of a job's last steps, which say what its groups are

@@ -33,20 +33,26 @@ from netmon.history.dataset import (
 )
 from netmon.history.files import has_ended, hour_of, open_file, table_files
 from netmon.history.groups import groups_lately
-from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, RowQuery, Rows
 from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
 from netmon.units import format_duration
 from netmon.views import (
+    HOUR_NS,
     RECENT_INCIDENTS,
     RECENT_ITERATIONS,
+    STEP_TIMES,
+    Frame,
     GroupLine,
     HostView,
     Incident,
     JobView,
     LinkView,
     Page,
+    PastSteps,
+    RankSpan,
     RankTimes,
     RankView,
+    RowQuery,
+    Rows,
     Snapshot,
     Totals,
     Verdict,

@@ -38,10 +38,9 @@ from netmon.errors import DataError
 from netmon.lab.network import Network
 from netmon.lab.process import Process
 from netmon.lab.spec import PARALLEL_TRAINERS, RunSpec
-from netmon.past import RECENT
 from netmon.records import Table
 from netmon.version import __version__
-from netmon.views import Cause
+from netmon.views import RECENT, Cause
 
 FOLDER = "lab"
 RUNS = "runs"

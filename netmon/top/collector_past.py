@@ -12,10 +12,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from netmon.errors import NetmonError
-from netmon.past import HOUR_NS, Frame, Past, PastSteps, RankSpan
 from netmon.records import Class, Direction, Flow, Owner, Table
 from netmon.units import format_duration
-from netmon.views import STEP, GroupLine, JobView, Page, RankTimes, RankView, Selection, Snapshot, Verdict
+from netmon.views import (
+    HOUR_NS,
+    STEP,
+    Frame,
+    GroupLine,
+    JobView,
+    Page,
+    Past,
+    PastSteps,
+    RankSpan,
+    RankTimes,
+    RankView,
+    Selection,
+    Snapshot,
+    Verdict,
+)
 from netmon.wire.security import PLAIN, Security
 from netmon.wire.watch import Outage, UnreachableError, split, watch_once
 

@@ -12,12 +12,11 @@ from netmon.dl.hangs import line as hang_line
 from netmon.dl.verdict import NOTABLE
 from netmon.dl.verdict.baseline import usual_of_job
 from netmon.dl.verdict.incidents import incidents, line, remedy, renamed
-from netmon.past import PastSteps
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import broken, clock, day
 from netmon.top.rows import Kind, Part
 from netmon.units import format_duration
-from netmon.views import Incident, JobView
+from netmon.views import Incident, JobView, PastSteps
 
 _MOST_HUNG = 3  # jobs that stand still
 _MOST_LINES = 3  # of one incident

@@ -13,7 +13,6 @@ from netmon.dl.verdict.baseline import usual_of_job
 from netmon.dl.verdict.incidents import of_verdict, remedy
 from netmon.dl.verdict.incidents import renamed as renamed_incident
 from netmon.dl.verdict.verdict_text import arithmetic, renamed
-from netmon.past import Frame, PastSteps
 from netmon.records import CLASS_LETTERS, CLASS_NAMES, STACK
 from netmon.top.filters import Filter, exactly
 from netmon.top.flows import (
@@ -43,7 +42,19 @@ from netmon.top.options import Options, named
 from netmon.top.rows import Kind, Part, numeric
 from netmon.top.steps import STEPS, VERDICTS, Step
 from netmon.units import format_bytes, format_duration, format_rate
-from netmon.views import FlowView, GroupLine, Incident, JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
+from netmon.views import (
+    FlowView,
+    Frame,
+    GroupLine,
+    Incident,
+    JobView,
+    LinkView,
+    PastSteps,
+    RankTimes,
+    Selection,
+    Snapshot,
+    Verdict,
+)
 
 # --- Where the reader is: everything → job → iteration → rank → flow, links and verdicts; and what is shown there.
 

@@ -16,14 +16,13 @@ from textual.message import Message
 from textual.message_pump import MessagePump
 
 from netmon.errors import NetmonError
-from netmon.past import Frame, Past, PastSteps, RankSpan
 from netmon.top.glyphs import class_sparkline_styles, clock, shown, sparkline
 from netmon.top.incidents import of_past
 from netmon.top.links import ARROWS
 from netmon.top.options import Options
 from netmon.top.steps import Step, step_of, steps_of
 from netmon.units import format_duration
-from netmon.views import GroupLine, Incident, LinkView, RankTimes, Snapshot, Verdict
+from netmon.views import Frame, GroupLine, Incident, LinkView, Past, PastSteps, RankSpan, RankTimes, Snapshot, Verdict
 from netmon.wire.watch import Outage
 
 # --- A span of the past on a time axis: what ranks did, and what links carried, as finely as buckets are.

@@ -25,7 +25,6 @@ from textual.events import DescendantFocus, Event, Key, MouseDown, Resize
 from textual.filter import LineFilter
 from textual.widgets import Input, Static
 
-from netmon.past import Past, PastSteps
 from netmon.top import layout, moments
 from netmon.top.filters import Filter, parse
 from netmon.top.flows import GROUPINGS, FlowGroup
@@ -48,7 +47,7 @@ from netmon.top.moments import Answer, Ended, MomentView, Reader, Update
 from netmon.top.options import Options, present_flows, present_links, short_names
 from netmon.top.steps import Step
 from netmon.top.widgets import FilterLine, HelpScreen, RowTable
-from netmon.views import GroupLine, Selection, Snapshot, Verdict
+from netmon.views import GroupLine, Past, PastSteps, Selection, Snapshot, Verdict
 from netmon.wire.watch import Outage
 
 # --- Text that can be read on whatever it stands on: colours keep their hue, and are made as much lighter as it takes.

@@ -9,14 +9,13 @@ from rich.text import Text
 
 from netmon.dl.verdict import NOTABLE
 from netmon.dl.verdict.verdict_text import reason, renamed
-from netmon.past import PastSteps
 from netmon.records import Table
 from netmon.top.filters import Values, exactly
 from netmon.top.glyphs import clock, iteration
 from netmon.top.options import Options
 from netmon.top.rows import Kind, Part, numeric
 from netmon.units import format_duration
-from netmon.views import Verdict
+from netmon.views import PastSteps, Verdict
 
 
 class Step(NamedTuple):

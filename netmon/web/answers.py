@@ -19,8 +19,7 @@ from netmon.dl.verdict.baseline import MOST, Durations, usual
 from netmon.dl.verdict.incidents import Incidents, line, remedy, who
 from netmon.errors import UsageError
 from netmon.history.dataset import plain_words
-from netmon.past import RowQuery, Rows
-from netmon.views import NETWORK, Cause, Incident, RankPair, Verdict
+from netmon.views import NETWORK, Cause, Incident, RankPair, RowQuery, Rows, Verdict
 from netmon.web.source import BLOCK, HOST, JOB, PHASES, SHOWN, Catalogue, Floats, Lane, Lanes, Source, density
 
 _AGAIN_S = 0.5

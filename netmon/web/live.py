@@ -16,9 +16,8 @@ from netmon.dl.sharing.advice_text import called
 from netmon.dl.verdict.baseline import usual_of_job
 from netmon.dl.verdict.verdict_text import from_columns, renamed
 from netmon.errors import DataError, NetmonError
-from netmon.past import HOUR_NS, RowQuery, Rows
 from netmon.records import CLASS_NAMES, Direction
-from netmon.views import JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
+from netmon.views import HOUR_NS, JobView, LinkView, RankTimes, RowQuery, Rows, Selection, Snapshot, Verdict
 from netmon.web.source import (
     JOB,
     RANK,

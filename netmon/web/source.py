@@ -10,9 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from netmon.dl.verdict import NOTABLE
-from netmon.past import Rows
 from netmon.records import CLASS_NAMES, COUNTS
-from netmon.views import Hang, RankPair, RankTimes, Verdict
+from netmon.views import Hang, RankPair, RankTimes, Rows, Verdict
 
 # --- Iterations of many ranks in arrays: where each one's time went, and how much of each bin that is.
 #

@@ -35,8 +35,7 @@ from netmon.history.files import files_of_time, read_footer, table_files
 from netmon.history.judging import explained, stored_verdicts
 from netmon.history.past import StoredRows
 from netmon.history.transfers import pairs_of
-from netmon.past import HOUR_NS, Rows
-from netmon.views import RankPair, RankTimes, Verdict
+from netmon.views import HOUR_NS, RankPair, RankTimes, Rows, Verdict
 from netmon.web.source import (
     JOB,
     RANK,

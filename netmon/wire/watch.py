@@ -17,8 +17,20 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from netmon.errors import CertificateError, NetmonError, UsageError, WireError
-from netmon.past import TABLES, RowQuery
-from netmon.views import RECENT_HANGS, Hang, JobView, LinkView, Page, RankTimes, Selection, Snapshot, Totals, Verdict
+from netmon.views import (
+    RECENT_HANGS,
+    TABLES,
+    Hang,
+    JobView,
+    LinkView,
+    Page,
+    RankTimes,
+    RowQuery,
+    Selection,
+    Snapshot,
+    Totals,
+    Verdict,
+)
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_NAME
 from netmon.wire.mapping import decode_snapshot, encode_selection
@@ -373,7 +385,7 @@ _MOST_COLUMNS, _MOST_VALUES = 64, 4_096
 
 
 class CollectorRows:
-    """See netmon.past.Rows. Of several workers, which share a dataset, the first one that answers is asked."""
+    """See netmon.views.Rows. Of several workers, which share a dataset, the first one that answers is asked."""
 
     def __init__(self, addresses: str, security: Security = PLAIN) -> None:
         """addresses: of a collector, or of several workers with commas."""

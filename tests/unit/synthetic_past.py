@@ -7,8 +7,7 @@ import numpy as np
 from snapshot_example import example
 
 from netmon.errors import DataError
-from netmon.past import STEP_TIMES, Frame, PastSteps, RankSpan
-from netmon.views import GroupLine, RankTimes
+from netmon.views import STEP_TIMES, Frame, GroupLine, PastSteps, RankSpan, RankTimes
 
 BEGIN_NS = 1_795_255_900_000_000_000
 USUAL_NS, SLOW_NS = 300_000_000, 590_000_000

@@ -25,7 +25,7 @@ from netmon.commands import collector
 from netmon.errors import DataError, UsageError
 from netmon.history.dataset import open_table, stream
 from netmon.options import defaults_from
-from netmon.past import RECENT
+from netmon.views import RECENT
 
 
 @pytest.fixture(autouse=True)

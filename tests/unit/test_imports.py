@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 TYPES = {"columnar", "records", "evidence", "views", "errors", "units", "options"} | {
     "marks",
     "own_module",
-    "past",
     "rate_limiter",
     "service",
 }
@@ -28,7 +27,6 @@ MAY_IMPORT = {
     "records": {"errors", "evidence"},
     "errors": set(),
     "views": {"records"},
-    "past": {"records", "views"},
     "units": {"errors"},
     "options": {"errors", "units"},
     "own_module": {"errors"},
@@ -41,7 +39,7 @@ MAY_IMPORT = {
     "native": set(),
     "wire": TYPES | {"native"},
     "certificates": TYPES | {"wire"},
-    "dl": {"columnar", "native", "records", "evidence", "errors", "views", "past", "units"},
+    "dl": {"columnar", "native", "records", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},

@@ -14,12 +14,11 @@ from netmon.commands import top
 from netmon.dl.past_frames import column_width, flows_of, links_of, step_times
 from netmon.errors import DataError
 from netmon.history.past import DatasetPast, StoredRows
-from netmon.past import HOUR_NS, STEP_TIMES
 from netmon.records import Class, Direction
 from netmon.top.collector_past import CollectorPast
 from netmon.top.flows import owner
 from netmon.top.steps import step_of, steps_of
-from netmon.views import STEP
+from netmon.views import HOUR_NS, STEP, STEP_TIMES
 from netmon.wire.watch import FullPart
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"
@@ -121,7 +120,7 @@ def test_what_snapshots_tell_is_remembered_once() -> None:
 
 
 def test_the_iteration_that_is_meant_is_the_one_nearest_to_the_moment() -> None:
-    from netmon.past import PastSteps
+    from netmon.views import PastSteps
 
     table = np.zeros(4, STEP_TIMES)
     table["number"], table["start_ns"] = [1, 2, 1, 2], [10, 20, 1000, 1010]

@@ -17,8 +17,8 @@ from collector import answers as answers_module
 from netmon.dl.past_frames import joined_times
 from netmon.errors import WireError
 from netmon.history.past import DatasetPast, StoredRows
-from netmon.past import STEP_TIMES, TABLES, RowQuery
 from netmon.top.collector_past import CollectorPast
+from netmon.views import STEP_TIMES, TABLES, RowQuery
 from netmon.wire.watch import CollectorRows, UnreachableError, decode_wanted, encode_wanted
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"

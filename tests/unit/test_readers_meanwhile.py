@@ -19,7 +19,7 @@ import netmon
 from netmon.history.dataset import Tables, Window, open_rows, open_table, stream
 from netmon.history.files import table_files
 from netmon.history.past import StoredRows
-from netmon.past import RECENT, RowQuery
+from netmon.views import RECENT, RowQuery
 from netmon.web.stored import Hour
 
 EVER = (BEGIN_NS - HOUR_NS, BEGIN_NS + 1000 * HOUR_NS)

@@ -22,8 +22,8 @@ from collector.registry import Registry
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.errors import DataError
-from netmon.past import RECENT
 from netmon.records import Batch, ClockSample, Direction, Hello, Moment, Training
+from netmon.views import RECENT
 
 DEFAULTS = Settings()
 MANY = 5_000  # flows: more than one file of them holds

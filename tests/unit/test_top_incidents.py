@@ -17,7 +17,6 @@ from test_top_program import Seen, Source, compare, patient, run  # noqa: F401
 
 from netmon.dl.verdict.baseline import usual_of_job
 from netmon.dl.verdict.incidents import incidents
-from netmon.past import STEP_TIMES, PastSteps
 from netmon.top.frame import document
 from netmon.top.incidents import calm, lines_of, of_past, with_older
 from netmon.top.layout import Level, Scene, incidents_of, shown_incidents, tables
@@ -26,7 +25,7 @@ from netmon.top.options import arrange
 from netmon.top.rows import StableOrder
 from netmon.top.steps import VERDICTS as VERDICTS_KIND
 from netmon.top.widgets import RowTable
-from netmon.views import Hang, Hung, Incident
+from netmon.views import STEP_TIMES, Hang, Hung, Incident, PastSteps
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 ANSWERS = {

@@ -19,10 +19,9 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 from netmon.errors import WireError
-from netmon.past import Past
 from netmon.top.program import Program
 from netmon.top.widgets import RowTable
-from netmon.views import Selection, Snapshot
+from netmon.views import Past, Selection, Snapshot
 from netmon.wire.watch import Outage
 
 SCREENS = Path(__file__).parent / "screens"

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from netmon.past import RowQuery
+from netmon.views import RowQuery
 from netmon.web import answers as module
 from netmon.web.answers import by_process, of_span
 

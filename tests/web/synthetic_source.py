@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from netmon.errors import DataError
-from netmon.past import RowQuery
-from netmon.views import Cause, Hang, RankPair, Verdict
+from netmon.views import Cause, Hang, RankPair, RowQuery, Verdict
 from netmon.web.server import Access, serve
 from netmon.web.source import JOB, RANK, SERIES, STEP, Catalogue, Rates, State, arranged, by_lane
 from netmon.wire.security import PLAIN
