@@ -13,7 +13,6 @@ from netmon.agent.evidence import Evidence
 from netmon.agent.exchange import Clock
 from netmon.agent.flow_owners import AggregateFlows, FlowOwners, RecentFlows, describe_flows, distinct_ids
 from netmon.agent.host_scan import HostScan
-from netmon.agent.loop_watchdog import LoopWatchdog
 from netmon.agent.sending import Sending
 from netmon.agent.settings import Settings
 from netmon.agent.spool_folder import open_folder
@@ -22,6 +21,7 @@ from netmon.agent.training_marks import MarkSocket, TrainingMarks
 from netmon.errors import KernelError
 from netmon.kernel.meter.meter import STALE_NS
 from netmon.records import Batch, LedgerSample
+from netmon.service import LoopWatchdog
 
 if TYPE_CHECKING:
     from netmon.telemetry.endpoint import Endpoint

@@ -17,10 +17,10 @@ from netmon.telemetry.endpoint import Condition, Endpoint, counter, gauge, own_f
 from netmon.wire.security import Role, Security
 
 if TYPE_CHECKING:
-    from netmon.agent.loop_watchdog import LoopWatchdog
     from netmon.agent.recorder import Recorder
     from netmon.agent.spool import Spool
     from netmon.agent.stream import Stream
+    from netmon.service import LoopWatchdog
 
 _LINK = ("interface", "direction")
 _STUCK_S = 15.0

@@ -14,16 +14,14 @@ from waiting import wait_for
 
 from collector.quarantine import Failures
 from netmon import service
-from netmon.agent import loop_watchdog
-from netmon.agent.loop_watchdog import LoopWatchdog
-from netmon.service import ClockJumps
+from netmon.service import ClockJumps, LoopWatchdog
 
 
 def test_a_loop_that_stands_still_is_named_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop_watchdog, "_STILL_S", 0.05)
-    monkeypatch.setattr(loop_watchdog, "_LOOK_S", 0.01)
+    monkeypatch.setattr(service, "_STILL_S", 0.05)
+    monkeypatch.setattr(service, "_LOOK_S", 0.01)
     watched, held = LoopWatchdog(), threading.Condition()
     standing = threading.Event()
 
@@ -36,7 +34,7 @@ def test_a_loop_that_stands_still_is_named_once(
 
     goes_on: list[int] = []
     thread = threading.Thread(target=loop)
-    with caplog.at_level(logging.WARNING, loop_watchdog.__name__):
+    with caplog.at_level(logging.WARNING, service.__name__):
         thread.start()
         standing.wait()
         wait_for(lambda: len(caplog.messages) == 1)
@@ -59,7 +57,7 @@ def test_a_host_that_was_suspended_says_for_how_long(caplog: pytest.LogCaptureFi
     assert not watched.turn()
     asleep[0] += 0.5
     assert [watched.turn(), watched.turn()] == [True, False]
-    with caplog.at_level(logging.WARNING, loop_watchdog.__name__):
+    with caplog.at_level(logging.WARNING, service.__name__):
         watched.check()
         asleep[0] += 3600
         watched.check()
@@ -99,10 +97,7 @@ def test_a_clock_that_is_set_is_said_and_counted(
 
 def test_suspend_is_no_jump_and_is_told_by_the_kernel() -> None:
     """A time namespace whose boot is an hour further back: as after an hour of sleep."""
-    program = (
-        "from netmon.agent.loop_watchdog import _asleep_s; from netmon.service import _set_s;"
-        "print(_asleep_s(), _set_s())"
-    )
+    program = "from netmon.service import _asleep_s; from netmon.service import _set_s;print(_asleep_s(), _set_s())"
     command = [sys.executable, "-c", program]
     namespace = ["unshare", "--time", "--boottime", "3600"]
     if os.geteuid() or not shutil.which("unshare"):
@@ -111,10 +106,10 @@ def test_suspend_is_no_jump_and_is_told_by_the_kernel() -> None:
     if "unshare" in slept.stderr:
         pytest.skip(f"this kernel has no time namespaces: {slept.stderr}")
     asleep_s, set_s = map(float, slept.stdout.split())
-    here_s, here_set_s = loop_watchdog._asleep_s(), service._set_s()
+    here_s, here_set_s = service._asleep_s(), service._set_s()
     assert asleep_s - here_s == pytest.approx(3600, abs=1)
     assert here_set_s - set_s == pytest.approx(3600, abs=1)
 
 
 def test_both_clocks_of_this_machine_can_be_read() -> None:
-    assert loop_watchdog._asleep_s() > -1
+    assert service._asleep_s() > -1

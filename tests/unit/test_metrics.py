@@ -33,7 +33,6 @@ from collector.registry import Registry
 from collector.server import serve
 from collector.settings import Settings
 from collector.view.job_views import BOUNDS_S, MOST_CULPRITS, MOST_JOBS, OTHER, Counts, JobCounts
-from netmon.agent.loop_watchdog import LoopWatchdog
 from netmon.agent.metrics import AgentMetrics, AgentNews
 from netmon.agent.recorder import Recorder, in_memory
 from netmon.agent.spool import Spool
@@ -41,6 +40,7 @@ from netmon.agent.spool_folder import SpoolFolder
 from netmon.dl.iterations import Iteration
 from netmon.errors import UnsupportedError, UsageError
 from netmon.records import CLASS_NAMES, Moment, Source
+from netmon.service import LoopWatchdog
 from netmon.telemetry.endpoint import used
 from netmon.views import Cause, Verdict
 from netmon.wire import netmon_pb2
