@@ -9,9 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.messages import ONSET_UPDATE, ClockUpdate, FlowUpdate, HostClock, HostNews, session_of
-from netmon.dl.clocks import Comparison, Correction, Points, Present, combine, fit_offsets
+from netmon.dl.clocks import (
+    MOST_DELAY_NS,
+    REST_NS,
+    Comparison,
+    Correction,
+    Points,
+    Present,
+    coarse_lag,
+    combine,
+    fit_offsets,
+    match_onsets,
+)
 from netmon.dl.grouped import joined
-from netmon.dl.onsets import MOST_DELAY_NS, REST_NS, coarse_lag, match_onsets
 from netmon.records import Direction, Table, empty
 
 # --- Flows of which both ends are seen, each on a host of its own.
