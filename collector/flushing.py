@@ -21,10 +21,9 @@ from collector.host.session import Session
 from collector.host.tables import Tables
 from collector.host.unstored import SessionFlush, by_session, flush_tables
 from collector.quarantine import Failures
-from netmon.columnar import Columns
 from netmon.dl.verdict.verdict_text import columns
 from netmon.errors import DataError
-from netmon.records import Hello
+from netmon.records import Columns, Hello
 from netmon.views import Hang, Verdict
 
 _log = logging.getLogger(__name__)

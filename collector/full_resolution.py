@@ -17,11 +17,10 @@ from collector.host.rows import SETTLED
 from collector.host.session import Session
 from collector.settings import Settings
 from collector.view.job_views import Jobs
-from netmon.columnar import Columns, joined
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, WireError
 from netmon.marks import printable
-from netmon.records import BUCKET, Class, Table, empty
+from netmon.records import BUCKET, Class, Columns, Table, empty, joined
 from netmon.views import Hang
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets

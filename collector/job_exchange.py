@@ -30,10 +30,9 @@ from collector.messages import (
     flow_numbers,
     session_of,
 )
-from netmon.columnar import Columns
 from netmon.dl.grouped import sums_by_two
 from netmon.dl.inference.types import TRAFFIC
-from netmon.records import Flow, Mark, Owner, Table, empty
+from netmon.records import Columns, Flow, Mark, Owner, Table, empty
 
 # --- Builds the messages of which the job stage lives from the sessions' windows, and applies what it answers.
 

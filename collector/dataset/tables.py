@@ -17,12 +17,11 @@ import pyarrow as pa
 from collector.host.flows import STATE, Links
 from collector.host.iteration_rows import Accounted
 from collector.host.rows import COLUMNS
-from netmon.columnar import Columns
 from netmon.dl.classify import NS_PER_S, TRAFFIC_NAMES
 from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.evidence import EVIDENCE, UNKNOWN
-from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Owner, Source, Table
+from netmon.records import CLASS_NAMES, Class, Columns, Flow, Hello, Interface, Moment, NicSample, Owner, Source, Table
 from netmon.views import SHARES
 from netmon.wire.tables import WORDS_OF
 

@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from collector.dataset.manifest import StoredFlow
 from collector.messages import BY_PEER, BY_TRAFFIC, flow_numbers
-from netmon.columnar import Columns
 from netmon.dl.account import TrafficOwner, traffic_owner
 from netmon.dl.classify import NS_PER_S, Traffic, flow_class, flow_traffic
 from netmon.dl.clocks import REST_NS
 from netmon.dl.grouped import order_by, starts
 from netmon.errors import WireError
-from netmon.records import COUNTS, Class, Direction, Flow, Hello, Interface, Owner, Table
+from netmon.records import COUNTS, Class, Columns, Direction, Flow, Hello, Interface, Owner, Table
 
 _Numbers = npt.NDArray[np.int64]
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from netmon.columnar import Columns
 from netmon.dl.grouped import GroupedValues, starts
-from netmon.records import Table, empty
+from netmon.records import Columns, Table, empty
 
 _Numbers = npt.NDArray[np.int64]
 

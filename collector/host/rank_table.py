@@ -12,14 +12,13 @@ from collector.host.flows import SessionKeys
 from collector.host.iteration_rows import Common, IterationRows
 from collector.host.rank import Owner, Rank, Resumed
 from collector.messages import STEP_UPDATE, StepEvents
-from netmon.columnar import Columns, joined
 from netmon.dl.grouped import starts
 from netmon.dl.history import PayloadHistory
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.step_alignment import Events, StepMoment
 from netmon.dl.understanding import Understanding
-from netmon.records import Moment, Source, Table
+from netmon.records import Columns, Moment, Source, Table, joined
 from netmon.wire.limits import FURTHEST_NS
 from netmon.wire.tables import RANKS
 

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon import records
-from netmon.columnar import Columns, joined
 from netmon.dl.grouped import order_by, starts
-from netmon.records import COARSE, COUNTED, Batch, Table
+from netmon.records import COARSE, COUNTED, Batch, Columns, Table, joined
 from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, Runs, decode_many
 from netmon.wire.tables import LEDGER
 

@@ -19,10 +19,9 @@ from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, Latest, SessionFlush
 from collector.host.window import HostWindow
 from collector.messages import BY_PEER, NO_NUMBERS
-from netmon.columnar import Columns
 from netmon.dl.numbering import Trust
 from netmon.errors import WireError
-from netmon.records import Flow, Hello, NicSample
+from netmon.records import Columns, Flow, Hello, NicSample
 from netmon.wire import netmon_pb2
 
 MOST_RECENT = 8

@@ -27,11 +27,22 @@ from collector.host.tables import Classified, Tables
 from collector.host.window import HostWindow
 from collector.messages import TickAnswer, TickNews, flow_id_of, session_of
 from collector.settings import Settings
-from netmon.columnar import Columns, joined
 from netmon.dl.classify import crosses
 from netmon.dl.grouped import distinct, edges, latest_of, starts
 from netmon.errors import WireError
-from netmon.records import ITERATION, ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Source, Table
+from netmon.records import (
+    ITERATION,
+    ClockExchange,
+    ClockSample,
+    Columns,
+    Flow,
+    Hello,
+    Mark,
+    NicSample,
+    Source,
+    Table,
+    joined,
+)
 from netmon.views import SourceScore
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import ManyBatches, decode_many

@@ -21,13 +21,12 @@ from collector.host.rows import COLUMNS, Pending, PendingRows, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored, UnstoredIterations
 from collector.settings import Settings
-from netmon.columnar import Columns, joined
 from netmon.dl.account import HostAccounts, TrafficQuery, row_keys
 from netmon.dl.classify import BULK, Rows, Windows, row_classes, share_windows, window_width
 from netmon.dl.grouped import starts
 from netmon.dl.timemap import TimeMap
 from netmon.evidence import EVIDENCE, UNKNOWN
-from netmon.records import Class, Direction, Hello, Table
+from netmon.records import Class, Columns, Direction, Hello, Table, joined
 from netmon.wire.batch_fields import ManyBatches
 from netmon.wire.limits import MAX_UTC_NS
 from netmon.wire.tables import WORDS_OF

@@ -26,10 +26,9 @@ from collector.dataset.tables import (
     session_table,
 )
 from collector.host.iteration_rows import Accounted, all_accounted
-from netmon.columnar import Columns
 from netmon.dl.grouped import distinct, order_by, starts
 from netmon.dl.iterations import Iteration
-from netmon.records import Flow, NicSample, Table
+from netmon.records import Columns, Flow, NicSample, Table
 
 _T = TypeVar("_T")
 

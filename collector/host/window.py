@@ -16,11 +16,10 @@ from collector.host.ranks import Ranks
 from collector.host.rows import arrived, merge
 from collector.host.tables import Tables
 from collector.messages import Holder
-from netmon.columnar import Columns
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.numbering import Trust
 from netmon.dl.timemap import TimeMap
-from netmon.records import ITERATION, ClockExchange, ClockSample, Flow, Hello, Mark, Table
+from netmon.records import ITERATION, ClockExchange, ClockSample, Columns, Flow, Hello, Mark, Table
 
 
 class _Arrival(NamedTuple):

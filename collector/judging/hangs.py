@@ -12,11 +12,10 @@ import numpy as np
 
 from collector.host.session import Session
 from collector.host.tables import Tables
-from netmon.columnar import Columns
 from netmon.dl.hangs import Known, RankNow, ended, is_held, judge, line
 from netmon.dl.rank_activity import WAITED, Work
 from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
-from netmon.records import Direction
+from netmon.records import Columns, Direction
 from netmon.units import format_moment
 from netmon.views import RECENT_HANGS, Hang, Hung
 

@@ -20,7 +20,6 @@ from collector.host.stage import Settled
 from collector.host.tables import Lately, Tables
 from collector.judging.job_steps import STEP, JobSteps, steps_in_utc
 from collector.view.job_views import Jobs
-from netmon.columnar import Columns, joined
 from netmon.dl.classify import Traffic
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.transfers import COLUMNS, partners, process_numbers
@@ -47,7 +46,7 @@ from netmon.dl.verdict.host_part import COUNTED, nobody_counts
 from netmon.dl.verdict.other_ends import NAMED, job_flow, own_transfers, with_ends
 from netmon.evidence import GROUP_COLUMNS, SAME_STEP_NS, UNKNOWN
 from netmon.rate_limiter import TimeLimiter
-from netmon.records import Direction, Table
+from netmon.records import Columns, Direction, Table, joined
 from netmon.views import Cause, Verdict
 
 # --- What verdicts take of what NCCL's proxies and RDMA devices' providers have told lately.

@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.view.sessions import ARRIVED
-from netmon.columnar import Columns, joined
 from netmon.dl.classify import NS_PER_S, crosses
-from netmon.records import Class, Table
+from netmon.records import Class, Columns, Table, joined
 
 # --- What viewers draw of the last seconds of a link: wire bytes per 100 ms and class, for all links at once.
 

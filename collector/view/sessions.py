@@ -20,10 +20,9 @@ from collector.host.ledger import TOTALS as LEDGER_TOTALS
 from collector.host.rank import Rejected
 from collector.host.session import Session
 from collector.host.tables import Classified, Tables
-from netmon.columnar import Columns
 from netmon.dl.classify import BULK, TRAFFIC_NAMES
 from netmon.dl.grouped import starts
-from netmon.records import Class, Direction, Table
+from netmon.records import Class, Columns, Direction, Table
 from netmon.views import FlowView, SourceScore
 
 ARRIVED = np.dtype([(name, "<i8") for name in ("flow", "link", "start_ns", "wire_bytes", "payload_bytes")])

@@ -15,11 +15,10 @@ from collector.view.arrivals import INTERVAL_NS, Arrivals, LinkSeries, Present, 
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.sessions import FINAL, Sessions
-from netmon.columnar import Columns, joined
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.transfers import COLUMNS, NOTHING, Carried, pair_views, partners, process_numbers, rank_pairs, ways
 from netmon.evidence import UNKNOWN
-from netmon.records import Class, Direction, Table
+from netmon.records import Class, Columns, Direction, Table, joined
 from netmon.views import NOT_UNDERSTOOD, RankPair
 
 _MOST_TABLES = 256  # of final rows that nobody has looked at

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice, Iterations, Names, Passed, iterations
 from netmon.dl.sharing.culprits import Culprit, Ends, room, worth_advising
 from netmon.dl.verdict.incidents import worst_first
@@ -20,7 +19,7 @@ from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, Words, all_of, known_columns, open_table, read_rows, stream
 from netmon.history.judging import incidents_of, process_name, read_verdicts
 from netmon.history.past import WIDEST_NS, StoredRows
-from netmon.records import CLASS_NAMES, Class
+from netmon.records import CLASS_NAMES, Class, Columns
 from netmon.views import HOUR_NS, Incident
 
 _LINK = ("host", "interface", "direction")

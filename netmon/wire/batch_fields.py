@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import EVIDENCE
 from netmon.native import compiled
-from netmon.records import COUNTS, ClockExchange, Flow, NicSample, Table
+from netmon.records import COUNTS, ClockExchange, Columns, Flow, NicSample, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, PLAIN, RUNS, column_widths, plain_columns
 from netmon.wire.limits import FURTHEST_NS, MAX_MONO_NS, MAX_ROWS, MAX_WIDTH_NS

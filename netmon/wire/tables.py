@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import EVIDENCE, UNKNOWN, ProcessState, WaitsFor
 from netmon.marks import MOST_RANKS, printable
@@ -28,6 +27,7 @@ from netmon.records import (
     PROTOCOL_NON_IP,
     SCORE,
     ClockExchange,
+    Columns,
     Direction,
     Flow,
     LedgerSample,

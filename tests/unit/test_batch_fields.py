@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_wire_batches import BATCH, BROKEN_BATCHES, COARSE_ROWS, HORIZON, MAX_COUNT, U32, a_batch
 
-from netmon.columnar import Columns
 from netmon.errors import WireError
-from netmon.records import COARSE, Batch, ClockSample
+from netmon.records import COARSE, Batch, ClockSample, Columns
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import HEADS, ROWS, ManyBatches, decode_many
 from netmon.wire.batches import decode_batch, encode_batch

@@ -17,9 +17,8 @@ from collector.host.stage import HostStage
 from collector.host.tables import Lately
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
-from netmon.columnar import Columns
 from netmon.evidence import EVIDENCE, TRANSPORT
-from netmon.records import Direction
+from netmon.records import Columns, Direction
 
 
 @pytest.fixture

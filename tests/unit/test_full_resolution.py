@@ -18,9 +18,8 @@ from collector.host.rows import ARRIVED, merge
 from collector.host.session import Session
 from collector.settings import Settings
 from netmon.agent.pressure import coarsen
-from netmon.columnar import Columns
 from netmon.errors import DataError, WireError
-from netmon.records import BUCKET, Batch, Hello, Moment, Table, empty
+from netmon.records import BUCKET, Batch, Columns, Hello, Moment, Table, empty
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import encode_buckets
 

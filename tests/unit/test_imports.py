@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "evidence", "views", "errors", "units", "options"} | {
+TYPES = {"records", "evidence", "views", "errors", "units", "options"} | {
     "marks",
     "own_module",
     "rate_limiter",
@@ -22,7 +22,6 @@ SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "netmon": {"analysis", "version"},  # netmon/__init__.py, which imports the former when it is asked
     "version": set(),
-    "columnar": set(),
     "evidence": set(),
     "records": {"errors", "evidence"},
     "errors": set(),
@@ -39,7 +38,7 @@ MAY_IMPORT = {
     "native": set(),
     "wire": TYPES | {"native"},
     "certificates": TYPES | {"wire"},
-    "dl": {"columnar", "native", "records", "evidence", "errors", "views", "units"},
+    "dl": {"native", "records", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},

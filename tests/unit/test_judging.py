@@ -24,12 +24,11 @@ from collector.judging import judging as judging_module
 from collector.judging.job_steps import JobSteps, steps_in_utc
 from collector.judging.judging import MOST_ROWS, RECENT, Judging, Part, RecentRows, of_sessions
 from collector.settings import Settings
-from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap
 from netmon.history import judging
 from netmon.rate_limiter import TimeLimiter
-from netmon.records import Direction, Flow, Moment, Owner, Source
+from netmon.records import Columns, Direction, Flow, Moment, Owner, Source
 from netmon.views import Cause, Verdict
 
 MS = 1_000_000

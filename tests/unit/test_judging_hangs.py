@@ -9,12 +9,11 @@ import pytest
 
 from collector.host.tables import Lately
 from collector.judging.hangs import Hangs
-from netmon.columnar import Columns
 from netmon.dl.hangs import line
 from netmon.dl.operations import Operation
 from netmon.dl.rank_activity import OVER, WAITED
 from netmon.evidence import UNKNOWN, WAIT, ProcessState, WaitsFor
-from netmon.records import Direction
+from netmon.records import Columns, Direction
 from netmon.views import Hang, Hung
 
 ALL_REDUCE = Operation.ALL_REDUCE

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from netmon.columnar import Columns
 from netmon.dl import history
 from netmon.errors import WireError
 from netmon.native import compiled
-from netmon.records import BUCKET, COARSE
+from netmon.records import BUCKET, COARSE, Columns
 from netmon.wire import batch_fields, buckets, netmon_pb2
 from netmon.wire.batch_fields import ROWS, Split, split_buckets
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, encode_buckets

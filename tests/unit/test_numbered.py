@@ -7,8 +7,7 @@ from collector_stream import hello
 from collector.host.flows import AllFlows, FlowTable, Links, Numbered
 from collector.host.tables import Tables
 from collector.settings import Settings
-from netmon.columnar import Columns
-from netmon.records import Direction, Flow, Owner
+from netmon.records import Columns, Direction, Flow, Owner
 
 
 def test_a_number_is_somebody_elses_after_a_while() -> None:

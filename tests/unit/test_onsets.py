@@ -7,9 +7,8 @@ from collector_stream import hello
 
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.rows import ARRIVED
-from netmon.columnar import Columns
 from netmon.dl.clocks import MOST_DELAY_NS, ONSET, REST_NS, coarse_lag, match_onsets
-from netmon.records import Direction, Flow
+from netmon.records import Columns, Direction, Flow
 
 MS = 1_000_000
 

@@ -10,8 +10,7 @@ from test_rank_pairs import a_ring
 
 from collector.host.tables import Lately
 from collector.view.view import RankPairs
-from netmon.columnar import Columns
-from netmon.records import Direction
+from netmon.records import Columns, Direction
 
 S = 1_000_000_000
 

@@ -21,11 +21,10 @@ from waiting import DIES_WITH_US, wait_for
 
 from collector.receiving.client import RemoteStream
 from collector.server import serve
-from netmon.columnar import Columns
 from netmon.errors import UnsupportedError
 from netmon.evidence import EVIDENCE
 from netmon.lab.process import children, command_line
-from netmon.records import Hello
+from netmon.records import Columns, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batch_fields import decode_many, filter_batches
 from netmon.wire.batches import encode_batch

@@ -9,9 +9,9 @@ from dataset_rows import BEGIN_NS, MS, buckets
 
 from collector.dataset.files import Disk, write_file
 from collector.host.rows import ARRIVED, Pending, merge
-from netmon.columnar import Columns, joined
 from netmon.dl.grouped import ascending, order_by
 from netmon.dl.history import PayloadHistory
+from netmon.records import Columns, joined
 
 
 def arrived(rng: np.random.Generator, rows: int, sessions: int) -> Columns:

@@ -16,7 +16,6 @@ from collector.host.rows import SETTLED
 from collector.host.stage import HostStage, Settled
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
-from netmon.columnar import joined
 from netmon.records import (
     BUCKET,
     Batch,
@@ -31,6 +30,7 @@ from netmon.records import (
     Owner,
     Source,
     Training,
+    joined,
 )
 from netmon.wire.batches import encode_batch
 

@@ -20,9 +20,8 @@ from collector.dataset.tables import DATASET_VERSION, SCHEMAS
 from collector.host.rows import ARRIVED, merge
 from collector.registry import Registry
 from collector.settings import Settings
-from netmon.columnar import Columns
 from netmon.errors import DataError
-from netmon.records import Batch, ClockSample, Direction, Hello, Moment, Training
+from netmon.records import Batch, ClockSample, Columns, Direction, Hello, Moment, Training
 from netmon.views import RECENT
 
 DEFAULTS = Settings()

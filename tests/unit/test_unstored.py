@@ -5,7 +5,7 @@ import numpy as np
 
 from collector.host.rows import SETTLED
 from collector.host.unstored import Unstored, by_session
-from netmon.columnar import Columns
+from netmon.records import Columns
 
 
 def rows(*sessions: int) -> Columns:

@@ -10,14 +10,13 @@ from test_verdict_transfers import AT, JOB, MS, RANKS, Training
 
 from collector.host.tables import Lately
 from collector.judging.judging import RecentTransfers
-from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import matrix, no_link_totals, sentence
 from netmon.dl.verdict.host_part import COUNTED, REASONS, why_slow
 from netmon.dl.verdict.judge import judge_input, verdict_on
 from netmon.evidence import UNKNOWN
 from netmon.history import judging
-from netmon.records import Table
+from netmon.records import Columns, Table
 from netmon.views import Cause
 
 S = 1_000_000_000

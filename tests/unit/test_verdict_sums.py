@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from collector.judging.judging import RecentRows, disjoint, of_sessions
-from netmon.columnar import Columns
 from netmon.dl.verdict import Link, Whose
 from netmon.dl.verdict.baseline import median, middle
 from netmon.dl.verdict.blame import where_contested
@@ -13,7 +12,7 @@ from netmon.dl.verdict.connections import SAID, limited
 from netmon.dl.verdict.evidence import CELL_NS, LINK_TOTAL, LinkTotals
 from netmon.dl.verdict.host_part import KEPT, WAITED, kept_more, stopped_in, within
 from netmon.dl.verdict.window import JobTraffic, around, around_each
-from netmon.records import Direction
+from netmon.records import Columns, Direction
 
 MS = 1_000_000
 UTC = 1_795_000_000_000_000_000

@@ -11,13 +11,12 @@ from test_stored_transfers import store
 
 from collector.host.tables import Lately
 from collector.judging.judging import RecentTransfers
-from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import Steps, matrix, no_link_totals, sentence, standing_out
 from netmon.dl.verdict.by_transfers import OTHERS, SENT, Other, Transfers
 from netmon.dl.verdict.judge import judge_input, verdict_on, worth_reporting
 from netmon.history.judging import verdicts
-from netmon.records import TRANSFER_ONE, TRANSFER_OPERATION, Direction
+from netmon.records import TRANSFER_ONE, TRANSFER_OPERATION, Columns, Direction
 from netmon.views import Cause, Verdict
 
 MS = 1_000_000

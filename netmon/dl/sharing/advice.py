@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from netmon.columnar import Columns, joined
 from netmon.dl.grouped import order_by, starts
 from netmon.dl.sharing.compatibility import (
     FEWEST,
@@ -24,6 +23,7 @@ from netmon.dl.sharing.compatibility import (
 )
 from netmon.dl.sharing.culprits import Culprit
 from netmon.dl.verdict import incidents
+from netmon.records import Columns, joined
 
 # --- Pairs of ranks: how fast each moves its gradients, which one is slow, and what of its bandwidth is not needed.
 
