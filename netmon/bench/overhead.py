@@ -5,37 +5,28 @@ Every round runs each observer once, in an order that moves on by one per round,
 run without any: what slows the whole machine for a while then slows both sides of a ratio.
 """
 
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netmon.bench.observers import OBSERVERS, Account, Pair, agent_alone, fresh_folder, pair
-from netmon.bench.result import CPU, OTHER, figure, or_dash, save, table
+from netmon.bench.observers import Account, Pair, agent_alone
+from netmon.bench.result import or_dash, table
 from netmon.bench.specs import OverheadSpec, Progress, silent
-from netmon.errors import LabError, UnsupportedError
 from netmon.lab import iproute
 from netmon.lab.injections.spec import Injection
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
-from netmon.lab.process import Process, children, machine_seconds, memory_bytes, process_seconds
+from netmon.lab.process import Process, children, memory_bytes, process_seconds
 from netmon.lab.record import Record, prepare
 from netmon.lab.run import train
 from netmon.lab.spec import RunSpec
-from netmon.lab.traffic.cross import CrossTraffic
-from netmon.lab.traffic.profiles import Offer
 from netmon.terminal import BREAK, FittingTable, figures, labels
 from netmon.units import format_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 # --- What an agent costs a host on which nothing happens.
 
@@ -98,7 +89,6 @@ LABELS = {
 }
 """What watched, by kind of observer."""
 
-_DODGE = 0.3  # of a row, over which its rounds are spread
 _PORT = 5201
 _IDLE_RUNS = 10  # so long is measured what an idle agent costs: /proc counts in steps of 10 ms
 _REST_SECONDS = 0.3  # before a run for what starting left to do, after it for observers to catch up
@@ -183,21 +173,6 @@ class OverheadResult:
         accounts = (_account_row(kind) for kind in self.kinds if kind.records is not None)
         yield table("what was sent, recorded and lost", columns, accounts, caption)
 
-    def draw(self, path: Path) -> None:
-        """Throughput of every round, and CPU time per gigabyte. Needs matplotlib. Raises DataError."""
-        made = figure(9, 3.4)
-        left, right = made.subplots(1, 2, sharey=True)
-        _draw_throughput(left, self)
-        _draw_cpu(right, self)
-        left.set_yticks(range(len(self.runs)), [LABELS[kind] for kind in self.runs])
-        left.invert_yaxis()
-        for axes in (left, right):
-            axes.set_xlim(left=0)
-            axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-        save(made, path)
-
 
 def _cost_row(kind: KindResult) -> tuple[str, ...]:
     low, high = kind.ratio_quartiles
@@ -215,68 +190,6 @@ def _account_row(kind: KindResult) -> tuple[str, ...]:
     lost = format_bytes(kind.lost_bytes) if kind.lost_bytes is not None else or_dash(kind.lost_packets, "{:,} packets")
     sent, records = or_dash(kind.sent_bytes_per_s, "{:,.0f}"), or_dash(kind.records, "{:,}")
     return LABELS[kind.kind], sent, records, lost, or_dash(kind.coverage, "{:.3%}")
-
-
-def _draw_throughput(axes: "Axes", result: OverheadResult) -> None:
-    for row, kind in enumerate(result.kinds):
-        values = [run.gbit_per_s for run in result.runs[kind.kind]]
-        offsets = [row + _DODGE * (number / max(1, len(values) - 1) - 0.5) for number in range(len(values))]
-        axes.plot(values, offsets, "o", color=CPU, markersize=4, alpha=0.7, label="a round" if not row else None)
-        label = "median" if not row else None
-        axes.plot(kind.gbit_per_s, row, "|", color="#000000", markersize=22, markeredgewidth=2, label=label)
-    axes.set_xlabel("throughput of one TCP stream (Gbit/s)")
-    axes.legend(frameon=False, loc="best")
-
-
-def _draw_cpu(axes: "Axes", result: OverheadResult) -> None:
-    rows = range(len(result.kinds))
-    observers = [kind.observer_cpu_s_per_gb or 0 for kind in result.kinds]
-    machine = [kind.machine_cpu_s_per_gb for kind in result.kinds]
-    axes.barh(rows, machine, color="#bbbbbb", height=0.5, label="whole machine")
-    axes.barh(rows, observers, color=OTHER, height=0.5, label="of it, the observer's processes")
-    axes.set_xlabel("CPU time per payload (s/GB), medians")
-    axes.legend(frameon=False, loc="best")
-
-
-def measure(spec: OverheadSpec, progress: Progress = silent) -> OverheadResult:
-    """Blocks for about (6 · seconds + 25 s) per round, and for 10 · seconds at the end.
-
-    Raises UnsupportedError, LabError. Everything it made is gone afterwards, also on failure.
-    """
-    for program in ("iperf3", "tcpdump"):
-        if not shutil.which(program):
-            raise UnsupportedError(f"cannot measure the overhead: {program} is not installed; install {program}")
-    kinds = list(OBSERVERS)
-    runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
-    with pair() as hosts:
-        for number in range(spec.rounds):
-            for position in range(len(kinds)):
-                kind = kinds[(number + position) % len(kinds)]
-                with fresh_folder() as folder:
-                    runs[kind].append(_run(kind, hosts, folder, spec.seconds))
-                progress(number + (position + 1) / len(kinds), spec.rounds)
-        with fresh_folder() as folder:
-            idle = measure_idle(hosts, folder, _IDLE_RUNS * spec.seconds)
-    every = {kind: tuple(of_kind) for kind, of_kind in runs.items()}
-    return OverheadResult(spec.rounds, spec.seconds, hosts.congestion, idle, every)
-
-
-def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:
-    offer = Offer(hosts.receiver.address, _PORT, load_bps=0, rate_bps=0, seed=0)  # 0: as fast as it goes
-    with OBSERVERS[kind](hosts, folder) as finish:
-        pids = [pid for host in (hosts.sender, hosts.receiver) for pid in iproute.processes(host.namespace)]
-        with CrossTraffic("stream", "iperf", hosts.sender, hosts.receiver, offer, folder) as stream:
-            time.sleep(_REST_SECONDS)
-            machine, observer = machine_seconds(), process_seconds(pids)
-            stream.begin()
-            time.sleep(seconds)
-            stream.stop()
-            time.sleep(_REST_SECONDS)
-            machine, observer = machine_seconds() - machine, process_seconds(pids) - observer
-        truth = stream.truth
-        if not truth["bytes_sent"]:
-            raise LabError(f"cannot measure the overhead: with {kind} watching nothing was sent; give more --seconds")
-        return Run(truth["bytes_sent"], truth["seconds"], machine, observer, finish())
 
 
 def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResult:

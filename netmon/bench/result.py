@@ -5,19 +5,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 
-from netmon.errors import DataError, UnsupportedError
-from netmon.own_module import to_install
 from netmon.terminal import Column, FittingTable, console, labels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-CPU, OTHER = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable for the colour-blind too
 
 
 class Result(Protocol):
@@ -79,27 +71,3 @@ def figures_table(title: str, rows: Iterable[Iterable[str]], caption: str = "") 
 def or_dash(value: float | None, form: str) -> str:
     """The value in this form; a dash where it is not known."""
     return "–" if value is None or math.isnan(value) else form.format(value)
-
-
-def check_plottable(path: Path) -> None:
-    """Before anything is measured: raises UnsupportedError without matplotlib, DataError where path cannot be."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UnsupportedError(f"cannot draw {path}: matplotlib is not installed; {to_install('report')}") from None
-    if not path.parent.is_dir():
-        raise DataError(f"cannot draw {path}: {path.parent} is no directory; make it first")
-
-
-def figure(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def save(made: "Figure", path: Path) -> None:
-    """The file's type is by its name. Raises DataError."""
-    try:
-        made.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot draw {path}: {error}") from None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from netmon.errors import UsageError
-from netmon.options import DIR, FILE, option
+from netmon.options import DIR, option
 from netmon.units import parse_count
 from netmon.wire.limits import MAX_ROWS
 
@@ -84,7 +84,6 @@ class OverheadSpec(Spec):
     name, text = "overhead", "throughput and CPU time of iperf3 when it is watched by nobody, netmon and tcpdump"
     rounds: int = _rounds(7)
     seconds: float = _seconds(3, "seconds of each run")
-    plot: Path | None = option(None, "also draw it, as FILE.png, .svg or .pdf", **FILE)
     evidence: bool = option(False, "instead: what verdicts and their evidence cost agents and collector")
 
     @property
@@ -92,11 +91,9 @@ class OverheadSpec(Spec):
         return "overhead:measure_evidence" if self.evidence else "overhead:measure"
 
     def objections(self) -> list[tuple[bool, str]]:
-        wanted = "--plot is of what being watched costs the traffic: leave --evidence out"
         return [
             *super().objections(),
             (self.seconds <= 0, f"cannot measure for {self.seconds:g} s: give --seconds more than 0"),
-            (self.evidence and self.plot is not None, wanted),
         ]
 
 
@@ -265,7 +262,6 @@ class PipelineSpec(Spec, Load):
         0.0, "cores for each of several workers (0.4 of the machine's, shared out)", type=float, metavar="CORES"
     )
     data: Path | None = option(None, "keep the dataset here (it is removed)", **DIR)
-    plot: Path | None = option(None, "vary hosts, flows and jobs, and draw the cost", **FILE)
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
@@ -273,8 +269,6 @@ class PipelineSpec(Spec, Load):
 
     @property
     def measured_by(self) -> str:
-        if self.plot:
-            return "pipeline.run:measure_sweep"
         return f"pipeline.{'run' if self.collectors == 1 else 'workers'}:measure"
 
     @property
@@ -288,14 +282,13 @@ class PipelineSpec(Spec, Load):
                 not alone and self.bus != "nats",
                 f"cannot share agents out to {self.collectors} collectors over {self.bus}: give --bus nats",
             ),
-            (self.plot is not None and self.bus != "grpc", "--plot is of one collector over gRPC: leave --bus out"),
             (
                 not alone and (self.collectors < 1 or self.cpu < 0),
                 f"cannot measure {self.collectors} collectors with {self.cpu:g} cores each: give more than 0",
             ),
             (
                 not alone and (self.cut or self.data is not None),
-                "--cut, --data and --plot are of one collector: leave --collectors out",
+                "--cut and --data are of one collector: leave --collectors out",
             ),
         ]
 
@@ -325,7 +318,6 @@ class VerdictSpec(Spec):
         "keep the runs' datasets here; complete ones that are there already are judged again (they are removed)",
         **DIR,
     )
-    plot: Path | None = option(None, "also draw the matrix, as FILE.png, .svg or .pdf", **FILE)
 
     @property
     def root(self) -> bool:

@@ -18,7 +18,7 @@ EXAMPLES = """\
   netmon bench kernel              ns per packet of the BPF programs, and of the least such a program can do
   netmon bench drain --json        records per second of the agent's drain
   netmon bench overhead            throughput of a stream watched by nobody, netmon or tcpdump
-  netmon bench overhead --rounds 15 --seconds 5 --plot overhead.png
+  netmon bench overhead --rounds 15 --seconds 5
   netmon bench overhead --evidence --rounds 5 --seconds 30
   netmon bench flows               what a flood of new flows costs the agent and the collector
   netmon bench hook                what marking a step costs the training (needs no root)
@@ -49,22 +49,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, then print. Raises UsageError, and UnsupportedError without the root that it needs."""
-    from netmon.bench.result import check_plottable, print_result
+    from netmon.bench.result import print_result
     from netmon.kernel.privilege import require_capabilities
 
     spec: Spec = read_options(args.spec, args)
     if spec.root:
         require_capabilities()
-    plot = getattr(spec, "plot", None)
-    if plot:
-        check_plottable(plot)
     module, function = spec.measured_by.split(":")
     measure = getattr(import_module(f"netmon.bench.{module}"), function)
     with _shown(spec) as progress:
         result = measure(spec, progress)
     print_result(result, args.json)
-    if plot:
-        result.draw(plot)
     return 0
 
 

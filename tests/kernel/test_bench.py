@@ -71,13 +71,11 @@ def test_drain() -> None:
 
 
 @pytest.mark.long
-def test_overhead(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    before, picture = belongings(), tmp_path / "overhead.png"
-    document = bench("overhead", "--rounds", "1", "--seconds", "0.3", "--plot", str(picture))
+def test_overhead() -> None:
+    before = belongings()
+    document = bench("overhead", "--rounds", "1", "--seconds", "0.3")
     assert belongings() <= before
     assert (document["rounds"], document["seconds"]) == (1, 0.3)
-    assert picture.read_bytes().startswith(b"\x89PNG")
     kinds = {kind["kind"]: kind for kind in document["kinds"]}
     assert list(kinds) == ["nothing", "programs", "tc", "tc_receiver", "agent", "xdp", "tcpdump"]
     assert kinds["nothing"]["ratio"] == 1

@@ -21,7 +21,7 @@ from netmon.bench.kernel import CaseResult, KernelResult
 from netmon.bench.observers import OBSERVERS, Account
 from netmon.bench.overhead import Costs, EvidenceResult, Idle, OverheadResult, Run
 from netmon.bench.pipeline.agents import Report
-from netmon.bench.pipeline.run import Cost, PipelineResult, Seen, SweepResult
+from netmon.bench.pipeline.run import Cost, PipelineResult, Seen
 from netmon.bench.pipeline.truth import Difference, Stored, TableDifference, Verdict
 from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
 from netmon.bench.result import Result
@@ -94,7 +94,6 @@ def _results(load: Load) -> dict[str, Result]:
         "clock": _clock(),
         "inference": _inference(),
         "pipeline": _pipeline(load),
-        "pipeline --plot": SweepResult({"hosts": [_pipeline(load)] * 2}),
         "pipeline --bus nats": _workers(load),
         "verdict": _verdicts(),
         "verdict --rerun": _reruns(),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from netmon.bench.result import document, figure, figures_table, save, table
+from netmon.bench.result import document, figures_table, table
 from netmon.bench.specs import Progress, VerdictSpec, silent
 from netmon.bench.verdict.plan import KINDS, ensure_run, in_turn, plan
 from netmon.bench.verdict.predictions import RerunResult, ShiftResult, plan_reruns, plan_shifts, rerun, shift
@@ -233,31 +233,6 @@ class VerdictResult:
             yield from self.counterfactual.shown()
         if self.shift.planned:
             yield from self.shift.shown()
-
-    def draw(self, path: Path) -> None:
-        """Shares of each injected cause by the verdict's, with the counts; of nothing, an empty picture.
-
-        Needs matplotlib. Raises DataError.
-        """
-        confusion = self.confusion
-        rows = [cause for cause in ORDER if cause in confusion]
-        columns = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
-        counts = np.array([[confusion[row].get(column, 0) for column in columns] for row in rows])
-        counts = counts.reshape(len(rows), len(columns))
-        made = figure(1.5 + 0.8 * max(1, len(columns)), 1.2 + 0.5 * max(1, len(rows)))
-        axes = made.subplots()
-        if counts.size:
-            shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-            axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        for (row, column), count in np.ndenumerate(counts):
-            if count:
-                dark = counts[row, column] > counts[row].sum() / 2
-                axes.text(column, row, str(count), ha="center", va="center", color="white" if dark else "black")
-        axes.set_xticks(range(len(columns)), [name.replace("_", " ") for name in columns], rotation=30, ha="right")
-        axes.set_yticks(range(len(rows)), [name.replace("_", " ") for name in rows])
-        axes.set_xlabel("reported")
-        axes.set_ylabel("injected")
-        save(made, path)
 
 
 def _confusion(result: VerdictResult) -> FittingTable:
