@@ -196,7 +196,7 @@ def test_a_collector_without_jobs_says_so(tmp_path: Path, capsys: pytest.Capture
 def test_what_several_workers_say_is_put_together(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = document(advice(dataset, 30))
     other = document(advice(dataset, 0.9, BEGIN_NS + 1000 * MS))
-    monkeypatch.setattr(watch, "_one", lambda address, job, security: told if address == "one" else other)
+    monkeypatch.setattr(watch, "_advice_of", lambda address, job, security: told if address == "one" else other)
     both = watch.get_advice("one,two")
     assert len(both["jobs"]) == 3
     assert both["shares"] == told["shares"]

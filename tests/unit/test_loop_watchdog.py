@@ -97,7 +97,7 @@ def test_a_clock_that_is_set_is_said_and_counted(
 
 def test_suspend_is_no_jump_and_is_told_by_the_kernel() -> None:
     """A time namespace whose boot is an hour further back: as after an hour of sleep."""
-    program = "from netmon.service import _asleep_s; from netmon.service import _set_s;print(_asleep_s(), _set_s())"
+    program = "from netmon.service import _asleep_s, _set_s; print(_asleep_s(), _set_s())"
     command = [sys.executable, "-c", program]
     namespace = ["unshare", "--time", "--boottime", "3600"]
     if os.geteuid() or not shutil.which("unshare"):
