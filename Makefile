@@ -81,9 +81,10 @@ test-gpu: setup-dev ## real NCCL, 2 and 4 ranks as hosts of their own on one GPU
 
 SECONDS ?= 600
 fuzz: setup-dev ## coverage-guided fuzzing of what strangers send, ten minutes each (SECONDS=5; TARGETS="batch hello"); finds go to out/fuzz
-	@mkdir -p out; for target in $(or $(TARGETS),batch tables hello marks timeline pcap elf viewer channel); do echo "fuzz: $$target" && \
-	  $(python) tests/fuzz/fuzz.py $$target out/fuzz -max_total_time=$(SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
-	    >out/fuzz-$$target.log 2>&1 && tail -n 1 out/fuzz-$$target.log || { tail -n 30 out/fuzz-$$target.log; exit 1; }; done
+	@mkdir -p out; printf '%s\n' $(or $(TARGETS),batch tables hello marks timeline pcap elf viewer channel) | \
+	  xargs -P "$$(nproc)" -I TARGET sh -c '$(python) tests/fuzz/fuzz.py TARGET out/fuzz -max_total_time=$(SECONDS) -max_len=8192 \
+	    -timeout=10 -rss_limit_mb=2048 >out/fuzz-TARGET.log 2>&1 && echo "fuzz: TARGET: $$(tail -n 1 out/fuzz-TARGET.log)" || \
+	    { echo "fuzz: TARGET"; tail -n 30 out/fuzz-TARGET.log; exit 1; }'
 
 fuzz-native: setup-dev ## the loops in C under the sanitizers of gcc, against their twins in numpy (SECONDS=5)
 	@$(python) tests/fuzz/native.py $(SECONDS)

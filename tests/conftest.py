@@ -26,14 +26,20 @@ os.environ["TZ"] = "UTC"
 time.tzset()
 # A machine that does other things as well is slow; that is no failure.
 same_examples = bool(os.environ.get("CI"))
-# Tests of the kernel that neither measure nor train: it is all the same to them what runs beside them.
+# Tests of the kernel and the lab that measure no time: it is all the same to them what runs beside them.
 BESIDE_OTHERS = tuple(
-    f"tests/kernel/test_{name}.py"
+    f"tests/{name}.py"
     for name in (
-        *("agent", "coexistence", "counters", "cuts", "differential", "doctor", "full_disk", "hostile"),
-        *("interrupts", "kept_programs", "killed_agent", "link_numbers", "matrix", "meter", "namespaces"),
-        *("nccl_ras", "owners", "pid_namespace", "privileged", "refusals", "remote_disk", "service_user"),
-        *("services", "slow_disk", "tcp_info", "tls_agent", "tunnels", "verbs"),
+        *(
+            f"kernel/test_{name}"
+            for name in (
+                *("agent", "coexistence", "counters", "cuts", "differential", "doctor", "full_disk", "hostile"),
+                *("interrupts", "kept_programs", "killed_agent", "link_numbers", "matrix", "meter", "namespaces"),
+                *("nccl_ras", "owners", "pid_namespace", "privileged", "refusals", "remote_disk", "service_user"),
+                *("services", "slow_disk", "tcp_info", "tls_agent", "tunnels", "verbs", "wakes"),
+            )
+        ),
+        *(f"lab/test_{name}" for name in ("collectives", "hook", "optimizers", "rank_probes")),
     )
 )
 settings.register_profile(

@@ -147,6 +147,10 @@ def test_all_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_whom_the_others_waited_for_and_in_which_group(tmp_path: Path, trainer: str, rank: int, words: str) -> None:
     data = trained(tmp_path / "run", trainer, Injection("late", at=25, duration_ns=LATE_NS, rank=rank))
     (verdict,) = verdicts(data, None, 25)
+    iterations = pd.read_parquet(data / "iterations", columns=["rank", "iteration"])
+    assert {rank: sorted(own) for rank, own in iterations.groupby("rank")["iteration"]} == {
+        rank: list(range(STEPS)) for rank in range(3)
+    }
     said = exposed_in(data, verdict)
     others = [number for number in range(3) if number != rank]
     assert said.startswith(f"ranks {others[0]}, {others[1]} waited up to ")

@@ -30,9 +30,8 @@ AT_ONCE = ("pipeline", "experts")
 @pytest.mark.parametrize(
     "trainer",
     [
-        "fsdp",
         "pipeline",
-        *(pytest.param(trainer, marks=pytest.mark.long) for trainer in ("experts", "tensor", "hybrid")),
+        *(pytest.param(trainer, marks=pytest.mark.long) for trainer in ("fsdp", "experts", "tensor", "hybrid")),
     ],
 )
 def test_all_steps_are_told_and_nobody_is_accused(tmp_path, trainer):

@@ -87,7 +87,7 @@ def train(probed: Probed, kind: str) -> tuple[list[int], list[np.ndarray], np.nd
     return pids, [np.array([line.split() for line in lines], np.int64) for lines in said], calls
 
 
-@pytest.mark.parametrize("kind", ["loop", "handles", "accumulated"])
+@pytest.mark.parametrize("kind", ["handles", "accumulated", pytest.param("loop", marks=pytest.mark.long)])
 def test_every_step_and_nothing_else(probed: Probed, kind: str) -> None:
     for _ in range(ATTEMPTS):
         pids, logs, calls = train(probed, kind)

@@ -91,8 +91,14 @@ def own_mounts(folder: Path) -> list[str]:
     return ["unshare", "-m", "sh", "-c", f'{copy} && exec "$@"', "sh"]
 
 
-@pytest.mark.parametrize("mounts", ["shared", "own"])
-@pytest.mark.parametrize("late", [False, True], ids=["watched from the start", "found in the end"])
+@pytest.mark.parametrize(
+    ("mounts", "late"),
+    [
+        ("own", False),
+        ("shared", True),
+        *(pytest.param(*other, marks=pytest.mark.long) for other in (("shared", False), ("own", True))),
+    ],
+)
 def test_every_step_and_nothing_else(probed: Probed, tmp_path: Path, mounts: str, late: bool) -> None:
     prefix = own_mounts(tmp_path) if mounts == "own" else []
     command = [*prefix, horovod_python(), "-c", SCRIPT]
