@@ -18,6 +18,26 @@ def on_files(files, config):
     return files
 
 
+def on_page_markdown(markdown, page, config, files):
+    """The table of rooms says how many lines each has, to a hundred."""
+    from pathlib import Path
+
+    if page.file.src_uri != "how-it-works.md":
+        return markdown
+    root = Path(config.config_file_path).parents[1]
+
+    def with_lines(row: re.Match) -> str:
+        if row["place"] is None:
+            return f"{row[0]} {'Lines of Python' if row['name'] else '---:'} |"
+        place = row["place"] if row["place"].endswith(".py") else f"{row['place']}*.py"
+        lines = sum(path.read_text().count("\n") for path in root.glob(place) if "pb2" not in path.name)
+        return f"{row[0]} {f'{round(lines, -2):,}' if lines else ''} |"
+
+    before, heading, rooms = markdown.partition("## Rooms\n")
+    row = r"^\| (?:(?P<name>Room)|---|`(?P<place>[\w/*.]+)`) \|.*\|$"
+    return before + heading + re.sub(row, with_lines, rooms, flags=re.MULTILINE)
+
+
 def on_post_template(output_content, template_name, config):
     """The page for what is not there needs no search."""
     return re.sub(r'<script src="https://unpkg[^>]*></script>', "", output_content)
