@@ -50,7 +50,7 @@ _BUCKETS = [
     *_fields(_I64, "iteration"),
 ]
 
-_OF_EVIDENCE = {
+_EVIDENCE_TYPES = {
     **dict.fromkeys(("flow_id", "reverse_flow_id", "pid"), pa.uint32()),
     **{"job": _WORD, "rank": pa.int32(), "application_limited": pa.bool_()},
     **dict.fromkeys((name for table in EVIDENCE for name in WORDS_OF[table]), _WORD),
@@ -62,7 +62,7 @@ def _evidence_schema(dtype: np.dtype[np.void]) -> pa.Schema:
     """As the dtype in netmon.evidence, whose flow stands for its link."""
     names = dtype.names or ()
     link = ("interface", "direction") if "flow_id" in names else ()
-    columns = [pa.field(name, _OF_EVIDENCE.get(name, _I64)) for name in names]
+    columns = [pa.field(name, _EVIDENCE_TYPES.get(name, _I64)) for name in names]
     return pa.schema([*_fields(_WORD, "host", "session", *link), *columns])
 
 
@@ -413,7 +413,7 @@ def evidence_table(
     for column in (field.name for field in SCHEMAS[name] if pa.types.is_boolean(field.type)):
         holds = column_of(pieces, column)
         columns[column] = pa.array(holds == 1, mask=holds == UNKNOWN)
-    for column in (column for column in EVIDENCE[name].names or () if _OF_EVIDENCE.get(column) == _WORD):
+    for column in (column for column in EVIDENCE[name].names or () if _EVIDENCE_TYPES.get(column) == _WORD):
         if column != "job":
             columns[column] = _encode(column_of(pieces, column).tolist())
     if "job" in there:

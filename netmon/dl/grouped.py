@@ -85,6 +85,25 @@ def _order(packed: Numbers, size: int) -> npt.NDArray[np.intp]:
     return packed
 
 
+SAME_NS = 1_000_000_000
+"""So close together are the versions of one iteration: hosts' clocks are known better and better, and move it a little.
+A job that began anew counts from 0 again, later.
+"""
+
+
+def last_versions(rows: Table, moment: str, *by: str) -> Table:
+    """Of each iteration the row that stands last, in the order of `by`, columns that tell iterations of one time apart.
+
+    moment: the column of that time.
+    """
+    ordered = rows[np.lexsort((np.arange(len(rows)), *(rows[name] for name in reversed(by))))]
+    again = np.zeros(len(rows), np.bool_)
+    again[:-1] = np.abs(np.diff(ordered[moment])) < SAME_NS
+    for name in by:
+        again[:-1] &= np.diff(ordered[name]) == 0
+    return ordered[~again]
+
+
 class GroupedValues:
     """Values of groups 0…n−1, ascending by group and value."""
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from netmon.dl.grouped import SAME_NS
 from netmon.dl.verdict.baseline import Durations, matrix, usual
 from netmon.dl.verdict.evidence import Steps
 from netmon.records import CLASS_NAMES, Class, Direction, Flow, Table
@@ -17,7 +18,6 @@ WIDTHS_NS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000, *(10**n * m for 
 """Widths of the columns that links' rates are shown in."""
 
 _MOST_CELLS = 2_000_000
-_SAME_NS = 1_000_000_000
 LINK = ("host", "interface", "direction")
 _CODES = {name: code for code, name in enumerate(CLASS_NAMES)}
 
@@ -61,10 +61,10 @@ def joined_times(stored: Mapping[str, Table], tables: Mapping[str, Table]) -> di
     joined = {}
     for job in sorted({*stored, *tables}):
         rows = np.concatenate([table[job] for table in (stored, tables) if job in table])
-        order = np.lexsort((np.arange(len(rows)), rows["end_ns"] // _SAME_NS, rows["number"]))
+        order = np.lexsort((np.arange(len(rows)), rows["end_ns"] // SAME_NS, rows["number"]))
         ordered = rows[order]
         # A job that began anew counts from 0 again: one number, at another time.
-        same = (np.diff(ordered["number"]) == 0) & (np.abs(np.diff(ordered["end_ns"])) < _SAME_NS)
+        same = (np.diff(ordered["number"]) == 0) & (np.abs(np.diff(ordered["end_ns"])) < SAME_NS)
         first, second = np.flatnonzero(same), np.flatnonzero(same) + 1
         part = ordered["whole"][first] & ~ordered["whole"][second]  # not all of its ranks had been asked for
         ordered[second[part]] = ordered[first[part]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from netmon.dl.grouped import SAME_NS, last_versions
 from netmon.errors import NetmonError
 from netmon.records import Class, Direction, Flow, Owner, Table
 from netmon.units import format_duration
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 _MOST_FLOWS, _MOST_HOSTS = 200, 32
 _MOST_STEPS = 1_000_000  # rows
-_SAME_NS = 1_000_000_000
 
 
 def with_steps(selection: Selection) -> Selection:
@@ -87,8 +87,9 @@ class CollectorPast:
                 self._verdicts |= {(one.job, one.iteration, one.end_ns): one for one in job.verdicts}
                 if len(job.steps):
                     known = self._steps.get(job.job, np.zeros(0, STEP))
-                    news = np.searchsorted(known["end_ns"], job.steps["end_ns"].min() - _SAME_NS)
-                    rows = np.concatenate([known[:news], _each_once(np.concatenate([known[news:], job.steps]))])
+                    news = np.searchsorted(known["end_ns"], job.steps["end_ns"].min() - SAME_NS)
+                    newest = last_versions(np.concatenate([known[news:], job.steps]), "end_ns", "rank", "number")
+                    rows = np.concatenate([known[:news], np.sort(newest, order="end_ns")])
                     since = np.searchsorted(rows["end_ns"], rows["end_ns"][-1] - HOUR_NS, side="right")
                     self._steps[job.job] = rows[max(since, len(rows) - _MOST_STEPS) :]
             hour_ago = snapshot.time_ns - HOUR_NS
@@ -249,15 +250,6 @@ def _basis(rows: "pd.DataFrame") -> str:
     if not len(rows):
         return "no row of that time"
     return f"buckets of {format_duration(int(rows['bucket_ns'].min()))}, from the hosts' recorders"
-
-
-def _each_once(rows: Table) -> Table:
-    """The last word on each iteration, by its end: hosts' clocks are known better and better, and move it a little."""
-    order = np.lexsort((np.arange(len(rows)), rows["number"], rows["rank"]))
-    ordered = rows[order]
-    same = (np.diff(ordered["rank"]) == 0) & (np.diff(ordered["number"]) == 0)
-    same &= np.abs(np.diff(ordered["end_ns"])) < _SAME_NS  # a job that began anew counts from 0 again
-    return np.sort(ordered[np.append(~same, True)], order="end_ns")
 
 
 def _describer(rows: "pd.DataFrame") -> Any:

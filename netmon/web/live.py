@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from netmon.dl.grouped import last_versions
 from netmon.dl.sharing.advice_text import called
 from netmon.dl.verdict.baseline import usual_of_job
 from netmon.dl.verdict.verdict_text import from_columns, renamed
@@ -45,8 +46,8 @@ from netmon.wire.watch import CollectorRows, Outage, follow, get_advice, get_ful
 
 _ROWS = 50_000  # of a piece
 _AGAIN_NS = 20_000_000_000  # an iteration may be sent again for so long
-_SAME_NS = 1_000_000_000  # of two of one number: they begin so close together
 _MOST_ROWS = 4_000_000
+_ITERATION = ("start_ns", "job", "rank", "number")
 
 
 @dataclass
@@ -75,7 +76,7 @@ class StepPieces:
         last = self._pieces[-1]
         if len(steps) and self._first_ns == 1 << 62:
             self._first_ns = int(steps["start_ns"].min())
-        rows = _distinct(np.concatenate([last.rows, steps[steps["start_ns"] >= self._from_ns]]))
+        rows = last_versions(np.concatenate([last.rows, steps[steps["start_ns"] >= self._from_ns]]), *_ITERATION)
         if np.array_equal(rows, last.rows):
             return
         last.rows, last.lanes = rows, None
@@ -91,7 +92,7 @@ class StepPieces:
 
     def add_before(self, steps: npt.NDArray[np.void]) -> None:
         """Those that began before the first that was added; of later ones what is known stays."""
-        rows = _distinct(steps[steps["start_ns"] < self._first_ns])
+        rows = last_versions(steps[steps["start_ns"] < self._first_ns], *_ITERATION)
         if len(rows) and sum(len(piece.rows) for piece in self._pieces) + len(rows) <= _MOST_ROWS:
             begin = rows["start_ns"].min()
             index = sum(piece.rows["start_ns"].min() < begin for piece in self._pieces[:-1])
@@ -106,18 +107,6 @@ class StepPieces:
                 piece.lanes = piece.lanes or by_lane(piece.rows, self._lanes)
                 found.append(piece.lanes)
         return found
-
-
-def _distinct(steps: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Of what came more than once the last version: its times may be known better."""
-    order = np.lexsort((np.arange(len(steps)), steps["number"], steps["rank"], steps["job"]))
-    own = steps[order]
-    again = np.zeros(len(own), np.bool_)
-    if len(own) > 1:
-        again[:-1] = np.abs(np.diff(own["start_ns"])) < _SAME_NS
-        for name in ("job", "rank", "number"):
-            again[:-1] &= np.diff(own[name]) == 0
-    return own[~again]
 
 
 # --- the last hour
