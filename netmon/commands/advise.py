@@ -80,12 +80,12 @@ def _live(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from netmon.dl.sharing.culprits import sentence
+    from netmon.dl.sharing.advice import culprit_sentence
     from netmon.terminal import console, say
 
     culprits = found["culprits"]
     for culprit in culprits:
-        say(sentence(culprit))
+        say(culprit_sentence(culprit))
         for one in culprit["commands"]:
             say(f"  {one['does']}, on {culprit['at']}: {one['run']}")
             say(f"  {'undo':>{len(one['does'])}}: {one['undo']}")

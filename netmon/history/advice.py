@@ -12,8 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.dl.sharing.advice import Advice, Iterations, Names, Passed, iterations
-from netmon.dl.sharing.culprits import Culprit, Ends, room, worth_advising
+from netmon.dl.sharing.advice import (
+    Advice,
+    Culprit,
+    Iterations,
+    Names,
+    PairEnds,
+    Passed,
+    iterations,
+    room,
+    worth_advising,
+)
 from netmon.dl.verdict.incidents import worst_first
 from netmon.errors import DataError, NoRowsError
 from netmon.history.dataset import Numbered, Words, all_of, known_columns, open_table, read_rows, stream
@@ -86,7 +95,7 @@ def _culprits(data: Path, advice: Advice, jobs: Collection[str]) -> tuple[Culpri
     return tuple(culprits)
 
 
-def _ends(data: Path, incident: Incident) -> Ends:
+def _ends(data: Path, incident: Incident) -> PairEnds:
     """Where the culprit's packets can be told from others: where they leave, else where they enter."""
     columns = ["host", "interface", "direction", "src", "dst", "src_port", "dst_port", "protocol", "container"]
     columns += ["process", "class_source", "members"]
@@ -104,8 +113,8 @@ def _ends(data: Path, incident: Incident) -> Ends:
         if len(one) == 1:
             interface, source, target, protocol = one.iloc[0]
             unit = str(rows["container"].iloc[0] or "")
-            return Ends(host, str(interface), sends, int(protocol), str(source), str(target), *common, unit)
-    return Ends()
+            return PairEnds(host, str(interface), sends, int(protocol), str(source), str(target), *common, unit)
+    return PairEnds()
 
 
 def _hosts(steps: pd.DataFrame, jobs: Collection[str]) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from netmon.dl.sharing.culprits import Culprit, Ends, document
+from netmon.dl.sharing.advice import Culprit, PairEnds, culprit_row
 from netmon.dl.verdict.incidents import incidents
 from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.memory import choose_geometry
@@ -348,8 +348,8 @@ def test_the_limit_that_is_advised_holds_what_it_is_for_and_goes_again(namespace
     sender, receiver = namespaces()
     at = sender if sends else receiver
     incident = incidents([Verdict("train", 1, 1, 3, 2, 1, 1, Cause.CROSS, "backup", counterfactual_ns=1)])[0]
-    ends = Ends("h0", at.interface, sends, 17, sender.address, receiver.address, 5201)
-    (limit,) = document(Culprit(incident, CAP_BPS, ends))["commands"]
+    ends = PairEnds("h0", at.interface, sends, 17, sender.address, receiver.address, 5201)
+    (limit,) = culprit_row(Culprit(incident, CAP_BPS, ends))["commands"]
     tc = shutil.which("tc")  # busybox's shell has one of its own
     give, undo = (limit[name].replace("tc ", f"{tc} ") for name in ("run", "undo"))
     process = subprocess.Popen(

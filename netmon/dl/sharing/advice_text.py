@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from netmon.dl.sharing import culprits
-from netmon.dl.sharing.advice import LASTS, WORTH, Advice, Share, renamed
+from netmon.dl.sharing.advice import LASTS, WORTH, Advice, Share, culprit_row, culprit_sentence, renamed
 from netmon.dl.sharing.compatibility import FEWEST, Fit
 from netmon.units import format_bytes, format_duration, format_rate
 
@@ -19,7 +18,7 @@ _MOST_IN_A_ROW = 3
 def sentences(advice: Advice) -> list[str]:
     """What to do, most worth first; says so where there is nothing. Those of its culprits are the first ones."""
     first = sorted((s for s in advice.shares if s.saves), key=lambda s: (not s.advised, -s.fit.gain))
-    said = [culprits.sentence(culprits.document(one)) for one in advice.culprits]
+    said = [culprit_sentence(culprit_row(one)) for one in advice.culprits]
     said += [of_share(share, advice.links) for share in [*first, *(s for s in advice.shares if not s.saves)]]
     said += [
         f"jobs {_some(jobs)} share {advice.links[link]}, whose capacity is not known: no shift can be advised"
@@ -111,7 +110,7 @@ def document(advice: Advice, names: Mapping[str, str] = MappingProxyType({})) ->
         "begin_ns": advice.begin_ns,
         "end_ns": advice.end_ns,
         "advice": sentences(renamed(advice, names)),
-        "culprits": [culprits.document(one) for one in advice.culprits],
+        "culprits": [culprit_row(one) for one in advice.culprits],
         "names": {job: names[job] for job in _jobs(advice) if names.get(job, job) != job},
         "jobs": [
             {
