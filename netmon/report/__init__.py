@@ -3,30 +3,28 @@
 
 from netmon.history.dataset import Tables, open_table
 from netmon.report.estimates import (
+    CongestionPoint,
+    Fit,
+    add_levels,
     autocorrelation,
+    congestion_point,
+    congestion_theory,
     cumulative_distribution,
+    fit_exponential,
+    fit_families,
+    iteration_times,
+    level_statistics,
     linear_regression,
     mean_confidence,
     once_per_flow,
     period,
     r_squared,
+    rescaled,
     ring_order,
     size_class,
-    who_sends_to_whom,
-)
-from netmon.report.iteration_times import (
-    CongestionPoint,
-    Fit,
-    add_levels,
-    congestion_point,
-    congestion_theory,
-    fit_exponential,
-    fit_families,
-    iteration_times,
-    level_statistics,
-    rescaled,
     spare_capacity,
     training_share,
+    who_sends_to_whom,
     without_warm_up,
 )
 from netmon.report.scan import burst_spans, peak_bytes, peak_to_mean

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means, regressions and periods, with what is known about their precision."""
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from netmon.history.dataset import groups, records
 
 Floats = npt.NDArray[np.float64]
 
@@ -192,3 +196,295 @@ def ring_order(pairs: pd.DataFrame) -> list[str]:
     if largest.get(order[-1]) != order[0] or set(order) != hosts:
         raise ValueError("following each host's largest receiver does not visit every host once: no ring")
     return order
+
+
+# --- How long iterations took, how much cross traffic they met, and from where on that slows them.
+
+TIME_COLUMNS = (
+    *("run", "job", "iteration", "start_ns", "end_ns", "time_s", "communication_s", "exposed_s", "dl_tx_bytes"),
+    *("cross_bytes", "busiest_bytes", "node_shared", "ranks_seen", "size"),
+)
+LEVEL_COLUMNS = (
+    *("model", "profile", "level", "iterations", "measured", "median_s", "mean_s", "low_s", "high_s", "p01_s", "p99_s"),
+    *("dl_tx_bytes", "busiest_share", "rate_bps"),
+)
+NS_PER_S = 1_000_000_000
+_LEVEL_STEP = 0.1  # to which a measured level is rounded, where nobody knows the offered one
+
+
+def iteration_times(ranks: pd.DataFrame) -> pd.DataFrame:
+    """One row per run, job and iteration, from rows per rank (table `iterations` with a column `run`).
+
+    time_s: of the slowest rank, as synchronous training waits for it (the iteration time of the thesis' figures).
+    communication_s: first enqueue to last wait of the slowest rank, nan where not known. dl_tx_bytes: mean payload that
+    a rank sent. cross_bytes: payload of cross traffic on the busiest link of any rank's host. ranks_seen: of `size`.
+    """
+    if ranks.empty:
+        return pd.DataFrame(columns=list(TIME_COLUMNS), dtype=float)
+    exposed_ns = ranks["exposed_ns"].astype(float)
+    rows = ranks.assign(
+        node_shared=ranks["node_shared"].eq(True),
+        time_s=(ranks["end_ns"] - ranks["start_ns"]) / NS_PER_S,
+        communication_s=(ranks["comm_end_ns"].astype(float) - ranks["comm_start_ns"].astype(float)) / NS_PER_S,
+        exposed_s=exposed_ns.where(exposed_ns >= 0) / NS_PER_S,
+        cross_bytes=ranks[["cross_tx_bytes", "cross_rx_bytes"]].max(axis=1),
+        busiest_bytes=np.maximum(
+            ranks["cross_tx_bytes"] + ranks["dl_tx_bytes"], ranks["cross_rx_bytes"] + ranks["dl_rx_bytes"]
+        ),
+    )
+    return (
+        rows.groupby(["run", "job", "iteration"], sort=False)
+        .agg(
+            start_ns=("start_ns", "min"),
+            end_ns=("end_ns", "max"),
+            time_s=("time_s", "max"),
+            communication_s=("communication_s", "max"),
+            exposed_s=("exposed_s", "max"),
+            dl_tx_bytes=("dl_tx_bytes", "mean"),
+            cross_bytes=("cross_bytes", "max"),
+            busiest_bytes=("busiest_bytes", "max"),
+            node_shared=("node_shared", "max"),
+            ranks_seen=("rank", "nunique"),
+            size=("size", "max"),
+        )
+        .reset_index()
+        .sort_values("start_ns", ignore_index=True)
+    )
+
+
+def without_warm_up(times: pd.DataFrame) -> pd.DataFrame:
+    """Without each job's first iteration, in which connections open and congestion windows grow."""
+    return times[times.groupby(["run", "job"])["iteration"].rank(method="first") > 1].reset_index(drop=True)
+
+
+def add_levels(times: pd.DataFrame, runs: pd.DataFrame, senders: pd.DataFrame) -> pd.DataFrame:
+    """Adds model, profile, rate_bps, measured, offered and level to rows of iteration_times.
+
+    measured: cross_bytes as a rate, as a share of the link's capacity C; nan where C is not known.
+    offered: what the lab offered to the most loaded host during the whole iteration, as a share of C; nan where the
+    cross traffic began or ended within it, or nobody knows. level: offered where known; measured, rounded to 0.1, in
+    runs without a lab.
+    """
+    levels = runs[["run", "job", "model", "profile", "rate_bps"]].astype({"run": object, "job": object})
+    known = times.astype({"run": object, "job": object}).merge(levels, on=["run", "job"], how="left")
+    capacity = known["rate_bps"].where(known["rate_bps"] > 0)
+    known["measured"] = known["cross_bytes"] * 8 / known["time_s"] / capacity
+    known["offered"] = np.nan
+    for (run,), rows in groups(known, "run"):
+        if runs.loc[runs["run"] == run, "level"].notna().all():
+            offered = _offered(rows, senders[senders["run"] == run])
+            known.loc[rows.index, "offered"] = offered / rows["rate_bps"]
+    in_lab = known["run"].isin(runs.loc[runs["level"].notna(), "run"])
+    rounded = (known["measured"] / _LEVEL_STEP).round() * _LEVEL_STEP
+    known["level"] = known["offered"].where(in_lab, rounded).round(6)
+    return known
+
+
+def _offered(rows: pd.DataFrame, senders: pd.DataFrame) -> pd.Series:
+    """bit/s to the most loaded host while each iteration lasts; nan where a sender began or ended within it."""
+    by_target: dict[str, pd.Series] = {}
+    partly = pd.Series(False, rows.index)
+    for sender in records(senders):
+        touches = (rows["start_ns"] < sender.end_ns) & (rows["end_ns"] > sender.begin_ns)
+        within = (rows["start_ns"] >= sender.begin_ns) & (rows["end_ns"] <= sender.end_ns)
+        partly |= touches & ~within
+        target = str(sender.target)
+        by_target[target] = by_target.get(target, pd.Series(0.0, rows.index)) + within * float(sender.offered_bps)
+    most = pd.concat(by_target.values(), axis=1).max(axis=1) if by_target else pd.Series(0.0, rows.index)
+    return most.mask(partly)
+
+
+def level_statistics(times: pd.DataFrame) -> pd.DataFrame:
+    """Iteration time by model, profile and level: the data of the thesis' figures 3-2, 3-3, 3-4 and 3-6.
+
+    Takes rows of add_levels, gives iterations, median_s, mean_s with its 95 % confidence interval (Student's t), p01_s
+    and p99_s (99 % tails), measured (mean), dl_tx_bytes (median). The quiet iterations of a model belong to each of
+    its profiles.
+    """
+    rows = [
+        {
+            **dict(zip(("model", "profile", "level"), key, strict=True)),
+            "iterations": len(group),
+            "measured": group["measured"].mean(),
+            "median_s": group["time_s"].median(),
+            **dict(zip(("mean_s", "low_s", "high_s"), mean_confidence(group["time_s"].to_numpy()), strict=True)),
+            "p01_s": group["time_s"].quantile(0.01),
+            "p99_s": group["time_s"].quantile(0.99),
+            "dl_tx_bytes": group["dl_tx_bytes"].median(),
+            "busiest_share": (group["busiest_bytes"] * 8 / group["time_s"] / group["rate_bps"]).mean(),
+            "rate_bps": group["rate_bps"].median(),
+        }
+        for key, group in groups(quiet_in_every_profile(times), "model", "profile", "level")
+    ]
+    return pd.DataFrame(rows, columns=list(LEVEL_COLUMNS))
+
+
+def quiet_in_every_profile(times: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a level, with those of level 0 repeated for each profile of their model."""
+    known = times[times["level"].notna()]
+    quiet, loaded = known[known["level"] == 0], known[known["level"] > 0]
+    if loaded.empty:
+        return quiet.assign(profile="none")
+    profiles = loaded[["model", "profile"]].drop_duplicates()
+    repeated = quiet.drop(columns="profile").merge(profiles, on="model", how="left").fillna({"profile": "none"})
+    return pd.concat([repeated, loaded], ignore_index=True)
+
+
+# --- Where cross traffic begins to slow training: the congestion point, measured and in theory.
+#
+# The cross traffic BW and the capacity C appear as shares of C: `level` is BW / C, from 0 to below 1.
+
+_GRID = 200  # corners that are tried between two levels' rescaled values
+
+
+@dataclass(frozen=True)
+class CongestionPoint:
+    """A flat line and a rising one, meeting at `level`. See congestion_point."""
+
+    level: float  # share of C; nan: no rise, or nothing flat
+    flat_s: float  # iteration time below the corner
+    slope_s: float  # rise in seconds per unit of 1 / (1 − level)
+    error: float  # root mean square distance of the medians from the two lines, as a share of each median
+    reason: str = ""  # why there is no point
+
+    def at(self, level: npt.ArrayLike) -> Floats:
+        """The two lines' time in seconds at these levels."""
+        corner = rescaled(self.level) if math.isfinite(self.level) else math.inf
+        rise: Floats = np.maximum(rescaled(level) - corner, 0.0)
+        with np.errstate(invalid="ignore"):
+            time: Floats = self.flat_s + np.where(rise > 0, self.slope_s * rise, 0.0)
+        return time
+
+
+def rescaled(level: npt.ArrayLike) -> Floats:
+    """1 / (1 − level): the hyperbola rescaling of equation 3.2, time against 1 / (C − BW), in units of 1 / C.
+
+    Where the cross traffic takes what it offers, a transfer of D bytes takes 8·D / (C − BW): a straight line here.
+    """
+    with np.errstate(divide="ignore"):  # a link may carry its stated capacity, and more
+        x: Floats = np.asarray(1.0 / (1.0 - np.asarray(level, float)), float)
+    return x
+
+
+def congestion_theory(bytes_per_iteration: float, quiet_s: float, capacity_bps: float) -> float:
+    """1 − 8·D / (t₀·C): the level up to which the capacity left over carries the training at its quiet pace.
+
+    D: bytes that a rank sends per iteration (equation 3.1), t₀: iteration time without cross traffic, C: capacity of
+    its link. nan where one of them is unknown.
+    """
+    if not (bytes_per_iteration > 0 and quiet_s > 0 and capacity_bps > 0):
+        return math.nan
+    return 1 - 8 * bytes_per_iteration / (quiet_s * capacity_bps)
+
+
+def training_share(level: float, bytes_per_iteration: float, quiet_s: float, capacity_bps: float) -> float:
+    """Mean rate of a rank's training traffic under cross traffic, as a share of C: min(8·D / t₀, C − BW) / C.
+
+    What the thesis compares in equations 3.1–3.7, in our form; arguments as those of congestion_theory.
+    """
+    return min(8 * bytes_per_iteration / (quiet_s * capacity_bps), 1 - level)
+
+
+def spare_capacity(level: float, bytes_per_iteration: float, quiet_s: float, capacity_bps: float) -> float:
+    """What training and cross traffic leave unused, as a share of C: max(0, C − BW − 8·D / t₀) / C.
+
+    Equation 3.8 of the thesis, in our form; arguments as those of congestion_theory.
+    """
+    return max(0.0, 1 - level - 8 * bytes_per_iteration / (quiet_s * capacity_bps))
+
+
+def congestion_point(level: npt.ArrayLike, time_s: npt.ArrayLike, tolerance: float = 0.05) -> CongestionPoint:
+    """The method of the thesis' appendix A.2 without the eye: two straight lines in the rescaled picture.
+
+    level, time_s: one median iteration time per level. In coordinates 1 / (1 − level) the time is constant up to the
+    congestion point (at the median of the levels below it) and rises along a straight line from there. The corner is
+    the one, of a fine grid, with the least sum of squared relative distances: long iterations vary more. Our
+    automation; the thesis draws the lines by hand. `tolerance`: a rise that stays within this share of the flat time is
+    none. A corner at or below the lowest level means that nothing is flat.
+    """
+    x, y = np.asarray(level, float), np.asarray(time_s, float)
+    known = np.isfinite(x) & np.isfinite(y) & (x < 1) & (y > 0)
+    order = np.argsort(x[known])
+    x, y = x[known][order], y[known][order]
+    if len(np.unique(x)) < 4:
+        return _no_point(y, f"{len(np.unique(x))} levels of cross traffic; two lines take four")
+    flat_all = float(np.median(y))
+    if y[-1] <= y[0] * (1 + tolerance):
+        return _no_point(y, f"no rise: the highest level takes {y[-1] / y[0]:.2f} × the lowest")
+    u = rescaled(x)
+    corners = np.concatenate([np.linspace(a, b, _GRID, endpoint=False) for a, b in itertools.pairwise(u)])
+    best = min((_two_lines(u, y, corner) for corner in corners), key=lambda point: point.error)
+    straight = _distance(y, np.polyval(np.polyfit(u, y, 1, w=1 / y), u).astype(float))
+    if best.level <= x[0] or (straight <= best.error * 1.05 and best.level < x[1]):
+        return CongestionPoint(math.nan, flat_all, math.nan, straight, "nothing is flat: it rises from the start")
+    return best
+
+
+def _two_lines(u: Floats, y: Floats, corner: float) -> CongestionPoint:
+    below = u <= corner
+    flat = float(np.median(y[below]))
+    rise, weight = (u - corner)[~below], 1 / y[~below] ** 2
+    slope = max(0.0, float((weight * rise) @ (y[~below] - flat) / ((weight * rise) @ rise)))
+    fitted = np.where(below, flat, flat + slope * (u - corner))
+    return CongestionPoint(1 - 1 / corner, flat, slope, _distance(y, fitted))
+
+
+def _distance(y: Floats, fitted: Floats) -> float:
+    return float(np.sqrt(np.mean((fitted / y - 1) ** 2)))
+
+
+def _no_point(y: Floats, reason: str) -> CongestionPoint:
+    return CongestionPoint(math.nan, float(np.median(y)) if y.size else math.nan, math.nan, math.nan, reason)
+
+
+# --- The thesis' exponential families for the iteration time under cross traffic.
+
+FAMILIES = (1.0, 0.5, 2.0)
+"""Exponents n of the families that the thesis compares (equations 3.3, 3.5–3.7)."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """t = A·exp(B / (C − BW)^n), with C − BW as a share of C."""
+
+    n: float
+    a_s: float
+    b: float
+    r_squared: float
+    points: int
+
+    def at(self, level: npt.ArrayLike) -> Floats:
+        """Iteration time in seconds at these levels (BW / C)."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # none at the capacity and above
+            time: Floats = self.a_s * np.exp(self.b / (1.0 - np.asarray(level, float)) ** self.n)
+        return time
+
+
+def fit_exponential(level: npt.ArrayLike, time_s: npt.ArrayLike, n: float = 1.0) -> Fit:
+    """Least squares of t = A·exp(B / (C − BW)^n) on median times by level (equations 3.3, 3.5–3.7).
+
+    Starts from the straight line of log t, then minimises squared distances of t itself; R² is of t. Raises ValueError
+    for fewer than three levels, whose R² would say nothing.
+    """
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+    x, y = np.asarray(level, float), np.asarray(time_s, float)
+    known = np.isfinite(x) & np.isfinite(y) & (x < 1) & (y > 0)
+    x, y = x[known], y[known]
+    if len(np.unique(x)) < 3:
+        raise ValueError(f"{len(np.unique(x))} levels of cross traffic; a fit of two parameters takes three")
+    inverse = 1.0 / (1.0 - x) ** n
+    b, log_a = np.polyfit(inverse, np.log(y), 1)
+    # Centred: A and B would else be so correlated, for n = 2, that the steps lose their direction.
+    centre = inverse.mean()
+    found = least_squares(
+        lambda p: np.exp(np.clip(p[0] + p[1] * (inverse - centre), -50, 50)) - y, [log_a + b * centre, b]
+    )
+    level_log, slope = float(found.x[0]), float(found.x[1])
+    fitted = np.exp(level_log + slope * (inverse - centre))
+    return Fit(n, math.exp(level_log - slope * centre), slope, r_squared(y, fitted), len(x))
+
+
+def fit_families(level: npt.ArrayLike, time_s: npt.ArrayLike, families: Sequence[float] = FAMILIES) -> list[Fit]:
+    """One fit per family, the best (by R²) first. Raises ValueError as fit_exponential does."""
+    return sorted((fit_exponential(level, time_s, n) for n in families), key=lambda fit: -fit.r_squared)

@@ -15,7 +15,7 @@ from netmon.dl.sharing.advice import Advice
 from netmon.errors import DataError
 from netmon.history.dataset import EXPECTED, Tables, groups, names_of, plain_words, records
 from netmon.history.judging import incidents_of, stored_verdicts
-from netmon.report.iteration_times import (
+from netmon.report.estimates import (
     CongestionPoint,
     add_levels,
     congestion_point,

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from netmon.history.dataset import groups, records
-from netmon.report.iteration_times import spare_capacity, training_share
+from netmon.report.estimates import spare_capacity, training_share
 from netmon.report.study import (
     NO_LEVELS,
     NO_TIMES,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from netmon.dl.past_frames import step_times
 from netmon.dl.verdict.verdict_text import cause_words, renamed, sentence
 from netmon.history.dataset import groups, records
-from netmon.report.iteration_times import CongestionPoint, Fit, fit_families, quiet_in_every_profile, rescaled
+from netmon.report.estimates import CongestionPoint, Fit, fit_families, quiet_in_every_profile, rescaled
 from netmon.report.study import NO_LEVELS, NO_TIMES, Chapter, Exhibit, Frames, Study, by_profile, need
 from netmon.report.style import (
     CROSS_LABEL,
