@@ -78,5 +78,7 @@ def test_all_steps_of_a_compiled_program_are_told_and_nobody_is_accused(tmp_path
     assert set(iterations["source"]) == {"uprobe"}
     for rank in range(RANKS):
         assert iterations[iterations["rank"] == rank]["iteration"].sort_values().tolist() == list(range(STEPS))
-    verdicts = pd.read_parquet(tmp_path / "verdicts") if (tmp_path / "verdicts").exists() else pd.DataFrame({"cause": []})
+    verdicts = (
+        pd.read_parquet(tmp_path / "verdicts") if (tmp_path / "verdicts").exists() else pd.DataFrame({"cause": []})
+    )
     assert not {cause.name.lower() for cause in NETWORK} & set(verdicts["cause"])

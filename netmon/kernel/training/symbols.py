@@ -204,8 +204,8 @@ def open_elf(descriptor: int) -> Elf:
 
 
 def function_offsets(descriptor: int, prefixes: Sequence[str]) -> Offsets:
-    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix; LOCAL ones in .symtab;
-    or AT those offsets.
+    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix; the LOCAL ones in
+    .symtab; or AT those offsets.
 
     Reads a few megabytes, of LOCAL ones up to a hundred. Raises OSError, and ValueError for a file that is not such a
     library.

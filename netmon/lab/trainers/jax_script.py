@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from script import Hangs, IterationLog, Pauses, options, read_layers  # type: ignore[import-not-found]
 
-
 _BATCH = 4  # of each process
 
 
