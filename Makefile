@@ -16,7 +16,7 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date 
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-rdma test-machine test-release test-lab test-readers test-long test-nccl test-gpu crash-states soak fuzz fuzz-native lint format \
-  docs docs-archive proto man wheel deb image requirements sbom audit release horovod horovod-tensorflow frameworks clean
+  docs docs-archive proto man wheel deb image requirements sbom audit release horovod horovod-tensorflow jax frameworks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -168,7 +168,10 @@ horovod-tensorflow: setup ## the same with TensorFlow, which is optional: tests 
 	@.ci/packages g++ make python3-dev
 	@bash netmon/lab/build_horovod.sh tensorflow
 
-frameworks: horovod ## Accelerate and Lightning beside Horovod, for the tests, once (half a minute)
+jax: setup ## JAX for the lab, once (half a minute)
+	@bash netmon/lab/build_horovod.sh jax
+
+frameworks: horovod jax ## Accelerate and Lightning beside Horovod, for the tests, once (half a minute)
 	@bash tests/lab/build_frameworks.sh
 
 clean: ## remove .venv, caches and out/; what the lab left behind is for `netmon lab clean`

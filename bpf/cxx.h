@@ -15,6 +15,11 @@
 #define THIRD_AFTER_RESULT(ctx) ((ctx)->regs[2])
 #define FOURTH_AFTER_RESULT(ctx) ((ctx)->regs[3])
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->regs[4])
+/* After two objects of more than 16 bytes, which lie in memory: there is a pointer to each here, and none on x86-64. */
+#define FIRST_AFTER_TWO(ctx) ((ctx)->regs[3])
+#define SECOND_AFTER_TWO(ctx) ((ctx)->regs[4])
+#define THIRD_AFTER_TWO(ctx) ((ctx)->regs[5])
+#define FOURTH_AFTER_TWO(ctx) ((ctx)->regs[6])
 #else
 #define FIRST(ctx) ((ctx)->rdi)
 #define SECOND(ctx) ((ctx)->rsi)
@@ -26,6 +31,10 @@
 #define THIRD_AFTER_RESULT(ctx) ((ctx)->rcx)
 #define FOURTH_AFTER_RESULT(ctx) ((ctx)->r8)
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->r9)
+#define FIRST_AFTER_TWO(ctx) ((ctx)->rdx)
+#define SECOND_AFTER_TWO(ctx) ((ctx)->rcx)
+#define THIRD_AFTER_TWO(ctx) ((ctx)->r8)
+#define FOURTH_AFTER_TWO(ctx) ((ctx)->r9)
 #endif
 
 /*

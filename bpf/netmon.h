@@ -116,6 +116,7 @@ struct netmon_ledger {
 #define NETMON_REDUCER 2 /* of PyTorch's DistributedDataParallel */
 #define NETMON_NCCL 3
 #define NETMON_GLOO 4 /* called by PyTorch's distributed package */
+#define NETMON_XLA 5  /* gloo, called by programs that JAX has compiled */
 
 #define NETMON_STEP_ENQUEUE 1	 /* gradients were handed to the library */
 #define NETMON_STEP_WAIT_BEGIN 2 /* the training thread begins to wait for some */
@@ -140,6 +141,10 @@ struct netmon_ledger {
 #define NETMON_OF_EACH 2 /* each rank has such a part */
 
 /* Of BEGIN, as c10d::OpType has them, of which these are told apart here. */
+#define NETMON_OPERATION_ALL_REDUCE 1
+#define NETMON_OPERATION_ALL_GATHER 4
+#define NETMON_OPERATION_REDUCE_SCATTER 9
+#define NETMON_OPERATION_ALL_TO_ALL 11
 #define NETMON_OPERATION_SEND 12
 #define NETMON_OPERATION_RECEIVE 13
 #define NETMON_SUMS(operation) ((operation) == 1 || (operation) == 2)

@@ -466,3 +466,56 @@ int work_wait_end(struct pt_regs *ctx)
 {
 	return submit_work(NETMON_STEP_WAIT_END, FIRST(ctx));
 }
+
+/*
+ * xla::cpu::GlooCommunicator::AllReduce, AllGather, ReduceScatter(this, buffer, buffer, xla::PrimitiveType, u64 count of a rank's part, …),
+ * the result and the buffers in memory.
+ */
+static __always_inline int begin_xla_collective(struct pt_regs *ctx, u16 operation, int whole)
+{
+	return begin_xla_work(FIRST_AFTER_RESULT(ctx), operation, FIRST_AFTER_TWO(ctx), SECOND_AFTER_TWO(ctx), whole,
+			      0);
+}
+
+int xla_all_reduce(struct pt_regs *ctx)
+{
+	return begin_xla_collective(ctx, NETMON_OPERATION_ALL_REDUCE, 0);
+}
+
+int xla_all_gather(struct pt_regs *ctx)
+{
+	return begin_xla_collective(ctx, NETMON_OPERATION_ALL_GATHER, 0);
+}
+
+int xla_reduce_scatter(struct pt_regs *ctx)
+{
+	return begin_xla_collective(ctx, NETMON_OPERATION_REDUCE_SCATTER, 1);
+}
+
+/* AllToAll(this, vector of buffers, vector of buffers, type, count of the part for one rank, …), pointers to the vectors */
+int xla_all_to_all(struct pt_regs *ctx)
+{
+	return begin_xla_work(FIRST_AFTER_RESULT(ctx), NETMON_OPERATION_ALL_TO_ALL, FOURTH_AFTER_RESULT(ctx),
+			      FIFTH_AFTER_RESULT(ctx), 1, NETMON_ALL);
+}
+
+/* CollectivePermute(this, buffer, buffer, type, count, std::optional<RankId> from whom, Span<RankId> to whom, …) */
+int xla_permute(struct pt_regs *ctx)
+{
+	int receives = FOURTH_AFTER_TWO(ctx) & 0xff;
+
+	return begin_xla_work(FIRST_AFTER_RESULT(ctx), receives ? NETMON_OPERATION_RECEIVE : NETMON_OPERATION_SEND,
+			      FIRST_AFTER_TWO(ctx), SECOND_AFTER_TWO(ctx), 0,
+			      receives ? THIRD_AFTER_TWO(ctx) : NETMON_NOBODY);
+}
+
+/* Return probes: these calls let no exception pass, which would not survive one. */
+int xla_collective_over(struct pt_regs *ctx)
+{
+	return submit_work(NETMON_STEP_WAIT_END, bpf_get_current_pid_tgid());
+}
+
+int xla_permute_over(struct pt_regs *ctx)
+{
+	return submit_work(NETMON_STEP_OVER, bpf_get_current_pid_tgid());
+}

@@ -31,6 +31,7 @@ from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_NCCL,
     LIBRARY_REDUCER,
+    LIBRARY_XLA,
     OF_ALL,
     OF_EACH,
     OF_ONE,
@@ -291,7 +292,7 @@ Boundary = tuple[int, Moment, int]
 _OF_SUMS = np.zeros(256, np.bool_)  # by kind
 _OF_SUMS[[STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE]] = True
 _EVENT = ["time_ns", "name_hash", "kind", "library", "tensors", "size"]
-_UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO)  # they report the size of what is reduced, and no name
+_UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO, LIBRARY_XLA)  # they report the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
 _MOST_STRANGERS = 20_000  # names that are no markers, since the last step
 _TURNS = 3  # of other models, after which one that has taken none is not trained any more

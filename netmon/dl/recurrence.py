@@ -28,6 +28,7 @@ from netmon.dl.grouped import joined
 from netmon.dl.operations import ENDS, SUMS, TRANSFERS, UNKNOWN_SIZE, Operation, summed_size
 from netmon.records import (
     LIBRARY_GLOO,
+    LIBRARY_XLA,
     STEP_BACKWARD,
     STEP_BEGIN,
     STEP_CALL,
@@ -304,7 +305,8 @@ def _tells(table: Table) -> _Flags:
 def _words(table: Table, rows: Table) -> _Words:
     """Of calls: one number each, the same for the same operation in the same group with the same rank.
 
-    For a transfer it counts, too, whether all that was sent before has been waited for, as at the end of a step.
+    For a transfer it counts, too, whether all that was sent before has been waited for, as at the end of a step; in a
+    compiled program, whose shapes never change, how much is sent.
     """
     kind = table["kind"].astype(np.uint64)
     operation = table["tensors"].astype(np.uint64)
@@ -314,6 +316,8 @@ def _words(table: Table, rows: Table) -> _Words:
     words: _Words = table["name_hash"] * _FACTORS[0] ^ what * _FACTORS[1] ^ peer * _FACTORS[2]
     words[table["kind"] == STEP_BACKWARD] = _BACKWARD
     words[rows["idle"]] ^= _IDLE
+    compiled = table["library"] == LIBRARY_XLA
+    words[compiled] ^= table["size"][compiled] * _FACTORS[2]
     return words
 
 

@@ -377,6 +377,8 @@ STEP_PROGRAMS = (
     *("gloo_call", "gloo_enqueue", "work_wait_begin", "work_wait_end", "gloo_work", "gloo_send_work"),
     *("gloo_receive_work", "transfer_wait", "work_over", "backward", "gloo_group", "gloo_context"),
     *("group_name", "group_name_cow"),
+    *("xla_all_reduce", "xla_all_gather", "xla_reduce_scatter", "xla_all_to_all", "xla_permute"),
+    *("xla_collective_over", "xla_permute_over"),
 )
 PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
 COLLECTIVE_PROGRAMS = ("nccl_queued", "nccl_moved", "nccl_arrived", "nccl_over")

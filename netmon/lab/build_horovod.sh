@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# build_horovod.sh [torch|tensorflow [--if-built]] builds real Horovod with that framework (CPU, gloo) once, into an
-# environment of its own, and prints its Python. With --if-built it prints nothing where it would have to build.
+# build_horovod.sh [torch|tensorflow|jax [--if-built]] builds real Horovod with that framework (CPU, gloo) once, into an
+# environment of its own, and prints its Python. With --if-built it prints nothing where it would have to build. JAX comes
+# as it is: Horovod does not know it.
 #
 # Horovod 0.28.1 asks for C++14 while today's PyTorch headers need C++20, and its CMake files predate CMake 4: both are
 # bridged here. Its TensorFlow side knows what it needs; 2.12 is the last release that it was written for. Nothing of
@@ -29,8 +30,15 @@ case $framework in
     packages=("tensorflow-cpu==$version" 'setuptools<80')
     with=(HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1)
     ;;
+  jax)
+    version=0.10.2
+    target=${NETMON_JAX_ENV:-${XDG_CACHE_HOME:-$HOME/.cache}/netmon/jax-$version}
+    packages=("jax==$version" "jaxlib==$version")
+    common=()
+    module=jax
+    ;;
   *)
-    say "cannot build Horovod with $framework: choose torch or tensorflow"
+    say "cannot build Horovod with $framework: choose torch, tensorflow or jax"
     exit 1
     ;;
 esac
@@ -44,7 +52,13 @@ build() {
   mkdir -p "$(dirname "$target")"
   "${NETMON_PYTHON:-/usr/bin/python3}" -m venv "$target"
   "${pip[@]}" install "${packages[@]}" "${common[@]}"
+  if [ "$framework" != jax ]; then build_horovod; fi
+  "$python" -c "import ${module:-horovod.$framework}"
+  touch "$target/.complete"
+  say "ready"
+}
 
+build_horovod() {
   say "building Horovod $horovod against $framework $version"
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
@@ -57,9 +71,6 @@ build() {
   env PATH="$target/bin:$PATH" MAKEFLAGS="-j$(nproc)" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
     "${with[@]}" HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_CPU_OPERATIONS=GLOO \
     "${pip[@]}" install --no-build-isolation --no-deps "$src"
-  "$python" -c "import horovod.$framework"
-  touch "$target/.complete"
-  say "ready"
 }
 
 if [ ! -e "$target/.complete" ]; then

@@ -219,7 +219,7 @@ HOROVOD_TRAINERS = ("horovod", "horovod-tensorflow", "horovod-eager", "horovod-k
 """Real Horovod: with PyTorch; with TensorFlow, the step a tf.function, eager, or in Keras' own loop."""
 PARALLEL_TRAINERS = ("fsdp", "pipeline", "experts", "tensor", "hybrid")
 """Real torch.distributed whose ranks exchange more than sums of gradients."""
-TRAINERS = ("ring", *HOROVOD_TRAINERS, "ddp", *PARALLEL_TRAINERS, "nccl", "generated")
+TRAINERS = ("ring", *HOROVOD_TRAINERS, "ddp", *PARALLEL_TRAINERS, "jax", "nccl", "generated")
 MAX_HOSTS = 200
 CONFIGURATIONS = {"A": ((0, 1, 3), ((0, 2),)), "B": ((0, 1, 3), ((2, 0),))}
 """Rings and cross traffic of the thesis, on four hosts. In A cross traffic leaves host 0 on the link by which its

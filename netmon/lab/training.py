@@ -38,13 +38,15 @@ def trainer_python(spec: RunSpec) -> str:
     """The interpreter that the trainer runs in; an environment that is missing is built first. Raises LabError."""
     if spec.trainer in ("ring", "nccl", "generated"):
         return sys.executable
+    if spec.trainer == "jax":
+        return horovod_python("jax")
     return horovod_python("tensorflow" if "horovod_tensorflow.py" in _SCRIPTS.get(spec.trainer, ()) else "torch")
 
 
 def horovod_python(framework: str = "torch") -> str:
     """The interpreter of an environment with real Horovod; built first where it is missing (minutes, once).
 
-    framework: torch or tensorflow. Raises LabError.
+    framework: torch or tensorflow; or jax, which Horovod does not know. Raises LabError.
     """
     # A session of its own: who interrupts the lab ends all that the script has started.
     command, silent = [*BUILD, framework], subprocess.DEVNULL
@@ -87,7 +89,7 @@ class Training(AbstractContextManager["Training"]):
         self.ranks: list[Process] = []
         with self._stack:  # ends what was started if one cannot be
             starts = dict.fromkeys(("ring", "generated"), self._start_ring)
-            starts |= dict.fromkeys(("ddp", "nccl", *PARALLEL_TRAINERS), self._start_torch)
+            starts |= dict.fromkeys(("ddp", "nccl", *PARALLEL_TRAINERS), self._start_torch) | {"jax": self._start_jax}
             start = starts.get(spec.trainer, self._start_horovod)
             self.job = start(python)
             self._stack = self._stack.pop_all()
@@ -184,6 +186,22 @@ class Training(AbstractContextManager["Training"]):
             trace = ["--profile", str(self._folder / f"rank-{rank}.pt.trace.json")] if self._spec.profile else []
             self._start_rank(rank, [*command, *trace], {**environment, **named})
         return job or f"{first.address}:{_DDP_PORT}"
+
+    def _start_jax(self, python: str) -> str:
+        coordinator = f"{self._hosts[0].address}:{_DDP_PORT}"
+        compute = ["--compute", str(self._spec.compute_ns / 1e9)]
+        command = [python, str(_TRAINERS / "jax_script.py"), *self._model(), *compute]
+        named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}
+        for rank in range(len(self._hosts)):
+            environment = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(self._hosts)),
+                "JAX_COORDINATOR_ADDRESS": coordinator,
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+            }
+            self._start_rank(rank, command, {**environment, **named})
+        return self._spec.job or coordinator
 
     def _import_path(self) -> str:
         """A folder with netmon in it and nothing else: Horovod's environment has packages of its own."""

@@ -3,8 +3,10 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import struct
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netmon.errors import KernelError
-from netmon.kernel.training.symbols import Offsets, Reading, SlowError, function_offsets
+from netmon.kernel.training.symbols import LOCAL, Offsets, Reading, SlowError, function_offsets
 from netmon.kernel.training.uprobes import MappedLibrary, Uprobes, _Wanted, _Watched
 
 TABLES = 64 + 3 * 64  # bytes of the header and of three sections
@@ -46,6 +48,21 @@ def test_offsets_are_where_the_linker_put_the_functions() -> None:
     code = Path(path).read_bytes()
     assert any(code[offset : offset + 16] == ctypes.string_at(address, 16) for offset in found["getpid"])
     assert set(found["getpid"].values()) == {"getpid"}
+
+
+def test_a_function_that_is_not_exported_is_found_until_its_name_is_stripped(tmp_path: Path) -> None:
+    if not (compiler := shutil.which("gcc")):
+        pytest.skip("there is no compiler")
+    own = "static __attribute__((noinline)) int own_one(int a) { return a * a; }"
+    (tmp_path / "it.c").write_text(f"{own}\nint shown(int a) {{ return own_one(a) + 1; }}\n")
+    library = tmp_path / "it.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, tmp_path / "it.c"], check=True)
+    found = read(library, f"{LOCAL}own_", "own_", "shown")
+    assert list(found[f"{LOCAL}own_"].values()) == ["own_one"]
+    assert found["own_"] == {}
+    assert set(found["shown"].values()) == {"shown"}
+    subprocess.run(["strip", library], check=True)
+    assert read(library, f"{LOCAL}own_", "shown") == {f"{LOCAL}own_": {}, "shown": found["shown"]}
 
 
 def test_a_library_costs_what_the_child_ran_for_however_long_a_busy_machine_kept_it() -> None:

@@ -26,7 +26,7 @@ from netmon.kernel.bpf_calls import uprobe_link
 from netmon.kernel.processes import PROC, Identity, identity_of, in_turn, read_bounded, start_ticks, uid_of
 from netmon.kernel.stalling import StalledError, StallingCalls, close_late
 from netmon.kernel.training.nccl import Library
-from netmon.kernel.training.symbols import Offsets, Reading, SlowError
+from netmon.kernel.training.symbols import LOCAL, Offsets, Reading, SlowError
 from netmon.marks import printable
 from netmon.rate_limiter import TimeLimiter
 
@@ -46,6 +46,7 @@ class Probe(NamedTuple):
     symbol: str
     program: str
     cow: str = ""  # the program for libraries whose std::string is the one before C++11's; "": it reads no strings
+    returns: bool = False  # it runs where the function returns, not where it begins
 
     def program_for(self, name: str) -> str:
         """The program for the function of this mangled name, which tells what its strings are."""
@@ -60,6 +61,8 @@ _HOROVOD_OTHERS = re.compile(r"/mpi_lib(\.[^/]+)?\.so$")
 _TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
 _TORCH_CUDA = re.compile(r"/libtorch_cuda\.so$")
 NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
+# Of jaxlib 0.6 and later. It exports nothing of this.
+_JAX = re.compile(r"/libjax_common\.so$")
 _OTHER_COLLECTIVES = {
     **dict.fromkeys(("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers"), "horovod_gather"),
     "22EnqueueTensorBroadcast": "horovod_broadcast",
@@ -72,6 +75,15 @@ _GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", 
 _WORKS, _REPLACED_BY_WORKS = "gloo_work", ("gloo_call", "gloo_enqueue", "gloo_transfer", "gloo_broadcast")
 _GLOO_GROUP = "_ZN4c10d16ProcessGroupGloo"
 _WORK_OVER = (f"{_GLOO_GROUP}9AsyncWork19finishWorkGlooErrorE", "_ZN4c10d4Work14finishAndThrowE")
+_XLA_GLOO = f"{LOCAL}_ZN3xla3cpu16GlooCommunicator"
+_XLA_CALLS = {
+    "9AllReduceEN": "xla_all_reduce",
+    "9AllGatherEN": "xla_all_gather",
+    "13ReduceScatterEN": "xla_reduce_scatter",
+    "8AllToAllEN": "xla_all_to_all",
+    "17CollectivePermuteEN": "xla_permute",
+}
+_XLA_OVER = {**dict.fromkeys(_XLA_CALLS.values(), "xla_collective_over"), "xla_permute": "xla_permute_over"}
 PROBES = (
     Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue", "horovod_enqueue_cow"),
     Probe(_HOROVOD, "_ZN7horovod6common7Request16set_tensor_shapeE", "horovod_shape"),
@@ -104,6 +116,10 @@ PROBES = (
     Probe(_TORCH, f"{_GLOO_GROUP}C2E", "gloo_group"),
     Probe(_TORCH, "_ZN4gloo10rendezvous7ContextC2E", "gloo_context"),
     Probe(_TORCH, "_ZN4c10d12ProcessGroup12setGroupNameE", "group_name", "group_name_cow"),
+    *(Probe(_JAX, f"{_XLA_GLOO}{name}", program) for name, program in _XLA_CALLS.items()),
+    *(Probe(_JAX, f"{_XLA_GLOO}{name}", _XLA_OVER[program], returns=True) for name, program in _XLA_CALLS.items()),
+    Probe(_JAX, f"{LOCAL}_ZN4gloo10rendezvous7ContextC1Eiii", "gloo_context"),
+    Probe(_JAX, f"{LOCAL}_ZN4gloo10rendezvous11PrefixStoreC1ERK", "group_name"),
 )
 
 
@@ -111,22 +127,23 @@ def is_training_library(path: str) -> bool:
     return any(probe.library.search(path) for probe in PROBES)
 
 
-def attach_probe(program: int, path: str, offset: int) -> int:
-    """A descriptor, for as long as which the program runs at this offset of the file. Raises KernelError."""
+def attach_probe(program: int, path: str, offset: int, returns: bool = False) -> int:
+    """A descriptor, for as long as which the program runs at this offset of the file; returns: where the function there
+    returns. Raises KernelError."""
     try:
-        return uprobe_link(program, path, offset)
+        return uprobe_link(program, path, offset, returns=returns)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise KernelError(error.strerror) from error
-    return _attach_by_perf(program, path, offset)  # before Linux 6.6
+    return _attach_by_perf(program, path, offset, returns)  # before Linux 6.6
 
 
-def _attach_by_perf(program: int, path: str, offset: int) -> int:
+def _attach_by_perf(program: int, path: str, offset: int, returns: bool) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     name = ctypes.create_string_buffer(path.encode())
     attribute = bytearray(_ATTRIBUTE_SIZE)
-    # struct perf_event_attr: type, size, config, …, config1 = path, config2 = offset
-    struct.pack_into("<II", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE)
+    # struct perf_event_attr: type, size, config = whether it returns, …, config1 = path, config2 = offset
+    struct.pack_into("<IIQ", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE, returns)
     struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
     buffer = (ctypes.c_char * _ATTRIBUTE_SIZE).from_buffer(attribute)
     call = _PERF_EVENT_OPEN[os.uname().machine]
@@ -148,7 +165,7 @@ _MOST_LIBRARIES = 64  # of one process
 _MOST_PARTS = 16  # of one library
 _EXECUTABLE = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) [0-9a-f]+:[0-9a-f]+ (\d+) +"
-    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl|libibverbs)[^/\n]*\.so[^/\n]*)$",
+    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl|libibverbs|libjax_common)[^/\n]*\.so[^/\n]*)$",
     re.MULTILINE,
 )
 
@@ -456,7 +473,8 @@ class Uprobes:
 
     def _begin_reading(self, wanted: _Wanted) -> bool:
         if self._limiter(wanted.uid).allows() and self._make_room(wanted.uid):
-            wanted.reading = Reading(wanted.descriptor, [probe.symbol for probe in self._probes_on(wanted.library)])
+            symbols = dict.fromkeys(probe.symbol for probe in self._probes_on(wanted.library))
+            wanted.reading = Reading(wanted.descriptor, [*symbols])
         return wanted.reading is not None
 
     def _finish(self, file: _File, wanted: _Wanted, reading: Reading) -> list[str]:
@@ -490,18 +508,18 @@ class Uprobes:
         """offsets: as somebody says who has read a stranger's file: nothing but code of that file is probed."""
         works = any(offsets[probe.symbol] for probe in self._probes_on(wanted.library) if probe.program == _WORKS)
         found = [
-            (self._programs[probe.program_for(name)], offset)
+            (self._programs[probe.program_for(name)], offset, probe.returns)
             for probe in self._probes_on(wanted.library)
             if not (works and probe.program in _REPLACED_BY_WORKS)
             for offset, name in offsets[probe.symbol].items()
         ]
-        if not all(wanted.library.executes(offset) for _, offset in found):
+        if not all(wanted.library.executes(offset) for _, offset, _ in found):
             raise KernelError("its functions are not where its code is")
         at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         with contextlib.ExitStack() as undo:
             descriptors: list[int] = []
-            for program, offset in found:
-                descriptors.append(attach_probe(program, f"/proc/self/fd/{wanted.descriptor}", offset))
+            for program, offset, returns in found:
+                descriptors.append(attach_probe(program, f"/proc/self/fd/{wanted.descriptor}", offset, returns))
                 undo.callback(os.close, descriptors[-1])
             undo.pop_all()
         self._probed[file] = _Probed(wanted.uid, wanted.library.path, at_s, descriptors, self._calls)
