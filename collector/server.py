@@ -111,8 +111,6 @@ class _BusDepth:
         return self._known
 
 
-# --- The service, from its first socket to its last acknowledgement.
-
 # --- The page for browsers alongside a collector: `netmon web` in a process of its own, which cannot hold the
 # collector up.
 #

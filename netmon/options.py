@@ -101,7 +101,9 @@ def _bounded(
 
 # --- Configuration files: a command's options in TOML, by their long names.
 #
-# interface = ["eth0", "eth1"] collector = "collector.example:9400" bucket = "10us"
+#     interface = ["eth0", "eth1"]
+#     collector = "collector.example:9400"
+#     bucket = "10us"
 #
 # The file changes the defaults of the command line, so whatever is given there wins.
 

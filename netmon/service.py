@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service has to do with its machine: its user, who started it, the clock, and what outlives a power cut."""
+"""What a service has to do with its machine: its user, who started it, clock and memory, and what outlives a cut."""
 
 import contextlib
 import ctypes

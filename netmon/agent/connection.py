@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seam between a spool and whoever takes its batches: one connection, from its beginning to its end.
 
-There are two kinds: a gRPC stream to a collector (`grpc_connection`), where an acknowledgement says that a batch is in
+There are two kinds: a gRPC stream to a collector (`GrpcConnection`), where an acknowledgement says that a batch is in
 the dataset, and NATS JetStream (`bus_connection`), where it says that the bus keeps the batch until a worker has
 stored it.
 """

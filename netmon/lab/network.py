@@ -373,9 +373,12 @@ def _in_turn(port: str, hosts: int, rate_bps: int) -> list[str]:
 
 # --- Ports of a testbed's hosts shared as RDMA shares them: by what the kernel sends, and by what passes it unseen.
 #
-# ``` h0 [host0]──┐ ├──[eth0]──tbf──► switch [rdma0]──┘ ``` Agents watch host0, on which everybody is but the ranks of
-# a job whose bytes the meter must not see. Both are children of one port: whose bytes fill it, or whatever slows it,
-# hurts both.
+#  h0 [host0]──┐
+#              ├──[eth0]──tbf──► switch
+#     [rdma0]──┘
+#
+# Agents watch host0, on which everybody is but the ranks of a job whose bytes the meter must not see. Both are children
+# of one port: whose bytes fill it, or whatever slows it, hurts both.
 
 KERNEL, RDMA = "host0", "rdma0"
 _SUBNET = "198.18.1"  # of 198.18.0.0/15, too

@@ -440,9 +440,7 @@ def _plain(value: object) -> Detail:
 
 
 # --- The last seconds of a live collector as a small dataset: iterations and verdicts that it reports, and rows at
-# full
-#
-# resolution, from the agents' recorders.
+# full resolution, from the agents' recorders.
 
 _FOLDER = Path("date=2000-01-01/hour=all")  # of one part, whenever it was
 _KNOWN = ("process", "job", "class")

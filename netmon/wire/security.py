@@ -98,9 +98,11 @@ def read_servers(text: str) -> tuple[str, ...]:
 
 # --- Who is at the other end of a connection, and what it may do: a URI among a certificate's alternative names.
 #
-# netmon://agent/HOST sends what belongs to this host, and nothing else netmon://collector/NAME takes it in; on a bus
-# it takes in every host's netmon://bus/NAME a NATS server netmon://viewer/full/NAME sees everything, and may ask for
-# full resolution netmon://viewer/jobs/NAME sees jobs, classes and rates: no addresses, no processes
+#     netmon://agent/HOST            sends what belongs to this host, and nothing else
+#     netmon://collector/NAME        takes it in; on a bus it takes in every host's
+#     netmon://bus/NAME              a NATS server
+#     netmon://viewer/full/NAME      sees everything, and may ask for full resolution
+#     netmon://viewer/jobs/NAME      sees jobs, classes and rates: no addresses, no processes
 #
 # HOST and NAME are percent-encoded.
 

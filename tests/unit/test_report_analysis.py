@@ -16,9 +16,9 @@ from netmon.report import (
     congestion_point,
     congestion_theory,
     cumulative_distribution,
-    estimates,
     fit_exponential,
     fit_families,
+    iteration_times,
     level_statistics,
     linear_regression,
     mean_confidence,
@@ -232,7 +232,7 @@ def ranks(iterations=5, ranks=3):
 
 
 def test_an_iteration_lasts_as_long_as_its_slowest_rank():
-    times = estimates(ranks())
+    times = iteration_times(ranks())
     assert list(times["time_s"]) == pytest.approx([0.7] * 5, abs=1e-6)
     assert list(times["cross_bytes"]) == [20] * 5
     assert list(times["busiest_bytes"]) == [120] * 5

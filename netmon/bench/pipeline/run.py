@@ -335,7 +335,7 @@ def measure(spec: PipelineSpec, progress: Progress = silent) -> PipelineResult:
         data = spec.data or folder / "data"
         if spec.bus == "grpc":
             return _measure(spec, folder, data, progress)
-        from netmon.bench.pipeline.bus import serving  # who measures without one needs no nats-py
+        from netmon.bench.pipeline.agents import serving  # who measures without one needs no nats-py
 
         with serving(folder) as (server, settings):
             return _measure(spec, folder, data, progress, settings.servers[0], {"bus": server.pid})

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from netmon.bench.pipeline.agents import HostReport, Report, host_name, record
-from netmon.bench.pipeline.bus import serving
+from netmon.bench.pipeline.agents import HostReport, Report, host_name, record, serving
 from netmon.bench.pipeline.truth import LEFT_OUT, TableDifference, Verdict, compare, judge
 from netmon.bench.result import table
 from netmon.bench.specs import WIDTH_MS, Load, PipelineSpec, Progress, silent
