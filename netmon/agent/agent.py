@@ -169,6 +169,7 @@ class Agent:
         horizon_ns = max(0, now_ns - STALE_NS - self._settings.bucket_ns)
         streamed = sending.streamed(rows, horizon_ns, last=last is not None)
         training, marks = self._marks.take()
+        read_ns = time.monotonic_ns()  # calls that were read may have been made since now_ns
         batch = Batch(
             sequence=sending.next_sequence,
             clock=self._clock.sample(),
@@ -180,7 +181,7 @@ class Agent:
             ledger=ledger.due(now_ns) if last is None else last,
             cost=self._evidence.cost.measure(sending.spool.size, self._marks.refused + sending.leftovers.lost),
             exchanges=sending.exchanges.take(),
-            **self._evidence.due(streamed.buckets, marks, self._marks.active(), now_ns, self._schedule.idle),
+            **self._evidence.due(streamed.buckets, marks, self._marks.active(), read_ns, self._schedule.idle),
         )
         accounts = ledger.account(batch.ledger) if last is None else downtime.ENDED
         sending.send(batch, accounts, owners.flows)

@@ -113,7 +113,8 @@ class Waits:
             if left and left.last_ns and len(rows) <= _MOST_ROWS:  # what it was in when it ended
                 place = jobs.setdefault(identity.job, len(jobs))
                 works = left.works(identity.rank, identity.size)
-                rows += _rows(partial(int, place), identity, pid, left.last_ns, now_ns, _GONE, reported, works)
+                ended_ns = max(now_ns, left.last_ns)  # it may have called since, as another rank
+                rows += _rows(partial(int, place), identity, pid, left.last_ns, ended_ns, _GONE, reported, works)
         return np.array(rows[: 2 * _MOST_ROWS], WAIT) if rows else _NOTHING
 
 

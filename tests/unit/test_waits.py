@@ -73,6 +73,16 @@ def test_who_may_see_more_is_asked_first() -> None:
     assert due(10.0) == [(1, ProcessState.STOPPED, UNKNOWN)]  # no more is to be known
 
 
+def test_a_process_that_goes_on_as_another_rank_has_called_since_the_batch_was_begun() -> None:
+    waits, activity = Waits(lambda _: Look(ProcessState.RUNS, WaitsFor.UNKNOWN, 0, UNKNOWN)), RankActivity()
+    activity.add(named(S))
+    waits.due([Active(5, ME, activity)], 2 * S, {})
+    activity.add(begin(7, 3 * S + 5, 1))  # as a set-up and what follows it are read together
+    other = Active(5, ME._replace(rank=0), activity)
+    *_, left = waits.due([other], 3 * S, {})[["rank", "state", "start_ns", "end_ns"]].tolist()
+    assert left == (1, ProcessState.GONE, 3 * S + 5, 3 * S + 5)  # a collector refuses what ends before it begins
+
+
 def test_nothing_is_told_or_looked_at_while_a_rank_gets_on() -> None:
     def never(_: int) -> Look:
         raise AssertionError
