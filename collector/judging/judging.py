@@ -339,6 +339,7 @@ _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed
 _COMPLETE_S = 1.6  # at most, after it was due, until hosts have told of all of an iteration: they do once a second
 _SURE = 0.6  # confidence of a verdict that waits for no more than what ranks called, and less long
 _SURE_S = 1.0
+_NOT_SURE = (Cause.UNKNOWN, Cause.LOSS)  # a silence after packets were lost may be a rank's that was stopped
 _FINISH_S = 2.0
 _MOST_CALLS = 200_000  # rows of what a job's ranks called: the newest
 _SAID = ("start_ns", "end_ns", *SAID_COLUMNS.values())
@@ -512,7 +513,7 @@ class Judging:
 
     def _later(self, due: _Due, verdict: Verdict | None) -> _Due | None:
         """The same, where a verdict should wait for what hosts have not told yet."""
-        sure = verdict is not None and verdict.cause != Cause.UNKNOWN and verdict.confidence >= _SURE
+        sure = verdict is not None and verdict.cause not in _NOT_SURE and verdict.confidence >= _SURE
         tables, most_s = (_EVIDENCE[2:], _SURE_S) if sure else (_EVIDENCE, _COMPLETE_S)
         due = due._replace(tables=tables, until_s=due.first_s + most_s)
         return due if time.monotonic() < due.until_s and self._tell_later(due) else None

@@ -280,11 +280,12 @@ class Recording:
         return frame(table)
 
     def groups(self, *, job: str | None = None) -> pd.DataFrame:
-        """A row per job, group of ranks and what it is for, with what they call and wait in a typical step. Raises
-        DataError."""
+        """A row per job, group of ranks and what it is for, with what they call and wait in a typical step, −1: not
+        known, as where only traffic shows them. Raises DataError."""
         from netmon.history.groups import group_rows, groups_of
 
-        return group_rows({name: uses for name, (uses, _) in groups_of(self.path, self._requested(job)).items()})
+        found = groups_of(self.path, self._requested(job), by_traffic=True)
+        return group_rows({name: uses for name, (uses, _) in found.items()})
 
     def transfers(
         self,

@@ -96,20 +96,21 @@ def _groups(args: argparse.Namespace) -> int:
     from netmon.terminal import console, say
 
     names = job_names(args.data)
-    found = groups_of(args.data, requested_job(args.job, names) if args.job else None)
+    found = groups_of(args.data, requested_job(args.job, names) if args.job else None, by_traffic=True)
     if args.json:
         print(
             json.dumps({"groups": {job: [asdict(use) for use in uses] for job, (uses, _) in found.items()}}, indent=1)
         )
         return 0
     for job, (uses, rows) in found.items():
-        say(f"job {names.get(job, job)}: what its ranks call in a step, typically")
+        told = "what its ranks call in a step, typically" if len(rows) else "as its first minute of traffic shows"
+        say(f"job {names.get(job, job)}: {told}")
         console().print(groups_table(group_lines(uses)))
         for line in in_words(rows, uses):
             say(f"  {line}")
     if not found:
-        say("no calls are told of: it takes PyTorch 2.7 or later over Gloo, steps that are understood, and agents with")
-        say("--evidence all")
+        say("no calls are told of, and traffic shows no groups: calls take PyTorch 2.7 or later over Gloo, steps that")
+        say("are understood, and agents with --evidence all")
     return 0
 
 

@@ -18,6 +18,7 @@ step.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -133,10 +134,21 @@ class RecurringCalls:
         return grown and int(self._calls.rows["time_ns"][-1]) >= self._looked_ns + _LOOK_NS
 
     def _learn(self, many: int) -> bool:
-        """Whether there is a cycle that was not there before: the shortest that explains most of what was called."""
+        """Whether there is a cycle that was not there before."""
         calls = self._calls
         self._looked, self._looked_ns = len(calls), int(calls.rows["time_ns"][-1]) if len(calls) else 0
-        since = self._at if self._cycle else 0
+        found = self._best(self._at if self._cycle else 0, many)
+        if found is None or (self._cycle and self._cycle.recurs_as(found)):
+            return False
+        if self._cycle is None:
+            self._begin(found)
+        self._cycle = found
+        return True
+
+    def _best(self, since: int, many: int) -> "_Cycle | None":
+        """The shortest cycle that explains most of what was called from there on; or one that is longer, and comes as
+        often: that is all of the step, of which the short one is what steps of every length have in common."""
+        calls, best, most = self._calls, None, 0
         for run in _recurring(calls.words[since:]):
             run = _Run(run.begin + since, run.end + since, run.period)
             found = _cut(calls, run, cold=not self._late and not since)
@@ -145,17 +157,13 @@ class RecurringCalls:
             comes = found.all(calls, since)
             times_ns = calls.rows["time_ns"][comes]
             often = len(comes) >= many or (len(comes) > _PERIODS and int(times_ns[-1] - times_ns[0]) > _LONG_NS)
-            if not often or not _explains(
-                found, calls.rows[since:], calls.rows[run.begin : run.begin + run.period], len(comes)
+            if (
+                often
+                and len(comes) + 1 >= most  # the last one may not be over
+                and _explains(found, calls.rows[since:], calls.rows[run.begin : run.begin + run.period], len(comes))
             ):
-                continue
-            if self._cycle and self._cycle.recurs_as(found):
-                return False
-            if self._cycle is None:
-                self._begin(found)
-            self._cycle = found
-            return True
-        return False
+                best, most = found, max(most, len(comes))
+        return best
 
     def _begin(self, cycle: "_Cycle") -> None:
         """What comes before the first whole one is a step, too, if it has as many backward passes."""
@@ -362,21 +370,37 @@ class _Cycle:
             before = calls.words[max(at, begin - forward) : begin][::-1]
             differ = np.flatnonzero(before != forward_words[: len(before)])
             same = int(differ[0]) if len(differ) else len(before)
-            if 2 * same >= forward:
-                return self._bordered(calls, at, begin - same, last) or (begin - same, begin + len(rest))
+            step = begin - same, begin + len(rest)
+            if 2 * same >= forward and not self._within_longer(calls, at, step, last):
+                return self._bordered(calls, at, begin - same, last) or step
             begin = self.find(calls, begin + 1, rest)
         return self._bordered(calls, at, len(calls), last)
 
+    @cached_property
+    def _has_border(self) -> bool:
+        """Whether its last call and its first one come after each other between two steps alone."""
+        border = (self.words == self.words[0]) & (np.roll(self.words, 1) == self.words[-1])
+        return not self.pause_ns and int(border.sum()) == 1 and self.words[0] != _BACKWARD
+
+    def _within_longer(self, calls: _Calls, at: int, step: tuple[int, int], ended: bool) -> bool:
+        """Whether these calls are a part of a step that begins before and ends after them, as with more micro-batches;
+        or may be, as long as the next call is not there."""
+        begin, end = step
+        if not self._has_border or begin == at or not self._inside(calls.words[begin - 1], self.words[-1]):
+            return False
+        return self._inside(calls.words[end], self.words[0]) if end < len(calls) else not ended
+
+    def _inside(self, word: np.uint64, at_border: np.uint64) -> bool:
+        return bool(word != at_border and (self.words == word).any())
+
     def _bordered(self, calls: _Calls, at: int, before: int, ended: bool) -> tuple[int, int] | None:
-        """A step of another length, as with fewer micro-batches: where this alone comes between two steps, and the same
-        calls within.
+        """A step of another length, as with fewer micro-batches: from one border to the next, the same calls within.
 
         before: where one of the usual length begins; ended: no more calls will come.
         """
-        last, first = self.words[-1], self.words[0]
-        border = (self.words == first) & (np.roll(self.words, 1) == last)
-        if self.pause_ns or border.sum() != 1 or first == _BACKWARD:
+        if not self._has_border:
             return None
+        last, first = self.words[-1], self.words[0]
         words = calls.words[at : before + 1]
         follows = (words[1:] == first) | ~np.isin(words[1:], self.words)
         borders = [0, *(1 + np.flatnonzero((words[:-1] == last) & follows)).tolist()]

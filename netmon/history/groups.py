@@ -2,21 +2,26 @@
 """What the ranks of jobs called in their steps, out of a dataset."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.dl.groups import GroupUse, group_uses, group_waits, ranks_in_words
+from netmon.dl.groups import GroupUse, OperationUse, group_uses, group_waits, ranks_in_words
 from netmon.dl.hangs import operation_name
+from netmon.dl.inference.live import Inference
+from netmon.dl.inference.types import TRAFFIC, InferredJob, LinkFlow, TrafficGroup
 from netmon.dl.rank_activity import OVER
 from netmon.errors import NoRowsError
 from netmon.evidence import GROUP_COLUMNS, UNKNOWN
-from netmon.history.dataset import open_table, read_rows, stream
+from netmon.history.dataset import jobs_of, open_table, read_rows, stream
+from netmon.records import Direction, Table
 from netmon.units import format_bytes, format_duration
 from netmon.views import GroupLine, Hang, Hung, RowQuery, Rows, Verdict
 
@@ -26,11 +31,24 @@ _CLEARLY = 1.5  # times the mean: the longest wait of a rank that is named
 _STEPS = 200  # on either side of one that is compared
 
 
-def groups_of(data: Path, job: str | None = None) -> dict[str, tuple[list[GroupUse], pd.DataFrame]]:
+def groups_of(
+    data: Path, job: str | None = None, by_traffic: bool = False
+) -> dict[str, tuple[list[GroupUse], pd.DataFrame]]:
     """By job, what its groups were used for in its last minutes, and the rows that say so (of the table `collectives`).
 
-    job: only this one. Raises DataError where there is no dataset.
+    job: only this one; by_traffic: where nobody tells what its ranks call, as its first minute of traffic shows.
+    Raises DataError where there is no dataset.
     """
+    found = _by_calls(data, job)
+    if by_traffic:
+        with suppress(NoRowsError):
+            for name in sorted({*jobs_of(data)[0]} - found.keys()):
+                if job in (None, name) and (uses := _by_traffic(data, name)):
+                    found[name] = uses, pd.DataFrame(columns=_COLUMNS)
+    return found
+
+
+def _by_calls(data: Path, job: str | None) -> dict[str, tuple[list[GroupUse], pd.DataFrame]]:
     try:
         table = open_table(data, "collectives")
     except NoRowsError:
@@ -45,6 +63,62 @@ def groups_of(data: Path, job: str | None = None) -> dict[str, tuple[list[GroupU
         rows = _rows(data, name, (end_ns - _LATELY_NS, end_ns))
         found[name] = group_uses(rows), rows
     return found
+
+
+# --- From traffic alone.
+
+_SEEN_NS, _SLICE_NS, _RESOLUTION_NS = 60_000_000_000, 200_000_000, 1_000_000
+_KEY = ["session", "flow_id"]
+_FLOW = [f.name for f in fields(LinkFlow) if f.name not in ("host", "link", "direction")]
+
+
+def _by_traffic(data: Path, job: str) -> list[GroupUse]:
+    """The groups of a job's ranks that its first minute of traffic shows, if each has a host of its own."""
+    own = (ds.field("job") == job) & (ds.field("rank") >= 0)
+    flows = read_rows(data, "flows", [*_KEY, "host", "direction", *_FLOW, "rank", "first_ns"], own)
+    if flows.empty:
+        return []
+    local = flows["src"].where(flows["direction"] == "tx", flows["dst"])
+    rank_of = flows["rank"].groupby(local).unique()
+    if (rank_of.map(len) > 1).any():
+        return []
+    begin = int(flows["first_ns"].min())
+    inference = Inference(_RESOLUTION_NS)
+    sessions = read_rows(data, "sessions", ["host", "start_ns"], ds.field("session").isin(sorted({*flows["session"]})))
+    for host, since_ns in zip(sessions["host"], sessions["start_ns"], strict=True):
+        inference.watch([str(host)], int(since_ns))
+    for number, row in enumerate(flows.to_dict("records")):
+        way = Direction[str(row["direction"]).upper()]
+        inference.describe(number, LinkFlow(str(row["host"]), "", int(way), *(row[name] for name in _FLOW)))
+    traffic = _traffic(data, flows, (begin, begin + _SEEN_NS))
+    jobs = dict[str, InferredJob]()
+    for until_ns in range(begin, begin + _SEEN_NS, _SLICE_NS):
+        first, last = np.searchsorted(traffic["time_ns"], (until_ns - _SLICE_NS, until_ns))
+        inference.add(traffic[first:last])
+        jobs.update({one.name: one for one in inference.advance(until_ns).jobs})
+    whole = max(jobs.values(), key=lambda one: len(one.members), default=None)
+    if whole is None or not set(whole.members) <= set(rank_of.index):
+        return []
+    return [_as_use(one, [int(rank_of[member][0]) for member in one.members], len(rank_of)) for one in whole.groups]
+
+
+def _traffic(data: Path, flows: pd.DataFrame, span: tuple[int, int]) -> Table:
+    """dtype TRAFFIC, ordered by time; `flow` is a row of flows."""
+    when, sessions = ds.field("bucket_start_ns"), sorted({*flows["session"]})
+    wanted = ds.field("session").isin(sessions) & (when >= span[0]) & (when < span[1]) & (ds.field("payload_bytes") > 0)
+    rows = read_rows(data, "buckets", [*_KEY, "bucket_start_ns", "payload_bytes"], wanted, span)
+    rows = rows.merge(flows[_KEY].assign(flow=range(len(flows))), on=_KEY).sort_values("bucket_start_ns")
+    traffic = np.empty(len(rows), TRAFFIC)
+    for name, column in zip(TRAFFIC.names or (), ("bucket_start_ns", "flow", "payload_bytes"), strict=True):
+        traffic[name] = rows[column]
+    return traffic
+
+
+def _as_use(group: TrafficGroup, ranks: list[int], size: int) -> GroupUse:
+    each = float(group.bytes_per_iteration)
+    sent = OperationUse("sent", (-1.0, -1.0), (each, each), -1.0, -1.0)
+    name = "all ranks" if len(ranks) == size else f"a group of {len(ranks)}"
+    return GroupUse(UNKNOWN, name, group.kind, tuple(ranks), len(ranks), (sent,))
 
 
 _LEAST_STEPS_NS, _MOST_ROWS = 60_000_000_000, 200_000  # of what is shown while it happens
@@ -74,10 +148,12 @@ def group_lines(uses: Sequence[GroupUse]) -> list[GroupLine]:
         calls = [
             f"{span(one.calls, '{:.3g}'.format)} {one.name}"
             + (f" ({span(one.bytes, format_bytes)})" if max(one.bytes) > 0 else "")
+            if max(one.calls) >= 0
+            else f"{span(one.bytes, format_bytes)} {one.name}"
             for one in use.operations
         ]
         ranks = ranks_in_words(use.ranks) if use.whole else f"{len(use.ranks)} of {use.size} known"
-        waits, (rank, longest_ns) = format_duration(use.waited_ns), use.longest
+        waits, (rank, longest_ns) = format_duration(use.waited_ns) if use.waited_ns >= 0 else "?", use.longest
         if longest_ns >= _CLEARLY * use.waited_ns > 0:
             waits += f", rank {rank} {format_duration(longest_ns)}"
         lines.append(GroupLine(use.name, use.kind, ranks, ", ".join(calls), use.phase or "?", waits, use.waited_ns))

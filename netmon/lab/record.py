@@ -11,7 +11,8 @@ run.json      spec (what was asked: ring, pattern, model, size_scale, cross_load
 injections.json  where something was injected: a list of what was done when (netmon.lab.injections.injector)
 cross.json    a list: each sender's profile, ports, what it sent and when
 layers.json   parameters of each tensor, as the trainers read them
-rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/script.py)
+rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/script.py), and how often TCP's
+              timer had run out on its host until then
 log/          what the processes printed
 ```
 In a sweep every run's job has a name of its own, its run.json says which (`iterations.job` tells the run).
@@ -142,9 +143,13 @@ class Record:
 # --- What a run of the lab wrote down itself, read back.
 
 _Numbers = npt.NDArray[np.int64]
-_MOMENTS = ("rank", "iteration", "step_start_ns", "first_enqueue_ns", "last_wait_ns", "step_end_ns", "interrupted")
+_MOMENTS = (
+    *("rank", "iteration", "step_start_ns", "first_enqueue_ns", "last_wait_ns", "step_end_ns", "interrupted"),
+    "timeouts",
+)
 MOMENTS = np.dtype([(name, "<i8") for name in _MOMENTS])
-"""One iteration of one rank, in the machine's CLOCK_MONOTONIC. interrupted: the note may be later than the moment."""
+"""One iteration of one rank, in the machine's CLOCK_MONOTONIC. interrupted: the note may be later than the moment;
+timeouts: how often TCP's timer had run out on its host until then."""
 
 
 class Run:
@@ -202,7 +207,12 @@ class Run:
         """Iterations of one rank, dtype MOMENTS, shape (iterations,)."""
         try:
             path = self.folder / f"rank-{rank}.csv"
-            table: Table = np.loadtxt(path, dtype=MOMENTS, delimiter=",", skiprows=1, ndmin=1)
+            with path.open() as file:
+                columns = file.readline().strip().split(",")
+                found = np.loadtxt(file, dtype=[(name, "<i8") for name in columns], delimiter=",", ndmin=1)
+            table: Table = np.zeros(len(found), MOMENTS)
+            for name in _MOMENTS[: len(columns)]:  # older runs have no timeouts
+                table[name] = found[name]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read the truth of rank {rank}: {error}") from None
         return table
@@ -257,6 +267,7 @@ class Truth:
     end_ns: _Numbers
     lasted_ns: _Numbers
     injections: tuple[dict[str, Any], ...]
+    timeouts: _Numbers | None = None  # (iterations,): how often TCP's timer ran out on the ranks' hosts in each
 
     @property
     def median_ns(self) -> float:
@@ -266,12 +277,17 @@ class Truth:
     @cached_property
     def undisturbed(self) -> _Numbers:
         """How long the iterations took that nothing was done to, after the first; all where there is none."""
+        found: _Numbers = self.lasted_ns[self.quiet]
+        return found
+
+    @property
+    def quiet(self) -> npt.NDArray[np.bool_]:
+        """Which these are."""
         quiet = np.ones(len(self.start_ns), np.bool_)
         for each in self.injections:
             quiet[self.hit(each)] = False
         quiet[0] = False
-        found: _Numbers = self.lasted_ns[quiet if quiet.any() else slice(None)]
-        return found
+        return quiet if quiet.any() else ~quiet
 
     def hit(self, injection: dict[str, Any]) -> npt.NDArray[np.intp]:
         """Iterations that were under way while it lasted."""
@@ -292,15 +308,18 @@ def read_truth(data: Path) -> Truth:
     seen = "first_enqueue_ns" if spec["trainer"] == "nccl" else "last_wait_ns"
     begin, until = ("step_start_ns", "step_end_ns") if numbered else (seen, seen)
     begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
+    total = np.sum([rank["timeouts"][:whole] for rank in ranks], axis=0)
+    timeouts = np.diff(total, prepend=total[:1])
     if not numbered:
-        begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
+        begins, ends, timeouts = [each[:-1] for each in begins], [each[1:] for each in ends], timeouts[1:]
     start, end = np.min(begins, axis=0), np.max(ends, axis=0)
     lasted = np.max(np.subtract(ends, begins), axis=0)
     described = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
     for each in described:
         if each["cause"] == Cause.CHANGE.name.lower():  # it is not undone: its iterations are those from there on
             each["end_ns"] = None
-    return Truth(run.job, spec["trainer"], start + run.to_utc_ns, end + run.to_utc_ns, lasted, described)
+    start, end = start + run.to_utc_ns, end + run.to_utc_ns
+    return Truth(run.job, spec["trainer"], start, end, lasted, described, timeouts)
 
 
 def _other_ends(injection: dict[str, Any], run: Run) -> list[str]:

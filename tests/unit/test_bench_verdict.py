@@ -144,6 +144,19 @@ def test_accusing_the_network_of_what_nobody_did(run):
     assert accusation.injected == ("nothing",)
 
 
+@pytest.mark.parametrize(
+    ("cause", "timeouts", "usually", "lost"),
+    [("loss", 2, 0, 1), ("loss", 0, 0, 0), ("loss", 2, 2, 0), ("cross", 2, 0, 0)],
+)
+def test_of_packets_that_nobody_dropped_on_purpose_tcp_is_the_witness(run, cause, timeouts, usually, lost):
+    truth = replace(run[0], timeouts=np.where(np.arange(10) == 5, timeouts, usually))
+    accusations = score("run", truth, [told(5, cause, run[1])])[1]
+    assert [each.lost for each in accusations] == [lost]
+    result = VerdictResult(1)
+    result.add([], accusations, 1)
+    assert (result.document()["false_accusations"], result.document()["losses_not_injected"]) == (1 - lost, lost)
+
+
 def test_what_is_lost_is_sent_again_in_the_next_iteration(run):
     truth, durations = run
     ends = np.cumsum(durations)

@@ -2,12 +2,16 @@
 """What groups are for, by what is called in them; in which of them the others waited, and for whom."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+from dataset_rows import table
 
+from netmon.bench.inference import read, recorded_runs, true_groups
 from netmon.dl.groups import (
     CONTEXT,
     DATA,
@@ -27,7 +31,8 @@ from netmon.dl.groups import (
 from netmon.dl.rank_activity import UNNAMED
 from netmon.dl.verdict.verdict_text import sentence as verdict_sentence
 from netmon.evidence import COLLECTIVE, UNKNOWN
-from netmon.history.groups import group_lines
+from netmon.history.groups import group_lines, groups_of
+from netmon.records import Direction
 from netmon.views import Cause, Verdict
 
 MS = 1_000_000
@@ -303,3 +308,56 @@ def test_a_group_is_a_line_wherever_it_is_shown() -> None:
     assert (line.group, line.kind, line.ranks) == ("all ranks", "sharded data", "0–3")
     assert line.calls == "8 all-gathers (1 MB), 4 reduce-scatters (2 MB)"
     assert (line.when, line.waits) == ("forward, backward", "32.5 ms, rank 2 100 ms")
+
+
+# --- Where nobody tells what is called: as the traffic of a dataset shows.
+
+
+def stored(recorded: str, out: Path) -> Mapping[frozenset[int], str]:
+    """Write a recorded run's traffic as a dataset → members and kind of the true groups."""
+    run = read(recorded_runs() / "parallel" / recorded)
+    job, traffic = run.jobs[0], run.traffic
+    rank_of = {address: rank for rank, address in enumerate(job.address_of_rank)}
+    ours = [number for number, whose in enumerate(run.whose) if whose == 0]
+    flows = [run.flows[number] for number in ours]
+    sends = [flow.direction == Direction.TX for flow in flows]
+    local = [rank_of[flow.src if tx else flow.dst] for flow, tx in zip(flows, sends, strict=True)]
+    ends = {name: [asdict(flow)[name] for flow in flows] for name in ("src", "dst", "src_port", "dst_port", "protocol")}
+    hosts = sorted({flow.host for flow in flows})
+    rows = traffic[np.isin(traffic["flow"], ours)]
+    begin = int(rows["time_ns"].min())
+    of = [run.flows[number].host for number in rows["flow"].tolist()]
+    tables = {
+        "flows": table(
+            *("flows", len(flows)),
+            **{"host": [flow.host for flow in flows], "session": [flow.host for flow in flows], "flow_id": ours},
+            **{"direction": ["tx" if tx else "rx" for tx in sends], **ends, "job": "job", "rank": local},
+            first_ns=begin,
+        ),
+        "buckets": table(
+            *("buckets", len(rows)),
+            **{"host": of, "session": of, "flow_id": rows["flow"], "bucket_start_ns": rows["time_ns"]},
+            payload_bytes=rows["payload_bytes"],
+        ),
+        "sessions": table("sessions", len(hosts), host=hosts, session=hosts, start_ns=begin - 2_000 * MS),
+        "iterations": table("iterations", 1, host=hosts[0], session=hosts[0], job="job", start_ns=begin, end_ns=begin),
+    }
+    for name, written in tables.items():
+        folder = out / name / "date=2026-01-01" / "hour=all"
+        folder.mkdir(parents=True)
+        pq.write_table(written, folder / "part.parquet")
+    return {frozenset(rank_of[member] for member in members): kind for members, kind in true_groups(job).items()}
+
+
+@pytest.mark.parametrize("recorded", ["fsdp-4.parquet", "hybrid-4.parquet", "pipeline-4.parquet", "tensor-4.parquet"])
+def test_groups_of_which_nobody_tells_the_calls_show_in_the_traffic(recorded: str, tmp_path: Path) -> None:
+    true = stored(recorded, tmp_path)
+    assert groups_of(tmp_path) == {}
+    uses, rows = groups_of(tmp_path, "job", by_traffic=True)["job"]
+    assert {frozenset(use.ranks) for use in uses} == true.keys()
+    assert all(use.kind in (UNCLEAR, true[frozenset(use.ranks)]) for use in uses)
+    assert len(rows) == 0
+    lines = group_lines(uses)
+    assert {line.waits for line in lines} == {"?"}
+    assert all(line.calls.endswith("B sent") for line in lines)
+    assert groups_of(tmp_path, "another job", by_traffic=True) == {}

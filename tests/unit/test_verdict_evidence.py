@@ -253,6 +253,22 @@ def test_what_is_under_way_when_the_iteration_ends_is_not_lost(dropped, loss):
     assert (verdict.cause == Cause.LOSS) == (verdict.loss_ns > 0) == loss
 
 
+def test_packets_that_are_lost_in_a_transfer_that_pauses_anyway():
+    """Ranks that compute between their messages are silent for a third of it, now as ever."""
+    run = Run()
+    run.usual = ([1.0] * 10 * CELLS + [0.0] * 6 * CELLS) * 10
+    run.paces = ([1.0] * 2 * CELLS + [0.15] * 20 * CELLS + [1.0] * 5 * CELLS + [0.0] * 6 * CELLS) * 10
+    run.dropped = dict.fromkeys(range(0, 330 * CELLS, 33 * CELLS), 2896)
+    usual = (20_000_000, 0, 800, 0)
+    run.said = said(*[usual] * 6, (20_000_000, 200_000, 800, 0), usual)
+    moved = STANDS_STILL - 300 * MS - run.said["start_ns"][6]
+    run.said["start_ns"] += moved
+    run.said["end_ns"] += moved
+    verdict = run.judged()
+    assert (verdict.cause, verdict.host) == (Cause.LOSS, "h0")
+    assert verdict.loss_ns == pytest.approx(170 * MS, rel=0.1)
+
+
 @pytest.mark.parametrize(("column", "words"), [(3, "its receiver's window"), (4, "room in its send buffer")])
 def test_what_tcp_waited_for_beyond_the_usual_is_named(column, words):
     usual = (20_000_000, 0, 800, 20, 20)

@@ -182,6 +182,11 @@ class VerdictResult:
     def incidents(self) -> IncidentsFound:
         return IncidentsFound.of([each for each in self.outcomes if each.trainer != SIMULATED])
 
+    @property
+    def false(self) -> list[Accusation]:
+        """Of the accusations, those of what was not there."""
+        return [each for each in self.accusations if not each.lost]
+
     def share_error(self, share: float) -> float | None:
         """Percentile of |told − true| / true of the delay, where the cause was reported."""
         return percentile([error for each in self.outcomes if (error := each.share_error) is not None], share)
@@ -208,7 +213,8 @@ class VerdictResult:
             "right_cause_share": self.right_cause_share,
             "right_culprit_share": self.right_culprit_share,
             "incidents": document(self.incidents),
-            "false_accusations": len(self.accusations),
+            "false_accusations": len(self.false),
+            "losses_not_injected": len(self.accusations) - len(self.false),
             "share_error_median": self.share_error(50),
             "reported_after_s": {"median": self.judged_delay_s(50), "p99": self.judged_delay_s(99)},
             "misjudged_at_once": self.misjudged[0],
@@ -259,7 +265,8 @@ def _figures(result: VerdictResult) -> FittingTable:
         *((f"left out: {kind}", _why_left_out(each)) for kind, each in result.left_out.items()),
         ("right cause", percent(result.right_cause_share)),
         ("right culprit, where the cause was right", percent(result.right_culprit_share)),
-        ("network accused, and it was not", f"{len(result.accusations)} of {result.verdicts} verdicts"),
+        ("network accused, and it was not", f"{len(result.false)} of {result.verdicts} verdicts"),
+        ("packets lost that nobody dropped on purpose", str(len(result.accusations) - len(result.false))),
         ("share of the delay against the truth: median error", percent(result.share_error(50))),
         ("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after)),
         ("another cause was told at once", f"{otherwise} of {both}"),
@@ -292,7 +299,7 @@ def _wrong(result: VerdictResult) -> list[str]:
     lines += [
         f"{each.run}, iteration {each.verdict['iteration']}: {each.verdict['cause']} "
         f"({each.verdict['culprit'] or each.verdict['host']}) accused, done: {', '.join(each.injected) or 'nothing'}"
-        for each in result.accusations[:_MOST_NAMED]
+        for each in result.false[:_MOST_NAMED]
     ]
     lines += result.failed
     if result.interrupted:

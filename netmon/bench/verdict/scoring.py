@@ -15,7 +15,10 @@ that lasts, the iteration counts with which it began, and how long those from th
 lossy link, either end is the right culprit: bytes and retransmissions at the ends cannot tell where between them it
 was. Verdicts are matched by time, not by number. Every verdict counts for whether it accuses: the network is accused
 falsely where nothing of the network's was injected while the iteration lasted, nor, of the same cause, while the one
-before did: what is lost then, also because a link was slowed, is sent again in the next one.
+before did: what is lost then, also because a link was slowed, is sent again in the next one. Of lost packets that
+nobody brought about TCP is the witness, as where ranks that exchange with all others fill a switch's queue: they were
+there if its timer ran out on the ranks' hosts in that iteration more often than it usually does, by the kernel's count.
+Such a verdict is no false accusation; it is counted for itself.
 """
 
 import json
@@ -97,6 +100,7 @@ class Accusation:
     trainer: str
     injected: tuple[str, ...]  # kinds that were under way
     verdict: VerdictRow
+    lost: bool = False  # packets, as the verdict says: nobody brought it about, and it was there
 
 
 def why(data: Path, job: str) -> list[dict[str, Any]]:
@@ -152,7 +156,7 @@ def score(
 
 
 def accused(run: str, truth: Truth, verdicts: Iterable[VerdictRow], without: Collection[int] = ()) -> list[Accusation]:
-    """Verdicts that blame the network for what it did not do. without: iterations that are left out."""
+    """Verdicts that blame the network where nobody had done anything to it. without: iterations that are left out."""
     wrong = (_accused(run, truth, each) for each in verdicts if each["iteration"] not in without)
     return [each for each in wrong if each]
 
@@ -270,7 +274,16 @@ def _accused(run: str, truth: Truth, verdict: VerdictRow) -> Accusation | None:
     ]
     if any(each["cause"] in NETWORK for each in under_way):
         return None
-    return Accusation(run, truth.trainer, tuple(each["kind"] for each in under_way), verdict)
+    lost = verdict["cause"] == "loss" and _timer_ran_out(truth, verdict)
+    return Accusation(run, truth.trainer, tuple(each["kind"] for each in under_way), verdict, lost)
+
+
+def _timer_ran_out(truth: Truth, verdict: VerdictRow) -> bool:
+    if truth.timeouts is None:
+        return False
+    middle = (int(verdict["start_ns"]) + int(verdict["end_ns"])) // 2
+    there = truth.timeouts[int(np.searchsorted(truth.start_ns, middle, "right")) - 1]
+    return bool(there > np.median(truth.timeouts[truth.quiet]))
 
 
 # --- Incidents: what the verdicts on steps have in common, compared with what was done to these steps.

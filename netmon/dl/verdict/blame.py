@@ -541,7 +541,10 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
         key, ns = _whose(stop, one, busy_ns), min(stopped, float(stop.end - stop.begin) * CELL_NS)
         parts[key], stopped = parts.get(key, 0.0) + ns, stopped - ns
     gaps = parts.pop("", 0.0)
-    lost, slow = max(0.0, beyond(StallCause.LOST)), beyond(StallCause.SLOW)
+    lost, slow = beyond(StallCause.LOST), beyond(StallCause.SLOW)
+    if StallCause.SLOW not in judged.kind:  # all that moved is called lost here, and slow in the baseline
+        lost, slow = lost + slow, 0.0
+    lost = max(0.0, lost)
     unclear = lost + slow + gaps
     links: list[int] = []
     if unclear > 0.1 * transfer:

@@ -71,7 +71,13 @@ def gradient_times_ns(layers: int, compute_ns: int, backward_share: float) -> li
 
 # --- The truth about a rank's iterations.
 
-COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns,interrupted"
+COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns,interrupted,timeouts"
+
+
+def timeouts() -> int:
+    """How often TCP's timer has run out in this network namespace."""
+    names, values = (line.split() for line in Path("/proc/net/netstat").read_text().splitlines()[:2])
+    return int(values[names.index("TCPTimeouts")])
 
 
 class IterationLog:
@@ -91,7 +97,16 @@ class IterationLog:
         self, iteration: int, step_start: int, first_enqueue: int, last_wait: int, step_end: int, interrupted: int = 0
     ) -> None:
         """One finished iteration. interrupted: not 0 where the scheduler came between a moment and its noting."""
-        moments = (self._rank, iteration, step_start, first_enqueue, last_wait, step_end, int(bool(interrupted)))
+        moments = (
+            self._rank,
+            iteration,
+            step_start,
+            first_enqueue,
+            last_wait,
+            step_end,
+            int(bool(interrupted)),
+            timeouts(),
+        )
         self._lines.append(",".join(map(str, moments)))
         print(f"iteration {iteration} took {(step_end - step_start) / 1e9:.3f} s", flush=True)
         self._after(iteration + 1)
