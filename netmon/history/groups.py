@@ -69,13 +69,13 @@ def _by_calls(data: Path, job: str | None) -> dict[str, tuple[list[GroupUse], pd
 
 _SEEN_NS, _SLICE_NS, _RESOLUTION_NS = 60_000_000_000, 200_000_000, 1_000_000
 _KEY = ["session", "flow_id"]
-_FLOW = [f.name for f in fields(LinkFlow) if f.name not in ("host", "link", "direction")]
+_LINK_FLOW = [f.name for f in fields(LinkFlow) if f.name not in ("host", "link", "direction")]
 
 
 def _by_traffic(data: Path, job: str) -> list[GroupUse]:
     """The groups of a job's ranks that its first minute of traffic shows, if each has a host of its own."""
     own = (ds.field("job") == job) & (ds.field("rank") >= 0)
-    flows = read_rows(data, "flows", [*_KEY, "host", "direction", *_FLOW, "rank", "first_ns"], own)
+    flows = read_rows(data, "flows", [*_KEY, "host", "direction", *_LINK_FLOW, "rank", "first_ns"], own)
     if flows.empty:
         return []
     local = flows["src"].where(flows["direction"] == "tx", flows["dst"])
@@ -89,7 +89,7 @@ def _by_traffic(data: Path, job: str) -> list[GroupUse]:
         inference.watch([str(host)], int(since_ns))
     for number, row in enumerate(flows.to_dict("records")):
         way = Direction[str(row["direction"]).upper()]
-        inference.describe(number, LinkFlow(str(row["host"]), "", int(way), *(row[name] for name in _FLOW)))
+        inference.describe(number, LinkFlow(str(row["host"]), "", int(way), *(row[name] for name in _LINK_FLOW)))
     traffic = _traffic(data, flows, (begin, begin + _SEEN_NS))
     jobs = dict[str, InferredJob]()
     for until_ns in range(begin, begin + _SEEN_NS, _SLICE_NS):
