@@ -116,6 +116,7 @@ struct netmon_ledger {
 #define NETMON_REDUCER 2 /* of PyTorch's DistributedDataParallel */
 #define NETMON_NCCL 3
 #define NETMON_GLOO 4 /* called by PyTorch's distributed package */
+#define NETMON_CUDA 5 /* tells of no gradients, only that a thread waits for its GPU */
 
 #define NETMON_STEP_ENQUEUE 1	 /* gradients were handed to the library */
 #define NETMON_STEP_WAIT_BEGIN 2 /* the training thread begins to wait for some */

@@ -290,8 +290,7 @@ def read_truth(data: Path) -> Truth:
     ranks = [run.rank(rank) for rank in range(len(spec["ring"]))]
     whole = min(len(rank) for rank in ranks)
     numbered = spec["trainer"] == "ring" or spec["marks"]
-    seen = "first_enqueue_ns" if spec["trainer"] == "nccl" else "last_wait_ns"
-    begin, until = ("step_start_ns", "step_end_ns") if numbered else (seen, seen)
+    begin, until = ("step_start_ns", "step_end_ns") if numbered else ("last_wait_ns", "last_wait_ns")
     begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
     if not numbered:
         begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]

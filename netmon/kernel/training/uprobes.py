@@ -46,6 +46,7 @@ class Probe(NamedTuple):
     symbol: str
     program: str
     cow: str = ""  # the program for libraries whose std::string is the one before C++11's; "": it reads no strings
+    returns: bool = False  # the program runs where the function returns
 
     def program_for(self, name: str) -> str:
         """The program for the function of this mangled name, which tells what its strings are."""
@@ -60,6 +61,7 @@ _HOROVOD_OTHERS = re.compile(r"/mpi_lib(\.[^/]+)?\.so$")
 _TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
 _TORCH_CUDA = re.compile(r"/libtorch_cuda\.so$")
 NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
+_CUDA = re.compile(r"/libcudart(-[0-9a-f]+)?\.so(\.\d+)*$")
 _OTHER_COLLECTIVES = {
     **dict.fromkeys(("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers"), "horovod_gather"),
     "22EnqueueTensorBroadcast": "horovod_broadcast",
@@ -71,6 +73,7 @@ _OTHER_COLLECTIVES = {
 _GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", "6gatherE")
 _WORKS, _REPLACED_BY_WORKS = "gloo_work", ("gloo_call", "gloo_enqueue", "gloo_transfer", "gloo_broadcast")
 _GLOO_GROUP = "_ZN4c10d16ProcessGroupGloo"
+_CUDA_WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
 _WORK_OVER = (f"{_GLOO_GROUP}9AsyncWork19finishWorkGlooErrorE", "_ZN4c10d4Work14finishAndThrowE")
 PROBES = (
     Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue", "horovod_enqueue_cow"),
@@ -88,6 +91,8 @@ PROBES = (
     Probe(NCCL, "ncclBroadcast", "nccl_broadcast"),
     *(Probe(NCCL, name, "nccl_send") for name in ("ncclSend", "ncclRecv")),
     Probe(_TORCH_CUDA, "_ZN4c10d16ProcessGroupNCCL9allreduceE", "nccl_call"),  # of a PyTorch that contains NCCL
+    *(Probe(_CUDA, name, "cuda_wait") for name in _CUDA_WAITS),
+    *(Probe(_CUDA, name, "cuda_waited", returns=True) for name in _CUDA_WAITS),
     Probe(_TORCH, "_ZN4c10d16ProcessGroupGloo9allreduceE", "gloo_call"),
     Probe(_TORCH, "_ZN4gloo9allreduceER", "gloo_enqueue"),
     *(Probe(_TORCH, f"_ZN4gloo{name}R", "gloo_transfer") for name in _GLOO_TRANSFERS),
@@ -111,22 +116,27 @@ def is_training_library(path: str) -> bool:
     return any(probe.library.search(path) for probe in PROBES)
 
 
-def attach_probe(program: int, path: str, offset: int) -> int:
-    """A descriptor, for as long as which the program runs at this offset of the file. Raises KernelError."""
+def _has_nccl(path: str) -> bool:
+    return bool(NCCL.search(path) or _TORCH_CUDA.search(path))
+
+
+def attach_probe(program: int, path: str, offset: int, returns: bool = False) -> int:
+    """A descriptor, for as long as which the program runs at this offset of the file, or where the function that begins
+    there returns. Raises KernelError."""
     try:
-        return uprobe_link(program, path, offset)
+        return uprobe_link(program, path, offset, returns=returns)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise KernelError(error.strerror) from error
-    return _attach_by_perf(program, path, offset)  # before Linux 6.6
+    return _attach_by_perf(program, path, offset, returns)  # before Linux 6.6
 
 
-def _attach_by_perf(program: int, path: str, offset: int) -> int:
+def _attach_by_perf(program: int, path: str, offset: int, returns: bool) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     name = ctypes.create_string_buffer(path.encode())
     attribute = bytearray(_ATTRIBUTE_SIZE)
-    # struct perf_event_attr: type, size, config, …, config1 = path, config2 = offset
-    struct.pack_into("<II", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE)
+    # struct perf_event_attr: type, size, config (bit 0: the return), …, config1 = path, config2 = offset
+    struct.pack_into("<IIQ", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE, int(returns))
     struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
     buffer = (ctypes.c_char * _ATTRIBUTE_SIZE).from_buffer(attribute)
     call = _PERF_EVENT_OPEN[os.uname().machine]
@@ -148,7 +158,7 @@ _MOST_LIBRARIES = 64  # of one process
 _MOST_PARTS = 16  # of one library
 _EXECUTABLE = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) [0-9a-f]+:[0-9a-f]+ (\d+) +"
-    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl|libibverbs)[^/\n]*\.so[^/\n]*)$",
+    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl|libcudart|libibverbs)[^/\n]*\.so[^/\n]*)$",
     re.MULTILINE,
 )
 
@@ -378,7 +388,11 @@ class Uprobes:
         process.identity = identity
         if identity is None:
             return
-        for path, library in mapped_libraries(pid, self._is_wanted).items():
+        found = mapped_libraries(pid, self._is_wanted)
+        with_nccl = any(_has_nccl(path) for path in found)
+        for path, library in found.items():
+            if _CUDA.search(path) and not with_nccl:
+                continue
             process.libraries.setdefault(path, process.looks == 1)
             if path not in process.settled:
                 try:
@@ -427,7 +441,8 @@ class Uprobes:
         process.settled[path] = file if probed else None
         if probed:
             probed.used = self._calls
-            if process.libraries[path] and process.began_s + _SETUP_S < probed.at_s:
+            whole = _CUDA.search(path) or process.began_s + _SETUP_S >= probed.at_s  # no step begins in CUDA's
+            if process.libraries[path] and not whole:
                 self.late.add(pid)
             elif "/mpi_lib" in path:
                 self.late.discard(pid)
@@ -490,23 +505,23 @@ class Uprobes:
         """offsets: as somebody says who has read a stranger's file: nothing but code of that file is probed."""
         works = any(offsets[probe.symbol] for probe in self._probes_on(wanted.library) if probe.program == _WORKS)
         found = [
-            (self._programs[probe.program_for(name)], offset)
+            (self._programs[probe.program_for(name)], offset, probe.returns)
             for probe in self._probes_on(wanted.library)
             if not (works and probe.program in _REPLACED_BY_WORKS)
             for offset, name in offsets[probe.symbol].items()
         ]
-        if not all(wanted.library.executes(offset) for _, offset in found):
+        if not all(wanted.library.executes(offset) for _, offset, _ in found):
             raise KernelError("its functions are not where its code is")
         at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         with contextlib.ExitStack() as undo:
             descriptors: list[int] = []
-            for program, offset in found:
-                descriptors.append(attach_probe(program, f"/proc/self/fd/{wanted.descriptor}", offset))
+            for program, offset, returns in found:
+                descriptors.append(attach_probe(program, f"/proc/self/fd/{wanted.descriptor}", offset, returns))
                 undo.callback(os.close, descriptors[-1])
             undo.pop_all()
         self._probed[file] = _Probed(wanted.uid, wanted.library.path, at_s, descriptors, self._calls)
         surely = bool(NCCL.search(wanted.library.path))
-        if (surely or _TORCH_CUDA.search(wanted.library.path)) and len(self._with_nccl) < _MOST_FILES:
+        if _has_nccl(wanted.library.path) and len(self._with_nccl) < _MOST_FILES:
             of = wanted.uid, wanted.library.path, os.dup(wanted.descriptor), wanted.library.executes
             self._with_nccl.append(Library(file, *of, surely))
 
