@@ -246,7 +246,9 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
         shares[share] = slow.ns
     shares["unknown"] = max(0.0, verdict.excess_ns - sum(shares.values()))
     noise_ns = found.error_ns
-    if not (found.late or found.paused):
+    if slow is not None and slow.other < 0:  # transfers are compared with their like, each by one clock
+        noise_ns = max(noise_ns if found.late or found.paused else 0.0, slow.error_ns)
+    elif not (found.late or found.paused):
         noise_ns = max(noise_ns, spread(one.table.slowest[one.baseline]))
     said = conclude(verdict, shares, {"late": found.late}, None, noise_ns, one, steps)
     if said.cause in (Cause.UNKNOWN, Cause.STRAGGLER, Cause.PAUSE) or slow is None:
