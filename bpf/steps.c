@@ -324,22 +324,28 @@ int nccl_enqueue(struct pt_regs *ctx)
 	return submit_unnamed(NETMON_NCCL, THIRD(ctx), NETMON_LEAST_GRADIENT_VALUES, size_of(THIRD(ctx), bytes));
 }
 
+static __always_inline int submit_nccl_transfer(u64 of, u64 bytes)
+{
+	queue_on_gpu();
+	return submit_transfer(NETMON_NCCL, of, bytes);
+}
+
 /* ncclResult_t ncclAllGather, ncclReduceScatter, ncclAlltoAll(send, receive, count of a rank's part, type, …) */
 int nccl_gather(struct pt_regs *ctx)
 {
-	return submit_transfer(NETMON_NCCL, NETMON_OF_EACH, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
+	return submit_nccl_transfer(NETMON_OF_EACH, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
 }
 
 /* ncclResult_t ncclBroadcast(send, receive, count, type, …) */
 int nccl_broadcast(struct pt_regs *ctx)
 {
-	return submit_transfer(NETMON_NCCL, NETMON_OF_ONE, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
+	return submit_nccl_transfer(NETMON_OF_ONE, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
 }
 
 /* ncclResult_t ncclSend, ncclRecv(buffer, count, type, …) */
 int nccl_send(struct pt_regs *ctx)
 {
-	return submit_transfer(NETMON_NCCL, NETMON_OF_ALL, bytes_of_nccl(SECOND(ctx), THIRD(ctx)));
+	return submit_nccl_transfer(NETMON_OF_ALL, bytes_of_nccl(SECOND(ctx), THIRD(ctx)));
 }
 
 /* ProcessGroupNCCL::allreduce(this, tensors, options): shows that gradients go by NCCL, where its own calls do not. */

@@ -329,7 +329,7 @@ class GpuWaits:
         self._in_a_row = 0
 
     def feed(self, kind: int, time_ns: int, step: int) -> list[Boundary]:
-        """A wait begins or ends. step: all of whose gradients are handed over, and no other one's; −1: there is none."""
+        """A wait begins or ends. step: as CycleDetector.handed_over."""
         if kind == STEP_WAIT_BEGIN:
             self._begun_ns = time_ns
         elif kind == STEP_WAIT_END and step >= 0 and step != self._last and self._begun_ns:
