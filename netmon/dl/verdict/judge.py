@@ -277,10 +277,9 @@ def _starved(one: Judged, compared: Sequence[int], ns: float) -> bool:
     if one.waited is None:
         return False
     spans = _spans(one.table, [one.row, *compared])
-    took, *usual = (end - begin for begin, end in spans)
     for rank in np.unique(one.waited["rank"]).tolist():
         now, *then = within(one.waited[one.waited["rank"] == rank], "waited_ns", spans)
-        if now - median(then) * took / median(usual) >= _MOSTLY * ns:
+        if now - median(then) >= _MOSTLY * ns:
             return True
     return False
 
