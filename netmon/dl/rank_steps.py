@@ -96,8 +96,9 @@ class RankSteps:
     @property
     def _handed_over(self) -> int:
         """The step that has been reported and whose calls may be waited for now; −1: there is none."""
-        of = {Basis.SUMS: self._sums, Basis.CALLS: self._calls}.get(self.basis)
-        return of.handed_over if of else -1
+        if self.basis is Basis.SUMS:
+            return self._sums.handed_over
+        return self._calls.handed_over if self.basis is Basis.CALLS else -1
 
     def _feed(self, table: Table, ranks: int) -> list[Boundary]:
         if self.basis is Basis.CALLS:
