@@ -117,6 +117,7 @@ struct netmon_ledger {
 #define NETMON_NCCL 3
 #define NETMON_GLOO 4 /* called by PyTorch's distributed package */
 #define NETMON_XLA 5  /* gloo, called by programs that JAX has compiled */
+#define NETMON_CUDA 6 /* tells of no gradients, only that a thread waits for its GPU */
 
 #define NETMON_STEP_ENQUEUE 1	 /* gradients were handed to the library */
 #define NETMON_STEP_WAIT_BEGIN 2 /* the training thread begins to wait for some */

@@ -4,7 +4,8 @@
  * They run a few hundred times per step of one process, not per packet.
  *
  * All of them sit on entries, also those that tell an end: a return probe replaces the return address on the stack,
- * and a C++ exception that passes it (a peer has gone, which elastic training survives) ends the process.
+ * and a C++ exception that passes it (a peer has gone, which elastic training survives) ends the process. CUDA's
+ * functions in C return their errors: these are probed at their return, too.
  */
 #include <uapi/linux/ptrace.h>
 #include "netmon.h"
@@ -39,6 +40,9 @@ struct peer {
 
 BPF_TABLE("lru_hash", u64, struct peer, peers, NETMON_HANDING);
 
+/* Processes that have handed something to NCCL and have not waited for their GPU since: 0, or when they began to. */
+BPF_TABLE("lru_hash", u32, u64, queued_on_gpu, NETMON_HANDING);
+
 static __always_inline struct budget *budget_of(u64 key)
 {
 	struct budget none = {}, *budget = budgets.lookup(&key);
@@ -70,7 +74,7 @@ static __always_inline void report(const struct netmon_step *row)
 	steps.ringbuf_submit(step, 0); /* the first of them wakes user space if it sleeps, none while it is behind */
 }
 
-/* step: all but when and whose. */
+/* step: all but whose it is, and when it was unless that is now. */
 static __always_inline int submit_step(struct netmon_step *step)
 {
 	u64 now = bpf_ktime_get_ns();
@@ -79,7 +83,8 @@ static __always_inline int submit_step(struct netmon_step *step)
 
 	if (!pid)
 		return 0;
-	step->time_ns = now;
+	if (!step->time_ns)
+		step->time_ns = now;
 	step->pid = pid;
 	process = budget_of(pid);
 	user = budget_of(OF_USER | (u32)bpf_get_current_uid_gid());
@@ -301,36 +306,85 @@ static __always_inline int submit_unnamed(u8 library, u64 named_size, u64 least,
 	return submit_sized(library, kind, mix(NETMON_HASH_SEED, named_size), 1, size);
 }
 
+/* NCCL only queues what it is handed, for the GPU. */
+static __always_inline void queue_on_gpu(void)
+{
+	u32 process = bpf_get_current_pid_tgid() >> 32;
+	u64 since = 0;
+
+	queued_on_gpu.update(&process, &since);
+}
+
 /* ncclResult_t ncclAllReduce(send, receive, count, ncclDataType_t, …) */
 int nccl_enqueue(struct pt_regs *ctx)
 {
 	u32 type = FOURTH(ctx), bytes = type == 6 || type == 9 ? 2 : type == 7 ? 4 : type == 8 ? 8 : 0;
 
+	queue_on_gpu();
 	return submit_unnamed(NETMON_NCCL, THIRD(ctx), NETMON_LEAST_GRADIENT_VALUES, size_of(THIRD(ctx), bytes));
+}
+
+static __always_inline int submit_nccl_transfer(u64 of, u64 bytes)
+{
+	queue_on_gpu();
+	return submit_transfer(NETMON_NCCL, of, bytes);
 }
 
 /* ncclResult_t ncclAllGather, ncclReduceScatter, ncclAlltoAll(send, receive, count of a rank's part, type, …) */
 int nccl_gather(struct pt_regs *ctx)
 {
-	return submit_transfer(NETMON_NCCL, NETMON_OF_EACH, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
+	return submit_nccl_transfer(NETMON_OF_EACH, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
 }
 
 /* ncclResult_t ncclBroadcast(send, receive, count, type, …) */
 int nccl_broadcast(struct pt_regs *ctx)
 {
-	return submit_transfer(NETMON_NCCL, NETMON_OF_ONE, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
+	return submit_nccl_transfer(NETMON_OF_ONE, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
 }
 
 /* ncclResult_t ncclSend, ncclRecv(buffer, count, type, …) */
 int nccl_send(struct pt_regs *ctx)
 {
-	return submit_transfer(NETMON_NCCL, NETMON_OF_ALL, bytes_of_nccl(SECOND(ctx), THIRD(ctx)));
+	return submit_nccl_transfer(NETMON_OF_ALL, bytes_of_nccl(SECOND(ctx), THIRD(ctx)));
 }
 
 /* ProcessGroupNCCL::allreduce(this, tensors, options): shows that gradients go by NCCL, where its own calls do not. */
 int nccl_call(struct pt_regs *ctx)
 {
+	queue_on_gpu();
 	return submit(NETMON_NCCL, NETMON_STEP_OTHER, 0, 0);
+}
+
+/*
+ * cudaError_t cudaStreamSynchronize, cudaEventSynchronize, cudaDeviceSynchronize(…), by the process's first thread: the
+ * first such wait after something was handed to NCCL, unless more is handed over meanwhile. All others are passed over,
+ * as often as they may come.
+ */
+int cuda_wait(struct pt_regs *ctx)
+{
+	u64 thread = bpf_get_current_pid_tgid(), *since;
+	u32 process = thread >> 32;
+
+	since = process == (u32)thread ? queued_on_gpu.lookup(&process) : 0;
+	if (since)
+		*since = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Its return. */
+int cuda_waited(struct pt_regs *ctx)
+{
+	struct netmon_step begin = {.library = NETMON_CUDA, .kind = NETMON_STEP_WAIT_BEGIN};
+	u64 thread = bpf_get_current_pid_tgid(), *since;
+	u32 process = thread >> 32;
+
+	since = process == (u32)thread ? queued_on_gpu.lookup(&process) : 0;
+	if (!since || !*since)
+		return 0;
+	begin.time_ns = *since;
+	queued_on_gpu.delete(&process);
+	submit_step(&begin);
+	return submit(NETMON_CUDA, NETMON_STEP_WAIT_END, 0, 0);
 }
 
 /* gloo's AllreduceOptions, and what it has pointers to: a buffer of its memory. */

@@ -292,9 +292,11 @@ Boundary = tuple[int, Moment, int]
 _OF_SUMS = np.zeros(256, np.bool_)  # by kind
 _OF_SUMS[[STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE]] = True
 _EVENT = ["time_ns", "name_hash", "kind", "library", "tensors", "size"]
+_QUEUES = (LIBRARY_REDUCER, LIBRARY_NCCL)  # for a GPU, or may
 _UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO, LIBRARY_XLA)  # they report the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
 _MOST_STRANGERS = 20_000  # names that are no markers, since the last step
+_REGULARLY = 3  # steps, one after the other, in each of which a thread has waited for its GPU
 _TURNS = 3  # of other models, after which one that has taken none is not trained any more
 
 
@@ -314,6 +316,31 @@ class Waits:
         return [(iteration, moment, time_ns) for moment, time_ns in known if time_ns and iteration >= 0]
 
 
+class GpuWaits:
+    """What a library only queues for a GPU, the training thread waits for there: in the first wait after all gradients
+    of a step were handed over.
+
+    Of a script that waits now and then, as for what it logs, some steps would end by their waits, others by the next
+    one's beginning: the waits count where each step has one.
+    """
+
+    def __init__(self) -> None:
+        self._begun_ns = 0
+        self._last = -1  # the last step that had one
+        self._in_a_row = 0
+
+    def feed(self, kind: int, time_ns: int, step: int) -> list[Boundary]:
+        """A wait begins or ends. step: as CycleDetector.handed_over."""
+        if kind == STEP_WAIT_BEGIN:
+            self._begun_ns = time_ns
+        elif kind == STEP_WAIT_END and step >= 0 and step != self._last and self._begun_ns:
+            self._in_a_row = self._in_a_row + 1 if step == self._last + 1 else 1
+            self._last = step
+            if self._in_a_row >= _REGULARLY:
+                return Waits(self._begun_ns, time_ns).boundaries(step)
+        return []
+
+
 class BackwardSteps:
     """Steps of a library that says itself when a backward pass ends: DistributedDataParallel's reducer.
 
@@ -331,6 +358,11 @@ class BackwardSteps:
         self.size = UNKNOWN_SIZE  # of what a pass hands over
         self.queued = False
         """The all-reduces are only queued, for a GPU: that nobody waits says nothing of when they are over."""
+
+    @property
+    def handed_over(self) -> int:
+        """The step all of whose gradients are queued and may be waited for now; −1: there is none."""
+        return self.iteration if self.queued and not self._inside else -1
 
     def feed(self, event: Event) -> list[Boundary]:
         time_ns, name, kind, _, size = event
@@ -415,6 +447,12 @@ class NamedSteps:
         self._sizes = NamedSizes()
         self._size = UNKNOWN_SIZE
         self._resized = False  # a size or a marker is another one than when they were last added up
+
+    @property
+    def handed_over(self) -> int:
+        """The step all of whose gradients are; −1: there is none."""
+        whole = self._group.is_step and len(self._group.seen) >= self._expected
+        return self.iteration if whole else -1
 
     @property
     def size(self) -> GradientSize:
@@ -566,6 +604,11 @@ class CycleDetector:
     def iteration(self) -> int:
         """The last one reported; −1: none."""
         return self._steps.iteration
+
+    @property
+    def handed_over(self) -> int:
+        """The step all of whose gradients are queued for a GPU, and no other one's; −1: there is none."""
+        return self._steps.handed_over if self._library in _QUEUES else -1
 
     @property
     def size(self) -> GradientSize:

@@ -10,12 +10,13 @@ from enum import Enum, auto
 
 import numpy as np
 
-from netmon.dl.cycles import Boundary, CycleDetector, calls_from_works
+from netmon.dl.cycles import Boundary, CycleDetector, GpuWaits, calls_from_works
 from netmon.dl.grouped import joined
 from netmon.dl.operations import GradientSize
 from netmon.dl.recurrence import RecurringCalls
 from netmon.dl.understanding import StepAccount, Understanding
 from netmon.records import (
+    LIBRARY_CUDA,
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
     OF_ONE,
@@ -48,6 +49,7 @@ class RankSteps:
         self.basis = Basis.SUMS
         self._sums = CycleDetector(late)
         self._calls = RecurringCalls(late)
+        self._gpu = GpuWaits()
         self._account = StepAccount()
         self._unread: list[Table] = []  # calls in which no sequence has been looked for: sums explain them
         self._pending: list[Boundary] = []  # of sums, until the basis is known
@@ -80,6 +82,25 @@ class RankSteps:
 
     def feed(self, table: Table, ranks: int) -> list[Boundary]:
         """table: dtype STEP; ranks: of the job → the boundaries that are known now."""
+        gpu, boundaries = table["library"] == LIBRARY_CUDA, list[Boundary]()
+        if not gpu.any():
+            return self._feed(table, ranks)
+        for part in np.split(table, np.flatnonzero(gpu[1:] != gpu[:-1]) + 1):
+            if part["library"][0] != LIBRARY_CUDA:
+                boundaries += self._feed(part, ranks)
+                continue
+            for kind, time_ns in part[["kind", "time_ns"]].tolist():
+                boundaries += self._gpu.feed(kind, time_ns, self._handed_over)
+        return boundaries
+
+    @property
+    def _handed_over(self) -> int:
+        """The step that has been reported and whose calls may be waited for now; −1: there is none."""
+        if self.basis is Basis.SUMS:
+            return self._sums.handed_over
+        return self._calls.handed_over if self.basis is Basis.CALLS else -1
+
+    def _feed(self, table: Table, ranks: int) -> list[Boundary]:
         if self.basis is Basis.CALLS:
             named = table[np.isin(table["library"], _NAMES_GRADIENTS)]
             if len(named) and not self._names_gradients:
@@ -115,7 +136,7 @@ class RankSteps:
         boundaries = self._last(by_calls, self._sums.restart())
         if self.basis is Basis.CALLS:
             self._sums = CycleDetector(last=self._calls.iteration)
-        self._account, self._pending = StepAccount(), []
+        self._account, self._gpu, self._pending = StepAccount(), GpuWaits(), []
         self.basis = self._choose()
         return boundaries
 

@@ -12,7 +12,8 @@ with as much of it; where that does not tell, it begins after the longest pause.
 few calls for each micro-batch, and nothing else: then its steps are what lies between the longest pauses, if these
 come at regular intervals.
 
-Once it is known, a step is told when all its calls are over. What departs from it (an evaluation, a checkpoint) is no
+Once it is known, a step is told when all its calls are over; where a library does not tell that (NCCL), when they are
+called, without its end. What departs from it (an evaluation, a checkpoint) is no
 step.
 """
 
@@ -96,6 +97,11 @@ class RecurringCalls:
         times = self._calls.rows["time_ns"]
         long = not len(times) or int(times[-1] - times[0]) > _PATIENCE_NS
         return not self.known and (long or len(times) >= _MOST_CALLS // 2)
+
+    @property
+    def handed_over(self) -> int:
+        """The step after whose calls there have been no others; −1: there is none."""
+        return self.iteration if self.known and not self.pending else -1
 
     @property
     def pending(self) -> int:
@@ -186,7 +192,8 @@ class RecurringCalls:
             begin, end = step
             self.iteration += 1
             boundaries.append((self.iteration, Moment.FIRST_ENQUEUE, calls.begun_ns(begin, end)))
-            boundaries.append((self.iteration, Moment.LAST_WAIT, end_ns))
+            if calls.rows["ends"][begin:end].all():
+                boundaries.append((self.iteration, Moment.LAST_WAIT, end_ns))
             self._at, cycle.first = end, 0
             self.size = summed_size(calls.rows["size"][begin:end][calls.rows["sums"][begin:end]])
         return boundaries
@@ -204,13 +211,14 @@ _CALL = np.dtype(
     [
         ("word", "u8"),
         ("time_ns", "i8"),
-        ("over_ns", "i8"),  # 0: not yet, −1: nobody will tell
+        ("over_ns", "i8"),  # 0: not yet, −1: nobody will tell; of what does not tell its end: it was called
         ("quiet_ns", "i8"),  # for so long nothing had happened before
         ("size", "u8"),  # as STEP has it
         ("work", "u8"),
         ("peer", "u4"),  # of a transfer between two ranks
         ("way", "i1"),  # of such a one: 1: to this rank, −1: from it
         ("sums", "?"),  # what is sent is summed
+        ("ends", "?"),  # it is told when it is over
         ("idle", "?"),  # nothing is under way between this rank and another one
     ]
 )
@@ -259,7 +267,7 @@ class _Calls:
             calls["size"],
             calls["work"],
         )
-        rows["over_ns"] = np.where(begun, 0, rows["time_ns"])
+        rows["over_ns"], rows["ends"] = np.where(begun, 0, rows["time_ns"]), begun | (calls["kind"] == STEP_BACKWARD)
         rows["peer"] = np.where(two[called], calls["sequence"], 0)
         rows["way"] = np.where(two[called], np.where(calls["tensors"] == Operation.RECEIVE, 1, -1), 0)
         rows["sums"] = begun & np.isin(calls["tensors"], SUMS)

@@ -151,15 +151,16 @@ def link_create(program: int, target: int, attach_type: int, flags: int = 0) -> 
 
 def uprobe_link(program: int, path: str, offset: int, cookie: int = 0, returns: bool = False) -> int:
     """Attaches a uprobe at this offset of the file, for as long as the returned descriptor is open (Linux 6.6).
+    returns: where the function that begins there returns.
 
-    The program finds the cookie by bpf_get_attach_cookie. returns: it runs where the function there returns.
+    The program finds the cookie by bpf_get_attach_cookie.
 
     Unlike a uprobe of perf, which takes CAP_SYS_ADMIN on some kernels, it takes what loading the program took.
     """
     text, offsets = ctypes.create_string_buffer(os.fsencode(path)), (ctypes.c_uint64 * 1)(offset)
     cookies = (ctypes.c_uint64 * 1)(cookie)
     indices = ctypes.addressof(text), ctypes.addressof(offsets), 0, ctypes.addressof(cookies)
-    return call(LINK_CREATE, struct.pack("=IIIIQQQQII8x", program, 0, UPROBE_MULTI, 0, *indices, 1, returns))[0]
+    return call(LINK_CREATE, struct.pack("=IIIIQQQQII8x", program, 0, UPROBE_MULTI, 0, *indices, 1, int(returns)))[0]
 
 
 def has_uprobe_links() -> bool:

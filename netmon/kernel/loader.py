@@ -376,7 +376,7 @@ STEP_PROGRAMS = (
     *("nccl_gather", "nccl_broadcast", "nccl_send", "gloo_transfer", "gloo_broadcast", "gloo_send"),
     *("gloo_call", "gloo_enqueue", "work_wait_begin", "work_wait_end", "gloo_work", "gloo_send_work"),
     *("gloo_receive_work", "transfer_wait", "work_over", "backward", "gloo_group", "gloo_context"),
-    *("group_name", "group_name_cow"),
+    *("group_name", "group_name_cow", "cuda_wait", "cuda_waited"),
     *("xla_all_reduce", "xla_all_gather", "xla_reduce_scatter", "xla_all_to_all", "xla_permute"),
     *("xla_collective_over", "xla_permute_over"),
 )

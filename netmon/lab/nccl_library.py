@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A library that stands in for libnccl.so.2 where there is no GPU, in several versions of its structures."""
+"""A library that stands in for libnccl.so.2 where there is no GPU, in several versions of its structures; and for
+libcudart."""
 
 import subprocess
 from collections.abc import Sequence
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOURCE = Path(__file__).parent / "trainers" / "nccl.c"
+NCCL, CUDART = "libnccl.so.2", "libcudart.so.12"
+
 FLAGS = ("-g", "-O1", "-fno-ipa-icf", "-fno-ipa-cp", "-fno-ipa-ra", "-pthread")
 """Of the compiler: what is hidden stays a function of its own."""
 
@@ -67,7 +70,7 @@ class Version:
         return f"struct {name} {{\n{lines}}};\n"
 
 
-def build(folder: Path, version: Version, name: str = "libnccl.so.2", *options: str) -> Path:
+def build(folder: Path, version: Version, name: str = NCCL, *options: str) -> Path:
     """The library. options: of the compiler, too."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)

@@ -305,8 +305,7 @@ def read_truth(data: Path) -> Truth:
     ranks = [run.rank(rank) for rank in range(len(spec["ring"]))]
     whole = min(len(rank) for rank in ranks)
     numbered = spec["trainer"] == "ring" or spec["marks"]
-    seen = "first_enqueue_ns" if spec["trainer"] == "nccl" else "last_wait_ns"
-    begin, until = ("step_start_ns", "step_end_ns") if numbered else (seen, seen)
+    begin, until = ("step_start_ns", "step_end_ns") if numbered else ("last_wait_ns", "last_wait_ns")
     begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
     total = np.sum([rank["timeouts"][:whole] for rank in ranks], axis=0)
     timeouts = np.diff(total, prepend=total[:1])

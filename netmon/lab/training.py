@@ -12,7 +12,7 @@ from pathlib import Path
 
 from netmon.errors import LabError
 from netmon.lab.injections.spec import pauses_of, transfers_of
-from netmon.lab.nccl_library import Version, build
+from netmon.lab.nccl_library import CUDART, NCCL, Version, build
 from netmon.lab.network import INTERFACE, Network, rdma_address
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.spec import PARALLEL_TRAINERS, RunSpec
@@ -165,8 +165,8 @@ class Training(AbstractContextManager["Training"]):
         trainer = self._spec.trainer
         if trainer == "nccl":
             addresses = ",".join(rdma_address(number) for number in self._spec.ring)
-            library = build(self._sockets / "nccl", Version())
-            program = ["-m", "netmon.lab.trainers.nccl", "--library", str(library), "--addresses", addresses]
+            libraries = [str(build(self._sockets / "nccl", Version(), name)) for name in (NCCL, CUDART)]
+            program = ["-m", "netmon.lab.trainers.nccl", "--libraries", *libraries, "--addresses", addresses]
         else:
             script, *kind = ["ddp_torch.py"] if trainer == "ddp" else ["parallel_torch.py", "--kind", trainer]
             program = [str(_TRAINERS / script), *kind]

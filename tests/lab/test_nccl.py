@@ -63,6 +63,17 @@ def test_transfers_have_all_bytes_that_were_sent_and_the_meter_none(data: Path) 
     assert not seen["job"].astype(str).str.contains("nccl").any()
 
 
+def test_steps_end_where_ranks_have_waited_for_their_gpu(data: Path) -> None:
+    found = pd.read_parquet(data / "iterations")
+    run = Run(data / FOLDER)
+    for rank, own in found.groupby("rank"):
+        log = run.rank(int(rank))["last_wait_ns"] + run.to_utc_ns
+        ends = own["comm_end_ns"].dropna().to_numpy(np.int64)
+        assert len(ends) > len(log) / 2  # the first ones are known by their sequence
+        assert np.median([np.abs(log - end).min() for end in ends]) < 1_000_000
+        assert own["exposed_ns"].notna().sum() == len(ends)
+
+
 def test_verdicts_rest_on_transfers_alone(data: Path) -> None:
     found = pd.read_parquet(data / "verdicts").sort_values("start_ns")
     print(found[["iteration", "cause", "culprit", "rank", "host", "duration_ns", "usual_ns", "confidence"]].to_string())

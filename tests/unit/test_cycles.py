@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netmon.dl.cycles import CycleDetector
+from netmon.dl.rank_steps import RankSteps
 from netmon.records import (
+    LIBRARY_CUDA,
     LIBRARY_HOROVOD,
     LIBRARY_NCCL,
     LIBRARY_REDUCER,
@@ -274,10 +276,12 @@ def test_what_a_library_hands_on_to_another_is_not_counted_twice() -> None:
     script.check()
 
 
-def test_waits_for_what_a_gpu_does_are_unknown() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_waits_for_what_a_gpu_does_are_unknown_unless_the_script_waits_for_it(waits: bool) -> None:
     """A backward pass ends when its all-reduces are queued there; the reducer sees no more."""
     script = Script(LIBRARY_REDUCER)
-    for _ in range(3):
+    waited = []
+    for _ in range(5):
         for _ in range(4):
             script.call(STEP_ENQUEUE, 5)
             script.library = LIBRARY_NCCL
@@ -285,9 +289,15 @@ def test_waits_for_what_a_gpu_does_are_unknown() -> None:
             script.library = LIBRARY_REDUCER
         script.call(STEP_WAIT_BEGIN, 5)
         script.call(STEP_WAIT_END, 5)
-    found = script.found()
-    assert len(found[Moment.FIRST_ENQUEUE]) == 3
-    assert found[Moment.FIRST_WAIT] == found[Moment.LAST_WAIT] == {}
+        if waits:
+            script.library = LIBRARY_CUDA
+            waited.append(script.wait(1))
+            script.library = LIBRARY_REDUCER
+    steps = RankSteps()
+    told = [*steps.feed(calls_of(script.rows), 2), *steps.finish()]
+    found = {moment: [time_ns for _, this, time_ns in told if this is moment] for moment in Moment}
+    assert len(found[Moment.FIRST_ENQUEUE]) == 5
+    assert list(zip(found[Moment.FIRST_WAIT], found[Moment.LAST_WAIT], strict=True)) == waited[2:]
 
 
 def sized(values: int, width: int = 4) -> int:

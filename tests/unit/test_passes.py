@@ -4,7 +4,9 @@
 import pytest
 
 from netmon.dl.cycles import CycleDetector
+from netmon.dl.rank_steps import RankSteps
 from netmon.records import (
+    LIBRARY_CUDA,
     LIBRARY_GLOO,
     LIBRARY_NCCL,
     STEP_CALL,
@@ -31,8 +33,8 @@ class Script:
         self._rows: list[tuple[int, ...]] = []
         self._library = library
 
-    def does(self, kind: int, name: int = 0, at: int = 0) -> None:
-        self._rows.append((at or self.now, name, 1, kind, self._library, 1, 0))
+    def does(self, kind: int, name: int = 0, at: int = 0, library: int = 0) -> None:
+        self._rows.append((at or self.now, name, 1, kind, library or self._library, 1, 0))
 
     def reduces(self, size: int, kind: int = STEP_ENQUEUE) -> None:
         """One call that waits: the size may be told after the wait has begun."""
@@ -43,10 +45,15 @@ class Script:
         self.does(STEP_WAIT_END)
         self.now += 30 * US
 
-    def boundaries(self) -> dict[Moment, list[int]]:
+    def boundaries(self, whole: bool = False) -> dict[Moment, list[int]]:
+        """whole: by all that tells steps."""
         table = calls_of(sorted(self._rows))
-        detector = CycleDetector()
-        told = [*detector.feed(table), *detector.finish()]
+        if whole:
+            steps = RankSteps()
+            told = [boundary for row in range(len(table)) for boundary in steps.feed(table[row : row + 1], 2)]
+        else:
+            detector = CycleDetector()
+            told = [*detector.feed(table), *detector.finish()]
         return {moment: [time_ns for _, this, time_ns in told if this is moment] for moment in Moment}
 
 
@@ -102,6 +109,30 @@ def test_calls_that_nobody_is_seen_waiting_for(sizes: tuple[int, ...]) -> None:
     found = script.boundaries()
     assert found[Moment.FIRST_ENQUEUE] == script.begun
     assert found[Moment.LAST_WAIT] == found[Moment.FIRST_WAIT] == []
+
+
+@pytest.mark.parametrize("every", [0, 1, 4])
+@pytest.mark.parametrize("sizes", [SIZES, (7, 8)], ids=["many", "few"])
+def test_a_thread_that_waits_for_its_gpu(every: int, sizes: tuple[int, ...]) -> None:
+    """In each step; or never, or now and then: then a step's end is not known."""
+    script = Script(LIBRARY_NCCL)
+    waits = []
+    for step in range(3 * STEPS):
+        script.now += 60 * MS
+        script.begun.append(script.now)
+        for size in sizes:
+            script.does(STEP_ENQUEUE, size)
+            script.now += 20 * US
+        for _ in range(2 if every and step % every == 0 else 0):  # the second one is for something else
+            waits.append((script.now, script.now + 5 * MS))
+            for kind, at in zip((STEP_WAIT_BEGIN, STEP_WAIT_END), waits[-1], strict=True):
+                script.does(kind, at=at, library=LIBRARY_CUDA)
+            script.now += 7 * MS
+    found = script.boundaries(whole=True)
+    assert found[Moment.FIRST_ENQUEUE] == script.begun
+    told = list(zip(found[Moment.FIRST_WAIT], found[Moment.LAST_WAIT], strict=True))
+    assert told == (waits[::2][-len(told) :] if every == 1 else [])
+    assert len(told) >= STEPS or every != 1
 
 
 def test_calls_whose_sizes_never_come_hold_nothing_up_for_good() -> None:

@@ -141,7 +141,8 @@ def test_pairs_that_have_a_host_in_common_show_whose_link_it_is() -> None:
     found = Training(pairs=[1, 2], factor=6).verdict()
     assert (found.cause, found.host) == (Cause.SLOW_LINK, "h2")
     assert Training(pairs=[1, 3], factor=6).verdict().cause == Cause.UNKNOWN
-    assert Training(pairs=[1], factor=6, others_factor=3.3).verdict().cause == Cause.UNKNOWN
+    assert Training(pairs=[1], factor=6, others_factor=1.5).verdict().cause == Cause.SLOW_LINK
+    assert Training(pairs=[1], factor=6, others_factor=2.5).verdict().cause == Cause.UNKNOWN
 
 
 def test_a_transfer_that_stands_still_once_is_no_slow_link() -> None:

@@ -41,7 +41,7 @@ OTHERS = np.dtype([(name, "<i8") for name in ("of", "start_ns", "end_ns", "bytes
 _FEWEST = 3  # baseline iterations of which the transfers are known
 _CLEAR = 4.0  # standard deviations
 _AFTER = 0.1  # of the usual: what begins so soon after an iteration's end, all have waited for at its end
-_ALIKE, _ELSEWHERE = 0.5, 0.4  # of what the slowest pair lost
+_ALIKE, _ELSEWHERE = 0.5, 0.25  # of what the slowest pair lost
 _MOSTLY = 0.5  # of what is to be explained
 _NOBODY = 0.1  # of it: others on the link that would take so long are no more than present
 _LEAST = 0.3  # of the excess
@@ -122,6 +122,7 @@ class Slow(NamedTuple):
     other: int  # who else had bytes there that explain it: index into Transfers.others; −1: nobody had
     bytes: int  # his
     other_ns: float  # that these take
+    error_ns: float = 0.0  # of what it cost, where nobody had: a standard deviation of its transfers
 
 
 class Found(NamedTuple):
@@ -280,6 +281,7 @@ def _slow(
     rate: dict[tuple[int, int], float] = {}  # ns for a byte, usually
     worst_one: dict[tuple[int, int], float] = {}  # that a single transfer lost
     clear: dict[tuple[int, int], bool] = {}
+    error: dict[tuple[int, int], float] = {}
     for pair in {*zip(sent["rank"].tolist(), sent["peer"].tolist(), strict=True)}:
         own = sent[(sent["rank"] == pair[0]) & (sent["peer"] == pair[1])]
         took, bytes_ = np.array([_took(own, span) for span in spans], np.float64).T
@@ -290,6 +292,7 @@ def _slow(
         rate[pair] = median(each)
         more[pair] = float(took[0] - bytes_[0] * rate[pair])
         clear[pair] = more[pair] > _scatter(each) * bytes_[0]
+        error[pair] = spread(each) * float(bytes_[0])
         now = own[(own["start_ns"] >= spans[0][0]) & (own["start_ns"] < spans[0][1])]
         worst_one[pair] = float((now["end_ns"] - now["start_ns"] - now["bytes"] * rate[pair]).max())
     if not more:
@@ -298,7 +301,7 @@ def _slow(
     if more[worst] < _MOSTLY * excess or not clear[worst]:
         return None
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
-    common = set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in slow)) - {""}
+    common = _in_common(slow, host_of)
     if not common:
         return None
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
@@ -319,11 +322,15 @@ def _slow(
         return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
     if takes > _NOBODY * lost:
         return None
-    elsewhere = [ns for pair, ns in more.items() if common.isdisjoint(host_of.get(end, "") for end in pair)]
+    own = _in_common([pair for pair, ns in more.items() if ns > _ELSEWHERE * more[worst]], host_of)
+    links = [link for link in links if host_of.get(link[0], "") in own]
     stood_still = worst_one[worst] > _MOSTLY * lost  # once
-    if stood_still or max(elsewhere, default=0.0) > _ELSEWHERE * more[worst]:
-        return None
-    return Slow(*links[0], lost, -1, 0, 0.0)
+    return None if stood_still or not links else Slow(*links[0], lost, -1, 0, 0.0, error[worst])
+
+
+def _in_common(pairs: Iterable[tuple[int, int]], host_of: Mapping[int, str]) -> set[str]:
+    """Hosts that all these pairs of ranks have in common."""
+    return set.intersection(*({host_of.get(rank, "") for rank in pair} for pair in pairs)) - {""}
 
 
 def _scatter(usual: npt.NDArray[np.float64]) -> float:

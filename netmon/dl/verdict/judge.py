@@ -255,7 +255,9 @@ def _by_transfers(verdict: Verdict, one: Judged, steps: Steps) -> Verdict | None
         shares[share] = slow.ns
     shares["unknown"] = max(0.0, verdict.excess_ns - sum(shares.values()))
     noise_ns = found.error_ns
-    if not (found.late or found.paused):
+    if slow is not None and slow.other < 0:  # transfers are compared with their like, each by one clock
+        noise_ns = max(noise_ns if found.late or found.paused else 0.0, slow.error_ns)
+    elif not (found.late or found.paused):
         noise_ns = max(noise_ns, spread(one.table.slowest[one.baseline]))
     said = conclude(verdict, shares, {"late": found.late}, None, noise_ns, one, steps)
     if said.cause in (Cause.UNKNOWN, Cause.STRAGGLER, Cause.PAUSE) or slow is None:
@@ -284,10 +286,9 @@ def _starved(one: Judged, compared: Sequence[int], ns: float) -> bool:
     if one.waited is None:
         return False
     spans = _spans(one.table, [one.row, *compared])
-    took, *usual = (end - begin for begin, end in spans)
     for rank in np.unique(one.waited["rank"]).tolist():
         now, *then = within(one.waited[one.waited["rank"] == rank], "waited_ns", spans)
-        if now - median(then) * took / median(usual) >= _MOSTLY * ns:
+        if now - median(then) >= _MOSTLY * ns:
             return True
     return False
 

@@ -46,7 +46,7 @@ class Probe(NamedTuple):
     symbol: str
     program: str
     cow: str = ""  # the program for libraries whose std::string is the one before C++11's; "": it reads no strings
-    returns: bool = False  # it runs where the function returns, not where it begins
+    returns: bool = False  # the program runs where the function returns
 
     def program_for(self, name: str) -> str:
         """The program for the function of this mangled name, which tells what its strings are."""
@@ -61,6 +61,7 @@ _HOROVOD_OTHERS = re.compile(r"/mpi_lib(\.[^/]+)?\.so$")
 _TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
 _TORCH_CUDA = re.compile(r"/libtorch_cuda\.so$")
 NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
+_CUDA = re.compile(r"/libcudart(-[0-9a-f]+)?\.so(\.\d+)*$")
 # Of jaxlib 0.6 and later. It exports nothing of this.
 _JAX = re.compile(r"/libjax_common\.so$")
 _OTHER_COLLECTIVES = {
@@ -74,6 +75,7 @@ _OTHER_COLLECTIVES = {
 _GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", "6gatherE")
 _WORKS, _REPLACED_BY_WORKS = "gloo_work", ("gloo_call", "gloo_enqueue", "gloo_transfer", "gloo_broadcast")
 _GLOO_GROUP = "_ZN4c10d16ProcessGroupGloo"
+_CUDA_WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize")
 _WORK_OVER = (f"{_GLOO_GROUP}9AsyncWork19finishWorkGlooErrorE", "_ZN4c10d4Work14finishAndThrowE")
 _XLA_GLOO = f"{LOCAL}_ZN3xla3cpu16GlooCommunicator"
 _XLA_CALLS = {
@@ -100,6 +102,8 @@ PROBES = (
     Probe(NCCL, "ncclBroadcast", "nccl_broadcast"),
     *(Probe(NCCL, name, "nccl_send") for name in ("ncclSend", "ncclRecv")),
     Probe(_TORCH_CUDA, "_ZN4c10d16ProcessGroupNCCL9allreduceE", "nccl_call"),  # of a PyTorch that contains NCCL
+    *(Probe(_CUDA, name, "cuda_wait") for name in _CUDA_WAITS),
+    *(Probe(_CUDA, name, "cuda_waited", returns=True) for name in _CUDA_WAITS),
     Probe(_TORCH, "_ZN4c10d16ProcessGroupGloo9allreduceE", "gloo_call"),
     Probe(_TORCH, "_ZN4gloo9allreduceER", "gloo_enqueue"),
     *(Probe(_TORCH, f"_ZN4gloo{name}R", "gloo_transfer") for name in _GLOO_TRANSFERS),
@@ -127,9 +131,13 @@ def is_training_library(path: str) -> bool:
     return any(probe.library.search(path) for probe in PROBES)
 
 
+def _has_nccl(path: str) -> bool:
+    return bool(NCCL.search(path) or _TORCH_CUDA.search(path))
+
+
 def attach_probe(program: int, path: str, offset: int, returns: bool = False) -> int:
-    """A descriptor, for as long as which the program runs at this offset of the file; returns: where the function there
-    returns. Raises KernelError."""
+    """A descriptor, for as long as which the program runs at this offset of the file, or where the function that begins
+    there returns. Raises KernelError."""
     try:
         return uprobe_link(program, path, offset, returns=returns)
     except OSError as error:
@@ -142,8 +150,8 @@ def _attach_by_perf(program: int, path: str, offset: int, returns: bool) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     name = ctypes.create_string_buffer(path.encode())
     attribute = bytearray(_ATTRIBUTE_SIZE)
-    # struct perf_event_attr: type, size, config = whether it returns, …, config1 = path, config2 = offset
-    struct.pack_into("<IIQ", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE, returns)
+    # struct perf_event_attr: type, size, config (bit 0: the return), …, config1 = path, config2 = offset
+    struct.pack_into("<IIQ", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE, int(returns))
     struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
     buffer = (ctypes.c_char * _ATTRIBUTE_SIZE).from_buffer(attribute)
     call = _PERF_EVENT_OPEN[os.uname().machine]
@@ -165,7 +173,7 @@ _MOST_LIBRARIES = 64  # of one process
 _MOST_PARTS = 16  # of one library
 _EXECUTABLE = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) [0-9a-f]+:[0-9a-f]+ (\d+) +"
-    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl|libibverbs|libjax_common)[^/\n]*\.so[^/\n]*)$",
+    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl|libcudart|libibverbs|libjax_common)[^/\n]*\.so[^/\n]*)$",
     re.MULTILINE,
 )
 
@@ -395,7 +403,11 @@ class Uprobes:
         process.identity = identity
         if identity is None:
             return
-        for path, library in mapped_libraries(pid, self._is_wanted).items():
+        found = mapped_libraries(pid, self._is_wanted)
+        with_nccl = any(_has_nccl(path) for path in found)
+        for path, library in found.items():
+            if _CUDA.search(path) and not with_nccl:
+                continue
             process.libraries.setdefault(path, process.looks == 1)
             if path not in process.settled:
                 try:
@@ -444,7 +456,8 @@ class Uprobes:
         process.settled[path] = file if probed else None
         if probed:
             probed.used = self._calls
-            if process.libraries[path] and process.began_s + _SETUP_S < probed.at_s:
+            whole = _CUDA.search(path) or process.began_s + _SETUP_S >= probed.at_s  # no step begins in CUDA's
+            if process.libraries[path] and not whole:
                 self.late.add(pid)
             elif "/mpi_lib" in path:
                 self.late.discard(pid)
@@ -524,7 +537,7 @@ class Uprobes:
             undo.pop_all()
         self._probed[file] = _Probed(wanted.uid, wanted.library.path, at_s, descriptors, self._calls)
         surely = bool(NCCL.search(wanted.library.path))
-        if (surely or _TORCH_CUDA.search(wanted.library.path)) and len(self._with_nccl) < _MOST_FILES:
+        if _has_nccl(wanted.library.path) and len(self._with_nccl) < _MOST_FILES:
             of = wanted.uid, wanted.library.path, os.dup(wanted.descriptor), wanted.library.executes
             self._with_nccl.append(Library(file, *of, surely))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a training job that sends its gradients by the library that stands in for NCCL (nccl.c), in a ring, and
-tells nobody of its steps. The launcher sets RANK.
+"""One rank of a training job that sends its gradients by the library that stands in for NCCL (nccl.c), in a ring, waits
+for them in the one that stands in for CUDA's, and tells nobody of its steps. The launcher sets RANK.
 
 Its iterations are the lab's own trainer's, but that no value is reduced: the bytes of an all-reduce go round.
 """
@@ -82,29 +82,50 @@ class _Unreduced(Gradients):
         """Nothing has been summed."""
 
 
+class _Queued(Future[None]):
+    """An all-reduce on a stream."""
+
+    def __init__(self, cuda: ctypes.CDLL, stream: ctypes.c_void_p) -> None:
+        super().__init__()
+        self._cuda, self._stream = cuda, stream
+        cuda.stand_in_queue(stream)
+        self.add_done_callback(lambda _: cuda.stand_in_over(stream))
+
+    def result(self, timeout: float | None = None) -> None:
+        """Waits for all that is queued there."""
+        self._cuda.cudaStreamSynchronize(self._stream)
+        return super().result(timeout)
+
+
 class _NcclTrainer(Trainer):
-    def __init__(self, library: ctypes.CDLL, collective: NcclRing, gradients: Gradients, *compute: float) -> None:
+    def __init__(
+        self, libraries: Sequence[ctypes.CDLL], collective: NcclRing, gradients: Gradients, *compute: float
+    ) -> None:
+        """libraries: NCCL's, and CUDA's."""
         super().__init__(collective, gradients, int(compute[0]), compute[1])
-        self._library = library
+        self._nccl, self._cuda = libraries
+        self._stream = ctypes.c_void_p(self._cuda.stand_in_stream())
 
     def _enqueue(self, block: Floats) -> Future[None]:
-        self._library.ncclAllReduce(None, None, ctypes.c_size_t(len(block)), _FLOAT, _SUM, None, None)
-        return super()._enqueue(block)
+        self._nccl.ncclAllReduce(None, None, ctypes.c_size_t(len(block)), _FLOAT, _SUM, None, None)
+        done = _Queued(self._cuda, self._stream)
+        self._to_reduce.put((block, done))
+        return done
 
 
 def main() -> None:
     parser = options("one rank of a job that sends by the library that stands in for NCCL")
-    parser.add_argument("--library", required=True, help="that netmon.lab.nccl_library has built")
+    parser.add_argument("--libraries", required=True, nargs=2, help="NCCL's and CUDA's, of netmon.lab.nccl_library")
     parser.add_argument("--addresses", required=True, help="of all ranks, comma-separated")
     args = parser.parse_args()
     rank, addresses = int(os.environ["RANK"]), args.addresses.split(",")
-    library = ctypes.CDLL(args.library)
-    library.stand_in_connect.restype = ctypes.c_void_p
+    nccl, cuda = map(ctypes.CDLL, args.libraries)
+    nccl.stand_in_connect.restype = cuda.stand_in_stream.restype = ctypes.c_void_p
     os.environ[SOCKET_VARIABLE] = os.devnull  # nobody is told of steps
     with IterationLog(args.log, rank, Transfers(args.transfers).begin_due) as log:
-        collective = NcclRing(library, rank, addresses, PORT)
+        collective = NcclRing(nccl, rank, addresses, PORT)
         gradients = _Unreduced(read_layers(args.layers, args.params), rank, len(addresses), OVERLAPPED_FUSION_BYTES)
-        trainer = _NcclTrainer(library, collective, gradients, args.compute * 1e9, args.backward_share)
+        trainer = _NcclTrainer((nccl, cuda), collective, gradients, args.compute * 1e9, args.backward_share)
         time.sleep(_LOAD_S)
         trainer.train(args.iterations, Steps(), log, Pauses(args.pauses, rank), Pace(""))
 
