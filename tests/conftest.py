@@ -39,7 +39,7 @@ BESIDE_OTHERS = tuple(
                 *("services", "slow_disk", "tcp_info", "tls_agent", "tunnels", "verbs", "wakes"),
             )
         ),
-        *(f"lab/test_{name}" for name in ("collectives", "hook", "optimizers", "rank_probes")),
+        *(f"lab/test_{name}" for name in ("hook", "optimizers", "rank_probes")),
     )
 )
 settings.register_profile(
