@@ -279,7 +279,8 @@ class Passes:
         if not self._pauses:
             return _LEAST_PAUSE_NS
         pauses = np.array(self._pauses, np.float64)
-        between = np.sqrt(max(1.0, np.median(pauses)) * pauses.max())
+        short = np.quantile(pauses, 0.25)  # of two calls in a pass, half of the pauses are long
+        between = np.sqrt(max(1.0, short) * pauses.max())
         return max(_LEAST_PAUSE_NS, int(np.median(pauses[pauses >= between]) / 2))
 
 

@@ -118,7 +118,7 @@ def test_a_thread_that_waits_for_its_gpu(every: int, sizes: tuple[int, ...]) -> 
     script = Script(LIBRARY_NCCL)
     waits = []
     for step in range(3 * STEPS):
-        script.now += 60 * MS
+        script.now += 60 * MS + (600 * MS if step == 2 * STEPS else 0)  # once it is late
         script.begun.append(script.now)
         for size in sizes:
             script.does(STEP_ENQUEUE, size)
