@@ -5,6 +5,7 @@ Every round runs each observer once, in an order that moves on by one per round,
 run without any: what slows the whole machine for a while then slows both sides of a ratio.
 """
 
+import shutil
 import sys
 import tempfile
 import time
@@ -14,17 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-from netmon.bench.observers import Account, Pair, agent_alone
+from netmon.bench.observers import OBSERVERS, Account, Pair, agent_alone, fresh_folder, pair
 from netmon.bench.result import or_dash, table
 from netmon.bench.specs import OverheadSpec, Progress, silent
+from netmon.errors import LabError, UnsupportedError
 from netmon.lab import iproute
 from netmon.lab.injections.spec import Injection
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
-from netmon.lab.process import Process, children, memory_bytes, process_seconds
+from netmon.lab.process import Process, children, machine_seconds, memory_bytes, process_seconds
 from netmon.lab.record import Record, prepare
 from netmon.lab.run import train
 from netmon.lab.spec import RunSpec
+from netmon.lab.traffic.cross import CrossTraffic
+from netmon.lab.traffic.profiles import Offer
 from netmon.terminal import BREAK, FittingTable, figures, labels
 from netmon.units import format_bytes
 
@@ -190,6 +194,47 @@ def _account_row(kind: KindResult) -> tuple[str, ...]:
     lost = format_bytes(kind.lost_bytes) if kind.lost_bytes is not None else or_dash(kind.lost_packets, "{:,} packets")
     sent, records = or_dash(kind.sent_bytes_per_s, "{:,.0f}"), or_dash(kind.records, "{:,}")
     return LABELS[kind.kind], sent, records, lost, or_dash(kind.coverage, "{:.3%}")
+
+
+def measure(spec: OverheadSpec, progress: Progress = silent) -> OverheadResult:
+    """Blocks for about (6 · seconds + 25 s) per round, and for 10 · seconds at the end.
+
+    Raises UnsupportedError, LabError. Everything it made is gone afterwards, also on failure.
+    """
+    for program in ("iperf3", "tcpdump"):
+        if not shutil.which(program):
+            raise UnsupportedError(f"cannot measure the overhead: {program} is not installed; install {program}")
+    kinds = list(OBSERVERS)
+    runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
+    with pair() as hosts:
+        for number in range(spec.rounds):
+            for position in range(len(kinds)):
+                kind = kinds[(number + position) % len(kinds)]
+                with fresh_folder() as folder:
+                    runs[kind].append(_run(kind, hosts, folder, spec.seconds))
+                progress(number + (position + 1) / len(kinds), spec.rounds)
+        with fresh_folder() as folder:
+            idle = measure_idle(hosts, folder, _IDLE_RUNS * spec.seconds)
+    every = {kind: tuple(of_kind) for kind, of_kind in runs.items()}
+    return OverheadResult(spec.rounds, spec.seconds, hosts.congestion, idle, every)
+
+
+def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:
+    offer = Offer(hosts.receiver.address, _PORT, load_bps=0, rate_bps=0, seed=0)  # 0: as fast as it goes
+    with OBSERVERS[kind](hosts, folder) as finish:
+        pids = [pid for host in (hosts.sender, hosts.receiver) for pid in iproute.processes(host.namespace)]
+        with CrossTraffic("stream", "iperf", hosts.sender, hosts.receiver, offer, folder) as stream:
+            time.sleep(_REST_SECONDS)
+            machine, observer = machine_seconds(), process_seconds(pids)
+            stream.begin()
+            time.sleep(seconds)
+            stream.stop()
+            time.sleep(_REST_SECONDS)
+            machine, observer = machine_seconds() - machine, process_seconds(pids) - observer
+        truth = stream.truth
+        if not truth["bytes_sent"]:
+            raise LabError(f"cannot measure the overhead: with {kind} watching nothing was sent; give more --seconds")
+        return Run(truth["bytes_sent"], truth["seconds"], machine, observer, finish())
 
 
 def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResult:

@@ -207,12 +207,10 @@ class Run:
         """Iterations of one rank, dtype MOMENTS, shape (iterations,)."""
         try:
             path = self.folder / f"rank-{rank}.csv"
-            with path.open() as file:
-                columns = file.readline().strip().split(",")
-                found = np.loadtxt(file, dtype=[(name, "<i8") for name in columns], delimiter=",", ndmin=1)
+            found = np.loadtxt(path, dtype=np.int64, delimiter=",", skiprows=1, ndmin=2)
             table: Table = np.zeros(len(found), MOMENTS)
-            for name in _MOMENTS[: len(columns)]:  # older runs have no timeouts
-                table[name] = found[name]
+            for name, values in zip(_MOMENTS, found.T, strict=False):  # older runs have no timeouts
+                table[name] = values
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read the truth of rank {rank}: {error}") from None
         return table

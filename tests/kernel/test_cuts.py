@@ -32,7 +32,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
 # An agent for which a flow is over after a second.
 IMPATIENT = """
 import sys
-from netmon.agent import flows as flow_module
+from netmon.agent import flow_owners as flow_module
 flow_module._IDLE_NS, flow_module._SWEEP_NS = 1_000_000_000, 200_000_000
 from netmon.cli import main
 sys.exit(main())

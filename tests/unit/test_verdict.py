@@ -51,8 +51,8 @@ class Run:
         self.slow = {SLOW}  # and others that are like it
         self.late = dict.fromkeys(range(RANKS), 0)  # ms that a rank computes longer in SLOW
         self.busy = dict.fromkeys(range(RANKS), 0)  # ms that a rank does not wait in the transfer in SLOW
-        self.usual = [1.0] * (TRANSFER * CELLS)  # of the transfer, as shares of PACE
-        self.paces = self.usual.copy()  # the same in SLOW
+        self.usual_paces = [1.0] * (TRANSFER * CELLS)  # of the transfer, as shares of PACE
+        self.paces = self.usual_paces.copy()  # the same in SLOW
         self.sent, self.everywhere = [], False  # (link, cell of the transfer, bytes) of others in SLOW, or in all
         self.dropped = {}  # cells of the transfer in SLOW: bytes that rank 0 sent in vain
         self.quiet_before = (0, 0)  # a rank that sends nothing for so many ms before the stop
@@ -72,7 +72,7 @@ class Run:
             start = BEGIN + iteration * 2_000 * MS
             slow = iteration in self.slow
             late = [self.late[rank] if slow else 0 for rank in range(RANKS)]
-            paces = np.array(self.paces if slow else self.usual)
+            paces = np.array(self.paces if slow else self.usual_paces)
             paces = np.concatenate([paces, np.ones(max(0, round(TRANSFER * CELLS - paces.sum())))])
             there = start + (COMPUTING + max(late)) * MS
             for rank in range(RANKS):

@@ -256,7 +256,7 @@ def test_what_is_under_way_when_the_iteration_ends_is_not_lost(dropped, loss):
 def test_packets_that_are_lost_in_a_transfer_that_pauses_anyway():
     """Ranks that compute between their messages are silent for a third of it, now as ever."""
     run = Run()
-    run.usual = ([1.0] * 10 * CELLS + [0.0] * 6 * CELLS) * 10
+    run.usual_paces = ([1.0] * 10 * CELLS + [0.0] * 6 * CELLS) * 10
     run.paces = ([1.0] * 2 * CELLS + [0.15] * 20 * CELLS + [1.0] * 5 * CELLS + [0.0] * 6 * CELLS) * 10
     run.dropped = dict.fromkeys(range(0, 330 * CELLS, 33 * CELLS), 2896)
     usual = (20_000_000, 0, 800, 0)
