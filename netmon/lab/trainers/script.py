@@ -74,7 +74,7 @@ def gradient_times_ns(layers: int, compute_ns: int, backward_share: float) -> li
 COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns,interrupted,timeouts"
 
 
-_LONGER = 1.15
+_LONGER_NS = 150_000_000  # TCP's timer runs for 200 ms at least
 
 
 def timeouts() -> int:
@@ -116,9 +116,9 @@ class IterationLog:
         self._after(iteration + 1)
 
     def _timeouts_after(self, took_ns: int) -> int:
-        """They are looked at after a step that took longer than others: a look takes a part of a millisecond."""
+        """They are looked at after a step so long that there may be one: a look takes a part of a millisecond."""
         self._quickest_ns = min(self._quickest_ns, took_ns)
-        if took_ns > _LONGER * self._quickest_ns:
+        if took_ns > self._quickest_ns + _LONGER_NS:
             self._timeouts = timeouts()
         return self._timeouts
 
