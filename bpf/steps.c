@@ -528,7 +528,7 @@ int work_wait_end(struct pt_regs *ctx)
 static __always_inline int begin_xla_collective(struct pt_regs *ctx, u16 operation, int whole)
 {
 	return begin_xla_work(FIRST_AFTER_RESULT(ctx), operation, FIRST_AFTER_TWO(ctx), SECOND_AFTER_TWO(ctx), whole,
-			      0);
+			      NETMON_ALL);
 }
 
 int xla_all_reduce(struct pt_regs *ctx)
