@@ -64,7 +64,7 @@ class Bursts:
     def __init__(self, resolution_ns: int) -> None:
         self.pause_ns = _PAUSE_BUCKETS * resolution_ns
         self._resolution_ns = resolution_ns
-        self._packed: list[bytes] = []  # of _PACK, oldest first
+        self._packed: list[bytes] = []  # of _PACK, one or more each, oldest first
         self._unpackable = False  # a burst is too long, or too large
         self._table = np.zeros((_FIRST, _COLUMNS), np.int64)  # the others: the columns of BURST; with room for more
         self._kept = 0  # of those
@@ -146,25 +146,23 @@ class Bursts:
 
     def _pack(self) -> None:
         """All but the last ones, as far as they fit."""
-        tail = self._tail()
-        begin = 0
-        while len(tail) - begin >= _TAIL + _BLOCK and not self._unpackable:
-            rows = tail[begin : begin + _BLOCK]
-            base_ns = int(rows["start_ns"][0])
-            starts, rest = np.divmod(rows["start_ns"] - base_ns, self._resolution_ns)
-            columns = starts, rows["end_ns"] - rows["start_ns"], rows["volume"]
-            if rest.any() or any(int(column.min()) < 0 or int(column.max()) >= _FITS for column in columns):
-                self._unpackable = True
-                break
-            block = np.empty(1, _PACK)
-            block["base_ns"] = base_ns
-            for name, column in zip(_PACKED.names or (), columns, strict=True):
-                block["rows"][name] = column
-            self._packed.append(block.tobytes())
-            begin += _BLOCK
-        if begin:
-            self._table = self._table[begin : self._kept].copy()
-            self._kept = len(self._table)
+        blocks = (self._kept - _TAIL) // _BLOCK
+        if self._unpackable or blocks < 1:
+            return
+        rows = self._table[: blocks * _BLOCK].view(BURST).reshape(blocks, _BLOCK)
+        packs = np.empty(blocks, _PACK)
+        packs["base_ns"] = rows["start_ns"][:, 0]
+        since_ns = rows["start_ns"] - rows["start_ns"][:, :1]
+        columns = np.stack([since_ns // self._resolution_ns, rows["end_ns"] - rows["start_ns"], rows["volume"]])
+        fits = (columns.view(np.uint64) < _FITS).all() and (columns[0] * self._resolution_ns == since_ns).all()
+        if not fits:
+            self._unpackable = True
+            return
+        for name, column in zip(_PACKED.names or (), columns, strict=True):
+            packs["rows"][name] = column
+        self._packed.append(packs.tobytes())
+        self._table = self._table[blocks * _BLOCK : self._kept].copy()
+        self._kept = len(self._table)
 
     def _forget(self) -> None:
         rows = self.rows

@@ -252,7 +252,7 @@ def _sums(rows: Table) -> tuple[list[int], list[float]]:
 
 _RETRY_SHARE, _RETRY_NS = 8, 1_000_000_000
 """A flow that does not repeat itself is looked at again after an eighth of its age, at most a second."""
-_SPARED_NS = 30_000_000_000  # the same of a flow that is spared
+_SPARED_NS = 30_000_000_000  # of a flow that is spared: after as long as it is old, at most so long
 _STALE_NS, _STALE_AGES = 10_000_000_000, 3
 """A flow that has been silent for so long, or for thrice the time that it was not, is not looked at till it goes on."""
 _WEIGHTY = 1_000_000  # bytes since the last look: what trains sends as much
@@ -431,8 +431,8 @@ class ScanSchedule:
         return went_on or until_ns - bursts.last_ns >= 2 * max(last.silent_ns, self._resolution_ns)
 
     def _wait_ns(self, flow: int, until_ns: int) -> int:
-        most_ns = _SPARED_NS if flow in self._spared else _RETRY_NS
-        return min(most_ns, (until_ns - self._bursts[flow].first_ns) // _RETRY_SHARE)
+        age_ns = until_ns - self._bursts[flow].first_ns
+        return min(_SPARED_NS, age_ns) if flow in self._spared else min(_RETRY_NS, age_ns // _RETRY_SHARE)
 
     def _stale(self, flow: int, until_ns: int) -> bool:
         bursts = self._bursts[flow]
