@@ -490,9 +490,11 @@ class HostStage:
     def _grid(self, session_indices: _Indices) -> npt.NDArray[np.int64]:
         row, settle_ns = self.tables.sessions.table[session_indices], self._settings.settle_ns
         until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - settle_ns
-        # All that came with the batch before has waited for nearly as long: it waits for no other one.
+        # All that came with the batch before has waited for nearly as long: it waits for no other one. Nor does the end
+        # of the iteration that was under way then, where it is soon: that batch is acknowledged with it.
         earlier_ns = row["before_ns"] + row["window_ns"]
-        until_ns = np.where(earlier_ns <= until_ns + settle_ns // _NEARLY, np.maximum(until_ns, earlier_ns), until_ns)
+        seldom = earlier_ns <= until_ns + settle_ns // _NEARLY
+        until_ns = np.where(seldom, np.maximum(until_ns + settle_ns // _SOON, earlier_ns), until_ns)
         return until_ns - until_ns % row["window_ns"]  # type: ignore[no-any-return]
 
     def _settle_until(self, session_indices: _Indices, until_ns: npt.NDArray[np.int64]) -> None:
@@ -613,6 +615,6 @@ def _of_sessions(session: _Indices, rows: Columns | Table) -> Columns:
     return Columns({"session": session} | {name: rows[name] for name in ITERATION.names or ()})
 
 
-_NEARLY = 10  # the share of the time that rows wait which does not matter
+_NEARLY, _SOON = 10, 3  # shares of the time that rows wait: one that does not matter, one by which some wait less
 _LINK = "batch", "interface", "direction"
 _SAMPLING = np.dtype([("batch", "<i4"), *((name, SAMPLE[name]) for name in SAMPLE.names or ())])

@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 import pytest
-from collector_stream import DL_TX, MS, Host, S, clock, flows, hello, mark, rows
+from collector_stream import DL_TX, MS, Host, S, TrainingAgent, clock, flows, hello, mark, rows
 from decoded import gather
 
 from collector.dataset.manifest import Resume
@@ -76,6 +76,29 @@ def test_batches_that_come_each_second_wait_for_the_next_one_and_no_longer(perio
         assert ((flush and flush.acknowledge) or 0) == sequence - 1
         if flush:
             flush.done()
+
+
+@pytest.mark.parametrize(("late_ms", "behind"), [(200, 1), (320, 1), (600, 2)])
+def test_an_iteration_that_ends_soon_after_its_batch_makes_it_wait_for_one_more_and_not_for_two(
+    late_ms: int, behind: int
+) -> None:
+    stage, agent = HostStage(SETTINGS, RankRegistry().answer), TrainingAgent()
+    place = stage.open(hello(), Resume())
+    session = stage.session(place)
+    marks = [mark(Moment.JOIN, 0, 0)]
+    for number in range(1, 8):  # under way at the end of each batch
+        marks += [mark(Moment.STEP_START, number, number * 1000 - 100)]
+        marks += [mark(Moment.STEP_END, number, number * 1000 + late_ms)]
+    for sequence in range(1, 7):
+        end_ns = sequence * 1000 * MS + 3 * MS + 7
+        own = rows(*((DL_TX, time_ms, 1000) for time_ms in range(1000 * (sequence - 1) + 4, 1000 * sequence + 4)))
+        told = agent.training(one for one in marks if end_ns - 1000 * MS <= max(one.time_ns, 3 * MS + 7) < end_ns)
+        batch = Batch(sequence, clock(end_ns), end_ns, own, flows() if sequence == 1 else (), told, ())
+        stage.take([place], gather([batch]))
+        flush = session.flush([], [])
+        if flush:
+            flush.done()
+    assert ((flush and flush.acknowledge) or 0) == 6 - behind
 
 
 def test_an_open_interval_of_the_ledger_holds_nothing_back() -> None:
