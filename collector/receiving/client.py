@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import subprocess
 import time
@@ -203,11 +204,13 @@ class ReceivingProcess:
     async def start(cls, listen: Listen) -> "ReceivingProcess":
         """Start one that listens. Raises UsageError, CertificateError, UnsupportedError where it cannot."""
         ours, theirs = socket.socketpair()
+        memory = os.memfd_create("received", os.MFD_CLOEXEC)
         with theirs:
-            program = own_module("collector.receiving.receiver", theirs.fileno())
+            given = theirs.fileno(), memory
+            program = own_module("collector.receiving.receiver", *given)
             program["env"] = {"GRPC_EXPERIMENTS": FEW_THREADS, **program["env"], **_OWN}
-            process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        started = cls(process, await Pipe.open(ours))
+            process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=given)
+        started = cls(process, await Pipe.open(ours, memory))
         started.send(listen)
         try:
             answer: Listening = await started.receive()

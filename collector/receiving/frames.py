@@ -6,11 +6,13 @@ frame.
 """
 
 import asyncio
+import os
 import pickle
 import socket
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -180,19 +182,27 @@ class HungUp:
 
 _LENGTH = struct.Struct("<Q")
 _MOST_WAITING = 4 << 20  # bytes that nobody has asked for: of more than twice as many no more is read
+_AT_ONCE = 1_000  # arrays, of 1,024 that the kernel takes (IOV_MAX)
+_KEPT = 64 << 20  # bytes of memory that is not given back
+
+
+class Large(NamedTuple):
+    """A frame that is in the memory that both ends have: pickled without its arrays, and behind it these."""
+
+    sizes: list[int]
 
 
 class Pipe:
     """One end of it; lives on one event loop. What is sent waits in memory until the other end takes it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: int) -> None:
         """`open` makes one."""
-        self._reader, self._writer = reader, writer
+        self._reader, self._writer, self._memory = reader, writer, memory
 
     @classmethod
-    async def open(cls, connected: socket.socket) -> "Pipe":
-        """connected: a socket of two, from now on the pipe's."""
-        return cls(*await asyncio.open_connection(sock=connected, limit=_MOST_WAITING))
+    async def open(cls, connected: socket.socket, memory: int = -1) -> "Pipe":
+        """connected: of a pair; memory: a memfd that both ends have, −1: there is none. Both are the pipe's now."""
+        return cls(*await asyncio.open_connection(sock=connected, limit=_MOST_WAITING), memory)
 
     def send(self, frame: object) -> None:
         """Does not block. A frame for who is gone is lost."""
@@ -201,6 +211,25 @@ class Pipe:
             self._writer.write(_LENGTH.pack(len(pickled)))
             self._writer.write(pickled)
 
+    def send_large(self, frame: object) -> None:
+        """The same of a frame that the other end has received before the next large one is sent.
+
+        Arrays of some MB go over at once, and not by what a socket takes at a time.
+        """
+        if self._memory < 0:
+            self.send(frame)
+            return
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = pickle.dumps(frame, protocol=5, buffer_callback=buffers.append)
+        parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
+        offset = 0
+        for some in _slices(parts):
+            offset += os.pwritev(self._memory, some, offset)
+        sizes = [len(part) for part in parts]
+        if offset != sum(sizes):
+            raise OSError("there is no memory for what agents have sent")
+        self.send(Large(sizes))
+
     async def drained(self) -> None:
         """Wait until not much waits any more. Raises OSError where the other end is gone."""
         await self._writer.drain()
@@ -208,11 +237,24 @@ class Pipe:
     async def receive(self) -> Any:
         """The next frame. Raises EOFError where the other end is gone. Whoever cancels it receives no more."""
         (length,) = _LENGTH.unpack(await self._read(_LENGTH.size))
-        return pickle.loads(await self._read(length))
+        frame = pickle.loads(await self._read(length))
+        return self._receive_large(frame) if isinstance(frame, Large) else frame
 
     def close(self) -> None:
         """The other end sees that this one is gone."""
         self._writer.close()
+        memory, self._memory = self._memory, -1
+        if memory >= 0:
+            os.close(memory)
+
+    def _receive_large(self, large: Large) -> Any:
+        parts = [np.empty(size, np.uint8).data for size in large.sizes]
+        offset = 0
+        for some in _slices(parts):
+            offset += os.preadv(self._memory, some, offset)
+        if offset > _KEPT:
+            os.ftruncate(self._memory, 0)
+        return pickle.loads(parts[0], buffers=parts[1:])
 
     async def _read(self, length: int) -> bytes:
         try:
@@ -220,3 +262,11 @@ class Pipe:
         except (OSError, EOFError) as error:
             self.close()
             raise EOFError("the other end is gone") from error
+
+
+_T = TypeVar("_T")
+
+
+def _slices(some: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    for begin in range(0, len(some), _AT_ONCE):
+        yield some[begin : begin + _AT_ONCE]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that receives: gRPC's streams, who is let in, what messages hold. It ends with the collector.
 
-As a program: DESCRIPTOR, of a socket to the collector. It keeps nothing that is not sent again: what agents have sent
-waits here until the collector asks for it, and goes over as one set of columns.
+As a program: DESCRIPTOR MEMORY, of a socket to the collector and of memory that both have. It keeps nothing that is not
+sent again: what agents have sent waits here until the collector asks for it, and goes over as one set of columns.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from collections import defaultdict
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from collector.agent_checks import BREAK_S, check_silence, end_of, read_hello
 from collector.allocator import give_back
@@ -42,6 +43,12 @@ _log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 _LOOK_EVERY_S = 5.0  # whether somebody is at the other end
 _BURST_S = 1.0  # a stream that is slowed down may save up
+_BATCH_TAG = bytes([netmon_pb2.AgentMessage.BATCH_FIELD_NUMBER << 3 | 2])
+"""What a message that is a batch begins with."""
+
+
+_Batch = tuple[int, netmon_pb2.AgentMessage, bytes, int]
+"""Stream, message, as it came, rows that take as much memory."""
 
 
 class Gathering(Protocol):
@@ -52,8 +59,18 @@ class Gathering(Protocol):
     def send(self, frame: object) -> None:
         """To the collector."""
 
-    def add(self, stream: "ReceivedStream", message: netmon_pb2.AgentMessage, data: bytes, rows: int) -> None:
-        """A batch waits for the collector to ask for it. rows: that take as much memory."""
+    @property
+    def is_crowded(self) -> bool:
+        """Whether too much waits of all streams."""
+
+    def add_message(self, stream: "ReceivedStream", data: bytes) -> None:
+        """Something has come that waits to be read."""
+
+    def read_messages(self) -> None:
+        """Read all of that."""
+
+    def add_batch(self, batch: _Batch) -> None:
+        """It waits for the collector to ask for it."""
 
     def leave(self, stream: "ReceivedStream") -> None:
         """It has ended: reported after what it has sent."""
@@ -85,6 +102,8 @@ class ReceivedStream:
         self._requests: list[bytes] = []
         self._ended: Ended | None = None
         self._rows_per_s = self._free_s = 0.0
+        self._unread = 0  # messages
+        self._failure: DecodeError | WireError | None = None  # at one of them
         self._waits_since: float | None = time.monotonic()  # for the next message; None: one is being taken in
 
     # --- what the collector says
@@ -109,6 +128,10 @@ class ReceivedStream:
         self._requests.append(data)
         self._news.set()
 
+    def look(self) -> None:
+        """Whether somebody is at the other end."""
+        self._news.set()
+
     def end(self, how: Ended) -> None:
         """It is over."""
         self._ended = how
@@ -127,14 +150,19 @@ class ReceivedStream:
         try:
             while not self._ended:
                 await self._write()
-                await self._wait()
+                await self._news.wait()
+                self._news.clear()
                 if taking.done() and not over:
                     taking.result()
                     if self._hello is None:
                         return
                     over = True
                     await asyncio.sleep(BREAK_S)
-                    self._to.leave(self)
+                    self._to.read_messages()
+                    if not self._failure:
+                        self._to.leave(self)
+                if self._failure:
+                    raise self._failure
                 self._check()
             await self._write()
         except NetmonError as error:
@@ -155,14 +183,6 @@ class ReceivedStream:
         self._to.drop(self)
         if self._hello:
             self._to.send(CutOff(self.number))
-
-    async def _wait(self) -> None:
-        timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._news.set)
-        try:
-            await self._news.wait()
-        finally:
-            timer.cancel()
-        self._news.clear()
 
     def _check(self) -> None:
         if self._waits_since is not None:
@@ -192,31 +212,53 @@ class ReceivedStream:
         self._waits_since = time.monotonic()
         while (data := await self._read()) is not None:
             self._waits_since = None
+            # Most often it is the only one until the collector asks for all: then it is read with all others.
+            self._unread += 1
+            if self._is_alone(hello.host, data):
+                self._to.add_message(self, data)
+            else:
+                self._to.read_messages()
+                await self._turn(hello.host)
+                self.read_message(data)
+            self._waits_since = time.monotonic()
+        self._waits_since = None
+
+    def _is_alone(self, host: str, data: bytes) -> bool:
+        """Whether it is a batch, and nothing else of the stream waits, nor has it to wait for anything."""
+        waits = self._unread > 1 or self.waiting_batches or self._rows_per_s or self._to.is_crowded
+        return not waits and data.startswith(_BATCH_TAG) and not self._to.host_limiter.wait_s(host)
+
+    def read_message(self, data: bytes) -> None:
+        """What the agent has sent; where it cannot be read, the stream ends."""
+        self._unread -= 1
+        if self._failure or not self._hello:
+            return
+        try:
             message = netmon_pb2.AgentMessage.FromString(data)
             kind = message.WhichOneof("message")
             if kind == "full":
                 self._to.send(Full(self.number, data))
-                await self._to.drained()
             elif kind == "batch":
-                await self._turn(hello.host)
-                self._add(message, data)
-                self._to.host_limiter.add_batch(hello.host, message.batch)
+                self._add(self._hello.host, message, data)
             else:
-                raise WireError(f"a message of {hello.host} after its hello is not a batch")
-            self._waits_since = time.monotonic()
-        self._waits_since = None
+                raise WireError(f"a message of {self._hello.host} after its hello is not a batch")
+        except (DecodeError, WireError) as error:
+            self._failure = error
+            self._news.set()
 
-    def _add(self, message: netmon_pb2.AgentMessage, data: bytes) -> None:
+    def _add(self, host: str, message: netmon_pb2.AgentMessage, data: bytes) -> None:
         rows = weight(message.batch)
         self.waiting_rows += rows
         self.waiting_batches += 1
         if self._rows_per_s:
             cost_s = claimed_rows(message.batch) / self._rows_per_s
             self._free_s = max(self._free_s, time.monotonic() - _BURST_S) + cost_s
-        self._to.add(self, message, data, rows)
+        self._to.add_batch((self.number, message, data, rows))
+        self._to.host_limiter.add_batch(host, message.batch)
 
     async def _turn(self, host: str) -> None:
-        """Wait until its next batch may come; meanwhile nothing is read, and no other stream is kept waiting."""
+        """Wait until its next message may come; meanwhile nothing is read, and no other stream is kept waiting."""
+        await self._to.drained()
         await self._to.host_limiter.turn(host)
         while self.waiting_rows > MOST_ROWS or self.waiting_batches >= MOST_BATCHES:
             self.taken.clear()
@@ -251,7 +293,8 @@ class Receiver:
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReceivedStream] = {}
         self._calls: dict[int, _Call] = {}
-        self._waiting: dict[int, list[tuple[netmon_pb2.AgentMessage, bytes, int]]] = defaultdict(list)  # by stream
+        self._unread: list[tuple[ReceivedStream, bytes]] = []
+        self._waiting: dict[int, list[_Batch]] = defaultdict(list)  # by stream
         self._rows = 0  # that wait
         self._room = asyncio.Event()
         self._room.set()
@@ -270,13 +313,20 @@ class Receiver:
         listen_at(server, self._listen.address, self._listen.listen_config, admission)
         await server.start()
         self.send(frames.Listening())
-        following = asyncio.create_task(self._health.follow(lambda: self._why_not))
+        beside = [asyncio.create_task(work) for work in (self._health.follow(lambda: self._why_not), self._look())]
         gc.freeze()
         gc.set_threshold(*_LOOKED_OVER)
         while not isinstance(frame := await self._pipe.receive(), frames.Stop):
             self._receive(frame)
-        following.cancel()
+        for task in beside:
+            task.cancel()
         await stop_listening(server, frame.grace_s)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for stream in self._streams.values():
+                stream.look()
 
     def _receive(self, frame: Any) -> None:
         if isinstance(frame, frames.Give):
@@ -314,8 +364,17 @@ class Receiver:
         with contextlib.suppress(OSError):  # the collector is gone, and so are we in a moment
             await self._pipe.drained()
 
-    def add(self, stream: ReceivedStream, message: netmon_pb2.AgentMessage, data: bytes, rows: int) -> None:
-        self._waiting[stream.number].append((message, data, rows))
+    def add_message(self, stream: ReceivedStream, data: bytes) -> None:
+        self._unread.append((stream, data))
+
+    def read_messages(self) -> None:
+        unread, self._unread = self._unread, []
+        for stream, data in unread:
+            stream.read_message(data)
+
+    def add_batch(self, batch: _Batch) -> None:
+        number, _, _, rows = batch
+        self._waiting[number].append(batch)
         self._rows += rows
         if self._rows > MOST_ROWS_OF_ALL:
             self._room.clear()
@@ -324,12 +383,16 @@ class Receiver:
         self._left.append(stream.number)
 
     def drop(self, stream: ReceivedStream) -> None:
-        for _, _, rows in self._waiting.pop(stream.number, ()):
+        self._unread = [one for one in self._unread if one[0] is not stream]
+        for _, _, _, rows in self._waiting.pop(stream.number, ()):
             self._taken(rows)
 
+    @property
+    def is_crowded(self) -> bool:
+        return not self._room.is_set()
+
     async def room(self) -> None:
-        if not self._room.is_set():
-            await self._room.wait()
+        await self._room.wait()
 
     def _taken(self, rows: int) -> None:
         self._rows -= rows
@@ -338,21 +401,18 @@ class Receiver:
 
     def _give(self) -> None:
         """All that waits, to the collector."""
+        self.read_messages()
         waiting, self._waiting = self._waiting, defaultdict(list)
         left, self._left = self._left, []
-        gone = [number for number in waiting if number not in self._streams]
-        for number in gone:
-            del waiting[number]
-        streams = sorted(waiting, key=lambda number: (self._streams[number].session_index, number))
-        batches = [(number, *one) for number in streams for one in waiting[number]]
-        for number in streams:
-            stream = self._streams[number]
+        streams = [self._streams[number] for number in waiting if number in self._streams]
+        streams.sort(key=lambda stream: (stream.session_index, stream.number))
+        for stream in streams:
             stream.waiting_rows = stream.waiting_batches = 0
             stream.taken.set()
         self._rows = 0
         self._room.set()
-        many, batches, failed = _read([(number, message, data, rows) for number, message, data, rows in batches])
-        self.send(
+        many, batches, failed = _read([one for stream in streams for one in waiting[stream.number]])
+        self._pipe.send_large(
             Received(
                 many,
                 [number for number, _, _, _ in batches],
@@ -392,9 +452,6 @@ class Receiver:
                 self.send(HungUp(number))
 
 
-_Batch = tuple[int, netmon_pb2.AgentMessage, bytes, int]
-
-
 def _read(batches: list[_Batch]) -> tuple[ManyBatches, list[_Batch], list[tuple[int, bytes, str]]]:
     """All of them as columns; where reading fails at some, those are left out and reported."""
     try:
@@ -410,8 +467,8 @@ def _read(batches: list[_Batch]) -> tuple[ManyBatches, list[_Batch], list[tuple[
         return decode_many([message.batch for _, message, _, _ in good]), good, failed
 
 
-async def _serve(descriptor: int) -> None:
-    pipe = await Pipe.open(socket.socket(fileno=descriptor))
+async def _serve(descriptor: int, memory: int) -> None:
+    pipe = await Pipe.open(socket.socket(fileno=descriptor), memory)
     try:
         await Receiver(pipe, await pipe.receive()).serve()
     except EOFError:
@@ -422,8 +479,8 @@ async def _serve(descriptor: int) -> None:
             await pipe.receive()
 
 
-def main(descriptor: int) -> None:
-    """Serve the collector that holds the other end of this socket; returns never.
+def main(descriptor: int, memory: int) -> None:
+    """Serve the collector that holds the other end of this socket, and the same memory; returns never.
 
     Signals that end the collector do not end it: there may be last words to tell.
     """
@@ -432,9 +489,9 @@ def main(descriptor: int) -> None:
     give_back()
     allow_descriptors()
     logging.basicConfig(level=logging.INFO, format="netmon: %(message)s")
-    asyncio.run(_serve(descriptor))
+    asyncio.run(_serve(descriptor, memory))
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
