@@ -16,8 +16,7 @@ from netmon.bench.result import figures_table
 from netmon.bench.specs import FlowsSpec, Progress, silent
 from netmon.bench.traffic import FRAME_BYTES
 from netmon.history.dataset import Tables, read_rows
-from netmon.lab import iproute
-from netmon.lab.network import INTERFACE
+from netmon.lab.network import INTERFACE, processes_in, run_tool
 from netmon.lab.process import Process, collector_command, memory_bytes, process_seconds
 from netmon.terminal import FittingTable
 from netmon.units import format_bytes
@@ -97,7 +96,7 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Pr
     ):
         collector.wait_ready(_READY_SECONDS)
         agent.wait_ready(_READY_SECONDS)
-        agents, collectors = iproute.processes(hosts.receiver.namespace), [collector.pid]
+        agents, collectors = processes_in(hosts.receiver.namespace), [collector.pid]
         used, begin = (process_seconds(agents), process_seconds(collectors)), time.monotonic()
         most = [0, 0, 0]
         with Process("flood", send, folder, host=hosts.sender) as flood:
@@ -137,7 +136,7 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Pr
 def _addresses(hosts: Pair) -> list[str]:
     """Of hardware, the sender's and the receiver's, and the receiver's own."""
     links = [
-        json.loads(iproute.call(["ip", "-n", host.namespace, "-json", "link", "show", INTERFACE]))[0]
+        json.loads(run_tool(["ip", "-n", host.namespace, "-json", "link", "show", INTERFACE]))[0]
         for host in (hosts.sender, hosts.receiver)
     ]
     return [*(link["address"] for link in links), hosts.receiver.address]
@@ -146,7 +145,7 @@ def _addresses(hosts: Pair) -> list[str]:
 def _dropped(hosts: Pair) -> int:
     """Packets that the sender's end of the link had no room for."""
     command = ["ip", "-n", hosts.sender.namespace, "-json", "-statistics", "link", "show", INTERFACE]
-    return int(json.loads(iproute.call(command))[0]["stats64"]["tx"]["dropped"])
+    return int(json.loads(run_tool(command))[0]["stats64"]["tx"]["dropped"])
 
 
 def _send_the_rest(spool: Path, successor: Process) -> None:

@@ -18,9 +18,8 @@ import numpy as np
 from netmon.bench.result import document, or_dash, table
 from netmon.bench.specs import HANG_KINDS, HangSpec, Progress, silent
 from netmon.bench.verdict.plan import in_turn
-from netmon.lab import iproute
 from netmon.lab.monitor import Monitor
-from netmon.lab.network import Host, Network, network
+from netmon.lab.network import Host, Network, network, run_lines, run_tool
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training, trainer_python
 from netmon.terminal import FittingTable, figures, labels
@@ -324,7 +323,7 @@ class _Run:
     def link(self, rank: int, up: bool) -> None:
         """The port of the switch: nothing comes through, and nobody is told."""
         switch = self._testbed.lease.namespace("switch")
-        iproute.batch("ip", switch, [f"link set port{self._spec.ring[rank]} {'up' if up else 'down'}"])
+        run_lines("ip", switch, [f"link set port{self._spec.ring[rank]} {'up' if up else 'down'}"])
 
     def end_agent(self, rank: int) -> None:
         host = self.host(rank)
@@ -356,13 +355,13 @@ class _Done(contextlib.AbstractContextManager["_Done"]):
         if kind == "stop":
             run.signal(rank, signal.SIGSTOP)
         if kind == "disk":
-            iproute.call(["fsfreeze", "-f", str(self._disk)])
+            run_tool(["fsfreeze", "-f", str(self._disk)])
         return self
 
     def __exit__(self, *exception: object) -> None:
         run, kind, rank = self._run, self._kind, self._rank
         if kind == "disk":
-            iproute.call(["fsfreeze", "-u", str(self._disk)])
+            run_tool(["fsfreeze", "-u", str(self._disk)])
         if kind == "stop":
             run.signal(rank, signal.SIGCONT)
         if kind in ("link", "kill", "host"):
@@ -379,12 +378,12 @@ def _disk(folder: Path) -> Iterator[Path]:
     mount.mkdir()
     with image.open("wb") as file:
         file.truncate(_DISK_MB << 20)
-    iproute.call(["mkfs.ext4", "-q", str(image)])
-    iproute.call(["mount", "-o", "loop", str(image), str(mount)])
+    run_tool(["mkfs.ext4", "-q", str(image)])
+    run_tool(["mount", "-o", "loop", str(image), str(mount)])
     try:
         yield mount
     finally:
-        iproute.call(["umount", "-l", str(mount)])
+        run_tool(["umount", "-l", str(mount)])
 
 
 # --- all runs

@@ -27,8 +27,7 @@ import numpy as np
 from netmon.bench.kernel import ATTACHED
 from netmon.errors import LabError
 from netmon.history.dataset import Tables
-from netmon.lab import iproute
-from netmon.lab.network import INTERFACE, SUBNET, Host, leased
+from netmon.lab.network import INTERFACE, SUBNET, Host, leased, run_lines, run_tool
 from netmon.lab.process import Process, agent_command, collector_command
 from netmon.service import give_socket
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
@@ -150,14 +149,14 @@ def pair() -> Iterator[Pair]:
         names = ("sender", "receiver")
         hosts = [Host(name, lease.namespace(name), f"{SUBNET}.{number}") for number, name in enumerate(names, 1)]
         for host in hosts:
-            iproute.call(["ip", "netns", "add", host.namespace])
-            used = iproute.call(["ip", "netns", "exec", host.namespace, "sh", "-se"], _SETTINGS).strip()
+            run_tool(["ip", "netns", "add", host.namespace])
+            used = run_tool(["ip", "netns", "exec", host.namespace, "sh", "-se"], _SETTINGS).strip()
         sender, receiver = hosts
         link = f"link add {INTERFACE} type veth peer name {INTERFACE} netns {receiver.namespace}"
-        iproute.batch("ip", sender.namespace, [link])
+        run_lines("ip", sender.namespace, [link])
         for host in hosts:
             address = f"address add {host.address}/24 dev {INTERFACE}"
-            iproute.batch("ip", host.namespace, ["link set lo up", address, f"link set {INTERFACE} up"])
+            run_lines("ip", host.namespace, ["link set lo up", address, f"link set {INTERFACE} up"])
         yield Pair(sender, receiver, used)
 
 

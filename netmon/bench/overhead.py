@@ -19,10 +19,9 @@ from netmon.bench.observers import OBSERVERS, Account, Pair, agent_alone, fresh_
 from netmon.bench.result import or_dash, table
 from netmon.bench.specs import OverheadSpec, Progress, silent
 from netmon.errors import LabError, UnsupportedError
-from netmon.lab import iproute
 from netmon.lab.injections.spec import Injection
 from netmon.lab.monitor import Monitor
-from netmon.lab.network import network
+from netmon.lab.network import network, processes_in
 from netmon.lab.process import Process, children, machine_seconds, memory_bytes, process_seconds
 from netmon.lab.record import Record, prepare
 from netmon.lab.run import train
@@ -57,7 +56,7 @@ def measure_idle(hosts: Pair, folder: Path, seconds: float) -> Idle:
     """Blocks for a while longer than `seconds`. Raises LabError."""
     with agent_alone(hosts, folder) as finish:
         time.sleep(min(_SETTLE_SECONDS, seconds))
-        pids = iproute.processes(hosts.receiver.namespace)
+        pids = processes_in(hosts.receiver.namespace)
         cpu, switches, begin = process_seconds(pids), _switches(pids), time.monotonic()
         time.sleep(seconds)
         elapsed = time.monotonic() - begin
@@ -222,7 +221,7 @@ def measure(spec: OverheadSpec, progress: Progress = silent) -> OverheadResult:
 def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:
     offer = Offer(hosts.receiver.address, _PORT, load_bps=0, rate_bps=0, seed=0)  # 0: as fast as it goes
     with OBSERVERS[kind](hosts, folder) as finish:
-        pids = [pid for host in (hosts.sender, hosts.receiver) for pid in iproute.processes(host.namespace)]
+        pids = [pid for host in (hosts.sender, hosts.receiver) for pid in processes_in(host.namespace)]
         with CrossTraffic("stream", "iperf", hosts.sender, hosts.receiver, offer, folder) as stream:
             time.sleep(_REST_SECONDS)
             machine, observer = machine_seconds(), process_seconds(pids)

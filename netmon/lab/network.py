@@ -17,13 +17,49 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from netmon.errors import LabError, UnsupportedError
-from netmon.lab import iproute
+
+# --- Calls of `ip` and `tc`: a testbed is easiest to read, and to repeat by hand, in their own words.
+
+
+def run_tool(command: Sequence[str], text: str = "") -> str:
+    """Run a command with `text` on its standard input; blocks; returns what it printed. Raises LabError."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UnsupportedError(f"cannot run {command[0]}: it is not installed; install iproute2") from None
+    if done.returncode:
+        reason = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise LabError(f"cannot build the testbed: `{' '.join(command)}` failed: {reason}")
+    return done.stdout
+
+
+def run_lines(program: str, namespace: str, lines: Sequence[str]) -> None:
+    """Run lines of `ip` or `tc` inside a namespace, in one process. Raises LabError naming the line."""
+    try:
+        run_tool([program, "-netns", namespace, "-batch", "-"], "\n".join(lines) + "\n")
+    except LabError as error:
+        at = str(error).rpartition("Command failed -:")[2]
+        line = lines[int(at) - 1] if at.isdigit() else ""
+        raise LabError(f"{error}" + (f" ({program} {line})" if line else "")) from None
+
+
+def namespaces(prefix: str) -> list[str]:
+    """Names of the network namespaces that begin with `prefix`."""
+    names = [line.split()[0] for line in run_tool(["ip", "netns", "list"]).splitlines() if line]
+    return sorted(name for name in names if name.startswith(prefix))
+
+
+def processes_in(namespace: str) -> list[int]:
+    """Process ids of everything that runs in a namespace."""
+    return [int(pid) for pid in run_tool(["ip", "netns", "pids", namespace]).split()]
+
 
 # --- A limit on the CPU time of processes, by a control group of their own (cgroup v2, or v1).
 
@@ -167,16 +203,16 @@ def abandoned() -> list[str]:
 def all_runs() -> list[str]:
     """Ids of all runs that have anything on this machine."""
     folders = {path.name for path in RUNS.glob("*") if path.is_dir()}
-    names = [*iproute.namespaces(PREFIX), *(path.name for path in ETC_NETNS.glob(f"{PREFIX}*"))]
+    names = [*namespaces(PREFIX), *(path.name for path in ETC_NETNS.glob(f"{PREFIX}*"))]
     return sorted(folders | {match[1] for name in names if (match := _NAMESPACE.match(name))})
 
 
 def remove(run: str) -> None:
     """End what still runs in a run's namespaces, and remove them and its files. Blocks up to 4 s."""
-    names = iproute.namespaces(f"{PREFIX}{run}-")
+    names = namespaces(f"{PREFIX}{run}-")
     _end_processes(names)
     for name in names:
-        iproute.call(["ip", "netns", "delete", name])
+        run_tool(["ip", "netns", "delete", name])
     remove_groups(run)
     for folder in ETC_NETNS.glob(f"{PREFIX}{run}-*"):
         shutil.rmtree(folder)
@@ -188,13 +224,13 @@ def remove(run: str) -> None:
 def _end_processes(names: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + 2
-        pids = [pid for name in names for pid in iproute.processes(name)]
+        pids = [pid for name in names for pid in processes_in(name)]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         while pids and time.monotonic() < deadline:
             time.sleep(0.05)
-            pids = [pid for name in names for pid in iproute.processes(name)]
+            pids = [pid for name in names for pid in processes_in(name)]
         if not pids:
             return
 
@@ -290,8 +326,8 @@ def network(hosts: int, rate_bps: int, fair: bool = False) -> Iterator[Network]:
 
 def _make_namespaces(names: list[str]) -> str:
     for name in names:
-        iproute.call(["ip", "netns", "add", name])
-        congestion_control = iproute.call(["ip", "netns", "exec", name, "sh", "-s"], _SETTINGS).strip()
+        run_tool(["ip", "netns", "add", name])
+        congestion_control = run_tool(["ip", "netns", "exec", name, "sh", "-s"], _SETTINGS).strip()
     return congestion_control
 
 
@@ -307,13 +343,13 @@ def _write_names(hosts: tuple[Host, ...]) -> None:
 
 
 def _connect(hosts: tuple[Host, ...], switch: str, super_packet: int) -> None:
-    iproute.batch("ip", switch, ["link add br0 type bridge stp_state 0 mcast_snooping 0", "link set br0 up"])
+    run_lines("ip", switch, ["link add br0 type bridge stp_state 0 mcast_snooping 0", "link set br0 up"])
     for number, host in enumerate(hosts):
         pair = f"link add {INTERFACE} type veth peer name port{number} netns {switch}"
         address = f"address add {host.address}/24 dev {INTERFACE}"
         size = f"link set {INTERFACE} gso_max_size {super_packet}"
-        iproute.batch("ip", host.namespace, ["link set lo up", pair, size, address, f"link set {INTERFACE} up"])
-    iproute.batch("ip", switch, [f"link set port{number} master br0 up" for number in range(len(hosts))])
+        run_lines("ip", host.namespace, ["link set lo up", pair, size, address, f"link set {INTERFACE} up"])
+    run_lines("ip", switch, [f"link set port{number} master br0 up" for number in range(len(hosts))])
 
 
 @dataclass(frozen=True)
@@ -345,10 +381,10 @@ def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int, fair: bool) -> N
     shape = shaping(rate_bps)
     shaper = f"root tbf rate {rate_bps}bit burst {shape.burst_bytes}"
     for host in hosts:
-        iproute.batch("tc", host.namespace, [f"qdisc add dev {INTERFACE} {shaper} limit {shape.host_limit}"])
+        run_lines("tc", host.namespace, [f"qdisc add dev {INTERFACE} {shaper} limit {shape.host_limit}"])
     for number in range(len(hosts)):
         one_queue = [f"qdisc add dev port{number} {shaper} limit {shape.port_limit}"]
-        iproute.batch("tc", switch, _in_turn(f"port{number}", len(hosts), rate_bps) if fair else one_queue)
+        run_lines("tc", switch, _in_turn(f"port{number}", len(hosts), rate_bps) if fair else one_queue)
 
 
 def _in_turn(port: str, hosts: int, rate_bps: int) -> list[str]:
@@ -421,6 +457,6 @@ def share_ports(network: Network) -> None:
             ]
         # What is lost there is sent again at once: TCP's 200 ms are none of RDMA's.
         lines.append(f"route change {_SUBNET}.0/24 dev {RDMA} src {rdma_address(number)} rto_min 5ms")
-        iproute.call(["ip", "netns", "exec", host.namespace, "sh", "-c", _ARP])
-        iproute.batch("ip", host.namespace, lines)
-        iproute.batch("tc", host.namespace, queues)
+        run_tool(["ip", "netns", "exec", host.namespace, "sh", "-c", _ARP])
+        run_lines("ip", host.namespace, lines)
+        run_lines("tc", host.namespace, queues)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from netmon.kernel.bpf_calls import has_uprobe_links
-from netmon.lab import iproute
-from netmon.lab.network import PREFIX
+from netmon.lab.network import PREFIX, namespaces
 
 pytestmark = pytest.mark.kernel
 
@@ -31,7 +30,7 @@ def bench(*options: str) -> dict[str, Any]:
 
 def belongings() -> set[str]:
     """What benchmarks have on this machine: namespaces and folders."""
-    hosts = [name for name in iproute.namespaces(PREFIX) if name.endswith(("-sender", "-receiver"))]
+    hosts = [name for name in namespaces(PREFIX) if name.endswith(("-sender", "-receiver"))]
     return {*hosts, *map(str, MEMORY.glob("netmon-bench-*"))}
 
 

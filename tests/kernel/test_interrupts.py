@@ -19,8 +19,7 @@ import pytest
 from pair import Watched
 from waiting import DIES_WITH_US
 
-from netmon.lab import iproute
-from netmon.lab.network import PREFIX, RUNS, all_runs
+from netmon.lab.network import PREFIX, RUNS, all_runs, namespaces
 
 pytestmark = pytest.mark.kernel
 
@@ -128,7 +127,7 @@ def ends(command: Command, number: signal.Signals, status: int = 130) -> None:
     runs = command.runs()
     assert command.interrupt(number) == status, command.output()
     command.wait_for_end()
-    assert [name for run in runs for name in iproute.namespaces(f"{PREFIX}{run}-")] == []
+    assert [name for run in runs for name in namespaces(f"{PREFIX}{run}-")] == []
     assert [run for run in runs if run in all_runs()] == []
 
 

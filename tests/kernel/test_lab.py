@@ -16,8 +16,7 @@ import pytest
 from waiting import wait_for
 
 from netmon.errors import LabError
-from netmon.lab import iproute
-from netmon.lab.network import ETC_NETNS, RUNS, abandoned, all_runs, network, remove
+from netmon.lab.network import ETC_NETNS, RUNS, abandoned, all_runs, namespaces, network, processes_in, remove, run_tool
 from netmon.lab.process import Process
 from netmon.lab.record import Run
 from netmon.lab.run import run
@@ -28,12 +27,12 @@ pytestmark = pytest.mark.kernel
 
 def remains(run_id):
     """What a run has left on this machine."""
-    names = iproute.namespaces(f"netmon-{run_id}-")
+    names = namespaces(f"netmon-{run_id}-")
     return [*names, *ETC_NETNS.glob(f"netmon-{run_id}-*"), *RUNS.glob(run_id)]
 
 
 def in_host(host, *command):
-    return iproute.call(["ip", "netns", "exec", host.namespace, *command])
+    return run_tool(["ip", "netns", "exec", host.namespace, *command])
 
 
 def test_a_port_carries_its_rate_and_no_more(tmp_path):
@@ -68,7 +67,7 @@ def test_an_idle_link_is_silent():
 def test_a_failure_removes_everything(tmp_path):
     with contextlib.suppress(ZeroDivisionError), network(2, 10**9) as testbed:
         process = Process("sleeper", ["sleep", "60"], tmp_path, host=testbed.hosts[0])
-        wait_for(lambda: process.pid in iproute.processes(testbed.hosts[0].namespace))
+        wait_for(lambda: process.pid in processes_in(testbed.hosts[0].namespace))
         _ = 1 / 0
     assert remains(testbed.lease.run) == []
     assert process.status() == -signal.SIGTERM

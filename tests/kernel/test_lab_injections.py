@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from waiting import wait_for
 
-from netmon.lab import iproute
 from netmon.lab.injections.spec import injection
-from netmon.lab.network import RUNS, all_runs, remove
+from netmon.lab.network import RUNS, all_runs, namespaces, processes_in, remove
 from netmon.lab.record import INJECTIONS as FILE
 from netmon.lab.record import Run
 from netmon.lab.run import run
@@ -116,8 +115,8 @@ def test_a_killed_lab_leaves_no_rank_stopped(tmp_path):
         wait_for(lambda: log.exists() and "begun" in log.read_text())
         (run_id,) = (each for each in all_runs() if lab.pid in owners(each))
         os.kill(lab.pid, signal.SIGKILL)
-    names = iproute.namespaces(f"netmon-{run_id}-")
-    wait_for(lambda: not [pid for name in names for pid in iproute.processes(name)])
+    names = namespaces(f"netmon-{run_id}-")
+    wait_for(lambda: not [pid for name in names for pid in processes_in(name)])
     assert "ended" in log.read_text()
     remove(run_id)
 

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from netmon.errors import LabError
-from netmon.lab import iproute
 from netmon.lab.injections import programs
 from netmon.lab.injections.spec import BY_TRAINER, FILE_PORT, TRANSFERS, Injection
-from netmon.lab.network import INTERFACE, Host, Network, Quota, own_group, shaping, throttle
+from netmon.lab.network import INTERFACE, Host, Network, Quota, own_group, run_lines, shaping, throttle
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.record import INJECTIONS, Record, utc_minus_mono_ns
 from netmon.lab.spec import RunSpec
@@ -52,7 +51,7 @@ def slow(network: Network, host: int, direction: int, share: float) -> None:
         return
     shape = shaping(network.rate_bps)
     limits = f"rate {_rate(network, share)} burst {shape.burst_bytes} limit {shape.host_limit}"
-    iproute.batch("tc", network.hosts[host].namespace, [f"qdisc change dev {INTERFACE} root tbf {limits}"])
+    run_lines("tc", network.hosts[host].namespace, [f"qdisc change dev {INTERFACE} root tbf {limits}"])
 
 
 def _shape_port(network: Network, host: int, share: float = 1.0, queue: float = 1.0) -> None:
@@ -83,7 +82,7 @@ def lose(network: Network, host: int, direction: int, share: float) -> None:
 
 
 def _on_switch(network: Network, *lines: str) -> None:
-    iproute.batch("tc", network.lease.namespace("switch"), lines)
+    run_lines("tc", network.lease.namespace("switch"), lines)
 
 
 # --- How each kind is begun and ended. What takes CPU time to start is started before the training.
