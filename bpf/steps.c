@@ -3,9 +3,9 @@
  * Uprobes on training libraries: when gradients were handed over, and when the waiting for them began and was over.
  * They run a few hundred times per step of one process, not per packet.
  *
- * All of them sit on entries, also those that tell an end: a return probe replaces the return address on the stack,
- * and a C++ exception that passes it (a peer has gone, which elastic training survives) ends the process. CUDA's
- * functions in C return their errors: these are probed at their return, too.
+ * Most sit on entries, also those that tell an end: a return probe replaces the return address on the stack, and a
+ * C++ exception that passes it (a peer has gone, which elastic training survives) ends the process. Probed at their
+ * return, too, are functions that no exception leaves: CUDA's in C, and those that compiled programs of JAX call.
  */
 #include <uapi/linux/ptrace.h>
 #include "netmon.h"

@@ -201,7 +201,7 @@ class Session:
         first = max(self._known, self._last, self.queued) + 1
         if sequence > first:
             self.missing += sequence - first
-            line = f"batches {first} to {sequence - 1} of {self.hello.host} never arrived"
+            line = f"batches {first} to {sequence - 1} of {self.hello.host} are missing: refused, or they never arrived"
             self.window.ranks.rejected.warn(line)
 
     def queue_batches(self, first: int, messages: Iterable[Sent], now_s: float) -> None:

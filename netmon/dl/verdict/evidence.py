@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.evidence import SAME_STEP_NS
 from netmon.records import Direction, Table
 
 CELL_NS = 250_000
@@ -39,9 +40,6 @@ class Steps:
     waited_ns: Numbers | None = None  # in calls anywhere in the iteration; −1: unknown
 
 
-_SAME_NS = 5_000_000  # between the ends of a step that two tables tell of
-
-
 def with_waits(steps: Steps, calls: Mapping[str, npt.ArrayLike] | Table) -> Steps:
     """With what ranks waited in the calls of a step.
 
@@ -55,7 +53,7 @@ def with_waits(steps: Steps, calls: Mapping[str, npt.ArrayLike] | Table) -> Step
         if not len(own):
             continue
         near = np.searchsorted(ends[:-1] + np.diff(ends) // 2, end_ns[told])
-        same = np.abs(ends[near] - end_ns[told]) <= _SAME_NS
+        same = np.abs(ends[near] - end_ns[told]) <= SAME_STEP_NS
         near, told = near[same], told[same]
         waited = np.bincount(near, waited_ns[told], len(own)).astype(np.int64)
         known = np.bincount(near, minlength=len(own)) > 0

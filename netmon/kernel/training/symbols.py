@@ -104,6 +104,8 @@ class Reading:
             self.cost_ns = time.monotonic_ns() - self._begun_ns
             raise SlowError("it takes too long to be read") from None
         self.cost_ns = _children_ns() - before_ns
+        if self._child.returncode > 0:  # what it reads may end it by a limit only, which is a signal
+            raise KernelError(f"the program that reads it failed (status {self._child.returncode})")
         if self._child.returncode or not text:
             raise KernelError("it takes too much memory or time to be read")
         answer: dict[str, Any] = json.loads(text)
