@@ -92,7 +92,7 @@ class Job:
         command = [str(python.parent / "horovodrun"), "--gloo", "-np", "3", "--min-np", "2", "--max-np", "3"]
         command += ["--network-interfaces", INTERFACE, "--host-discovery-script", str(bin_ / "hosts")]
         environment = {"PATH": f"{bin_}:{python.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-        environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3"  # so long the survivors look for the one that died
+        environment["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "10"  # so long workers look for each other
         command += [str(python), str(script), str(folder)]
         self.launcher = Process("horovodrun", command, folder / "log", host=testbed.hosts[0], environment=environment)
 
