@@ -2,16 +2,19 @@
 """Training scripts on gloo whose ranks exchange more than sums of gradients: FSDP, a pipeline, experts, layers
 that are split (tensor parallel), and all that in one (hybrid).
 
-Each writes down when its steps began and ended, and knows nothing of netmon. Computing is a wait.
+Each writes down when its steps began and ended, when the first call in them was made and the last one was over, and
+knows nothing of netmon. Computing is a wait.
 """
 
 import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from script import (  # type: ignore[import-not-found]
     IterationLog,
     Pauses,
@@ -27,6 +30,33 @@ _FSDP_LAYERS, _MICRO_BATCHES, _EXPERT_LAYERS, _BLOCKS = 4, 4, 2, 4
 _WIDTH = 64
 
 Step = Callable[[], object]
+
+
+class Calls:
+    """When the first call of a step was made that other ranks take part in, and when the last one, or the wait for it,
+    was over: CLOCK_MONOTONIC in ns; 0: none yet.
+    """
+
+    _NAMES = (
+        *("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"),
+        *("all_to_all_single", "all_reduce", "all_gather_tensor", "wait_tensor", "isend", "irecv", "recv", "wait"),
+    )
+
+    def __init__(self) -> None:
+        self.first_ns = self.last_ns = 0
+        for place in (dist, functional, dist.Work):
+            for name in self._NAMES:
+                if hasattr(place, name):
+                    setattr(place, name, self._noting(getattr(place, name)))
+
+    def _noting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **named: Any) -> Any:
+            self.first_ns = self.first_ns or time.monotonic_ns()
+            result = call(*arguments, **named)
+            self.last_ns = time.monotonic_ns()
+            return result
+
+        return noted
 
 
 def fsdp(parameters: int, compute_s: float) -> Step:
@@ -212,14 +242,13 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, metric = int(os.environ["RANK"]), torch.zeros(1)
     pauses, hangs = Pauses(args.pauses, rank), torch_hangs(args.hangs, rank, args.kind == "tensor")
-    step = KINDS[args.kind](args.params, args.compute)
+    step, calls = KINDS[args.kind](args.params, args.compute), Calls()
     with IterationLog(args.log, rank) as log:
         for iteration in range(args.iterations):
-            start = time.monotonic_ns()
+            calls.first_ns, start = 0, time.monotonic_ns()
             pauses.be_late(iteration)
             step()
-            end = time.monotonic_ns()
-            log.add(iteration, start, start, end, end)
+            log.add(iteration, start, calls.first_ns, calls.last_ns, time.monotonic_ns())
             pauses.keep(iteration + 1, lambda: dist.all_reduce(metric))
             hangs.keep(iteration + 1)
     dist.destroy_process_group()
