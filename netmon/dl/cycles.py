@@ -190,10 +190,12 @@ class PendingEvents:
 
     @staticmethod
     def _whole_step(calls: list[tuple[Event, int]], one_run: bool) -> int:
-        """When the first whole step begins: after the first wait, or the longest pause, which is the computation."""
+        """When the first whole step begins: after the first wait, or the longest pause of the first calls, as many as a
+        step has, which is the computation."""
         if one_run:
             return next(event.time_ns for event, run in calls if run > calls[0][1])
-        return max((later.time_ns - event.time_ns, later.time_ns) for (event, _), (later, _) in pairwise(calls))[1]
+        times = [event.time_ns for event, _ in calls[: len({event.name for event, _ in calls}) + 1]]
+        return max((later - time_ns, later) for time_ns, later in pairwise(times))[1]
 
 
 # --- What PyTorch begins as a work is a sum, or something else that is sent.
@@ -258,6 +260,8 @@ class Passes:
         return events
 
     def _named(self, event: Event) -> Event:
+        if event.kind == STEP_OTHER:  # metrics may be the last thing before a pass: they do not end its pause
+            return event
         pause, self._last_ns = event.time_ns - self._last_ns, event.time_ns
         if event.kind != STEP_ENQUEUE or not event.name:
             return event

@@ -45,14 +45,14 @@ class Script:
         self.does(STEP_WAIT_END)
         self.now += 30 * US
 
-    def boundaries(self, whole: bool = False) -> dict[Moment, list[int]]:
-        """whole: by all that tells steps."""
+    def boundaries(self, whole: bool = False, late: bool = False) -> dict[Moment, list[int]]:
+        """whole: by all that tells steps; late: the first call may be within a step."""
         table = calls_of(sorted(self._rows))
         if whole:
             steps = RankSteps()
             told = [boundary for row in range(len(table)) for boundary in steps.feed(table[row : row + 1], 2)]
         else:
-            detector = CycleDetector()
+            detector = CycleDetector(late)
             told = [*detector.feed(table), *detector.finish()]
         return {moment: [time_ns for _, this, time_ns in told if this is moment] for moment in Moment}
 
@@ -133,6 +133,37 @@ def test_a_thread_that_waits_for_its_gpu(every: int, sizes: tuple[int, ...]) -> 
     told = list(zip(found[Moment.FIRST_WAIT], found[Moment.LAST_WAIT], strict=True))
     assert told == (waits[::2][-len(told) :] if every == 1 else [])
     assert len(told) >= STEPS or every != 1
+
+
+@pytest.mark.parametrize("compute_ms", [20, 45, 80])
+def test_the_step_after_an_evaluation(compute_ms: int) -> None:
+    """Its metrics are averaged right before it, however short its computation is beside what it sends."""
+    script = Script(LIBRARY_NCCL)
+    for step in range(3 * STEPS):
+        if step % 8 == 7:
+            script.now += 100 * MS
+            for _ in range(4):
+                script.does(STEP_OTHER)
+                script.now += 200 * US
+        script.now += compute_ms * MS
+        script.begun.append(script.now)
+        for size in (7, 8):
+            script.does(STEP_ENQUEUE, size)
+            script.now += 20 * US
+        script.now += (100 - compute_ms) * MS
+    assert script.boundaries()[Moment.FIRST_ENQUEUE] == script.begun
+
+
+def test_a_script_that_was_found_late_and_has_a_long_step_soon() -> None:
+    script = Script(LIBRARY_NCCL)
+    script.does(STEP_ENQUEUE, 8)
+    for step in range(2 * STEPS):
+        script.now += 60 * MS + (300 * MS if step == STEPS else 0)
+        script.begun.append(script.now)
+        for size in (7, 8):
+            script.does(STEP_ENQUEUE, size)
+            script.now += 20 * US
+    assert script.boundaries(late=True)[Moment.FIRST_ENQUEUE] == script.begun
 
 
 def test_calls_whose_sizes_never_come_hold_nothing_up_for_good() -> None:
