@@ -292,9 +292,14 @@ def _iterations(data: Path, job: str, within_ns: tuple[int, int]) -> pd.DataFram
 
 
 def _runs(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """The rows of one job in pieces in which numbers do not repeat: a job of the same name counts anew."""
+    """The rows of one job in pieces in which numbers do not repeat: a job of the same name counts anew, after a while.
+
+    A rank that goes on at once is numbered as the others are from then on.
+    """
     rows = rows.sort_values(["rank", "start_ns"], kind="stable")
-    again = rows.groupby("rank")["iteration"].diff() <= 0
+    of_rank = rows.groupby("rank")
+    pause = rows["start_ns"] - of_rank["end_ns"].shift()
+    again = (of_rank["iteration"].diff() <= 0) & (pause > rows["end_ns"] - rows["start_ns"])
     run = again.groupby(rows["rank"]).cumsum()
     for _, own in rows.groupby(run):
         yield own
