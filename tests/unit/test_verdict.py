@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why an iteration was slow: the causes are known here, and nobody may be accused of what he did not do."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -241,20 +242,36 @@ def test_a_late_rank_is_told_of_however_much_transfers_differ_if_it_hardly_does_
     assert worth_reporting(one, replace(verdict, confidence=0.9)) == told
 
 
-@pytest.mark.parametrize(("confidence", "told"), [(0.6, True), (0.4, False)])
-def test_lost_packets_that_explain_little_are_not_told_of(confidence, told):
-    number = np.arange(20)
-    start = BEGIN + number * 1_000 * MS
+def plain_steps(count: int, exposed_ms: Callable[[int], int] = lambda _: -1) -> Steps:
+    """Of one rank: what they took, and for how long it only waited; −1: not known."""
+    number = np.arange(count)
+    start, zeros = BEGIN + number * 1_000 * MS, np.zeros(count, np.int64)
     took = np.where(number == SLOW, 140, 100) * MS
-    zeros = np.zeros(20, np.int64)
-    steps = Steps(
-        *(number, zeros, start, start + took),
-        **{name: zeros - (name == "exposed_ns") for name in ("comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")},
+    exposed = [MS * known if (known := exposed_ms(step)) >= 0 else -1 for step in number.tolist()]
+    return Steps(
+        *(number, zeros, start, start + took, zeros, zeros, np.array(exposed, np.int64), zeros),
         **{"shared": zeros > 0, "host": zeros, "hosts": ["h0"], "size": 1},
     )
+
+
+@pytest.mark.parametrize(("confidence", "told"), [(0.6, True), (0.4, False)])
+def test_lost_packets_that_explain_little_are_not_told_of(confidence, told):
+    steps = plain_steps(20)
     one = judge_input("resnet", matrix(steps), no_link_totals(), SLOW)
     verdict = replace(verdict_on(one, steps), cause=Cause.LOSS, confidence=confidence)
     assert worth_reporting(one, verdict) == told
+
+
+def test_what_is_compared_with_nothing_is_not_told_of():
+    steps = plain_steps(3)
+    one = judge_input("resnet", matrix(steps), no_link_totals(), 2)
+    assert not worth_reporting(one, verdict_on(one, steps))
+
+
+@pytest.mark.parametrize(("known", "cause"), [(1, Cause.UNKNOWN), (4, Cause.COMPUTE)])
+def test_one_step_of_which_it_is_known_what_its_rank_waited_is_no_measure(known, cause):
+    steps = plain_steps(20, lambda step: 50 if step >= SLOW - known else -1)
+    assert verdict_on(judge_input("resnet", matrix(steps), no_link_totals(), SLOW), steps).cause == cause
 
 
 def test_two_causes_are_both_told_with_their_shares():

@@ -103,14 +103,15 @@ def test_a_rank_that_never_waits_waited_no_longer(random, name):
     assert 1 not in found
 
 
-@pytest.mark.parametrize(("cpu_ms", "kept"), [(5, True), (30, False)])
+@pytest.mark.parametrize(("cpu_ms", "kept"), [(5, True), (20.5, True), (30, False)])
 def test_a_rank_that_had_the_cpu_as_ever_was_not_kept_from_running(cpu_ms, kept):
     """A thread of it waited: for another one of the same rank, which computed for longer than usual."""
     rows = np.zeros(40, WAITED)
     rows["start_ns"] = UTC + np.arange(40) * 500 * MS
     rows["end_ns"] = rows["start_ns"] + 500 * MS
     rows["waited_ns"], rows["cpu_ns"] = 10 * MS, 100 * MS
-    rows["waited_ns"][38], rows["cpu_ns"][38] = 400 * MS, 5 * cpu_ms * MS
+    rows["cpu_ns"] += np.arange(40) % 5 * MS  # it differs by some
+    rows["waited_ns"][38], rows["cpu_ns"][38] = 400 * MS, round(5 * cpu_ms * MS)
     usual = UTC + np.arange(0, 18_000, 200)[:, None] * MS + np.array([0, 200 * MS])
     found = kept_more(rows, "waited_ns", (UTC + 19_100 * MS, UTC + 19_400 * MS), usual)
     assert (found.get(0, 0.0) > 200 * MS) == kept

@@ -4,9 +4,9 @@
 A rank came late if it was ready to send in a collective later than all others: for so long they waited for it alone.
 It is ready when its first bytes leave it, less what it waited for whoever receives them, as over RDMA it does. All
 paused if no rank was ready for longer than usual after the collective before. A link was slow if single transfers from
-one rank, or to one, took longer for their bytes than they usually do, and the others did not. It is somebody else's
-doing if others' bytes on that link, in that time, take as long. All of it is compared with baseline iterations. What is
-not clear stays unknown.
+one rank, or to one, took longer for their bytes than they usually do, and the others did not, or, of a job between two
+hosts, most of them alike. It is somebody else's doing if others' bytes on that link, in that time, take as long. All of
+it is compared with baseline iterations. What is not clear stays unknown.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +43,7 @@ _CLEAR = 4.0  # standard deviations
 _AFTER = 0.1  # of the usual: what begins so soon after an iteration's end, all have waited for at its end
 _ALIKE, _ELSEWHERE = 0.5, 0.25  # of what the slowest pair lost
 _MOSTLY = 0.5  # of what is to be explained
+_EVENLY = 0.7  # of its part of what the slowest pair lost
 _NOBODY = 0.1  # of it: others on the link that would take so long are no more than present
 _LEAST = 0.3  # of the excess
 
@@ -279,7 +280,6 @@ def _slow(
     }
     more: dict[tuple[int, int], float] = {}
     rate: dict[tuple[int, int], float] = {}  # ns for a byte, usually
-    worst_one: dict[tuple[int, int], float] = {}  # that a single transfer lost
     clear: dict[tuple[int, int], bool] = {}
     error: dict[tuple[int, int], float] = {}
     for pair in {*zip(sent["rank"].tolist(), sent["peer"].tolist(), strict=True)}:
@@ -293,21 +293,17 @@ def _slow(
         more[pair] = float(took[0] - bytes_[0] * rate[pair])
         clear[pair] = more[pair] > _scatter(each) * bytes_[0]
         error[pair] = spread(each) * float(bytes_[0])
-        now = own[(own["start_ns"] >= spans[0][0]) & (own["start_ns"] < spans[0][1])]
-        worst_one[pair] = float((now["end_ns"] - now["start_ns"] - now["bytes"] * rate[pair]).max())
     if not more:
         return _by_others_only(transfers, host_of, spans, excess)
     worst = max(more, key=lambda pair: more[pair])
     if more[worst] < _MOSTLY * excess or not clear[worst]:
         return None
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
-    common = _in_common(slow, host_of)
-    if not common:
-        return None
+    common = _in_common(slow, host_of)  # none: others may hold up what one host sends and another one receives
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
     for pair, ns in slow.items():
         for rank, way in zip(pair, (Direction.TX, Direction.RX), strict=True):
-            if host_of.get(rank, "") in common:
+            if not common or host_of.get(rank, "") in common:
                 cost[rank, way] = cost.get((rank, way), 0.0) + ns
     lost = min(more[worst], excess)
     links = sorted(cost, key=lambda link: -cost[link])  # most first; of one pair both ends
@@ -322,10 +318,24 @@ def _slow(
         return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
     if takes > _NOBODY * lost:
         return None
-    own = _in_common([pair for pair, ns in more.items() if ns > _ELSEWHERE * more[worst]], host_of)
+    slower = [pair for pair, ns in more.items() if ns > _ELSEWHERE * more[worst]]
+    own = _in_common(slower, host_of)
     links = [link for link in links if host_of.get(link[0], "") in own]
-    stood_still = worst_one[worst] > _MOSTLY * lost  # once
-    return None if stood_still or not links else Slow(*links[0], lost, -1, 0, 0.0, error[worst])
+    its = sent[(sent["rank"] == worst[0]) & (sent["peer"] == worst[1])]
+    if not links or _by_some_only(_begun(its, spans[0]), rate[worst], lost, len(slower) == len(more)):
+        return None
+    return Slow(*links[0], lost, -1, 0, 0.0, error[worst])
+
+
+def _by_some_only(sent: Table, rate: float, lost: float, alone: bool) -> bool:
+    """Whether one of a pair's transfers lost most of it: it stood still once. alone: no other pair's are there to
+    compare these with, as between two hosts; then also whether most bytes lost less than their part."""
+    more = sent["end_ns"] - sent["start_ns"] - sent["bytes"] * rate
+    if more.max() > _MOSTLY * lost:
+        return True
+    order = np.argsort(more / sent["bytes"])
+    middle = order[np.searchsorted(np.cumsum(sent["bytes"][order]), sent["bytes"].sum() / 2)]
+    return alone and bool(more[middle] < _EVENLY * lost * sent["bytes"][middle] / sent["bytes"].sum())
 
 
 def _in_common(pairs: Iterable[tuple[int, int]], host_of: Mapping[int, str]) -> set[str]:
@@ -340,8 +350,13 @@ def _scatter(usual: npt.NDArray[np.float64]) -> float:
 
 def _took(own: Table, span: tuple[int, int]) -> tuple[int, int]:
     """How long transfers that began in a time took together, and their bytes."""
-    inside = own[(own["start_ns"] >= span[0]) & (own["start_ns"] < span[1])]
+    inside = _begun(own, span)
     return int((inside["end_ns"] - inside["start_ns"]).sum()), int(inside["bytes"].sum())
+
+
+def _begun(own: Table, span: tuple[int, int]) -> Table:
+    inside: Table = own[(own["start_ns"] >= span[0]) & (own["start_ns"] < span[1])]
+    return inside
 
 
 def _other(transfers: Transfers, host: str, direction: Direction, spans: Sequence[tuple[int, int]]) -> tuple[int, int]:

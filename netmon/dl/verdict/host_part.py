@@ -85,8 +85,8 @@ def kept_more(
     (iterations, 2), those of the baseline ones, of which some may not have been watched. late: ranks that are known to
     have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their mean.
     A rank that is throttled is so for a part of a row, without a break; that it was in this time is what is asked. One
-    that ran for a larger share of this time than it usually does was not kept from running, however long one of its
-    threads waited: it had more to do.
+    that ran for a clearly larger share of this time than it usually does was not kept from running, however long one of
+    its threads waited: it had more to do.
     """
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"][rows[name] > 0]).tolist():
@@ -108,9 +108,11 @@ def kept_more(
 
 
 def _ran_more(own: Table, span: _Span, baseline: npt.NDArray[np.int64]) -> bool:
-    """Whether a rank had the CPU for a larger share of a time than of baseline iterations. own: its rows of WAITED."""
+    """Whether a rank had the CPU for a larger share of a time than of baseline iterations, by more than these differ
+    by. own: its rows of WAITED."""
     now, *then = within(own, "cpu_ns", np.concatenate([[span], baseline]))
-    return bool(now / (span[1] - span[0]) > median(then / (baseline[:, 1] - baseline[:, 0])))
+    shares = then / (baseline[:, 1] - baseline[:, 0])
+    return bool(now / (span[1] - span[0]) > median(shares) + spread(shares))
 
 
 class Stopped(NamedTuple):

@@ -19,6 +19,7 @@ from netmon.dl.verdict.host_part import Counted, nobody_counts
 from netmon.dl.verdict.window import Window
 from netmon.records import Table
 
+_FEWEST = 3  # baseline iterations of which it is known what the slowest rank did beside waiting
 _ALIKE = 0.7  # of the latest rank's lateness
 _CLEAR = 0.1  # of the lateness: clocks that err more are not asked
 
@@ -65,6 +66,8 @@ def phases(
     error = float(np.nanmax(table.error[row])) + (2 * CELL_NS * seen.clock_cells if seen else 0.0)
     found = _transfer(table, row, baseline, times, references, error)
     rest = table.duration - times.exposed
+    if np.isfinite(rest[baseline, slow]).sum() < _FEWEST:
+        return found
     more_rest = rest[row] - middle(rest[baseline])
     more_wait = float(times.exposed[row, slow] - middle(times.exposed[baseline])[slow])
     if not np.isfinite(more_rest[slow]) or not np.isfinite(more_wait):
