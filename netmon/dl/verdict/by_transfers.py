@@ -299,7 +299,7 @@ def _slow(
     if more[worst] < _MOSTLY * excess or not clear[worst]:
         return None
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
-    common = _in_common(slow, host_of)  # none: others may hold up what one host sends and another one receives
+    common = _in_common(slow, host_of)
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
     for pair, ns in slow.items():
         for rank, way in zip(pair, (Direction.TX, Direction.RX), strict=True):
@@ -307,13 +307,18 @@ def _slow(
                 cost[rank, way] = cost.get((rank, way), 0.0) + ns
     lost = min(more[worst], excess)
     links = sorted(cost, key=lambda link: -cost[link])  # most first; of one pair both ends
-    present = [
-        (*link, *_other(transfers, host_of.get(link[0], ""), link[1], spans))
+    present = {
+        link: _other(transfers, host_of.get(link[0], ""), link[1], spans)
         for link in links
         if cost[link] >= _ALIKE * cost[links[0]]
-    ]
-    rank, way, other, others_bytes = max(present, key=lambda one: one[3])
+    }
+    (rank, way), (other, others_bytes) = max(present.items(), key=lambda one: one[1][1])
     takes = others_bytes * rate[worst]
+    if not common:  # others may hold up what one host sends and another one receives
+        ends = {pair: ((pair[0], Direction.TX), (pair[1], Direction.RX)) for pair in slow}
+        most = {pair: max(present.get(link, (-1, 0))[1] for link in ends[pair]) for pair in slow}
+        if any(most[pair] * rate[pair] < _MOSTLY * ns for pair, ns in slow.items()):
+            return None
     if takes >= _MOSTLY * lost:
         return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
     if takes > _NOBODY * lost:
