@@ -243,8 +243,9 @@ class Case:
     of_flow: _Numbers  # by flow: index into whose, −1: of another session
     transfers: RecentTransfers
 
-    def judged(self) -> Verdict | None:
-        """The verdict; None where it is not worth telling, or nothing that it needs is left.
+    def judged(self) -> tuple[Verdict, Callable[[], str]] | None:
+        """The verdict, and what says in which group ranks waited, which takes as long again; None where it is not worth
+        telling, or nothing that it needs is left.
 
         Blocks for some milliseconds; may be a thread's.
         """
@@ -270,8 +271,8 @@ class Case:
         if not worth_reporting(one, verdict):
             return None
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
-        waits = self._group_waits(verdict, steps, calls)
-        return replace(verdict, relative=self.relative, ranks=most_relevant(ranks, _MOST_RANKS), group_waits=waits)
+        verdict = replace(verdict, relative=self.relative, ranks=most_relevant(ranks, _MOST_RANKS))
+        return verdict, partial(self._group_waits, verdict, steps, calls)
 
     def _group_waits(self, verdict: Verdict, steps: Steps, calls: Table | None) -> str:
         if calls is None:
@@ -491,12 +492,15 @@ class Judging:
                 case = self._case(job, number, parts)
                 if case is None:
                     continue
-                verdict, took_ns = await asyncio.to_thread(_timed, case.judged)
+                judged, took_ns = await asyncio.to_thread(_timed, case.judged)
                 self._cpu_time.spend(took_ns)
-                if later := self._later(due, verdict):
+                if later := self._later(due, judged[0] if judged else None):
                     self._again.append(later)
-                else:
-                    self._publish(job, number, verdict and self._with_ends(verdict, parts))
+                elif judged:
+                    verdict, group_waits = judged
+                    waits, took_ns = await asyncio.to_thread(_timed, group_waits)
+                    self._cpu_time.spend(took_ns)
+                    self._publish(job, number, self._with_ends(replace(verdict, group_waits=waits), parts))
             except Exception:  # rows do not need it
                 _log.exception(f"cannot judge iteration {number} of job {job}")
             if not self._cpu_time.allows():

@@ -11,8 +11,8 @@ run.json      spec (what was asked: ring, pattern, model, size_scale, cross_load
 injections.json  where something was injected: a list of what was done when (netmon.lab.injections.injector)
 cross.json    a list: each sender's profile, ports, what it sent and when
 layers.json   parameters of each tensor, as the trainers read them
-rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/script.py), and how often TCP's
-              timer had run out on its host until then
+rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/script.py), and how often a timer
+              of TCP had run out on its host until then, after a loss
 log/          what the processes printed
 ```
 In a sweep every run's job has a name of its own, its run.json says which (`iterations.job` tells the run).
@@ -149,7 +149,7 @@ _MOMENTS = (
 )
 MOMENTS = np.dtype([(name, "<i8") for name in _MOMENTS])
 """One iteration of one rank, in the machine's CLOCK_MONOTONIC. interrupted: the note may be later than the moment;
-timeouts: how often TCP's timer had run out on its host until then."""
+timeouts: how often a timer of TCP had run out on its host until then, after a loss."""
 
 
 class Run:
@@ -265,7 +265,7 @@ class Truth:
     end_ns: _Numbers
     lasted_ns: _Numbers
     injections: tuple[dict[str, Any], ...]
-    timeouts: _Numbers | None = None  # (iterations,): how often TCP's timer ran out on the ranks' hosts in each
+    timeouts: _Numbers | None = None  # (iterations,): how often TCP's timers ran out on the ranks' hosts in each
 
     @property
     def median_ns(self) -> float:

@@ -157,6 +157,13 @@ def test_of_packets_that_nobody_dropped_on_purpose_tcp_is_the_witness(run, cause
     assert (result.document()["false_accusations"], result.document()["losses_not_injected"]) == (1 - lost, lost)
 
 
+def test_where_tcp_knows_of_lost_packets_the_iteration_is_no_measure_of_what_was_done(run):
+    lost = told(3, "loss", run[1])
+    assert outcome_of(run, lost)[0][0] == "wrong cause"
+    outcomes, (accusation,) = score("run", replace(run[0], timeouts=np.eye(10, dtype=int)[3]), [lost])
+    assert (outcomes[0].outcome, accusation.lost) == ("no effect", True)
+
+
 def test_what_is_lost_is_sent_again_in_the_next_iteration(run):
     truth, durations = run
     ends = np.cumsum(durations)

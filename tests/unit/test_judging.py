@@ -228,12 +228,11 @@ def test_what_is_too_late_to_be_judged_by_what_is_kept_is_judged_by_the_dataset(
 @pytest.mark.parametrize(("confidence", "answers"), [(0.9, 1), (0.2, 2)])
 def test_what_is_not_clear_is_judged_again_when_all_hosts_have_told_of_the_step(monkeypatch, confidence, answers):
     verdict = Verdict("job", 1, 0, 1, 1, 0, 1, Cause.CROSS, confidence=confidence)
-    told, asked = [], []
+    told, asked, described = [], [], []
     judging_ = Judging(Tables(Settings()), {}, SimpleNamespace(judged=lambda verdict: None), told.append, None)
     monkeypatch.setattr(judging_, "_with_ends", lambda verdict, parts: verdict)
-    monkeypatch.setattr(
-        judging_, "_case", lambda job, number, parts: asked.append(number) or SimpleNamespace(judged=lambda: verdict)
-    )
+    case = SimpleNamespace(judged=lambda: (verdict, lambda: described.append(1) or "in the data group"))
+    monkeypatch.setattr(judging_, "_case", lambda job, number, parts: asked.append(number) or case)
     job = judging_._jobs["job"] = JobSteps()
     told_until = {"host": 1_050 * MS, "transfers": 0, "collectives": 0}
     monkeypatch.setattr(judging_, "_of_job", lambda table, *_: rows_until(told_until[table]))
@@ -255,6 +254,7 @@ def test_what_is_not_clear_is_judged_again_when_all_hosts_have_told_of_the_step(
 
     asyncio.run(run())
     assert (len(told), len(asked)) == (1, answers)
+    assert (told[0].group_waits, len(described)) == ("in the data group", 1)
 
 
 def test_an_iteration_is_told_of_once():

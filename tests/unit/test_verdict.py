@@ -54,6 +54,7 @@ class Run:
         self.busy = dict.fromkeys(range(RANKS), 0)  # ms that a rank does not wait in the transfer in SLOW
         self.usual_paces = [1.0] * (TRANSFER * CELLS)  # of the transfer, as shares of PACE
         self.paces = self.usual_paces.copy()  # the same in SLOW
+        self.paces_of = {}  # the same in other iterations
         self.sent, self.everywhere = [], False  # (link, cell of the transfer, bytes) of others in SLOW, or in all
         self.dropped = {}  # cells of the transfer in SLOW: bytes that rank 0 sent in vain
         self.quiet_before = (0, 0)  # a rank that sends nothing for so many ms before the stop
@@ -73,7 +74,7 @@ class Run:
             start = BEGIN + iteration * 2_000 * MS
             slow = iteration in self.slow
             late = [self.late[rank] if slow else 0 for rank in range(RANKS)]
-            paces = np.array(self.paces if slow else self.usual_paces)
+            paces = np.array(self.paces if slow else self.paces_of.get(iteration, self.usual_paces))
             paces = np.concatenate([paces, np.ones(max(0, round(TRANSFER * CELLS - paces.sum())))])
             there = start + (COMPUTING + max(late)) * MS
             for rank in range(RANKS):
@@ -242,6 +243,25 @@ def test_a_late_rank_is_told_of_however_much_transfers_differ_if_it_hardly_does_
     assert worth_reporting(one, replace(verdict, confidence=0.9)) == told
 
 
+@pytest.mark.parametrize(("throttled_ms", "always", "told"), [(80, False, True), (30, False, False), (80, True, False)])
+def test_a_rank_that_a_quota_throttled_is_told_of_however_much_iterations_differ(throttled_ms, always, told):
+    number, zeros = np.arange(20), np.zeros(20, np.int64)
+    took = np.where(number == SLOW, 240, np.random.default_rng(1).uniform(100, 180, 20)) * MS
+    start = BEGIN + number * 1_000 * MS
+    steps = Steps(
+        *(number, zeros, start, start + took.astype(np.int64)),
+        **{name: zeros - (name == "exposed_ns") for name in ("comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")},
+        **{"shared": zeros > 0, "host": zeros, "hosts": ["h0"], "size": 1},
+    )
+    waited = np.zeros(200, WAITED)
+    waited["start_ns"] = BEGIN + np.arange(200) * 100 * MS
+    waited["end_ns"] = waited["start_ns"] + 100 * MS
+    waited["throttled_ns"][range(0, 200, 10) if always else [10 * SLOW]] = throttled_ms * MS
+    one = judge_input("resnet", matrix(steps), replace(no_link_totals(), waited=waited), SLOW)
+    verdict = replace(verdict_on(one, steps), cause=Cause.HOST, rank=0, confidence=0.9)
+    assert worth_reporting(one, verdict) == told
+
+
 def plain_steps(count: int, exposed_ms: Callable[[int], int] = lambda _: -1) -> Steps:
     """Of one rank: what they took, and for how long it only waited; −1: not known."""
     number = np.arange(count)
@@ -319,6 +339,17 @@ def test_a_link_that_was_slow_again_and_again_answers_for_all_of_it():
     verdict = run.judged()
     assert verdict.cause == Cause.SLOW_LINK
     assert verdict.slow_link_ns == pytest.approx(2 * 0.8 * 70 * MS, rel=0.2)
+
+
+def test_a_slow_link_explains_most_of_what_the_transfer_took_longer_and_no_more_than_that():
+    """Baseline iterations differ, and the quicker half of them shows what is usual."""
+    run, uneven = Run(), [1.0] * 8 + [0.0] * 4 + [1.0] * 4 + [0.0] * 6
+    run.paces_of = {step: [1.0] * (50 * CELLS) + [0.5] * ((24 + step) * CELLS) for step in range(1, ITERATIONS, 2)}
+    run.paces = [0.2] * (56 * CELLS) + 20 * uneven
+    run.dropped = {place * CELLS: 6_000 for place in (2, 60, 86, 116, 136)}
+    verdict = run.judged()
+    assert verdict.cause == Cause.SLOW_LINK
+    assert 0.5 * verdict.excess_ns < verdict.slow_link_ns == pytest.approx(0.8 * 56 * MS, rel=0.1)
 
 
 def test_a_transfer_that_ends_in_silence_has_nobody_who_went_on():

@@ -17,8 +17,9 @@ was. Verdicts are matched by time, not by number. Every verdict counts for wheth
 falsely where nothing of the network's was injected while the iteration lasted, nor, of the same cause, while the one
 before did: what is lost then, also because a link was slowed, is sent again in the next one. Of lost packets that
 nobody brought about TCP is the witness, as where ranks that exchange with all others fill a switch's queue: they were
-there if its timer ran out on the ranks' hosts in that iteration more often than it usually does, by the kernel's count.
-Such a verdict is no false accusation; it is counted for itself.
+there if its timers ran out on the ranks' hosts in that iteration more often than in nearly all undisturbed ones that
+are too short for one of 200 ms, by the kernel's count. Such a verdict is no false accusation; it is counted for itself,
+and the iteration is no measure of what else was done to it.
 """
 
 import json
@@ -60,6 +61,7 @@ _LATER = {cause: (cause,) for cause in CAUSES.values()} | {"slow_link": ("slow_l
 
 _MOSTLY = 0.5  # of what an iteration took longer
 _AFTER_NS = 1_000_000  # of an injection's end, for clocks and what was on its way
+_TIMER_NS = 150_000_000  # longer than the shortest: TCP's timer may have run, 200 ms of it
 
 VerdictRow = Mapping[str, Any]
 """A verdict, as `netmon why --json` has it."""
@@ -200,9 +202,10 @@ def _outcome(
     differ = 0.0 if cause in NETWORK else SCATTERS * (baseline - float(np.quantile(truth.undisturbed, 0.16)))
     stands_out &= lasted - baseline >= differ
     stands_out &= _by_cpus(injection, iteration, kept, lasted - baseline)
+    lost = verdict is not None and cause not in (NOTHING, *NETWORK) and _was_lost(truth, verdict)
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        judged(cause, said, stands_out, injection, verdict),
+        NO_EFFECT if lost else judged(cause, said, stands_out, injection, verdict),
         *(int(injection["start_ns"]), baseline, lasted - baseline, share, after),
         injection,
         verdict,
@@ -274,16 +277,18 @@ def _accused(run: str, truth: Truth, verdict: VerdictRow) -> Accusation | None:
     ]
     if any(each["cause"] in NETWORK for each in under_way):
         return None
-    lost = verdict["cause"] == "loss" and _timer_ran_out(truth, verdict)
-    return Accusation(run, truth.trainer, tuple(each["kind"] for each in under_way), verdict, lost)
+    kinds = tuple(each["kind"] for each in under_way)
+    return Accusation(run, truth.trainer, kinds, verdict, _was_lost(truth, verdict))
 
 
-def _timer_ran_out(truth: Truth, verdict: VerdictRow) -> bool:
-    if truth.timeouts is None:
+def _was_lost(truth: Truth, verdict: VerdictRow) -> bool:
+    """Whether it tells of lost packets that TCP knows of."""
+    if verdict["cause"] != "loss" or truth.timeouts is None:
         return False
     middle = (int(verdict["start_ns"]) + int(verdict["end_ns"])) // 2
     there = truth.timeouts[int(np.searchsorted(truth.start_ns, middle, "right")) - 1]
-    return bool(there > np.median(truth.timeouts[truth.quiet]))
+    short = truth.timeouts[truth.quiet & (truth.lasted_ns < truth.undisturbed.min() + _TIMER_NS)]
+    return bool(there > np.quantile(short, OFTEN))
 
 
 # --- Incidents: what the verdicts on steps have in common, compared with what was done to these steps.

@@ -549,7 +549,7 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
     links: list[int] = []
     if unclear > 0.1 * transfer:
         found = slow_link(seen, [judged] if left is None else [judged, left], one.references)
-        if found is not None and (lost <= 0 or found[1] >= _PACED * unclear):
+        if found is not None and (lost <= 0 or found[1] >= _PACED * min(unclear, transfer)):
             parts["slow_link"] = min(found[1], unclear)  # packets that take long leave gaps, too
             links = [found[0]]
         elif lost > 0:

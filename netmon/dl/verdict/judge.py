@@ -305,7 +305,8 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
     iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones. One
     rank that was late by all of it is told of from _SURE_FROM × the usual on; a rank that did longer what it does
-    itself, or a pause of all, where that hardly differs at other times, however much transfers do. That little or
+    itself, or a pause of all, where that hardly differs at other times, however much transfers do; a rank that a quota
+    throttled, whatever differs. That little or
     nothing is known of the cause is an answer only where the iteration took _UNKNOWN_FROM × the usual, and twice as
     much longer than that; as little is known where lost packets, or a slow link, explain less than half.
     """
@@ -325,10 +326,15 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
 
 def _clearly_itself(one: Judged, verdict: Verdict) -> bool:
     """Whether a late rank, or all ranks in a pause, did longer what they do besides waiting for others: by most of the
-    excess, and by SCATTERS times what that differs by; or were seen to be stopped for most of it."""
+    excess, and by SCATTERS times what that differs by; or were seen to be stopped for most of it, or a host's rank to
+    be throttled."""
+    table = one.table
+    if verdict.cause == Cause.HOST and one.waited is not None:
+        spans = np.array(_spans(table, one.baseline), np.int64).reshape(-1, 2)
+        throttled = kept_more(one.waited, "throttled_ns", span_of(table, one.row), spans)
+        return throttled.get(verdict.rank, 0.0) >= _MOSTLY * verdict.excess_ns
     if verdict.cause not in (Cause.STRAGGLER, Cause.PAUSE):
         return False
-    table = one.table
     stopped = stopped_in(one.waited, span_of(table, one.row)).ranks if one.waited is not None else {}
     alone = verdict.cause == Cause.STRAGGLER
     stopped_ns = max((ns for rank, ns in stopped.items() if rank == verdict.rank or not alone), default=0.0)
