@@ -74,20 +74,31 @@ def gradient_times_ns(layers: int, compute_ns: int, backward_share: float) -> li
 COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns,interrupted,timeouts"
 
 
+_LONGER_NS = 150_000_000  # TCP's timers run for 200 ms at least
 _TIMERS = ("TCPTimeouts", "TCPLossProbeRecovery")
 """A packet that is lost alone is sent again by a loss probe, 200 ms later, too, and counts as the second only."""
 
 
 class Timeouts:
-    """How often a timer of TCP has run out in this network namespace, after a loss. A look takes some 0.1 ms."""
+    """How often a timer of TCP has run out in this network namespace, after a loss.
+
+    Looked at after steps so long that there may be one: a look takes some 0.1 ms, by which the next step begins later.
+    """
 
     def __init__(self) -> None:
         self._file = os.open("/proc/net/netstat", os.O_RDONLY | os.O_CLOEXEC)
         names = self._read()[0].split()
         self._columns = [names.index(name.encode()) for name in _TIMERS]
+        self._count, self._quickest_ns = self._look(), 1 << 62
 
-    def count(self) -> int:
-        """Until now."""
+    def count(self, took_ns: int) -> int:
+        """Until the end of the last step that was long. took_ns: the step that has just ended."""
+        self._quickest_ns = min(self._quickest_ns, took_ns)
+        if took_ns > self._quickest_ns + _LONGER_NS:
+            self._count = self._look()
+        return self._count
+
+    def _look(self) -> int:
         values = self._read()[1].split()
         return sum(int(values[column]) for column in self._columns)
 
@@ -121,7 +132,7 @@ class IterationLog:
             last_wait,
             step_end,
             int(bool(interrupted)),
-            self._timeouts.count(),
+            self._timeouts.count(step_end - step_start),
         )
         self._lines.append(",".join(map(str, moments)))
         print(f"iteration {iteration} took {(step_end - step_start) / 1e9:.3f} s", flush=True)
