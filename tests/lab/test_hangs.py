@@ -214,8 +214,6 @@ def test_of_a_training_that_evaluates_compiles_writes_and_is_debugged_nobody_is_
 
 def test_the_dataset_has_them(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
     wait_for(lambda: {hang.job for hang in read_hangs(watched.data)} >= {"stop", "other"}, seconds=30)
-    found = [hang.job for hang in read_hangs(watched.data)]
-    assert len(found) == len(set(found)), found
     [stop] = read_hangs(watched.data, "stop")
     assert stop.since_ns < stop.reported_ns < stop.until_ns
     columns = ["job", "rank", "quiet", "state", "start_ns", "end_ns"]
