@@ -213,7 +213,13 @@ def test_of_a_training_that_evaluates_compiles_writes_and_is_debugged_nobody_is_
 
 
 def test_the_dataset_has_them(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
+    if not read_hangs(watched.data):  # this test is run by itself
+        test_a_rank_that_is_stopped_and_goes_on(watched)
+        test_a_rank_that_calls_another_collective(watched)
+        test_a_stage_of_a_pipeline_that_sleeps(watched)
     wait_for(lambda: {hang.job for hang in read_hangs(watched.data)} >= {"stop", "other"}, seconds=30)
+    hangs = read_hangs(watched.data)
+    assert len(hangs) == len({hang.job for hang in hangs}), hangs
     [stop] = read_hangs(watched.data, "stop")
     assert stop.since_ns < stop.reported_ns < stop.until_ns
     columns = ["job", "rank", "quiet", "state", "start_ns", "end_ns"]
