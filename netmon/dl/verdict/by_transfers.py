@@ -301,10 +301,11 @@ def _slow(
     slow = {pair: ns for pair, ns in more.items() if ns >= _ALIKE * more[worst]}
     common = _in_common(slow, host_of)
     cost: dict[tuple[int, Direction], float] = {}  # by link; who is behind a slow one is acknowledged late, too
+    ends = {pair: ((pair[0], Direction.TX), (pair[1], Direction.RX)) for pair in slow}
     for pair, ns in slow.items():
-        for rank, way in zip(pair, (Direction.TX, Direction.RX), strict=True):
-            if not common or host_of.get(rank, "") in common:
-                cost[rank, way] = cost.get((rank, way), 0.0) + ns
+        for link in ends[pair]:
+            if not common or host_of.get(link[0], "") in common:
+                cost[link] = cost.get(link, 0.0) + ns
     lost = min(more[worst], excess)
     links = sorted(cost, key=lambda link: -cost[link])  # most first; of one pair both ends
     present = {
@@ -315,7 +316,6 @@ def _slow(
     (rank, way), (other, others_bytes) = max(present.items(), key=lambda one: one[1][1])
     takes = others_bytes * rate[worst]
     if not common:  # others may hold up what one host sends and another one receives
-        ends = {pair: ((pair[0], Direction.TX), (pair[1], Direction.RX)) for pair in slow}
         most = {pair: max(present.get(link, (-1, 0))[1] for link in ends[pair]) for pair in slow}
         if any(most[pair] * rate[pair] < _MOSTLY * ns for pair, ns in slow.items()):
             return None

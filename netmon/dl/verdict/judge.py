@@ -310,8 +310,10 @@ def worth_reporting(one: Judged, verdict: Verdict) -> bool:
     nothing is known of the cause is an answer only where the iteration took _UNKNOWN_FROM × the usual, and twice as
     much longer than that; as little is known where lost packets, or a slow link, explain less than half.
     """
-    if verdict.cause == Cause.CHANGE or not verdict.usual_ns:
-        return verdict.cause == Cause.CHANGE
+    if verdict.cause == Cause.CHANGE:
+        return True
+    if not verdict.usual_ns:  # it is compared with nothing
+        return False
     ratio = verdict.duration_ns / verdict.usual_ns
     if verdict.cause in NETWORK and (verdict.cause not in _PARTLY or verdict.confidence >= _HALF):
         return ratio >= NOTABLE
