@@ -31,6 +31,7 @@ _USUAL = 3  # pauses of a rank that are as long make one that is usual
 _CUT_NS = 2_000_000_000  # after a wait began, what is sent again then has not arrived
 _CUT_AGE_NS = 8_000_000_000  # the kernel sends it again after times that double
 _FORGOTTEN_NS = 3_600_000_000_000  # a job of which nothing has been told for so long
+_LATE_NS = 3_000_000_000  # after a rank has left, what it did last is heard
 _PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: below it nothing is done
 _MOST_IDLE_CPU, _ABOVE_IDLE = 0.4, 1.5  # Horovod's ranks compute while they wait: who does no more does nothing
 _NO_WAIT = (Hung.CUT_OFF, Hung.NOT_ENDING)
@@ -98,6 +99,7 @@ class Hangs:
         over."""
         self._tables, self._sessions, self._show, self._store = tables, sessions, show, store
         self._jobs: dict[str, _Job] = {}
+        self._over: dict[str, tuple[int, dict[int, int]]] = {}  # since when all ranks have left; their processes
         self._looked_ns = 0
 
     def tick(self, newest: Collection[Session]) -> None:
@@ -132,15 +134,18 @@ class Hangs:
         at = rows[0]
         name, number, size = own["job"][at], own["rank"][at], own["size"][at]
         since_ns, end_ns = own["start_ns"][at] + offset_ns, own["end_ns"][at] + offset_ns
-        job = self._jobs.get(name)
+        job, pid = self._jobs.get(name), own["pid"][at]
         if job is None:
+            over_ns, pids = self._over.get(name, (0, {}))
+            if end_ns <= over_ns or pids.get(number) == pid:
+                return  # it comes late
             self._forget_old(now_ns)
             job = self._jobs[name] = _Job()
         before = job.ranks.get(number)
         if before is None and len(job.ranks) >= _MOST_RANKS:
             return
         job.reported_ns = now_ns
-        quiet, pid = bool(own["quiet"][at]), own["pid"][at]
+        quiet = bool(own["quiet"][at])
         works = [_work(own, row, end_ns) for row in rows[:_MOST_WORKS] if own["group"][row] != UNKNOWN]
         if before and job.pids.get(number) != pid:
             before = None
@@ -219,11 +224,14 @@ class Hangs:
         if found and job.hang is None:
             job.hang = found
             self._report(name, job, found)
-        elif all(one.gone for one in ranks.values()):
+        elif all(_is_over(one, now_ns) for one in ranks.values()):
             if not job.recent and (end := ended(name, ranks, now_ns)):
                 job.recent.appendleft(end)
                 self._report(name, job, end)
-            del self._jobs[name]
+            self._over.pop(name, None)
+            self._over[name] = now_ns, self._jobs.pop(name).pids
+            if len(self._over) > _MOST_JOBS:
+                del self._over[next(iter(self._over))]
         elif found and before and any(getattr(found, name) != getattr(before, name) for name in _CHANGING):
             job.hang = replace(found, reported_ns=before.reported_ns, since_ns=before.since_ns)
             self._shown(name, job)
@@ -304,6 +312,11 @@ def _waiting(ranks: Mapping[int, RankNow]) -> dict[int, int]:
         for number, one in ranks.items()
         if one.quiet and (begun := [work.begun_ns for work in one.works if work.state == WAITED])
     }
+
+
+def _is_over(one: RankNow, now_ns: int) -> bool:
+    """Whether nothing is to be heard of a rank any more."""
+    return one.gone and (one.state is ProcessState.GONE or one.left_ns < now_ns - _LATE_NS)
 
 
 def _same(before: Hang, found: Hang) -> bool:

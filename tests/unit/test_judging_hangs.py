@@ -237,9 +237,11 @@ def test_a_job_that_has_ended_is_let_go() -> None:
     collector.stands_still()
     collector.left = set(range(SIZE))
     collector.tick()
-    collector.tick()
     assert collector.hangs.current() == []
     assert collector.stored[-1].until_ns > 0
+    for rank in range(SIZE):
+        collector.hangs._jobs["job"].left_ns[rank] -= 4 * S
+    collector.tick()
     assert collector.hangs._jobs == {}
 
 
@@ -257,6 +259,21 @@ def test_a_job_that_ends_because_a_rank_called_something_else() -> None:
         "rank 1 on h1 did not call all-reduce 8 of a group of 3 as the others did; "
         "it has called it with 1 bytes, the others with 4"
     )
+    assert collector.hangs._jobs == {}
+
+
+def test_what_a_job_did_last_is_heard_after_its_ranks_have_left_and_told_once() -> None:
+    collector = Collector()
+    collector.tell(0, 1, 8, OVER, quiet=False)
+    collector.left = set(range(SIZE))
+    collector.tick()
+    for again in range(2):  # the second time it is another run
+        for _ in range(2):
+            for rank in range(SIZE):
+                about = {"state": int(ProcessState.GONE), "bytes": 4 if rank != 1 else 1, "pid": 10 * again + rank}
+                collector.tell(rank, 1 + 20 * again, 8, OVER, **about)
+            collector.tick()
+        assert [(hang.what, hang.rank) for hang in collector.stored] == (again + 1) * [(Hung.ENDED, 1)]
     assert collector.hangs._jobs == {}
 
 
