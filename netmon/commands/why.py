@@ -177,20 +177,21 @@ def _stored(args: argparse.Namespace) -> _Found:
     from netmon.history.judging import ALWAYS, incidents_of, read_verdicts, understood_jobs, verdicts
     from netmon.units import format_moment
 
-    unclear = not_understood(args.data)
+    unclear, hangs = not_understood(args.data), read_hangs(args.data)
     try:
         trained, names = jobs_of(args.data)
     except NoRowsError:
-        if not unclear:
+        if not (unclear or hangs):
             raise
         trained, names = [], {}
     job = requested_job(args.job, names)
-    found = read_verdicts(args.data, job, ALWAYS) if understood_jobs(job, trained, unclear) else []
+    at_once = {hang.job for hang in hangs}.difference(trained)  # they stood still before their first step was over
+    found = read_verdicts(args.data, job, ALWAYS) if understood_jobs(job, trained, [*unclear, *at_once]) else []
     if found is None:
         found = list(verdicts(args.data, job))
     lines = incidents_of(args.data, found)
     unclear = [name for name in unclear if job in (None, name)]
-    hangs = read_hangs(args.data, job)
+    hangs = [hang for hang in hangs if job in (None, hang.job)]
     calm = [] if found or unclear or hangs else _calm(args.data, job)
     before = [line for hang in hangs[:1] if (line := before_hang(args.data, hang).line(format_moment))]
     return _Found(lines, found, unclear, names, calm, hangs, before)

@@ -255,7 +255,8 @@ def understood_jobs(job: str | None, names: Sequence[str], unclear: Sequence[str
         return []
     if job is None or job in names:
         return [name for name in names if name not in unclear] if job is None else [job]
-    raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {', '.join(names)}")
+    known = ", ".join(sorted({*names, *unclear}))
+    raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {known}")
 
 
 def _in_spans(data: Path, job: str, within_ns: tuple[int, int]) -> Iterator[tuple[tuple[int, int], pd.DataFrame]]:

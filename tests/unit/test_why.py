@@ -94,6 +94,20 @@ def test_a_job_that_stood_still_comes_first(data: Path, capsys: pytest.CaptureFi
     assert (told["rank"], told["what"], told["until_ns"]) == (3, "not_entered", BEGIN_NS + 9_000 * MS)
 
 
+def test_a_job_that_stood_still_before_its_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hang = Hang(
+        *("first", BEGIN_NS, 0, BEGIN_NS + 4_000 * MS, Hung.NOT_ENTERED, "all-reduce", 1, "", 3, "h7", "it sleeps"),
+        *((3,), (0, 1, 2)),
+    )
+    sink = ParquetSink(tmp_path)
+    sink.write({"hangs": hang_table([hang])}, {})
+    sink.close()
+    for job in ([], ["first"]):
+        assert main(["why", *job, "--data", str(tmp_path)]) == 0
+        assert capsys.readouterr().out.startswith("first stands still: rank 3 on h7 has not entered all-reduce 1; ")
+    assert main(["why", "second", "--data", str(tmp_path)]) == 1
+
+
 def test_nothing_wrong_is_said_and_another_job_is_an_error(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "other", "--data", str(data)]) == 1
     assert "it has jobs: id" in capsys.readouterr().err
