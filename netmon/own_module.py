@@ -4,17 +4,21 @@
 import os
 import pickle
 import resource
+import select
 import shlex
 import shutil
+import signal
 import stat
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from importlib import machinery
+import time
+import traceback
+from collections.abc import Sequence
+from importlib import import_module, machinery
 from importlib.abc import PathEntryFinder
 from importlib.util import find_spec
+from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
 
@@ -89,49 +93,62 @@ def to_install(extra: str) -> str:
 # --- Calls in a process of their own, for what needs a large library once: its memory goes with the process.
 
 
-R = TypeVar("R")
 _LIMIT_S = 60
 
 
-def call_in_subprocess(function: Callable[..., R], *arguments: object) -> R:
-    """The function's result; it stands in a module by its name, and has the caller's capabilities and namespaces.
-
-    Blocks for about a tenth of a second more than the function does. Raises NetmonError as the function does, and
-    KernelError where the process ends without an answer.
-    """
-    answer: R = call_by_name(f"{function.__module__}:{function.__qualname__}", *arguments)
-    return answer
-
-
 def call_by_name(name: str, *arguments: object) -> Any:
-    """The same for MODULE:FUNCTION, which the caller then need not import."""
-    command = own_module(__name__, name)
-    question = pickle.dumps(arguments)
-    try:
-        done = subprocess.run(**command, input=question, capture_output=True, timeout=_LIMIT_S, check=True)
-        answer, error = pickle.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, EOFError, pickle.UnpicklingError) as failure:
-        raise KernelError(f"cannot ask for {name}: {failure}") from failure
+    """The result of MODULE:FUNCTION, in a copy of this process, which must have no other thread.
+
+    Blocks. Raises NetmonError as the function does, and KernelError where the process ends without an answer.
+    """
+    ours, theirs = os.pipe()
+    with open(ours, "rb", buffering=0) as pipe:
+        if not (pid := os.fork()):
+            _answer(name, arguments, theirs)
+        os.close(theirs)
+        try:
+            written = _read_all(pipe)
+        except OSError as failure:
+            os.kill(pid, signal.SIGKILL)
+            raise KernelError(f"cannot ask for {name}: {failure}") from failure
+        finally:
+            os.waitpid(pid, 0)
+    if not written:
+        raise KernelError(f"cannot ask for {name}: the process that was to answer has ended")
+    answer, error = pickle.loads(written)
     if error is not None:
         raise error
     return answer
 
 
-def main(name: str) -> None:
-    """The process: arguments in, answer out."""
-    import importlib
+def _read_all(pipe: FileIO) -> bytes:
+    """Until its other end is closed. Raises TimeoutError."""
+    readable, until_s = select.poll(), time.monotonic() + _LIMIT_S
+    readable.register(pipe, select.POLLIN)
+    written = bytearray()
+    while True:
+        if not readable.poll(max(0.0, until_s - time.monotonic()) * 1_000):
+            raise TimeoutError(f"no answer after {_LIMIT_S} s")
+        if not (part := pipe.read(1 << 16)):
+            return bytes(written)
+        written += part
 
-    module, function = name.split(":")
-    answer, failure = None, None
+
+def _answer(name: str, arguments: tuple[object, ...], theirs: int) -> NoReturn:
+    """In the process of its own."""
     try:
-        answer = getattr(importlib.import_module(module), function)(*pickle.load(sys.stdin.buffer))
-    except NetmonError as error:
-        failure = error
-    sys.stdout.buffer.write(pickle.dumps((answer, failure)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        module, function = name.split(":")
+        answer, failure = None, None
+        try:
+            answer = getattr(import_module(module), function)(*arguments)
+        except NetmonError as error:
+            failure = error
+        with open(theirs, "wb") as pipe:
+            pickle.dump((answer, failure), pipe)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 def require(packages: Sequence[str], what: str, extra: str) -> None:

@@ -25,7 +25,7 @@ from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.requests import Start
 from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
-from netmon.own_module import allow_descriptors, call_in_subprocess, keep_importable
+from netmon.own_module import allow_descriptors, call_by_name, keep_importable
 from netmon.records import KERNEL_LEDGER, STEP, Direction, Interface, LedgerSample, Table
 from netmon.service import ServiceUser, give_folder, require_readable, service_user
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY
@@ -301,7 +301,10 @@ class PrivilegedStart:
         """Raises NetmonError where a privilege, an interface or a file is missing."""
         privilege.require_capabilities()
         allow_descriptors()
-        self.nics: Sequence[Nic] = call_in_subprocess(nic.describe_all, settings.interface)
+        self.nics: Sequence[Nic]
+        self.nics, remarks = call_by_name("netmon.kernel.interfaces:choose", settings.interface)
+        for remark in remarks:
+            log.warning("%s", remark)
         self.geometry = choose_geometry(settings.bucket_ns, len(self.nics), settings.flows)
         self._settings = settings
 
@@ -334,7 +337,7 @@ class Counting:
         """Whether it is counted what is posted to RDMA devices."""
         memory = map_memory(descriptors, geometry)
         self.meter = Meter(memory, geometry)
-        self.links = Links([card.index for card in nics], settings.interface)
+        self.links = Links([card.index for card in nics], [card.name for card in nics])
         self.ledger = Ledger(self.meter, self.links, nics, started.hooks, began_ns)
         self.steps = RingBuffer(descriptors["steps"], geometry.step_ring_bytes, STEP)
         """Calls of training libraries."""

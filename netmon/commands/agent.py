@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from collections.abc import Collection
-from dataclasses import replace
 
 from netmon.agent.settings import Settings
 from netmon.commands.service_options import Service, heed_hangup
@@ -46,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
     # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from netmon.agent.agent import Agent
-    from netmon.own_module import call_by_name
     from netmon.service import Supervisor, keep_heap, trim_heap
 
     if args.prepare:
@@ -61,11 +59,6 @@ def run(args: argparse.Namespace) -> int:
     asked: list[int] = []  # no Event: a second signal, within the first one's handler, would wait for its lock for ever
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
-    # Elsewhere: what it imports is 10 MB that would stay.
-    names, remarks = call_by_name("netmon.kernel.interfaces:choose", settings.interface)
-    for remark in remarks:
-        log.warning("%s", remark)
-    settings = replace(settings, interface=names)
     _check(settings)
     keep_heap()
     supervisor = Supervisor()  # while the way to its socket is open to us
@@ -96,8 +89,8 @@ def _prepare(args: argparse.Namespace) -> int:
     from netmon.kernel.meter.memory import choose_geometry
 
     privilege.require_capabilities()
-    interfaces, _ = choose(args.interface)
-    loader.prepare(choose_geometry(args.bucket_ns, len(interfaces), args.flows))
+    nics, _ = choose(args.interface)
+    loader.prepare(choose_geometry(args.bucket_ns, len(nics), args.flows))
     return 0
 
 

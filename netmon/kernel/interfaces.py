@@ -18,7 +18,7 @@ from pyroute2.netlink.generic import AsyncGenericNetlinkSocket, GenericNetlinkSo
 
 from netmon.errors import UnsupportedError
 from netmon.kernel import bpf_calls, nic
-from netmon.kernel.nic import name_of
+from netmon.kernel.nic import Nic, name_of
 
 _FAMILY, _DEV_GET = "netdev", 1
 _BASIC, _HW_OFFLOAD, _RX_SG = 1 << 0, 1 << 4, 1 << 5  # enum netdev_xdp_act
@@ -276,10 +276,13 @@ def choose_interfaces(wanted: Sequence[str], there: Sequence[InterfaceFacts]) ->
     return Chosen(tuple(names), tuple(_twice_counted(names, there)))
 
 
-def choose(wanted: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of Chosen, of the interfaces that there are; they can be read where this module is not imported."""
-    names, remarks = choose_interfaces(wanted, interface_facts().watchable)
-    return names, remarks
+def choose(wanted: Sequence[str]) -> tuple[list[Nic], tuple[str, ...]]:
+    """Chosen, of the interfaces that there are; what is returned is read where this module is not imported.
+
+    Raises UnsupportedError.
+    """
+    chosen = choose_interfaces(wanted, interface_facts().watchable)
+    return [nic.describe(name) for name in chosen.names], chosen.remarks
 
 
 def _meant_by(wanted: str, there: Sequence[InterfaceFacts]) -> list[str]:

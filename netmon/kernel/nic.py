@@ -70,11 +70,6 @@ def describe(name: str) -> Nic:
     )
 
 
-def describe_all(names: Collection[str]) -> list[Nic]:
-    """The interfaces of these names, in their order. Raises UnsupportedError."""
-    return [describe(name) for name in names]
-
-
 def name_of(index: int) -> str:
     """What the interface of this ifindex is called now; empty where it is not there."""
     try:

@@ -3,14 +3,17 @@ import io
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from test_store import store_small
 
+from netmon import own_module as own_module_file
 from netmon.commands.lab_results import _print_next
-from netmon.own_module import own_module, typed
+from netmon.errors import KernelError, UnsupportedError
+from netmon.own_module import call_by_name, own_module, typed
 
 
 def test_nothing_is_imported_from_where_the_user_stands(tmp_path: Path, monkeypatch):
@@ -64,3 +67,37 @@ def test_as_many_files_may_be_open_as_the_system_allows() -> None:
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def doubles(number: int) -> list[int]:
+    return [number] * 100_000  # more than a pipe holds
+
+
+def refuses() -> None:
+    raise UnsupportedError("cannot do it")
+
+
+def ends() -> None:
+    os._exit(3)
+
+
+def breaks() -> None:
+    raise ValueError("a mistake of ours")
+
+
+def stands_still() -> None:
+    time.sleep(60)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pytest has threads
+def test_a_call_in_a_process_of_its_own(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call_by_name(f"{__name__}:doubles", 7) == [7] * 100_000
+    with pytest.raises(UnsupportedError, match="cannot do it"):
+        call_by_name(f"{__name__}:refuses")
+    for name in ("ends", "breaks"):
+        with pytest.raises(KernelError, match="has ended"):
+            call_by_name(f"{__name__}:{name}")
+    assert "a mistake of ours" in capfd.readouterr().err
+    monkeypatch.setattr(own_module_file, "_LIMIT_S", 0.2)
+    with pytest.raises(KernelError, match="no answer"):
+        call_by_name(f"{__name__}:stands_still")
