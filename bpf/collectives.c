@@ -37,12 +37,12 @@ struct operation {
 BPF_TABLE("lru_hash", struct operation_key, struct operation, open_operations, NETMON_OPEN_OPERATIONS);
 
 /* Of a connection: operations that could not be told. */
-struct untold {
+struct unreported {
 	u64 queued_ns, start_ns, bytes;
 	u32 transfers, missed, operations, pad;
 };
 
-BPF_TABLE("lru_hash", struct operation_key, struct untold, untold_operations, NETMON_OPEN_OPERATIONS);
+BPF_TABLE("lru_hash", struct operation_key, struct unreported, unreported_operations, NETMON_OPEN_OPERATIONS);
 
 /* Transfers that are under way, where each is told. */
 struct transfer_key {
@@ -287,7 +287,7 @@ int nccl_over(struct pt_regs *ctx)
 	struct operation_key key = {}, on = {};
 	struct operation *operation, unseen = {};
 	struct netmon_transfer row = {.level = NETMON_OPERATION, .operations = 1};
-	struct untold *untold, none = {};
+	struct unreported *unreported, none = {};
 	u32 steps = 0, slice_steps = 0, all;
 	u64 sub, now, total = 0;
 
@@ -324,32 +324,32 @@ int nccl_over(struct pt_regs *ctx)
 		open_operations.delete(&key);
 	on.connection = key.connection;
 	on.pid = key.pid;
-	untold = untold_operations.lookup(&on);
-	if (untold && untold->operations) {
+	unreported = unreported_operations.lookup(&on);
+	if (unreported && unreported->operations) {
 		row.level = NETMON_OPERATIONS;
-		row.queued_ns = untold->queued_ns;
-		row.start_ns = untold->start_ns;
-		row.bytes += untold->bytes;
-		row.transfers += untold->transfers;
-		row.missed += untold->missed;
-		row.operations += untold->operations;
+		row.queued_ns = unreported->queued_ns;
+		row.start_ns = unreported->start_ns;
+		row.bytes += unreported->bytes;
+		row.transfers += unreported->transfers;
+		row.missed += unreported->missed;
+		row.operations += unreported->operations;
 	}
 	if (may_tell(key.pid, now) && submit_row(&row)) {
-		if (untold && untold->operations) {
-			count(NETMON_UNTOLD, -(u64)untold->operations);
-			count(NETMON_UNTOLD_BYTES, -untold->bytes);
-			untold->operations = 0;
+		if (unreported && unreported->operations) {
+			count(NETMON_UNREPORTED, -(u64)unreported->operations);
+			count(NETMON_UNREPORTED_BYTES, -unreported->bytes);
+			unreported->operations = 0;
 		}
 		return 0;
 	}
-	count(NETMON_UNTOLD, 1);
-	count(NETMON_UNTOLD_BYTES, row.bytes - (untold && untold->operations ? untold->bytes : 0));
+	count(NETMON_UNREPORTED, 1);
+	count(NETMON_UNREPORTED_BYTES, row.bytes - (unreported && unreported->operations ? unreported->bytes : 0));
 	none.queued_ns = row.queued_ns;
 	none.start_ns = row.start_ns;
 	none.bytes = row.bytes;
 	none.transfers = row.transfers;
 	none.missed = row.missed;
 	none.operations = row.operations;
-	untold_operations.update(&on, &none);
+	unreported_operations.update(&on, &none);
 	return 0;
 }

@@ -179,7 +179,7 @@ class Live:
         """What viewers can be shown now. notices: lines for them."""
         self._show()
         self.advising.refresh()
-        self.jobs.carried(self._rank_pairs.due(self.jobs.sizes()))
+        self.jobs.rank_pairs(self._rank_pairs.due(self.jobs.sizes()))
         return self._view.freeze(time.time_ns(), [line for line in notices if line])
 
     def page(self, frozen: Frozen, selection: Selection) -> Snapshot:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # --- What Prometheus and probes ask, where the library for it is installed.
 
-_ASKED_EVERY_S, _ANSWER_WITHIN_S = 5.0, 1.0
+_REQUEST_EVERY_S, _ANSWER_WITHIN_S = 5.0, 1.0
 
 
 def why_not_ready(registry: Registry) -> str:
@@ -101,10 +101,10 @@ class _BusDepth:
     def __init__(self, among: "ClusterWorker") -> None:
         self._among = among
         self._known: tuple[int, int] | None = None
-        self._requested_s = -_ASKED_EVERY_S
+        self._requested_s = -_REQUEST_EVERY_S
 
     async def now(self) -> tuple[int, int] | None:
-        if time.monotonic() - self._requested_s >= _ASKED_EVERY_S:
+        if time.monotonic() - self._requested_s >= _REQUEST_EVERY_S:
             self._requested_s, self._known = time.monotonic(), None
             with contextlib.suppress(NetmonError, asyncio.TimeoutError):
                 self._known = await asyncio.wait_for(self._among.depth(), _ANSWER_WITHIN_S)

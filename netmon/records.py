@@ -148,7 +148,7 @@ TRANSFER = np.dtype(
 """What a rank of NCCL's has sent or received, as bpf/collectives.c tells it."""
 TRANSFER_ONE, TRANSFER_OPERATION, TRANSFER_OPERATIONS = range(3)
 """Its level."""
-TRANSFER_TRAPS, TRANSFER_UNTOLD, TRANSFER_UNTOLD_BYTES, TRANSFER_IMPLAUSIBLE, TRANSFER_EACH = range(5)
+TRANSFER_TRAPS, TRANSFER_UNREPORTED, TRANSFER_UNREPORTED_BYTES, TRANSFER_IMPLAUSIBLE, TRANSFER_EACH = range(5)
 """What is counted beside, and whether transfers are told one by one."""
 
 STOP = np.dtype([("begin_ns", "<u8"), ("end_ns", "<u8"), ("total_ns", "<u8"), ("pid", "<u4"), ("pad", "<u4")])

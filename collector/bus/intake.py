@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 # acknowledged.
 
 _AT_A_TIME = 16  # messages asked for
-_ASK_S, _ALIVE_S, _SILENT_S = 30.0, 3.0, 10.0
+_REQUEST_S, _ALIVE_S, _SILENT_S = 30.0, 3.0, 10.0
 _AGAIN_S = 3600.0  # what is not acknowledged comes again: everything comes from a new consumer long before
 _GONE_S = 300.0  # a consumer that nobody asks is removed
 _LONGEST_NAME = 200
@@ -176,7 +176,7 @@ class Deliveries:
         request = {
             "batch": _AT_A_TIME,
             "max_bytes": 2 * LEAST_PAYLOAD,
-            "expires": int(_ASK_S * 1e9),
+            "expires": int(_REQUEST_S * 1e9),
             "idle_heartbeat": int(_ALIVE_S * 1e9),
         }
         self._requested, self._received_s = _AT_A_TIME, time.monotonic()

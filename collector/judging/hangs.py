@@ -12,7 +12,7 @@ import numpy as np
 
 from collector.host.session import Session
 from collector.host.tables import Tables
-from netmon.dl.hangs import Known, RankNow, ended, is_held, judge, line
+from netmon.dl.hangs import Known, RankNow, ended, is_inactive, judge, line
 from netmon.dl.rank_activity import WAITED, Work
 from netmon.evidence import UNKNOWN, ProcessState, WaitsFor
 from netmon.records import Columns, Direction
@@ -154,21 +154,21 @@ class Hangs:
             works += [work for work in before.works if work.group not in groups]
         if before and before.quiet and not quiet:
             job.went_on(before, end_ns)
-        steady = before if before and before.quiet and before.since_ns == since_ns else None
+        previous = before if before and before.quiet and before.since_ns == since_ns else None
         progress_ns, io_bytes = end_ns, max(0, own["io_bytes"][at])
         if quiet:
-            cpu_ns, elapsed_ns = own["cpu_ns"][at], _elapsed_ns(since_ns, end_ns, steady)
+            cpu_ns, elapsed_ns = own["cpu_ns"][at], _elapsed_ns(since_ns, end_ns, previous)
             if any(work.state == WAITED for work in works) and cpu_ns != UNKNOWN and elapsed_ns > 0:
                 job.idle_cpu[number] = cpu_ns / elapsed_ns
             least_cpu = job.least_cpu(number)
-            progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, steady, least_cpu)
+            progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, previous, least_cpu)
         session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
         job.ranks[number] = RankNow(
             *(number, self._sessions[session].hello.host, size, quiet, since_ns),
             *(ProcessState(own["state"][at]), WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
             received_ns=end_ns,
-            io_bytes=io_bytes + (steady.io_bytes if steady else 0),
+            io_bytes=io_bytes + (previous.io_bytes if previous else 0),
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:
@@ -202,7 +202,7 @@ class Hangs:
         flow = now_ns - job.any_flow_ns < _FLOWING_NS
         known = Known(job.longest_ns, job.usual_ns, flow, self._cut(name, ranks, now_ns))
         found = judge(name, ranks, now_ns, known)
-        if found and (found.what in _NO_WAIT or (found.rank in ranks and is_held(ranks[found.rank]))):
+        if found and (found.what in _NO_WAIT or (found.rank in ranks and is_inactive(ranks[found.rank]))):
             job.sure_ns = now_ns
         before = job.hang
         if found and before and before.what is Hung.CUT_OFF and found.what not in _SAYS_MORE:
@@ -333,20 +333,20 @@ def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:
     return Work(**about, begun_ns=end_ns - max(0, own["age_ns"][row]), state=own["pending"][row])
 
 
-def _elapsed_ns(since_ns: int, end_ns: int, steady: RankNow | None) -> int:
+def _elapsed_ns(since_ns: int, end_ns: int, previous: RankNow | None) -> int:
     """Since the row before. steady: as the rank was then; None: it was not quiet."""
-    return end_ns - (steady.received_ns if steady else max(since_ns, end_ns - _ROWS_NS))
+    return end_ns - (previous.received_ns if previous else max(since_ns, end_ns - _ROWS_NS))
 
 
 def _progress_ns(
-    cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, steady: RankNow | None, least_cpu: float
+    cpu_ns: int, io_bytes: int, since_ns: int, end_ns: int, previous: RankNow | None, least_cpu: float
 ) -> int:
     """When a quiet rank was last seen to get on; 0: nobody knows yet. cpu_ns, io_bytes: since the row before."""
     if cpu_ns == UNKNOWN:
         return 0
-    if _got_on(cpu_ns, io_bytes, _elapsed_ns(since_ns, end_ns, steady), least_cpu):
+    if _got_on(cpu_ns, io_bytes, _elapsed_ns(since_ns, end_ns, previous), least_cpu):
         return end_ns
-    return steady.progress_ns or since_ns if steady else since_ns
+    return previous.progress_ns or since_ns if previous else since_ns
 
 
 def _got_on(cpu_ns: int, io_bytes: int, elapsed_ns: int, least_cpu: float) -> bool:

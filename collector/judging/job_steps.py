@@ -22,7 +22,7 @@ STEP = np.dtype(
 )
 """An iteration of a rank; times in its host's mono, index of its session."""
 
-_TOLD = [name for name in STEP.names or () if name != "shared"]
+_COLUMNS = [name for name in STEP.names or () if name != "shared"]
 _MOST = 32_768  # rows: of a job with many ranks fewer iterations are kept
 _ITERATIONS = 250
 _RANKS = 1 << 32
@@ -70,7 +70,7 @@ class JobSteps:
         self._last |= dict(zip(rank.tolist(), rows.number.tolist(), strict=True))
         self.size, self.relative = about.size or self.size, about.relative
         self.host_of |= hosts
-        self._steps.add(rows.table(STEP, _TOLD), len(self._last))
+        self._steps.add(rows.table(STEP, _COLUMNS), len(self._last))
         order = np.argsort(rows.number, kind="stable")
         first = starts(rows.number[order])
         count = np.diff(np.append(first, len(order)))

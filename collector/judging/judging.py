@@ -449,7 +449,7 @@ class Judging:
                 self._due.append(_Due(now, name, number, parts, now))
         again, self._again = self._again, []
         for due in again:
-            if now < due.until_s and self._tell_later(due):
+            if now < due.until_s and self._postpone(due):
                 self._again.append(due)
             else:
                 self._due.append(due._replace(since_s=now, parts=parts))
@@ -520,9 +520,9 @@ class Judging:
         sure = verdict is not None and verdict.cause not in _NOT_SURE and verdict.confidence >= _SURE
         tables, most_s = (_EVIDENCE[2:], _SURE_S) if sure else (_EVIDENCE, _COMPLETE_S)
         due = due._replace(tables=tables, until_s=due.first_s + most_s)
-        return due if time.monotonic() < due.until_s and self._tell_later(due) else None
+        return due if time.monotonic() < due.until_s and self._postpone(due) else None
 
-    def _tell_later(self, due: _Due) -> bool:
+    def _postpone(self, due: _Due) -> bool:
         """Whether a host has not told yet of all bytes of an iteration, or one that tells of ranks in its tables of
         all of it there."""
         job = self._jobs.get(due.job)
@@ -536,9 +536,9 @@ class Judging:
             if rows is None:
                 continue
             at = np.minimum(np.searchsorted(steps["rank"], rows["rank"]), len(steps) - 1)
-            own, told_ns = steps["rank"][at] == rows["rank"], np.zeros(len(steps), np.int64)
-            np.maximum.at(told_ns, at[own], rows["end_ns"][own])
-            if ((told_ns > 0) & (told_ns < steps["end_ns"] - SAME_STEP_NS)).any():
+            own, known_ns = steps["rank"][at] == rows["rank"], np.zeros(len(steps), np.int64)
+            np.maximum.at(known_ns, at[own], rows["end_ns"][own])
+            if ((known_ns > 0) & (known_ns < steps["end_ns"] - SAME_STEP_NS)).any():
                 return True
         return False
 
@@ -575,14 +575,14 @@ class Judging:
             return (begin < verdict.end_ns) & (begin + width > verdict.start_ns)
 
         rows = of_sessions(parts, there, verdict.start_ns, meanwhile)
-        carried = np.bincount(rows["flow"], rows["payload_bytes"], len(state))[[at for at, _ in known]]
+        sent_bytes = np.bincount(rows["flow"], rows["payload_bytes"], len(state))[[at for at, _ in known]]
 
         def described(index: int) -> tuple[str, str]:
             flow = known[index][1]
             address = flow.dst if verdict.direction == Direction.TX else flow.src
             return flow.owner.user, flows.host_at.get(address) or address
 
-        return with_ends(verdict, carried, described)
+        return with_ends(verdict, sent_bytes, described)
 
     def _case(self, name: str, number: int, parts: list[Part]) -> Case | None:
         job = self._jobs.get(name)

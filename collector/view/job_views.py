@@ -520,7 +520,7 @@ class Jobs:
             if job.sharing != (now := lines.get(name, ())):
                 job.sharing, job.view = now, None
 
-    def carried(self, pairs: Mapping[str, tuple[RankPair, ...]] | None) -> None:
+    def rank_pairs(self, pairs: Mapping[str, tuple[RankPair, ...]] | None) -> None:
         """What ranks have sent each other by NCCL lately, by job; None: as before."""
         if pairs is None:
             return

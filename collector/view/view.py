@@ -16,7 +16,7 @@ from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.sessions import FINAL, Sessions
 from netmon.dl.classify import NS_PER_S
-from netmon.dl.transfers import COLUMNS, NOTHING, Carried, pair_views, partners, process_numbers, rank_pairs, ways
+from netmon.dl.transfers import COLUMNS, NOTHING, ProcessBytes, pair_views, partners, process_numbers, rank_pairs, ways
 from netmon.evidence import UNKNOWN
 from netmon.records import Class, Columns, Direction, Table, joined
 from netmon.views import NOT_UNDERSTOOD, RankPair
@@ -170,8 +170,8 @@ class RankPairs:
         known = {numbers[job]: size for job, size in sizes.items() if job in numbers}
         pairs = rank_pairs(found, partners(found, known).rank)
         sending = {name: column[found["sends"] == 1] for name, column in found.items()}
-        carried = self._posted(since), self._by_tcp(since, sending)
-        views = pair_views(pairs, ways(sending["process"], sending["bytes"], *carried))
+        sent = self._posted(since), self._by_tcp(since, sending)
+        views = pair_views(pairs, ways(sending["process"], sending["bytes"], *sent))
         return {self._tables.flows.jobs[job]: own[:_MOST_PAIRS] for job, own in views.items() if job >= 0}
 
     def _lately(self, rows: Columns, since_ns: int) -> dict[str, npt.NDArray[np.int64]]:
@@ -184,16 +184,16 @@ class RankPairs:
         found["process"] = process_numbers(session[own], rows["pid"][own])
         return found
 
-    def _posted(self, since_ns: int) -> Carried:
+    def _posted(self, since_ns: int) -> ProcessBytes:
         """What processes have handed to RDMA devices."""
         rows = self._tables.evidence.lately["rdma"].all(("session", "pid", "end_ns", "rdma_device", "verb", "bytes"))
         if rows is None:
             return NOTHING
         end_ns = self._tables.sessions.utc(rows["session"], rows["end_ns"])
         rows = rows.take(np.flatnonzero((end_ns > since_ns) & np.isin(rows["verb"].astype(str), _POSTED)))
-        return Carried(process_numbers(rows["session"], rows["pid"]), rows["rdma_device"], rows["bytes"])
+        return ProcessBytes(process_numbers(rows["session"], rows["pid"]), rows["rdma_device"], rows["bytes"])
 
-    def _by_tcp(self, since_ns: int, sent: Mapping[str, npt.NDArray[np.int64]]) -> Carried:
+    def _by_tcp(self, since_ns: int, sent: Mapping[str, npt.NDArray[np.int64]]) -> ProcessBytes:
         """What the ranks' connections have sent, by interface."""
         names = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes")
         rows = self._tables.evidence.lately["transport"].all(names)
@@ -210,4 +210,4 @@ class RankPairs:
         process = np.array([process_of.get(who, UNKNOWN) for who in whose], np.int64)
         links = zip(rows["session"].tolist(), state["link"].tolist(), strict=True)
         name = np.array([self._sessions[n].window.links.interface(link).name for n, link in links], object)
-        return Carried(process, name, rows["sent_bytes"] - np.maximum(0, rows["retransmitted_bytes"]))
+        return ProcessBytes(process, name, rows["sent_bytes"] - np.maximum(0, rows["retransmitted_bytes"]))

@@ -55,11 +55,11 @@ class PostedRows:
         """Whether it is time to ask."""
         return self.able and now_ns >= self._due_ns and len(self._rows) < MAX_EVIDENCE
 
-    def is_wanted(self, asked: bool) -> bool:
+    def is_wanted(self, requested: bool) -> bool:
         """Whether, at the end, there is something to ask for. asked: that has been done, and there may be more."""
-        return self.able and len(self._rows) < MAX_EVIDENCE and (not asked or self._due_ns == 0)
+        return self.able and len(self._rows) < MAX_EVIDENCE and (not requested or self._due_ns == 0)
 
-    def asked(self, now_ns: int) -> None:
+    def requested(self, now_ns: int) -> None:
         self._due_ns = now_ns + _EVERY_NS
 
     def answer(self, reply: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ class HostScan:
             self._privileged.request(FindOwners(due))
         elif self._posted.is_due(now_ns):
             self._asking = "posted"
-            self._posted.asked(now_ns)
+            self._posted.requested(now_ns)
             self._privileged.request(ReadPosted())
         elif self._transport.elsewhere:
             self._asking = "transport"
@@ -110,16 +110,16 @@ class HostScan:
     def finish(self, now_ns: int) -> None:
         """Hears what has been posted until now. Blocks for a moment. Raises KernelError."""
         until_s = time.monotonic() + _LAST_WORD_S
-        asked = False
+        requested = False
         while self._posted.able and time.monotonic() < until_s:
-            if not (self._privileged.busy or self._posted.is_wanted(asked)):
+            if not (self._privileged.busy or self._posted.is_wanted(requested)):
                 break
             if self._privileged.busy:
                 time.sleep(_TICK_S)
                 self.receive(now_ns)
             else:
-                asked, self._asking = True, "posted"
-                self._posted.asked(now_ns)
+                requested, self._asking = True, "posted"
+                self._posted.requested(now_ns)
                 self._privileged.request(ReadPosted())
 
     def _see(self, look: dict[str, Any], now_ns: int) -> None:

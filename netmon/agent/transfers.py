@@ -23,7 +23,7 @@ from netmon.records import (
     TRANSFER_ONE,
     TRANSFER_OPERATION,
     TRANSFER_OPERATIONS,
-    TRANSFER_UNTOLD,
+    TRANSFER_UNREPORTED,
     Table,
     empty,
 )
@@ -71,7 +71,7 @@ class Transfers:
     @property
     def waiting(self) -> int:
         """Operations that wait to be told with the next one of their connection."""
-        return int(self._counts[TRANSFER_UNTOLD])
+        return int(self._counts[TRANSFER_UNREPORTED])
 
     def due(self, jobs: dict[str, int]) -> Table:
         """dtype TRANSFERS of what has been told of ranks since the last call. jobs: places of their names, which grow.

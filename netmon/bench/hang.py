@@ -33,7 +33,7 @@ _GO_ON = ("stop", "link")
 """The job goes on afterwards, and has waited for nobody that would come: these come first in a run."""
 
 _GONE_ON = 2  # of these, in a run
-_TOLD = {
+_EXPECTED = {
     "sleep": (Hung.NOT_ENTERED,),
     "stop": (Hung.NOT_ENTERED, Hung.STOPPED_IN_IT),
     "kill": (Hung.GONE,),
@@ -84,7 +84,7 @@ class Outcome:
     @property
     def right_rank(self) -> bool:
         hang, kind = self.hang, self.injection.kind
-        if hang is None or hang.what not in _TOLD[kind]:
+        if hang is None or hang.what not in _EXPECTED[kind]:
             return False
         # Of a single connection on which nothing arrives either end may be cut off.
         return self.injection.rank in (hang.missing if kind == "cross" or hang.what is Hung.CUT_OFF else (hang.rank,))

@@ -140,7 +140,7 @@ class TransferCost:
     of an event, without the trap that leads there; events: of a transfer; cores: at 50,000 transfers a second.
     """
 
-    told: str
+    level: str
     transfer_ns: float
     events: float
     program_ns: float
@@ -154,7 +154,7 @@ class CollectivesResult:
 
     def shown(self) -> Iterator[FittingTable]:
         rows = (
-            (of.told, f"{of.transfer_ns:.0f}", f"{of.events:.2f}", f"{of.program_ns:.0f}", f"{of.cores:.3f}")
+            (of.level, f"{of.transfer_ns:.0f}", f"{of.events:.2f}", f"{of.program_ns:.0f}", f"{of.cores:.3f}")
             for of in self.costs
         )
         yield table(
@@ -172,7 +172,7 @@ def measure_collectives(spec: CollectivesSpec, progress: Progress = silent) -> C
         program = cleanup.enter_context(stand_in("collectives", program_source(Version()) + _MAIN, *FLAGS))
         cleanup.enter_context(counted_run_times())
         costs: list[TransferCost] = []
-        for done, (told, wanted) in enumerate((("operations", OPERATIONS), ("each transfer", EACH))):
+        for done, (level, wanted) in enumerate((("operations", OPERATIONS), ("each transfer", EACH))):
             probed = Probed(program.path, wanted)
             longer, cores, ns, runs = [], [], 0, 0
             for _ in range(spec.rounds):
@@ -184,7 +184,7 @@ def measure_collectives(spec: CollectivesSpec, progress: Progress = silent) -> C
                     ns, runs = ns + of_round, runs + runs_of_round
                     cores.append((_paced(program) - alone_used) / 1e6 / _PACED_MS)
             transfers = _OPERATIONS * _OF_OPERATION * spec.rounds
-            costs.append(TransferCost(told, median(longer), runs / transfers, ns / max(1, runs), median(cores)))
+            costs.append(TransferCost(level, median(longer), runs / transfers, ns / max(1, runs), median(cores)))
             progress(done + 1, 2)
     return CollectivesResult(tuple(costs), spec.rounds)
 

@@ -56,9 +56,10 @@ def run(args: argparse.Namespace) -> int:
 
     heed_hangup(args, adjust)
     settings = read_options(Settings, args)
-    asked: list[int] = []  # no Event: a second signal, within the first one's handler, would wait for its lock for ever
+    # No Event: a second signal, within the first one's handler, would wait for its lock for ever.
+    signalled: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: asked.append(number))
+        signal.signal(number, lambda number, _: signalled.append(number))
     _check(settings)
     keep_heap()
     supervisor = Supervisor()  # while the way to its socket is open to us
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     trim_heap()
     supervisor.ready()
     try:
-        agent.run(lambda: bool(asked), supervisor.alive)
+        agent.run(lambda: bool(signalled), supervisor.alive)
     finally:
         agent.close()
         for number in (signal.SIGINT, signal.SIGTERM):  # a second signal changes nothing

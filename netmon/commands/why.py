@@ -103,8 +103,8 @@ def _groups(args: argparse.Namespace) -> int:
         )
         return 0
     for job, (uses, rows) in found.items():
-        told = "what its ranks call in a step, typically" if len(rows) else "as its first minute of traffic shows"
-        say(f"job {names.get(job, job)}: {told}")
+        basis = "what its ranks call in a step, typically" if len(rows) else "as its first minute of traffic shows"
+        say(f"job {names.get(job, job)}: {basis}")
         console().print(groups_table(group_lines(uses)))
         for line in in_words(rows, uses):
             say(f"  {line}")

@@ -103,7 +103,7 @@ def judge(job: str, ranks: Mapping[int, RankNow], now_ns: int, known: Known) -> 
     since_ns = min(waits[number].begun_ns for number in found.waiting)
     if found.what is Hung.NOT_ENTERED:
         culprit, what, due_ns = _culprit(ranks, found.missing, since_ns, known)
-        if what is Hung.NOT_ENTERED and is_held(ranks[culprit]) and _has_entered(ranks[culprit], found.work):
+        if what is Hung.NOT_ENTERED and is_inactive(ranks[culprit]) and _has_entered(ranks[culprit], found.work):
             what = Hung.STOPPED_IN_IT
     else:
         culprit, what = found.missing[0] if found.missing else -1, found.what
@@ -191,7 +191,7 @@ def _other_call(mine: Work, theirs: Work) -> str:
 
 def _waited(one: RankNow) -> Work | None:
     """What a quiet rank waits for first."""
-    if not one.quiet or is_held(one):
+    if not one.quiet or is_inactive(one):
         return None
     waited = [work for work in one.works if work.state == WAITED]
     if not waited:
@@ -202,7 +202,7 @@ def _waited(one: RankNow) -> Work | None:
     return _first_open(one, first.group) or first
 
 
-def is_held(one: RankNow) -> bool:
+def is_inactive(one: RankNow) -> bool:
     """Whether it does nothing any more, whatever it has called."""
     return one.gone or one.state is ProcessState.STOPPED or bool(one.silent_ns)
 
@@ -272,7 +272,7 @@ def _blockers(ranks: Mapping[int, RankNow], number: int, work: Work) -> set[int]
         entered = _has_entered(ranks[member], work) if member != number else True
         if entered is None:
             return None
-        if not entered or is_held(ranks[member]):
+        if not entered or is_inactive(ranks[member]):
             found.add(member)
     return found if found or len(members) >= work.group_size else None
 
@@ -317,8 +317,8 @@ def _cut_off(
     most = max(ends.values())
     first = min(waits.values(), key=lambda work: work.begun_ns)
     off = sorted(rank for rank in ends if ends[rank] == most)
-    held = [rank for rank in off if rank in ranks and is_held(ranks[rank])]
-    return _Missing(first, tuple(sorted(waits)), tuple(held or off), Hung.CUT_OFF)
+    inactive = [rank for rank in off if rank in ranks and is_inactive(ranks[rank])]
+    return _Missing(first, tuple(sorted(waits)), tuple(inactive or off), Hung.CUT_OFF)
 
 
 def _missing(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missing | None:

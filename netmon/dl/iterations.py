@@ -464,7 +464,7 @@ class IterationTracker:
         return {moment: one._replace(number=one.number + shift) for moment, one in self._events(self.source).items()}
 
     @property
-    def several(self) -> bool:
+    def has_other_sources(self) -> bool:
         """Whether more than one source tells of it."""
         return len(self._sources) > 1
 
@@ -588,7 +588,7 @@ class _Rank:
         for one in self.ended:
             row = self._row(one)
             rows.append(row)
-            if self.tracker.several:
+            if self.tracker.has_other_sources:
                 self.recent.append((one, row))
         self.ended = []
         under_way = self._under_way()
@@ -629,7 +629,8 @@ class _Rank:
 
     def score(self) -> list[_Row]:
         """How its other sources do against the best one, where that is another score than before."""
-        if not self.tracker.several or not (self.over or self.tracker.finished_ns >= self.scored_ns + _SCORED_NS):
+        due = self.over or self.tracker.finished_ns >= self.scored_ns + _SCORED_NS
+        if not (due and self.tracker.has_other_sources):
             return []
         self.scored_ns, before = self.tracker.finished_ns, self.scores
         self.scores = [
@@ -718,7 +719,7 @@ class HostIterations:
             if rank.tracker.unusable:
                 self.unusable[REPEATED] += rank.tracker.unusable
                 rank.tracker.unusable = 0
-            rank.tracker.forget(rank.tracker.finished_ns - _REFINED_NS if rank.tracker.several else _FOREVER)
+            rank.tracker.forget(rank.tracker.finished_ns - _REFINED_NS if rank.tracker.has_other_sources else _FOREVER)
         self._news = {}
         self._forget()
         return Training(tuple(states), np.array(rows, ITERATION), np.array(scores, SCORE))

@@ -157,9 +157,9 @@ class Works:
         begins = kind == STEP_BEGIN
         self.begun: Indices = np.flatnonzero(begins)
         """Where they begin."""
-        places = np.empty(len(work), np.intp)
-        places[self._order] = np.arange(len(work))
-        self._at = places[self.begun]
+        positions = np.empty(len(work), np.intp)
+        positions[self._order] = np.arange(len(work))
+        self._at = positions[self.begun]
         self._next = self._after(begins)
         self.again = self._is_same(self._next)
         """Whether another work has its address later."""
@@ -176,10 +176,10 @@ class Works:
         found: Indices = np.append(np.flatnonzero(which), len(which))[np.cumsum(which)[self._at]]
         return found
 
-    def _is_same(self, places: Indices) -> Flags:
+    def _is_same(self, positions: Indices) -> Flags:
         """Whether what stands there is of the same address."""
         last = len(self._work) - 1
-        found: Flags = (places <= last) & (self._work[np.minimum(places, last)] == self._work[self._at])
+        found: Flags = (positions <= last) & (self._work[np.minimum(positions, last)] == self._work[self._at])
         return found
 
 

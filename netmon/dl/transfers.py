@@ -58,7 +58,7 @@ def partners(rows: Rows, sizes: Mapping[int, int]) -> Partners:
     process_of = rows["process"][first]
     one, other = _alike(rows, end)
     compared = np.zeros(len(first), np.bool_)
-    compared[end[_is_told_apart(rows)]] = True
+    compared[end[_is_single(rows)]] = True
     process = _voted(end, one, rows["process"][other], len(first))
     process = np.where(compared, process, _only_one(rows, first, sizes))
     processes, one_of = np.unique(process_of, return_index=True)
@@ -80,24 +80,24 @@ def _numbered(keys: list[Numbers]) -> tuple[Numbers, npt.NDArray[np.intp]]:
     return number, order[first]
 
 
-def _is_told_apart(rows: Rows) -> npt.NDArray[np.bool_]:
+def _is_single(rows: Rows) -> npt.NDArray[np.bool_]:
     """Rows that say which operation they are of."""
-    told: npt.NDArray[np.bool_] = rows["level"] != TRANSFER_OPERATIONS
+    singly: npt.NDArray[np.bool_] = rows["level"] != TRANSFER_OPERATIONS
     for name in ("number", "group_rank", "peer", "channel"):
-        told &= rows[name] >= 0
-    return told
+        singly &= rows[name] >= 0
+    return singly
 
 
 def _alike(rows: Rows, end: Numbers) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """Pairs of rows that may be both ends of one operation, each pair both ways round."""
-    own = np.flatnonzero(_is_told_apart(rows))
+    own = np.flatnonzero(_is_single(rows))
     sends = rows["sends"][own] == 1
     ways = np.where(sends, (rows["group_rank"][own], rows["peer"][own]), (rows["peer"][own], rows["group_rank"][own]))
     key = {name: rows[name][own] for name in _OPERATION if name not in ("from", "to")} | dict(
         zip(("from", "to"), ways, strict=True)
     )
     operation, _ = _numbered([key[name] for name in _OPERATION])
-    nth, of = _places(operation, end[own], rows["start_ns"][own])
+    nth, of = _positions(operation, end[own], rows["start_ns"][own])
     both, _ = _numbered([operation, nth, of])
     order = order_by(both, (~sends).astype(np.int64))
     first = starts(both[order])
@@ -117,7 +117,7 @@ def _alike(rows: Rows, end: Numbers) -> tuple[npt.NDArray[np.intp], npt.NDArray[
     return np.append(sender, receiver), np.append(receiver, sender)
 
 
-def _places(operation: Numbers, end: Numbers, start_ns: Numbers) -> tuple[Numbers, Numbers]:
+def _positions(operation: Numbers, end: Numbers, start_ns: Numbers) -> tuple[Numbers, Numbers]:
     """Of each row: the how many-th of its end's rows of one operation it is, and of how many."""
     order = order_by(operation, end, start_ns)
     first = starts(operation[order], end[order])
@@ -232,7 +232,7 @@ class Way(NamedTuple):
 _NO_WAY = Way("", float("nan"), "")
 
 
-class Carried(NamedTuple):
+class ProcessBytes(NamedTuple):
     """Bytes that processes have handed to devices, or sent on interfaces; a row each."""
 
     process: npt.NDArray[np.integer]
@@ -248,10 +248,10 @@ class Carried(NamedTuple):
         return found
 
 
-NOTHING = Carried(np.empty(0, np.int64), np.empty(0, object), np.empty(0, np.int64))
+NOTHING = ProcessBytes(np.empty(0, np.int64), np.empty(0, object), np.empty(0, np.int64))
 
 
-def ways(process: Numbers, sent: Numbers, posted: Carried, by_tcp: Carried) -> dict[int, Way]:
+def ways(process: Numbers, sent: Numbers, posted: ProcessBytes, by_tcp: ProcessBytes) -> dict[int, Way]:
     """By process. process, sent: rows of what NCCL has sent; the others are of the same time."""
     processes, of = np.unique(process, return_inverse=True)
     sums = np.zeros(len(processes), np.int64)

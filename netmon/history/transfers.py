@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
 
-from netmon.dl.transfers import COLUMNS, NOTHING, Carried, Numbers, Way, pair_views, partners, rank_pairs, ways
+from netmon.dl.transfers import COLUMNS, NOTHING, Numbers, ProcessBytes, Way, pair_views, partners, rank_pairs, ways
 from netmon.dl.verdict.by_transfers import SENT, PostedRow, Transfers, with_posted
 from netmon.errors import NoRowsError
 from netmon.evidence import UNKNOWN
@@ -138,15 +138,15 @@ def _ways(data: Path, rows: pd.DataFrame, process: Numbers) -> Mapping[int, Way]
         sent = sent.merge(flows, on=["session", "flow_id"])
     sent["bytes"] = sent["sent_bytes"] - sent["retransmitted_bytes"].fillna(0).clip(lower=0)
     whose = rows.assign(process=process)
-    carried = []
+    totals = []
     for one, keys, name in ((posted, ["host", "pid"], "rdma_device"), (sent, ["host", "job", "rank"], "interface")):
         if name in one and not one.empty:
             one = one.merge(whose[[*keys, "process"]].drop_duplicates(keys, keep="last"))
-            carried.append(Carried(*(one[column].to_numpy() for column in ("process", name, "bytes"))))
+            totals.append(ProcessBytes(*(one[column].to_numpy() for column in ("process", name, "bytes"))))
         else:
-            carried.append(NOTHING)
+            totals.append(NOTHING)
     sends = rows["sends"].to_numpy() == 1
-    return ways(process, np.where(sends, rows["bytes"].to_numpy(), 0), *carried)
+    return ways(process, np.where(sends, rows["bytes"].to_numpy(), 0), *totals)
 
 
 _BY_OTHERS = ["host", "job", "rank", "process", "container", "rdma_device", "verb", "bytes", "start_ns", "end_ns"]

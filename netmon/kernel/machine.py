@@ -114,7 +114,7 @@ def machine_checks() -> list[Check]:
         _tracefs(),
         *clock_checks(),
         _rdma(),
-        *nccl_checks(ras.ask()),
+        *nccl_checks(ras.query()),
     ]
 
 

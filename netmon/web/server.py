@@ -397,8 +397,8 @@ class Page:
         groups: list[GroupLine] = []
         with suppress(NetmonError):  # an older collector tells of none
             groups = await self._run(groups_lately, self._source.rows(), job, end_ns + 1)
-        told = {"ranks": [asdict(one) for one in ranks], "groups": [asdict(one) for one in groups]}
-        return _json({"verdict": _verdict(verdict), "path": path, **told})
+        lines = {"ranks": [asdict(one) for one in ranks], "groups": [asdict(one) for one in groups]}
+        return _json({"verdict": _verdict(verdict), "path": path, **lines})
 
     async def _advised(self, request: web.Request) -> web.StreamResponse:
         now = asyncio.get_running_loop().time()

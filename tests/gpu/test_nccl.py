@@ -154,7 +154,7 @@ def gpu_shared(folder: Path) -> Iterator[None]:
 def test_doctor_says_where_the_ranks_are(tmp_path: Path, network: Network, cleanup: ExitStack) -> None:
     cluster = Cluster(network, 2, tmp_path, cleanup)
     job = cluster.job()
-    details = [check.detail for check in nccl_checks(ras.ask())]
+    details = [check.detail for check in nccl_checks(ras.query())]
     say(details)
     ranks = ", ".join(
         f"{rank} on {host.address} ({pid}, GPU 0)"

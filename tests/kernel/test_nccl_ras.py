@@ -57,7 +57,7 @@ def test_a_job_in_a_namespace_is_asked_there(namespaces: Callable, tmp_path: Pat
         for end in (left, right)
     ]
     started(cleanup, *right.namespace.inside(sys.executable, "-c", SERVER, str(REAL)))
-    silent, speaks = ({said.pids[0]: said for said in ras.ask()}[user.pid] for user in users)
+    silent, speaks = ({said.pids[0]: said for said in ras.query()}[user.pid] for user in users)
     assert "does not listen" in silent.reason
     assert (speaks.version, speaks.reason) == ("2.28.9", "")
     assert [(rank.rank, rank.host) for rank in speaks.communicators[0].ranks] == [(0, "198.18.1.2"), (1, "198.18.2.2")]

@@ -28,8 +28,8 @@ from netmon.records import (
     TRANSFER_IMPLAUSIBLE,
     TRANSFER_LAYOUT,
     TRANSFER_ONE,
-    TRANSFER_UNTOLD,
-    TRANSFER_UNTOLD_BYTES,
+    TRANSFER_UNREPORTED,
+    TRANSFER_UNREPORTED_BYTES,
     Table,
 )
 
@@ -311,8 +311,8 @@ def test_more_operations_than_may_be_told_become_one_row(tmp_path: Path, cleanup
     bytes_, transfers = rank.call("repeat", end, 200_000, [64])
     rows = seen.told(rank.process.pid)
     assert len(rows) < 20_000
-    assert rows["bytes"].sum() + seen.count(TRANSFER_UNTOLD_BYTES) == bytes_ == 200_000 * 64
-    assert rows["operations"].sum() + seen.count(TRANSFER_UNTOLD) == transfers == 200_000
+    assert rows["bytes"].sum() + seen.count(TRANSFER_UNREPORTED_BYTES) == bytes_ == 200_000 * 64
+    assert rows["operations"].sum() + seen.count(TRANSFER_UNREPORTED) == transfers == 200_000
 
 
 def test_a_governor_lets_transfers_go_and_says_so(tmp_path: Path, cleanup: ExitStack, seen: Seen) -> None:

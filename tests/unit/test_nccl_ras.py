@@ -13,7 +13,7 @@ import pytest
 
 from netmon.errors import KernelError
 from netmon.kernel.machine import nccl_checks
-from netmon.kernel.training.ras import Communicator, Rank, Said, checked, read, told
+from netmon.kernel.training.ras import Communicator, Rank, Said, checked, checked_answer, read
 
 REAL = (Path(__file__).parents[1] / "data/nccl/ras-2.28.9.json").read_text()
 """Of NCCL 2.28.9, two ranks on two hosts."""
@@ -131,14 +131,14 @@ def test_who_is_silent_or_slow_or_never_ends_is_not_waited_for() -> None:
 )
 def test_another_form_is_none(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"its RAS says"):
-        told(wrong)
+        checked_answer(wrong)
 
 
 def test_names_are_printable_and_short_and_ranks_are_few() -> None:
     changed = with_rank(host="\x1b[2J" + "h" * 10_000)
     changed["communicators"] *= 1000
     changed["communicators"][0]["ranks"] *= 1000
-    found = told(changed)
+    found = checked_answer(changed)
     ranks = [rank for one in found["communicators"] for rank in one["ranks"]]
     assert len(ranks) == 512
     assert all(len(host) <= 64 and host.isprintable() for _, host, _, _ in ranks)

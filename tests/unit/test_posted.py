@@ -59,11 +59,11 @@ def test_of_a_process_that_nobody_knows_the_bytes_are_told_and_a_sum_beyond_all_
 def test_what_a_batch_has_no_room_for_is_in_the_next_and_nothing_is_asked_for_meanwhile() -> None:
     posted = PostedRows(able=True, ranks={})
     assert posted.is_due(1)
-    posted.asked(1)
+    posted.requested(1)
     assert not posted.is_due(2)
     posted.answer(reply([ROW] * 1000, more=True))
     assert posted.is_due(2)  # at once
-    posted.asked(2)
+    posted.requested(2)
     posted.answer(reply([ROW] * 1000))
     assert not posted.is_due(10**18)
     words: dict[str, int] = {}

@@ -342,13 +342,13 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
     shared = {link: using for link, using in shared_links(jobs).items() if capacity_bps.get(link)}
     for group in groups(jobs):
         hold_ns = _hold_ns([jobs[index] for index in group])
-        steady = _with_holds(jobs, group, hold_ns)
+        slowed = _with_holds(jobs, group, hold_ns)
         shifts = dict.fromkeys(group, 0.0)
         for number, index in enumerate(group[1:], 1):
-            shifts[index] = _best_shift(_Contention(steady, index, group[:number], shared, capacity_bps), shifts)
+            shifts[index] = _best_shift(_Contention(slowed, index, group[:number], shared, capacity_bps), shifts)
         for index in group[1:] * (_ROUNDS if len(group) > 2 else 0):
-            shifts[index] = _best_shift(_Contention(steady, index, _others(group, index), shared, capacity_bps), shifts)
-        after = _model([steady[index] for index in group], [*shifts.values()], capacity_bps)
+            shifts[index] = _best_shift(_Contention(slowed, index, _others(group, index), shared, capacity_bps), shifts)
+        after = _model([slowed[index] for index in group], [*shifts.values()], capacity_bps)
         if hold_ns and after.max() > _NEAR * hold_ns:  # the best shift leaves some of the conflict: less often, then
             hold_ns = round(_SLACK * float(after.max()))
             after = np.maximum(after, hold_ns)
@@ -361,8 +361,8 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
             if not now.links:
                 continue
             near = [other for other in now.others if any(other in shared[link] for link in now.links)]
-            then = _Contention(steady, index, _others(group, index), shared, capacity_bps)
-            begins = [steady[one].starts_ns[0] + shifts[one] for one in (index, near[0])]
+            then = _Contention(slowed, index, _others(group, index), shared, capacity_bps)
+            begins = [slowed[one].starts_ns[0] + shifts[one] for one in (index, near[0])]
             found.append(
                 Fit(
                     jobs[index].job,
@@ -373,7 +373,7 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
                     now.trend(),
                     round(shifts[index]),
                     hold_ns,
-                    round((begins[0] - begins[1]) % steady[index].period_ns) if hold_ns else 0,
+                    round((begins[0] - begins[1]) % slowed[index].period_ns) if hold_ns else 0,
                     *took[index],
                     tuple(took[other][0] for other in near),
                     tuple(took[other][1] for other in near),
@@ -386,8 +386,8 @@ def scores_by_shift(fit: Fit, jobs: Sequence[Demand], capacity_bps: Mapping[int,
     """The shifts (ns) that are tried for a fit's job alongside its others alone, and the score at each."""
     own = [next(job for job in jobs if job.job == name) for name in (fit.job, *fit.others)]
     group = list(range(len(own)))
-    steady = _with_holds(own, group, _hold_ns(own))
-    contention = _Contention(steady, 0, group[1:], dict.fromkeys(fit.links, group), capacity_bps)
+    slowed = _with_holds(own, group, _hold_ns(own))
+    contention = _Contention(slowed, 0, group[1:], dict.fromkeys(fit.links, group), capacity_bps)
     candidates = _candidates(contention)
     return candidates, contention.scores(candidates.tolist(), dict.fromkeys(group, 0.0))
 

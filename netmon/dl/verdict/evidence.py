@@ -48,14 +48,14 @@ def with_waits(steps: Steps, calls: Mapping[str, npt.ArrayLike] | Table) -> Step
     rank, end_ns, waited_ns = (np.asarray(calls[name], np.int64) for name in ("rank", "end_ns", "waited_ns"))
     order, found = np.argsort(steps.end_ns, kind="stable"), np.full(len(steps.end_ns), -1, np.int64)
     for one in np.unique(rank).tolist():
-        own, told = order[steps.rank[order] == one], np.flatnonzero(rank == one)
+        own, reported = order[steps.rank[order] == one], np.flatnonzero(rank == one)
         ends = steps.end_ns[own]
         if not len(own):
             continue
-        near = np.searchsorted(ends[:-1] + np.diff(ends) // 2, end_ns[told])
-        same = np.abs(ends[near] - end_ns[told]) <= SAME_STEP_NS
-        near, told = near[same], told[same]
-        waited = np.bincount(near, waited_ns[told], len(own)).astype(np.int64)
+        near = np.searchsorted(ends[:-1] + np.diff(ends) // 2, end_ns[reported])
+        same = np.abs(ends[near] - end_ns[reported]) <= SAME_STEP_NS
+        near, reported = near[same], reported[same]
+        waited = np.bincount(near, waited_ns[reported], len(own)).astype(np.int64)
         known = np.bincount(near, minlength=len(own)) > 0
         found[own[known]] = np.minimum(waited, ends - steps.start_ns[own])[known]
     return replace(steps, waited_ns=found)

@@ -176,7 +176,7 @@ COUNTED = np.dtype([(name, "<i8") for name in ("start_ns", "end_ns", *REASONS)])
 Counted = Callable[[str], Table]
 """By host's name; asked where a link was slow, or lost packets."""
 
-_MORE, _FEWEST_TOLD, _ROW_NS = 3.0, 3, 1_000_000_000  # times the usual; baseline iterations; a row's time
+_MORE, _FEWEST_COVERED, _ROW_NS = 3.0, 3, 1_000_000_000  # times the usual; baseline iterations; a row's time
 
 
 def nobody_counts(_: str) -> Table:
@@ -186,12 +186,12 @@ def nobody_counts(_: str) -> Table:
 def why_slow(rows: Table, span: tuple[int, int], baseline: Sequence[tuple[int, int]]) -> str:
     """In words; empty: the NICs do not tell. span: of the iteration, baseline: of others (UTC)."""
     away = [one for one in baseline if one[1] < span[0] - _ROW_NS or one[0] > span[1] + _ROW_NS]  # of no row of its own
-    told = [one for one in away if len(rows) and rows["start_ns"].min() <= one[0] and one[1] <= rows["end_ns"].max()]
+    covered = [one for one in away if len(rows) and rows["start_ns"].min() <= one[0] and one[1] <= rows["end_ns"].max()]
     for name, words in REASONS.items():
         known = rows[rows[name] >= 0]
-        if not len(known) or len(told) < _FEWEST_TOLD:
+        if not len(known) or len(covered) < _FEWEST_COVERED:
             continue
-        now, *then = within(known, name, [span, *told]) / np.array([end - begin for begin, end in [span, *told]])
+        now, *then = within(known, name, [span, *covered]) / np.array([end - begin for begin, end in [span, *covered]])
         if now * _ROW_NS >= 1 and now > _MORE * max(median(then), float(np.quantile(then, 0.9))):
             return words
     return ""

@@ -61,8 +61,8 @@ def renamed(verdict: Verdict, names: Mapping[str, str]) -> Verdict:
 
 def sentence(verdict: Verdict) -> str:
     """One sentence; where it is known in which group of ranks who waited, that is another one."""
-    told = verdict.group_waits
-    return f"{_sentence(verdict)}. {told[:1].upper()}{told[1:]}" if told else _sentence(verdict)
+    waits = verdict.group_waits
+    return f"{_sentence(verdict)}. {waits[:1].upper()}{waits[1:]}" if waits else _sentence(verdict)
 
 
 def _sentence(verdict: Verdict) -> str:

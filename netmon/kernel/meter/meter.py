@@ -148,10 +148,10 @@ class SlotStates:
         first = self._words[quiet]
         self._fence()
         # A slot that a program is just rewriting reads differently twice (bpf/meter.c, open_bucket).
-        steady = (first == self._words[quiet]).all(axis=1)
+        unchanged = (first == self._words[quiet]).all(axis=1)
         values: Table = first.view(SLOT)[:, 0]
-        steady &= values["generation"] == generations[quiet]
-        quiet, values = quiet[steady], values[steady]
+        unchanged &= values["generation"] == generations[quiet]
+        quiet, values = quiet[unchanged], values[unchanged]
         for name in _NAMES:
             self._taken[name][quiet] = values[name]
         self._taken["link"][quiet] = values["key"]["link_protocol"] >> 8

@@ -26,7 +26,7 @@ _CONNECT_S, _ANSWER_S = 0.5, 4.0
 _READING_S = 3.0  # of processor time; twice as long by the clock
 _MEMORY_BYTES, _MOST_BYTES, _MOST_LINE = 512 << 20, 4 << 20, 4096
 _MOST_NAMESPACES, _MOST_PROCESSES = 16, 256
-_MOST_COMMUNICATORS, _MOST_TOLD = 64, 512  # ranks that are told of, in all
+_MOST_COMMUNICATORS, _MOST_RANKS = 64, 512  # ranks that are told of, in all
 _MOST_WORD, _MOST_PID, _MOST_DEVICE = 64, 1 << 22, 1024
 _PEERS_S = 2  # that RAS waits for other hosts
 
@@ -57,20 +57,20 @@ class Said(NamedTuple):
     reason: str = ""
 
 
-def ask() -> list[Said]:
+def query() -> list[Said]:
     """In each network namespace in which a process maps NCCL. Blocks: a second, ten where nobody answers."""
-    asked: list[tuple[tuple[int, ...], Reading | str]] = []
+    readings: list[tuple[tuple[int, ...], Reading | str]] = []
     for inode, own in sorted(_processes().items())[:_MOST_NAMESPACES]:
         try:
             connection = _connect(inode, own[0])
         except OSError as error:
-            asked.append((tuple(own), f"its RAS does not listen on port {_PORT} ({error.strerror or error})"))
+            readings.append((tuple(own), f"its RAS does not listen on port {_PORT} ({error.strerror or error})"))
             continue
         if connection is None:
             continue
         with connection:
-            asked.append((tuple(own), Reading(connection.fileno(), (), __name__, _READING_S)))
-    return [_said(own, reading) for own, reading in asked]
+            readings.append((tuple(own), Reading(connection.fileno(), (), __name__, _READING_S)))
+    return [_said(own, reading) for own, reading in readings]
 
 
 def _processes() -> dict[int, list[int]]:
@@ -126,9 +126,9 @@ def main() -> None:
 def read(connection: socket.socket, until: float) -> dict[str, Any]:
     """What `checked` takes. Raises ValueError with the reason."""
     said = _Line(connection, until)
-    if not re.fullmatch(rb"SERVER PROTOCOL \d{1,9}", said.asked(b"CLIENT PROTOCOL 2")):
+    if not re.fullmatch(rb"SERVER PROTOCOL \d{1,9}", said.request(b"CLIENT PROTOCOL 2")):
         raise ValueError("what listens there is not NCCL's RAS")
-    if said.asked(b"TIMEOUT %d" % _PEERS_S) != b"OK" or said.asked(b"SET FORMAT json") != b"OK":
+    if said.request(b"TIMEOUT %d" % _PEERS_S) != b"OK" or said.request(b"SET FORMAT json") != b"OK":
         raise ValueError("its RAS has no JSON (NCCL 2.28.7 and later have it)")
     text = said.rest(b"VERBOSE STATUS")
     try:
@@ -137,12 +137,12 @@ def read(connection: socket.socket, until: float) -> dict[str, Any]:
         raise ValueError("what its RAS says is nested too deep") from None
     except ValueError:
         raise ValueError("what its RAS says is no JSON") from None
-    return told(document)
+    return checked_answer(document)
 
 
-def told(document: Any) -> dict[str, Any]:
+def checked_answer(document: Any) -> dict[str, Any]:
     """Of the whole document what is of use, where it is of the form. Raises ValueError."""
-    left, communicators = _MOST_TOLD, []
+    left, communicators = _MOST_RANKS, []
     for one in _list(_get(document, "communicators"))[:_MOST_COMMUNICATORS]:
         ranks = [
             (
@@ -187,15 +187,15 @@ class _Line:
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self._connection, self._until = connection, until
-        self._heard = bytearray()
+        self._received = bytearray()
 
-    def asked(self, words: bytes) -> bytes:
+    def request(self, words: bytes) -> bytes:
         """The line that comes after. Raises ValueError."""
         self._say(words)
         for _ in self._hearing(_MOST_LINE):
-            line, end, rest = self._heard.partition(b"\n")
+            line, end, rest = self._received.partition(b"\n")
             if end:
-                self._heard = rest
+                self._received = rest
                 return bytes(line)
         raise ValueError("its RAS closes the connection")
 
@@ -204,7 +204,7 @@ class _Line:
         self._say(words)
         for _ in self._hearing(_MOST_BYTES):
             pass
-        return bytes(self._heard)
+        return bytes(self._received)
 
     def _say(self, words: bytes) -> None:
         try:
@@ -217,15 +217,15 @@ class _Line:
         while True:
             self._connection.settimeout(max(0.001, self._until - time.monotonic()))
             try:
-                heard = self._connection.recv(65536)
+                received = self._connection.recv(65536)
             except TimeoutError:
                 raise ValueError("its RAS does not answer in time") from None
             except OSError:
                 raise ValueError("its RAS closes the connection") from None
-            if not heard:
+            if not received:
                 return
-            self._heard += heard
-            if len(self._heard) > most:
+            self._received += received
+            if len(self._received) > most:
                 raise ValueError("its RAS says too much")
             if time.monotonic() > self._until:
                 raise ValueError("its RAS does not answer in time")
