@@ -9,11 +9,9 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
 from netmon.errors import KernelError
 from netmon.kernel import bpf_calls
@@ -22,6 +20,9 @@ from netmon.kernel.nic import name_of
 from netmon.kernel.privilege import because
 from netmon.own_module import call_by_name
 from netmon.records import KERNEL_INTERFACE, Direction
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
 
 # --- Filters of clsact, where the kernel has no tcx (before Linux 6.6). They do not vanish with their process.
 #
@@ -37,65 +38,78 @@ _ALL_PROTOCOLS = socket.htons(0x0003)  # ETH_P_ALL
 
 def attach_filter(program: int, index: int, name: str, direction: Direction) -> Callable[[], None]:
     """Adds the program beside what is there; returns what takes it away again. Raises KernelError."""
-    parent = _PARENT[direction]
+    filters = _Filters(index, _PARENT[direction])
     try:
-        with IPRoute() as route:
-            left = _remove_ours(route, index, parent)
-            ours = _make_clsact(route, index) or _OF_OUR_QDISC in left
-            route.tc(
-                "add-filter", "bpf", index, fd=program, name=_OF_OUR_QDISC if ours else _FILTER_NAME, parent=parent,
-                prio=_priority(route, index, parent), handle=_HANDLE, classid=1, direct_action=True,
-            )  # fmt: skip
-    except NetlinkError as error:
+        ours = filters.add(program)
+    except filters.refused as error:
         reason = f"{os.strerror(error.code)}{because(OSError(error.code, ''))}"
         raise KernelError(f"cannot attach to {name}: clsact refused the filter ({reason})") from error
-    return lambda: _detach(index, parent, ours)
+    return lambda: filters.remove(ours)
 
 
-def _make_clsact(route: IPRoute, index: int) -> bool:
-    """Whether it had to be made: one that is there is somebody's, and stays."""
-    try:
-        route.tc("add", "clsact", index)
-    except NetlinkError as error:
-        if error.code == errno.EEXIST:
-            return False
-        raise
-    return True
+class _Filters:
+    """Those of one direction of an interface."""
 
+    def __init__(self, index: int, parent: int) -> None:
+        # 10 MB, for which kernels with tcx have no use.
+        from pyroute2 import IPRoute
+        from pyroute2.netlink.exceptions import NetlinkError
 
-def _priority(route: IPRoute, index: int, parent: int) -> int:
-    """The first one, unless a filter of another kind or protocol has it: the kernel does not mix them."""
-    others = [(m["info"] >> 16, m["info"] & 0xFFFF, m.get_attr("TCA_KIND")) for m in _filters(route, index, parent)]
-    barred = {priority for priority, protocol, kind in others if (protocol, kind) != (_ALL_PROTOCOLS, "bpf")}
-    return next(priority for priority in count(1) if priority not in barred)
+        self._open, self.refused, self._index, self._parent = IPRoute, NetlinkError, index, parent
 
+    def add(self, program: int) -> bool:
+        """Whether the qdisc is ours. Raises `refused`."""
+        with self._open() as route:
+            left = self._remove_ours(route)
+            ours = self._make_clsact(route) or _OF_OUR_QDISC in left
+            route.tc(
+                "add-filter", "bpf", self._index, fd=program, name=_OF_OUR_QDISC if ours else _FILTER_NAME,
+                parent=self._parent, prio=self._priority(route), handle=_HANDLE, classid=1, direct_action=True,
+            )  # fmt: skip
+        return ours
 
-def _detach(index: int, parent: int, ours: bool) -> None:
-    with contextlib.suppress(NetlinkError), IPRoute() as route:
-        _remove_ours(route, index, parent)
-        others = any(_filters(route, index, parent_) for parent_ in _PARENT.values())
-        if ours and not others:
-            route.tc("del", "clsact", index)
+    def remove(self, ours: bool) -> None:
+        """What `add` has added. ours: the qdisc, too, where nobody else has a filter in it."""
+        with contextlib.suppress(self.refused), self._open() as route:
+            self._remove_ours(route)
+            if ours and not any(self._there(route, parent) for parent in _PARENT.values()):
+                route.tc("del", "clsact", self._index)
 
+    def _make_clsact(self, route: "IPRoute") -> bool:
+        """Whether it had to be made: one that is there is somebody's, and stays."""
+        try:
+            route.tc("add", "clsact", self._index)
+        except self.refused as error:
+            if error.code == errno.EEXIST:
+                return False
+            raise
+        return True
 
-def _remove_ours(route: IPRoute, index: int, parent: int) -> set[str]:
-    """The names that they had."""
-    names = set()
-    for message in _filters(route, index, parent):
-        options = message.get_attr("TCA_OPTIONS")
-        name = options and options.get_attr("TCA_BPF_NAME")
-        if name in (_FILTER_NAME, _OF_OUR_QDISC):
-            route.tc("del-filter", "bpf", index, parent=parent, prio=message["info"] >> 16, handle=message["handle"])
-            names.add(str(name))
-    return names
+    def _priority(self, route: "IPRoute") -> int:
+        """The first one, unless a filter of another kind or protocol has it: the kernel does not mix them."""
+        there = self._there(route, self._parent)
+        others = [(m["info"] >> 16, m["info"] & 0xFFFF, m.get_attr("TCA_KIND")) for m in there]
+        barred = {priority for priority, protocol, kind in others if (protocol, kind) != (_ALL_PROTOCOLS, "bpf")}
+        return next(priority for priority in count(1) if priority not in barred)
 
+    def _remove_ours(self, route: "IPRoute") -> set[str]:
+        """The names that they had."""
+        names = set()
+        for one in self._there(route, self._parent):
+            options = one.get_attr("TCA_OPTIONS")
+            name = options and options.get_attr("TCA_BPF_NAME")
+            if name in (_FILTER_NAME, _OF_OUR_QDISC):
+                which = {"parent": self._parent, "prio": one["info"] >> 16, "handle": one["handle"]}
+                route.tc("del-filter", "bpf", self._index, **which)
+                names.add(str(name))
+        return names
 
-def _filters(route: IPRoute, index: int, parent: int) -> list[Any]:
-    """What is there; nothing where there is no clsact."""
-    try:
-        return [m for m in route.get_filters(index=index, parent=parent) if m["handle"]]
-    except NetlinkError:
-        return []
+    def _there(self, route: "IPRoute", parent: int) -> list[Any]:
+        """Nothing where there is no clsact."""
+        try:
+            return [m for m in route.get_filters(index=self._index, parent=parent) if m["handle"]]
+        except self.refused:
+            return []
 
 
 # --- Interfaces that are watched for as long as the agent lives, though they may go, come back or change their name.
@@ -234,7 +248,7 @@ class WatchedInterface:
 
     def attach(self, programs: Mapping[str, int]) -> None:
         """Attaches both directions. Raises UnsupportedError, KernelError; then nothing is attached."""
-        index, name, hooks, holder = call_by_name(_CHOOSE, self.given_name, self.known_index, self.wanted_hook)
+        index, name, hooks, holder = self._chosen()
         if holder:
             log.warning("cannot attach to %s by XDP: its slot is taken by %s; tc is used", name, holder)
         attached: list[Attachment] = []
@@ -249,6 +263,16 @@ class WatchedInterface:
         self.index, self.name = index, name
         self._attached = attached
         self.hooks = (attached[0].hook, attached[1].hook)
+
+    def _chosen(self) -> tuple[int, str, tuple[str, str], str]:
+        """As of choose_for. What was found a moment ago need not be looked up again, but for who has the XDP slot."""
+        if self.wanted_hook != "xdp" and (name := name_of(self.known_index)):
+            hook = "tcx" if bpf_calls.has_tcx() else "clsact"
+            return self.known_index, name, (hook, hook), ""
+        chosen: tuple[int, str, tuple[str, str], str] = call_by_name(
+            _CHOOSE, self.given_name, self.known_index, self.wanted_hook
+        )
+        return chosen
 
     def follow(self, programs: Mapping[str, int]) -> None:
         """Takes in what has happened to it. Raises as attach does, when it is back and refuses."""
