@@ -217,6 +217,7 @@ class Count(NamedTuple):
     trust: Trust = Trust.RELATIVE
     shift: int = 0  # what to add to its own numbers
     relative: bool = True  # they count only from when somebody began to look
+    compared: bool = False  # with those of the job's other ranks, as far as it has others
 
 
 NO_NUMBERS = Count()

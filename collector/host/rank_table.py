@@ -60,6 +60,7 @@ ROW = np.dtype(
         ("released", "?"),  # it has left, and that is reported
         ("late", "?"),  # its latest iteration came after the rows around it had settled, or never was
         ("fresh", "?"),  # it has iterations that its number in the job has not been checked with
+        ("compared", "?"),  # its numbers have been, with those of the job's other ranks
         ("trust", "u1"),
         ("source", "u1"),  # of its latest iteration; 0: there is none
         *((name, "<i8") for name in ("session", "agent_id", "serial", "job", "rank_id", "size")),
@@ -79,6 +80,7 @@ ROW = np.dtype(
 )
 """A row of the rank table. Times are mono."""
 
+_COMPARED_NS = 3_000_000_000  # for so long numbers wait to be compared: some batches of each of the others
 _TIMES = ("start_ns", "end_ns", "error_ns", "comm_start_ns", "wait_start_ns", "comm_end_ns")
 ITERATIONS = np.dtype(
     [(name, "<i8") for name in ("row", "number", "own", "source", "start_moment", "end_moment", *_TIMES)]
@@ -181,7 +183,8 @@ class RankTable:
         """Its job is known. job, rank_id: as rows call it; stored: it counts on from there, what was before is left
         out."""
         own = self._rows[rank.row]
-        own["named"], own["job"], own["rank_id"], own["shift"] = True, job, rank_id, rank.count.shift
+        own["named"], own["job"], own["rank_id"] = True, job, rank_id
+        own["shift"], own["compared"] = rank.count.shift, rank.count.compared
         self._resume(rank, stored)
 
     def _resume(self, rank: Rank, stored: Resumed) -> None:
@@ -201,8 +204,13 @@ class RankTable:
 
     def describe(self, rank: Rank, about: Iteration) -> None:
         """What all its iterations have in common, and how its job counts them now."""
-        self._rows["shift"][rank.row] = rank.counted.shift
+        own = self._rows[rank.row]
+        own["shift"], own["compared"] = rank.counted.shift, rank.counted.compared
         self._each[rank.row], self._common = about, None
+
+    def has_settled(self, rank: Rank) -> bool:
+        """Whether an iteration of it has been stored under its number."""
+        return bool(self._rows["settled_ns"][rank.row] >= 0)
 
     def freeze(self, rank: Rank) -> None:
         self._rows["frozen"][rank.row] = True
@@ -618,6 +626,21 @@ class RankTable:
             recent = start_ns > before_ns[session]
             session, start_ns = session[recent], start_ns[recent]
         np.minimum.at(found, session, start_ns)
+        return found
+
+    def uncompared_ns(self, horizon_ns: _Numbers) -> _Numbers:
+        """By session: start of the earliest iteration that waits for its number, for _COMPARED_NS at most; NEVER: none.
+
+        Its rank has joined others: what would be stored of it now may have another number than theirs.
+        """
+        rows, waiting, found = self._known, self._waiting, np.full(len(horizon_ns), NEVER)
+        joined = rows["used"] & rows["by_process"] & ~rows["compared"] & (rows["until_ns"] == NEVER)
+        joined &= rows["settled_ns"] < 0
+        if joined.any():
+            some = waiting[joined[waiting["row"]]]
+            session = rows["session"][some["row"]]
+            recent = np.maximum(some["start_ns"], some["end_ns"]) > horizon_ns[session] - _COMPARED_NS
+            np.minimum.at(found, session[recent], some["start_ns"][recent])
         return found
 
     def steps(self) -> RankSteps:

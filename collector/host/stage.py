@@ -288,6 +288,7 @@ class HostStage:
         self._arrive(batches, rows, of_batch, samples)
         self.tables.evidence.add(many, batches.session, batches.good)
         with_batches = distinct(batches.session[batches.good])
+        self._exchange(settled)
         self._settle_until(with_batches, self._grid(with_batches))
         self._settle(settled)
         return settled
@@ -304,6 +305,7 @@ class HostStage:
         latest = np.full(len(self.tables.sessions.table), -1, np.int64)
         np.maximum.at(latest, rows["session"], rows["start_ns"])
         at = np.array(session_indices, np.int64)
+        self._exchange(settled)
         self._settle_until(at, np.maximum(last, latest[at] + 1))
         self._settle(settled)
         return settled
@@ -488,21 +490,23 @@ class HostStage:
         tables.onsets.add(*(rows[name][onsets] for name in ("session", "flow", "start_ns", "bucket_ns")))
 
     def _grid(self, session_indices: _Indices) -> npt.NDArray[np.int64]:
-        row, settle_ns = self.tables.sessions.table[session_indices], self._settings.settle_ns
+        table, settle_ns = self.tables.sessions.table, self._settings.settle_ns
+        row = table[session_indices]
         until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - settle_ns
         # All that came with the batch before has waited for nearly as long: it waits for no other one. Nor does the end
         # of the iteration that was under way then, where it is soon: that batch is acknowledged with it.
         earlier_ns = row["before_ns"] + row["window_ns"]
         seldom = earlier_ns <= until_ns + settle_ns // _NEARLY
         until_ns = np.where(seldom, np.maximum(until_ns + settle_ns // _SOON, earlier_ns), until_ns)
+        until_ns = np.minimum(until_ns, self.tables.rank_table.uncompared_ns(table["horizon_ns"])[session_indices])
         return until_ns - until_ns % row["window_ns"]  # type: ignore[no-any-return]
 
     def _settle_until(self, session_indices: _Indices, until_ns: npt.NDArray[np.int64]) -> None:
         settled_ns = self.tables.sessions.table["settled_ns"]
         settled_ns[session_indices] = np.maximum(settled_ns[session_indices], until_ns)
 
-    def _settle(self, settled: Settled) -> None:
-        """Make final what begins before the settled times."""
+    def _exchange(self, settled: Settled) -> None:
+        """Tell the job stage what ranks do, and take over how their jobs count them."""
         tables = self.tables
         log, rank_table = tables.rank_log, tables.rank_table
         events, again = rank_table.check(log.young, lambda owner: self._window(owner).alignment.error_ns)
@@ -511,8 +515,12 @@ class HostStage:
         for owner, rank in rank_table.leaving():
             owner.freeze(rank)
         log.checked(again)
+
+    def _settle(self, settled: Settled) -> None:
+        """Make final what begins before the settled times."""
+        tables = self.tables
         tables.sessions.table["trains"] = False
-        tables.sessions.table["trains"][rank_table.sessions()] = True
+        tables.sessions.table["trains"][tables.rank_table.sessions()] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.sessions.table["settled_ns"]))
         tables.reclassify_traffic()
         found, buckets = self._final(settled, rows, tables.steps())

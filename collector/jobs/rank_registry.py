@@ -285,6 +285,10 @@ class Numbers:
         """Whether the rank's numbers count only from when somebody began to look."""
         return job not in self._jobs or self._jobs[job].relative(rank)
 
+    def compared(self, job: str, rank: int) -> bool:
+        """Whether the rank's numbers have been compared with those of the others, as far as there are others."""
+        return job in self._jobs and self._jobs[job].compared(rank)
+
     def state(self, job: str, rank: int) -> tuple[Trust, int]:
         """What JobNumbers.resume has to know of the rank: its trust, and what to add to its own numbers."""
         return self._jobs[job].state(rank) if job in self._jobs else (Trust.RELATIVE, 0)
@@ -459,7 +463,11 @@ class RankRegistry:
             for serial in self._named[name]:
                 rank = self._ranks[serial]
                 state = self._numbers.state(name, rank.number)
-                count = Count(*state, self._numbers.relative(name, rank.number))
+                relative, compared = (
+                    self._numbers.relative(name, rank.number),
+                    self._numbers.compared(name, rank.number),
+                )
+                count = Count(*state, relative, compared)
                 if count != rank.count:
                     rank.count = count
                     changed.append((serial, count))

@@ -37,6 +37,7 @@ class _Count:
     decided: bool = False
     order: int = 0  # of its rank in the order in which they were heard
     aligned_at: int = _NEVER  # since how many were forgotten it is aligned with the leader's, on evidence
+    goes_on: bool = False  # it was used before, with this shift
     events: dict[StepMoment, Events] = field(default_factory=dict)
 
 
@@ -108,6 +109,14 @@ class JobNumbers:
         """Whether it counts from there, or was aligned with one that did and has gone since."""
         return count.trust != Trust.RELATIVE or count.aligned_at < self._known_until
 
+    def compared(self, rank: int) -> bool:
+        """Whether the rank's numbers stay as they are, as far as is known: until then others may move them."""
+        count = self._counts.get(rank)
+        if count is None:
+            return False
+        numbered = count.trust == Trust.NUMBERED and not self._elastic
+        return numbered or count.goes_on or count.aligned_at != _NEVER or count is self._leader(self._decided)
+
     def state(self, rank: int) -> tuple[Trust, int]:
         count = self._counts.get(rank)
         return (count.trust, count.shift) if count else (Trust.RELATIVE, 0)
@@ -138,7 +147,7 @@ class JobNumbers:
 
     def _take_up(self, rank: int, trust: Trust, shift: int) -> None:
         count = self._begin(rank, trust)
-        count.shift, count.decided = shift, True
+        count.shift, count.decided, count.goes_on = shift, True, True
         count.aligned_at = self._forgotten if shift else _NEVER
         self._push(self._decided, rank, count)
 
@@ -175,12 +184,14 @@ class JobNumbers:
     def follow(self, evidence: CountEvidence, shift: Shift | None) -> bool:
         """Decide about the shift of a count of which `told` is known; True where used numbers moved."""
         count, leader, before = evidence.whose, evidence.leader, evidence.whose.shift
-        if shift and leader:
-            first = count.aligned_at == _NEVER
+        first = count.aligned_at == _NEVER
+        # A count that may be true is not moved on the strength of one moment, one that was used not on that of two.
+        needed = _SURE if not first else 1 if count.trust == Trust.RELATIVE else 2
+        if shift and leader and not (first and shift.votes < needed):
             if first:
                 self.version = next(_VERSIONS)
             count.aligned_at = min(count.aligned_at, self._forgotten)
-            self._decide(count, leader, shift._replace(shift=shift.shift + leader.shift), first)
+            self._decide(count, leader, shift._replace(shift=shift.shift + leader.shift), needed)
             if count.shift != before:
                 self.version = next(_VERSIONS)
         return not evidence.first and count.shift != before
@@ -196,13 +207,12 @@ class JobNumbers:
             heappop(among)
         return among[0].whose if among else None
 
-    def _decide(self, count: _Count, leader: _Count, shift: Shift, first: bool) -> None:
+    def _decide(self, count: _Count, leader: _Count, shift: Shift, needed: int) -> None:
+        """needed: votes."""
         if count.trust < leader.trust:
-            if first:
+            if needed < _SURE:  # for the first time
                 self._move(-shift.shift, count)
             return
-        # A count that may be true is not moved on the strength of one moment, one that was used not on that of two.
-        needed = _SURE if not first else 1 if count.trust == Trust.RELATIVE else 2
         if shift.shift == count.shift or shift.votes < needed or 2 * shift.votes <= shift.of:
             return
         if count.trust == Trust.NUMBERED and not self._elastic:

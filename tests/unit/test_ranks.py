@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from collector_stream import MS, mark
-from rank_hosts import Hosts, ranks, step, told
+from rank_hosts import Hosts, over, ranks, step, told
 
 from collector.host.rank_table import DISTANT
 from netmon.dl.iterations import GONE, REPEATED, STRANGER
@@ -276,6 +276,31 @@ def test_an_elastic_job_gives_its_ranks_out_anew():
         told(host, *again(rank, 3, number, 1, 4400)[1:])
     assert [stamps(host, [4250], "train", rank)[1] for host, rank in ((b, 0), (d, 2), (c, 1))] == [[11]] * 3
     assert not any("another job" in line for host in (a, b, c, d) for line in host.rejected.warnings)
+
+
+def test_what_a_worker_does_first_is_stored_when_its_number_is_known_and_after_three_seconds_at_the_latest():
+    """It counts from its own beginning, and one moment together with another rank does not say from which one."""
+    hosts = Hosts()
+    first, second, third = (hosts.ranks(host) for host in ("h0", "h1", "h2"))
+
+    def stored(host, rank, numbers, horizon_ms):
+        """Iterations of 100 ms that begin with number 0 at 2.5 s, in a batch."""
+        marks = [m for m in enqueues(numbers.stop, 2500, rank=rank, size=3) if m.iteration >= numbers.start]
+        if host is first:
+            marks = [replace(m, iteration=m.iteration + 25) for m in marks]
+        elif not numbers.start:
+            marks.insert(0, mark(JOIN, 0, 2490, rank=rank, size=3, **UPROBE))
+        return [one.number for one in over(host.hear(marks, horizon_ms))]
+
+    assert len(over(first.hear([mark(JOIN, 0, 0, size=3, **UPROBE), *enqueues(25, size=3)], 2490))) == 25
+    assert stored(second, 1, range(1), 2580) == stored(third, 2, range(1), 2585) == []
+    assert stored(first, 0, range(1), 2590) == [25]
+    assert stored(second, 1, range(1, 10), 3500) == []
+    assert stored(first, 0, range(1, 10), 3510) == [*range(26, 35)]
+    assert stored(second, 1, range(10, 11), 3590) == [*range(25, 36)]
+    assert stored(third, 2, range(0), 5500) == []
+    assert stored(third, 2, range(0), 5580) == [0]  # of the others nothing has been heard since
+    assert not [line for host in (first, second, third) for line in host.rejected.warnings]
 
 
 def test_a_rival_that_has_not_stepped_since_is_waited_for_but_not_for_ever():
