@@ -260,11 +260,11 @@ struct netmon_transfer {
 #define NETMON_MOST_TRANSFER_BYTES (1ULL << 40)
 
 /* What is counted while that is going on, in this order: u64 each. */
-#define NETMON_TRAPS 0	      /* of the probes that one transfer each meets */
-#define NETMON_UNREPORTED 1	      /* operations that wait to be told with the next one of their connection */
+#define NETMON_TRAPS 0		  /* of the probes that one transfer each meets */
+#define NETMON_UNREPORTED 1	  /* operations that wait to be told with the next one of their connection */
 #define NETMON_UNREPORTED_BYTES 2 /* theirs */
-#define NETMON_IMPLAUSIBLE 3  /* calls whose arguments are no operation's */
-#define NETMON_EACH 4	      /* set by user space: transfers are told one by one */
+#define NETMON_IMPLAUSIBLE 3	  /* calls whose arguments are no operation's */
+#define NETMON_EACH 4		  /* set by user space: transfers are told one by one */
 #define NETMON_TRANSFER_COUNTS 5
 
 /* A queue pair of a process that uses libibverbs. context: the device as the process has opened it. */
