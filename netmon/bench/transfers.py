@@ -159,7 +159,7 @@ class CollectivesResult:
         )
         yield table(
             "a transfer of NCCL's network proxy that is told",
-            [*labels("told"), *figures("longer by ns", "events", "ns of a program", f"cores at {_RATE:,}/s")],
+            [*labels("level"), *figures("longer by ns", "events", "ns of a program", f"cores at {_RATE:,}/s")],
             rows,
             f"{_OPERATIONS * _OF_OPERATION * self.rounds} transfers each, {_OF_OPERATION} an operation. What is not "
             "the program's is the kernel's trap.",

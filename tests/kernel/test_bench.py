@@ -55,7 +55,7 @@ def test_what_a_transfer_of_nccl_costs_is_told_of_each_way_of_telling_it() -> No
     if not has_uprobe_links():
         pytest.skip("this kernel cannot tell probes apart")
     document = bench("collectives", "--rounds", "1")
-    assert [cost["told"] for cost in document["costs"]] == ["operations", "each transfer"]
+    assert [cost["level"] for cost in document["costs"]] == ["operations", "each transfer"]
     assert [cost["events"] for cost in document["costs"]] == [1.25, 2.25]
     assert all(cost["program_ns"] > 0 and cost["transfer_ns"] > 0 for cost in document["costs"])
 
