@@ -462,12 +462,8 @@ class RankRegistry:
             self._versions[name] = version
             for serial in self._named[name]:
                 rank = self._ranks[serial]
-                state = self._numbers.state(name, rank.number)
-                relative, compared = (
-                    self._numbers.relative(name, rank.number),
-                    self._numbers.compared(name, rank.number),
-                )
-                count = Count(*state, relative, compared)
+                numbers, whose = self._numbers, (name, rank.number)
+                count = Count(*numbers.state(*whose), numbers.relative(*whose), numbers.compared(*whose))
                 if count != rank.count:
                     rank.count = count
                     changed.append((serial, count))
