@@ -31,6 +31,7 @@ _USUAL = 3  # pauses of a rank that are as long make one that is usual
 _CUT_NS = 2_000_000_000  # after a wait began, what is sent again then has not arrived
 _CUT_AGE_NS = 8_000_000_000  # the kernel sends it again after times that double
 _FORGOTTEN_NS = 3_600_000_000_000  # a job of which nothing has been told for so long
+_SAME_NS = 1_000_000  # between two times of one call: what is known of a clock changes
 _LATE_NS = 3_000_000_000  # after a rank has left, what it did last is heard
 _PROGRESS_CPU, _PROGRESS_IO_BPS = 0.1, 65_536  # of a core; bytes per second: below it nothing is done
 _MOST_IDLE_CPU, _ABOVE_IDLE = 0.4, 1.5  # Horovod's ranks compute while they wait: who does no more does nothing
@@ -154,7 +155,7 @@ class Hangs:
             works += [work for work in before.works if work.group not in groups]
         if before and before.quiet and not quiet:
             job.went_on(before, end_ns)
-        previous = before if before and before.quiet and before.since_ns == since_ns else None
+        previous = before if before and before.quiet and abs(before.since_ns - since_ns) < _SAME_NS else None
         progress_ns, io_bytes = end_ns, max(0, own["io_bytes"][at])
         if quiet:
             cpu_ns, elapsed_ns = own["cpu_ns"][at], _elapsed_ns(since_ns, end_ns, previous)
@@ -162,13 +163,14 @@ class Hangs:
                 job.idle_cpu[number] = cpu_ns / elapsed_ns
             least_cpu = job.least_cpu(number)
             progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, previous, least_cpu)
-        session = own["session"][at]
+        session, state = own["session"][at], ProcessState(own["state"][at])
         job.pids[number], job.sessions[number] = pid, session
         job.ranks[number] = RankNow(
             *(number, self._sessions[session].hello.host, size, quiet, since_ns),
-            *(ProcessState(own["state"][at]), WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
+            *(state, WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
             received_ns=end_ns,
             io_bytes=io_bytes + (previous.io_bytes if previous else 0),
+            waited_for_disk=state is ProcessState.DISK or bool(previous and previous.waited_for_disk),
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:

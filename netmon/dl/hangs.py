@@ -10,7 +10,7 @@ the missing rank does, for who says it of a rank that will come, says something 
 
 - It has left, died, or is stopped; or it has called something else: SURE_NS.
 - It sleeps, neither computes nor reads nor writes: SURE_NS, or half as long again as the job's longest wait.
-- It waits for its disk, or has read or written since its last call: DISK_NS, or three times the longest wait.
+- It waits for its disk, or has done so, read or written since its last call: DISK_NS, or three times the longest wait.
 - It, or another one that is missing, gets on: PATIENCE_NS, or three times the longest wait.
 - Nothing is heard of its host: SILENT_NS.
 - Transfers wait for each other crosswise: SURE_NS later than collectives that do.
@@ -60,6 +60,7 @@ class RankNow:
     silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
     received_ns: int = 0  # this is known of it
     io_bytes: int = 0  # that it has read and written since its last call
+    waited_for_disk: bool = False  # since its last call it was seen in disk I/O
 
     @property
     def gets_on(self) -> bool:
@@ -372,7 +373,7 @@ def _culprit(
             sure, from_ns, wait_ns = 3, max(since_ns, one.progress_ns), max(SURE_NS, known.longest_ns * 3 // 2)
             if one.gets_on or not one.progress_ns:
                 sure, from_ns, wait_ns = 9, since_ns, max(PATIENCE_NS, long_ns)
-            elif one.state is ProcessState.DISK or one.io_bytes >= _DISK_BYTES:
+            elif one.state is ProcessState.DISK or one.waited_for_disk or one.io_bytes >= _DISK_BYTES:
                 sure, wait_ns = 4, max(DISK_NS, long_ns)
             due_ns = max(from_ns + wait_ns, one.since_ns + known.usual_ns * 3 // 2)
             found.append((sure, due_ns, number, Hung.NOT_ENTERED))

@@ -132,6 +132,17 @@ def test_of_one_that_writes_slowly_nothing_is_told() -> None:
     assert collector.stored == []
 
 
+def test_of_one_whose_disk_took_seconds_nothing_is_told() -> None:
+    """Seen between two writes, of which the first one is as old as the wait."""
+    collector = Collector()
+    collector.stands_still(state=int(ProcessState.DISK), io_bytes=0)
+    for second in (5, 8):
+        since_ns = collector.begun_ns + second  # by another offset between the clocks
+        collector.tell(2, second, 7, OVER, cpu_ns=0, io_bytes=0, start_ns=since_ns)
+        collector.tick()
+    assert collector.stored == []
+
+
 def test_of_one_that_transfers_something_else_nothing_is_told() -> None:
     """A checkpoint on its way to a file server: that takes little CPU time."""
     collector = Collector()
