@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of our own modules, how a user starts one, where they import from, and what installs more of them."""
 
+import multiprocessing
 import os
-import pickle
 import resource
-import select
 import shlex
 import shutil
-import signal
 import stat
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from importlib import import_module, machinery
 from importlib.abc import PathEntryFinder
 from importlib.util import find_spec
-from io import FileIO
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
 
@@ -93,6 +89,7 @@ def to_install(extra: str) -> str:
 # --- Calls in a process of their own, for what needs a large library once: its memory goes with the process.
 
 
+_FORK = multiprocessing.get_context("fork")
 _LIMIT_S = 60
 
 
@@ -101,54 +98,34 @@ def call_by_name(name: str, *arguments: object) -> Any:
 
     Blocks. Raises NetmonError as the function does, and KernelError where the process ends without an answer.
     """
-    ours, theirs = os.pipe()
-    with open(ours, "rb", buffering=0) as pipe:
-        if not (pid := os.fork()):
-            _answer(name, arguments, theirs)
-        os.close(theirs)
-        try:
-            written = _read_all(pipe)
-        except OSError as failure:
-            os.kill(pid, signal.SIGKILL)
-            raise KernelError(f"cannot ask for {name}: {failure}") from failure
-        finally:
-            os.waitpid(pid, 0)
-    if not written:
-        raise KernelError(f"cannot ask for {name}: the process that was to answer has ended")
-    answer, error = pickle.loads(written)
+    ours, theirs = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=_answer, args=(theirs, name, arguments))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_LIMIT_S):
+            raise KernelError(f"cannot ask for {name}: no answer after {_LIMIT_S} s")
+        answer, error = ours.recv()
+    except EOFError:
+        raise KernelError(f"cannot ask for {name}: the process that was to answer has ended") from None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
     if error is not None:
         raise error
     return answer
 
 
-def _read_all(pipe: FileIO) -> bytes:
-    """Until its other end is closed. Raises TimeoutError."""
-    readable, until_s = select.poll(), time.monotonic() + _LIMIT_S
-    readable.register(pipe, select.POLLIN)
-    written = bytearray()
-    while True:
-        if not readable.poll(max(0.0, until_s - time.monotonic()) * 1_000):
-            raise TimeoutError(f"no answer after {_LIMIT_S} s")
-        if not (part := pipe.read(1 << 16)):
-            return bytes(written)
-        written += part
-
-
-def _answer(name: str, arguments: tuple[object, ...], theirs: int) -> NoReturn:
+def _answer(theirs: Connection, name: str, arguments: tuple[object, ...]) -> None:
     """In the process of its own."""
+    module, function = name.split(":")
+    answer, failure = None, None
     try:
-        module, function = name.split(":")
-        answer, failure = None, None
-        try:
-            answer = getattr(import_module(module), function)(*arguments)
-        except NetmonError as error:
-            failure = error
-        with open(theirs, "wb") as pipe:
-            pickle.dump((answer, failure), pipe)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(0)
+        answer = getattr(import_module(module), function)(*arguments)
+    except NetmonError as error:
+        failure = error
+    theirs.send((answer, failure))
 
 
 def require(packages: Sequence[str], what: str, extra: str) -> None:
