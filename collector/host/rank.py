@@ -103,7 +103,7 @@ class Owner(Protocol):
         """Its job counts its iterations in another way now."""
 
     def renumbered(self, rank: "Rank", shift: int) -> None:
-        """Numbers that were used have moved; shift: what is added to its own ones now."""
+        """Numbers have moved, which may have been used; shift: what is added to its own ones now."""
 
 
 @dataclass

@@ -184,7 +184,6 @@ class RankTable:
         out."""
         own = self._rows[rank.row]
         own["named"], own["job"], own["rank_id"] = True, job, rank_id
-        own["shift"], own["compared"] = rank.count.shift, rank.count.compared
         self._resume(rank, stored)
 
     def _resume(self, rank: Rank, stored: Resumed) -> None:

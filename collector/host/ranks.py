@@ -171,7 +171,7 @@ class Ranks:
             self._describe(rank)
 
     def renumbered(self, rank: Rank, shift: int) -> None:
-        """Numbers of a rank have moved, which may have been used; shift: what is added to its own ones now."""
+        """Told where they have been stored. shift: what is added to its own ones now."""
         if rank.row >= 0 and self._table.has_settled(rank):
             self.rejected.warn(
                 f"iterations of rank {rank.number} of job {rank.name!r} on {self._host} are numbered anew: "

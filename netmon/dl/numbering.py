@@ -182,16 +182,16 @@ class JobNumbers:
         return CountEvidence(count, count.events, error_ns, leader, leader.events, first)
 
     def follow(self, evidence: CountEvidence, shift: Shift | None) -> bool:
-        """Decide about the shift of a count of which `told` is known; True where used numbers moved."""
+        """Decide about the shift of a count by its evidence; True where used numbers moved."""
         count, leader, before = evidence.whose, evidence.leader, evidence.whose.shift
         first = count.aligned_at == _NEVER
         # A count that may be true is not moved on the strength of one moment, one that was used not on that of two.
         needed = _SURE if not first else 1 if count.trust == Trust.RELATIVE else 2
-        if shift and leader and not (first and shift.votes < needed):
+        if shift and leader and shift.votes >= needed:
             if first:
                 self.version = next(_VERSIONS)
             count.aligned_at = min(count.aligned_at, self._forgotten)
-            self._decide(count, leader, shift._replace(shift=shift.shift + leader.shift), needed)
+            self._decide(count, leader, shift._replace(shift=shift.shift + leader.shift), first)
             if count.shift != before:
                 self.version = next(_VERSIONS)
         return not evidence.first and count.shift != before
@@ -207,13 +207,12 @@ class JobNumbers:
             heappop(among)
         return among[0].whose if among else None
 
-    def _decide(self, count: _Count, leader: _Count, shift: Shift, needed: int) -> None:
-        """needed: votes."""
+    def _decide(self, count: _Count, leader: _Count, shift: Shift, first: bool) -> None:
         if count.trust < leader.trust:
-            if needed < _SURE:  # for the first time
+            if first:
                 self._move(-shift.shift, count)
             return
-        if shift.shift == count.shift or shift.votes < needed or 2 * shift.votes <= shift.of:
+        if shift.shift == count.shift or 2 * shift.votes <= shift.of:
             return
         if count.trust == Trust.NUMBERED and not self._elastic:
             return
