@@ -163,14 +163,14 @@ class Hangs:
                 job.idle_cpu[number] = cpu_ns / elapsed_ns
             least_cpu = job.least_cpu(number)
             progress_ns = _progress_ns(cpu_ns, io_bytes, since_ns, end_ns, previous, least_cpu)
-        session, state = own["session"][at], ProcessState(own["state"][at])
+        session = own["session"][at]
         job.pids[number], job.sessions[number] = pid, session
         job.ranks[number] = RankNow(
             *(number, self._sessions[session].hello.host, size, quiet, since_ns),
-            *(state, WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
+            *(ProcessState(own["state"][at]), WaitsFor(own["waits_for"][at]), progress_ns, tuple(works)),
             received_ns=end_ns,
             io_bytes=io_bytes + (previous.io_bytes if previous else 0),
-            waited_for_disk=state is ProcessState.DISK or bool(previous and previous.waited_for_disk),
+            waited_for_disk=previous is not None and (previous.waited_for_disk or previous.state is ProcessState.DISK),
         )
 
     def _present(self, newest: Collection[Session]) -> tuple[set[tuple[str, int]], dict[int, int]]:
@@ -336,7 +336,7 @@ def _work(own: Mapping[str, list[Any]], row: int, end_ns: int) -> Work:
 
 
 def _elapsed_ns(since_ns: int, end_ns: int, previous: RankNow | None) -> int:
-    """Since the row before. steady: as the rank was then; None: it was not quiet."""
+    """Since the row before. previous: as the rank was then; None: it was not quiet."""
     return end_ns - (previous.received_ns if previous else max(since_ns, end_ns - _ROWS_NS))
 
 

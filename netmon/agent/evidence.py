@@ -56,7 +56,7 @@ class PostedRows:
         return self.able and now_ns >= self._due_ns and len(self._rows) < MAX_EVIDENCE
 
     def is_wanted(self, requested: bool) -> bool:
-        """Whether, at the end, there is something to ask for. asked: that has been done, and there may be more."""
+        """Whether, at the end, there is something to ask for. requested: that has been done, and there may be more."""
         return self.able and len(self._rows) < MAX_EVIDENCE and (not requested or self._due_ns == 0)
 
     def requested(self, now_ns: int) -> None:

@@ -60,7 +60,7 @@ class RankNow:
     silent_ns: int = 0  # since when nothing is heard of its host; 0: it is heard
     received_ns: int = 0  # this is known of it
     io_bytes: int = 0  # that it has read and written since its last call
-    waited_for_disk: bool = False  # since its last call it was seen in disk I/O
+    waited_for_disk: bool = False  # since its last call it was seen in disk I/O before
 
     @property
     def gets_on(self) -> bool:
