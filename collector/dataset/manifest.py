@@ -278,6 +278,10 @@ class Manifest:
         row = self._database.execute("SELECT state FROM sessions WHERE session = ?", (session,)).fetchone()
         return SessionState.from_text(row[0]) if row else None
 
+    def hosts(self) -> frozenset[str]:
+        """Of whose sessions it holds the state."""
+        return frozenset(host for (host,) in self._database.execute("SELECT DISTINCT host FROM sessions"))
+
     def paths_of(self, session: str) -> list[str]:
         """The files that hold the session's flows, by path."""
         rows = self._database.execute("SELECT path FROM members WHERE session = ? ORDER BY path", (session,))

@@ -302,6 +302,7 @@ class ParquetSink:
         self._sessions = RowParts(SCHEMAS["sessions"], "interface", LATER["sessions"])
         self._seen: dict[str, int] = {}
         self._rolls = Rolls()
+        self._lost: frozenset[str] = frozenset()  # hosts that somebody else has, but what is stored of them is here yet
         self._changing = {"flows": self._flows, "sessions": self._sessions}
         directory, worker = self.directory, self._worker
         try:
@@ -359,6 +360,7 @@ class ParquetSink:
             try:
                 with self._sharing.hold(exclusive=True):
                     self._forget_lost()
+                    self._lost -= hosts
                     for folder in self._sharing.others():
                         take_over(self._manifest, self._staging, folder, hosts)
             except (OSError, sqlite3.Error, pa.ArrowException) as error:
@@ -387,11 +389,20 @@ class ParquetSink:
                 self.settle_changes()
 
     def _forget_lost(self) -> None:
-        """Rows that change of hosts that somebody else has taken are theirs: our files do not hold them any more."""
-        lost = self._sharing.lost()
-        if lost:
+        """Rows that change are somebody else's when these have moved them, which may be long after they took the host.
+
+        Until then our files hold them, and nobody else's: whoever took it may have been killed in between.
+        """
+        self._lost |= self._sharing.lost()
+        moved = self._moved()
+        if moved:
             for parts in self._changing.values():
-                parts.drop(lost)
+                parts.drop(moved)
+            self._lost -= moved
+
+    def _moved(self) -> frozenset[str]:
+        """Lost hosts of which our files do not hold anything that changes any more."""
+        return self._lost - self._manifest.hosts() if self._lost else self._lost
 
     def close(self) -> None:
         """Store what has waited, and merge all files, as far as the disk takes it; let others write."""
@@ -486,7 +497,7 @@ class ParquetSink:
             if files:
                 self._disk.sync_directory(self._staging.folder)
             with self._sharing.hold():
-                if self._sharing.would_lose():
+                if self._sharing.would_lose() or self._moved():
                     raise LostHostsError
                 if files or states:
                     self._manifest.commit(files, states, members)

@@ -73,11 +73,15 @@ def parse(lines: Iterator[str] | Sequence[str], directory: str, said: str) -> It
         pid, resumed, rest = match.groups()
         if rest.endswith("<unfinished ...>"):
             begun[pid] = rest.removesuffix("<unfinished ...>").rstrip()
+            reader.meet(pid, begun)
+            reader.close_soon(pid, begun[pid])
             continue
         if resumed:
             rest = begun.pop(pid, resumed + "(") + rest
         found = _RESULT.search(rest)
         if not found or found[1] == "?" or int(found[1]) < 0:
+            continue
+        if resumed == "close":
             continue
         name, _, given = rest[: found.start()].partition("(")
         reader.meet(pid, begun)
@@ -88,6 +92,11 @@ class _Reader:
     def __init__(self, directory: str, said: str) -> None:
         self._root, self._said = directory, said
         self._processes: dict[str, _Process] = {}
+
+    def close_soon(self, pid: str, call: str) -> None:
+        """A descriptor that is being closed may be another thread's new one before strace tells of the close's end."""
+        if pid in self._processes and (closed := re.match(r"close\((\d+)", call)):
+            self._processes[pid].files.pop(int(closed[1]), None)
 
     def meet(self, pid: str, begun: Mapping[str, str]) -> None:
         """A thread may make its first calls before strace tells of the clone's end: it is of whoever is in a clone."""

@@ -40,12 +40,28 @@ def test_some_states(kind: str) -> None:
     assert not result.wrong, str(result)
 
 
+def name(text: str) -> str:
+    """As strace shows it."""
+    return '"' + "".join(f"\\x{byte:02x}" for byte in text.encode()) + '"'
+
+
+def test_a_descriptor_that_another_thread_has_before_its_close_is_over() -> None:
+    lines = [
+        "1 clone3({flags=CLONE_VM|CLONE_FILES|CLONE_THREAD} => {parent_tid=[2]}, 88) = 2",
+        f"1 openat(AT_FDCWD, {name('/d')}, O_RDONLY|O_DIRECTORY) = 3",
+        "1 close(3 <unfinished ...>",
+        f"2 openat(AT_FDCWD, {name('/d/one')}, O_RDWR|O_CREAT, 0644) = 3",
+        "1 <... close resumed>) = 0",
+        f"2 pwrite64(3, {name('a')}, 1, 0) = 1",
+        "2 close(3) = 0",
+        f"2 pwrite64(3, {name('b')}, 1, 0) = 1",
+    ]
+    ops = [(op.kind, op.path, op.data) for op in parse(lines, "/d", "/said")]
+    assert ops == [("make", "one", b""), ("write", "one", b"a")]
+
+
 def test_a_thread_that_writes_before_its_clone_is_over() -> None:
     """As strace tells it on a busy machine."""
-
-    def name(text: str) -> str:
-        return '"' + "".join(f"\\x{byte:02x}" for byte in text.encode()) + '"'
-
     lines = [
         f"1 openat(AT_FDCWD, {name('/d/one')}, O_RDWR|O_CREAT, 0644) = 3",
         "1 clone3({flags=CLONE_VM|CLONE_FILES|CLONE_THREAD} <unfinished ...>",

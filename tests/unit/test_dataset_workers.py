@@ -15,7 +15,7 @@ import pytest
 from collector_stream import hello
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows
 
-from collector.dataset import sharing
+from collector.dataset import sharing, sink
 from collector.dataset.files import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.errors import DataError, UsageError
@@ -53,6 +53,14 @@ def stored(directory: Path) -> dict[str, list[int]]:
     found = read(directory, "buckets")
     assert not found.duplicated(["host", "bucket_start_ns"]).any()
     return {host: sorted(own["flow_id"]) for host, own in read(directory, "flows").groupby("host")}
+
+
+class Killed(BaseException):
+    """Nothing is done after this."""
+
+
+def killed(*_: object) -> None:
+    raise Killed
 
 
 @pytest.fixture
@@ -124,6 +132,42 @@ def test_a_host_that_moves_goes_on_where_it_was(tmp_path, workers):
     flush(one, 3, "a", "b")
     assert stored(tmp_path) == {"a": [1, 11, 12, 13], "b": [1, 11, 12, 13]}
     assert len(read(tmp_path, "buckets")) == 2 * 3 * 200
+
+
+def test_who_took_a_host_is_killed_before_its_rows_have_moved(tmp_path, workers, monkeypatch):
+    """They stay where they are, with who had the host before, and are there when that one takes it again."""
+    one, other = workers
+    one.take({"a": 1, "b": 2})
+    flush(one, 1, "a", "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(sink, "take_over", killed)
+        with pytest.raises(Killed):
+            other.take({"a": 3})
+    assert flush(one, 2, "a", "b", process="stayed") == {"a"}
+    assert stored(tmp_path) == {"a": [1, 11], "b": [1, 11, 12]}
+    assert one.take({"a": 4}) == frozenset()
+    assert [stored.flow.flow_id for stored in one.resume(HELLOS["a"]).flows] == [1, 11]
+    flush(one, 2, "a")
+    assert stored(tmp_path) == {"a": [1, 11, 12], "b": [1, 11, 12]}
+
+
+def test_rows_of_a_lost_host_move_while_others_are_written(tmp_path, workers, monkeypatch):
+    """Between the fence and the move the file is ours; what was staged of it by then does not bring them back."""
+    one, other = workers
+    one.take({"a": 1, "b": 2})
+    flush(one, 1, "a", "b")
+    other._sharing.take({"a": 3})
+    staged = one._staging.stem
+
+    def moved_meanwhile() -> str:
+        monkeypatch.setattr(one._staging, "stem", staged)
+        other.take({"a": 3})
+        return staged()
+
+    monkeypatch.setattr(one._staging, "stem", moved_meanwhile)
+    assert flush(one, 2, "b", process="stayed") == frozenset()
+    assert stored(tmp_path) == {"a": [1, 11], "b": [1, 11, 12]}
+    assert other.resume(HELLOS["a"]).last_sequence == 1
 
 
 def test_who_has_lost_a_host_stores_nothing_of_it(tmp_path, workers):
