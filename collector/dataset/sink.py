@@ -374,6 +374,7 @@ class ParquetSink:
                 try:
                     with self._sharing.hold(exclusive=True), self._sharing.absent(folder) as absent:
                         if absent:
+                            self._forget_lost()  # before there is something of theirs here again
                             take_all(self._manifest, self._staging, folder)
                             (folder / "manifest.sqlite").unlink()
                 except (OSError, sqlite3.Error, pa.ArrowException) as error:

@@ -151,6 +151,24 @@ def test_who_took_a_host_is_killed_before_its_rows_have_moved(tmp_path, workers,
     assert stored(tmp_path) == {"a": [1, 11, 12], "b": [1, 11, 12]}
 
 
+def test_rows_that_have_moved_come_back_with_all_of_a_writer_that_is_gone(tmp_path, workers):
+    """They are there once: not as they were before they moved, too."""
+    one, other = workers
+    one.take({"a": 1, "b": 2})
+    flush(one, 1, "a", "b")
+    other.take({"a": 3})
+    assert other.resume(HELLOS["a"]).last_sequence == 1
+    flush(other, 2, "a", process="moved")
+    other.close()
+    one.take_absent()
+    flush(one, 2, "b")
+    assert stored(tmp_path) == {"a": [1, 11, 12], "b": [1, 11, 12]}
+    one.take({"a": 4})
+    assert one.resume(HELLOS["a"]).last_sequence == 2
+    flush(one, 3, "a", process="back")
+    assert stored(tmp_path) == {"a": [1, 11, 12, 13], "b": [1, 11, 12]}
+
+
 def test_rows_of_a_lost_host_move_while_others_are_written(tmp_path, workers, monkeypatch):
     """Between the fence and the move the file is ours; what was staged of it by then does not bring them back."""
     one, other = workers
