@@ -19,7 +19,7 @@ from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.step_alignment import Events, StepMoment
 from netmon.dl.understanding import Understanding
 from netmon.records import Columns, Moment, Source, Table, joined
-from netmon.wire.limits import FURTHEST_NS
+from netmon.wire.limits import FURTHEST_NS, MAX_ITERATION
 from netmon.wire.tables import RANKS
 
 _Numbers = npt.NDArray[np.int64]
@@ -601,7 +601,7 @@ class RankTable:
 
     def _iterations(self, found: Columns) -> IterationRows:
         row = found["row"]
-        number = found["own"] + self._rows["shift"][row]
+        number = np.clip(found["own"] + self._rows["shift"][row], -1, MAX_ITERATION)
         times = (found[name] for name in ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns"))
         known = (found[name] for name in ("wait_start_ns", "source", "start_moment", "end_moment"))
         return IterationRows(self._about, self._rows["session"][row], row, number, *times, *known)

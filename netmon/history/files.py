@@ -18,18 +18,20 @@ import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 from netmon.views import DROPPED, HOUR_NS, RECENT, WRITER
+from netmon.wire.limits import MAX_ITERATION, MAX_MONO_NS, MAX_UTC_NS
 
-_MOST_NS, _WIDEST_NS = 1 << 62, 10_000_000_000  # of the epoch, in the year 2116; of a bucket
+_WIDEST_NS = 10_000_000_000  # of a bucket
+_TIMES = (-MAX_MONO_NS, MAX_UTC_NS + MAX_MONO_NS)  # of a host's own time, by a clock that may be as wrong as can be
 _MOMENTS = ("start_ns", "end_ns", "first_ns", "last_ns", "time_ns", "bucket_start_ns", "reported_ns")
-_RANGES = {
-    **dict.fromkeys((*_MOMENTS, "comm_start_ns", "comm_end_ns", "wait_start_ns", "queued_ns"), (-1, _MOST_NS)),
+RANGES = {
+    **dict.fromkeys((*_MOMENTS, "comm_start_ns", "comm_end_ns", "wait_start_ns", "queued_ns"), _TIMES),
     "bucket_ns": (0, _WIDEST_NS),
     **dict.fromkeys(("rank", "size", "peer_rank"), (-1, 1 << 24)),
-    "iteration": (-1, 1 << 53),
+    "iteration": (-1, MAX_ITERATION),
 }
 """What netmon writes; what is read is counted and laid out by these columns, in memory that grows with them."""
 
-_NUMBERS, _WORDS = ("flow_id", *_RANGES), ("host", "session", "interface", "direction", "class", "job", "cause")
+_NUMBERS, _WORDS = ("flow_id", *RANGES), ("host", "session", "interface", "direction", "class", "job", "cause")
 _NEEDED = {
     "buckets": ("bucket_start_ns", "wire_bytes"),
     "full": ("bucket_start_ns", "wire_bytes"),
@@ -110,8 +112,8 @@ def check_schema(path: Path, schema: pa.Schema) -> None:
 
 def check_rows(path: Path, batch: pa.RecordBatch) -> None:
     """Raises DataError where a number is one that netmon cannot have written."""
-    for name in _RANGES.keys() & set(batch.schema.names):
-        least, most = _RANGES[name]
+    for name in RANGES.keys() & set(batch.schema.names):
+        least, most = RANGES[name]
         ends = pc.min_max(batch.column(name)).as_py()
         for value in (ends["min"], ends["max"]):
             if value is not None and not least <= value <= most:

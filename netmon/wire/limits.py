@@ -31,7 +31,10 @@ MAX_HEADER_BYTES = 2**8 - 1
 """What a NIC's counter leaves out of each frame."""
 
 MAX_COUNT = 2**62 - 1
-"""A number that nobody adds up: an iteration, a batch's number, parameters."""
+"""A number that nobody adds up: a batch's number, parameters."""
+
+MAX_ITERATION = 2**53 - 1
+"""The number of an iteration, also one that was shifted to its job's: exact in a float64."""
 
 MAX_NAME = 255
 """Characters of a name: of a process, a container, a job, an interface, a device, a counter."""

@@ -48,6 +48,7 @@ from netmon.wire.limits import (
     MAX_EXCHANGES,
     MAX_FLOWS,
     MAX_HEADER_BYTES,
+    MAX_ITERATION,
     MAX_ITERATIONS,
     MAX_LEDGER,
     MAX_MONO_NS,
@@ -184,7 +185,7 @@ ITERATIONS = Format(
     "iterations",
     MAX_ITERATIONS,
     {
-        **{"rank_id": _RANK_ID, "number": Limits(-1, MAX_COUNT), "source": _SOURCE},
+        **{"rank_id": _RANK_ID, "number": Limits(-1, MAX_ITERATION), "source": _SOURCE},
         **{"start_moment": Limits(min(Moment), max(Moment)), "end_moment": Limits(0, max(Moment))},
         **{"start_ns": _MONO, "end_ns": _MONO, "error_ns": _SPAN},
         **dict.fromkeys(("comm_start_ns", "wait_start_ns", "comm_end_ns"), _MONO),

@@ -14,8 +14,8 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from collector_stream import hello
+from dataset_rows import stored_rows
 from in_process import JobsHere
 from mutations import Mutator, honest_batches
 
@@ -186,9 +186,9 @@ def honest_rows(directory: Path) -> list[Any]:
         ("iterations", ["session", "job", "rank", "iteration", "start_ns", "end_ns", "dl_tx_bytes", "cross_rx_bytes"]),
         ("ledger", ["session", "direction", "start_ns", "nic_bytes", "attributed_bytes"]),
     ):
-        filters = [("session", "in", [f"s{host}" for host in HONEST])]
-        rows = pd.read_parquet(directory / table, columns=columns, filters=filters).astype({"session": str})
+        rows = stored_rows(directory, table, columns)
         rows = rows.astype({name: str for name in rows.columns if str(rows[name].dtype) == "category"})
+        rows = rows[rows["session"].isin([f"s{host}" for host in HONEST])]
         tables.append(sorted(rows.itertuples(index=False, name=None)))
     return tables
 

@@ -15,7 +15,7 @@ import pytest
 from collector_stream import hello
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, stored_rows
 
-from collector.dataset import sharing, sink
+from collector.dataset import sharing
 from collector.dataset.files import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.errors import DataError, UsageError
@@ -55,12 +55,12 @@ def stored(directory: Path) -> dict[str, list[int]]:
     return {host: sorted(own["flow_id"]) for host, own in read(directory, "flows").groupby("host")}
 
 
-class Killed(BaseException):
+class KilledError(BaseException):
     """Nothing is done after this."""
 
 
 def killed(*_: object) -> None:
-    raise Killed
+    raise KilledError
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def test_who_took_a_host_is_killed_before_its_rows_have_moved(tmp_path, workers,
     one.take({"a": 1, "b": 2})
     flush(one, 1, "a", "b")
     with monkeypatch.context() as patched:
-        patched.setattr(sink, "take_over", killed)
-        with pytest.raises(Killed):
+        patched.setattr("collector.dataset.sink.take_over", killed)
+        with pytest.raises(KilledError):
             other.take({"a": 3})
     assert flush(one, 2, "a", "b", process="stayed") == {"a"}
     assert stored(tmp_path) == {"a": [1, 11], "b": [1, 11, 12]}

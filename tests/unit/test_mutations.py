@@ -16,8 +16,10 @@ from mutations import Mutator, honest_batches
 from test_collector_server import collector
 from test_failing_sessions import last_stored
 
+from netmon.history.files import RANGES
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
+from netmon.wire.tables import TABLES
 
 MOST_MB = 600  # more than without mutated messages
 MOST_CPU_S = 600  # for a million of them, which take a quarter of it
@@ -29,6 +31,16 @@ def test_mutated_messages_at_the_door() -> None:
     assert came["honest_rows_whole"]
     assert came["let in"] > 300
     assert came["batch refused"] > 150
+
+
+def test_readers_take_what_the_door_lets_in() -> None:
+    """Else one agent with a number that readers refuse would keep everybody from the file that it lies in."""
+    for table in TABLES:
+        for name, limits in table.columns.items():
+            stored = "iteration" if (table.name, name) == ("iterations", "number") else name
+            least, most = RANGES.get(stored, (limits.least, limits.most))
+            assert least <= limits.least, (table.name, name)
+            assert limits.most <= most, (table.name, name)
 
 
 def of_honest(host: str) -> list[netmon_pb2.AgentMessage]:
