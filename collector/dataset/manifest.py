@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -278,14 +278,18 @@ class Manifest:
         row = self._database.execute("SELECT state FROM sessions WHERE session = ?", (session,)).fetchone()
         return SessionState.from_text(row[0]) if row else None
 
-    def hosts(self) -> frozenset[str]:
-        """Of whose sessions it holds the state."""
-        return frozenset(host for (host,) in self._database.execute("SELECT DISTINCT host FROM sessions"))
+    def version(self) -> int:
+        """Another one whenever another writer has changed something here."""
+        return int(self._database.execute("PRAGMA data_version").fetchone()[0])
 
     def paths_of(self, session: str) -> list[str]:
         """The files that hold the session's flows, by path."""
         rows = self._database.execute("SELECT path FROM members WHERE session = ? ORDER BY path", (session,))
         return [path for (path,) in rows]
+
+    def sessions_of(self, path: str) -> list[str]:
+        """The sessions of which a file holds rows that may still change."""
+        return [session for (session,) in self._database.execute("SELECT session FROM members WHERE path = ?", (path,))]
 
     def _files(self, condition: str, *values: str) -> list[StoredFile]:
         return _read(self._database, "main.files", condition, *values)
@@ -293,7 +297,8 @@ class Manifest:
     @contextmanager
     def other_manifest(self, path: Path) -> Iterator["OtherManifest"]:
         """Another writer's manifest, and what can be moved from there."""
-        Manifest(path, self._power).close()  # its writer may have been killed before it had any table
+        with closing(sqlite3.connect(path, _WAIT_S)) as before:
+            before.executescript(_SCHEMA)  # its writer may have been killed before it had any table
         self._database.execute("ATTACH DATABASE ? AS other", (str(path),))
         try:
             self._database.execute(self._synchronous.replace(" ", " other."))

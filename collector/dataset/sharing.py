@@ -58,12 +58,11 @@ class Alone:
         """Have these hosts from now on; returns those that somebody has with a higher epoch: none."""
         return frozenset()
 
-    def lost(self) -> frozenset[str]:
-        """Hosts that were ours and that somebody else has taken: none."""
-        return frozenset()
+    def forget_lost(self) -> None:
+        """Hosts that were ours and that somebody else has taken are not ours any more: there are none."""
 
     def would_lose(self) -> bool:
-        """Whether there is something that `lost` would return."""
+        """Whether there are such hosts."""
         return False
 
     def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
@@ -106,7 +105,6 @@ class Worker:
         self._own = directory / OWN
         self.folder = self._own / "workers" / name
         self._epochs: dict[str, int] = {}
-        self._gone: frozenset[str] = frozenset()  # were somebody else's for a while, and nobody here knows yet
         self._epoch = 0
         with ExitStack() as opened:
             self._alone = opened.enter_context(_locked(directory, WRITER, fcntl.LOCK_SH, directory))
@@ -154,7 +152,6 @@ class Worker:
         try:
             with self.hold(exclusive=True):
                 now = self._now()
-                self._gone |= self._taken(now)
                 later = frozenset(host for host, epoch in epochs.items() if now.get(host, -1) > epoch)
                 mine = {host: epoch for host, epoch in epochs.items() if host not in later}
                 self._fence.executemany("INSERT OR REPLACE INTO fence VALUES (?, ?)", mine.items())
@@ -163,16 +160,14 @@ class Worker:
         self._epochs |= mine
         return later
 
-    def lost(self) -> frozenset[str]:
-        """Hosts that were ours and that somebody else has taken, even if they are ours again."""
+    def forget_lost(self) -> None:
+        """Hosts that were ours and that somebody else has taken are not ours any more."""
         taken = self._taken(self._now())
         self._epochs = {host: epoch for host, epoch in self._epochs.items() if host not in taken}
-        lost, self._gone = self._gone | taken, frozenset()
-        return lost
 
     def would_lose(self) -> bool:
         """Whether there are such hosts."""
-        return bool(self._gone or self._taken(self._now()))
+        return bool(self._taken(self._now()))
 
     def _now(self) -> dict[str, int]:
         try:

@@ -64,6 +64,7 @@ class Part:
     rows: pa.Table  # texts plain
     path: str = ""  # below the dataset's directory; empty: not written yet
     whole: bool = False  # takes no more rows
+    over: frozenset[str] = frozenset()  # sessions that the manifest has forgotten: nobody moves their rows
     waiting_since: float = 0.0  # a change that can wait; 0: none
     touched: float = field(default_factory=time.monotonic)
 
@@ -153,8 +154,8 @@ class RowParts:
         """Whether a file's rows are not known."""
         return all(part.path != path for part in self.parts.values())
 
-    def adopt(self, path: str, rows: pa.Table) -> None:
-        """Take in a file of an earlier collector, if it is not known."""
+    def adopt(self, path: str, rows: pa.Table, sessions: Collection[str]) -> None:
+        """Take in a file of an earlier collector, if it is not known. sessions: those that may come back."""
         if not self.lacks(path):
             return
         number = next(self._numbers)
@@ -163,7 +164,8 @@ class RowParts:
             empty = "" if pa.types.is_string(lacking.type) else 0
             rows = rows.append_column(lacking.name, pa.array([empty] * len(rows), lacking.type))
         rows = rows.select(self._plain.names).cast(self._plain)
-        self.parts[number] = Part(rows, path, whole=len(rows) >= ROWS_PER_PART)
+        over = frozenset(rows["session"].unique().to_pylist()).difference(sessions)
+        self.parts[number] = Part(rows, path, len(rows) >= ROWS_PER_PART, over)
         self._keys = np.concatenate([self._keys, self._numbered(rows)])
         self._of_part = np.concatenate([self._of_part, np.full(len(rows), number)])
         self._index = np.concatenate([self._index, np.arange(len(rows))])
@@ -183,11 +185,11 @@ class RowParts:
         used = set(np.unique(np.concatenate([self._keys >> 32, self._keys & 0xFFFFFFFF])).tolist())
         self._words = {word: number for word, number in self._words.items() if number in used}
 
-    def drop(self, hosts: Collection[str]) -> None:
-        """Let go of all rows of these hosts; the files do not hold them any more."""
-        theirs = pa.array(sorted(hosts))
+    def drop_moved(self, sessions_of: Callable[[str], Collection[str]]) -> None:
+        """Let go of rows that the files do not hold any more. sessions_of: whose rows a file does hold, by its path."""
         for number, part in list(self.parts.items()):
-            kept = pc.invert(pc.is_in(part.rows["host"], theirs)).to_numpy(zero_copy_only=False)
+            there = pa.array(sorted(part.over.union(sessions_of(part.path))), pa.string())
+            kept = pc.is_in(part.rows["session"], there).to_numpy(zero_copy_only=False)
             if kept.all():
                 continue
             mine = self._of_part == number
@@ -302,7 +304,6 @@ class ParquetSink:
         self._sessions = RowParts(SCHEMAS["sessions"], "interface", LATER["sessions"])
         self._seen: dict[str, int] = {}
         self._rolls = Rolls()
-        self._lost: frozenset[str] = frozenset()  # hosts that somebody else has, but what is stored of them is here yet
         self._changing = {"flows": self._flows, "sessions": self._sessions}
         directory, worker = self.directory, self._worker
         try:
@@ -335,7 +336,7 @@ class ParquetSink:
         try:
             self._staging = Staging(self.directory, self._sharing.folder, self._disk)
             manifest = Manifest(self._sharing.folder / "manifest.sqlite", self._disk.power)
-            self._manifest = manifest
+            self._manifest, self._version = manifest, manifest.version()
             self._complete()
             self._staging.clear()
             if self._sharing.alone:
@@ -359,8 +360,7 @@ class ParquetSink:
             hosts = epochs.keys() - later
             try:
                 with self._sharing.hold(exclusive=True):
-                    self._forget_lost()
-                    self._lost -= hosts
+                    self._forget_moved()
                     for folder in self._sharing.others():
                         take_over(self._manifest, self._staging, folder, hosts)
             except (OSError, sqlite3.Error, pa.ArrowException) as error:
@@ -374,7 +374,7 @@ class ParquetSink:
                 try:
                     with self._sharing.hold(exclusive=True), self._sharing.absent(folder) as absent:
                         if absent:
-                            self._forget_lost()  # before there is something of theirs here again
+                            self._forget_moved()  # before it is here again
                             take_all(self._manifest, self._staging, folder)
                             (folder / "manifest.sqlite").unlink()
                 except (OSError, sqlite3.Error, pa.ArrowException) as error:
@@ -383,27 +383,23 @@ class ParquetSink:
     def settle_changes(self) -> None:
         """Store what has waited of rows that change, as before hosts are given to somebody else. Raises DataError."""
         with self._busy:
-            self._forget_lost()
+            self._forget_moved()
             try:
                 self._write({}, {name: parts.waiting() for name, parts in self._changing.items()}, {})
             except LostHostsError:
                 self.settle_changes()
 
-    def _forget_lost(self) -> None:
-        """Rows that change are somebody else's when these have moved them, which may be long after they took the host.
+    def _forget_moved(self) -> None:
+        """Rows that change are somebody else's from when they have moved them, which is after they took the host.
 
-        Until then our files hold them, and nobody else's: whoever took it may have been killed in between.
+        In between our files hold them, and nobody else's: whoever took it may have been killed.
         """
-        self._lost |= self._sharing.lost()
-        moved = self._moved()
-        if moved:
+        self._sharing.forget_lost()
+        version = self._manifest.version()
+        if version != self._version:
             for parts in self._changing.values():
-                parts.drop(moved)
-            self._lost -= moved
-
-    def _moved(self) -> frozenset[str]:
-        """Lost hosts of which our files do not hold anything that changes any more."""
-        return self._lost - self._manifest.hosts() if self._lost else self._lost
+                parts.drop_moved(self._manifest.sessions_of)
+            self._version = version
 
     def close(self) -> None:
         """Store what has waited, and merge all files, as far as the disk takes it; let others write."""
@@ -430,17 +426,24 @@ class ParquetSink:
                 if state is None or state.host != hello.host:
                     return Resume()
                 over = over_before(state.clock, state.settled_ns, hello)
-                for path in self._manifest.paths_of(hello.session):
-                    parts = self._changing[Path(path).parts[0]]
-                    if not (self.directory / path).exists():  # somebody has removed it
-                        continue
-                    if parts.lacks(path) and (parts is self._sessions or self._last_seen(path) >= over):
-                        parts.adopt(path, pq.ParquetFile(self.directory / path).read())
+                with self._sharing.hold():
+                    self._forget_moved()
+                    self._complete()  # somebody may have been killed before the files without their rows were here
+                    for path in self._manifest.paths_of(hello.session):
+                        self._adopt(path, over)
                 return resume_from(state, self._flows.rows_of(hello.session, "last_ns", over).to_pylist(), hello)
             except (OSError, sqlite3.Error, pa.ArrowException, ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"cannot resume session {hello.session} of {hello.host} in {self.directory}: {error}"
                 ) from None
+
+    def _adopt(self, path: str, over: int) -> None:
+        """Know the rows of a file of ours that may still change."""
+        parts = self._changing[Path(path).parts[0]]
+        if not (self.directory / path).exists():  # somebody has removed it
+            return
+        if parts.lacks(path) and (parts is self._sessions or self._last_seen(path) >= over):
+            parts.adopt(path, pq.ParquetFile(self.directory / path).read(), self._manifest.sessions_of(path))
 
     def _last_seen(self, path: str) -> int:
         """When a flow of the file was seen last, as it was when this was first asked; it is not open any more."""
@@ -459,7 +462,7 @@ class ParquetSink:
         """
         with self._busy:
             self._look_for_directory()
-            self._forget_lost()
+            self._forget_moved()
             refused = self._sharing.foreign(hosts_in(tables.values(), states.values()))
             if refused:
                 tables = {name: without_hosts(rows, refused) for name, rows in tables.items()}
@@ -498,7 +501,7 @@ class ParquetSink:
             if files:
                 self._disk.sync_directory(self._staging.folder)
             with self._sharing.hold():
-                if self._sharing.would_lose() or self._moved():
+                if self._sharing.would_lose() or self._manifest.version() != self._version:
                     raise LostHostsError
                 if files or states:
                     self._manifest.commit(files, states, members)

@@ -3,6 +3,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -167,6 +168,25 @@ def test_rows_that_have_moved_come_back_with_all_of_a_writer_that_is_gone(tmp_pa
     assert one.resume(HELLOS["a"]).last_sequence == 2
     flush(one, 3, "a", process="back")
     assert stored(tmp_path) == {"a": [1, 11, 12, 13], "b": [1, 11, 12]}
+
+
+def test_rows_of_a_session_that_will_not_come_back_stay_in_their_file(tmp_path, workers):
+    """Nobody moves them, and nobody looks for them: they are written again with the others."""
+    one, other = workers
+    one.take({"a": 1, "b": 1, "c": 1})
+    flush(one, 1, "a", "b", "c")
+    one.close()
+    with sqlite3.connect(tmp_path / ".netmon/workers/w1/manifest.sqlite") as manifest:
+        for table in ("sessions", "members"):
+            manifest.execute(f"DELETE FROM {table} WHERE session = 's-b'")
+    manifest.close()
+    again = ParquetSink(tmp_path, "w1")
+    again.take({"a": 2, "c": 2})
+    assert again.resume(HELLOS["a"]).last_sequence == 1
+    other.take({"a": 3})
+    flush(again, 2, "c")
+    again.close()
+    assert stored(tmp_path) == {"a": [1, 11], "b": [1, 11], "c": [1, 11, 12]}
 
 
 def test_rows_of_a_lost_host_move_while_others_are_written(tmp_path, workers, monkeypatch):
