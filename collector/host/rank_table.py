@@ -84,9 +84,12 @@ _COMPARED_NS = 3_000_000_000  # for so long numbers wait to be compared: some ba
 _TIMES = ("start_ns", "end_ns", "error_ns", "comm_start_ns", "wait_start_ns", "comm_end_ns")
 ITERATIONS = np.dtype(
     [(name, "<i8") for name in ("row", "number", "own", "source", "start_moment", "end_moment", *_TIMES)]
-    + [("reported", "?")]
+    + [("over", "?"), ("reported", "?")]
 )
-"""An iteration of one, as netmon.records.ITERATION has it. number: its host's; own: the rank's."""
+"""An iteration of one, as netmon.records.ITERATION has it. number: its host's; own: the rank's.
+
+over: it stays as it is, but for its communication; reported: `ended` has returned it.
+"""
 
 
 class RankSteps(NamedTuple):
@@ -375,7 +378,8 @@ class RankTable:
             return
         known = self._rows
         new = Columns({name: taken[name] for name in taken.names if name in (ITERATIONS.names or ())})
-        new = new.replaced(row=row, own=np.full(len(row), -1), reported=np.zeros(len(row), np.bool_))
+        no = np.zeros(len(row), np.bool_)
+        new = new.replaced(row=row, own=np.full(len(row), -1), over=no, reported=no)
         new = Columns({name: new[name] for name in ITERATIONS.names or ()})
         new = new[_follow(new, known["settled_ns"][row])]  # else those are known from before
         self._waiting = self._merged(joined([self._waiting, new]), refused)
@@ -403,10 +407,11 @@ class RankTable:
         rows = rows.take(np.lexsort((np.arange(len(rows)), rows["number"], rows["row"])))
         first = starts(rows["row"], rows["number"])
         last = np.append(first[1:], len(rows)) - 1
-        reported, own = np.logical_or.reduceat(rows["reported"], first), rows["own"][first]
+        over, reported = (np.logical_or.reduceat(rows[name], first) for name in ("over", "reported"))
         # Where one was told of that has ended, more may be known of its communication only.
         newest = {name: rows[name][last] for name in ("comm_start_ns", "wait_start_ns", "comm_end_ns")}
-        rows = rows.take(np.where(reported, first, last)).replaced(reported=reported, own=own, **newest)
+        newest |= {"over": over, "reported": reported, "own": rows["own"][first]}
+        rows = rows.take(np.where(over, first, last)).replaced(**newest)
         rows = self._in_order(rows, refused)
         self._number(rows)
         return rows
@@ -418,8 +423,8 @@ class RankTable:
         follows = np.append(row[1:] == row[:-1], False) if len(row) else np.zeros(0, np.bool_)
         good = (ended & (end_ns > start_ns) & (rows["end_moment"] > 0)) | (~ended & ~follows)
         first = starts(row)
-        reported = np.maximum.reduceat(np.where(rows["reported"], rows["number"], -1), first)
-        good &= rows["reported"] | (rows["number"] > np.repeat(reported, np.diff(np.append(first, len(row)))))
+        over = np.maximum.reduceat(np.where(rows["over"], rows["number"], -1), first)
+        good &= rows["over"] | (rows["number"] > np.repeat(over, np.diff(np.append(first, len(row)))))
         rows = rows[good]
         while len(rows):
             row, source = rows["row"], rows["source"]
@@ -427,7 +432,7 @@ class RankTable:
             before_ns[1:], before[1:] = rows["end_ns"][:-1], source[:-1]
             first = starts(row)
             before_ns[first], before[first] = self._rows["settled_ns"][row[first]], 0
-            within = (rows["start_ns"] < before_ns) & ~rows["reported"]
+            within = (rows["start_ns"] < before_ns) & ~rows["over"]
             if not within.any():
                 break
             clipped = within & (source != before) & _follow(rows, before_ns)
@@ -571,10 +576,16 @@ class RankTable:
 
     # --- what rows and the dataset get
 
-    def ended(self) -> IterationRows:
-        """Iterations that have ended since the last call, as their jobs count them now."""
+    def ended(self, horizon_ns: _Numbers, settled_ns: _Numbers) -> IterationRows:
+        """Iterations that have ended since the last call, as their jobs count them now; both times by session.
+
+        Those that wait for their number come later: who judged them would hold one step against another.
+        """
         waiting = self._waiting
-        fresh = (waiting["end_ns"] > 0) & ~waiting["reported"] & self._rows["named"][waiting["row"]]
+        over = (waiting["end_ns"] > 0) & self._rows["named"][waiting["row"]]
+        waiting["over"] = waiting["over"] | over
+        settles = waiting["end_ns"] <= settled_ns[self._rows["session"][waiting["row"]]]
+        fresh = over & ~waiting["reported"] & (settles | ~self._uncompared(horizon_ns))
         found = self._iterations(waiting[fresh])
         waiting["reported"] = waiting["reported"] | fresh
         self._free += self._left
@@ -628,19 +639,24 @@ class RankTable:
         return found
 
     def uncompared_ns(self, horizon_ns: _Numbers) -> _Numbers:
-        """By session: start of the earliest iteration that waits for its number, for _COMPARED_NS at most; NEVER: none.
+        """By session: start of the earliest iteration that waits for its number; NEVER: none does."""
+        found, held = np.full(len(horizon_ns), NEVER), self._waiting[self._uncompared(horizon_ns)]
+        np.minimum.at(found, self._rows["session"][held["row"]], held["start_ns"])
+        return found
+
+    def _uncompared(self, horizon_ns: _Numbers) -> _Bools:
+        """Of the iterations that wait: which do so for their number, for _COMPARED_NS at most.
 
         Its rank has joined others: what would be stored of it now may have another number than theirs.
         """
-        rows, waiting, found = self._known, self._waiting, np.full(len(horizon_ns), NEVER)
+        rows, waiting = self._known, self._waiting
         joined = rows["used"] & rows["by_process"] & ~rows["compared"] & (rows["until_ns"] == NEVER)
         joined &= rows["settled_ns"] < 0
-        if joined.any():
-            some = waiting[joined[waiting["row"]]]
-            session = rows["session"][some["row"]]
-            recent = np.maximum(some["start_ns"], some["end_ns"]) > horizon_ns[session] - _COMPARED_NS
-            np.minimum.at(found, session[recent], some["start_ns"][recent])
-        return found
+        if not joined.any():
+            return np.zeros(len(waiting), np.bool_)
+        recent_ns = horizon_ns[rows["session"][waiting["row"]]] - _COMPARED_NS
+        held: _Bools = joined[waiting["row"]] & (np.maximum(waiting["start_ns"], waiting["end_ns"]) > recent_ns)
+        return held
 
     def steps(self) -> RankSteps:
         """All of them that have a name, and their iterations."""

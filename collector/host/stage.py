@@ -573,7 +573,8 @@ class HostStage:
         tables.unstored_of["ledger"].add(settled.ledger[-1])
         settled.stored.append(fresh)
         settled.unclear |= tables.rank_log.unclear_jobs()
-        ended = tables.understood(self._sound(tables.rank_table.ended()))
+        ended = tables.rank_table.ended(sessions.table["horizon_ns"], settled_ns)
+        ended = tables.understood(self._sound(ended))
         settled.ended += [ended] if len(ended) else []
         self._account(settled, tables.understood(tables.rank_table.settle(np.ascontiguousarray(settled_ns))))
         for owner, rank in tables.rank_table.gone(settled_ns):

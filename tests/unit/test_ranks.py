@@ -297,7 +297,9 @@ def test_what_a_worker_does_first_is_stored_when_its_number_is_known_and_after_t
     assert stored(first, 0, range(1), 2590) == [25]
     assert stored(second, 1, range(1, 10), 3500) == []
     assert stored(first, 0, range(1, 10), 3510) == [*range(26, 35)]
+    assert second.place not in hosts.ended, "nor is it shown or judged before"
     assert stored(second, 1, range(10, 11), 3590) == [*range(25, 36)]
+    assert [one.number for one in hosts.ended[second.place]] == [*range(25, 36)]
     assert stored(third, 2, range(0), 5500) == []
     assert stored(third, 2, range(0), 5580) == [0]  # of the others nothing has been heard since
     assert not [line for host in (first, second, third) for line in host.rejected.warnings]
