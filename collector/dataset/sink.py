@@ -390,9 +390,9 @@ class ParquetSink:
                 self.settle_changes()
 
     def _forget_moved(self) -> None:
-        """Rows that change are somebody else's from when they have moved them, which is after they took the host.
+        """Let go of rows that change and that somebody else has moved into a file of theirs.
 
-        In between our files hold them, and nobody else's: whoever took it may have been killed.
+        Whoever takes a host does so after that, or is killed before: until then nobody but us has them.
         """
         self._sharing.forget_lost()
         version = self._manifest.version()

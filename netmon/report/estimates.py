@@ -15,21 +15,23 @@ from netmon.history.dataset import groups, records
 Floats = npt.NDArray[np.float64]
 
 
-def mean_confidence(values: npt.ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
+def mean_confidence(values: npt.ArrayLike, confidence: float = 0.95, zeros: int = 0) -> tuple[float, float, float]:
     """Mean and the ends of its confidence interval by Student's t; nan, nan for the ends of fewer than two values.
 
-    The values are taken as independent of each other.
+    The values are taken as independent of each other. zeros: how many more there are, all of them 0.
     """
     from scipy import stats  # type: ignore[import-untyped]
 
     known = np.asarray(values, float)
     known = known[np.isfinite(known)]
-    if known.size == 0:
+    count = known.size + zeros
+    if count == 0:
         return math.nan, math.nan, math.nan
-    mean = float(known.mean())
-    if known.size < 2:
+    mean = float(known.sum() / count)
+    if count < 2:
         return mean, math.nan, math.nan
-    half = float(stats.t.ppf((1 + confidence) / 2, known.size - 1) * known.std(ddof=1) / math.sqrt(known.size))
+    variance = (((known - mean) ** 2).sum() + zeros * mean**2) / (count - 1)
+    half = float(stats.t.ppf((1 + confidence) / 2, count - 1) * math.sqrt(variance / count))
     return mean, mean - half, mean + half
 
 

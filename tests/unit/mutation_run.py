@@ -21,6 +21,7 @@ from mutations import Mutator, honest_batches
 
 from collector.agent_checks import FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
 from collector.dataset.sink import ParquetSink
+from collector.dataset.tables import SCHEMAS
 from collector.host.session import Session
 from collector.registry import Connection, Registry
 from collector.settings import Settings
@@ -179,8 +180,10 @@ async def epoch(
 
 
 def honest_rows(directory: Path) -> list[Any]:
-    """All rows of the honest sessions, by table, in an order of their own."""
+    """All rows of the honest sessions, by table, in an order of their own; of all tables every row can be read."""
     tables = []
+    for table in SCHEMAS:
+        stored_rows(directory, table)
     for table, columns in (
         ("buckets", ["session", "direction", "flow_id", "bucket_start_ns", "packets", "wire_bytes", "payload_bytes"]),
         ("iterations", ["session", "job", "rank", "iteration", "start_ns", "end_ns", "dl_tx_bytes", "cross_rx_bytes"]),

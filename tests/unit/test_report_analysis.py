@@ -113,6 +113,8 @@ def test_mean_confidence_is_students():
     mean, low, high = mean_confidence([1, 2, 3, 4, math.nan])
     assert mean == 2.5
     assert (low, high) == pytest.approx((0.4457, 4.5543), abs=1e-4)
+    assert mean_confidence([1, 2], zeros=2) == pytest.approx(mean_confidence([0, 1, 0, 2]))
+    assert mean_confidence([1], zeros=10**12)[0] == 1 / (10**12 + 1), "of a century there need be no array"
     assert mean_confidence([7])[0] == 7
     assert all(math.isnan(value) for value in (*mean_confidence([7])[1:], *mean_confidence([])))
 

@@ -323,12 +323,11 @@ def _mean_frames(study: Study) -> Frames:
         if active.empty:
             continue
         first, last = active["time_ns"].min(), active["time_ns"].max()
-        rates = np.zeros((last - first) // SLICE_NS + 1)
-        rates[((active["time_ns"] - first) // SLICE_NS).to_numpy()] = active["rate_bps"]
-        mean, low, high = mean_confidence(rates)
+        intervals, rates = int(last - first) // SLICE_NS + 1, active["rate_bps"].to_numpy()
+        mean, low, high = mean_confidence(rates, zeros=intervals - len(rates))
         rows.append(
             {
-                **{"run": run, "job": job, "source": source, "target": target, "intervals": len(rates)},
+                **{"run": run, "job": job, "source": source, "target": target, "intervals": intervals},
                 **{"mean_bps": mean, "low_bps": low, "high_bps": high, "peak_bps": rates.max()},
             }
         )
