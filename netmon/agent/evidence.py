@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What verdicts rest on beside bytes and steps, as often as each of it is worth reading; and what the agent costs."""
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,9 @@ from netmon.kernel.verbs import KINDS, Posted
 from netmon.marks import RankIdentity
 from netmon.records import AgentCost, Flow, Mark, Moment, Table, empty
 from netmon.wire.limits import MAX_BYTES, MAX_EVIDENCE, MAX_NAME
+from netmon.wire.tables import faults_of
+
+log = logging.getLogger(__name__)
 
 # --- What processes have posted to RDMA devices
 #
@@ -132,6 +136,24 @@ def _read(pid: int, name: str) -> bytes:
     return read_bounded(f"{PROC}/{pid}/{name}", _MOST_BYTES)
 
 
+class SoundRows:
+    """What is told is read from files and from the memory of other processes. One row that a collector would refuse
+    would cost the whole batch, with its traffic: it is left out instead, and that is said."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def of(self, name: str, rows: Table, now_ns: int) -> Table:
+        """name: of a table of netmon.evidence; now_ns: the batch's horizon, or before it."""
+        faults = faults_of(name, rows, now_ns) if len(rows) else {}
+        if not faults:
+            return rows
+        for reason in sorted(set(faults.values()) - self._said):
+            log.warning("%s: rows of which this is so are left out", reason)
+        self._said.update(faults.values())
+        return np.delete(rows, list(faults))
+
+
 class Evidence:
     """One per agent."""
 
@@ -146,7 +168,7 @@ class Evidence:
         self.waits = Waits(helped=True)
         self.collectives = Collectives() if wanted else None
         self.transfers = Transfers(self._ranks)
-        self._wanted = wanted
+        self._wanted, self._sound = wanted, SoundRows()
         self.cost = CostMeter((os.getpid(), helper))
 
     def watch(self, now_ns: int) -> None:
@@ -171,7 +193,8 @@ class Evidence:
         if self.collectives:
             tables["collectives"] = self.collectives.due(now_ns, words)
         tables["transfers"] = self.transfers.due(words)
-        return {"nic": nic, "evidence": tables, "words": tuple(words)}
+        sound = {name: self._sound.of(name, rows, now_ns) for name, rows in tables.items()}
+        return {"nic": nic, "evidence": sound, "words": tuple(words)}
 
     def _add_marks(self, marks: Iterable[Mark]) -> None:
         for mark in marks:

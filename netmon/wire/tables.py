@@ -421,6 +421,17 @@ def check_limits(format_: Format, values: Matrix, of: Sequence[int], faults: dic
         _blame(format_, over, np.array(of, np.int32), faults)
 
 
+def faults_of(name: str, rows: Table, horizon_ns: int) -> dict[int, str]:
+    """Why rows of a table of netmon.evidence would be refused, and their batch with them; by their indices."""
+    format_ = next(one for one in TABLES if one.name == name)
+    faults: dict[int, str] = {}
+    check_limits(format_, matrix(rows), range(len(rows)), faults)
+    columns = {column: rows[column] for column in format_.columns}
+    own = Columns({"batch": np.arange(len(rows), dtype=np.int32), **columns})
+    _check_times(format_, own, np.full(len(rows), horizon_ns), faults)
+    return faults
+
+
 def _check_times(format_: Format, table: Columns, horizon_ns: _Numbers, faults: dict[int, str]) -> None:
     batch = table["batch"]
     if "start_ns" in format_.columns:

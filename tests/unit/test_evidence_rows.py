@@ -17,6 +17,7 @@ from collector.host.stage import HostStage
 from collector.host.tables import Lately
 from collector.jobs.rank_registry import RankRegistry
 from collector.settings import Settings
+from netmon.agent.evidence import SoundRows
 from netmon.evidence import EVIDENCE, TRANSPORT
 from netmon.records import Columns, Direction
 
@@ -164,3 +165,18 @@ def test_the_tables_are_read_as_they_lie(stored: Path) -> None:
     rows = pd.read_parquet(stored / "transport", columns=["rtt_ns", "reverse_flow_id", "application_limited"])
     assert rows.dtypes["rtt_ns"] == "int64"
     assert len(rows) == 4
+
+
+def test_a_row_that_a_collector_would_refuse_does_not_cost_its_batch(caplog: pytest.LogCaptureFixture) -> None:
+    rows = np.zeros(4, TRANSPORT)
+    rows["start_ns"], rows["end_ns"] = 1 * MS, 2 * MS
+    rows["rtt_ns"][0], rows["end_ns"][1], rows["end_ns"][2] = 1 << 61, MS // 2, 60_000 * MS
+    rows["sent_bytes"][3] = 7
+    sound = SoundRows()
+    for _ in range(2):
+        assert sound.of("transport", rows, 2 * MS)["sent_bytes"].tolist() == [7]
+    assert [line.partition(",")[0].partition(":")[0] for line in caplog.messages] == [
+        "transport has a time that ends before it begins",
+        "transport.end_ns is long after the batch's horizon",
+        "transport.rtt_ns is out of its range",
+    ]
