@@ -395,11 +395,17 @@ class ParquetSink:
         Whoever takes a host does so after that, or is killed before: until then nobody but us has them.
         """
         self._sharing.forget_lost()
-        version = self._manifest.version()
-        if version != self._version:
-            for parts in self._changing.values():
-                parts.drop_moved(self._manifest.sessions_of)
-            self._version = version
+        try:
+            if self._has_moved():
+                self._version = self._manifest.version()
+                for parts in self._changing.values():
+                    parts.drop_moved(self._manifest.sessions_of)
+        except sqlite3.Error as error:
+            raise DataError(f"cannot see what others have moved in {self.directory}: {error}") from None
+
+    def _has_moved(self) -> bool:
+        """Whether somebody else may have moved something since `_forget_moved`."""
+        return not self._sharing.alone and self._manifest.version() != self._version
 
     def close(self) -> None:
         """Store what has waited, and merge all files, as far as the disk takes it; let others write."""
@@ -501,7 +507,7 @@ class ParquetSink:
             if files:
                 self._disk.sync_directory(self._staging.folder)
             with self._sharing.hold():
-                if self._sharing.would_lose() or self._manifest.version() != self._version:
+                if self._sharing.would_lose() or self._has_moved():
                     raise LostHostsError
                 if files or states:
                     self._manifest.commit(files, states, members)
