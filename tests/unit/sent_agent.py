@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 from collector_stream import Host, hello
+from dataset_rows import stored_rows
 
 from netmon.agent.connection import Connect, connect_by_grpc
 from netmon.agent.exchange import ClockExchanges
@@ -102,11 +102,11 @@ def np_known(buckets: Table, known: dict[int, object]) -> list[bool]:
 
 def check_whole(data: Path, sent: Sent) -> None:
     """Every row is stored, none twice, none is counted as lost."""
-    buckets = pd.read_parquet(data / "buckets")
+    buckets = stored_rows(data, "buckets")
     buckets = buckets[buckets["session"] == sent.session]
     assert not buckets.duplicated(["flow_id", "bucket_start_ns"]).any()
     assert len(buckets) == sent.rows
-    ledger = pd.read_parquet(data / "ledger")
+    ledger = stored_rows(data, "ledger")
     assert (ledger["lost_agent_bytes"] == 0).all()
     assert (ledger["coverage"] == 1).all()
     assert sent.lost.tolist() == []
