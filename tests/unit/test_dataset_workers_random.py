@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from collector_stream import hello
-from test_dataset_workers import flush, stored
+from test_dataset_workers import KilledError, flush, stored
 
 from collector.dataset import sink as module
 from collector.dataset.files import Staging
@@ -20,10 +20,6 @@ from collector.dataset.sink import ParquetSink
 WORKERS, HOSTS = ("w1", "w2", "w3"), ("a", "b", "c", "d")
 HELLOS = {host: hello(session=f"s-{host}", host=host) for host in HOSTS}
 STEPS = 60
-
-
-class KilledError(BaseException):
-    """Nothing is done after this."""
 
 
 class Kill:
