@@ -278,7 +278,7 @@ def without_hosts(rows: pa.Table, hosts: Collection[str]) -> pa.Table:
 
 _log = logging.getLogger(__name__)
 
-_CLOSING_S = 15.0  # what is not merged by then is when the next one begins
+_CLOSING_S = 4.0  # what is not merged by then is when the next one begins
 
 
 class ParquetSink:
