@@ -13,8 +13,8 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
+from dataset_rows import stored_rows
 from waiting import wait_for
 
 from netmon.lab.monitor import Monitor
@@ -78,7 +78,7 @@ def f1_of_traffic(scores, job):
 
 def test_every_iteration_of_both_is_found_and_none_invented(watched):
     data, *_ = watched
-    iterations = pd.read_parquet(data / "iterations")
+    iterations = stored_rows(data, "iterations")
     assert set(iterations["job"]) == {"a", "b"}
     for job in JOBS:
         truth = Run(data / "lab" / job).rank(0)
@@ -92,7 +92,7 @@ def test_every_iteration_of_both_is_found_and_none_invented(watched):
 
 def test_each_is_cross_traffic_to_the_other_and_named(watched):
     data, killed_ns, *_ = watched
-    iterations = pd.read_parquet(data / "iterations")
+    iterations = stored_rows(data, "iterations")
     to_utc = utc_minus_mono_ns()
     both = iterations[(iterations["end_ns"] < killed_ns + to_utc) & (iterations["iteration"] > 5)]
     for job, other in (("a", "b"), ("b", "a")):
@@ -110,10 +110,8 @@ def test_each_is_cross_traffic_to_the_other_and_named(watched):
 
 def test_rows_carry_their_own_job(watched):
     data, *_ = watched
-    flows = pd.read_parquet(data / "flows", columns=["host", "flow_id", "src", "dst"]).drop_duplicates(
-        ["host", "flow_id"]
-    )
-    buckets = pd.read_parquet(data / "buckets", columns=["host", "flow_id", "job", "class", "payload_bytes"])
+    flows = stored_rows(data, "flows", columns=["host", "flow_id", "src", "dst"]).drop_duplicates(["host", "flow_id"])
+    buckets = stored_rows(data, "buckets", columns=["host", "flow_id", "job", "class", "payload_bytes"])
     rows = buckets.merge(flows, on=["host", "flow_id"])
     for job, member in (("a", "198.18.0.2"), ("b", "198.18.0.3")):
         of_job = rows[(rows["src"] == member) | (rows["dst"] == member)]
@@ -138,7 +136,7 @@ def test_the_collector_advises_on_what_they_share(watched):
 
 def test_a_rank_that_dies_leaves_nothing_but_counted_marks(watched):
     data, killed_ns, warnings, _ = watched
-    iterations = pd.read_parquet(data / "iterations")
+    iterations = stored_rows(data, "iterations")
     to_utc = utc_minus_mono_ns()
     b = iterations[iterations["job"] == "b"]
     assert b["end_ns"].max() < killed_ns + to_utc + 1_000_000_000
