@@ -19,7 +19,7 @@ import numpy.typing as npt
 from netmon.errors import UnsupportedError
 from netmon.kernel.processes import read_bounded
 from netmon.records import Direction, NicSample
-from netmon.wire.mapping import MAX_NUMBER
+from netmon.wire.limits import MAX_NUMBER
 
 _COUNTERS, _MOST_BYTES = "/proc/self/net/dev", 16 << 20
 _ETHERNET = 1  # ARPHRD_ETHER

@@ -33,6 +33,9 @@ MAX_HEADER_BYTES = 2**8 - 1
 MAX_COUNT = 2**62 - 1
 """A number that nobody adds up: a batch's number, parameters."""
 
+MAX_NUMBER = 2**63 - 1
+"""The largest number that a message may carry: every number is an int64 in the dataset."""
+
 MAX_ITERATION = 2**53 - 1
 """The number of an iteration, also one that was shifted to its job's: exact in a float64."""
 

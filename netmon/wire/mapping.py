@@ -21,10 +21,7 @@ from netmon.errors import WireError
 from netmon.records import CLASS_NAMES
 from netmon.views import CAUSES, STEP, Incident, JobView, LinkView, Selection, Snapshot, Verdict
 from netmon.wire import netmon_pb2
-from netmon.wire.limits import MAX_TEXT
-
-MAX_NUMBER = 2**63 - 1
-"""The largest number that a message may carry: every number is an int64 in the dataset."""
+from netmon.wire.limits import MAX_NUMBER, MAX_TEXT
 
 R = TypeVar("R")
 M = TypeVar("M", bound=Message)

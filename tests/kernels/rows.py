@@ -23,7 +23,7 @@ class Row:
 
 _CLOUD, _CLOUD_ARM, _LARGE_PAGES = "linux-image-cloud-amd64", "linux-image-cloud-arm64", "linux-image-arm64-16k"
 
-_RDMA = ("rdma-core", "ibverbs-providers", "perftest")
+_RDMA = ("rdma-core", "ibverbs-providers", "perftest", "python3-pyverbs")
 
 ROWS = (
     Row("5.10", "no tcx; bcc 0.18", "amd64", _CLOUD, "bullseye", "bookworm", "bullseye", "3.11", 40),
@@ -35,7 +35,16 @@ ROWS = (
     Row("rdma", "RDMA over Ethernet", "amd64", "linux-image-amd64", "sid", "sid", "sid", "", 40, "rdma", _RDMA),
 )
 
-PACKAGES = ("python3", "iproute2", "linux-libc-dev", "busybox-static", "kmod", "libcap2-bin", "util-linux")
+PACKAGES = (
+    "python3",
+    "python3-sdnotify",
+    "iproute2",
+    "linux-libc-dev",
+    "busybox-static",
+    "kmod",
+    "libcap2-bin",
+    "util-linux",
+)
 WHEELS = (
     "numpy>=2",
     "pyroute2>=0.9",

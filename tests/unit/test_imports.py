@@ -207,3 +207,14 @@ def test_a_stage_that_knows_the_other_is_found(tmp_path, monkeypatch):
     wrong.parent.mkdir(parents=True)
     wrong.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..host import session\n")
     assert across(wrong) == ["collector/jobs/who.py:3 imports collector.host.session"]
+
+
+def test_the_kernel_side_needs_neither_grpc_nor_pandas():
+    """On other kernels its tests run where there are only the few packages that it needs (tests/kernels)."""
+    kernel = [path for path in modules() if room_of(path) == "kernel"]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in kernel]
+    program = "import sys; sys.modules |= dict.fromkeys(['google', 'grpc', 'pandas', 'pyarrow']); import " + ", ".join(
+        names
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

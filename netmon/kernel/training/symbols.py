@@ -10,6 +10,7 @@ read, the first searched as bytes.
 """
 
 import json
+import math
 import os
 import resource
 import select
@@ -135,8 +136,12 @@ def main() -> None:
 
 
 def confine(limits: Sequence[tuple[int, int]]) -> None:
-    """This process, which will read what a stranger has prepared. limits: as setrlimit takes them."""
+    """This process, which will read what a stranger has prepared. limits: as setrlimit takes them, of processor time
+    from now on: on a slow machine it has taken some to start.
+    """
+    used = {resource.RLIMIT_CPU: math.ceil(time.process_time())}
     for limit, most in limits:
+        most += used.get(limit, 0)
         resource.setrlimit(limit, (most, most))
     if os.geteuid() == 0:
         os.setgroups([])
