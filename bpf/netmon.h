@@ -284,22 +284,26 @@ struct netmon_queue_key {
 struct netmon_queue {
 	u64 bytes[NETMON_POSTED_KINDS];
 	u64 requests[NETMON_POSTED_KINDS];
-	u64 unread;   /* lists and requests that were longer than is read: bytes are less than was posted */
-	u64 begun_ns; /* it was made ready, so that something could be posted; 0: that was not seen */
-	u8 gid[16];   /* of the other end; 0: not known */
-	u32 remote;   /* number of the queue pair there; 0: not known */
-	u32 lid;      /* of the other end, in InfiniBand; 0: not known */
-	u32 uid;      /* the real one, as the machine numbers users */
-	u32 pad;
+	u64 unread;	  /* lists and requests that were longer than is read, so that bytes are less than was posted;
+		       * lists that were counted as they were built, and given up */
+	u64 begun_ns;	  /* it was made ready, so that something could be posted; 0: that was not seen */
+	u8 gid[16];	  /* of the other end; 0: not known */
+	u32 remote;	  /* number of the queue pair there; 0: not known */
+	u32 lid;	  /* of the other end, in InfiniBand; 0: not known */
+	u32 uid;	  /* the real one, as the machine numbers users */
+	u32 building;	  /* kind of the request that is being built */
 	char process[16]; /* the thread's name, NUL-padded */
 	char device[32];
 };
 
-/* Where a process has its post_send: a function of a library that exports no such name. */
+#define NETMON_POSTS 0	/* post_send takes a list of requests */
+#define NETMON_BUILDS 1 /* one of the functions by which requests are built one after the other */
+
+/* Where a process has a function to post by: in a library that exports no such name. */
 struct netmon_provider {
 	u64 address;
 	u32 pid;
-	u32 pad;
+	u32 way; /* NETMON_POSTS or NETMON_BUILDS */
 };
 
 #define NETMON_QUEUES 32768	    /* of all processes */

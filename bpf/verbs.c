@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 /*
  * What processes hand to RDMA devices by libibverbs, per queue pair. A program posts through a table in its memory
- * (ibv_post_send is inline), which leads to a function of the device's provider that no library exports. So probes on
- * what libibverbs exports tell where that function is, user space puts a probe on it, and this counts.
+ * (ibv_post_send is inline), which leads to a function of the device's provider that no library exports; or it builds
+ * requests one after the other, by functions in the queue pair itself (ibv_wr_send and others, inline as well). So
+ * probes on what libibverbs exports tell where these functions are, user space puts probes on them, and this counts.
  *
  * All of them sit on entries. Structures are those of libibverbs' ABI (rdma-core, infiniband/verbs.h), the same since
  * 2006. Anybody can make up such structures: what is read has bounds, and costs the one who posts it.
@@ -25,8 +26,9 @@ BPF_TABLE("lru_hash", struct netmon_provider, u64, verbs_strange, NETMON_PROVIDE
 BPF_RINGBUF_OUTPUT(verbs_providers, NETMON_PROVIDER_RING_BYTES / NETMON_PAGE_BYTES);
 BPF_TABLE("array", u32, u64, verbs_uncounted, NETMON_UNCOUNTED);
 
-/* Offsets within struct ibv_context, ibv_device, ibv_qp_attr. */
+/* Offsets within struct ibv_context, ibv_qp_ex, ibv_device, ibv_qp_attr. */
 #define POST_SEND 208
+#define FUNCTIONS 184
 #define DEVICE_NAME 24
 #define DESTINATION 28
 #define GID 56
@@ -37,6 +39,33 @@ BPF_TABLE("array", u32, u64, verbs_uncounted, NETMON_UNCOUNTED);
 #define DESTINATION_GIVEN (1 << 20)
 #define READY_TO_RECEIVE 2
 #define READY_TO_SEND 3
+
+/* The functions of struct ibv_qp_ex by which requests are built, in its order: ibv_wr_start(3). */
+enum function {
+	WR_ATOMIC_CMP_SWP,
+	WR_ATOMIC_FETCH_ADD,
+	WR_BIND_MW,
+	WR_LOCAL_INV,
+	WR_RDMA_READ,
+	WR_RDMA_WRITE,
+	WR_RDMA_WRITE_IMM,
+	WR_SEND,
+	WR_SEND_IMM,
+	WR_SEND_INV,
+	WR_SEND_TSO,
+	WR_SET_UD_ADDR, /* and the next: where it goes to */
+	WR_SET_XRC_SRQN,
+	WR_SET_INLINE_DATA, /* and the next three: what the request moves */
+	WR_SET_INLINE_DATA_LIST,
+	WR_SET_SGE,
+	WR_SET_SGE_LIST,
+	WR_START, /* and the next: a list begins, and is posted */
+	WR_COMPLETE,
+	WR_ABORT, /* it is given up */
+	WR_FUNCTIONS
+};
+
+#define NOT_COUNTED (1 << WR_SET_UD_ADDR | 1 << WR_SET_XRC_SRQN | 1 << WR_START | 1 << WR_COMPLETE)
 
 struct queue_pair {
 	u64 context, others[5];
@@ -102,6 +131,44 @@ int verbs_domain(struct pt_regs *ctx)
 
 	if (pid && !READ(context, FIRST(ctx)))
 		report_provider(context, pid);
+	return 0;
+}
+
+/* … ibv_qp_to_qp_ex(struct ibv_qp *): whoever builds requests has to call it. Of a queue pair that has no such functions
+ * something else stands there: user space looks at where it leads.
+ */
+int verbs_extended(struct pt_regs *ctx)
+{
+	struct netmon_provider all = {.pid = current_pid(), .way = NETMON_BUILDS}, *row;
+	u64 table[WR_FUNCTIONS] = {};
+	u32 number, left = 0;
+	u8 known = 1;
+
+	if (!all.pid || READ(table, FIRST(ctx) + FUNCTIONS))
+		return 0;
+#pragma unroll
+	for (number = 0; number < WR_FUNCTIONS; number++)
+		all.address += table[number]; /* they are known together */
+	if (!all.address || verbs_known.lookup(&all))
+		return 0;
+#pragma unroll
+	for (number = 0; number < WR_FUNCTIONS; number++) {
+		if (NOT_COUNTED >> number & 1 || !table[number])
+			continue;
+		row = verbs_providers.ringbuf_reserve(sizeof(*row));
+		if (!row) {
+			left++;
+			continue;
+		}
+		row->address = table[number];
+		row->pid = all.pid;
+		row->way = NETMON_BUILDS;
+		verbs_providers.ringbuf_submit(row, 0);
+	}
+	if (left)
+		miss(NETMON_UNCOUNTED_PROVIDERS, left);
+	else
+		verbs_known.update(&all, &known);
 	return 0;
 }
 
@@ -176,26 +243,69 @@ static __always_inline u32 kind_of(u32 opcode)
 	return NETMON_POSTED_OTHER;
 }
 
+static __always_inline void strange(u64 here, u32 pid, u32 way)
+{
+	struct netmon_provider called = {.address = here, .pid = pid, .way = way};
+	u64 one = 1, *calls = verbs_strange.lookup(&called);
+
+	if (calls)
+		lock_xadd(calls, 1);
+	else
+		verbs_strange.update(&called, &one);
+}
+
+/* Bytes of a list of parts. */
+static __always_inline u64 length_of(struct netmon_queue *queue, u64 at, u32 count)
+{
+	struct part parts[NETMON_POSTED_PARTS];
+	u64 sum = 0, size = count;
+	u32 part;
+
+	if (count > NETMON_POSTED_PARTS) {
+		size = NETMON_POSTED_PARTS;
+		if (queue)
+			lock_xadd(&queue->unread, 1);
+	}
+	if (size == 1) {
+		parts[0].length = 0;
+		if (READ(parts[0], at) && queue)
+			lock_xadd(&queue->unread, 1);
+		sum = parts[0].length;
+	} else if (size) {
+		size *= sizeof(struct part);
+		asm volatile("" : "+r"(size)); /* the verifier has to see the next comparison */
+		if (size > sizeof(parts))
+			size = sizeof(parts);
+		__builtin_memset(parts, 0, sizeof(parts));
+		if (bpf_probe_read_user(parts, size, (void *)at) && queue)
+			lock_xadd(&queue->unread, 1);
+#pragma unroll
+		for (part = 0; part < NETMON_POSTED_PARTS; part++)
+			sum += parts[part].length;
+	}
+	return sum;
+}
+
+static __always_inline void count(struct netmon_queue *queue, u32 kind, u64 bytes, u64 requests)
+{
+	asm volatile("" : "+r"(queue)); /* a compiler that adds before it compares is refused by the verifier */
+	lock_xadd(&queue->bytes[kind & (NETMON_POSTED_KINDS - 1)], bytes);
+	lock_xadd(&queue->requests[kind & (NETMON_POSTED_KINDS - 1)], requests);
+}
+
 /* int post_send(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **), of a provider */
 int verbs_post(struct pt_regs *ctx)
 {
-	struct part parts[NETMON_POSTED_PARTS];
 	u64 at = SECOND(ctx), here = 0, sum, requests = 0, bytes = 0;
 	struct netmon_queue_key key = {.pid = current_pid()};
 	struct queue_pair pair = {};
 	struct netmon_queue *queue;
-	u32 kind, number, part;
+	u32 kind, number;
 
 	if (!key.pid)
 		return 0;
 	if (READ(pair, FIRST(ctx)) || READ(here, pair.context + POST_SEND) || here != HERE(ctx)) {
-		struct netmon_provider strange = {.address = HERE(ctx), .pid = key.pid};
-		u64 one = 1, *calls = verbs_strange.lookup(&strange);
-
-		if (calls)
-			lock_xadd(calls, 1);
-		else
-			verbs_strange.update(&strange, &one);
+		strange(HERE(ctx), key.pid, NETMON_POSTS);
 		return 0;
 	}
 	key.context = pair.context;
@@ -203,43 +313,18 @@ int verbs_post(struct pt_regs *ctx)
 	queue = queue_of(&key);
 	for (number = 0; number < NETMON_POSTED_REQUESTS && at; number++) {
 		struct request request = {};
-		u32 count;
 
 		if (READ(request, at))
 			break;
 		at = request.next;
-		count = request.count;
-		if (count > NETMON_POSTED_PARTS) {
-			count = NETMON_POSTED_PARTS;
-			if (queue)
-				lock_xadd(&queue->unread, 1);
-		}
 		kind = kind_of(request.opcode);
-		sum = 0;
-		if (count == 1) {
-			parts[0].length = 0;
-			if (READ(parts[0], request.parts) && queue)
-				lock_xadd(&queue->unread, 1);
-			sum = parts[0].length;
-		} else if (count) {
-			u32 size = (count & 31) * sizeof(struct part);
-
-			__builtin_memset(parts, 0, sizeof(parts));
-			if (bpf_probe_read_user(parts, size, (void *)request.parts) && queue)
-				lock_xadd(&queue->unread, 1);
-#pragma unroll
-			for (part = 0; part < NETMON_POSTED_PARTS; part++)
-				sum += parts[part].length;
-		}
+		sum = length_of(queue, request.parts, request.count);
 		if (kind == NETMON_POSTED_OTHER && request.opcode != 5 && request.opcode != 6)
 			sum = 0; /* it moves nothing */
 		requests++;
 		bytes += sum;
-		if (!queue)
-			continue;
-		asm volatile("" : "+r"(queue)); /* a compiler that adds before it compares is refused by the verifier */
-		lock_xadd(&queue->bytes[kind & (NETMON_POSTED_KINDS - 1)], sum);
-		lock_xadd(&queue->requests[kind & (NETMON_POSTED_KINDS - 1)], 1);
+		if (queue)
+			count(queue, kind, sum, 1);
 	}
 	if (!queue) {
 		miss(NETMON_UNCOUNTED_REQUESTS, requests);
@@ -247,5 +332,71 @@ int verbs_post(struct pt_regs *ctx)
 	} else if (at) {
 		lock_xadd(&queue->unread, 1);
 	}
+	return 0;
+}
+
+/* Which of a queue pair's functions this is; WR_FUNCTIONS: none of them. */
+static __always_inline u32 function_of(u64 pair, u64 here)
+{
+	u64 table[WR_FUNCTIONS];
+	u32 number, found = WR_FUNCTIONS;
+
+	if (READ(table, pair + FUNCTIONS))
+		return found;
+#pragma unroll
+	for (number = 0; number < WR_FUNCTIONS; number++)
+		if (table[number] == here)
+			found = number;
+	return found;
+}
+
+/* void wr_send(struct ibv_qp_ex *), wr_set_sge(struct ibv_qp_ex *, key, address, length) and others, of a provider. A
+ * queue pair is locked while a list is built, or belongs to one thread.
+ */
+int verbs_build(struct pt_regs *ctx)
+{
+	u32 function = function_of(FIRST(ctx), HERE(ctx)), kind;
+	struct netmon_queue_key key = {.pid = current_pid()};
+	struct queue_pair pair = {};
+	struct netmon_queue *queue;
+	u64 bytes = 0;
+
+	if (!key.pid)
+		return 0;
+	if (function == WR_FUNCTIONS || READ(pair, FIRST(ctx))) {
+		strange(HERE(ctx), key.pid, NETMON_BUILDS);
+		return 0;
+	}
+	key.context = pair.context;
+	key.number = pair.number;
+	queue = queue_of(&key);
+	if (function == WR_ABORT) {
+		if (queue)
+			lock_xadd(&queue->unread, 1);
+		return 0;
+	}
+	if (function <= WR_SEND_TSO) {
+		kind = function < WR_RDMA_READ	  ? NETMON_POSTED_OTHER
+		       : function == WR_RDMA_READ ? NETMON_POSTED_READ
+		       : function < WR_SEND	  ? NETMON_POSTED_WRITE
+						  : NETMON_POSTED_SEND;
+		if (queue) {
+			queue->building = kind;
+			count(queue, kind, 0, 1);
+		} else {
+			miss(NETMON_UNCOUNTED_REQUESTS, 1);
+		}
+		return 0;
+	}
+	if (function == WR_SET_SGE)
+		bytes = (u32)FOURTH(ctx);
+	else if (function == WR_SET_INLINE_DATA)
+		bytes = THIRD(ctx);
+	else if (function == WR_SET_SGE_LIST || function == WR_SET_INLINE_DATA_LIST)
+		bytes = length_of(queue, THIRD(ctx), SECOND(ctx));
+	if (queue)
+		count(queue, queue->building, bytes, 0);
+	else
+		miss(NETMON_UNCOUNTED_BYTES, bytes);
 	return 0;
 }

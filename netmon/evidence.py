@@ -116,7 +116,8 @@ _POSTED = {
     "verb": "`write`, `read`, `send`; or `other`: atomics, and what moves nothing",
     "bytes": "handed to the device's provider in that time; of a read, asked for",
     "requests": "work requests",
-    "unread": "lists and requests that were longer than is read, or could not be read: more than `bytes` was posted",
+    "unread": "lists and requests that were longer than is read, or could not be read, so that more than `bytes` was "
+    "posted; and lists that were given up while they were built, so that less was",
     "whole": "everything that was ever posted on the queue pair has been counted",  # 1; else 0
 }
 _COLLECTIVE = {

@@ -164,12 +164,12 @@ QUEUE = np.dtype(
         ("remote", "<u4"),
         ("lid", "<u4"),
         ("uid", "<u4"),
-        ("pad", "<u4"),
+        ("building", "<u4"),
         ("process", "S16"),
         ("device", "S32"),
     ]
 )
-PROVIDER = np.dtype([("address", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
+PROVIDER = np.dtype([("address", "<u8"), ("pid", "<u4"), ("way", "<u4")])
 
 PROTOCOL_NON_IP = 255
 """The protocol of a flow that is not IP; its dst_port is the EtherType."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What processes hand to RDMA devices by libibverbs: bytes and requests of each queue pair, as bpf/verbs.c counts them.
 
-A program posts by a table in its memory, which leads into the device's provider, a library that exports no such
-function. Probes on libibverbs tell where it is as soon as a process opens a device; the probe put there serves every
-process that maps this provider. What a process says of its memory is no reason to believe it: code is probed only
-where a function of a file begins that is called like a provider, and no more where it is called as something else.
+A program posts by tables in its memory (ibv_post_send, ibv_wr_send and others), which lead into the device's provider,
+a library that exports no such functions. Probes on libibverbs tell where they are as soon as a process opens a device,
+or asks for the functions that build requests; the probes put there serve every process that maps this provider. What a
+process says of its memory is no reason to believe it: code is probed only where a function of a file begins that is
+called like a provider, and no more where it is called as something else.
 
 Where there is no RDMA device there is nothing to post to: nothing is loaded.
 """
@@ -18,7 +19,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,7 +122,10 @@ DEVICES = Path("/sys/class/infiniband")
 EVERYWHERE = "NETMON_VERBS"
 """Set in the environment: processes are looked at where there is no device, too. For tests."""
 
-PROGRAMS = ("verbs_context", "verbs_domain", "verbs_modify", "verbs_post")
+WAYS = ("verbs_post", "verbs_build")
+"""What counts, by the way in which a function of a provider posts, as bpf/netmon.h numbers them."""
+
+PROGRAMS = ("verbs_context", "verbs_domain", "verbs_modify", "verbs_extended", *WAYS)
 QUEUES, USERS, STRANGE = "verbs_queues", "verbs_users", "verbs_strange"
 KNOWN, FOUND, UNCOUNTED = "verbs_known", "verbs_providers", "verbs_uncounted"
 MAPS = (QUEUES, USERS, STRANGE, KNOWN, FOUND, UNCOUNTED)
@@ -136,6 +140,7 @@ _PROBES = (
     *(Probe(_LIBRARY, name, "verbs_context") for name in ("ibv_alloc_pd", "ibv_create_cq")),
     *(Probe(_LIBRARY, name, "verbs_domain") for name in ("ibv_create_qp", "ibv_reg_mr")),
     Probe(_LIBRARY, "ibv_modify_qp", "verbs_modify"),
+    Probe(_LIBRARY, "ibv_qp_to_qp_ex", "verbs_extended"),
 )
 _INSTALLED = ("/usr/lib", "/usr/lib64", "/usr/lib/*-linux-gnu", "/usr/local/lib", "/usr/local/lib64")
 PROVIDER_FILE = re.compile(r"/lib(\w+-rdmav\d+|bnxt_re|cxgb4|efa|erdma|hns|ionic|irdma|mana|mlx4|mlx5)\.so[.\d]*$")
@@ -144,8 +149,10 @@ PROVIDER_FILE = re.compile(r"/lib(\w+-rdmav\d+|bnxt_re|cxgb4|efa|erdma|hns|ionic
 _MAPPED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) [0-9a-f]+:[0-9a-f]+ (\d+) +(/[^\n]*)$", re.MULTILINE)
 _MOST_MAPS = 4 << 20  # bytes
 _MOST_QUEUES, _MOST_UNCOUNTED, _RING_BYTES = 32768, 3, 65536  # as bpf/netmon.h has them
-_MOST_FUNCTIONS, _MOST_OF_USER = 64, 8  # probed at a time
-_MOST_WANTED, _MOST_OF_PROCESS, _TRIES = 256, 4, 3
+_MOST_FUNCTIONS, _MOST_OF_USER = 1024, 512  # probed at a time; of mlx5 there are some thirty
+_MOST_WANTED, _MOST_OF_PROCESS, _TRIES = 256, 4, 3  # files of processes
+_MOST_OF_FILE = 64  # functions
+_NEVER = 1 << 63  # ns
 _MOST_LIMITERS = 256
 _WAIT_S = 0.5  # for files to be read
 _STRANGE_A_SECOND = 2000  # calls of what is probed that post nothing, before it is probed no more
@@ -167,7 +174,8 @@ class Posted(NamedTuple):
     """What a process has handed over on a queue pair in a time (mono).
 
     peer: address or GID, "lid N", or empty where it is not known; kind: of KINDS by its number; unread: lists and
-    requests that were longer than is read; whole: all that was ever posted on it has been counted.
+    requests that were longer than is read, or lists that were given up; whole: all that was ever posted on it has been
+    counted.
     """
 
     start_ns: int
@@ -186,7 +194,7 @@ class Posted(NamedTuple):
 
 @dataclass
 class _Function:
-    """A post_send that is probed. since_ns: mono."""
+    """Of a provider, that is probed. since_ns: mono."""
 
     path: str
     uid: int
@@ -211,17 +219,26 @@ class _Reported:
     at_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
+_Key = tuple[int, int, int, int]
+"""Of a function that posts: device, inode, offset and way."""
+
+
 @dataclass
 class _Wanted:
-    """An address by which a process says that it posts."""
+    """Functions of a file by which a process says that it posts: offsets and ways."""
 
     pid: int
-    address: int
+    library: MappedLibrary
+    functions: set[tuple[int, int]]
     tries: int = 0
-    place: Place | None = None
     descriptor: int = -1
     status: os.stat_result | None = None
     reading: Reading | None = None
+
+    def as_keys(self) -> list[_Key]:
+        """Once it is open."""
+        assert self.status
+        return [(self.status.st_dev, self.status.st_ino, *function) for function in sorted(self.functions)]
 
     def end_reading(self) -> None:
         if self.reading:
@@ -245,9 +262,9 @@ class Verbs:
         self._ring = RingBuffer(programs[FOUND], _RING_BYTES, PROVIDER)
         self.descriptor = programs[FOUND]
         """Readable when a process has told where it posts."""
-        self._functions: dict[tuple[int, int, int], _Function] = {}  # by device, inode and offset
-        self._refused: set[tuple[int, int, int]] = set()
-        self._wanted: dict[tuple[int, int], _Wanted] = {}  # by pid and address
+        self._functions: dict[_Key, _Function] = {}
+        self._refused: set[_Key] = set()
+        self._wanted: list[_Wanted] = []
         self._taken_ns = 0
         self._found: list[str] = []  # files that are probed, to be said
         self._opening = StallingCalls(0.2)
@@ -298,81 +315,100 @@ class Verbs:
         """Attaches to where processes have said that they post. Half a second at most: what is left is done the next
         time.
         """
-        for row in self._ring.take().tolist():
-            address, pid, _ = row
-            of_process = sum(wanted.pid == pid for wanted in self._wanted.values())
-            if len(self._wanted) < _MOST_WANTED and of_process < _MOST_OF_PROCESS:
-                self._wanted.setdefault((pid, address), _Wanted(pid, address))
+        self._want()
         until = time.monotonic() + _WAIT_S
-        for whose, wanted in list(self._wanted.items()):
-            function = None
+        for wanted in list(self._wanted):
             try:
-                function = self._function(wanted, until)
+                functions = self._probed(wanted, until)
             except (KernelError, OSError) as error:
                 wanted.tries += 1
                 if isinstance(error, StalledError) and wanted.tries < _TRIES:
                     continue
-                wanted.end_reading()
-                self._warn(f"cannot count what process {wanted.pid} posts to an RDMA device: {error}")
-            if function is None and wanted.reading:
+                functions = []
+                self._miss(wanted.pid, str(error))
+            if functions is None:
                 continue
             wanted.close()
-            del self._wanted[whose]
-            if function:
+            self._wanted.remove(wanted)
+            for function in functions:
                 self._since_of[wanted.pid] = max(self._since_of.get(wanted.pid, 0), function.since_ns)
-                if function.since_ns >= self._taken_ns:
+                if function.since_ns >= self._taken_ns and function.path not in self._found:
                     self._found.append(function.path)
         self._taken_ns = time.monotonic_ns()
 
-    def _function(self, wanted: _Wanted, until: float) -> _Function | None:
-        """The one that is probed there; None: there is none, or it is still read. Raises KernelError with the reason,
-        OSError, StalledError.
+    def _miss(self, pid: int, reason: str) -> None:
+        self._since_of[pid] = _NEVER
+        self._warn(f"cannot count what process {pid} posts to an RDMA device: {reason}")
+
+    def _want(self) -> None:
+        """What processes have said since the last time, by their files."""
+        said: dict[int, set[tuple[int, int]]] = {}
+        for address, pid, way in self._ring.take().tolist():
+            said.setdefault(pid, set()).add((address, way))
+        for pid, functions in said.items():
+            places = places_of(pid, {address for address, _ in functions})
+            of_files: dict[int, _Wanted] = {}
+            for address, way in functions:
+                if place := places.get(address):
+                    wanted = of_files.setdefault(place.library.inode, _Wanted(pid, place.library, set()))
+                    wanted.functions.add((place.offset, way))
+            of_process = sum(wanted.pid == pid for wanted in self._wanted)
+            most = min(_MOST_OF_PROCESS - of_process, _MOST_WANTED - len(self._wanted))
+            self._wanted += list(of_files.values())[: max(0, most)]
+
+    def _probed(self, wanted: _Wanted, until: float) -> list[_Function] | None:
+        """Those that are probed there; None: it is still read. Raises KernelError with the reason, OSError,
+        StalledError.
         """
-        place = wanted.place = wanted.place or place_of(wanted.pid, wanted.address)
-        if place is None or self._remember(wanted.pid) is None:
-            return None
-        path = place.library.path
+        if self._remember(wanted.pid) is None:
+            return []
+        path = wanted.library.path
         if not PROVIDER_FILE.search(path):
             raise KernelError(f"it posts by {printable(path)}, which is no provider's library")
         uid = uid_of(wanted.pid, gone=-1)
         if wanted.descriptor < 0:
-            opened = self._opening.call(uid, lambda: place.library.open(wanted.pid), close_late)
+            opened = self._opening.call(uid, lambda: wanted.library.open(wanted.pid), close_late)
             wanted.descriptor, wanted.status = opened
-        assert wanted.status
-        key = wanted.status.st_dev, wanted.status.st_ino, place.offset
-        if key in self._functions or key in self._refused:
-            wanted.end_reading()
-            return self._functions.get(key)
-        of_user = sum(function.uid == uid for function in self._functions.values())
-        if len(self._functions) >= _MOST_FUNCTIONS or of_user >= _MOST_OF_USER:
-            raise KernelError("too many providers are counted already")
-        if not self._begins_function(wanted, place.offset, uid, until):
-            return None
-        link = attach_probe(self._programs["verbs_post"], f"/proc/self/fd/{wanted.descriptor}", place.offset)
-        found = self._functions[key] = _Function(path, uid, link, time.monotonic_ns())
-        return found
+        keys = [key for key in wanted.as_keys() if key not in self._refused]
+        new = [key for key in keys if key not in self._functions]
+        if new:
+            of_user = sum(function.uid == uid for function in self._functions.values())
+            most = min(_MOST_FUNCTIONS - len(self._functions), _MOST_OF_USER - of_user)
+            if len(new) > min(most, _MOST_OF_FILE):
+                raise KernelError("too many functions of providers are counted already")
+            begun = self._beginnings(wanted, {offset for _, _, offset, _ in new}, uid, until)
+            if begun is None:
+                return None
+            wrong = {key for key in new if key[2] not in begun}
+            if wrong:
+                self._miss(wanted.pid, "it posts by something that is no function")
+            keys = [key for key in keys if key not in wrong]
+            for key in keys:
+                if key in self._functions:
+                    continue
+                program = self._programs[WAYS[key[3]]]
+                link = attach_probe(program, f"/proc/self/fd/{wanted.descriptor}", key[2])
+                self._functions[key] = _Function(path, uid, link, time.monotonic_ns())
+        return [self._functions[key] for key in keys]
 
-    def _begins_function(self, wanted: _Wanted, offset: int, uid: int, until: float) -> bool:
-        """False: that is still read. A probe in the midst of an instruction would break whoever executes it. Raises
-        KernelError where there is none, StalledError.
+    def _beginnings(self, wanted: _Wanted, offsets: set[int], uid: int, until: float) -> set[int] | None:
+        """Those of the offsets at which a function begins: a probe in the midst of an instruction would break whoever
+        executes it. None: that is still read. Raises KernelError with the reason, StalledError.
         """
         limiter = self._limiters.setdefault(uid, TimeLimiter(_READING_SHARE, _READING_BURST_NS))
-        name = f"{AT}{offset:x}"
         if wanted.reading is None:
             if len(self._limiters) > _MOST_LIMITERS:
                 del self._limiters[next(iter(self._limiters))]
             if not limiter.allows():
                 raise StalledError("too much of what its user says has been read", under_way=False)
-            wanted.reading = Reading(wanted.descriptor, [name])
+            wanted.reading = Reading(wanted.descriptor, [f"{AT}{offset:x}" for offset in sorted(offsets)])
         if not wanted.reading.ends_within(until - time.monotonic()):
-            return False
+            return None
         reading, wanted.reading = wanted.reading, None
         try:
-            if not reading.result()[name]:
-                raise KernelError("it posts by something that is no function")
+            return {offset for found in reading.result().values() for offset in found}
         finally:
             limiter.spend(reading.cost_ns)
-        return True
 
     # --- what
 
@@ -423,7 +459,8 @@ class Verbs:
         since_ns = int(reported.at_ns[place])
         reported.counts[place], reported.at_ns[place] = counts, now_ns
         whose = int(key["pid"]), int(key["number"]), _text(value["device"]), _peer(value), int(value["remote"])
-        whole = 0 < self._since_of.get(whose[0], 1 << 63) < int(value["begun_ns"])
+        pending = any(wanted.pid == whose[0] for wanted in self._wanted)
+        whole = not pending and 0 < self._since_of.get(whose[0], _NEVER) < int(value["begun_ns"])
         rows = [
             Posted(since_ns, now_ns, *whose, kind, grown[kind], grown[len(KINDS) + kind], 0, whole)
             for kind in range(len(KINDS))
@@ -463,15 +500,15 @@ class Verbs:
         before, self._strange = self._strange, dict(zip(keys, calls, strict=True))
         for key, count in self._strange.items():
             if (count - before.get(key, 0)) / seconds > _STRANGE_A_SECOND:
-                address, pid, _ = np.frombuffer(key, PROVIDER)[0].tolist()
-                self._detach(pid, address)
+                address, pid, way = np.frombuffer(key, PROVIDER)[0].tolist()
+                self._detach(pid, address, way)
 
-    def _detach(self, pid: int, address: int) -> None:
+    def _detach(self, pid: int, address: int, way: int) -> None:
         place = place_of(pid, address)
         if place is None:
             return
         for key, function in list(self._functions.items()):
-            if function.path == place.library.path and key[2] == place.offset:
+            if function.path == place.library.path and key[2:] == (place.offset, way):
                 os.close(self._functions.pop(key).descriptor)
                 self._refused.add(key)
                 self._warn(
@@ -508,7 +545,7 @@ class Verbs:
 
     def close(self) -> None:
         self._libraries.close()
-        for wanted in self._wanted.values():
+        for wanted in self._wanted:
             wanted.close()
         for function in self._functions.values():
             os.close(function.descriptor)
@@ -548,12 +585,19 @@ def users() -> list[User]:
 
 def place_of(pid: int, address: int) -> Place | None:
     """None: the process has no code of a file there."""
+    return places_of(pid, [address]).get(address)
+
+
+def places_of(pid: int, addresses: Collection[int]) -> dict[int, Place]:
+    """Of those addresses where the process has code of a file."""
+    found = {}
     for line in _MAPPED.finditer(read_bounded(PROC / str(pid) / "maps", _MOST_MAPS)):
         begin, end, offset = (int(part, 16) for part in line.groups()[:3])
-        if begin <= address < end:
-            library = MappedLibrary(os.fsdecode(line[5]), int(line[4]), [range(offset, offset + end - begin)])
-            return Place(library, offset + address - begin)
-    return None
+        for address in addresses:
+            if begin <= address < end:
+                library = MappedLibrary(os.fsdecode(line[5]), int(line[4]), [range(offset, offset + end - begin)])
+                found[address] = Place(library, offset + address - begin)
+    return found
 
 
 def providers_of(pid: int) -> list[str]:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is posted to a real RDMA device: RDMA over Ethernet in software (rxe), between two namespaces.
 
-`make test-rdma` boots a kernel that has it. Who counts: perftest, which knows what it has posted; netmon's table of
-queue pairs; the device; and the meter, since rxe's packets are UDP datagrams. All of them have to agree, to the packet.
+`make test-rdma` boots a kernel that has it. Who counts: perftest, which posts lists of requests, and a program that
+builds them one after the other, which both know what they have posted; netmon's table of queue pairs; the device; and
+the meter, since rxe's packets are UDP datagrams. All of them have to agree, to the packet.
 """
 
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 import time
@@ -30,6 +32,73 @@ MTU = 1024  # of RDMA, on Ethernet with 1,500 bytes
 BTH, RETH, AETH, ICRC = 12, 16, 4, 4  # headers in bytes: of every packet, of a request, of a response; checksum
 IP_AND_UDP = 20 + 8
 PATIENCE_S = 120
+
+# One end of a queue pair, at a device and the place of its address, which says what the other end has to know and reads
+# what it says. After another line it posts so many lists of requests, each as BUILT has it, one after the other.
+BUILDER = """
+import json, sys
+from pyverbs.addr import GID, AHAttr, GlobalRoute
+from pyverbs.cq import CQ
+from pyverbs.device import Context
+from pyverbs.libibverbs_enums import (
+    ibv_access_flags, ibv_mtu, ibv_qp_create_send_ops_flags, ibv_qp_init_attr_mask, ibv_qp_type, ibv_send_flags,
+    ibv_wc_status,
+)
+from pyverbs.mr import MR
+from pyverbs.pd import PD
+from pyverbs.qp import QPAttr, QPCap, QPEx, QPInitAttrEx
+from pyverbs.wr import SGE, RecvWR
+device, index, lists, requests = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+context = Context(name=device)
+domain, queue = PD(context), CQ(context, 512)
+access = ibv_access_flags.IBV_ACCESS_LOCAL_WRITE | ibv_access_flags.IBV_ACCESS_REMOTE_WRITE
+memory = MR(domain, 1 << 16, access | ibv_access_flags.IBV_ACCESS_REMOTE_READ)
+wanted = ibv_qp_create_send_ops_flags
+pair = QPEx(context, QPInitAttrEx(
+    qp_type=ibv_qp_type.IBV_QPT_RC, scq=queue, rcq=queue, pd=domain,
+    cap=QPCap(max_send_wr=64, max_recv_wr=256, max_send_sge=2, max_recv_sge=1, max_inline_data=64),
+    comp_mask=ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_PD | ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+    send_ops_flags=wanted.IBV_QP_EX_WITH_SEND | wanted.IBV_QP_EX_WITH_RDMA_WRITE | wanted.IBV_QP_EX_WITH_RDMA_READ,
+))
+gid = str(context.query_gid(1, index))
+print(json.dumps([pair.qp_num, gid, memory.rkey, memory.buf]), flush=True)
+number, gid, key, address = json.loads(sys.stdin.readline())
+attributes = QPAttr(port_num=1)
+attributes.qp_access_flags = access | ibv_access_flags.IBV_ACCESS_REMOTE_READ
+attributes.path_mtu = ibv_mtu.IBV_MTU_1024
+attributes.dest_qp_num, attributes.rq_psn, attributes.sq_psn = number, 0, 0
+attributes.max_rd_atomic = attributes.max_dest_rd_atomic = 1
+attributes.min_rnr_timer, attributes.timeout, attributes.retry_cnt, attributes.rnr_retry = 12, 14, 7, 7
+attributes.ah_attr = AHAttr(port_num=1, is_global=1, gr=GlobalRoute(dgid=GID(gid), sgid_index=index))
+pair.to_rts(attributes)
+def part(length):
+    return SGE(memory.buf, length, memory.lkey)
+for _ in range(lists):
+    pair.post_recv(RecvWR(sg=[part(1 << 16)], num_sge=1))
+print("ready", flush=True)
+posts = sys.stdin.readline().strip() == "post"
+for _ in range(lists if posts else 0):
+    pair.wr_start()
+    for kind, length, inline in requests:
+        pair.wr_flags = ibv_send_flags.IBV_SEND_SIGNALED | (ibv_send_flags.IBV_SEND_INLINE if inline else 0)
+        if kind == "send":
+            pair.wr_send()
+        else:
+            {"write": pair.wr_rdma_write, "read": pair.wr_rdma_read}[kind](key, address)
+        if inline:
+            pair.wr_set_inline_data(memory.buf, length)
+        else:
+            pair.wr_set_sge(part(length))
+    pair.wr_complete()
+    left = len(requests)
+    while left:
+        done, completions = queue.poll(left)
+        assert all(one.status == ibv_wc_status.IBV_WC_SUCCESS for one in completions), completions
+        left -= done
+print("posted", flush=True)
+sys.stdin.readline()
+"""
+BUILT = [("write", 4096, False), ("send", 3000, False), ("write", 64, True), ("read", 10_000, False)]
 
 # The kernel side of an agent in the namespace of an interface. For each line on its input it prints what has passed
 # since the last one: {"rx" or "tx": [datagrams, bytes in them]} of RDMA.
@@ -139,6 +208,35 @@ class Bench:
         self._look()
         return children[1].pid, said[1]
 
+    def build(self, lists: int) -> int:
+        """BUILDER at both devices: the client's pid."""
+        children = []
+        for device in (self.server, self.client):
+            where = (device.name, str(device.address_index()), str(lists), json.dumps(BUILT))
+            command = device.end.namespace.inside(sys.executable, "-c", BUILDER, *where)
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._cleanup.callback(_ended, child)
+            children.append(child)
+        ends = [self._line(child) for child in children]
+        for child, other in zip(children, reversed(ends), strict=True):
+            print(other, file=child.stdin, flush=True)
+        assert [self._line(child) for child in children] == ["ready", "ready"]
+        print("post", file=children[1].stdin, flush=True)
+        assert self._line(children[1]) == "posted"
+        self._look()
+        for child in children:
+            child.communicate("\n\n")
+        return children[1].pid
+
+    def _line(self, child: subprocess.Popen[str]) -> str:
+        """What it says next; the processes are looked at meanwhile."""
+        assert child.stdout
+        deadline = time.monotonic() + PATIENCE_S
+        while not select.select([child.stdout], [], [], 0.05)[0]:
+            assert time.monotonic() < deadline
+            self._look()
+        return child.stdout.readline().strip()
+
     def _listens(self, server: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while ":18515" not in self.server.end.namespace.run("ss", "-Hltn"):
@@ -150,6 +248,10 @@ class Bench:
         self._processes.scan(time.monotonic_ns())
         self._verbs.follow(())
         self.warnings += self._verbs.warnings()
+
+    def knows(self, way: str) -> bool:
+        """Whether functions by which programs post in this way are counted."""
+        return any(verbs.WAYS[of_function] == way for *_, of_function in self._verbs._functions)
 
     def posted(self) -> list[verbs.Posted]:
         """Since the last time."""
@@ -178,11 +280,15 @@ def bench() -> Iterator[Bench]:
     with ExitStack() as cleanup:
         network = Network(cleanup)
         found = Bench(network.veth(network.namespace(), network.namespace()), cleanup)
-        for _ in range(5):  # once it is known where this provider's processes post, all that follow are seen whole
-            found.run("ib_write_bw", "-n", "5", "--use_old_post_send")
-            if found._verbs._functions:
-                break
-        assert found._verbs._functions, found.warnings
+        for way, run in (  # once it is known where such processes post, all that follow are seen whole
+            ("verbs_post", lambda: found.run("ib_write_bw", "-n", "5", "--use_old_post_send")),
+            ("verbs_build", lambda: found.build(1)),
+        ):
+            for _ in range(5):
+                run()
+                if found.knows(way):
+                    break
+            assert found.knows(way), found.warnings
         yield found
 
 
@@ -233,3 +339,33 @@ def test_what_a_program_posts_is_what_the_device_sends_and_the_meter_sees(bench:
         assert passed[data][1] == expected
         assert passed[answers][1] == passed[answers][0] * (BTH + ICRC + (RETH if kind == "read" else AETH))
     assert passed[data][1] >= expected
+
+
+def test_what_a_program_builds_is_what_the_device_sends_and_the_meter_sees(bench: Bench) -> None:
+    lists = 50
+    bench.posted()
+    bench.passed()
+    before = [device.counters() for device in (bench.client, bench.server)]
+    pid = bench.build(lists)
+    rows, passed = [row for row in bench.posted() if row.pid == pid], bench.passed()
+    after = [device.counters() for device in (bench.client, bench.server)]
+    client, server = ({name: end[name] - begin[name] for name in end} for begin, end in zip(before, after, strict=True))
+
+    posted = dict.fromkeys(verbs.KINDS, (0, 0))
+    for row in rows:
+        requests, count = posted[verbs.KINDS[row.kind]]
+        posted[verbs.KINDS[row.kind]] = requests + row.requests, count + row.bytes
+    of_kinds = {kind: [length for each, length, _ in BUILT if each == kind] for kind in verbs.KINDS}
+    assert posted == {kind: (lists * len(lengths), lists * sum(lengths)) for kind, lengths in of_kinds.items()}
+    assert all(row.whole and not row.unread and row.device == "rxe1" for row in rows)
+    assert {row.peer for row in rows} == {bench.server.end.address}
+
+    for way, end in (("tx", client), ("rx", server)):
+        assert passed[way] == [end["sent_pkts"], end["sent_bytes"] - end["sent_pkts"] * IP_AND_UDP]
+    sent = [length for kind, length, _ in BUILT if kind != "read"]
+    packets = sum(-(-length // MTU) for length in sent) + len(of_kinds["read"])  # a read is asked for in one
+    headers = (len(of_kinds["write"]) + len(of_kinds["read"])) * RETH
+    expected = [lists * packets, lists * (sum(sent) + packets * (BTH + ICRC) + headers)]
+    if not sum(client[name] + server[name] for name in ("duplicate_request", "out_of_seq_request", "rcvd_rnr_err")):
+        assert passed["tx"] == expected
+    assert passed["tx"][1] >= expected[1]

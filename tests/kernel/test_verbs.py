@@ -56,11 +56,11 @@ class Posting:
         self._watched, self._program, self._cleanup = watched, program, cleanup
         self._environment = {"LD_LIBRARY_PATH": str(program.parent)} | environment
 
-    def begin(self, name: str, pairs: int, calls: int, pause_us: int = 0) -> subprocess.Popen:
-        """Returns when its queue pairs are ready; it goes on when it is told a line."""
+    def begin(self, name: str, pairs: int, calls: int, pause_us: int = 0, way: str = "post") -> subprocess.Popen:
+        """Returns when its queue pairs are ready; it goes on when it is told a line. way: "post" or "build"."""
         self.account = self._watched.folder / f"{name}.account"
         where = [self._watched.left.address, str(PORT), str(pairs), str(calls), str(pause_us), str(self.account)]
-        command = self._watched.right.namespace.inside(str(self._program), "post", *where)
+        command = self._watched.right.namespace.inside(str(self._program), way, *where)
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -123,7 +123,7 @@ def start(watched: Watched, program: Path, cleanup: ExitStack, monkeypatch: pyte
     return collector, agent
 
 
-def test_what_two_processes_post_is_told_to_the_byte_with_its_owner_and_peer(
+def test_what_processes_post_in_either_way_is_told_to_the_byte_with_its_owner_and_peer(
     namespaces: Callable, tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as cleanup:
@@ -133,6 +133,7 @@ def test_what_two_processes_post_is_told_to_the_byte_with_its_owner_and_peer(
         children = [
             Posting(watched, program, cleanup, **rank).begin("rank", 5, 300, 300),
             Posting(watched, program, cleanup).begin("storage", 2, 200, 300),
+            Posting(watched, program, cleanup).begin("builder", 3, 300, 300, way="build"),
         ]
         said = [posted_by(child) for child in children]
         time.sleep(2.5)
@@ -163,7 +164,7 @@ def test_what_two_processes_post_is_told_to_the_byte_with_its_owner_and_peer(
     of_rank = rows[rows["pid"] == children[0].pid]
     assert set(of_rank["job"]) == {"train"}
     assert set(of_rank["rank"]) == {1}
-    assert set(rows[rows["pid"] == children[1].pid]["job"]) == {""}
+    assert set(rows[rows["pid"].isin([child.pid for child in children[1:]])]["job"]) == {""}
 
 
 def retransmitted(end: End) -> int:
@@ -238,7 +239,7 @@ class Counting:
     def known(self) -> None:
         """Once it is known where processes of this provider post, all that follow are seen from their first post on."""
         deadline = time.monotonic() + _PATIENCE_S
-        while not self.verbs._functions:
+        while {verbs.WAYS[way] for *_, way in self.verbs._functions} != {*verbs.WAYS}:
             assert time.monotonic() < deadline
             self.begin("nothing", 0).kill()
 
@@ -269,6 +270,11 @@ def posted(counting: Counting, what: str, count: int) -> tuple[subprocess.Popen,
     return child, counting.rows()
 
 
+def probed(counting: Counting, program: str) -> list[int]:
+    """Offsets of the functions that this program counts."""
+    return [offset for _, _, offset, way in counting.verbs._functions if verbs.WAYS[way] == program]
+
+
 def test_tables_and_lists_that_lead_nowhere_count_as_what_could_not_be_read(counting: Counting) -> None:
     child, rows = posted(counting, "tables", 1)
     assert [(row.pid, row.bytes, row.requests, row.unread) for row in rows] == [(child.pid, 0, 1, 2)]
@@ -282,6 +288,17 @@ def test_lengths_beyond_all_measure_are_summed_and_lists_that_are_too_long_are_s
 def test_a_list_that_is_a_circle_is_read_so_far_and_said(counting: Counting) -> None:
     _, rows = posted(counting, "circle", 1)
     assert [(row.bytes, row.requests, row.unread) for row in rows] == [(16 * 1000, 16, 1)]
+
+
+def test_what_is_given_up_while_it_is_built_is_said(counting: Counting) -> None:
+    _, rows = posted(counting, "abort", 10)
+    assert [(verbs.KINDS[row.kind], row.bytes, row.requests, row.unread) for row in rows] == [("write", 10_000, 10, 10)]
+
+
+def test_nonsense_that_is_built_is_counted_as_far_as_it_is_read(counting: Counting) -> None:
+    _, rows = posted(counting, "built", 1)
+    found = {(row.device, row.bytes, row.requests, row.unread) for row in rows}
+    assert found == {("standin0", 3 + 7 + 16 * (2**32 - 1), 1, 1), ("", 0, 1, 0)}
 
 
 def test_of_ten_thousand_queue_pairs_each_is_told_and_forgotten_when_its_process_ends(counting: Counting) -> None:
@@ -304,22 +321,22 @@ def test_who_lies_about_where_it_posts_gets_no_probe_into_the_midst_of_code_nor_
     told_a_line(child)
     assert line(child) == "told"
     deadline = time.monotonic() + _PATIENCE_S
-    while len(counting.warnings) < 2 or len(counting.verbs._functions) < 2:
+    while len(counting.warnings) < 2 or len(probed(counting, "verbs_post")) < 2:
         assert time.monotonic() < deadline
         counting.look(child)
     text = "\n".join(counting.warnings)
     assert "no function" in text  # a byte behind its beginning
     assert "libc" in text
     assert "no provider's library" in text
-    assert len(counting.verbs._functions) == 2  # the true one, and one that it does not post by
+    assert len(probed(counting, "verbs_post")) == 2  # the true one, and one that it does not post by
     counting.rows()
     told_a_line(child)
     for _ in range(100):
         time.sleep(0.1)
         counting.rows()
-        if len(counting.verbs._functions) == 1:
+        if len(probed(counting, "verbs_post")) == 1:
             break
-    assert len(counting.verbs._functions) == 1
+    assert len(probed(counting, "verbs_post")) == 1
     assert "is not counted any more" in "\n".join(counting.warnings)
 
 

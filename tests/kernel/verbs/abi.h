@@ -15,6 +15,11 @@ struct ibv_sge {
 	uint32_t length, lkey;
 };
 
+struct ibv_data_buf {
+	void *addr;
+	size_t length;
+};
+
 struct ibv_send_wr {
 	uint64_t wr_id;
 	struct ibv_send_wr *next;
@@ -61,9 +66,35 @@ struct ibv_qp {
 	void *send_cq, *recv_cq, *srq;
 	uint32_t handle, qp_num;
 	int state, qp_type;
-	uint64_t rest[16];
-	int out,
-		in; /* the stand-in's connections: what is sent and written goes out by the one, what is read by the other */
+	uint64_t rest[12];
+	/* Of struct ibv_qp_ex, which begins with a queue pair. */
+	uint64_t comp_mask, wr_id;
+	unsigned int wr_flags;
+	void (*wr_atomic_cmp_swp)(struct ibv_qp *, uint32_t, uint64_t, uint64_t, uint64_t);
+	void (*wr_atomic_fetch_add)(struct ibv_qp *, uint32_t, uint64_t, uint64_t);
+	void (*wr_bind_mw)(struct ibv_qp *, void *, uint32_t, const void *);
+	void (*wr_local_inv)(struct ibv_qp *, uint32_t);
+	void (*wr_rdma_read)(struct ibv_qp *, uint32_t, uint64_t);
+	void (*wr_rdma_write)(struct ibv_qp *, uint32_t, uint64_t);
+	void (*wr_rdma_write_imm)(struct ibv_qp *, uint32_t, uint64_t, uint32_t);
+	void (*wr_send)(struct ibv_qp *);
+	void (*wr_send_imm)(struct ibv_qp *, uint32_t);
+	void (*wr_send_inv)(struct ibv_qp *, uint32_t);
+	void (*wr_send_tso)(struct ibv_qp *, void *, uint16_t, uint16_t);
+	void (*wr_set_ud_addr)(struct ibv_qp *, void *, uint32_t, uint32_t);
+	void (*wr_set_xrc_srqn)(struct ibv_qp *, uint32_t);
+	void (*wr_set_inline_data)(struct ibv_qp *, void *, size_t);
+	void (*wr_set_inline_data_list)(struct ibv_qp *, size_t, const struct ibv_data_buf *);
+	void (*wr_set_sge)(struct ibv_qp *, uint32_t, uint64_t, uint32_t);
+	void (*wr_set_sge_list)(struct ibv_qp *, size_t, const struct ibv_sge *);
+	void (*wr_start)(struct ibv_qp *);
+	int (*wr_complete)(struct ibv_qp *);
+	void (*wr_abort)(struct ibv_qp *);
+	/* The stand-in's own: what is being built, and its connections, of which what is sent and written goes out by the
+	 * one, what is read by the other. */
+	int requests, opcodes[8];
+	uint64_t lengths[8];
+	int out, in;
 };
 
 struct ibv_qp_attr {
@@ -85,6 +116,9 @@ _Static_assert(offsetof(struct ibv_context, cmd_fd) == 264 && offsetof(struct ib
 	       "context");
 _Static_assert(offsetof(struct ibv_device, name) == 24, "device");
 _Static_assert(offsetof(struct ibv_qp, qp_num) == 52 && offsetof(struct ibv_qp, state) == 56, "queue pair");
+_Static_assert(offsetof(struct ibv_qp, wr_atomic_cmp_swp) == 184 && offsetof(struct ibv_qp, wr_rdma_read) == 216,
+	       "functions");
+_Static_assert(offsetof(struct ibv_qp, wr_set_sge) == 304 && offsetof(struct ibv_qp, wr_abort) == 336, "functions");
 _Static_assert(offsetof(struct ibv_send_wr, sg_list) == 16 && offsetof(struct ibv_send_wr, num_sge) == 24, "request");
 _Static_assert(offsetof(struct ibv_send_wr, opcode) == 28 && sizeof(struct ibv_send_wr) == 128, "request");
 _Static_assert(offsetof(struct ibv_qp_attr, dest_qp_num) == 28 && offsetof(struct ibv_qp_attr, dgid) == 56,
@@ -96,5 +130,6 @@ struct ibv_context *ibv_open_device(struct ibv_device *);
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *);
 struct ibv_qp *ibv_create_qp(struct ibv_pd *, void *);
 int ibv_modify_qp(struct ibv_qp *, struct ibv_qp_attr *, int);
+struct ibv_qp *ibv_qp_to_qp_ex(struct ibv_qp *);
 
 #endif

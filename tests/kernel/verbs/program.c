@@ -3,7 +3,8 @@
  * A program that posts by libibverbs what a known schedule says, and writes down what it has posted.
  *
  *   program serve ADDRESS PORT           the other end: swallows what comes at PORT, sends what is asked for at PORT + 1
- *   program post ADDRESS PORT PAIRS CALLS PAUSE_US ACCOUNT
+ *   program post ADDRESS PORT PAIRS CALLS PAUSE_US ACCOUNT       by lists of requests (ibv_post_send)
+ *   program build ADDRESS PORT PAIRS CALLS PAUSE_US ACCOUNT      by requests that are built one after the other (ibv_wr_…)
  *   program HOSTILE …                    see below
  *
  * On standard output: `ready` once the queue pairs are; then it waits for a line, posts, and ends with `pair kind bytes
@@ -138,7 +139,7 @@ static struct ibv_pd *opened(void)
 
 static struct ibv_qp *made_ready(struct ibv_pd *domain, const char *peer, uint32_t number)
 {
-	struct ibv_qp *pair = ibv_create_qp(domain, NULL);
+	struct ibv_qp *pair = ibv_qp_to_qp_ex(ibv_create_qp(domain, NULL));
 	struct ibv_qp_attr attributes = {.qp_state = INIT, .dest_qp_num = number, .is_global = 1};
 
 	ibv_modify_qp(pair, &attributes, STATE);
@@ -167,7 +168,58 @@ static uint64_t drawn(uint64_t *seed)
 	return *seed >> 33;
 }
 
-static int post(const char *address, int port, int pairs, int calls, int pause_us, const char *account_path)
+/* The same as a list of requests says. */
+static int build(struct ibv_qp *pair, const struct ibv_send_wr *request)
+{
+	pair->wr_start(pair);
+	for (; request; request = request->next) {
+		const struct ibv_sge *parts = request->sg_list;
+		struct ibv_data_buf buffers[8];
+		int part;
+
+		switch (request->opcode) {
+		case WRITE:
+			pair->wr_rdma_write(pair, 1, 2);
+			break;
+		case WRITE_WITH_IMM:
+			pair->wr_rdma_write_imm(pair, 1, 2, 3);
+			break;
+		case SEND:
+			pair->wr_send(pair);
+			break;
+		case SEND_WITH_IMM:
+			pair->wr_send_imm(pair, 3);
+			break;
+		case READ:
+			pair->wr_rdma_read(pair, 1, 2);
+			break;
+		case COMPARE_AND_SWAP:
+			pair->wr_atomic_cmp_swp(pair, 1, 2, 3, 4);
+			break;
+		case FETCH_AND_ADD:
+			pair->wr_atomic_fetch_add(pair, 1, 2, 3);
+			break;
+		case LOCAL_INVALIDATE:
+			pair->wr_local_inv(pair, 1);
+			break;
+		}
+		for (part = 0; part < request->num_sge; part++) {
+			buffers[part].addr = (void *)parts[part].addr;
+			buffers[part].length = parts[part].length;
+		}
+		if (request->num_sge == 1 && request->send_flags & INLINE)
+			pair->wr_set_inline_data(pair, buffers[0].addr, buffers[0].length);
+		else if (request->send_flags & INLINE)
+			pair->wr_set_inline_data_list(pair, request->num_sge, buffers);
+		else if (request->num_sge == 1)
+			pair->wr_set_sge(pair, 1, parts[0].addr, parts[0].length);
+		else if (request->num_sge)
+			pair->wr_set_sge_list(pair, request->num_sge, parts);
+	}
+	return pair->wr_complete(pair);
+}
+
+static int post(int builds, const char *address, int port, int pairs, int calls, int pause_us, const char *account_path)
 {
 	static uint64_t posted[MOST_PAIRS][KINDS][2];
 	struct ibv_qp *pair[MOST_PAIRS];
@@ -213,8 +265,8 @@ static int post(const char *address, int port, int pairs, int calls, int pause_u
 			}
 		}
 		account[2 * chosen] += sum;
-		if (pair[chosen]->context->ops.post_send(pair[chosen], list, &bad))
-			fail("post_send");
+		if (builds ? build(pair[chosen], list) : pair[chosen]->context->ops.post_send(pair[chosen], list, &bad))
+			fail("post");
 		account[2 * chosen + 1] += sum;
 		if (pause_us)
 			usleep(pause_us);
@@ -266,6 +318,24 @@ static int hostile(const char *what, long count)
 			post_send(pair, &request, &bad);
 		request.num_sge = -1;
 		post_send(pair, &request, &bad);
+	} else if (!strcmp(what, "abort")) {
+		for (number = 0; number < count; number++) {
+			pair->wr_start(pair);
+			pair->wr_rdma_write(pair, 1, 2);
+			pair->wr_set_sge(pair, 1, 2, 1000);
+			pair->wr_abort(pair);
+		}
+	} else if (!strcmp(what, "built")) { /* nonsense */
+		other = *pair;
+		pair->wr_start(pair);
+		pair->wr_set_sge(pair, 1, 2, 3); /* of no request */
+		pair->wr_send(pair);
+		pair->wr_set_sge_list(pair, 20, parts);
+		pair->wr_set_inline_data(pair, NULL, 7);
+		other.context = (void *)0x1234;
+		pair->wr_send(&other);
+		other.wr_send = NULL; /* it is none of its functions */
+		pair->wr_send(&other);
 	} else if (!strcmp(what, "circle")) {
 		request.num_sge = 1;
 		parts[0].length = 1000;
@@ -305,7 +375,8 @@ int main(int count, char **given)
 {
 	if (count == 4 && !strcmp(given[1], "serve"))
 		return serve(given[2], atoi(given[3]));
-	if (count == 8 && !strcmp(given[1], "post"))
-		return post(given[2], atoi(given[3]), atoi(given[4]), atoi(given[5]), atoi(given[6]), given[7]);
+	if (count == 8 && (!strcmp(given[1], "post") || !strcmp(given[1], "build")))
+		return post(given[1][0] == 'b', given[2], atoi(given[3]), atoi(given[4]), atoi(given[5]),
+			    atoi(given[6]), given[7]);
 	return count == 3 ? hostile(given[1], atol(given[2])) : 2;
 }
