@@ -21,7 +21,7 @@ import numpy as np
 
 from netmon.bench.result import table
 from netmon.bench.specs import CollectivesSpec, PostsSpec, Progress, silent
-from netmon.errors import KernelError, NetmonError, UnsupportedError
+from netmon.errors import KernelError, UnsupportedError
 from netmon.kernel import bpf_calls, loader, verbs
 from netmon.kernel.meter.memory import Geometry, RingBuffer, choose_geometry
 from netmon.kernel.training.nccl import EACH, OPERATIONS, Library, NcclTransfers
@@ -248,11 +248,15 @@ def _paced(program: StandIn) -> int:
     return _operate(program, _PACED_MS * 1_000_000 // every_ns, every_ns)[1]
 
 
-# --- What counting a post to an RDMA device costs who posts: a program posts by a table as libibverbs has it, to a
-# function that does nothing, without a probe on that function and with it. Takes a C compiler; no device.
+# --- What counting a post to an RDMA device costs who posts: a program posts by tables as libibverbs has them, to
+# functions that do nothing, without probes on these functions and with them. Takes a C compiler; no device.
 
 _POSTS = 20_000  # of a round
-_KINDS = ((1, 1), (8, 1), (8, 8))  # requests of a post, parts of each
+_KINDS = tuple(
+    (way, *each)
+    for way in (verbs.WAYS.index("verbs_post"), verbs.WAYS.index("verbs_build"))
+    for each in ((1, 1), (8, 1), (8, 8))  # requests of a post, parts of each
+)
 _SOURCE = r"""
 #include <stdint.h>
 #include <stdio.h>
@@ -261,10 +265,44 @@ _SOURCE = r"""
 struct part { uint64_t address; uint32_t length, key; };
 struct request { uint64_t id; struct request *next; struct part *parts; int count, opcode; uint64_t rest[12]; };
 struct context { void *device; void *before[25]; int (*post_send)(void *, struct request *, void **); };
-struct pair { struct context *context; void *others[5]; uint32_t handle, number, state, type; };
+struct pair {
+	struct context *context;
+	void *others[5];
+	uint32_t handle, number, state, type;
+	uint64_t rest[15];
+	void (*before[4])(void), (*fetch)(void), (*wr_write)(void *, uint32_t, uint64_t), (*between[8])(void);
+	void (*wr_set_inline_data_list)(void), (*wr_set_sge)(void *, uint32_t, uint64_t, uint32_t);
+	void (*wr_set_sge_list)(void *, size_t, struct part *), (*after[3])(void);
+};
 static __attribute__((noinline)) int post_send(void *pair, struct request *request, void **bad)
 {
 	__asm__ volatile("" : : "r"(pair), "r"(request), "r"(bad) : "memory");
+	return 0;
+}
+static __attribute__((noinline)) void wr_write(void *pair, uint32_t key, uint64_t address)
+{
+	__asm__ volatile("" : : "r"(pair), "r"(key), "r"(address) : "memory");
+}
+static __attribute__((noinline)) void set_sge(void *pair, uint32_t key, uint64_t address, uint32_t length)
+{
+	__asm__ volatile("" : : "r"(pair), "r"(key), "r"(address), "r"(length) : "memory");
+}
+static __attribute__((noinline)) void set_sge_list(void *pair, size_t count, struct part *parts)
+{
+	__asm__ volatile("nop" : : "r"(pair), "r"(count), "r"(parts) : "memory");
+}
+static int post(int builds, struct pair *pair, struct request *request)
+{
+	void *bad;
+	if (!builds)
+		return pair->context->post_send(pair, request, &bad);
+	for (; request; request = request->next) {
+		pair->wr_write(pair, 1, 2);
+		if (request->count == 1)
+			pair->wr_set_sge(pair, 1, request->parts->address, request->parts->length);
+		else
+			pair->wr_set_sge_list(pair, request->count, request->parts);
+	}
 	return 0;
 }
 int main(void)
@@ -273,15 +311,17 @@ int main(void)
 	static struct request requests[8];
 	struct context context = {0};
 	struct pair pair = {.context = &context, .number = 1};
-	int count, each, posts, n;
+	int builds, count, each, posts, n;
 	for (n = 0; n < 8; n++)
 		parts[n].length = 4096;
 	context.post_send = post_send;
-	printf("%lx\n", (unsigned long)(void *)post_send);
+	pair.wr_write = wr_write;
+	pair.wr_set_sge = set_sge;
+	pair.wr_set_sge_list = set_sge_list;
+	printf("%p %p %p %p\n", (void *)post_send, (void *)wr_write, (void *)set_sge, (void *)set_sge_list);
 	fflush(stdout);
-	while (scanf("%d %d %d", &count, &each, &posts) == 3) {
+	while (scanf("%d %d %d %d", &builds, &count, &each, &posts) == 4) {
 		struct timespec a, b;
-		void *bad;
 		for (n = 0; n < count; n++) {
 			requests[n].parts = parts;
 			requests[n].count = each;
@@ -289,7 +329,7 @@ int main(void)
 		}
 		clock_gettime(CLOCK_MONOTONIC, &a);
 		for (n = 0; n < posts; n++)
-			pair.context->post_send(&pair, requests, &bad);
+			post(builds, &pair, requests);
 		clock_gettime(CLOCK_MONOTONIC, &b);
 		printf("%.1f\n", ((b.tv_sec - a.tv_sec) * 1e9 + (b.tv_nsec - a.tv_nsec)) / posts);
 		fflush(stdout);
@@ -301,8 +341,11 @@ int main(void)
 
 @dataclass(frozen=True)
 class PostCost:
-    """ns per post, medians of the rounds. program_ns: of what is counted, without the trap that leads there."""
+    """ns per post, medians of the rounds. way: of verbs.WAYS; program_ns: of what is counted, without the traps
+    that lead there.
+    """
 
+    way: int
     requests: int
     parts: int
     without_ns: float
@@ -321,13 +364,18 @@ class PostsResult:
     def shown(self) -> Iterator[FittingTable]:
         yield table(
             "a post to an RDMA device",
-            [*labels("requests", "parts of each"), *figures("alone ns", "counted ns", "of that the program ns")],
+            [*labels("by", "requests", "parts of each"), *figures("alone ns", "counted ns", "of that the program ns")],
             (
-                (str(c.requests), str(c.parts), *(f"{ns:.0f}" for ns in (c.without_ns, c.with_ns, c.program_ns)))
+                (
+                    ("a list", "building")[c.way],
+                    str(c.requests),
+                    str(c.parts),
+                    *(f"{ns:.0f}" for ns in (c.without_ns, c.with_ns, c.program_ns)),
+                )
                 for c in self.costs
             ),
             f"{_POSTS * self.rounds} posts each; {'all' if self.exact else 'not all'} of them counted, to the byte. "
-            "The rest is the kernel's trap.",
+            "The rest are the kernel's traps: one for a list, two for each request that is built.",
         )
 
 
@@ -337,20 +385,23 @@ def measure_posts(spec: PostsSpec, progress: Progress = silent) -> PostsResult:
         program = cleanup.enter_context(stand_in("posts", _SOURCE, "-O2"))
         maps = _loaded(cleanup)
         cleanup.enter_context(counted_run_times())
-        place = verbs.place_of(program.pid, int(program.greeting, 16))
-        if place is None:
-            raise NetmonError("cannot measure posts: the program is not mapped")
+        addresses = [int(address, 16) for address in program.greeting.split()]
+        places = verbs.places_of(program.pid, addresses)
         path = f"/proc/{program.pid}/exe"
         costs, counted = [], 0
-        for done, (requests, parts) in enumerate(_KINDS):
-            alone = [_post(program, requests, parts) for _ in range(spec.rounds)]
-            link = attach_probe(maps["verbs_post"], path, place.offset)
-            before = run_times([maps["verbs_post"]])
-            probed = [_post(program, requests, parts) for _ in range(spec.rounds)]
-            ns, runs = np.subtract(run_times([maps["verbs_post"]]), before)
-            os.close(link)
+        for done, (way, requests, parts) in enumerate(_KINDS):
+            alone = [_post(program, way, requests, parts) for _ in range(spec.rounds)]
+            counting = maps[verbs.WAYS[way]]
+            probed = addresses[1:] if verbs.WAYS[way] == "verbs_build" else addresses[:1]
+            links = [attach_probe(counting, path, places[address].offset) for address in probed]
+            before = run_times([counting])
+            with_probes = [_post(program, way, requests, parts) for _ in range(spec.rounds)]
+            ns, _ = np.subtract(run_times([counting]), before)
+            for link in links:
+                os.close(link)
             counted += requests * parts * spec.rounds * _POSTS * 4096
-            costs.append(PostCost(requests, parts, median(alone), median(probed), ns / max(1, runs)))
+            program_ns = ns / (spec.rounds * _POSTS)
+            costs.append(PostCost(way, requests, parts, median(alone), median(with_probes), program_ns))
             progress(done + 1, len(_KINDS))
         _, values = bpf_calls.entries(maps[verbs.QUEUES], QUEUE_KEY.itemsize, QUEUE.itemsize, 32768)
         exact = int(np.frombuffer(values, QUEUE)["bytes"].sum()) == counted
@@ -370,6 +421,6 @@ def _loaded(cleanup: ExitStack) -> dict[str, int]:
     return found
 
 
-def _post(program: StandIn, requests: int, parts: int) -> float:
+def _post(program: StandIn, way: int, requests: int, parts: int) -> float:
     """ns per post."""
-    return float(program.answer(requests, parts, _POSTS))
+    return float(program.answer(way, requests, parts, _POSTS))

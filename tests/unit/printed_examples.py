@@ -83,7 +83,7 @@ def _results(load: Load) -> dict[str, Result]:
         "hang": _hangs(),
         "calls": CallsResult(22_345.6, 24_567.8, 2.97, (AgentCost("sums by the script", 20_000, 10.1, 0.201, 140),)),
         "hook": HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5),
-        "posts": PostsResult((PostCost(1, 1, 2.3, 812.3, 187.6), PostCost(8, 8, 2.4, 1_702.1, 998.7)), True, 5),
+        "posts": PostsResult((PostCost(0, 1, 1, 2.3, 812.3, 187.6), PostCost(1, 8, 8, 2.4, 1_702.1, 998.7)), True, 5),
         "collectives": CollectivesResult(
             (
                 TransferCost("operations", 512.3, 1.25, 187.6, 0.026),
