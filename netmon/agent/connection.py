@@ -253,7 +253,7 @@ class GrpcConnection:
         Whether more can go at once.
         """
         while channel.protocol.fill():
-            message = None if call.waiting else self._outgoing.next()
+            message = None if call.waiting or call.finished else self._outgoing.next()
             if message is None:
                 if self._outgoing.is_all and not call.waiting:
                     call.finish()

@@ -25,13 +25,15 @@ from waiting import free_port, wait_for
 
 from collector.host.session import Session
 from netmon.agent import connection, sending
-from netmon.agent.connection import Patience
+from netmon.agent.connection import Outgoing, Patience
+from netmon.agent.recorder import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.stream import Backoff, Worker, check_alive
 from netmon.errors import KernelError
 from netmon.records import BUCKET, NicSample, empty
 from netmon.wire import netmon_pb2
+from netmon.wire.grpc_client import Channel, Protocol, Waker
 
 
 @pytest.fixture
@@ -105,6 +107,23 @@ def test_a_cut_loses_nothing(
             wait_for(lambda stored=stored: sent.spool.acknowledged > stored)
         sent.finish()
     check_whole(tmp_path / "data", sent)
+
+
+def test_who_asks_after_the_last_word_gets_no_answer(tmp_path: Path) -> None:
+    """The stream is closed then on this side: an answer would break the connection."""
+    pulls = Pulls(None)
+    sent = Sent(tmp_path / "spool", "localhost:1", pulls=pulls)
+    stream = connection.GrpcConnection("localhost:1", Outgoing(sent.spool, pulls, lambda: True), None, 10)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs, Waker() as waker, Channel(ours, Protocol("localhost"), waker) as channel:
+        call = channel.protocol.open(connection.METHOD)
+        stream._fill(channel, call)
+        assert call.finished
+        pulls.add_request(netmon_pb2.FullRequest(number=1))
+        stream._fill(channel, call)
+        assert not call.waiting
+    sent.spool.close()
 
 
 def test_a_collector_that_comes_back_gets_the_rest(tmp_path: Path) -> None:
