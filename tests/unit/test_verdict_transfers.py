@@ -39,6 +39,8 @@ class Training:
     pairs: Sequence[int] = ()  # senders, whose transfers are slow
     factor: float = 1.0
     slow_slices: int = OPERATIONS * SLICES  # of them, that are slow
+    since: int = 0  # slices of the step, before which none is slow
+    uneven: bool = False  # some of them are much slower than others
     others_factor: float = 1.0
     stall_ms: float = 0.0  # of the first sender's first transfer
     all_slow: int = 0  # steps, the slow one the last, in which all compute longer
@@ -64,8 +66,9 @@ class Training:
                 now = [max(ready[rank], ready[(rank + 1) % RANKS] if self.rdma else 0.0) for rank in range(RANKS)]
                 for slice_ in range(SLICES):
                     took = [MS * (SLICE_MS + abs(noise.normal(0, 0.05))) for _ in range(RANKS)]
-                    if slow and operation * SLICES + slice_ < self.slow_slices:
+                    if slow and 0 <= operation * SLICES + slice_ - self.since < self.slow_slices:
                         factor = [self.factor if rank in self.pairs else self.others_factor for rank in range(RANKS)]
+                        factor = [one * (1 + 2 * (slice_ % 3 == 0)) if self.uneven else one for one in factor]
                         took = [t * more for t, more in zip(took, factor, strict=True)]
                         took[0] += self.stall_ms * MS * (operation == slice_ == 0)
                     for rank in range(RANKS):
@@ -156,11 +159,18 @@ def test_a_transfer_that_stands_still_once_is_no_slow_link() -> None:
     assert found.cause == Cause.UNKNOWN
 
 
-@pytest.mark.parametrize(("factor", "slices", "cause"), [(3, 18, Cause.SLOW_LINK), (10, 4, Cause.UNKNOWN)])
-def test_between_two_hosts_a_link_is_slow_if_most_transfers_are_alike(factor: float, slices: int, cause: Cause) -> None:
+@pytest.mark.parametrize(
+    ("factor", "slices", "cause"), [(3, 18, Cause.SLOW_LINK), (6, 8, Cause.SLOW_LINK), (10, 4, Cause.UNKNOWN)]
+)
+def test_between_two_hosts_a_link_is_slow_if_transfers_one_after_the_other_are_alike(
+    factor: float, slices: int, cause: Cause
+) -> None:
     """No other pair shows whether it is the link or all hosts."""
     every = Training(pairs=range(RANKS), factor=factor, slow_slices=slices, hosts=2)
     assert every.verdict().cause == cause
+    for since in (5, 18 - slices):
+        assert replace(every, since=min(since, 18 - slices)).verdict().cause == cause
+    assert replace(every, slow_slices=min(slices, 8), uneven=True).verdict().cause == Cause.UNKNOWN
     half = replace(every, pairs=[0, 2], factor=max(factor, 6))
     assert (half.verdict().cause, half.verdict().host) == (Cause.SLOW_LINK, "h0")
 

@@ -44,6 +44,7 @@ _AFTER = 0.1  # of the usual: what begins so soon after an iteration's end, all 
 _ALIKE, _ELSEWHERE = 0.5, 0.25  # of what the slowest pair lost
 _MOSTLY = 0.5  # of what is to be explained
 _EVENLY = 0.7  # of its part of what the slowest pair lost
+_STRETCH, _NEARLY = 6, 0.9  # transfers at least over which a link was slow for a while, and what they lost of all
 _NOBODY = 0.1  # of it: others on the link that would take so long are no more than present
 _LEAST = 0.3  # of the excess
 
@@ -334,13 +335,33 @@ def _slow(
 
 def _by_some_only(sent: Table, rate: float, lost: float, alone: bool) -> bool:
     """Whether one of a pair's transfers lost most of it: it stood still once. alone: no other pair's are there to
-    compare these with, as between two hosts; then also whether most bytes lost less than their part."""
-    more = sent["end_ns"] - sent["start_ns"] - sent["bytes"] * rate
+    compare these with, as between two hosts; then also whether most bytes lost less than their part: of all, or of
+    those that went while the link was slow.
+    """
+    sent = sent[np.argsort(sent["start_ns"], kind="stable")]
+    more, bytes_ = sent["end_ns"] - sent["start_ns"] - sent["bytes"] * rate, sent["bytes"]
     if more.max() > _MOSTLY * lost:
         return True
-    order = np.argsort(more / sent["bytes"])
-    middle = order[np.searchsorted(np.cumsum(sent["bytes"][order]), sent["bytes"].sum() / 2)]
-    return alone and bool(more[middle] < _EVENLY * lost * sent["bytes"][middle] / sent["bytes"].sum())
+    if not alone or _is_even(more, bytes_, lost):
+        return False
+    slowly = _slow_stretch(more, bytes_)
+    loses = float(more[slowly].sum())
+    return len(more[slowly]) < _STRETCH or loses < _NEARLY * lost or not _is_even(more[slowly], bytes_[slowly], loses)
+
+
+def _is_even(more: Numbers, bytes_: Numbers, lost: float) -> bool:
+    """Whether half of the bytes lost their part of it, or nearly."""
+    order = np.argsort(more / bytes_)
+    middle = order[np.searchsorted(np.cumsum(bytes_[order]), bytes_.sum() / 2)]
+    return bool(more[middle] >= _EVENLY * lost * bytes_[middle] / bytes_.sum())
+
+
+def _slow_stretch(more: Numbers, bytes_: Numbers) -> slice:
+    """Of these transfers those one after the other that lost much for their bytes."""
+    beyond = more - _ALIKE * float(np.quantile(more / bytes_, 0.9)) * bytes_
+    sums = np.concatenate([[0.0], np.cumsum(beyond)])
+    end = int(np.argmax(sums - np.minimum.accumulate(sums)))
+    return slice(int(np.argmin(sums[: end + 1])), end)
 
 
 def _in_common(pairs: Iterable[tuple[int, int]], host_of: Mapping[int, str]) -> set[str]:
