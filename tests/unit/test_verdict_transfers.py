@@ -204,6 +204,16 @@ def test_others_between_two_hosts_hold_up_what_one_sends_and_the_other_receives(
     assert training.verdict().cause == Cause.UNKNOWN  # what slowed the other pair is not known
 
 
+def test_others_hold_up_pairs_that_have_another_host_in_common() -> None:
+    """What rank 1 sends and what rank 3 receives; both pairs have rank 2 in common, on whose link nobody else is."""
+    other = Other("h1", "mlx5_1", Direction.TX, 0, "", "backup")
+    training = Training(pairs=[1, 2], factor=6, other=other, other_ms=140)
+    found = replace(training, receives=Other("h3", "mlx5_3", Direction.RX, 0, "", "backup")).verdict()
+    assert (found.cause, found.culprit) == (Cause.CROSS, "backup")
+    assert found.host in ("h1", "h3")
+    assert training.verdict().cause == Cause.UNKNOWN
+
+
 def test_who_is_only_present_is_not_accused() -> None:
     other = Other("h1", "mlx5_1", Direction.TX, 0, "", "backup")
     for ms in (1.0, 40.0):

@@ -310,16 +310,18 @@ def _slow(
     lost = min(more[worst], excess)
     links = sorted(cost, key=lambda link: -cost[link])  # most first; of one pair both ends
     present = {
-        link: _other(transfers, host_of.get(link[0], ""), link[1], spans)
-        for link in links
-        if cost[link] >= _ALIKE * cost[links[0]]
+        link: _other(transfers, host_of.get(link[0], ""), link[1], spans) for pair in slow for link in ends[pair]
     }
+    # Others may hold up what one host sends and another one receives, also of pairs that have a third host in common.
+    most = {pair: max(present[link][1] for link in ends[pair]) for pair in slow}
+    if any(most[pair] * rate[pair] < _MOSTLY * ns for pair, ns in slow.items()):
+        near = {link: present[link] for link in links if cost[link] >= _ALIKE * cost[links[0]]}
+        elsewhere = max(most.values()) > max(bytes_ for _, bytes_ in near.values())
+        if not common or (elsewhere and max(most.values()) * rate[worst] >= _MOSTLY * lost):
+            return None  # what slowed the other pairs is not known
+        present = near
     (rank, way), (other, others_bytes) = max(present.items(), key=lambda one: one[1][1])
     takes = others_bytes * rate[worst]
-    if not common:  # others may hold up what one host sends and another one receives
-        most = {pair: max(present.get(link, (-1, 0))[1] for link in ends[pair]) for pair in slow}
-        if any(most[pair] * rate[pair] < _MOSTLY * ns for pair, ns in slow.items()):
-            return None
     if takes >= _MOSTLY * lost:
         return Slow(rank, way, min(lost, takes / _MOSTLY), other, others_bytes, takes)
     if takes > _NOBODY * lost:
