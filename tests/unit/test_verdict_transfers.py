@@ -214,6 +214,16 @@ def test_others_hold_up_pairs_that_have_another_host_in_common() -> None:
     assert training.verdict().cause == Cause.UNKNOWN
 
 
+def test_others_hold_up_pairs_and_these_the_ones_behind_them() -> None:
+    """Rank 2 receives late, and rank 3 sends late: what the ring's others send in turn takes longer, too."""
+    other = Other("h2", "mlx5_2", Direction.RX, 0, "", "backup")
+    training = Training(pairs=[1, 3], factor=6, others_factor=4, other=other, other_ms=140)
+    found = replace(training, receives=Other("h3", "mlx5_3", Direction.TX, 0, "", "backup")).verdict()
+    assert (found.cause, found.culprit) == (Cause.CROSS, "backup")
+    assert found.host in ("h2", "h3")
+    assert training.verdict().cause == Cause.UNKNOWN
+
+
 def test_who_is_only_present_is_not_accused() -> None:
     other = Other("h1", "mlx5_1", Direction.TX, 0, "", "backup")
     for ms in (1.0, 40.0):

@@ -314,7 +314,9 @@ def _slow(
     }
     # Others may hold up what one host sends and another one receives, also of pairs that have a third host in common.
     most = {pair: max(present[link][1] for link in ends[pair]) for pair in slow}
-    if any(most[pair] * rate[pair] < _MOSTLY * ns for pair, ns in slow.items()):
+    held_up = {pair: ns for pair, ns in slow.items() if most[pair] * rate[pair] >= _MOSTLY * ns}
+    behind = {pair for pair, ns in slow.items() if any(one[1] == pair[0] and held_up[one] >= ns for one in held_up)}
+    if slow.keys() - held_up.keys() - behind:
         near = {link: present[link] for link in links if cost[link] >= _ALIKE * cost[links[0]]}
         elsewhere = max(most.values()) > max(bytes_ for _, bytes_ in near.values())
         if not common or (elsewhere and max(most.values()) * rate[worst] >= _MOSTLY * lost):
