@@ -347,10 +347,11 @@ class Verbs:
             said.setdefault(pid, set()).add((address, way))
         for pid, functions in said.items():
             places = places_of(pid, {address for address, _ in functions})
-            of_files: dict[int, _Wanted] = {}
+            of_files: dict[tuple[str, int], _Wanted] = {}
             for address, way in functions:
                 if place := places.get(address):
-                    wanted = of_files.setdefault(place.library.inode, _Wanted(pid, place.library, set()))
+                    library = place.library
+                    wanted = of_files.setdefault((library.path, library.inode), _Wanted(pid, library, set()))
                     wanted.functions.add((place.offset, way))
             of_process = sum(wanted.pid == pid for wanted in self._wanted)
             most = min(_MOST_OF_PROCESS - of_process, _MOST_WANTED - len(self._wanted))
