@@ -46,7 +46,8 @@ def test_kernel() -> None:
 
 def test_what_a_post_costs_is_told_of_each_kind_and_all_of_them_are_counted() -> None:
     document = bench("posts", "--rounds", "1")
-    assert [(cost["requests"], cost["parts"]) for cost in document["costs"]] == [(1, 1), (8, 1), (8, 8)]
+    kinds = [(cost["way"], cost["requests"], cost["parts"]) for cost in document["costs"]]
+    assert kinds == [(way, *each) for way in (0, 1) for each in ((1, 1), (8, 1), (8, 8))]
     assert all(cost["program_ns"] > 0 for cost in document["costs"])
     assert document["exact"] is True
 
