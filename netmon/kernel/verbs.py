@@ -434,7 +434,8 @@ class Verbs:
         for index in np.flatnonzero((counts != self._reported.counts[before]).any(axis=1)).tolist():
             self._remember(int(keys["pid"][index]))
             rows += self._rows(keys[index], values[index], counts[index], int(before[index]), now_ns)
-        self._gone = {pid for pid in np.unique(keys["pid"]).tolist() if not (PROC / str(pid)).exists()}
+        known = {*np.unique(keys["pid"]).tolist(), *self._of}  # also who has posted nothing
+        self._gone = {pid for pid in known if not (PROC / str(pid)).exists()}
         self._look_at_strange(now_ns)
         self._warn_of_uncounted()
         self._read_ns = now_ns

@@ -340,6 +340,18 @@ def test_who_lies_about_where_it_posts_gets_no_probe_into_the_midst_of_code_nor_
     assert "is not counted any more" in "\n".join(counting.warnings)
 
 
+def test_who_has_ended_without_a_queue_pair_is_forgotten_too(counting: Counting) -> None:
+    """Whoever has its number next would be told as what it was."""
+    child = subprocess.Popen(["sleep", "60"])
+    counting.look(child)
+    assert counting.verbs._remember(child.pid)
+    counting.verbs._miss(child.pid, "it posts by something that is no function")
+    ended(child)
+    for _ in range(2):
+        counting.rows()
+    assert child.pid not in counting.verbs._since_of.keys() | counting.verbs._of.keys()
+
+
 def test_without_a_device_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     if verbs.DEVICES.exists() and any(verbs.DEVICES.iterdir()):
         pytest.skip("there is an RDMA device")
