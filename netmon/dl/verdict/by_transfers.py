@@ -5,8 +5,8 @@ A rank came late if it was ready to send in a collective later than all others: 
 It is ready when its first bytes leave it, less what it waited for whoever receives them, as over RDMA it does. All
 paused if no rank was ready for longer than usual after the collective before. A link was slow if single transfers from
 one rank, or to one, took longer for their bytes than they usually do, and the others did not, or, of a job between two
-hosts, most of them alike. It is somebody else's doing if others' bytes on that link, in that time, take as long. All of
-it is compared with baseline iterations. What is not clear stays unknown.
+hosts, most of them alike, or many one after the other. It is somebody else's doing if others' bytes on that link, in
+that time, take as long. All of it is compared with baseline iterations. What is not clear stays unknown.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -318,8 +318,9 @@ def _slow(
     behind = {pair for pair, ns in slow.items() if any(one[1] == pair[0] and held_up[one] >= ns for one in held_up)}
     if slow.keys() - held_up.keys() - behind:
         near = {link: present[link] for link in links if cost[link] >= _ALIKE * cost[links[0]]}
-        elsewhere = max(most.values()) > max(bytes_ for _, bytes_ in near.values())
-        if not common or (elsewhere and max(most.values()) * rate[worst] >= _MOSTLY * lost):
+        anywhere = max(most.values())
+        elsewhere = anywhere > max(bytes_ for _, bytes_ in near.values())
+        if not common or (elsewhere and anywhere * rate[worst] >= _MOSTLY * lost):
             return None  # what slowed the other pairs is not known
         present = near
     (rank, way), (other, others_bytes) = max(present.items(), key=lambda one: one[1][1])
