@@ -299,11 +299,15 @@ class _Calls:
         return int(self.rows["time_ns"][begin + (calls[0] if len(calls) else 0)])
 
     def over_ns(self, begin: int, end: int, last: bool) -> int:
-        """When these calls were over; 0: they are not yet. What goes on when the next call begins is not waited for."""
-        over = self.rows["over_ns"][begin:end]
-        if (over == 0).any() and end >= len(self.words) and not last:
+        """When these calls were over, but for backward passes; 0: they are not yet.
+
+        What goes on when the next call begins is not waited for.
+        """
+        rows = self.rows[begin:end]
+        if (rows["over_ns"] == 0).any() and end >= len(self.words) and not last:
             return 0
-        return int(max(over.max(initial=0), self.rows["time_ns"][end - 1]))
+        calls = rows[rows["word"] != _BACKWARD] if (rows["word"] != _BACKWARD).any() else rows
+        return int(max(calls["over_ns"].max(), calls["time_ns"][-1]))
 
     def drop(self, count: int) -> None:
         """The first ones."""
@@ -474,10 +478,11 @@ def _runs_before(words: _Words) -> Iterator[_Run]:
         return
     window = min(_COMPARED, count // _PERIODS)
     same = (np.lib.stride_tricks.sliding_window_view(words, window) == words[count - window :]).all(axis=1)
-    begins = count
-    for period in (count - window - np.flatnonzero(same[:-1])[::-1])[:_MOST_TRIED].tolist():
-        if _PERIODS * period > count:
+    periods, begins = count - window - np.flatnonzero(same[:-1])[::-1], count
+    for _ in range(_MOST_TRIED):
+        if not len(periods) or _PERIODS * periods[0] > count:
             break
+        period, periods = int(periods[0]), periods[1:]
         if not np.array_equal(words[count - 2 * period :], words[count - 3 * period : count - period]):
             continue
         differs = np.flatnonzero(words[:-period] != words[period:])
@@ -485,6 +490,10 @@ def _runs_before(words: _Words) -> Iterator[_Run]:
         if begin < begins - period:
             yield _Run(begin, count, period)
             begins = begin
+        if not begin:
+            break
+        again = begin - 1 + periods  # a longer run needs the word there that breaks this one
+        periods = periods[(again >= count) | (words[np.minimum(again, count - 1)] == words[begin - 1])]
 
 
 def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
@@ -511,6 +520,9 @@ def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
         if two.all():
             longer = _where_idle(longer, idle, _balanced(calls, run))
         shift = int(longer.argmax())
+        if not cold and not calls.rows["way"][whole].any():  # what a backward pass is followed by is of the same step
+            before = np.flatnonzero(np.roll(words, -shift)[::-1] != _BACKWARD)
+            shift -= int(before[0]) if len(before) else 0
     return _Cycle(np.roll(words, -shift))
 
 

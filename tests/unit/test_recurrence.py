@@ -368,6 +368,22 @@ def hybrid(number: int) -> Callable[[Rank], None]:
     return train
 
 
+def one_by_one(operation: int) -> Callable[[Rank], None]:
+    """A script that goes through its 100 gradients itself, one after the other."""
+
+    def step(rank: Rank) -> None:
+        rank.backward()
+        rank.wait(20)
+        for gradient in range(100):
+            rank.call(operation, ALL, 1000 + gradient)
+
+    def train(rank: Rank) -> None:
+        for _ in range(STEPS):
+            rank.step(lambda: step(rank))
+
+    return train
+
+
 def changing_micro_batches(number: int) -> Callable[[Rank], None]:
     def train(rank: Rank) -> None:
         for step in range(STEPS + 20):
@@ -391,6 +407,8 @@ KINDS = {
     "experts": experts,
     **{f"2×2×2, stage {number}": hybrid(number) for number in range(2)},
     "GPipe with evaluations": gpipe_evaluating(0, 2),
+    "sums one by one": one_by_one(SUM),
+    "gathers one by one": one_by_one(GATHER),
 }
 FROM_THE_START = KINDS | {
     "tensor after a long set-up": tensor_set_up,
