@@ -7,14 +7,17 @@ nothing is reported until most names have recurred; then the calls kept until th
 gets its true beginning. A set that changes in the middle of training is learned in the same way.
 """
 
-from collections import Counter, deque
+import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from netmon.dl.grouped import joined, starts
 from netmon.dl.operations import (
     FROM_OR_TO_ONE,
     SIZED_AS_WHOLE,
@@ -35,6 +38,7 @@ from netmon.records import (
     OF_ALL,
     OF_EACH,
     OF_ONE,
+    STEP,
     STEP_BEGIN,
     STEP_CALL,
     STEP_DONE,
@@ -46,7 +50,13 @@ from netmon.records import (
     STEP_WAIT_END,
     Moment,
     Table,
+    empty,
 )
+
+_Words = npt.NDArray[np.uint64]
+_Numbers = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+_Indices = npt.NDArray[np.intp]
 
 _FEW = 4  # tensors: so many metrics may be reduced together, again and again
 _TIMES_MANY, _TIMES_FEW = 3, 16  # a name must come, for its set to be looked at: where not most others have come twice
@@ -228,64 +238,106 @@ _SETTLED = 64  # calls, after which that is found anew only now and then
 _LEAST_PAUSE_NS = 1_000_000
 _MOST_PENDING = 10_000  # events after a call of which no size is reported
 _MOST_SIZES = 10_000  # in a pass
-_HASH_BITS = (1 << 64) - 1
 
 
 class Passes:
     """The calls of one process. Feed it in order of time."""
 
     def __init__(self) -> None:
-        self._pending: deque[Event] = deque()  # from the first call on whose size is not known
-        self._pauses: deque[int] = deque(maxlen=_RECENT)
+        self._pending = empty(STEP)  # from the first call on whose size is not known
+        self._pauses = np.zeros(0, np.int64)  # before the last calls
         self._calls = 0
         self._limit_ns = _LEAST_PAUSE_NS
         self._last_ns = 0
-        self._of_size: Counter[int] = Counter()  # calls in this pass
+        self._of_size: dict[int, int] = {}  # calls in this pass
 
-    def feed(self, event: Event) -> list[Event]:
-        """The events that are complete now, in order of time, each at its call and by its name."""
-        if event.kind == STEP_CALL or (self._pending and event.kind not in (STEP_ENQUEUE, STEP_OTHER)):
-            self._pending.append(event)
-            return self._release() if len(self._pending) > _MOST_PENDING else []
-        if not self._pending:
-            return [self._named(event)]
-        return [self._named(event._replace(time_ns=self._pending[0].time_ns)), *self._release()]
+    def feed(self, table: Table) -> Table:
+        """table: dtype STEP → what is complete now, in order of time, each at its call and by its name."""
+        parts = [self._sized(table[at : at + _MOST_PENDING]) for at in range(0, len(table), _MOST_PENDING)]
+        return self._named(joined([empty(STEP), *parts]))
 
-    def _release(self) -> list[Event]:
-        """All up to the next call; the first one is done with."""
-        self._pending.popleft()
-        events = []
-        while self._pending and self._pending[0].kind != STEP_CALL:
-            events.append(self._named(self._pending.popleft()))
-        return events
+    def _sized(self, table: Table) -> Table:
+        """Each size at the call that it belongs to: the first one that has none."""
+        if len(self._pending) or (table["kind"] == STEP_CALL).any():
+            table = joined([self._pending, table])
+        calls = np.flatnonzero(table["kind"] == STEP_CALL)
+        if not len(calls):
+            return table
+        called, told = table["kind"] == STEP_CALL, np.isin(table["kind"], (STEP_ENQUEUE, STEP_OTHER))
+        without = np.cumsum(called.astype(np.int64) - told)
+        without -= np.minimum(np.minimum.accumulate(without), 0)
+        sizes = np.flatnonzero(told & (np.append(0, without[:-1]) > 0))
+        calls, unsized = calls[: len(sizes)], calls[len(sizes) :]
+        sized = table.copy()
+        sized[calls] = table[sizes]
+        sized["time_ns"][calls] = table["time_ns"][calls]
+        kept = np.ones(len(table), np.bool_)
+        kept[sizes] = False
+        if len(unsized) and kept[unsized[0] :].sum() > _MOST_PENDING:
+            given_up = unsized < np.flatnonzero(kept)[-_MOST_PENDING]
+            kept[unsized[given_up]], unsized = False, unsized[~given_up]
+        until = unsized[0] if len(unsized) else len(table)
+        self._pending = sized[until:][kept[until:]]
+        return sized[:until][kept[:until]]
 
-    def _named(self, event: Event) -> Event:
-        if event.kind == STEP_OTHER:  # metrics may be the last thing before a pass: they do not end its pause
-            return event
-        pause, self._last_ns = event.time_ns - self._last_ns, event.time_ns
-        if event.kind != STEP_ENQUEUE or not event.name:
-            return event
-        self._calls += 1
-        if self._calls > 1:
-            self._pauses.append(pause)
-        if self._calls < _SETTLED or self._calls % _SETTLED == 0:
-            self._limit_ns = self._find_limit()
-        if pause >= self._limit_ns or len(self._of_size) > _MOST_SIZES:
-            self._of_size.clear()
-        self._of_size[event.name] += 1
-        return event._replace(name=(event.name ^ self._of_size[event.name]) * _HASH_PRIME & _HASH_BITS)
+    def _named(self, table: Table) -> Table:
+        timed = np.flatnonzero(table["kind"] != STEP_OTHER)  # metrics may be the last before a pass: its pause goes on
+        if not len(timed):
+            return table
+        times = table["time_ns"][timed].astype(np.int64)
+        pauses, self._last_ns = np.diff(times, prepend=self._last_ns), int(times[-1])
+        calls = (table["kind"][timed] == STEP_ENQUEUE) & (table["name_hash"][timed] != 0)
+        at, pauses = timed[calls], pauses[calls]
+        if not len(at):
+            return table
+        named, begins = table.copy(), self._begins(pauses)
+        named["name_hash"][at] = self._names(table["name_hash"][at], np.cumsum(begins))
+        return named
 
-    def _find_limit(self) -> int:
+    def _begins(self, pauses: _Numbers) -> _Flags:
+        """Which calls begin a pass; pauses: before each."""
+        first, before = max(0, 1 - self._calls), len(self._pauses)  # nothing comes before the first call of all
+        known = np.concatenate([self._pauses, pauses[first:]])
+        begins, at = np.zeros(len(pauses), np.bool_), 0
+        while at < len(pauses):
+            number = self._calls + at + 1
+            if number < _SETTLED or number % _SETTLED == 0:
+                self._limit_ns = self._find_limit(known[: before + at + 1 - first][-_RECENT:])
+            until = at + 1 if number < _SETTLED else at + _SETTLED - number % _SETTLED
+            begins[at:until] = pauses[at:until] >= self._limit_ns
+            at = until
+        self._calls, self._pauses = self._calls + len(pauses), known[-_RECENT:]
+        return begins
+
+    def _names(self, sizes: _Words, passes: _Numbers) -> _Words:
+        """passes: how many have begun before each call, or with it."""
+        order = np.lexsort((sizes, passes))
+        first = starts(passes[order], sizes[order])
+        counts = np.diff(np.append(first, len(order)))
+        number = np.empty(len(order), np.uint64)
+        number[order] = np.arange(1, len(order) + 1) - np.repeat(first, counts)
+        if self._of_size and passes[0] == 0:
+            number[passes == 0] += np.array([self._of_size.get(size, 0) for size in sizes[passes == 0].tolist()], "u8")
+        if passes[-1] or len(self._of_size) > _MOST_SIZES:
+            self._of_size = {}
+        last = passes == passes[-1]
+        self._of_size |= dict(zip(sizes[last].tolist(), number[last].tolist(), strict=True))
+        return (sizes ^ number) * np.uint64(_HASH_PRIME)
+
+    @staticmethod
+    def _find_limit(pauses: _Numbers) -> int:
         """Half of what the computation usually takes: that is the longer one of two kinds of pauses.
 
         A single one that is much longer still, as of an evaluation or a checkpoint, does not count.
         """
-        if not self._pauses:
+        if not len(pauses):
             return _LEAST_PAUSE_NS
-        pauses = np.array(self._pauses, np.float64)
-        short = np.quantile(pauses, 0.25)  # of two calls in a pass, half of the pauses are long
-        between = np.sqrt(max(1.0, short) * pauses.max())
-        return max(_LEAST_PAUSE_NS, int(np.median(pauses[pauses >= between]) / 2))
+        pauses = np.sort(pauses).astype(np.float64)
+        below, part = divmod((len(pauses) - 1) / 4, 1)  # the first quartile: of two calls in a pass, half are long
+        short = pauses[int(below)] + part * (pauses[min(int(below) + 1, len(pauses) - 1)] - pauses[int(below)])
+        between = math.sqrt(max(1.0, short) * max(0.0, pauses[-1]))
+        long = pauses[np.searchsorted(pauses, min(between, pauses[-1])) :]
+        return max(_LEAST_PAUSE_NS, int((long[(len(long) - 1) // 2] + long[len(long) // 2]) / 4))
 
 
 # --- cycles
@@ -296,7 +348,7 @@ Boundary = tuple[int, Moment, int]
 
 _OF_SUMS = np.zeros(256, np.bool_)  # by kind
 _OF_SUMS[[STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE]] = True
-_EVENT = ["time_ns", "name_hash", "kind", "library", "tensors", "size"]
+_EVENT = ["time_ns", "name_hash", "kind", "tensors", "size"]  # of dtype STEP
 _QUEUES = (LIBRARY_REDUCER, LIBRARY_NCCL)  # for a GPU, or may
 _UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO, LIBRARY_XLA)  # they report the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
@@ -369,7 +421,11 @@ class BackwardSteps:
         """The step all of whose gradients are queued and may be waited for now; −1: there is none."""
         return self.iteration if self.queued and not self._inside else -1
 
-    def feed(self, event: Event) -> list[Boundary]:
+    def feed(self, table: Table) -> list[Boundary]:
+        """table: dtype STEP → the boundaries that are known now."""
+        return [boundary for row in table[_EVENT].tolist() for boundary in self._feed(Event(*row))]
+
+    def _feed(self, event: Event) -> list[Boundary]:
         time_ns, name, kind, _, size = event
         if name != self._leader and kind == STEP_WAIT_BEGIN:
             self._passes_without += 1
@@ -433,6 +489,59 @@ class _Stranger(NamedTuple):
     time_ns: int
 
 
+@dataclass(frozen=True)
+class _SameGroups:
+    """Groups, one after the other, that have each marker once, in whatever order, and waits, and nothing else."""
+
+    rows: Table  # dtype STEP, up to where another group begins
+    calls: _Indices  # (groups, markers): which of the rows
+    waits: list[Waits]
+    waited: int  # waits of the last group that were over before it was
+    over: bool  # the last group has waited for all its markers
+    waiting: bool  # a wait has begun after its last marker
+
+    def runs(self) -> tuple[int, int]:
+        """How often waits have followed calls: before the last call, and in all."""
+        begins = np.flatnonzero(self.rows["kind"] == STEP_WAIT_BEGIN)
+        after = np.searchsorted(self.calls.ravel(), begins)  # so many calls
+        return len(starts(after[begins < self.calls[-1, -1]])), len(starts(after))
+
+
+def _same_groups(table: Table, calls: _Indices, markers: int, one_run: bool) -> _SameGroups | None:
+    """Those with which a table begins, up to where another group does.
+
+    calls: the rows of markers; one_run: no wait begins between those of a group.
+    """
+    groups = (len(calls) - 1) // markers
+    begin, calls = calls[::markers][: groups + 1], calls[: groups * markers].reshape(groups, markers)
+    names = table["name_hash"][calls]
+    order = np.argsort(names, axis=1)
+    names, sizes = np.take_along_axis(names, order, 1), np.take_along_axis(table["size"][calls], order, 1)
+    begins, ends = (np.flatnonzero(table["kind"] == kind) for kind in (STEP_WAIT_BEGIN, STEP_WAIT_END))
+    first_begin, first_end = np.searchsorted(begins, begin), np.searchsorted(ends, begin)
+    next_begin, next_end = np.searchsorted(begins, calls[:, -1]), np.searchsorted(ends, calls[:, -1])
+    same = (names[:, 1:] != names[:, :-1]).all(axis=1) & (sizes == sizes[0]).all(axis=1)
+    same &= markers + np.diff(first_begin) + np.diff(first_end) == np.diff(begin)
+    if one_run:
+        same &= next_begin == first_begin[:-1]
+    groups = groups if same.all() else int(same.argmin())
+    if not groups:
+        return None
+    last_end = first_end[1:] - 1  # of the waits that are over in a group, the last one that is for a marker
+    over_at = np.maximum(first_end[:-1] + markers - 1, next_end)
+    over = over_at <= last_end
+    last_end = np.where(over, over_at, last_end)
+    waited = last_end + 1 - first_end[:-1]
+    begins, ends = np.append(begins, len(table)), np.append(ends, len(table))
+    times = np.append(table["time_ns"].astype(np.int64), 0)
+    waiting = next_begin < first_begin[1:]
+    first = np.where(waiting & ~(over & (begins[next_begin] > ends[last_end])), times[begins[next_begin]], 0)
+    last = np.where(waited > 0, times[ends[last_end]], 0)
+    waits = [Waits(*of_group) for of_group in zip(first[:groups].tolist(), last[:groups].tolist(), strict=True)]
+    of_last = int(waited[groups - 1]), bool(over[groups - 1]), bool(waiting[groups - 1])
+    return _SameGroups(table[: begin[groups]], calls[:groups], waits, *of_last)
+
+
 class NamedSteps:
     """Steps by the names of what is handed over."""
 
@@ -466,7 +575,20 @@ class NamedSteps:
             self._size, self._resized = self._sizes.total(self._markers), False
         return self._size
 
-    def feed(self, event: Event) -> list[Boundary]:
+    def feed(self, table: Table) -> list[Boundary]:
+        """table: dtype STEP → the boundaries that are known now."""
+        until = self._end_of_group(table)
+        boundaries = self._feed_one_by_one(table[:until])
+        if (groups := self._same_groups(table[until:])) is not None:
+            boundaries += self._repeat(groups)
+            until += len(groups.rows)
+        return boundaries + self._feed_one_by_one(table[until:])
+
+    def _feed_one_by_one(self, table: Table) -> list[Boundary]:
+        rows = table[_EVENT].tolist()
+        return [boundary for row in rows for boundary in self._feed(Event(*row))]
+
+    def _feed(self, event: Event) -> list[Boundary]:
         self._resized |= self._sizes.learn(event.name, event.size)
         if event.kind == STEP_SIZE:
             return []
@@ -474,6 +596,62 @@ class NamedSteps:
         if found := self._pending.add(event, self._markers, self._tensors):
             self._establish(found)
             boundaries += [boundary for earlier in found.events for boundary in self._walk(earlier)]
+        return boundaries
+
+    def _end_of_group(self, table: Table) -> int:
+        """Where the next group begins if this one goes on as the last one; else how many rows there are."""
+        lacking = len(self._markers) - len(self._group.seen)
+        if not self._markers or len(table) < lacking + len(self._markers):
+            return len(table)
+        at = np.flatnonzero(self._are_markers(table))
+        return int(at[lacking]) if len(at) > lacking else len(table)
+
+    def _are_markers(self, table: Table) -> _Flags:
+        markers = np.fromiter(self._markers, np.uint64, len(self._markers))
+        found: _Flags = (table["kind"] == STEP_ENQUEUE) & np.isin(table["name_hash"], markers)
+        return found
+
+    def _same_groups(self, table: Table) -> "_SameGroups | None":
+        """Those with which it begins, up to where another one does, if this group is whole."""
+        group, markers = self._group, len(self._markers)
+        whole = group.is_step and len(group.seen) == self._expected == markers
+        if not whole or self._strangers or self._candidates or not len(table):
+            return None
+        calls = np.flatnonzero(self._are_markers(table))
+        if calls[0] or len(calls) <= markers:
+            return None
+        return _same_groups(table, calls, markers, self._one_run)
+
+    def _repeat(self, groups: "_SameGroups") -> list[Boundary]:
+        """As feeding their rows one by one does."""
+        rows, calls = groups.rows, groups.calls
+        for name, size in rows[["name_hash", "size"]][calls[0]].tolist():
+            self._resized |= self._sizes.learn(name, size)
+        boundaries, waits = [], self._group.waits
+        for begun_ns, of_group in zip(rows["time_ns"][calls[:, 0]].tolist(), groups.waits, strict=True):
+            boundaries += waits.boundaries(self.iteration)
+            self.iteration, waits = self.iteration + 1, of_group
+            boundaries.append((self.iteration, Moment.FIRST_ENQUEUE, begun_ns))
+        if groups.over:
+            boundaries, waits = boundaries + waits.boundaries(self.iteration), Waits()
+        last = rows[calls[-1]]
+        self._group = _Group(
+            seen=dict(last[["name_hash", "time_ns"]].tolist()),
+            coming=int(last["tensors"].sum()),
+            waited=groups.waited,
+            waits=waits,
+            is_reported=groups.over,
+            is_step=True,
+            waiting=groups.waiting,
+        )
+        self._waits, self._markers = Waits(), dict.fromkeys(self._markers, self.iteration - 1)
+        before_last_call, runs = groups.runs()
+        self._run, self._group_run = self._run + runs, self._run + before_last_call
+        self._called = not groups.waiting
+        self._pending.forget()
+        half = calls[-1, (calls.shape[1] + 1) // 2 - 1]
+        for row in rows[_EVENT][half:].tolist():
+            self._pending.add(Event(*row), self._markers, self._tensors)
         return boundaries
 
     def _establish(self, found: RecurringSet) -> None:
@@ -635,25 +813,27 @@ class CycleDetector:
         The waits of an iteration are known when the next one begins, or at `finish`. This walks calls per tensor.
         """
         boundaries: list[Boundary] = []
-        wanted = _OF_SUMS[steps["kind"]]
-        if self._library:
-            wanted &= (steps["library"] <= self._library) | (steps["library"] == LIBRARY_NCCL)
-        events = steps[_EVENT][wanted]
-        for time_ns, name, kind, library, tensors, size in events.tolist():
-            if library != self._library:
-                if self._library and library > self._library:
-                    self._underneath(library)
-                    continue
-                boundaries += self._switch(library)
-            event = Event(time_ns, name, kind, tensors, size)
-            for one in self._passes.feed(event) if library in _UNNAMED else (event,):
-                boundaries += self._steps.feed(one)
+        events = steps[_OF_SUMS[steps["kind"]]]
+        while len(events):
+            library = events["library"]
+            switches = np.flatnonzero(library < self._library) if self._library else [0]
+            until = int(switches[0]) if len(switches) else len(events)
+            boundaries += self._feed(events[:until])
+            if len(switches):
+                boundaries += self._switch(int(library[until]))
+            events = events[until:]
         return boundaries
 
-    def _underneath(self, library: int) -> None:
-        """The library that tells does its work by way of this one."""
-        if library == LIBRARY_NCCL and isinstance(self._steps, BackwardSteps):
-            self._steps.queued = True
+    def _feed(self, events: Table) -> list[Boundary]:
+        """None of them is of a library that knows more."""
+        own = events["library"] == self._library
+        if not own.all():
+            if isinstance(self._steps, BackwardSteps) and (events["library"] == LIBRARY_NCCL).any():
+                self._steps.queued = True  # the library that tells does its work by way of this one
+            events = events[own]
+        if not len(events):
+            return []
+        return self._steps.feed(self._passes.feed(events) if self._library in _UNNAMED else events)
 
     def _switch(self, library: int) -> list[Boundary]:
         """Another library has more to say; the numbers go on."""

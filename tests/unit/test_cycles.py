@@ -12,9 +12,12 @@ from netmon.dl.cycles import CycleDetector
 from netmon.dl.rank_steps import RankSteps
 from netmon.records import (
     LIBRARY_CUDA,
+    LIBRARY_GLOO,
     LIBRARY_HOROVOD,
     LIBRARY_NCCL,
     LIBRARY_REDUCER,
+    LIBRARY_XLA,
+    STEP_CALL,
     STEP_DONE,
     STEP_ENQUEUE,
     STEP_OTHER,
@@ -22,6 +25,7 @@ from netmon.records import (
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     Moment,
+    Table,
     calls_of,
 )
 
@@ -104,6 +108,56 @@ def test_training_with_all_that_belongs_to_it(chance: random.Random, waits: bool
         else:
             script.metric(103)
     script.check(pieces)
+
+
+@pytest.mark.parametrize("library", [LIBRARY_HOROVOD, LIBRARY_GLOO, LIBRARY_XLA])
+@settings(deadline=None, max_examples=20)
+@given(st.randoms(use_true_random=False))
+def test_it_does_not_matter_how_calls_arrive(library: int, chance: random.Random) -> None:
+    """Alone, or many steps at once; most steps are alike, some have more, or less, or another order."""
+    table = any_calls(chance, library)
+    pieces = np.split(table, sorted(chance.sample(range(len(table)), chance.choice((0, 1, 3, 10)))))
+    one_by_one, at_once = CycleDetector(), CycleDetector()
+    for piece in pieces:
+        told = [boundary for row in range(len(piece)) for boundary in one_by_one.feed(piece[row : row + 1])]
+        assert at_once.feed(piece) == told
+        assert (at_once.iteration, at_once.size) == (one_by_one.iteration, one_by_one.size)
+        assert (at_once.pending, at_once.handed_over) == (one_by_one.pending, one_by_one.handed_over)
+    assert at_once.finish() == one_by_one.finish()
+
+
+def any_calls(chance: random.Random, library: int) -> Table:
+    rows, now = list[tuple[int, ...]](), 1_700_000_000 * 1_000_000_000
+    names = [(chance.getrandbits(64), chance.randrange(4) << 4 | 4) for _ in range(chance.choice((1, 2, 3, 8, 20)))]
+    waits, seldom = chance.choice((0, 1, 2)), chance.choice((0, 0, 0.001, 0.01))
+    calls_first = library == LIBRARY_GLOO and chance.random() < 0.3
+
+    def call(kind: int, name: int = 0, size: int = 0) -> None:
+        nonlocal now
+        now += chance.choice((1, 20, 300)) * MICROSECOND
+        rows.append((now, name, 7, kind, library, 1, size))
+
+    def wait() -> None:
+        call(STEP_WAIT_BEGIN)
+        call(STEP_WAIT_END)
+
+    for _ in range(chance.randrange(3, 40)):
+        now += chance.choice((10, 60)) * MILLISECOND
+        for name, size in chance.sample(names, len(names)) if library == LIBRARY_HOROVOD else names:
+            if calls_first:
+                call(STEP_CALL)
+            if chance.random() >= seldom:
+                call(STEP_ENQUEUE, name, size)
+            if waits == 1:
+                wait()
+            if chance.random() < seldom:
+                other = chance.choice((STEP_OTHER, STEP_DONE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_ENQUEUE))
+                call(other, chance.choice((0, 3, chance.getrandbits(64))))
+            if chance.random() < seldom:
+                call(STEP_SIZE, name, 9 << 4 | 2)
+        for _ in range(chance.choice((1, len(names))) if waits == 2 else 0):
+            wait()
+    return calls_of(rows)
 
 
 @settings(deadline=None, max_examples=50)
