@@ -303,11 +303,13 @@ class _Calls:
 
         What goes on when the next call begins is not waited for.
         """
-        rows = self.rows[begin:end]
-        if (rows["over_ns"] == 0).any() and end >= len(self.words) and not last:
+        over = self.rows["over_ns"][begin:end]
+        if end >= len(self.words) and not last and (over == 0).any():
             return 0
-        calls = rows[rows["word"] != _BACKWARD] if (rows["word"] != _BACKWARD).any() else rows
-        return int(max(calls["over_ns"].max(), calls["time_ns"][-1]))
+        calls = np.flatnonzero(self.words[begin:end] != _BACKWARD)
+        if not len(calls):
+            return int(over.max())
+        return int(max(over[calls].max(), self.rows["time_ns"][begin + calls[-1]]))
 
     def drop(self, count: int) -> None:
         """The first ones."""
@@ -377,7 +379,9 @@ class _Cycle:
         """
         forward = self.forward if not self.pause_ns else 0
         forward_words, rest = self.words[:forward][::-1], self.words[forward:]
-        begin = self.find(calls, at, rest)
+        begin = at + forward  # mostly
+        if self.pause_ns or not np.array_equal(calls.words[at : at + self.length], self.words):
+            begin = self.find(calls, at, rest)
         while begin >= 0:
             before = calls.words[max(at, begin - forward) : begin][::-1]
             differ = np.flatnonzero(before != forward_words[: len(before)])
@@ -425,7 +429,7 @@ class _Cycle:
                 return at + begin, at + end
         return None
 
-    @property
+    @cached_property
     def forward(self) -> int:
         """So many calls come before the first backward pass; 0: there is none."""
         passes = np.flatnonzero(self.words == _BACKWARD)
