@@ -58,7 +58,7 @@ _Numbers = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 _Indices = npt.NDArray[np.intp]
 
-_FEW = 4  # tensors: so many metrics may be reduced together, again and again
+_FEW, _LARGE = 4, 1 << 20  # tensors, bytes: so many metrics may be reduced together, again and again
 _TIMES_MANY, _TIMES_FEW = 3, 16  # a name must come, for its set to be looked at: where not most others have come twice
 _MOST_PENDING_EVENTS = 50_000
 _WALKS, _WALKS_AT_ONCE = 8, 4_000_000  # events that may be looked at again for each that comes; and at first
@@ -123,7 +123,9 @@ class PendingEvents:
         elif names := self._recurring(event.name):
             calls = self._numbered_calls(names)
             tensors = sum({call.name: call.tensors for call, _ in calls}.values())
-            least = _FEW if self._calls[event.name] < _TIMES_FEW else 1
+            size = sum({call.name: gradient_size(call.size).bytes for call, _ in calls}.values())
+            surely = _TIMES_MANY if size >= _LARGE else _TIMES_FEW
+            least = _FEW if self._calls[event.name] < surely else 1
             if known and not names & set(known):
                 least = max(_FEW, known_tensors // 2)
             if tensors >= least:

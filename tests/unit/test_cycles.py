@@ -245,6 +245,20 @@ def test_a_model_of_one_tensor_is_found_in_the_end() -> None:
     script.check()
 
 
+@pytest.mark.parametrize(("values", "steps"), [(1 << 17, 3), (1 << 16, 16)])
+def test_a_few_large_sums_are_a_step_when_they_come_for_the_third_time(values: int, steps: int) -> None:
+    """Metrics are smaller than 1 MiB together."""
+    for repeated in (steps - 1, steps):
+        rows = [
+            (step * 100 * MILLISECOND + number * MICROSECOND, number, 7, STEP_ENQUEUE, LIBRARY_NCCL, 1, values << 4 | 4)
+            for step in range(1, repeated + 1)
+            for number in (101, 102)
+        ]
+        found = CycleDetector().feed(calls_of(rows))
+        told = [number for number, moment, _ in found if moment is Moment.FIRST_ENQUEUE]
+        assert told == list(range(steps if repeated == steps else 0))
+
+
 def test_metrics_alone_are_no_steps() -> None:
     script = Script()
     for _ in range(15):

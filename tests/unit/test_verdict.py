@@ -314,6 +314,20 @@ def test_a_slow_link_that_nobody_shares():
     assert verdict.slow_link_ns == pytest.approx(150 * MS, rel=0.02)
 
 
+@pytest.mark.parametrize("late_ms", [30, 80, 200])
+def test_the_link_of_a_rank_that_did_something_else_for_longer_is_not_accused(late_ms):
+    """It sends more slowly by that, too; somebody else's being late says nothing of it."""
+    run = Run()
+    run.paces = [0.4] * (TRANSFER * CELLS * 5 // 2)
+    slow = run.judged().rank
+    run.late[slow] = late_ms
+    found = run.judged()
+    assert found.network == (late_ms < 150 / 2)
+    assert found.slow_link_ns == (pytest.approx(150 * MS, rel=0.02) if found.network else 0)
+    run.late = {rank: late_ms * (rank != slow) for rank in range(RANKS)}
+    assert run.judged().slow_link_ns == pytest.approx(150 * MS, rel=0.02)
+
+
 def test_a_link_that_is_slow_for_a_while_answers_for_that_while():
     run = Run()
     run.paces = [1.0] * (20 * CELLS) + [0.2] * (125 * CELLS) + [1.0] * (55 * CELLS)

@@ -127,8 +127,12 @@ def _at(verdict: Verdict, link: Link, one: Judged, steps: Steps) -> Verdict:
 
 
 def _rank_at(table: Matrix, row: int, steps: Steps, host: str) -> int:
-    there = [int(table.rank[c]) for c, h in enumerate(table.host[row].tolist()) if h >= 0 and steps.hosts[h] == host]
+    there = _ranks_at(table, row, steps, host)
     return there[0] if len(there) == 1 else -1
+
+
+def _ranks_at(table: Matrix, row: int, steps: Steps, host: str) -> list[int]:
+    return [int(table.rank[c]) for c, h in enumerate(table.host[row].tolist()) if h >= 0 and steps.hosts[h] == host]
 
 
 # --- judge
@@ -404,6 +408,10 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, phases: Phases) -> Verdi
         shares["pause"] += silent
     shares |= {share: sum(of_rank.values()) for share, of_rank in kept_of.items()}
     _busy_meanwhile(phases, excess - sum(shares.values()) - sum(late_of.values()), late_of)
+    if blamed and blamed.links and one.seen:
+        there = _ranks_at(one.table, one.row, steps, one.seen.links[blamed.links[0]].host)
+        if sum(late_of.get(rank, 0.0) for rank in there) >= _MOSTLY * shares["slow_link"]:
+            shares["slow_link"] = 0.0  # whoever does something else for longer sends more slowly, too
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
     return conclude(verdict, shares, {"late": late_of, **kept_of}, blamed, noise_ns, one, steps)
