@@ -147,9 +147,10 @@ def verdicts(
 def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
     """The verdict on an iteration of each job that has it, and where each rank's time went. Raises DataError."""
     for verdict in verdicts(data, job, iteration):
-        at_its_end = verdict.end_ns, verdict.end_ns + 1
-        for run in (run for _, rows in _in_spans(data, verdict.job, at_its_end) for run in _runs(rows)):
-            if ((run["iteration"] == iteration) & (run["end_ns"] == verdict.end_ns)).any():
+        span = verdict.start_ns, verdict.end_ns
+        for run in (run for _, rows in _in_spans(data, verdict.job, span) for run in _runs(rows)):
+            meanwhile = (run["start_ns"] < verdict.end_ns) & (run["end_ns"] > verdict.start_ns)
+            if (meanwhile & (run["iteration"] == iteration)).any():
                 steps = _steps_with_waits(data, verdict.job, run)
                 link_totals = with_evidence(data, verdict.job, run, wanted_times(matrix(steps), [iteration]))
                 yield verdict, rank_times(verdict.job, steps, link_totals, verdict)

@@ -274,6 +274,23 @@ def plain_steps(count: int, exposed_ms: Callable[[int], int] = lambda _: -1) -> 
     )
 
 
+def test_a_pause_is_in_the_same_iteration_of_a_rank_that_alone_is_seen_to_wait():
+    """Rank 1 waits for its GPU in each step, and by that its iterations end before the pauses that come after steps."""
+    begun = BEGIN + np.cumsum([0] + [400 * MS if step == SLOW else 100 * MS for step in range(21)])
+    over, rows = begun + 80 * MS, []
+    for step in range(1, 20):
+        rows.append((step, 0, begun[step], begun[step + 1], begun[step], 0, -1, 0))
+        rows.append((step, 1, over[step - 1], over[step], begun[step], over[step], 50 * MS, 0))
+    host = np.array([row[1] for row in rows])
+    steps = Steps(*np.array(rows).T, shared=host < 0, host=host, hosts=["h0", "h1"], size=2)
+    table = matrix(steps)
+    took = (table.duration[:-1] / MS).round().astype(int)
+    assert took.tolist() == [2 * [400 if step == SLOW else 100] for step in range(1, 19)]
+    assert np.isnan(table.duration[-1, 1])  # where it ends is not known yet
+    verdict = verdict_on(judge_input("resnet", table, no_link_totals(), SLOW), steps)
+    assert (verdict.cause, verdict.excess_ns) == (Cause.UNKNOWN, 300 * MS)
+
+
 @pytest.mark.parametrize(("confidence", "told"), [(0.6, True), (0.4, False)])
 def test_lost_packets_that_explain_little_are_not_told_of(confidence, told):
     steps = plain_steps(20)

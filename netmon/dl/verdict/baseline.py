@@ -17,6 +17,8 @@ import numpy.typing as npt
 from netmon.dl.verdict.evidence import Steps
 from netmon.views import JobView
 
+_SAME_NS = 1_000_000  # two times of one moment may differ by the clocks' comparison
+
 FEWEST = 5
 """Iterations from which on there is a baseline."""
 
@@ -187,15 +189,33 @@ def matrix(steps: Steps) -> Matrix:
     shared = np.zeros(shape, np.bool_)
     shared[row, column] = steps.shared[kept]
     waited_ns = np.full(len(steps.number), -1) if steps.waited_ns is None else steps.waited_ns
+    comm_start = filled(steps.comm_start_ns - base, steps.comm_start_ns > 0)
+    comm_end = filled(steps.comm_end_ns - base, steps.comm_end_ns > 0)
+    start, end = filled(steps.start_ns - base), filled(steps.end_ns - base)
+    following = np.full(shape, np.nan)
+    following[:-1] = np.where(numbers[1:, None] == numbers[:-1, None] + 1, comm_start[1:], np.nan)
+    alone = _wait_alone(start, end, comm_start, comm_end)
     return Matrix(
-        *(base, numbers, ranks, host, filled(steps.start_ns - base), filled(steps.end_ns - base)),
-        comm_start=filled(steps.comm_start_ns - base, steps.comm_start_ns > 0),
-        comm_end=filled(steps.comm_end_ns - base, steps.comm_end_ns > 0),
-        exposed=filled(steps.exposed_ns, steps.exposed_ns >= 0),
+        *(base, numbers, ranks, host, np.where(alone, comm_start, start), np.where(alone, following, end)),
+        comm_start=comm_start,
+        comm_end=np.where(alone, np.nan, comm_end),
+        exposed=np.where(alone, np.nan, filled(steps.exposed_ns, steps.exposed_ns >= 0)),
         error=filled(steps.error_ns),
         shared=shared,
-        waited=filled(waited_ns, waited_ns >= 0),
+        waited=np.where(alone, np.nan, filled(waited_ns, waited_ns >= 0)),
     )
+
+
+def _wait_alone(start: _Floats, end: _Floats, comm_start: _Floats, comm_end: _Floats) -> npt.NDArray[np.bool_]:
+    """Which ranks are seen to wait for their GPUs in an iteration in which others are not, as one that prints the loss.
+
+    By its waits an iteration begins and ends at other moments than by first enqueues, so that a pause between two steps
+    would be in one iteration of some ranks and in the next one of the others. So first enqueues count for all.
+    """
+    by_wait = np.abs(end - comm_end) < _SAME_NS
+    by_enqueue = np.isnan(comm_end) & (np.abs(start - comm_start) < _SAME_NS)
+    found: npt.NDArray[np.bool_] = by_wait & (by_wait.any(axis=1) & by_enqueue.any(axis=1))[:, None]
+    return found
 
 
 def baseline_rows(of: Durations, row: int) -> npt.NDArray[np.intp]:
