@@ -147,8 +147,9 @@ def verdicts(
 def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
     """The verdict on an iteration of each job that has it, and where each rank's time went. Raises DataError."""
     for verdict in verdicts(data, job, iteration):
-        span = verdict.start_ns, verdict.end_ns
-        for run in (run for _, rows in _in_spans(data, verdict.job, span) for run in _runs(rows)):
+        pieces = _in_spans(data, verdict.job, (verdict.end_ns, verdict.end_ns + 1))
+        own = (rows for span_ns, rows in pieces if span_ns[0] <= verdict.end_ns < span_ns[1])
+        for run in (run for rows in own for run in _runs(rows)):
             meanwhile = (run["start_ns"] < verdict.end_ns) & (run["end_ns"] > verdict.start_ns)
             if (meanwhile & (run["iteration"] == iteration)).any():
                 steps = _steps_with_waits(data, verdict.job, run)

@@ -168,3 +168,13 @@ def test_what_was_not_read_in_time_is_tried_again_but_not_for_ever() -> None:
     assert tries == 5
     assert process.settled == {"libtorch_cpu.so": None}
     assert len(probes.warnings()) == 5
+
+
+def test_that_a_library_has_to_wait_for_others_of_its_user_is_said_once() -> None:
+    probes, library = Uprobes({}, ()), MappedLibrary("/usr/lib/libcudart.so.12", 2, [])
+    probes.spend(0, 60_000_000_000)
+    for _ in range(3):
+        probes._wanted[1, 2] = _Wanted(1, 0, library, (1, 2, 3, 4), os.open(os.devnull, os.O_RDONLY))
+        assert probes._read_and_attach() == []
+    (said,) = probes.warnings()
+    assert said.startswith("cannot probe /usr/lib/libcudart.so.12: ") and said.endswith("it is read later")

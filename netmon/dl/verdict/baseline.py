@@ -214,7 +214,7 @@ def _wait_alone(start: _Floats, end: _Floats, comm_start: _Floats, comm_end: _Fl
     """
     by_wait = np.abs(end - comm_end) < _SAME_NS
     by_enqueue = np.isnan(comm_end) & (np.abs(start - comm_start) < _SAME_NS)
-    found: npt.NDArray[np.bool_] = by_wait & by_wait.any(axis=1, keepdims=True) & by_enqueue.any(axis=1, keepdims=True)
+    found: npt.NDArray[np.bool_] = by_wait & by_enqueue.any(axis=1, keepdims=True)
     return found
 
 

@@ -265,7 +265,7 @@ _EAGER_LOOKS = 100  # at a new process, which imports its libraries one after th
 _LOOK_NS = 10_000_000  # at processes' maps; who was not looked at comes first the next time
 _WAIT_S = 0.5  # for libraries to be read; what takes longer is attached to later
 _OPEN_S = 0.2  # to open a library; what takes longer is on a file system that does not answer
-_READING_SHARE, _READING_BURST_NS = 0.01, 5_000_000_000  # of a core, for one user's libraries; a job has five
+_READING_SHARE, _READING_BURST_NS = 0.01, 5_000_000_000  # of a core, for one user's libraries
 _MOST_FILES, _MOST_OF_USER = 192, 48  # probed at a time
 _MOST_REFUSED = 4096  # files that are remembered as such
 _AGAIN_S, _MOST_TRIES = 30.0, 5  # after what could not be read in time is tried again, twice as long each time
@@ -325,6 +325,7 @@ class Uprobes:
         self._slow: dict[tuple[int, ...], tuple[int, float]] = {}  # how often it was tried, and from when on it may be
         self._wanted: dict[_File, _Wanted] = {}  # in one call of `follow`, but for the one that is being read
         self._limiters: dict[int, TimeLimiter] = {}  # by user
+        self._held_back: set[int] = set()  # users one of whose libraries is to be read later
         self._calls = 0
         self._opening = StallingCalls(_OPEN_S)
         self._most_probes = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
@@ -485,7 +486,13 @@ class Uprobes:
         return added
 
     def _begin_reading(self, wanted: _Wanted) -> bool:
-        if self._limiter(wanted.uid).allows() and self._make_room(wanted.uid):
+        if not self._limiter(wanted.uid).allows():
+            if wanted.uid not in self._held_back:
+                self._warn(wanted.library.path, "its user's libraries took long to be read; it is read later")
+            self._held_back.add(wanted.uid)
+            return False
+        self._held_back.discard(wanted.uid)
+        if self._make_room(wanted.uid):
             symbols = dict.fromkeys(probe.symbol for probe in self._probes_on(wanted.library))
             wanted.reading = Reading(wanted.descriptor, [*symbols])
         return wanted.reading is not None
@@ -568,7 +575,9 @@ class Uprobes:
         limiter = self._limiters.pop(uid, None) or TimeLimiter(_READING_SHARE, _READING_BURST_NS)
         self._limiters[uid] = limiter
         if len(self._limiters) > _MOST_LIMITERS:
-            del self._limiters[next(iter(self._limiters))]
+            gone = next(iter(self._limiters))
+            del self._limiters[gone]
+            self._held_back.discard(gone)
         return limiter
 
     def _warn(self, path: str, reason: str) -> None:
