@@ -177,4 +177,5 @@ def test_that_a_library_has_to_wait_for_others_of_its_user_is_said_once() -> Non
         probes._wanted[1, 2] = _Wanted(1, 0, library, (1, 2, 3, 4), os.open(os.devnull, os.O_RDONLY))
         assert probes._read_and_attach() == []
     (said,) = probes.warnings()
-    assert said.startswith("cannot probe /usr/lib/libcudart.so.12: ") and said.endswith("it is read later")
+    of_library, of_user = "cannot probe /usr/lib/libcudart.so.12", "its user's libraries took long to be read"
+    assert said == f"{of_library}: {of_user}; it is read later"
