@@ -9,9 +9,9 @@ gets its true beginning. A set that changes in the middle of training is learned
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +74,11 @@ class Event(NamedTuple):
     size: int = 0
 
 
+def _events(table: Table) -> Iterator[Event]:
+    """table: dtype STEP."""
+    return starmap(Event, table[["time_ns", "name_hash", "kind", "tensors", "size"]].tolist())
+
+
 @dataclass(frozen=True)
 class RecurringSet:
     """The names that each step has once."""
@@ -122,8 +127,8 @@ class PendingEvents:
             self.forget()
         elif names := self._recurring(event.name):
             calls = self._numbered_calls(names)
-            tensors = sum({call.name: call.tensors for call, _ in calls}.values())
-            size = sum({call.name: gradient_size(call.size).bytes for call, _ in calls}.values())
+            latest = {call.name: call for call, _ in calls}.values()
+            tensors, size = sum(call.tensors for call in latest), sum(gradient_size(call.size).bytes for call in latest)
             surely = _TIMES_MANY if size >= _LARGE else _TIMES_FEW
             least = _FEW if self._calls[event.name] < surely else 1
             if known and not names & set(known):
@@ -260,15 +265,15 @@ class Passes:
 
     def _sized(self, table: Table) -> Table:
         """Each size at the call that it belongs to: the first one that has none."""
-        if len(self._pending) or (table["kind"] == STEP_CALL).any():
-            table = joined([self._pending, table])
-        calls = np.flatnonzero(table["kind"] == STEP_CALL)
+        table = joined([self._pending, table]) if len(self._pending) else table
+        called = table["kind"] == STEP_CALL
+        calls = np.flatnonzero(called)
         if not len(calls):
             return table
-        called, told = table["kind"] == STEP_CALL, np.isin(table["kind"], (STEP_ENQUEUE, STEP_OTHER))
-        without = np.cumsum(called.astype(np.int64) - told)
+        has_size = np.isin(table["kind"], (STEP_ENQUEUE, STEP_OTHER))
+        without = np.cumsum(called.astype(np.int64) - has_size)
         without -= np.minimum(np.minimum.accumulate(without), 0)
-        sizes = np.flatnonzero(told & (np.append(0, without[:-1]) > 0))
+        sizes = np.flatnonzero(has_size & (np.append(0, without[:-1]) > 0))
         calls, unsized = calls[: len(sizes)], calls[len(sizes) :]
         sized = table.copy()
         sized[calls] = table[sizes]
@@ -350,7 +355,6 @@ Boundary = tuple[int, Moment, int]
 
 _OF_SUMS = np.zeros(256, np.bool_)  # by kind
 _OF_SUMS[[STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_CALL, STEP_SIZE]] = True
-_EVENT = ["time_ns", "name_hash", "kind", "tensors", "size"]  # of dtype STEP
 _QUEUES = (LIBRARY_REDUCER, LIBRARY_NCCL)  # for a GPU, or may
 _UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO, LIBRARY_XLA)  # they report the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
@@ -425,7 +429,7 @@ class BackwardSteps:
 
     def feed(self, table: Table) -> list[Boundary]:
         """table: dtype STEP → the boundaries that are known now."""
-        return [boundary for row in table[_EVENT].tolist() for boundary in self._feed(Event(*row))]
+        return [boundary for event in _events(table) for boundary in self._feed(event)]
 
     def _feed(self, event: Event) -> list[Boundary]:
         time_ns, name, kind, _, size = event
@@ -509,7 +513,7 @@ class _SameGroups:
         return len(starts(after[begins < self.calls[-1, -1]])), len(starts(after))
 
 
-def _same_groups(table: Table, calls: _Indices, markers: int, one_run: bool) -> _SameGroups | None:
+def _leading_groups(table: Table, calls: _Indices, markers: int, one_run: bool) -> _SameGroups | None:
     """Those with which a table begins, up to where another group does.
 
     calls: the rows of markers; one_run: no wait begins between those of a group.
@@ -587,8 +591,7 @@ class NamedSteps:
         return boundaries + self._feed_one_by_one(table[until:])
 
     def _feed_one_by_one(self, table: Table) -> list[Boundary]:
-        rows = table[_EVENT].tolist()
-        return [boundary for row in rows for boundary in self._feed(Event(*row))]
+        return [boundary for event in _events(table) for boundary in self._feed(event)]
 
     def _feed(self, event: Event) -> list[Boundary]:
         self._resized |= self._sizes.learn(event.name, event.size)
@@ -613,7 +616,7 @@ class NamedSteps:
         found: _Flags = (table["kind"] == STEP_ENQUEUE) & np.isin(table["name_hash"], markers)
         return found
 
-    def _same_groups(self, table: Table) -> "_SameGroups | None":
+    def _same_groups(self, table: Table) -> _SameGroups | None:
         """Those with which it begins, up to where another one does, if this group is whole."""
         group, markers = self._group, len(self._markers)
         whole = group.is_step and len(group.seen) == self._expected == markers
@@ -622,9 +625,9 @@ class NamedSteps:
         calls = np.flatnonzero(self._are_markers(table))
         if calls[0] or len(calls) <= markers:
             return None
-        return _same_groups(table, calls, markers, self._one_run)
+        return _leading_groups(table, calls, markers, self._one_run)
 
-    def _repeat(self, groups: "_SameGroups") -> list[Boundary]:
+    def _repeat(self, groups: _SameGroups) -> list[Boundary]:
         """As feeding their rows one by one does."""
         rows, calls = groups.rows, groups.calls
         for name, size in rows[["name_hash", "size"]][calls[0]].tolist():
@@ -652,8 +655,8 @@ class NamedSteps:
         self._called = not groups.waiting
         self._pending.forget()
         half = calls[-1, (calls.shape[1] + 1) // 2 - 1]
-        for row in rows[_EVENT][half:].tolist():
-            self._pending.add(Event(*row), self._markers, self._tensors)
+        for event in _events(rows[half:]):
+            self._pending.add(event, self._markers, self._tensors)
         return boundaries
 
     def _establish(self, found: RecurringSet) -> None:
@@ -812,7 +815,7 @@ class CycleDetector:
     def feed(self, steps: Table) -> list[Boundary]:
         """steps: dtype STEP, of one process → the boundaries that are known now. Of sums: other calls are passed over.
 
-        The waits of an iteration are known when the next one begins, or at `finish`. This walks calls per tensor.
+        The waits of an iteration are known when the next one begins, or at `finish`.
         """
         boundaries: list[Boundary] = []
         events = steps[_OF_SUMS[steps["kind"]]]

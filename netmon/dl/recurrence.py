@@ -524,7 +524,7 @@ def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
         if two.all():
             longer = _where_idle(longer, idle, _balanced(calls, run))
         shift = int(longer.argmax())
-        if not cold and not calls.rows["way"][whole].any():  # what a backward pass is followed by is of the same step
+        if not cold and not rows["way"].any():  # what a backward pass is followed by is of the same step
             before = np.flatnonzero(np.roll(words, -shift)[::-1] != _BACKWARD)
             shift -= int(before[0]) if len(before) else 0
     return _Cycle(np.roll(words, -shift))
