@@ -237,6 +237,31 @@ def test_what_is_sent_again_for_long_is_no_measure_of_itself():
     assert not sent_again(replace(told, usual=np.ones(30, bool)), BEGIN + 17_000 * MS, BEGIN + 18_000 * MS)
 
 
+def test_a_connection_with_few_other_rows_is_compared_with_all_of_the_job():
+    """An all-to-all that always loses 1 %, and now and then 3: of one connection there is only the row in question."""
+    rows = [(10_000_000, 300_000 if second % 5 == 0 else 100_000, 500, 0) for second in range(20)]
+    rows += [(10_000_000, 300_000, 500, 0), (10_000_000, 900_000, 500, 0)]
+    table = said(*rows)
+    table["of"][20:], table["start_ns"][20:], table["end_ns"][20:] = [1, 2], table["start_ns"][17], table["end_ns"][17]
+    count = len(rows)
+    told = Connections(table, table["of"], np.ones(count, int), np.zeros(count, bool), np.ones(count, bool))
+    assert sent_again(told, BEGIN + 17_000 * MS, BEGIN + 18_000 * MS) == {2: pytest.approx(900_000)}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_where_tcp_says_that_it_lost_what_it_always_loses_nobody_is_accused_of_lost_packets(known):
+    run = Run()
+    run.usual_paces = ([1.0] * 10 * CELLS + [0.0] * 6 * CELLS) * 10
+    run.paces = ([1.0] * 2 * CELLS + [0.15] * 20 * CELLS + [1.0] * 5 * CELLS + [0.0] * 6 * CELLS) * 10
+    run.dropped = dict.fromkeys(range(0, 330 * CELLS, 33 * CELLS), 2896)
+    if known:
+        run.said = said(*[(20_000_000, 200_000, 300, 0)] * 30)
+        run.said["start_ns"] -= 300 * MS
+        run.said["end_ns"] -= 300 * MS
+    verdict = run.judged()
+    assert (verdict.cause == Cause.LOSS) == (verdict.loss_ns > 0) == (not known)
+
+
 @pytest.mark.parametrize(("dropped", "loss"), [(0, False), (20_000, True)])
 def test_what_is_under_way_when_the_iteration_ends_is_not_lost(dropped, loss):
     """TCP's row is longer than an iteration: what it sent again may have been lost in the next one."""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.baseline import median
-from netmon.dl.verdict.connections import sent_again, who_waited
+from netmon.dl.verdict.connections import known_throughout, sent_again, who_waited
 from netmon.dl.verdict.evidence import CELL_NS, Link
 from netmon.dl.verdict.phases import Blamed, Culprit, Judged, Phases
 from netmon.dl.verdict.window import OWN_TRANSFER, UNCLASSIFIED, Window, around, around_each
@@ -553,9 +553,11 @@ def blame_shares(one: Judged, phases: Phases, transfer: float) -> tuple[dict[str
             parts["slow_link"] = min(found[1], unclear)  # packets that take long leave gaps, too
             links = [found[0]]
         elif lost > 0:
-            parts["loss"] = lost
-            again = sent_again(seen.said, phases.left[0] if left else phases.since_ns, phases.until_ns)
-            links = [lossy] if (lossy := lossy_link(seen, judged.waits, again)) is not None else []
+            span = (phases.left[0] if left else phases.since_ns, phases.until_ns)
+            again = sent_again(seen.said, *span)
+            if again or judged.waits or not known_throughout(seen.said, *span):  # else TCP lost what it always loses
+                parts["loss"] = lost
+                links = [lossy] if (lossy := lossy_link(seen, judged.waits, again)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())
     if total > transfer:

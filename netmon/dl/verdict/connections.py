@@ -43,6 +43,8 @@ _CLEAR, _CLEAR_PART = 2.0, 1.0  # standard deviations; of a row of which the sil
 _PART = 0.2
 _SELDOM = 0.1  # of the other rows
 _BEYOND = 5.0  # times the baseline
+_COVERED = 0.9  # of a time
+_FEWEST_SHARES = 10  # of which one in ten is more than the others
 _MOSTLY, _NOT_MERELY = 0.9, 2.0  # of the other rows; times what these show at the most
 
 
@@ -131,10 +133,20 @@ def who_waited(connections: Connections, begin_ns: float, end_ns: float, resumed
     return found
 
 
+def known_throughout(connections: Connections, begin_ns: float, end_ns: float) -> bool:
+    """Whether each connection that carries gradients has rows for all of a time, with what was sent again."""
+    said = connections.gradients
+    overlap = np.minimum(said["end_ns"], end_ns) - np.maximum(said["start_ns"], begin_ns)
+    there = (said["again_bytes"] >= 0) & (overlap > 0)
+    covered = np.bincount(said["of"][there], weights=overlap[there], minlength=int(said["of"].max(initial=-1)) + 1)
+    return bool(there.any() and (covered[np.unique(said["of"])] >= _COVERED * (end_ns - begin_ns)).all())
+
+
 def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict[int, float]:
     """Ranks that clearly sent more again in a time than in the baseline, and than now and then, and how much (bytes).
 
     Where a sender only believes that something was lost, it is little. A row counts by the part of it in that time.
+    Where a connection has too few other rows to say what comes now and then, all of the job's say it.
     """
     said, found = connections.gradients, dict[int, float]()
     rank, usual = (each[~connections.control] for each in (connections.rank, connections.usual))
@@ -143,6 +155,8 @@ def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict
     for of in np.unique(said["of"][inside]).tolist():
         own = said["of"] == of
         others = share[own & ~inside & usual]
+        if len(others) < _FEWEST_SHARES:
+            others = share[~inside & usual]
         baseline, now_and_then = (median(others), float(np.quantile(others, _MOSTLY))) if len(others) else (0.0, 0.0)
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
         if (share[most] > max(_LOSSY, _BEYOND * baseline, _NOT_MERELY * now_and_then)).any():
