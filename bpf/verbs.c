@@ -34,6 +34,8 @@ BPF_TABLE("array", u32, u64, verbs_uncounted, NETMON_UNCOUNTED);
 #define GID 56
 #define LID 80
 
+#define ATOMIC_BYTES 8
+
 #define STATE_GIVEN 1
 #define PATH_GIVEN (1 << 7)
 #define DESTINATION_GIVEN (1 << 20)
@@ -61,7 +63,9 @@ enum function {
 	WR_SET_SGE_LIST,
 	WR_START, /* and the next: a list begins, and is posted */
 	WR_COMPLETE,
-	WR_ABORT, /* it is given up */
+	WR_ABORT,	 /* it is given up */
+	WR_ATOMIC_WRITE, /* and the next: of rdma-core 44 and later; before, the provider's own data stand there */
+	WR_FLUSH,
 	WR_FUNCTIONS
 };
 
@@ -229,8 +233,9 @@ int verbs_modify(struct pt_regs *ctx)
 static __always_inline u32 kind_of(u32 opcode)
 {
 	switch (opcode) {
-	case 0: /* RDMA write, with immediate data */
+	case 0: /* RDMA write, with immediate data, atomic */
 	case 1:
+	case 15:
 		return NETMON_POSTED_WRITE;
 	case 2: /* send, with immediate data, with invalidation, segmented */
 	case 3:
@@ -375,16 +380,19 @@ int verbs_build(struct pt_regs *ctx)
 			lock_xadd(&queue->unread, 1);
 		return 0;
 	}
-	if (function <= WR_SEND_TSO) {
-		kind = function < WR_RDMA_READ	  ? NETMON_POSTED_OTHER
-		       : function == WR_RDMA_READ ? NETMON_POSTED_READ
-		       : function < WR_SEND	  ? NETMON_POSTED_WRITE
-						  : NETMON_POSTED_SEND;
+	if (function <= WR_SEND_TSO || function >= WR_ATOMIC_WRITE) {
+		if (function == WR_ATOMIC_WRITE)
+			bytes = ATOMIC_BYTES;
+		kind = function < WR_RDMA_READ || function == WR_FLUSH	   ? NETMON_POSTED_OTHER
+		       : function == WR_RDMA_READ			   ? NETMON_POSTED_READ
+		       : function < WR_SEND || function == WR_ATOMIC_WRITE ? NETMON_POSTED_WRITE
+									   : NETMON_POSTED_SEND;
 		if (queue) {
 			queue->building = kind;
-			count(queue, kind, 0, 1);
+			count(queue, kind, bytes, 1);
 		} else {
 			miss(NETMON_UNCOUNTED_REQUESTS, 1);
+			miss(NETMON_UNCOUNTED_BYTES, bytes);
 		}
 		return 0;
 	}

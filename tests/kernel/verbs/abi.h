@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 enum { WRITE, WRITE_WITH_IMM, SEND, SEND_WITH_IMM, READ, COMPARE_AND_SWAP, FETCH_AND_ADD, LOCAL_INVALIDATE };
+enum { FLUSH = 14, ATOMIC_WRITE };
 enum { RESET, INIT, READY_TO_RECEIVE, READY_TO_SEND };
 enum { STATE = 1, PATH = 1 << 7, DESTINATION = 1 << 20, INLINE = 8 };
 
@@ -90,6 +91,8 @@ struct ibv_qp {
 	void (*wr_start)(struct ibv_qp *);
 	int (*wr_complete)(struct ibv_qp *);
 	void (*wr_abort)(struct ibv_qp *);
+	void (*wr_atomic_write)(struct ibv_qp *, uint32_t, uint64_t, const void *);
+	void (*wr_flush)(struct ibv_qp *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
 	/* The stand-in's own: what is being built, and its connections, of which what is sent and written goes out by the
 	 * one, what is read by the other. */
 	int requests, opcodes[8];

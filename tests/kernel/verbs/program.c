@@ -30,7 +30,7 @@
 
 static struct ibv_device device = {.node_type = 1, .name = "standin0", .dev_name = "uverbs0"};
 static const char *const kinds[KINDS] = {"send", "write", "read", "other"};
-static const int kind_of[] = {1, 1, 0, 0, 2, 3, 3, 3};
+static const int kind_of[] = {1, 1, 0, 0, 2, 3, 3, 3, [FLUSH] = 3, [ATOMIC_WRITE] = 1};
 
 static _Noreturn void fail(const char *what)
 {
@@ -202,6 +202,12 @@ static int build(struct ibv_qp *pair, const struct ibv_send_wr *request)
 		case LOCAL_INVALIDATE:
 			pair->wr_local_inv(pair, 1);
 			break;
+		case FLUSH:
+			pair->wr_flush(pair, 1, 2, 1000, 1, 0);
+			break;
+		case ATOMIC_WRITE:
+			pair->wr_atomic_write(pair, 1, 2, parts);
+			continue;
 		}
 		for (part = 0; part < request->num_sge; part++) {
 			buffers[part].addr = (void *)parts[part].addr;
@@ -246,10 +252,12 @@ static int post(int builds, const char *address, int port, int pairs, int calls,
 		for (request = 0; request < requests; request++) {
 			struct ibv_send_wr *one = &list[request];
 
-			one->opcode = drawn(&seed) % 8;
-			one->num_sge = one->opcode == LOCAL_INVALIDATE ? 0
-				       : one->opcode > READ	       ? 1
-								       : 1 + drawn(&seed) % 8;
+			one->opcode = drawn(&seed) % 10;
+			if (one->opcode > LOCAL_INVALIDATE)
+				one->opcode += FLUSH - LOCAL_INVALIDATE - 1;
+			one->num_sge = one->opcode == LOCAL_INVALIDATE || one->opcode == FLUSH ? 0
+				       : one->opcode > READ				       ? 1
+											       : 1 + drawn(&seed) % 8;
 			one->send_flags = one->opcode < READ && drawn(&seed) % 4 == 0 ? INLINE : 0;
 			one->sg_list = parts[request];
 			one->next = request + 1 < requests ? &list[request + 1] : NULL;

@@ -26,7 +26,7 @@ static int transfer(struct ibv_qp *pair, int opcode, uint64_t length)
 	if (opcode == READ)
 		return send(pair->in, &length, sizeof(length), MSG_NOSIGNAL) != sizeof(length) ||
 		       move(pair->in, length, 0);
-	return opcode < READ ? move(pair->out, length, 1) : 0;
+	return opcode < READ || opcode == ATOMIC_WRITE ? move(pair->out, length, 1) : 0;
 }
 
 static int standin_post_send(struct ibv_qp *pair, struct ibv_send_wr *request, struct ibv_send_wr **bad)
@@ -71,12 +71,19 @@ static __attribute__((noinline)) void add(struct ibv_qp *pair, uint64_t length)
 
 BEGINS(wr_atomic_cmp_swp, COMPARE_AND_SWAP, uint32_t key, uint64_t address, uint64_t compare, uint64_t swap)
 BEGINS(wr_atomic_fetch_add, FETCH_AND_ADD, uint32_t key, uint64_t address, uint64_t value)
+BEGINS(wr_flush, FLUSH, uint32_t key, uint64_t address, size_t length, uint8_t type, uint8_t level)
 BEGINS(wr_local_inv, LOCAL_INVALIDATE, uint32_t key)
 BEGINS(wr_rdma_read, READ, uint32_t key, uint64_t address)
 BEGINS(wr_rdma_write, WRITE, uint32_t key, uint64_t address)
 BEGINS(wr_rdma_write_imm, WRITE_WITH_IMM, uint32_t key, uint64_t address, uint32_t data)
 BEGINS(wr_send, SEND)
 BEGINS(wr_send_imm, SEND_WITH_IMM, uint32_t data)
+
+static void standin_wr_atomic_write(struct ibv_qp *pair, uint32_t key, uint64_t address, const void *word)
+{
+	begin(pair, ATOMIC_WRITE);
+	add(pair, 8);
+}
 
 static void standin_wr_set_inline_data(struct ibv_qp *pair, void *address, size_t length)
 {
@@ -136,6 +143,8 @@ static void standin_create_qp(struct ibv_qp *pair)
 	pair->wr_start = standin_wr_start;
 	pair->wr_complete = standin_wr_complete;
 	pair->wr_abort = standin_wr_abort;
+	pair->wr_atomic_write = standin_wr_atomic_write;
+	pair->wr_flush = standin_wr_flush;
 }
 
 /* Called all the time by whoever polls: no post_send. */
