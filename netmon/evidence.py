@@ -44,6 +44,7 @@ _CONNECTION = {
     "end_ns": "end",
     "sent_bytes": "payload that TCP handed down, retransmissions included",  # and what the own queue refused
     "retransmitted_bytes": "of that, payload sent again",
+    "timeouts": "times that its timer ran out without an acknowledgement (from Linux 6.7)",
     "out_of_order_packets": "received out of order",
     "ecn_marked_packets": "sent packets that the receiver reports as marked; null if the ends do not speak ECN",
     "rtt_ns": "smoothed round-trip time, at the end",

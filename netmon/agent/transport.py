@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from netmon.agent.flow_owners import distinct_ids, local_end
 from netmon.evidence import TRANSPORT, UNKNOWN
-from netmon.kernel.sock_diag import ECN, RTT_UNKNOWN, TCP_INFO, Endpoint, TcpInfo
+from netmon.kernel.sock_diag import ECN, RTT_UNKNOWN, TCP_INFO, TIMEOUTS_UNKNOWN, Endpoint, TcpInfo
 from netmon.rate_limiter import TimeLimiter
 from netmon.records import Direction, Flow, Table, empty
 
@@ -159,6 +159,9 @@ class TransportLooks:
         rows[:, _US_COLUMNS] = grown[_US].T * 1000
         ecn = now[_FIELD["options"]] & ECN > 0
         rows[:, _COLUMN_OF["ecn_marked_packets"]] = np.where(ecn, grown[_FIELD["ecn_marked_packets"]], UNKNOWN)
+        timeouts = now[_FIELD["timeouts"]]
+        grown_timeouts = timeouts - before[_FIELD["timeouts"]] & 0xFFFF
+        rows[:, _COLUMN_OF["timeouts"]] = np.where(timeouts == TIMEOUTS_UNKNOWN, UNKNOWN, grown_timeouts)
         rtt, least, rate = (now[_FIELD[name]] for name in ("rtt_us", "rtt_min_us", "delivery_rate"))
         rows[:, _COLUMN_OF["rtt_ns"]] = np.where(rtt > 0, rtt * 1000, UNKNOWN)
         rows[:, _COLUMN_OF["rtt_min_ns"]] = np.where((least > 0) & (least < RTT_UNKNOWN), least * 1000, UNKNOWN)

@@ -88,7 +88,7 @@ def read_tcp_rows(
     for name in ("start_ns", "end_ns"):
         said[name] = table[name]
     for name, column in COLUMNS.items():
-        said[name] = table[column].fillna(_UNKNOWN)
+        said[name] = table[column].fillna(_UNKNOWN) if column in table else _UNKNOWN
     return said, keys
 
 

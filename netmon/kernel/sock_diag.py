@@ -167,8 +167,9 @@ _FIELDS = {  # name → (format, offset)
     "sent_bytes": ("<u8", 200),
     "retransmitted_bytes": ("<u8", 208),
     "out_of_order_packets": ("<u4", 224),
+    "timeouts": ("<u2", 240),
 }
-_INFO_BYTES = 232
+_INFO_BYTES, _LEAST_INFO_BYTES = 242, 232  # Linux 6.7 brought what lies between
 TCP_INFO = np.dtype(
     {
         "names": ["number", "cookie", *_FIELDS],
@@ -184,6 +185,9 @@ ECN = 8
 
 RTT_UNKNOWN = 0xFFFFFFFF
 """As rtt_min_us, where there is no sample yet."""
+
+TIMEOUTS_UNKNOWN = 0xFFFF
+"""As timeouts, where the kernel does not count them (before Linux 6.7)."""
 
 _SOCKET_BYTES, _COOKIE = 72, slice(44, 52)  # struct inet_diag_msg
 _ATTRIBUTE = struct.Struct("=HH")
@@ -217,7 +221,10 @@ class TcpInfo:
         index = self._offsets.get(len(body), 0)
         if not index or _ATTRIBUTE.unpack_from(body, index - _ATTRIBUTE.size)[1] != _INET_DIAG_INFO:
             index = self._offsets[len(body)] = _find_info(body)
-        return body[index : index + _INFO_BYTES] if index + _INFO_BYTES <= len(body) else None
+        if index + _LEAST_INFO_BYTES > len(body):
+            return None
+        length = _ATTRIBUTE.unpack_from(body, index - _ATTRIBUTE.size)[0] - _ATTRIBUTE.size
+        return body[index : index + min(length, _INFO_BYTES)].ljust(_INFO_BYTES, b"\xff")
 
     def close(self) -> None:
         self._kernel.close()

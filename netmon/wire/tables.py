@@ -136,6 +136,7 @@ _OF_EVIDENCE = {
     **{name: Limits(UNKNOWN, _U32.most) for name in ("reverse_flow_id", "pid")},
     **{name: Limits(UNKNOWN, MAX_PACKETS) for name in ("softnet_dropped", "softnet_squeezed")},
     "delivery_bps": Limits(UNKNOWN, MAX_COUNT),
+    "timeouts": Limits(UNKNOWN, 0xFFFF),
     **{name: Limits(UNKNOWN, MAX_COUNT) for name in ("group", "sequence", "position", "calls", "forward_calls")},
     **{name: Limits(UNKNOWN, MAX_COUNT) for name in ("longest_sequence", "late_sequence")},
     **{name: Limits(UNKNOWN, MOST_RANKS) for name in ("size", "group_rank", "group_size", "peer")},

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 # One process has both ends of a connection, in two network namespaces: made in one, looked at in both. It is told what
 # to do by arguments, and prints what the kernel says at the end, when nothing moves any more.
 BOTH_ENDS = """
-import ctypes, json, os, socket, sys, threading, time
+import ctypes, json, os, socket, subprocess, sys, threading, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of two CPUs that send for one connection, either may be first
 from netmon.kernel.sock_diag import Endpoint
 from netmon.kernel.sock_diag import TCP_INFO, TcpInfo
@@ -50,6 +50,10 @@ def arrived():
     return now["sent_bytes"] - now["retransmitted_bytes"] >= total
 while not arrived() and time.monotonic() < deadline:
     time.sleep(0.05)
+if way == "cut":  # the other end is not there any more, and nobody says so
+    subprocess.run(["ip", "-n", right, "address", "flush", "scope", "global"], check=True)
+    sender.sendall(bytes(1000))
+    time.sleep(2)
 def told(table):
     return [dict(zip(TCP_INFO.names, row)) for row in table.tolist()]
 seen = told(before), told(here.query([end])), told(there.query([end.reversed()])), told(there.query([end]))

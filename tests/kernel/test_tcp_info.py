@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is told of connections is what happened to them, and what `ss` says of them."""
 
+import os
 import re
 from collections.abc import Callable
 
 import pytest
 from tcp_transfer import lossy_route, transfer
+
+from netmon.kernel.sock_diag import TIMEOUTS_UNKNOWN
 
 pytestmark = pytest.mark.kernel
 
@@ -45,6 +48,18 @@ def test_next_to_nothing_is_sent_again_where_nothing_is_lost(namespaces: Callabl
     assert now["retransmitted_bytes"] < (8 << 20) / 100
     assert now["sent_bytes"] == (8 << 20) + now["retransmitted_bytes"]
     assert 0 < now["rtt_min_us"] <= now["rtt_us"]
+
+
+def test_how_often_the_timer_ran_out(namespaces: Callable) -> None:
+    left, right = namespaces()
+    with transfer(left, right, 1, "cut") as (said, _):
+        (before,), (now,), _, _ = said["looks"]
+        names, values = re.findall(r"^TcpExt: (.+)$", left.namespace.run("cat", "/proc/net/netstat"), re.MULTILINE)
+    if now["timeouts"] == TIMEOUTS_UNKNOWN:
+        assert tuple(map(int, os.uname().release.split(".")[:2])) < (6, 7)
+    else:
+        counted = dict(zip(names.split(), map(int, values.split()), strict=True))["TCPTimeouts"]
+        assert now["timeouts"] - before["timeouts"] == counted >= 2
 
 
 def test_a_reader_that_is_slow_limits_by_its_window(namespaces: Callable) -> None:

@@ -248,6 +248,24 @@ def test_a_connection_with_few_other_rows_is_compared_with_all_of_the_job():
     assert sent_again(told, BEGIN + 17_000 * MS, BEGIN + 18_000 * MS) == {2: pytest.approx(900_000)}
 
 
+@pytest.mark.parametrize(("seldom", "sender"), [(True, 1), (False, 2)])
+def test_a_timer_that_runs_out_as_it_seldom_does_says_more_than_bytes(seldom, sender):
+    """Of two that sent something again clearly more than otherwise."""
+    rows = [(10_000_000, 20_000, 500, 0) for _ in range(30)]
+    table = said(*rows, *rows)
+    table["of"] = np.repeat([1, 2], 30)
+    for name in ("start_ns", "end_ns"):
+        table[name][30:] = table[name][:30]
+    table["again_bytes"][[17, 47]] = 300_000, 900_000
+    table["timeouts"][17] = 1
+    if not seldom:
+        table["timeouts"][:30:5] = 1
+    told = Connections(table, table["of"], np.ones(60, int), np.zeros(60, bool), np.ones(60, bool))
+    again = sent_again(told, BEGIN + 17_100 * MS, BEGIN + 17_900 * MS)
+    assert max(again, key=lambda rank: again[rank]) == sender
+    assert len(again) == (1 if seldom else 2)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_where_tcp_says_that_it_lost_what_it_always_loses_nobody_is_accused_of_lost_packets(known):
     run = Run()

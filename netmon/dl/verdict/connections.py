@@ -20,15 +20,18 @@ from netmon.records import Table
 SAID = np.dtype(
     [
         (name, "<i8")
-        for name in ("of", "start_ns", "end_ns", "sent_bytes", "again_bytes", "busy_ns", "receiver_ns", "sender_ns")
+        for name in ("of", "start_ns", "end_ns", "sent_bytes", "again_bytes", "timeouts")
+        + ("busy_ns", "receiver_ns", "sender_ns")
     ]
 )
-"""Of one connection in a time (UTC): whose it is (an index), payload sent, and of that sent again; and while something
-was unacknowledged, and of that while the receiver's window and the send buffer delayed it. −1: not known."""
+"""Of one connection in a time (UTC): whose it is (an index), payload sent, and of that sent again; how often its timer
+ran out; and while something was unacknowledged, and of that while the receiver's window and the send buffer delayed it.
+−1: not known."""
 
 COLUMNS = {
     "sent_bytes": "sent_bytes",
     "again_bytes": "retransmitted_bytes",
+    "timeouts": "timeouts",
     "busy_ns": "busy_ns",
     "receiver_ns": "receiver_limited_ns",
     "sender_ns": "sender_limited_ns",
@@ -143,24 +146,32 @@ def known_throughout(connections: Connections, begin_ns: float, end_ns: float) -
 
 
 def sent_again(connections: Connections, begin_ns: float, end_ns: float) -> dict[int, float]:
-    """Ranks that clearly sent more again in a time than in the baseline, and than now and then, and how much (bytes).
+    """Ranks whose timers ran out, as they seldom do; where there are none, those that clearly sent more again in a time
+    than in the baseline, and than now and then; and how much they sent again (bytes).
 
     Where a sender only believes that something was lost, it is little. A row counts by the part of it in that time.
     Where a connection has too few other rows to say what comes now and then, all of the job's say it.
     """
-    said, found = connections.gradients, dict[int, float]()
+    said, found, waited = connections.gradients, dict[int, float](), set[int]()
     rank, usual = (each[~connections.control] for each in (connections.rank, connections.usual))
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
+    middle = (said["start_ns"] + said["end_ns"]) // 2
+    timed_out = said["timeouts"] > 0
+    timed_out_now = timed_out & (middle >= begin_ns) & (middle < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
         own = said["of"] == of
-        others = share[own & ~inside & usual]
-        if len(others) < _FEWEST_SHARES:
-            others = share[~inside & usual]
-        baseline, now_and_then = (median(others), float(np.quantile(others, _MOSTLY))) if len(others) else (0.0, 0.0)
+        others = own & ~inside & usual
+        if others.sum() < _FEWEST_SHARES:
+            others = ~inside & usual
+        known = others.any()
+        baseline, now_and_then = (median(share[others]), np.quantile(share[others], _MOSTLY)) if known else (0.0, 0.0)
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
-        if (share[most] > max(_LOSSY, _BEYOND * baseline, _NOT_MERELY * now_and_then)).any():
-            sender = int(rank[own][0])
+        lossy = (share[most] > max(_LOSSY, _BEYOND * baseline, _NOT_MERELY * now_and_then)).any()
+        sender = int(rank[own][0])
+        if (own & timed_out_now).any() and not (known and timed_out[others].mean() > _SELDOM):
+            waited.add(sender)
+        if lossy or sender in waited:
             again = float(within(said[own], "again_bytes", [(begin_ns, end_ns)])[0])
             found[sender] = found.get(sender, 0.0) + again
-    return found
+    return {sender: again for sender, again in found.items() if sender in waited or not waited}
