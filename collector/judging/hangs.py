@@ -39,7 +39,7 @@ _NO_WAIT = (Hung.CUT_OFF, Hung.NOT_ENDING)
 _SAYS_MORE = (Hung.CUT_OFF, Hung.GONE, Hung.HOST_SILENT)  # than that a rank is cut off
 _CHANGING = ("what", "why", "waiting", "missing")  # of a hang that goes on
 _WORK = ("group", "group_rank", "group_size", "operation", "sequence", "position", "peer", "bytes")
-_OF_CONNECTION = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes")
+_OF_CONNECTION = ("session", "flow_id", "end_ns", "sent_bytes", "retransmitted_bytes", "timeouts")
 _OF_ROW = ("session", "job", "rank", "pid", "start_ns", "end_ns")
 
 
@@ -268,7 +268,8 @@ class Hangs:
                     job.flowed_ns[rank] = now_ns
 
     def _cut(self, name: str, ranks: Mapping[int, RankNow], now_ns: int) -> set[tuple[int, int]]:
-        """Ranks of which the first one sends the second one nothing but what it has sent before."""
+        """Ranks of which the first one sends the second one nothing but what it has sent before, or not even that: where
+        a link is down, nothing leaves the host when TCP's timer runs out."""
         from_ns = max(min(_waiting(ranks).values(), default=now_ns) + _CUT_NS, now_ns - _CUT_AGE_NS)
         flows = self._tables.flows
         if from_ns > now_ns or name not in flows.jobs:
@@ -279,7 +280,8 @@ class Hangs:
         state = flows.state
         own = np.flatnonzero((state["job"] == flows.jobs.index(name)) & (state["session"] >= 0) & (state["rank"] >= 0))
         own = own[state["link"][own] % 2 == Direction.TX]
-        rows = rows.take(np.flatnonzero(np.isin(rows["session"], state["session"][own]) & (rows["sent_bytes"] > 0)))
+        tries = (rows["sent_bytes"] > 0) | (rows["timeouts"] > 0)
+        rows = rows.take(np.flatnonzero(np.isin(rows["session"], state["session"][own]) & tries))
         end_ns = self._tables.sessions.utc(rows["session"], rows["end_ns"])
         again = rows["retransmitted_bytes"] >= rows["sent_bytes"]
         keys = zip(rows["session"].tolist(), rows["flow_id"].tolist(), strict=True)

@@ -20,6 +20,10 @@ INTERVAL_NS = 500_000_000
 MOST_RANKS, MOST_OTHERS = 96, 32
 """Connections of ranks, and of everybody else, that are looked at."""
 
+SILENT_NS, FORGOTTEN_NS = 2_500_000_000, 20_000_000_000
+"""A rank's connection is looked at though nothing of it passes an interface from the former to the latter after."""
+
+_SILENT_INTERVAL_NS = 2_000_000_000
 _LARGE_BYTES = 125_000  # payload of an interval, from which a connection of no rank is worth its looks: 2 Mbit/s
 _CONSIDERED = 1024  # flows, those with most payload
 _REMEMBERED = 4096  # sockets
@@ -39,6 +43,7 @@ _FIELD = {name: place for place, name in enumerate((TCP_INFO.names or ())[2:])} 
 _LOOKED = len(_FIELD)  # its last row: when that was
 _NARROW = [place for name, place in _FIELD.items() if name not in _WIDE]  # counters that wrap at 32 bits
 _COLUMN_OF = {name: place for place, name in enumerate(TRANSPORT.names or ())}
+_GROWS = [_FIELD[name] for name in (*_COUNTERS, "timeouts", "busy_us")]  # while a connection does anything
 _SAME, _SAME_COLUMNS = ([place[n] for n in _COUNTERS] for place in (_FIELD, _COLUMN_OF))
 _US, _US_COLUMNS = [_FIELD[f"{n}_us"] for n in _TIMES], [_COLUMN_OF[f"{n}_ns"] for n in _TIMES]
 
@@ -61,12 +66,14 @@ class TransportLooks:
         self._count = 0  # rows of it
         self._large = _Newest()
         self._plan = _Plan([], self._large)
+        self._recent = _Recent()
+        self._looked_silent_ns = 0
         self._cookies = np.zeros(0, np.uint64)  # of the sockets that were looked at
         self._before = np.zeros((_LOOKED + 1, 0), np.int64)  # what was seen, and when
         self._looked_ns = time.monotonic_ns()
         self._elsewhere: list[_Connection] = []  # that are not of our network namespace
         self._elsewhere_payload = np.zeros(0)
-        self._elsewhere_since_ns = 0
+        self._elsewhere_since_ns, self._elsewhere_silent = 0, False
         self._able_elsewhere = True
         self._answered: list[Table] = []
         self.elsewhere: list[Endpoint] = []
@@ -94,13 +101,17 @@ class TransportLooks:
         """dtype TRANSPORT, when an interval is over: of the connections that carried something meanwhile.
 
         Of these the ranks', and of others' the largest, among those that were large once: the last segments of one tell
-        something, too.
+        something, too. And, now and then, of ranks' connections that have fallen silent, whose sockets did something:
+        what TCP sends again on a link that is down gets to no interface.
         """
         answered, self._answered = self._answered, []
         if now_ns < self._looked_ns + INTERVAL_NS or not self._limiter.allows():
             return np.concatenate(answered) if answered else _NOTHING
         begun = time.thread_time_ns()
-        rows = self._look(*self._add_up()) if self._counted and self._tcp else _NOTHING
+        rows = self._look(*self._add_up(), now_ns) if self._counted and self._tcp else _NOTHING
+        if now_ns >= self._looked_silent_ns + _SILENT_INTERVAL_NS and not self.elsewhere:
+            self._looked_silent_ns = now_ns
+            rows = np.concatenate([rows, self._look_silent(self._recent.silent(now_ns))])
         self._counted, self._count = [], 0
         self._limiter.spend(time.thread_time_ns() - begun)
         self._looked_ns = now_ns
@@ -110,12 +121,11 @@ class TransportLooks:
         """Of what `elsewhere` was: rows of TCP_INFO. able: whether there is any sense in asking again."""
         found = np.frombuffer(rows, TCP_INFO)
         of = [self._elsewhere[number] for number in found["number"].tolist()]
-        self._answered.append(
-            self._rows(found, of, self._elsewhere_payload, self._elsewhere_since_ns, time.monotonic_ns())
-        )
+        payload, since_ns = self._elsewhere_payload, self._elsewhere_since_ns
+        self._answered.append(self._rows(found, of, payload, since_ns, time.monotonic_ns(), self._elsewhere_silent))
         self._able_elsewhere = able
 
-    def _look(self, ids: npt.NDArray[np.uint32], payload: _Counts) -> Table:
+    def _look(self, ids: npt.NDArray[np.uint32], payload: _Counts, now_ns: int) -> Table:
         """ids: of the flows that carried something; payload: of each."""
         if len(ids) > _CONSIDERED:
             most = np.sort(np.argsort(-payload, kind="stable")[:_CONSIDERED])
@@ -123,7 +133,18 @@ class TransportLooks:
         flows = [self._flows.get(flow_id) for flow_id in ids.tolist()]
         if flows != self._plan.flows:  # most times the same ones train
             self._plan = _Plan(flows, self._large)
-        queried = self._plan.worth_a_look(payload)
+            self._recent.change(ids[self._plan.of_ranks], now_ns)
+        self._recent.note(now_ns)
+        return self._query(self._plan.worth_a_look(payload), payload)
+
+    def _look_silent(self, ids: list[int]) -> Table:
+        """ids: of ranks' flows that have carried nothing for a while."""
+        flows = [self._flows.get(flow_id) for flow_id in ids]
+        nothing = np.zeros(len(flows))
+        return self._query(_Plan(flows, self._large).worth_a_look(nothing), nothing, silent=True) if ids else _NOTHING
+
+    def _query(self, queried: list["_Connection"], payload: _Counts, silent: bool = False) -> Table:
+        """payload: of all flows; silent: those of them are reported that did something."""
         if not queried or not self._tcp:
             return _NOTHING
         try:
@@ -135,11 +156,17 @@ class TransportLooks:
             there = set(numbers)
             self._elsewhere = [one for number, one in enumerate(queried) if number not in there]
             self.elsewhere, self._elsewhere_payload = [one.end for one in self._elsewhere], payload
-            self._elsewhere_since_ns = self._looked_ns
-        return self._rows(found, [queried[n] for n in numbers], payload, self._looked_ns, time.monotonic_ns())
+            self._elsewhere_since_ns, self._elsewhere_silent = self._looked_ns, silent
+        return self._rows(found, [queried[n] for n in numbers], payload, self._looked_ns, time.monotonic_ns(), silent)
 
     def _rows(
-        self, found: Table, connections: list["_Connection"], payload: _Counts, since_ns: int, now_ns: int
+        self,
+        found: Table,
+        connections: list["_Connection"],
+        payload: _Counts,
+        since_ns: int,
+        now_ns: int,
+        silent: bool,
     ) -> Table:
         """found: dtype TCP_INFO; connections: of each of them; payload: of all flows; since_ns: the look before."""
         if not len(found):
@@ -168,8 +195,12 @@ class TransportLooks:
         rows[:, _COLUMN_OF["application_limited"]] = now[_FIELD["application_limited"]] & 1
         rows[:, _COLUMN_OF["congestion_window_bytes"]] = now[_FIELD["congestion_window"]] * now[_FIELD["segment_bytes"]]
         rows[:, _COLUMN_OF["delivery_bps"]] = np.where(rate > 0, rate * 8, UNKNOWN)
+        kept = (is_known | (begin_ns >= 0)) & (begin_ns <= now_ns)
+        if silent:
+            kept &= (grown[_GROWS] > 0).any(axis=0)
+            cookies, now = cookies[kept], now[:, kept]
         self._remember(cookies, now, now_ns)
-        samples: Table = rows[(is_known | (begin_ns >= 0)) & (begin_ns <= now_ns)].view(TRANSPORT)[:, 0]
+        samples: Table = rows[kept].view(TRANSPORT)[:, 0]
         return samples
 
     def _remembered(self, cookies: npt.NDArray[np.uint64]) -> tuple[_Numbers, npt.NDArray[np.bool_]]:
@@ -234,6 +265,34 @@ class _Connection(NamedTuple):
         return first_ns if sent <= tx and received <= rx else UNKNOWN
 
 
+class _Recent:
+    """When the flows of ranks carried something last."""
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, np.uint32)  # ascending
+        self._last_ns = np.zeros(0, np.int64)
+        self._now = np.zeros(0, np.int64)  # places of those that do now
+
+    def change(self, ids: npt.NDArray[np.uint32], now_ns: int) -> None:
+        """ids: of the flows that do now, ascending."""
+        kept = self._last_ns >= now_ns - FORGOTTEN_NS
+        known, last_ns = self._ids[kept], self._last_ns[kept]
+        self._ids = distinct_ids(np.concatenate([known, ids]))
+        self._last_ns = np.full(len(self._ids), now_ns)
+        self._last_ns[np.searchsorted(self._ids, known)] = last_ns
+        self._now = np.searchsorted(self._ids, ids)
+
+    def note(self, now_ns: int) -> None:
+        """The same ones do as at the last change."""
+        self._last_ns[self._now] = now_ns
+
+    def silent(self, now_ns: int) -> list[int]:
+        """Those that have carried nothing for a while, but did not long before."""
+        for_ns = now_ns - self._last_ns
+        found: list[int] = self._ids[(for_ns >= SILENT_NS) & (for_ns < FORGOTTEN_NS)].tolist()
+        return found
+
+
 class _Newest:
     """Ends of connections, the newest that were put in."""
 
@@ -267,6 +326,8 @@ class _Plan:
             for index, flow in itertools.chain.from_iterable(ways.values()):
                 self._of[index] = number
                 self._trains[number] |= bool(flow.owner.job)
+        self.of_ranks = np.append(self._trains, False)[self._of]
+        """(flows,): whether a rank's connection."""
         single = [(end, {way: some[0] for way, some in ways.items() if len(some) == 1}) for end, ways in self._ends]
         # None: which of its flows counts depends on what they carry.
         self._known = [_Connection.of(end, flows) if len(flows) == len(ends[end]) else None for end, flows in single]

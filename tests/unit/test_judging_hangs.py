@@ -189,8 +189,11 @@ def test_one_that_is_cut_off() -> None:
     state["session"] = state["rank"] = [sender for sender, _ in pairs]
     flows.flows = [SimpleNamespace(src=f"h{sender}", dst=f"h{receiver}") for sender, receiver in pairs]
 
-    def sends(second: float, sent: tuple[int, ...], again: tuple[int, ...]) -> None:
+    def sends(
+        second: float, sent: tuple[int, ...], again: tuple[int, ...], timeouts: tuple[int, ...] = (0,) * 3
+    ) -> None:
         columns = {"session": [0, 1, 2], "flow_id": [7] * 3, "sent_bytes": sent, "retransmitted_bytes": again}
+        columns["timeouts"] = timeouts
         end_ns = [collector.begun_ns + int(second * S)] * 3
         rows = {name: np.array(values, np.int64) for name, values in (columns | {"end_ns": end_ns}).items()}
         collector.transport.append(Columns(rows))
@@ -204,7 +207,7 @@ def test_one_that_is_cut_off() -> None:
     sends(4, (0, 0, 3_000), (0, 0, 3_000))
     collector.tick()
     assert [hang.missing for hang in collector.stored] == [(0, 2)]  # either of them may be
-    sends(5, (0, 3_000, 3_000), (0, 3_000, 3_000))
+    sends(5, (0, 0, 3_000), (0, 0, 3_000), timeouts=(-1, 1, 1))  # of one nothing leaves its host
     collector.tick()
     collector.transport._single.clear()
     collector.tick()  # it stands still as it did

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
-from netmon.agent.transport import INTERVAL_NS, MOST_OTHERS, TransportLooks
+from netmon.agent.transport import FORGOTTEN_NS, INTERVAL_NS, MOST_OTHERS, SILENT_NS, TransportLooks
 from netmon.evidence import UNKNOWN
 from netmon.records import BUCKET, Direction, Flow, Owner, Table
 
@@ -182,6 +182,25 @@ def test_what_is_no_tcp_and_what_carries_nothing_is_not_asked_for(connections: C
     assert asked == []
     a_look(looks, (90, 10**9), (number, 10))
     assert asked == [1]
+
+
+def test_of_a_ranks_connection_that_falls_silent_it_is_told_what_gets_to_no_interface(connections: Connections) -> None:
+    """On a link that is down TCP sends again, and none of it passes."""
+    number, near, far = connections.connect(RANK, first_ns=1)
+    other, *of_other = connections.connect(first_ns=1)
+    looks = connections.looks()
+    a_look(looks, (number, 1), (other, 1_000_000))
+    assert len(a_look(looks)) == 0
+    send(near, far, 100)
+    send(*of_other, 100)
+    looks._looked_ns += SILENT_NS
+    (row,) = a_look(looks)
+    assert (row["flow_id"], row["sent_bytes"]) == (number, 100)
+    looks._looked_ns += SILENT_NS
+    assert len(a_look(looks)) == 0  # it did nothing
+    send(near, far, 100)
+    looks._looked_ns += FORGOTTEN_NS
+    assert len(a_look(looks)) == 0  # that was long ago
 
 
 def test_what_was_seen_of_a_connection_is_remembered_while_others_come_and_go(connections: Connections) -> None:
