@@ -268,8 +268,10 @@ class Hangs:
                     job.flowed_ns[rank] = now_ns
 
     def _cut(self, name: str, ranks: Mapping[int, RankNow], now_ns: int) -> set[tuple[int, int]]:
-        """Ranks of which the first one sends the second one nothing but what it has sent before, or not even that: where
-        a link is down, nothing leaves the host when TCP's timer runs out."""
+        """Ranks of which the first one sends the second one nothing but what it has sent before, or not even that.
+
+        Where a link is down, nothing leaves the host when TCP's timer runs out.
+        """
         from_ns = max(min(_waiting(ranks).values(), default=now_ns) + _CUT_NS, now_ns - _CUT_AGE_NS)
         flows = self._tables.flows
         if from_ns > now_ns or name not in flows.jobs:

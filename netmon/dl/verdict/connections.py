@@ -19,9 +19,8 @@ from netmon.records import Table
 
 SAID = np.dtype(
     [
-        (name, "<i8")
-        for name in ("of", "start_ns", "end_ns", "sent_bytes", "again_bytes", "timeouts")
-        + ("busy_ns", "receiver_ns", "sender_ns")
+        *((name, "<i8") for name in ("of", "start_ns", "end_ns", "sent_bytes", "again_bytes", "timeouts")),
+        *((name, "<i8") for name in ("busy_ns", "receiver_ns", "sender_ns")),
     ]
 )
 """Of one connection in a time (UTC): whose it is (an index), payload sent, and of that sent again; how often its timer
