@@ -279,12 +279,15 @@ def _blockers(ranks: Mapping[int, RankNow], number: int, work: Work) -> set[int]
 
 
 def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Missing | None:
-    """Ranks that are in the same place of a group, and have called different things there."""
+    """Ranks that are in the same place of a group, and have called different things there.
+
+    Of Horovod's calls the places are not known: where all ranks wait, they are in the same.
+    """
     positions: dict[tuple[int, int], dict[int, Work]] = {}
     for number, one in ranks.items():
         for group in {work.group for work in one.works if work.state != OVER and _is_collective(work)}:
             first = _first_open(one, group)
-            if first and first.position != UNKNOWN and one.quiet and not one.gone:
+            if first and (first.position != UNKNOWN or group == HOROVOD) and one.quiet and not one.gone:
                 positions.setdefault((group, first.position), {})[number] = first
     for number, one in ranks.items():
         for group, last in _last_calls(one).items() if one.state is ProcessState.GONE else ():
@@ -292,11 +295,19 @@ def _other_calls(ranks: Mapping[int, RankNow], waits: Mapping[int, Work]) -> _Mi
                 positions[group, last.position][number] = last
     for there in positions.values():
         waiting = [number for number in there if number in waits and waits[number] == there[number]]
-        if waiting and (differ := _differ(there, [number for number in there if ranks[number].gone])):
+        gone = [number for number in there if ranks[number].gone]
+        if waiting and (differ := _differ(there, gone)) and not _too_few(there, *differ, gone):
             others = differ[1]
             waiting = [number for number in waiting if number not in others] or waiting
             return _Missing(there[waiting[0]], tuple(sorted(waiting)), others, Hung.OTHER_CALL)
     return None
+
+
+def _too_few(there: Mapping[int, Work], alike: Collection[int], others: Collection[int], gone: Collection[int]) -> bool:
+    """Whether those that are still to come say which of them is the other call."""
+    one = next(iter(there.values()))
+    whole = len(there) >= one.group_size
+    return not whole and (one.group == HOROVOD or (len(alike) == len(others) and not gone))
 
 
 def _operation(work: Work) -> tuple[str, int]:

@@ -8,6 +8,7 @@ While calls come they are only kept; they are looked through when somebody asks,
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from netmon.dl.operations import (
     ENDS,
@@ -22,7 +23,19 @@ from netmon.dl.operations import (
     waits_for_gradients,
 )
 from netmon.evidence import UNKNOWN
-from netmon.records import LIBRARY_HOROVOD, STEP, STEP_BEGIN, STEP_GROUP, STEP_WAIT_BEGIN, Table, empty
+from netmon.records import (
+    LIBRARY_HOROVOD,
+    OF_EACH,
+    OF_ONE,
+    STEP,
+    STEP_BEGIN,
+    STEP_ENQUEUE,
+    STEP_GROUP,
+    STEP_TRANSFER,
+    STEP_WAIT_BEGIN,
+    Table,
+    empty,
+)
 
 QUIET_NS = 1_000_000_000
 """A rank that has called nothing for so long is quiet."""
@@ -35,6 +48,8 @@ OVER, OPEN, WAITED = range(3)
 
 _CALL = np.dtype([*STEP.descr, ("position", "<i8"), ("waited", "?")])
 """position: as of Work; waited: a thread waits for it."""
+
+_HOROVODS = {OF_ONE: Operation.BROADCAST, OF_EACH: Operation.ALL_GATHER}  # others are not told apart
 
 _MOST_CALLS = 4_096  # before they are looked through
 _MOST_OPEN, _MOST_GROUPS, _MOST_REPORTED = 256, 256, 16
@@ -71,6 +86,7 @@ class RankActivity:
         self._transfers: dict[int, int] = {}  # that have been begun, by name of the group; UNKNOWN: of what has none
         self._open: Table = empty(_CALL)  # works that are not over, oldest first
         self._horovod_ns = self._reducer_ns = self._begun_ns = 0  # a wait for gradients began; a collective
+        self._horovod_called = self._horovod_waits_for = int(Operation.ALL_REDUCE)  # last; when that wait began
         self._whole = True  # no call has been missed
 
     def add(self, table: Table) -> None:
@@ -85,6 +101,7 @@ class RankActivity:
         if (kind >= STEP_GROUP).any():
             self._look()
             self._take_groups(table[kind >= STEP_GROUP])
+        self._note_horovod(table)
         kept = table[OF_WORKS[kind]]
         if len(kept):
             self._calls.append(kept)
@@ -109,7 +126,7 @@ class RankActivity:
         found = [self._work(row, state, rank, size) for row, state in zip(self._open, states, strict=True)]
         found.sort(key=lambda work: (work.state != WAITED, work.begun_ns))
         if since_ns := self._horovod_ns:
-            found.insert(0, Work(HOROVOD, rank, size, Operation.ALL_REDUCE, *4 * (UNKNOWN,), since_ns, WAITED))
+            found.insert(0, Work(HOROVOD, rank, size, self._horovod_waits_for, *4 * (UNKNOWN,), since_ns, WAITED))
         begun = {(work.group, work.begun_ns) for work in found}
         last = [self._work(row, OVER, rank, size) for row in self._last.values()]
         last.sort(key=lambda work: -work.begun_ns)
@@ -122,6 +139,24 @@ class RankActivity:
         """Those in which it has called something."""
         self._look()
         return {self._identity(address, row, rank, size).name for address, row in self._last.items()} - {UNKNOWN}
+
+    def _note_horovod(self, table: Table) -> None:
+        """Which operation its last wait is for: the one that was called last before it."""
+        kind, is_horovod = table["kind"], table["library"] == LIBRARY_HOROVOD
+        calls = np.flatnonzero(is_horovod & ((kind == STEP_ENQUEUE) | (kind == STEP_TRANSFER)))
+        waits = np.flatnonzero(is_horovod & (kind == STEP_WAIT_BEGIN))
+
+        def last(rows: npt.NDArray[np.intp]) -> int:
+            if not len(rows):
+                return self._horovod_called
+            call = table[rows[-1]]
+            return int(
+                Operation.ALL_REDUCE if call["kind"] == STEP_ENQUEUE else _HOROVODS.get(call["name_hash"], UNKNOWN)
+            )
+
+        if len(waits):
+            self._horovod_waits_for = last(calls[calls < waits[-1]])
+        self._horovod_called = last(calls)
 
     def _waits_for_gradients(self) -> bool:
         """Whether DDP waits for all that has been begun."""

@@ -128,6 +128,28 @@ def test_another_operation() -> None:
     assert hang.waiting == (0, 2, 3)
 
 
+def test_of_two_that_differ_others_say_who_is_right() -> None:
+    ranks = {0: waiting(0, operation=ALL_GATHER), 1: waiting(1)}
+    computing = {number: late(number, state=ProcessState.RUNS) for number in (2, 3)}
+    assert told_after(ranks | computing)[0] * S >= PATIENCE_NS  # they have called nothing yet
+    _, hang = told_after(ranks | computing | {2: waiting(2)})
+    assert hang is not None
+    assert (hang.what, hang.rank) == (Hung.OTHER_CALL, 0)
+
+
+def test_horovods_ranks_that_wait_for_different_operations() -> None:
+    def waits(number: int, operation: int) -> RankNow:
+        return waiting(number, UNKNOWN, group=HOROVOD, bytes=UNKNOWN, operation=operation)
+
+    ranks = {number: waits(number, ALL_GATHER if number == 2 else ALL_REDUCE) for number in range(SIZE)}
+    seconds, hang = told_after(ranks)
+    assert hang is not None
+    assert (seconds * S, hang.what, hang.rank, hang.why) == (SURE_NS, Hung.OTHER_CALL, 2, "it has called all-gather")
+    _, hang = told_after(ranks | {3: late(state=ProcessState.RUNS)})
+    assert hang is not None
+    assert hang.what is not Hung.OTHER_CALL  # it may come
+
+
 def test_another_size() -> None:
     _, hang = told_after(others(1) | {1: waiting(1, bytes=8)})
     assert hang is not None

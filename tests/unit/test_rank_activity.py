@@ -18,12 +18,14 @@ from netmon.records import (
     LIBRARY_GLOO,
     LIBRARY_HOROVOD,
     LIBRARY_REDUCER,
+    OF_EACH,
     STEP,
     STEP_BEGIN,
     STEP_ENQUEUE,
     STEP_GROUP,
     STEP_GROUP_NAME,
     STEP_OVER,
+    STEP_TRANSFER,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     STEP_WORK_WAIT,
@@ -120,6 +122,18 @@ def test_horovod_waits_until_it_does_not() -> None:
     assert (work.group, work.group_rank, work.begun_ns, work.state) == (HOROVOD, 1, 10, WAITED)
     found.add(call(STEP_WAIT_END, 11, library=LIBRARY_HOROVOD))
     assert found.works(1, SIZE) == []
+
+
+def test_horovod_waits_for_what_was_called_last() -> None:
+    found = activity(
+        call(STEP_ENQUEUE, 8, library=LIBRARY_HOROVOD),
+        call(STEP_TRANSFER, 9, library=LIBRARY_HOROVOD, name_hash=OF_EACH),
+        call(STEP_WAIT_BEGIN, 10, library=LIBRARY_HOROVOD),
+        call(STEP_ENQUEUE, 11, library=LIBRARY_HOROVOD),
+    )
+    assert [work.operation for work in found.works(1, SIZE)] == [Operation.ALL_GATHER]
+    found.add(call(STEP_WAIT_BEGIN, 12, library=LIBRARY_HOROVOD))
+    assert [work.operation for work in found.works(1, SIZE)] == [Operation.ALL_REDUCE]
 
 
 def test_pauses() -> None:
