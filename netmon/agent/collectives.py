@@ -11,7 +11,7 @@ from netmon.dl.grouped import joined, order_by, starts
 from netmon.dl.step_calls import StepCalls
 from netmon.evidence import COLLECTIVE
 from netmon.marks import RankIdentity
-from netmon.records import STEP_DROPPED, Mark, Moment, Source, Table, empty
+from netmon.records import STEP_DROPPED, Mark, Moment, Source, Table, distinct, empty
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Collectives:
     def add(self, table: Table) -> None:
         """Calls of all processes, dtype STEP."""
         if (dropped := table["kind"] == STEP_DROPPED).any():
-            for pid in np.unique(table["pid"][dropped]).tolist():
+            for pid in distinct(table["pid"][dropped]).tolist():
                 self._of(pid).calls.forget()
         table = table.compress(~dropped)
         if not len(table):

@@ -24,7 +24,7 @@ from netmon.kernel.owners.socket_events import SocketEvent, SocketEventTable
 from netmon.kernel.sock_diag import Endpoint, packed, packed_address
 from netmon.marks import printable
 from netmon.rate_limiter import RateLimiter
-from netmon.records import Direction, Flow, Mark, Moment, Owner, Table, address
+from netmon.records import Direction, Flow, Mark, Moment, Owner, Table, address, distinct
 
 _log = logging.getLogger(__name__)
 
@@ -634,7 +634,7 @@ def distinct_ids(flow_ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         return np.zeros(0, np.uint32)
     least = int(flow_ids.min())
     if int(flow_ids.max()) - least > 100 * len(flow_ids) + _MANY_FLOWS:  # old flows alongside new ones
-        return np.unique(flow_ids)
+        return distinct(flow_ids)
     seen = np.zeros(int(flow_ids.max()) - least + 1, bool)
     seen[flow_ids - np.uint32(least)] = True
     return (np.flatnonzero(seen) + least).astype(np.uint32)

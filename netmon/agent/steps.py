@@ -18,7 +18,7 @@ from netmon.dl.rank_activity import RankActivity
 from netmon.dl.rank_steps import RankSteps
 from netmon.marks import RankIdentity, is_rank
 from netmon.rate_limiter import RateLimiters
-from netmon.records import STEP_DROPPED, STEP_GROUP, STEP_RANK, Mark, Moment, Source, Table
+from netmon.records import STEP_DROPPED, STEP_GROUP, STEP_RANK, Mark, Moment, Source, Table, distinct
 
 # --- How many calls of training libraries each process and user may have looked at: to look at one costs a
 # microsecond.
@@ -155,7 +155,7 @@ class StepMarks:
         processes = list(found)
         pids = {process["pid"] for process in processes}
         self._by_script = {pid: identity for pid, identity in self._by_script.items() if pid in pids}
-        unresolved = {pid for table in self._unknown for pid in np.unique(table["pid"]).tolist()}
+        unresolved = {pid for table in self._unknown for pid in distinct(table["pid"]).tolist()}
         self._numbers = {pid: number for pid, number in self._numbers.items() if pid in pids or pid in unresolved}
         alive = self._trainers(processes)
         self._calls.retain(alive.keys())
@@ -220,7 +220,7 @@ class StepMarks:
     def _without_drops(self, table: Table) -> Table:
         """Says which processes call so often that not every call is reported."""
         dropped = table["kind"] == STEP_DROPPED
-        for pid in np.unique(table["pid"][dropped]).tolist() if dropped.any() else ():
+        for pid in distinct(table["pid"][dropped]).tolist() if dropped.any() else ():
             self._name(pid)
             if pid in self._ranks:
                 self._ranks[pid].activity.forget()

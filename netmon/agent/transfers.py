@@ -25,6 +25,7 @@ from netmon.records import (
     TRANSFER_OPERATIONS,
     TRANSFER_UNREPORTED,
     Table,
+    distinct,
     empty,
 )
 from netmon.wire.limits import MAX_BYTES, MAX_COUNT
@@ -88,7 +89,7 @@ class Transfers:
                 "a library called like NCCL is not what its debug information says: its transfers may be missing"
             )
         rows = _rows(events[np.isin(events["pid"], list(ranks))])
-        for pid in np.unique(rows["pid"]).tolist():
+        for pid in distinct(rows["pid"]).tolist():
             own = rows["pid"] == pid
             rows["job"][own] = jobs.setdefault(ranks[pid].job, len(jobs))
             rows["rank"][own] = ranks[pid].rank

@@ -43,6 +43,7 @@ from netmon.records import (
     STEP_TRANSFER,
     Moment,
     Table,
+    distinct,
     empty,
 )
 
@@ -511,7 +512,7 @@ def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
     two = (calls.rows["way"][begin : begin + period] != 0) | (words == _BACKWARD)
     if period == 1:
         return _Cycle(words, may_be_part=rounds < _CERTAIN)
-    if two.all() and len(np.unique(words)) == period:
+    if two.all() and len(distinct(words)) == period:
         took = rows["over_ns"] - rows["time_ns"]
         return _by_pauses(words, quiet) or _by_pauses(words, took, waits=True) or _Cycle(words, may_be_part=True)
     shift = _first_forward(calls, words, np.where((sizes == sizes[0]).all(axis=0), sizes[0], 0)) if cold else -1
@@ -564,7 +565,7 @@ def _balanced(calls: _Calls, run: _Run) -> _Flags:
     What a stage of a pipeline takes from the one before, it sends back in the backward pass, and the other way round.
     """
     rows, balanced = calls.rows[run.begin : run.begin + run.period], np.ones(run.period, bool)
-    for peer in np.unique(rows["peer"][rows["way"] != 0]).tolist():
+    for peer in distinct(rows["peer"][rows["way"] != 0]).tolist():
         step = np.where(rows["peer"] == peer, rows["way"], 0).astype(np.int64)
         sum_before = np.cumsum(step) - step
         balanced &= (sum_before == sum_before.min()) | (sum_before == sum_before.max())

@@ -36,7 +36,7 @@ from netmon.kernel.training.symbols import AT, Reading
 from netmon.kernel.training.uprobes import MappedLibrary, Probe, Uprobes, attach_probe, mapped_libraries
 from netmon.marks import printable
 from netmon.rate_limiter import TimeLimiter
-from netmon.records import PROVIDER, QUEUE, QUEUE_KEY
+from netmon.records import PROVIDER, QUEUE, QUEUE_KEY, distinct
 
 # --- queue pairs as the kernel lists them, by netlink
 
@@ -434,7 +434,7 @@ class Verbs:
         for index in np.flatnonzero((counts != self._reported.counts[before]).any(axis=1)).tolist():
             self._remember(int(keys["pid"][index]))
             rows += self._rows(keys[index], values[index], counts[index], int(before[index]), now_ns)
-        known = {*np.unique(keys["pid"]).tolist(), *self._of}  # also who has posted nothing
+        known = {*distinct(keys["pid"]).tolist(), *self._of}  # also who has posted nothing
         self._gone = {pid for pid in known if not (PROC / str(pid)).exists()}
         self._look_at_strange(now_ns)
         self._warn_of_uncounted()
@@ -487,7 +487,7 @@ class Verbs:
         indices = np.array([self._reported.indices[key] for key in kept], np.intp)
         counts, at_ns = self._reported.counts[indices], self._reported.at_ns[indices]
         self._reported = _Reported({key: place for place, key in enumerate(kept)}, counts, at_ns)
-        for uid in np.unique(values["uid"][over]).tolist():
+        for uid in distinct(values["uid"][over]).tolist():
             left = int(np.count_nonzero(values["uid"][~over] == uid))
             bpf_calls.set_entry(self._programs[USERS], uid.to_bytes(4, "little"), left.to_bytes(4, "little"))
         for pid in gone:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.rate_limiter import RateLimiter
-from netmon.records import FLOW_KEY, Table
+from netmon.records import FLOW_KEY, Table, distinct
 
 Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.uint32]
@@ -348,7 +348,7 @@ class UnnamedSlots:
         if not len(unnamed):
             return
         of = slots[unnamed]
-        for slot in np.unique(of[self._kind[of] == _FORGOTTEN]).tolist():
+        for slot in distinct(of[self._kind[of] == _FORGOTTEN]).tolist():
             self._revive(slot, now_ns)
         np.add.at(self._bytes, of, sizes[unnamed])
         self._large.update(of[self._bytes[of] >= LARGE_BYTES].tolist())

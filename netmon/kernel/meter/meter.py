@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from netmon.kernel.meter.flow_numbers import FlowNumbers, New, UnnamedSlots
 from netmon.kernel.meter.memory import Fence, Geometry, MeterMemory
-from netmon.records import BUCKET, COUNTED, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, empty
+from netmon.records import BUCKET, COUNTED, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table, distinct, empty
 
 # --- Which slots have an open bucket that nobody has delivered, and what was delivered out of slots.
 
@@ -67,7 +67,7 @@ class SlotStates:
 
     def open_slots(self, slots: Slots) -> None:
         """Flows have taken these slots. To be called before the records that were found with them."""
-        self._enliven(np.unique(slots[self._states[slots] == 0]))
+        self._enliven(distinct(slots[self._states[slots] == 0]))
 
     def _enliven(self, slots: Slots) -> None:
         self._states[slots] = _LIVE
@@ -466,9 +466,9 @@ class Meter:
         if not len(of_nobody):
             return emptied
         self._doubt(slots[of_nobody], generations[of_nobody])
-        left = np.setdiff1d(of_nobody, emptied)
+        left = of_nobody[~np.isin(of_nobody, emptied)]
         self.slots.give_up(rows[left], slots[left])
-        return np.union1d(emptied, left)
+        return distinct(np.concatenate([emptied, left]))
 
     def _doubt(self, slots: Slots, generations: npt.NDArray[np.uint16]) -> None:
         """The kernel has reported no flow that had this slot in this generation, which its programs never do."""
