@@ -386,14 +386,14 @@ def measure_posts(spec: PostsSpec, progress: Progress = silent) -> PostsResult:
         maps = _loaded(cleanup)
         cleanup.enter_context(counted_run_times())
         addresses = [int(address, 16) for address in program.greeting.split()]
-        places = verbs.places_of(program.pid, addresses)
+        locations = verbs.locations_of(program.pid, addresses)
         path = f"/proc/{program.pid}/exe"
         costs, counted = [], 0
         for done, (way, requests, parts) in enumerate(_KINDS):
             alone = [_post(program, way, requests, parts) for _ in range(spec.rounds)]
             counting = maps[verbs.WAYS[way]]
             probed = addresses[1:] if verbs.WAYS[way] == "verbs_build" else addresses[:1]
-            links = [attach_probe(counting, path, places[address].offset) for address in probed]
+            links = [attach_probe(counting, path, locations[address].offset) for address in probed]
             before = run_times([counting])
             with_probes = [_post(program, way, requests, parts) for _ in range(spec.rounds)]
             ns, _ = np.subtract(run_times([counting]), before)

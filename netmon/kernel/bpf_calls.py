@@ -135,7 +135,7 @@ def _batch(attribute: bytes) -> tuple[int, bool]:
 
 def program_load(kind: int, name: str, license_: bytes, instructions: int, count: int, flags: int = 0) -> int:
     """Loads a program. kind: PROGRAM_…, of which PROGRAM_KPROBE is for uprobes; instructions: address of so many, with
-    their maps' descriptors in place; flags: XDP_HAS_FRAGS for frames in several fragments (Linux 5.18).
+    their maps' descriptors in place; flags: XDP_HAS_FRAGS for frames in multiple fragments (Linux 5.18).
     """
     attach_type = UPROBE_MULTI if kind == PROGRAM_KPROBE else 0
     terms = ctypes.create_string_buffer(license_)

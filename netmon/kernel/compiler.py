@@ -94,10 +94,10 @@ class _Compiled:
             self.remarks.append(f"the next start compiles again: cannot keep the BPF programs: {error}")
             return
         if bpf_calls.has_uprobe_links():
-            apart = _Compiled(geometry)
+            separate = _Compiled(geometry)
             try:
-                apart.build_collectives()
-                write_image(cache_folder(), collectives_key(key), image_of(apart._programs, apart._maps))
+                separate.build_collectives()
+                write_image(cache_folder(), collectives_key(key), image_of(separate._programs, separate._maps))
             except Exception as error:  # bcc raises bare ones
                 self.remarks.append(f"what NCCL sends is not seen: {' '.join(str(error).split())}")
 

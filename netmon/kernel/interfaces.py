@@ -77,12 +77,12 @@ _MOST_NAMED = 3
 
 
 def describe_program(program_id: int, name: str) -> str:
-    """`program 17 (xdp_filter), held by xdp-loader[812]`. Reads /proc and /sys/fs/bpf; never raises."""
+    """`program 17 (xdp_filter), loaded by xdp-loader[812]`. Reads /proc and /sys/fs/bpf; never raises."""
     line = f"program {program_id}" + (f" ({name})" if name else "")
     if name == DISPATCHER:
         line += ", libxdp's dispatcher for programs of others (xdp-loader status lists them)"
     holders = [*_processes(program_id), *_pins(program_id)]
-    return line + (f", held by {', '.join(holders[:_MOST_NAMED])}" if holders else "")
+    return line + (f", loaded by {', '.join(holders[:_MOST_NAMED])}" if holders else "")
 
 
 def _processes(program_id: int) -> list[str]:
@@ -140,7 +140,7 @@ class InterfaceFacts:
     xdp_program: int  # id of the program that holds the XDP slot; 0: free
     xdp_name: str
     xdp: XdpSupport | None  # None: the kernel does not report
-    tcx_rx: tuple[Program, ...] | None  # in the order in which they run; None: no tcx, or no permission to ask
+    tcx_rx: tuple[Program, ...] | None  # in the order in which they run; None: no tcx, or no permission to query it
     tcx_tx: tuple[Program, ...] | None
     rdma: tuple[str, ...]  # RDMA devices of the same NIC
     xdp_holder: str = ""  # the XDP program in words, with who holds it; empty: the slot is free
@@ -366,7 +366,7 @@ def _chain(direction: str, programs: Sequence[Program]) -> str:
 
 def _xdp(xdp: XdpSupport | None) -> str:
     if xdp is None:
-        return "XDP: unknown (Linux 6.3 and later tell)"
+        return "XDP: unknown (Linux 6.3 and later report it)"
     if not xdp.native:
         return "XDP: generic only, after the sk_buff is built: nothing is gained over tc"
     if not xdp.fragments:
@@ -398,7 +398,7 @@ class HookChoice(NamedTuple):
 def choose_hook(facts: InterfaceFacts, *, tcx: bool, wanted: str = "auto") -> HookChoice:
     """The hooks for one interface. wanted: "auto", "tc" or "xdp"; tcx: whether the kernel has it. Pure.
 
-    XDP is used only when asked for: it takes the interface's only slot, may reset the link when it attaches, and on
+    XDP is used only on request: it takes the interface's only slot, may reset the link when it attaches, and on
     virtual interfaces undoes GRO. Where the slot is somebody's, it stays his, and tc is used.
     """
     tc = "tcx" if tcx else "clsact"
@@ -408,9 +408,9 @@ def choose_hook(facts: InterfaceFacts, *, tcx: bool, wanted: str = "auto") -> Ho
         holder = f"program {facts.xdp_program}" + (f" ({facts.xdp_name})" if facts.xdp_name else "")
         return HookChoice(tc, tc, f"the XDP slot is taken by {holder}")
     if facts.kind in _LINEARISING_KINDS:
-        return HookChoice("xdp", tc, f"asked for; on {facts.kind} it undoes GRO and costs most of the rate")
+        return HookChoice("xdp", tc, f"requested; on {facts.kind} it undoes GRO and costs most of the rate")
     native, reason = _native(facts)
-    return HookChoice("xdp" if native else "xdpgeneric", tc, f"asked for; {reason}")
+    return HookChoice("xdp" if native else "xdpgeneric", tc, f"requested; {reason}")
 
 
 def _native(facts: InterfaceFacts) -> tuple[bool, str]:
@@ -427,7 +427,7 @@ def _native(facts: InterfaceFacts) -> tuple[bool, str]:
 def _tc_reason(tcx: bool) -> str:
     if tcx:
         return "keeps the interface's speed, shares the hook with others, vanishes with the process"
-    return "this kernel has no tcx (Linux 6.6 brought it); a filter of its own, beside what is there"
+    return "this kernel has no tcx (Linux 6.6 brought it); a filter of its own, next to the existing ones"
 
 
 def choose_for(name: str, known_index: int, wanted: str) -> tuple[int, str, tuple[str, str], str]:

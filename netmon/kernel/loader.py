@@ -268,8 +268,8 @@ def _bound(directory: int) -> None:
 
 # --- Whether packet programs of one CPU run one after the other, which bpf/meter.c relies on.
 #
-# They do wherever bottom halves are not preempted. On a kernel with PREEMPT_RT they are, and a lock per CPU keeps them
-# apart; a kernel that can be built without that lock names it in its configuration. No version is compared.
+# They do wherever bottom halves are not preempted. On a kernel with PREEMPT_RT they are, and a lock per CPU separates
+# them; a kernel that can be built without that lock names it in its configuration. No version is compared.
 
 
 ROOT = Path("/")
@@ -393,7 +393,7 @@ COLLECTIVE_MAPS = ("transfers", "transfer_counts", "layouts")
 TRANSFER_RING_BYTES = 1 << 20
 
 _OPTIONAL = 4 + len(socket_events.MAPS) + len(verbs.PROGRAMS) + len(verbs.MAPS)
-"""XDP_FRAGS, the programs of births and stops, and the latter's map, and all of verbs.c."""
+"""XDP_FRAGS, the programs of socket creations and stops, and the latter's map, and all of verbs.c."""
 
 _IMAGE_FORMAT = "2"
 _TIME_LIMIT_S = 60
@@ -413,7 +413,7 @@ def sources() -> Path:
     for index in (Path(__file__).parents[2] / "bpf", Path(__file__).parents[1] / "bpf"):
         if (index / "netmon.h").exists():
             return index
-    raise UnsupportedError("cannot find bpf/netmon.h beside the netmon package: the installation is incomplete")
+    raise UnsupportedError("cannot find bpf/netmon.h next to the netmon package: the installation is incomplete")
 
 
 def source_text(source: str, structures: "dict[str, Any]") -> str:
@@ -422,8 +422,8 @@ def source_text(source: str, structures: "dict[str, Any]") -> str:
 
 
 def load(geometry: Geometry) -> dict[str, int]:
-    """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births and stops where there is
-    support, of verbs where there is a device. What is not there is said in one line, which names what is missed.
+    """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of socket creations and stops where
+    there is support, of verbs where there is a device. One log line names what is missing.
 
     What was compiled before is loaded as it is, in a few hundredths of a second; else a child compiles for some
     seconds and is gone on return. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the
@@ -443,7 +443,7 @@ def load_collectives(geometry: Geometry) -> dict[str, int]:
     They were compiled with the others. Raises KernelError with the reason why they are not there.
     """
     if not bpf_calls.has_uprobe_links():
-        raise KernelError("this kernel cannot tell probes apart (Linux 6.6 can)")
+        raise KernelError("this kernel cannot distinguish probes (Linux 6.6 can)")
     key = image_key(geometry)
     image = read_image(cache_folder(), collectives_key(key)) if key else None
     if image is None:

@@ -57,7 +57,7 @@ def _source_check() -> Check:
     try:
         name = _SOURCE.read_text().strip()
     except OSError:
-        return Check("clock source", Status.UNKNOWN, "not told by /sys")
+        return Check("clock source", Status.UNKNOWN, "not reported by /sys")
     if name in _SLOW_SOURCES:
         advice = "find out why the kernel distrusts the CPU's own counter (dmesg | grep -i clocksource)"
         return Check("clock source", Status.LIMITED, f"{name}: one slow read per packet", advice)
@@ -205,7 +205,7 @@ def _jit() -> Check:
     if enabled:
         return Check("BPF JIT", Status.OK, "on")
     return Check(
-        "BPF JIT", Status.LIMITED, "off: every packet costs several times more", "sysctl net.core.bpf_jit_enable=1"
+        "BPF JIT", Status.LIMITED, "off: every packet costs many times more", "sysctl net.core.bpf_jit_enable=1"
     )
 
 

@@ -42,7 +42,7 @@ class Nic:
 
 def describe(name: str) -> Nic:
     """The interface of this name in the network namespace of the caller. Raises UnsupportedError."""
-    from pyroute2 import IPRoute  # 20 MB that stay: a long-lived process calls this apart
+    from pyroute2 import IPRoute  # 20 MB that stay: a long-lived process calls this in a child
     from pyroute2.netlink.exceptions import NetlinkError
 
     with IPRoute() as route:
@@ -147,7 +147,7 @@ _ETHTOOL = tuple(
         r"^[rt]x_(bytes|packets)(_phy)?$",
         r"_vport_rdma_.*(bytes|packets)$",
         r"drop|discard|missed|out_of_buffer|no_buf|alloc_err",
-        r"allowance_exceeded",  # of AWS' ENA: what the cloud held back or dropped
+        r"allowance_exceeded",  # of AWS' ENA: what the cloud delayed or dropped
         r"ecn|cnp",
         r"pause|xo(n|ff)|pfc",
         r"err|crc|symbol",

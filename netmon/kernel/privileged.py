@@ -89,7 +89,7 @@ def _is_child_of_trainer(process: Process, known: dict[int, Process], training: 
 
 
 MORE_MAPS = (EVENT_MAP, stops.MAP)
-"""Beside loader.MAPS, where the kernel can tell."""
+"""In addition to loader.MAPS, where the kernel reports them."""
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class _Server:
         return {"hooks": [interface.hooks for interface in self._interfaces], "maps": maps, "verbs": bool(self._verbs)}
 
     def _watch_sockets(self) -> None:
-        with contextlib.suppress(KeyError, OSError):  # the kernel cannot tell: sockets are looked up only
+        with contextlib.suppress(KeyError, OSError):  # the kernel does not report them: sockets are looked up only
             self._socket_events = SocketEvents(self._programs[PROGRAM], self._programs[MAP])
         self._owners = OwnerSearch(self._processes, self._socket_events)
 
@@ -348,7 +348,7 @@ def _described(process: Process) -> dict[str, Any]:
 class Started:
     """What a started privileged part hands over. hooks: per interface, rx then tx. verbs: whether posts are counted.
 
-    descriptors: of loader.MAPS, and of MORE_MAPS where the kernel can tell.
+    descriptors: of loader.MAPS, and of MORE_MAPS where the kernel reports them.
     """
 
     descriptors: dict[str, int]

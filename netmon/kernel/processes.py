@@ -225,8 +225,8 @@ def pid_namespace() -> tuple[int, int] | None:
     return None if status.st_ino == _MACHINE_PID_NAMESPACE else (status.st_dev, status.st_ino)
 
 
-PARTIAL_VIEW = "steps and connections are told of processes in this one, not of those inside of it or outside of it"
-"""What it means that `pid_namespace` is not the machine's: the kernel tells a process's number in its own one only."""
+PARTIAL_VIEW = "steps and connections are reported of processes in it, not of those nested in it or outside of it"
+"""What it means that `pid_namespace` is not the machine's: the kernel reports a process's number in its own only."""
 
 
 def pids() -> Iterator[int]:
@@ -278,7 +278,7 @@ class Identity(NamedTuple):
 
 
 def identity_of(pid: int) -> Identity | None:
-    """None where it is gone, not ours to see, or of several users at once, as a setuid program is. Opens no file."""
+    """None where it is gone, not ours to see, or of two users at once, as a setuid program is. Opens no file."""
     stat, uids = _stat(pid), set(user_ids(pid))
     try:
         executable, mounts = (os.readlink(f"{PROC}/{pid}/{name}") for name in ("exe", "ns/mnt"))
@@ -432,7 +432,7 @@ def _owner(pid: int) -> int:
         return -1
 
 
-# --- Whether processes or interfaces have come or gone: cheap to ask again and again, without walking /proc.
+# --- Whether processes or interfaces have come or gone: cheap to query again and again, without walking /proc.
 
 _RTMGRP_LINK = 1
 _LINE = 256

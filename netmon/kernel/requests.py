@@ -37,7 +37,7 @@ MOST_BYTES = 64 << 10
 MOST_ENDPOINTS, MOST_INTERFACES = 1000, 256
 HOOKS = ("auto", "tc", "xdp")
 TRANSFERS = ("none", "operations", "each")
-"""What is told of what NCCL sends, as netmon.kernel.training.nccl numbers it."""
+"""How much is reported of what NCCL sends, as netmon.kernel.training.nccl numbers it."""
 
 _START, _LOOK, _MORE, _FIND_OWNERS, _LOOK_ELSEWHERE, _LOOK_CLOSELY, _READ_POSTED = range(1, 8)
 _SIZES = struct.Struct("<BQIB")  # hook, bucket width, flow slots, place in TRANSFERS

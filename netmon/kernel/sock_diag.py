@@ -37,7 +37,7 @@ class Endpoint(NamedTuple):
         return Endpoint(self.protocol, self.remote, self.remote_port, self.local, self.local_port)
 
     def listening(self) -> "Endpoint":
-        """As the kernel is asked who takes connections to the local end."""
+        """The query for the process that accepts connections to the local end."""
         return self._replace(remote="::" if ":" in self.local else "0.0.0.0", remote_port=0)
 
 
@@ -98,7 +98,7 @@ class DiagnosisSocket:
         while waiting:
             try:
                 packet = self._socket.recv(_RECEIVE_BYTES)
-            except OSError as error:  # answers lost, or none: unknown, to be asked again
+            except OSError as error:  # answers lost, or none: unknown, to be queried again
                 if error.errno not in (errno.ENOBUFS, None):
                     raise
                 self._discard()
@@ -149,7 +149,7 @@ def _messages(packet: bytes) -> Iterator[tuple[int, int, bytes]]:
         offset += max(_HEADER.size, length + 3 & ~3)
 
 
-# --- What TCP itself says of a connection (struct tcp_info of linux/tcp.h), asked socket by socket.
+# --- What TCP itself says of a connection (struct tcp_info of linux/tcp.h), queried socket by socket.
 
 _FIELDS = {  # name → (format, offset)
     "options": ("u1", 5),

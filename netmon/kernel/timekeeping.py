@@ -93,7 +93,7 @@ def _processes() -> set[str]:
 
 
 def _chrony() -> ClockState | None:
-    # chrony disciplines the clock without telling the kernel unless it is set up to, so it is asked first.
+    # chrony disciplines the clock without telling the kernel unless it is set up to, so it is queried first.
     if not shutil.which("chronyc"):
         return None
     try:

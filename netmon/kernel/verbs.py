@@ -2,10 +2,10 @@
 """What processes hand to RDMA devices by libibverbs: bytes and requests of each queue pair, as bpf/verbs.c counts them.
 
 A program posts by tables in its memory (ibv_post_send, ibv_wr_send and others), which lead into the device's provider,
-a library that exports no such functions. Probes on libibverbs tell where they are as soon as a process opens a device,
-or asks for the functions that build requests; the probes put there serve every process that maps this provider. What a
-process says of its memory is no reason to believe it: code is probed only where a function of a file begins that is
-called like a provider, and no more where it is called as something else.
+a library that exports no such functions. Probes on libibverbs report where they are as soon as a process opens a
+device, or requests the functions that build requests; the probes put there serve every process that maps this provider.
+What a process says of its memory is no reason to believe it: code is probed only where a function of a file begins that
+is called like a provider, and no more where it is called as something else.
 
 Where there is no RDMA device there is nothing to post to: nothing is loaded.
 """
@@ -63,7 +63,7 @@ class QueuePair(NamedTuple):
 
 
 def queue_pairs() -> list[QueuePair]:
-    """Of all devices; empty where there are none, or the kernel does not tell."""
+    """Of all devices; empty where there are none, or the kernel does not report them."""
     found: list[QueuePair] = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_RDMA) as own:
         own.settimeout(_LIMIT_S)
@@ -212,7 +212,7 @@ class Place:
 
 @dataclass
 class _Reported:
-    """Of queue pairs: what has been told, and when; in the order in which they were found."""
+    """Of queue pairs: what has been reported, and when; in the order in which they were found."""
 
     indices: dict[bytes, int] = field(default_factory=dict)
     counts: Counts = field(default_factory=lambda: np.zeros((0, 9), np.uint64))
@@ -261,7 +261,7 @@ class Verbs:
         self._libraries = Uprobes(programs, _PROBES)
         self._ring = RingBuffer(programs[FOUND], _RING_BYTES, PROVIDER)
         self.descriptor = programs[FOUND]
-        """Readable when a process has told where it posts."""
+        """Readable when a probe has reported where a process posts."""
         self._functions: dict[_Key, _Function] = {}
         self._refused: set[_Key] = set()
         self._wanted: list[_Wanted] = []
@@ -346,10 +346,10 @@ class Verbs:
         for address, pid, way in self._ring.take().tolist():
             said.setdefault(pid, set()).add((address, way))
         for pid, functions in said.items():
-            places = places_of(pid, {address for address, _ in functions})
+            locations = locations_of(pid, {address for address, _ in functions})
             of_files: dict[tuple[str, int], _Wanted] = {}
             for address, way in functions:
-                if place := places.get(address):
+                if place := locations.get(address):
                     library = place.library
                     wanted = of_files.setdefault((library.path, library.inode), _Wanted(pid, library, set()))
                     wanted.functions.add((place.offset, way))
@@ -414,9 +414,9 @@ class Verbs:
     # --- what
 
     def read(self) -> tuple[list[Posted], dict[int, Process | None], bool]:
-        """What has been posted since it was told last, MOST_ROWS at most; by whom; whether there is more.
+        """What has been posted since the last report, MOST_ROWS at most; by whom; whether there is more.
 
-        What is left is told before anything newer.
+        What is left is reported before anything newer.
         """
         self.take()
         if not self._left:
@@ -446,7 +446,7 @@ class Verbs:
         return np.frombuffer(raw[0], QUEUE_KEY), np.frombuffer(raw[1], QUEUE)
 
     def _before(self, keys: npt.NDArray[np.void]) -> npt.NDArray[np.intp]:
-        """The place of each queue pair in what has been told."""
+        """The index of each queue pair in what has been reported."""
         reported, raw = self._reported, keys.view(f"V{QUEUE_KEY.itemsize}").tolist()
         new = [key for key in raw if key not in reported.indices]
         for key in new:
@@ -474,7 +474,7 @@ class Verbs:
         return rows
 
     def _forget_gone(self) -> None:
-        """Processes that had ended when their queue pairs were read last: all has been told of them."""
+        """Processes that had ended when their queue pairs were read last: everything has been reported of them."""
         gone, self._gone = self._gone, set()
         if not gone:
             return
@@ -537,7 +537,7 @@ class Verbs:
     # --- all
 
     def warnings(self) -> list[str]:
-        """What could not be done, since it was last asked for."""
+        """What could not be done since the last call."""
         warnings, self._warnings = [*self._libraries.warnings(), *self._warnings], []
         return warnings
 
@@ -587,10 +587,10 @@ def users() -> list[User]:
 
 def place_of(pid: int, address: int) -> Place | None:
     """None: the process has no code of a file there."""
-    return places_of(pid, [address]).get(address)
+    return locations_of(pid, [address]).get(address)
 
 
-def places_of(pid: int, addresses: Collection[int]) -> dict[int, Place]:
+def locations_of(pid: int, addresses: Collection[int]) -> dict[int, Place]:
     """Of those addresses where the process has code of a file."""
     found = {}
     for line in _MAPPED.finditer(read_bounded(PROC / str(pid) / "maps", _MOST_MAPS)):

@@ -37,7 +37,7 @@ _ALL_PROTOCOLS = socket.htons(0x0003)  # ETH_P_ALL
 
 
 def attach_filter(program: int, index: int, name: str, direction: Direction) -> Callable[[], None]:
-    """Adds the program beside what is there; returns what takes it away again. Raises KernelError."""
+    """Adds the program next to the existing ones; returns what takes it away again. Raises KernelError."""
     filters = _Filters(index, _PARENT[direction])
     try:
         ours = filters.add(program)
@@ -132,7 +132,7 @@ def number_interface(table: int, index: int, number: int) -> None:
     entries = _near(table, index)
     indices = [position for wanted in (index, 0) for position, found in entries.items() if found == wanted]
     if not indices:
-        raise KernelError(f"cannot number the interface with index {index}: {_PROBES} others have its places")
+        raise KernelError(f"cannot number the interface with index {index}: {_PROBES} others have its slots")
     _write(table, indices[0], index, number)
 
 
@@ -171,9 +171,9 @@ def _unreachable(error: OSError) -> KernelError:
     return KernelError(f"cannot reach the table of interfaces: {error.strerror}")
 
 
-# --- Attaching the meter to interfaces beside whatever is there, and taking it away again.
+# --- Attaching the meter to interfaces next to the programs already there, and detaching it.
 #
-# Links (XDP, tcx) are held by a descriptor and vanish with the process. Where the kernel has no tcx, a filter is
+# Links (XDP, tcx) belong to a descriptor and vanish with the process. Where the kernel has no tcx, a filter is
 # added to clsact; the next start removes what a killed agent left of that kind (by its name), and nobody else's.
 
 _AT_HEAD = 1 << 3  # BPF_F_BEFORE without a relative: before all others, so that nobody's redirect blinds us

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over rows in C, where an installation could build them; each has a twin in numpy beside its caller."""
+"""Loops over rows in C, where an installation could build them; each has a twin in numpy next to its caller."""
 
 from importlib import import_module
 from types import ModuleType

@@ -54,7 +54,7 @@ def test_what_a_post_costs_is_told_of_each_kind_and_all_of_them_are_counted() ->
 
 def test_what_a_transfer_of_nccl_costs_is_told_of_each_way_of_telling_it() -> None:
     if not has_uprobe_links():
-        pytest.skip("this kernel cannot tell probes apart")
+        pytest.skip("this kernel cannot distinguish probes")
     document = bench("collectives", "--rounds", "1")
     assert [cost["level"] for cost in document["costs"]] == ["operations", "each transfer"]
     assert [cost["events"] for cost in document["costs"]] == [1.25, 2.25]

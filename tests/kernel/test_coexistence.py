@@ -89,7 +89,7 @@ def test_an_xdp_program_stays_and_is_named_when_it_is_in_the_way(
     agent = watched.agent("--hook", "xdp", name="again")
     (line,) = [line for line in agent.output().splitlines() if "cannot attach" in line]
     assert f"cannot attach to {watched.right.interface} by XDP: its slot is taken by program" in line
-    assert ", held by python" in line  # its name takes CAP_SYS_ADMIN, which the agent has given up
+    assert ", loaded by python" in line  # its name takes CAP_SYS_ADMIN, which the agent has given up
     assert line.endswith("; tc is used")
     assert watched.attached() == (1, 1, 1)
     counts_everything(watched)

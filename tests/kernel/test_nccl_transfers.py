@@ -36,7 +36,7 @@ from netmon.records import (
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(shutil.which("cc") is None, reason="no cc"),
-    pytest.mark.skipif(not bpf_calls.has_uprobe_links(), reason="this kernel cannot tell probes apart"),
+    pytest.mark.skipif(not bpf_calls.has_uprobe_links(), reason="this kernel cannot distinguish probes"),
 ]
 
 ALL_REDUCE, ALL_GATHER = 5, 3  # as we number them; NCCL: 4 and 2
@@ -327,7 +327,7 @@ def test_a_governor_lets_transfers_go_and_says_so(tmp_path: Path, cleanup: ExitS
         time.sleep(0.1)
         seen.follow()
         said += seen.nccl.warnings()
-    assert "operations are told without their bytes" in said[0]
+    assert "operations are reported without their bytes" in said[0]
     traps = seen.count(0)
     bytes_, transfers = rank.hear()
     assert seen.count(0) - traps < 1000  # those that were under way

@@ -72,10 +72,10 @@ def test_steps_are_told_by_the_numbers_of_the_namespace(namespaces: Callable, tm
     assert set(iterations["source"]) == {"uprobe"}
     assert iterations["iteration"].tolist() == list(range(STEPS - 1))  # nothing tells when the last one was over
     (line,) = (line for line in log.read_text().splitlines() if "PID namespace" in line)
-    assert "not of those inside of it or outside of it" in line
+    assert "not of those nested in it or outside of it" in line
 
 
 def test_doctor_says_what_is_not_seen() -> None:
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *NETMON, "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=os.environ)
-    assert "not of those inside of it or outside of it" in " ".join(done.stdout.split())
+    assert "not of those nested in it or outside of it" in " ".join(done.stdout.split())

@@ -22,7 +22,7 @@ from netmon.lab.trainers.ring import OVERLAPPED_FUSION_BYTES
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(shutil.which("cc") is None, reason="no cc"),
-    pytest.mark.skipif(not bpf_calls.has_uprobe_links(), reason="this kernel cannot tell probes apart"),
+    pytest.mark.skipif(not bpf_calls.has_uprobe_links(), reason="this kernel cannot distinguish probes"),
 ]
 RING = (0, 1, 2)
 INJECTED = ("late:rank=1,at=24.5,for=600ms", "slow-link:host=0,at=36.5,for=2s,strength=0.1")

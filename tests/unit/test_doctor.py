@@ -45,7 +45,7 @@ def test_xdp_is_never_chosen_unasked(facts, wanted):
 def test_xdp_sees_only_what_arrives():
     choice = choose_hook(NIC, tcx=True, wanted="xdp")
     assert choice[:2] == ("xdp", "tcx")
-    assert choice.reason == "asked for; mlx5_core runs it natively, says the kernel"
+    assert choice.reason == "requested; mlx5_core runs it natively, says the kernel"
 
 
 def test_xdp_on_veth_comes_with_its_price():
@@ -65,7 +65,7 @@ def test_xdp_on_veth_comes_with_its_price():
 )
 def test_the_kernel_is_believed_before_the_list_of_drivers(driver, xdp, rx, reason):
     choice = choose_hook(replace(NIC, driver=driver, xdp=xdp), tcx=True, wanted="xdp")
-    assert (choice.rx, choice.reason) == (rx, f"asked for; {reason}")
+    assert (choice.rx, choice.reason) == (rx, f"requested; {reason}")
 
 
 def test_a_taken_xdp_slot_stays_its_holders_and_tc_is_used():
@@ -89,7 +89,7 @@ def test_remarks_name_what_would_mislead():
 @pytest.mark.parametrize(
     ("xdp", "remark"),
     [
-        (None, "XDP: unknown (Linux 6.3 and later tell)"),
+        (None, "XDP: unknown (Linux 6.3 and later report it)"),
         (GENERIC, "XDP: generic only, after the sk_buff is built: nothing is gained over tc"),
         (
             replace(NATIVE, fragments=False),

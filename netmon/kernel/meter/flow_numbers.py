@@ -215,7 +215,7 @@ class FlowNumbers:
         self.next_id = 1
         self.aggregates = Aggregates(self._next)
         self.training: Choice = lambda keys: np.zeros(len(keys), bool)
-        """Asked only when not all new flows can be described."""
+        """Called only when not all new flows can be described."""
 
     def __len__(self) -> int:
         """Flows that have an id of their own."""
@@ -298,9 +298,9 @@ def reversed_keys(keys: Table) -> list[bytes]:
     return raw
 
 
-# --- Slots whose flow has no id of its own: how much each has carried, and which are to be given one.
+# --- Slots whose flow has no id of its own: how much each has transferred, and which are to be given one.
 #
-# Two kinds: members of an aggregate, which get an id once they are large; and flows that were forgotten while they held
+# Two kinds: members of an aggregate, which get an id once they are large; and flows that were forgotten while they had
 # their slot, which get one as soon as they go on. All arrays are as long as the slots are, and touched where used.
 
 LARGE_BYTES = 65_536
@@ -313,7 +313,7 @@ Generations = npt.NDArray[np.uint16]
 
 
 class UnnamedSlots:
-    """Beside a meter's own arrays, of which it changes flow_of_slot."""
+    """Works on a meter's arrays, of which it changes flow_of_slot."""
 
     def __init__(
         self, numbers: FlowNumbers, slots: Table, flow_of_slot: npt.NDArray[np.uint32], generation: Generations

@@ -11,8 +11,8 @@ slot_states.py says which slots are looked at, and why no other one can have an 
 Order. The programs of a CPU publish a record after they have rewritten its slot, and the opening of a flow after the
 last bucket of the flow that it displaces and before the first one of its own. So the buckets are looked at first and
 the openings second: these are then at least those that the buckets are of. A displaced flow's last bucket may come with
-the next drain, and no later: until then it is remembered which flow held the slot. A record of which no opening tells
-all the same is said once and counted as lost: no other flow gets its bytes.
+the next drain, and no later: until then the slot's flow is remembered. A record without any opening is logged once and
+counted as lost: no other flow gets its bytes.
 """
 
 import logging
@@ -160,7 +160,7 @@ class SlotStates:
         return quiet, values
 
 
-# --- Which flow held a slot in which generation, of the latest changes.
+# --- Which flow had a slot in which generation, of the latest changes.
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class RowBuffer:
         self._used = length
 
     def drop(self, rows: npt.NDArray[np.intp]) -> None:
-        """Takes these rows out, given in ascending order; others move into their places."""
+        """Takes these rows out, given in ascending order; others move into their rows."""
         left = self._used - len(rows)
         holes = rows[rows < left]
         movable = np.setdiff1d(np.arange(left, self._used), rows, assume_unique=True)
@@ -334,7 +334,7 @@ class Meter:
     """The reading end of one loaded meter. Not thread-safe; never blocks."""
 
     def __init__(self, memory: MeterMemory, geometry: Geometry, numbers: FlowNumbers | None = None) -> None:
-        """memory: of that geometry. numbers: what the flows are called; None for the usual budgets."""
+        """memory: of that geometry. numbers: what the flows are called; None for the default budgets."""
         self.geometry = geometry
         self.rows = RowBuffer()
         """What has been drained; the caller gives it up by `rows.shrink(0)` when it is done with it."""
@@ -369,7 +369,7 @@ class Meter:
     def drain(self, now_ns: int) -> Drained:
         """Everything closed so far, and what ended more than STALE_NS before now_ns (mono).
 
-        Rows come in no particular order, and several may be of the same flow and bucket: they add up.
+        Rows come in no particular order, and more than one may be of the same flow and bucket: they add up.
         """
         self._now_ns = now_ns
         produced = self._producers.tobytes()
@@ -474,7 +474,7 @@ class Meter:
         """The kernel has reported no flow that had this slot in this generation, which its programs never do."""
         if not self._flow_missing:
             log.warning(
-                "buckets of a flow that the kernel has not told of are counted as lost: slot %d, generation %d "
+                "buckets of a flow that the kernel has not reported are counted as lost: slot %d, generation %d "
                 "where %d is known",
                 *(slots[0], generations[0], self._generation[slots[0]]),
             )
@@ -483,7 +483,7 @@ class Meter:
     def _assign(self, opened: SlotHolders) -> None:
         slots = opened.slots
         self._displaced = SlotHolders(slots, self._generation[slots], self._flow_of_slot[slots]).and_also(opened)
-        self._flow_of_slot[slots] = opened.flow_ids  # of several openings of a slot the last one stays
+        self._flow_of_slot[slots] = opened.flow_ids  # of a slot's openings the last one stays
         self._generation[slots] = opened.generations
         self._unnamed.open(slots, opened.flow_ids)
 

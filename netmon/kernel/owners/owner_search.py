@@ -192,7 +192,7 @@ class SocketOwners:
                 return
 
     def _search(self, missing: set[int]) -> None:
-        """Looks through all descriptors; those who held sockets before come first, as they will again."""
+        """Looks through all descriptors; previous owners of sockets come first, as they are likely to own new ones."""
         before, self._owner = self._owner, {}
         holders = set(before.values())
         self._look_at(sorted(pids(), key=lambda pid: pid not in holders), missing)
@@ -231,10 +231,10 @@ class Answer(NamedTuple):
 
 
 class OwnerSearch:
-    """Everything that can tell an owner, asked in the order of what it costs."""
+    """All sources of a socket's owner, queried in the order of their cost."""
 
     def __init__(self, processes: ProcessTable, socket_watch: SocketEvents | None) -> None:
-        """births: None where the kernel does not report connections being made."""
+        """socket_watch: None where the kernel does not report new connections."""
         self._processes, self._socket_events = processes, socket_watch
         self._diagnosis: DiagnosisSocket | None = None
         with contextlib.suppress(OSError):
@@ -243,7 +243,7 @@ class OwnerSearch:
         self._translations = Translations()
         self._groups = ControlGroups()
         self._holders = SocketOwners()
-        self._seen: dict[int, Process] = {}  # processes of births, as they were then
+        self._seen: dict[int, Process] = {}  # processes that created sockets, as they were then
         self._of_port: dict[tuple[int, int], int] = {}  # (protocol, local port) → pid that had a socket there
         self._tables: dict[str, SocketTable] = {}
         self._table_limiter = TimeLimiter(share=0.01, burst_ns=500_000_000)

@@ -31,7 +31,7 @@ _REMEMBERED = 32_768  # connections
 _ENDS = 36  # bytes of addresses and ports, with which a record begins
 _PER_SECOND, _AT_ONCE = 2_000, 8_000
 """Connections that are taken in one by one; beyond them one of each process, and those of processes that matter."""
-_MOST_CHOSEN = 500  # at a time, beyond the allowance
+_MOST_CHOSEN = 500  # at a time, beyond the rate limit
 
 _OFFSETS = {
     "NETMON_SK_FAMILY": ("sock", "__sk_common.skc_family"),

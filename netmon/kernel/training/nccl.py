@@ -47,7 +47,7 @@ _PROGRAMS = {
     "nccl_awaited": ("nccl_moved", EACH),
     "nccl_arrived": ("nccl_arrived", EACH),
 }
-"""By what nccl_layout calls the places: the program there, and from what on it is needed."""
+"""By nccl_layout's name of a probed location: the program there, and from what on it is needed."""
 
 File = tuple[int, int]
 """Device and inode."""
@@ -100,7 +100,7 @@ class NcclTransfers:
     def follow(self, files: Collection[File], spend: Callable[[int, int], None]) -> list[str]:
         """Attaches to what has been read, and begins to read the next; returns the paths of the former. Does not block.
 
-        files: that are of interest still; spend: is told a user and how much processor time its library took.
+        files: that are of interest still; spend: called with a user and the processor time that its library took.
         """
         added: list[str] = []
         for file in [file for file in self._probed if file not in files]:
@@ -129,7 +129,7 @@ class NcclTransfers:
         return [os.dup(self._loaded[name]) for name in HANDED_OVER]
 
     def warnings(self) -> list[str]:
-        """What could not be done, since it was last asked for."""
+        """What could not be done since the last call."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
@@ -222,7 +222,7 @@ class NcclTransfers:
             os.close(probed.library.descriptor)
 
     def _govern(self, now_ns: int) -> None:
-        """Where transfers are more than may be looked at, operations are told without them for a while."""
+        """Where transfers are more than may be looked at, operations are reported without them for a while."""
         spent_ns = now_ns - self._governed_ns
         if spent_ns < _GOVERN_NS:
             return
@@ -232,7 +232,9 @@ class NcclTransfers:
             self._resume_ns = now_ns + self._pause_ns
             self._set_level(self._level - 1)
             reported = (
-                "operations are told, not each transfer" if self._level else "operations are told without their bytes"
+                "operations are reported, not each transfer"
+                if self._level
+                else "operations are reported without their bytes"
             )
             self._warn(f"NCCL makes {rate:,.0f} transfers/s: {reported}, for {self._pause_ns / 1e9:.0f} s")
             self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)

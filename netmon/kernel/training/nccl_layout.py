@@ -4,9 +4,9 @@
 Read by a child, as netmon.kernel.training.symbols: anybody can map a library that is called like NCCL. Its own debug
 information says how the structures lie, not a table of versions; what does not fit together is refused with the reason.
 
-NCCL 2.27 and later keep the size of a sub's latest transfer, and call one function in several states of each. In one
-of them a proxy calls it again and again, while the peer is not ready. So the calls are probed and not the function:
-those in the proxy's own code that are made once a transfer. NCCL 2.23 to 2.26 keep the sum: ends of operations tell it.
+NCCL 2.27 and later keep the size of a sub's latest transfer, and call one function in more than one state of each. In
+one of them a proxy calls it again and again, while the peer is not ready. So the calls are probed and not the function:
+those in the proxy's own code that are made once a transfer. NCCL 2.23 to 2.26 keep the sum: it is read where they end.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ def main() -> None:
 def read_library(descriptor: int) -> dict[str, Any]:
     """What is to be probed, and how the structures lie. Raises OSError, and ValueError with the reason why not.
 
-    `build`: the library's build id; `functions`: places and sizes of what is probed, as its table of symbols has them.
+    `build`: the library's build id; `functions`: offsets and sizes of what is probed, as its table of symbols has them.
     Where there is debug information, too: `probes`, file offsets by program; `layout`, numbers of TRANSFER_LAYOUT;
     `collectives` and `algorithms`, NCCL's number → ours.
     """
@@ -133,7 +133,7 @@ def read_library(descriptor: int) -> dict[str, Any]:
     if _OVER not in functions:
         if _BEFORE in functions:
             raise ValueError("NCCL before 2.23 does not keep the size of a transfer")
-        raise ValueError("its proxy does not tell its operations as that of NCCL 2.23 and later does")
+        raise ValueError("its proxy does not show its operations as that of NCCL 2.23 and later does")
     known = {"build": _build_id(elf), "functions": functions}
     program = _debug_information(descriptor)
     if program is None:
@@ -155,7 +155,7 @@ def read_library(descriptor: int) -> dict[str, Any]:
 
 
 def _functions(elf: Elf) -> dict[str, list[tuple[int, int]]]:
-    """Offset and size of each function that is asked for; of those that progress there are several of one name."""
+    """Offset and size of each requested function; of those that progress, more than one has the same name."""
     rows, names = elf.symbols(SYMTAB)
     if not rows:
         raise ValueError("its local functions have no names: it is stripped")
@@ -196,26 +196,26 @@ def _cheap(elf: Elf, function: int) -> int:
 def _calls(elf: Elf, functions: dict[str, list[tuple[int, int]]], states: dict[str, int]) -> dict[str, list[int]]:
     """Offsets of the calls in which a proxy tells that a transfer is on its way or has come, and that one is awaited.
 
-    Calls of several states may be one, to which the code jumps: those of other states are left out only where there are
-    calls for what is looked for. A program looks at the state again.
+    Calls of different states may be one, to which the code jumps: those of other states are left out only where there
+    are calls for what is looked for. A program looks at the state again.
     """
     if os.uname().machine != "x86_64":
         raise ValueError("its calls are known on x86-64 only")
     if len(functions.get(_MOVED, ())) != 1:
-        raise ValueError("its proxy does not tell its transfers")
+        raise ValueError("its proxy does not show its transfers")
     sent, awaited, received = (states.get(name) for name in _STATES.values())
     spins = states.get(_SPINS)
     sends, receives = (_states_of_calls(elf, functions, name) for name in _PROGRESS)
     if spins is not None:
         if spins not in sends.values():
-            raise ValueError("which call of its proxy spins cannot be told")
+            raise ValueError("it is unclear which call of its proxy spins")
         sends = {call: state for call, state in sends.items() if state not in (spins, None)}
     found = {
         "nccl_moved": _of_state(sends, sent) + _of_state(receives, received),
         "nccl_awaited": [call for call, state in receives.items() if state == awaited],
     }
     if len(found["nccl_moved"]) + len(found["nccl_awaited"]) > _MOST_SITES or not sends or not receives:
-        raise ValueError("where its proxy tells its transfers cannot be told")
+        raise ValueError("it is unclear where its proxy shows its transfers")
     return found
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the ranks of NCCL's jobs on this host are, as NCCL says itself: its RAS, on by default since 2.24.
 
-It listens on the loopback of the network namespace that a job is in; of several processes there one does. Anybody can
+It listens on the loopback of the network namespace that a job is in; one of the processes there does. Anybody can
 listen in its place. So whoever may enter that namespace makes the connection, and a child that may nothing speaks with
 it, for so long and so many bytes and no more.
 """
@@ -26,7 +26,7 @@ _CONNECT_S, _ANSWER_S = 0.5, 4.0
 _READING_S = 3.0  # of processor time; twice as long by the clock
 _MEMORY_BYTES, _MOST_BYTES, _MOST_LINE = 512 << 20, 4 << 20, 4096
 _MOST_NAMESPACES, _MOST_PROCESSES = 16, 256
-_MOST_COMMUNICATORS, _MOST_RANKS = 64, 512  # ranks that are told of, in all
+_MOST_COMMUNICATORS, _MOST_RANKS = 64, 512  # ranks that are reported, in all
 _MOST_WORD, _MOST_PID, _MOST_DEVICE = 64, 1 << 22, 1024
 _PEERS_S = 2  # that RAS waits for other hosts
 
@@ -103,7 +103,7 @@ def _said(own: tuple[int, ...], reading: Reading | str) -> Said:
 
 
 def checked(own: tuple[int, ...], answer: dict[str, Any]) -> Said:
-    """As the child says, which has heard it from a stranger. Raises KernelError."""
+    """The child's answer, checked: it comes from an untrusted process. Raises KernelError."""
     try:
         communicators = tuple(
             Communicator(int(one["size"]), int(one["missing"]), tuple(Rank(*rank) for rank in one["ranks"]))

@@ -246,7 +246,7 @@ def _find(rows: bytes, names: bytes, segments: Sequence[Segment], prefixes: Sequ
     found: Offsets = {prefix: {} for prefix in prefixes}
     count = 0
     for name, _, _, section, value, length in _SYMBOL.iter_unpack(rows):
-        # Defined here, not asked of another library.
+        # Defined here, not imported from another library.
         if name in indices and section and length and (offset := file_offset(segments, value)) >= 0:
             end = names.find(b"\0", name)
             found[indices[name]][offset] = names[name : end if end >= 0 else None].decode(errors="replace")[:1024]

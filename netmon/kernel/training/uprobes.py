@@ -2,7 +2,7 @@
 """Probes on the training libraries that running processes have mapped.
 
 A probe sits on the library's file, so one attachment serves every process that maps it, those that start later and
-those in containers included. It is held by a perf descriptor and vanishes with it; nothing is written into tracefs.
+those in containers included. It belongs to a perf descriptor and vanishes with it; nothing is written into tracefs.
 
 Anybody can map files with the right names, as many as a process may have, so everything here has a limit per user.
 """
@@ -325,7 +325,7 @@ class Uprobes:
         self._slow: dict[tuple[int, ...], tuple[int, float]] = {}  # how often it was tried, and from when on it may be
         self._wanted: dict[_File, _Wanted] = {}  # in one call of `follow`, but for the one that is being read
         self._limiters: dict[int, TimeLimiter] = {}  # by user
-        self._held_back: set[int] = set()  # users one of whose libraries is to be read later
+        self._delayed_users: set[int] = set()  # users one of whose libraries is to be read later
         self._calls = 0
         self._opening = StallingCalls(_OPEN_S)
         self._most_probes = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
@@ -367,7 +367,7 @@ class Uprobes:
         return self._read_and_attach()
 
     def warnings(self) -> list[str]:
-        """What could not be done, since it was last asked for."""
+        """What could not be done since the last call."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
@@ -487,11 +487,11 @@ class Uprobes:
 
     def _begin_reading(self, wanted: _Wanted) -> bool:
         if not self._limiter(wanted.uid).allows():
-            if wanted.uid not in self._held_back:
+            if wanted.uid not in self._delayed_users:
                 self._warn(wanted.library.path, "its user's libraries took long to be read; it is read later")
-            self._held_back.add(wanted.uid)
+            self._delayed_users.add(wanted.uid)
             return False
-        self._held_back.discard(wanted.uid)
+        self._delayed_users.discard(wanted.uid)
         if self._make_room(wanted.uid):
             symbols = dict.fromkeys(probe.symbol for probe in self._probes_on(wanted.library))
             wanted.reading = Reading(wanted.descriptor, [*symbols])
@@ -577,7 +577,7 @@ class Uprobes:
         if len(self._limiters) > _MOST_LIMITERS:
             gone = next(iter(self._limiters))
             del self._limiters[gone]
-            self._held_back.discard(gone)
+            self._delayed_users.discard(gone)
         return limiter
 
     def _warn(self, path: str, reason: str) -> None:
