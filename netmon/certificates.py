@@ -238,7 +238,7 @@ def tokens(authority: Authority) -> Iterable[Token]:
 # --- What NATS servers have to know of the authority's identities: a part of their configuration.
 
 _HEAD = """# Made by `netmon certificates`: make it anew when hosts come or go, then nats-server --signal reload.
-# include it in the servers' configuration, beside jetstream and max_payload: 20MB.
+# include it in the servers' configuration, next to jetstream and max_payload: 20MB.
 tls {{
   ca_file: "{folder}/{authority}"
   cert_file: "{folder}/{certificate}"

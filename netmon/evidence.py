@@ -29,7 +29,7 @@ class WaitsFor(IntEnum):
     UNKNOWN = 0
     THREAD = 1  # another one of its process, or of one with which it shares memory
     TIME = 2
-    EVENT = 3  # on one of several descriptors
+    EVENT = 3  # on one of a set of descriptors
     PIPE = 4
     CHILD = 5
     SOCKET = 6
@@ -64,7 +64,7 @@ _HOST = {
     "pid": "process id on the host",
     "missed_packets": "packets that the NICs had no room for",
     "no_buffer_packets": "packets that the NICs' drivers had no buffer for",
-    "limited_packets": "packets that the cloud held back or dropped because of the host's limits",
+    "limited_packets": "packets that the cloud delayed or dropped because of the host's limits",
     "pause_packets": "pause frames that the NICs have received",
     "congestion_packets": "congestion notices that RDMA ports have followed",
     "softnet_dropped": "packets dropped because the stack's backlog was full",
@@ -115,7 +115,7 @@ _POSTED = {
     "remote": "address or GID of the other end, or its LID; empty where it is not known",
     "remote_queue": "number of the queue pair there; 0: not known",
     "verb": "`write`, `read`, `send`; or `other`: atomics, and what moves nothing",
-    "bytes": "handed to the device's provider in that time; of a read, asked for",
+    "bytes": "handed to the device's provider in that time; of a read, requested",
     "requests": "work requests",
     "unread": "lists and requests that were longer than is read, or could not be read, so that more than `bytes` was "
     "posted; and lists that were given up while they were built, so that less was",
@@ -158,7 +158,7 @@ _TRANSFER = {
     "group_rank": "rank that sends or receives, as the communicator numbers ranks",
     "peer": "the other rank, in the same way",
     "sends": "1: it sends; 0: it receives",
-    "level": "0: a transfer; 1: an operation of NCCL's proxy, but for transfers that have rows; 2: several operations",
+    "level": "0: a transfer; 1: an operation of NCCL's proxy, but for transfers that have rows; 2: a sum of operations",
     "collective": "1 broadcast, 2 reduce, 3 all-gather, 4 reduce-scatter, 5 all-reduce, 6 to 8 send and receive, 9 "
     "all-to-all, 10 scatter, 11 gather, 12 all-gather of unequal parts, 13 to 15 signals; 0: unknown",
     "algorithm": "1 ring, 2 tree, 3 CollNet, 4 NVLS, 5 PAT, 6 between two ranks; 0: unknown",
@@ -186,7 +186,7 @@ TRANSPORT = np.dtype([(name, "<i8") for name in _CONNECTION])
 """A connection between two looks at its socket (struct tcp_info), one row per connection; counters are differences."""
 
 HOST_PART = np.dtype([(name, "<i8") for name in _HOST])
-"""What held things up on a host in a time: its own row (job unknown), and one of each rank; differences of counters."""
+"""What delayed a host in a time: its own row (job unknown), and one of each rank; differences of counters."""
 
 WAIT = np.dtype([(name, "<i8") for name in _WAIT])
 """What a rank is in the midst of: a row for each collective and transfer that is not over, and for the last one of each
@@ -204,10 +204,10 @@ GROUP_COLUMNS = (
     *("forward_calls", "forward_bytes", "waited_ns"),
     *("longest_sequence", "longest_at_ns", "late_sequence", "late_at_ns"),
 )
-"""Of COLLECTIVE those that what is told of groups rests on (netmon.dl.groups)."""
+"""Columns of COLLECTIVE from which groups are inferred (netmon.dl.groups)."""
 
 SAME_STEP_NS = 5_000_000
-"""Between the ends of a step that two tables tell of, at most."""
+"""Between the ends of a step that two tables report, at most."""
 
 TRANSFERS = np.dtype([(name, "<i8") for name in _TRANSFER])
 """What ranks send each other by NCCL, over whatever network: bytes of all rows of a rank add up."""

@@ -87,7 +87,7 @@ def option_name(field_name: str) -> str:
 def _bounded(
     name: str, parse: Callable[[str], Any], above: str | None, within: tuple[str, str] | None
 ) -> Callable[[str], Any]:
-    @functools.wraps(parse)  # argparse and the configuration file tell numbers from texts by it
+    @functools.wraps(parse)  # argparse and the configuration file distinguish numbers from texts by it
     def checked(text: str) -> Any:
         value = parse(text)
         if above and not value > parse(above):
@@ -114,7 +114,7 @@ _WIDTH = 110
 def defaults_from(path: Path, parser: argparse.ArgumentParser, owner: Callable[[str], str] | None = None) -> None:
     """Makes the file's values the parser's defaults; an option that the file sets is no longer required.
 
-    Values are checked and converted as if they stood on the command line. owner: the command that has an option of this
+    Values are checked and converted as if they were on the command line. owner: the command that has an option of this
     name, or empty. Raises UsageError, which names the file, and the line where it can, for a file that cannot be
     read, a key that is no option or stands in a table, and a value that the option does not take.
     """
@@ -212,7 +212,7 @@ def _misplaced(table: dict[str, Any], options: dict[str, argparse.Action]) -> st
 
 def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     def named() -> Iterator[tuple[str, argparse.Action]]:
-        for action in parser._actions:  # argparse offers no public way to ask what it takes
+        for action in parser._actions:  # argparse offers no public way to list its options
             for name in action.option_strings:
                 if name.startswith("--"):
                     yield name[2:], action

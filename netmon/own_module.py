@@ -42,7 +42,7 @@ def allow_descriptors() -> None:
 def keep_importable() -> None:
     """What this process imports from now it can import from as any other user, for as long as it lives.
 
-    A folder that is held open is reached without those above it, such as a home folder that is its owner's alone.
+    An open folder is reached without those above it, such as a home folder that is its owner's alone.
     """
     entries = {os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry)}
     previous = {entry: os.open(entry, os.O_PATH | os.O_DIRECTORY) for entry in entries if not _reached_by_all(entry)}
@@ -79,7 +79,7 @@ def typed(program: str) -> str:
 
 
 def to_install(extra: str) -> str:
-    """The command with which a user installs what an extra of ours needs, beside us.
+    """The command with which a user installs what an extra of ours needs, next to netmon.
 
     By the pip of this installation, which knows ours: in another one "netmon" is somebody else's project on PyPI.
     """
@@ -104,10 +104,10 @@ def call_by_name(name: str, *arguments: object) -> Any:
     theirs.close()
     try:
         if not ours.poll(_LIMIT_S):
-            raise KernelError(f"cannot ask for {name}: no answer after {_LIMIT_S} s")
+            raise KernelError(f"cannot request {name}: no answer after {_LIMIT_S} s")
         answer, error = ours.recv()
     except EOFError:
-        raise KernelError(f"cannot ask for {name}: the process that was to answer has ended") from None
+        raise KernelError(f"cannot request {name}: the process that was to answer has ended") from None
     finally:
         process.kill()
         process.join()

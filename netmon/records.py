@@ -151,7 +151,7 @@ TRANSFER = np.dtype(
 TRANSFER_ONE, TRANSFER_OPERATION, TRANSFER_OPERATIONS = range(3)
 """Its level."""
 TRANSFER_TRAPS, TRANSFER_UNREPORTED, TRANSFER_UNREPORTED_BYTES, TRANSFER_IMPLAUSIBLE, TRANSFER_EACH = range(5)
-"""What is counted beside, and whether transfers are told one by one."""
+"""Further counters, and whether transfers are reported one by one."""
 
 STOP = np.dtype([("begin_ns", "<u8"), ("end_ns", "<u8"), ("total_ns", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
 
@@ -180,7 +180,7 @@ PROTOCOL_NON_IP = 255
 
 
 class Count(NamedTuple):
-    """What is counted of a flow in a bucket; rows of several buckets add up, but for the peak."""
+    """What is counted of a flow in a bucket; rows of different buckets add up, but for the peak."""
 
     meaning: str  # of the dataset's column
     total: bool = False  # is added up for each flow, too, while it is alive
@@ -205,7 +205,7 @@ BUCKET = np.dtype(
         ("packets", "<u4"),
     ]
 )
-"""(flow, bucket) → counts. Several rows may name the same flow and bucket (one per CPU); they add up.
+"""(flow, bucket) → counts. Multiple rows may name the same flow and bucket (one per CPU); they add up.
 
 Laid out as KERNEL_BUCKET is, so that one becomes the other in place.
 """
@@ -339,7 +339,7 @@ class Owner:
     "service": nothing was found, but everybody known here who talks to that remote port is this process;
     "protocol": ARP, ICMP and others without ports, the kernel's own;
     "traffic": the collector's inference from the traffic;
-    "aggregate": the flow stands for several, and all that is known of their local port is this process;
+    "aggregate": the flow stands for more than one, and all that is known of their local port is this process;
     "peer": the process is no rank, but the other end belongs to one, and its job has ranks on this host, too: the
     launcher with its rendezvous, say. The flow is the job's (rank −1), as it is at its other end; pid and process say
     whose socket it is. A server on a host without ranks of the job keeps its flows, whoever asks it;
@@ -538,7 +538,7 @@ class Batch:
     nic: Sequence[NicSample] = ()
     bucket_ns: int = 0  # width of the rows; 0: the hello's bucket_ns
     evidence: Mapping[str, Table] = field(default_factory=dict)  # of netmon.evidence.EVIDENCE, by their names
-    words: Sequence[str] = ()  # that these name by their places
+    words: Sequence[str] = ()  # that these refer to by index
 
 
 def address(packed: bytes) -> str:

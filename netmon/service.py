@@ -115,7 +115,7 @@ _SIGNS = 4  # of life, in the time after which it is taken for dead
 
 
 class Supervisor:
-    """Does nothing where nobody asked for it. Never blocks; belongs to one thread."""
+    """Does nothing unless the environment requests it. Never blocks; belongs to one thread."""
 
     def __init__(self) -> None:
         """Reads what systemd has put into the environment."""
@@ -254,7 +254,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 2.0
 _STILL_S = 5.0
 _SUSPENDED_S = 1.0
-_WOKEN_S = 0.1  # what is less the collector's time is not asked for
+_WOKEN_S = 0.1  # a shorter suspend needs no time request
 _OUR_MODULES = "netmon."
 
 
@@ -274,9 +274,9 @@ class LoopWatchdog:
         self._still_since = 0.0
         self._loop = threading.get_ident()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="standstill", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="loop-watchdog", daemon=True)
         self.still_s = 0.0
-        """For how long the loop has stood still, all in all, since the start."""
+        """Total time that the loop has been stalled since the start."""
         self.suspended_s = 0.0
         """For how long the machine was suspended since the start."""
 
@@ -319,7 +319,7 @@ class LoopWatchdog:
         if not self._still_since and now - turned > _STILL_S:
             self._still_since = turned
             log.warning(
-                "the agent has stood still for %.0f s in %s: a disk that does not answer, or a host without CPU time; "
+                "the agent has been stalled for %.0f s in %s: a disk that does not answer, or a host without CPU time; "
                 "what the kernel's rings cannot hold is counted as lost",
                 *(now - turned, _where(sys._current_frames().get(self._loop))),
             )

@@ -143,7 +143,7 @@ def _sent(data: Path, window: Window) -> tuple[pd.DataFrame, list[str], pd.DataF
 
 
 def _cut(sent: pd.DataFrame) -> pd.DataFrame:
-    """What is larger than a simulator can read, as several that begin together."""
+    """What is larger than a simulator can read, as multiple sends that begin together."""
     times = -(-sent["payload_bytes"] // _LARGEST)
     if (times == 1).all():
         return sent
@@ -347,7 +347,7 @@ def write_chakra(data: Path, window: Window, out: Path) -> str:
     for rank, own in rows.groupby("rank"):
         _write_rank(out / f"chakra.{rank}.et", own.sort_values("iteration"), reduced)
     number = rows["iteration"].nunique()
-    without = f"; {left_out} left out, of which not every rank told when it communicated" if left_out else ""
+    without = f"; {left_out} left out, of which not every rank reported when it communicated" if left_out else ""
     return f"{out}: {size} ranks, {number} iterations, {format_bytes(reduced)} reduced in each{without}"
 
 
@@ -358,7 +358,7 @@ def _rows(data: Path, window: Window) -> tuple[pd.DataFrame, int]:
     if rows.empty:
         raise DataError(f"cannot write execution traces of {data}: it holds no such iteration")
     if len(jobs := sorted(set(rows["job"]))) > 1:
-        raise DataError(f"cannot write execution traces of several jobs, {', '.join(jobs)}: give --job")
+        raise DataError(f"cannot write execution traces of more than one job, {', '.join(jobs)}: give --job")
     rows = rows[rows["rank"] >= 0].drop_duplicates(["rank", "iteration"])
     size = max(int(rows["size"].fillna(0).max()), int(rows["rank"].max()) + 1) if len(rows) else 0
     ranks = sorted(set(rows["rank"]))
@@ -372,8 +372,8 @@ def _rows(data: Path, window: Window) -> tuple[pd.DataFrame, int]:
     wanted = complete.index[complete]
     if not len(wanted):
         raise DataError(
-            f"cannot write execution traces: nobody told {data} when every rank communicated (netmon.training and "
-            "uprobes do)"
+            f"cannot write execution traces: {data} lacks the times at which every rank communicated "
+            "(netmon.training and uprobes report them)"
         )
     return known[known["iteration"].isin(wanted)].assign(size=size), rows["iteration"].nunique() - len(wanted)
 
@@ -402,7 +402,7 @@ def _write_rank(path: Path, rows: pd.DataFrame, reduced: int) -> None:
 
     numbers = itertools.count(1)
     with path.open("wb") as opened:
-        file: Any = opened  # the stubs ask for a BytesIO
+        file: Any = opened  # the stubs require a BytesIO
 
         def add(name: str, kind: int, after: list[int], start_us: int, length_ns: int, **more: int) -> int:
             node = Node(id=next(numbers), name=name, type=kind, data_deps=after)
@@ -432,8 +432,8 @@ def _write_rank(path: Path, rows: pd.DataFrame, reduced: int) -> None:
 
 # --- A generator that is fitted to a recorded job.
 
-_PHASES_APART_NS = 3_000_000
-"""Phases are apart by at least so much in which no rank sends gradients."""
+_PHASE_GAP_NS = 3_000_000
+"""The gap between phases: at least so long no rank sends gradients."""
 _MOST_ITERATIONS = 200
 _FEWEST = 3
 _ITERATION = ["job", "rank", "size", "iteration", "start_ns", "end_ns"]
@@ -456,7 +456,7 @@ def fit(data: Path, window: Window) -> tuple[Generator, int, int]:
     flows = _gradients(flows_of(data, window), job, data)
     sent = buckets_of(data, window, flows)
     sent = sent[sent["payload_bytes"] > 0]
-    whole = pieces_of(sent.assign(flow=0).sort_values("bucket_start_ns", kind="stable"), _PHASES_APART_NS)
+    whole = pieces_of(sent.assign(flow=0).sort_values("bucket_start_ns", kind="stable"), _PHASE_GAP_NS)
     spans = iterations.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max")).sort_values("start")
     phase_of = (
         np.searchsorted(spans["start"].to_numpy(np.int64), whole["start_ns"].to_numpy(np.int64), side="right") - 1
@@ -537,7 +537,7 @@ def _iterations(data: Path, window: Window) -> pd.DataFrame:
     if rows.empty:
         raise DataError(f"cannot fit a generator: {data} holds no iteration there whose rank is known")
     if len(jobs := sorted(set(rows["job"]))) > 1:
-        raise DataError(f"cannot fit one generator to several jobs, {', '.join(jobs)}: give --job")
+        raise DataError(f"cannot fit one generator to more than one job, {', '.join(jobs)}: give --job")
     size = max(int(rows["size"].fillna(0).max()), int(rows["rank"].max()) + 1)
     once: pd.DataFrame = rows.assign(size=size).drop_duplicates(["rank", "iteration"])
     return once

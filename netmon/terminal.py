@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that fit the width they have: nothing is cut, no column left out.
 
-Where there is room, a row is a line. Where there is less, headings and prose take several lines; where even that is too
-wide, each row is a label with `heading value` below it.
+Where there is room, a row is a line. Where there is less, headings and prose take multiple lines; where even that is
+too wide, each row is a label with `heading value` below it.
 """
 
 import os
@@ -90,7 +90,7 @@ class FittingTable:
         self._rows: list[_Row | None] = []  # None: a section ends
 
     def add_row(self, *cells: str | Text, style: str = "") -> None:
-        """As many cells as columns; they may have several lines. Raises ValueError for another number."""
+        """As many cells as columns; they may have multiple lines. Raises ValueError for another number."""
         if len(cells) != len(self._columns):
             raise ValueError(f"{len(cells)} cells for {len(self._columns)} columns")
         self._rows.append(_Row(tuple(Text(cell) if isinstance(cell, str) else cell for cell in cells), style))

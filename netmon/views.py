@@ -102,7 +102,7 @@ class Cause(IntEnum):
     COMPUTE = 5  # of a job of one rank
     LOSS = 6  # packets that the network dropped, with nobody else on the link
     SLOW_LINK = 7  # a link that gave less than it usually does, with nobody else on it
-    HOST = 8  # the host itself: its CPUs were busy, or a quota held the rank back
+    HOST = 8  # the host itself: its CPUs were busy, or a quota throttled the rank
     OWN_TRANSFER = 9  # what a rank transferred alongside its gradients: a checkpoint, training data
     CHANGE = 10  # none: from this iteration on the job itself takes longer, or shorter, as with another batch size
 
@@ -187,8 +187,8 @@ ABOUT = (
     About(
         *(Cause.OWN_TRANSFER, "own_transfer", "O", "an own transfer", "own transfers"),
         colour="#F0E442",
-        line="the transfer was held up by what a rank transferred beside its gradients",
-        meaning="what a rank transferred beside its gradients held it up",
+        line="the transfer was held up by what a rank transferred in addition to its gradients",
+        meaning="what a rank transferred in addition to its gradients held it up",
         reason=_BYTES % "{host}",  # the culprit says which rank
         who="{culprit}, its own transfer, {way} {host}",
         remedy="let it transfer more slowly, less often, or by another link than {link}",
@@ -269,7 +269,7 @@ NETWORK = tuple(cause for cause, about in CAUSES.items() if about.network)
 """Causes that blame the network or its users."""
 
 CAUSE_OF = {share: about.cause for share, about in OF_SHARE.items() if about.cause}
-"""The cause that a share of the excess tells of; `transfer` and `unknown` tell of none."""
+"""The cause that a share of the excess shows; `transfer` and `unknown` show none."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class RankTimes:
     host: str
     duration_ns: int
     known: bool = False  # when it communicated; else the parts are 0
-    computed_ns: int = 0  # and everything else beside waiting for gradients, until it had the last of them
+    computed_ns: int = 0  # and everything else except waiting for gradients, until it had the last of them
     waited_ns: int = 0  # for a rank whose first gradient came later
     waited_for: int = -1  # that rank
     transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as in the baseline
@@ -337,7 +337,7 @@ class Verdict:
     sender: str = ""  # of the culprit's bytes: a host, or the address of one without an agent
     receiver: str = ""  # the same
     group_waits: str = ""  # in which group ranks waited longer, and who kept them (netmon.dl.groups); empty: not clear
-    ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
+    ranks: tuple[RankTimes, ...] = ()  # from a collector: of a large job the most informative ones
 
     @property
     def network(self) -> bool:
@@ -362,7 +362,7 @@ class Incident:
     until_ns: int  # its last step's end
     first: int  # iteration
     last: int
-    steps: int  # that stood out
+    steps: int  # that were slow
     cause: Cause
     culprit: str  # as the verdicts say
     culprit_user: str  # of the step that lost most, as the next seven
@@ -387,7 +387,7 @@ class Incident:
 
     @property
     def ratio(self) -> float:
-        """Mean duration of its steps, times the usual one."""
+        """Mean duration of its steps, times the baseline."""
         return 1 + self.lost_per_step_ns / self.usual_ns
 
 
@@ -411,7 +411,7 @@ class Hung(IntEnum):
     OTHER_CALL = 1  # it has called something else there
     CROSSWISE = 2  # ranks wait for each other in different groups
     GONE = 3  # its process has left or died
-    HOST_SILENT = 4  # nothing is heard of its host
+    HOST_SILENT = 4  # nothing is received from its host
     NOT_ENDING = 5  # all are in it, and nothing is transferred
     STOPPED_IN_IT = 6  # a rank has called it, and was stopped then
     CUT_OFF = 7  # what a rank sends or is sent does not arrive
@@ -437,7 +437,7 @@ class Hang:
     waiting: tuple[int, ...]  # ranks
 
 
-PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", "option": "as --parameters says"}
+PARAMETERS_BASES = {"hook": "sent by the hook", "calls": "read from the calls", "option": "as --parameters says"}
 """The source of a model's parameters."""
 
 
@@ -490,7 +490,7 @@ class JobView:
     ranks: tuple[RankView, ...]
     pattern: str = ""  # "ring", "tree", "star", "clique", "hierarchical"; empty: not known
     scores: tuple[SourceScore, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()  # on the last iterations that stood out, newest first
+    verdicts: tuple[Verdict, ...] = ()  # on the last slow iterations, newest first
     incidents: tuple[Incident, ...] = ()  # the last ones, newest first
     known_ranks: int = 0  # of which `ranks` are some; 0: it is all of them
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
@@ -563,7 +563,7 @@ class Totals:
     shared_ranks: int = 0  # whose node was DL-shared in their last iteration
     behind_ranks: int = 0  # that have stopped while the others of their job went on
     forgotten_jobs: int = 0  # that were too many to be kept
-    flows: int = 0  # that carried something in the last second
+    flows: int = 0  # with traffic in the last second
     warnings: int = 0
     cpu_fraction: float = 0.0  # of the agent that takes most
     rss_bytes: int = 0
@@ -625,7 +625,7 @@ class Snapshot:
 def distinct_names(names: Mapping[str, str]) -> dict[str, str]:
     """names: by job, what people call it, "" where that is what all of its ranks have in common → what to show.
 
-    Where several are called the same, what their ranks have in common stands behind it, so that no two are alike.
+    Where multiple jobs have the same name, what their ranks have in common is appended, so that no two are alike.
     """
     wanted = {job: name or job for job, name in names.items()}
     times = Counter(wanted.values())
@@ -655,7 +655,7 @@ STEP_TIMES = np.dtype(
         ("usual_ns", "<i8"),  # how long it usually takes, as its verdict says; 0: not known
         ("relative", "?"),  # its number counts from when somebody began to look
         ("whole", "?"),  # every rank that the job had has a row
-        ("shared", "?"),  # some rank's host carried foreign traffic, or it is not known yet
+        ("shared", "?"),  # some rank's host had foreign traffic, or it is not known yet
         ("changed", "?"),  # the job has changed its pace with it
     ]
 )
@@ -690,7 +690,7 @@ class PastSteps:
     """The iterations that can be gone back to."""
 
     jobs: Mapping[str, Table]  # by job, dtype STEP_TIMES
-    verdicts: Sequence[Verdict] = ()  # on those that stood out, oldest first
+    verdicts: Sequence[Verdict] = ()  # on the slow ones, oldest first
     names: Mapping[str, str] = field(default_factory=dict)  # what people call the jobs
     written: bool = True  # by somebody still: more may come
 
@@ -768,7 +768,7 @@ class Past(Protocol):
         """
 
     def times(self, job: str, number: int, end_ns: int) -> tuple[RankTimes, ...]:
-        """Where the time of an iteration went that stood out, rank by rank; none where nobody knows. Blocks.
+        """Where the time of a slow iteration went, rank by rank; none where nobody knows. Blocks.
 
         end_ns: of the iteration, for a job may have begun anew. Raises NetmonError.
         """

@@ -88,7 +88,7 @@ class Agent:
         self._sending.start()
         while not stopped():
             ranks = self._marks.expected(time.monotonic_ns())
-            woken = self._counting.sleep.rest(self._schedule.rest(ranks), ranks)  # short: `stopped` is asked after it
+            woken = self._counting.sleep.rest(self._schedule.rest(ranks), ranks)  # short: `stopped` is checked after it
             now = time.monotonic_ns()
             if self._watchdog.turn():
                 self._schedule.awake()

@@ -174,7 +174,7 @@ class BusConnection:
         silent_s: float,
         share: BusShare,
     ) -> None:
-        """silent_s: so long the bus may leave a batch unanswered. exchanges: None: the time is not asked for.
+        """silent_s: so long the bus may leave a batch unanswered. exchanges: None: the time is not requested.
 
         share: of the bus, for all connections of the host.
         """
@@ -197,7 +197,7 @@ class BusConnection:
         self.backpressure = Backpressure()
 
     def run(self, on_answer: Callable[[], None], strikes: dict[int, int]) -> End:
-        """Blocks until the connection has ended. heard: called when a batch is acknowledged."""
+        """Blocks until the connection has ended. on_answer: called when a batch is acknowledged."""
         self._on_answer = on_answer
         try:
             asyncio.run(self._work())

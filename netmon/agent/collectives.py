@@ -61,7 +61,7 @@ class Collectives:
         return found
 
     def add_marks(self, marks: Iterable[Mark]) -> None:
-        """What libraries or training scripts have told of steps; a script's is what counts."""
+        """Steps that libraries or training scripts have reported; a script's report takes precedence."""
         for mark in marks:
             if mark.source not in _ENDS:
                 continue
@@ -89,7 +89,7 @@ class Collectives:
             self._rows.append((process.identity.job, rows))
 
     def due(self, now_ns: int, jobs: dict[str, int]) -> Table:
-        """dtype COLLECTIVE of what is to be told now. jobs: places of their names, which grow."""
+        """dtype COLLECTIVE of what is to be reported now. jobs: index of each name, which grows."""
         for pid, process in list(self._processes.items()):
             self._take(process, pid)
             if (process.left or process.identity is None) and now_ns - process.calls.last_ns > _GONE_NS:
@@ -112,5 +112,5 @@ class Collectives:
         while waiting > _MOST_WAITING:
             waiting -= len(self._rows.pop(0)[1])
             if not self._left_out:
-                log.warning("ranks take more steps than are told of: rows of the table collectives are left out")
+                log.warning("ranks take more steps than are reported: rows of the table collectives are left out")
             self._left_out += 1

@@ -121,17 +121,17 @@ class Connection(Protocol):
     """What the other end can take now."""
 
     def run(self, on_answer: Callable[[], None], strikes: dict[int, int]) -> End:
-        """Blocks until it has ended. heard: called when the other end answers; strikes: by batch. Does not raise."""
+        """Blocks until it has ended. on_answer: called at each answer; strikes: by batch. Does not raise."""
 
     def check(self) -> None:
-        """To be called now and then, from another thread: ends a connection on which nothing is heard."""
+        """To be called now and then, from another thread: ends a connection on which nothing is received."""
 
     def end(self, why: str) -> None:
         """From any thread; `run` returns soon."""
 
 
 Connect = Callable[[Outgoing, ClockExchanges | None, float], Connection]
-"""(what goes out, to whom the time is told (None: it is not asked for), so long nothing may be heard) → one."""
+"""(what goes out, where the time exchanges go (None: they are not requested), the longest silence in s) → one."""
 
 
 class Patience:
@@ -175,7 +175,7 @@ class GrpcConnection:
     ) -> None:
         """silent_s: so long a collector may say nothing.
 
-        exchanges: to which those of this connection are added; None: the time is not asked for.
+        exchanges: to which those of this connection are added; None: the time is not requested.
         """
         self._address, self._security, self._outgoing = address, security, outgoing
         self._spool, self._pulls = outgoing.spool, outgoing.pulls
@@ -189,7 +189,7 @@ class GrpcConnection:
         self.backpressure = Backpressure()
 
     def run(self, on_answer: Callable[[], None], strikes: dict[int, int]) -> End:
-        """Blocks until the stream has ended. heard: called when the collector answers; strikes: by batch."""
+        """Blocks until the stream has ended. on_answer: called when the collector answers; strikes: by batch."""
         with Waker() as self._waker:
             self._spool.ring = self._waker.wake
             if self._exchanges:
@@ -208,7 +208,7 @@ class GrpcConnection:
         return self._ended(status, strikes)
 
     def check(self) -> None:
-        """To be called now and then, from another thread: ends a stream on which nothing is heard."""
+        """To be called now and then, from another thread: ends a stream on which nothing is received."""
         if time.monotonic() - self._answered_s > self._silent_s:
             self._silent = True
             self.end(f"it has not answered for {self._silent_s:.0f} s")

@@ -44,7 +44,7 @@ BATCH_NS = 1_000_000_000
 
 _LEAST_NS = 1_000_000
 _BUSY_LOOK_NS = 5_000_000
-_RANKS_LOOK_NS = 100_000_000  # while ranks report their steps: what they tell waits in small rings
+_RANKS_LOOK_NS = 100_000_000  # while ranks report their steps: their reports wait in small rings
 _IDLE_LOOK_NS = 334_000_000  # for what nobody is woken for, such as a process that begins: its steps are to be seen
 _SHORTEST_BATCH_NS, _LONGEST_BATCH_NS = 100_000_000, 2_000_000_000  # whatever the collector asks for
 _FULL = 1 / 16  # of a ring, from which nobody waits for the batch
@@ -70,7 +70,7 @@ class PollSchedule:
         self._level, self._growth = 0.0, 0.0
         self._hurried = False
         self.requested_ns = self.within_ns = 0
-        """Between two batches at least, and at most while something waits, if the collector has asked for it."""
+        """Between two batches at least, and at most while something waits, if the collector has requested it."""
 
     def update(self, now_ns: int, level: float, waits: bool, hurried: bool = False) -> None:
         """What a look has shown. level: of the fullest ring, 0 to 1; waits: whether anything is to be taken or sent;
@@ -211,7 +211,7 @@ class Ledger:
         return samples
 
     def finish(self) -> list[LedgerSample]:
-        """A sample per link, now: the last ones. Before them the first ones, if nobody has asked for those yet."""
+        """A sample per link, now: the last ones. Before them the first ones, if nobody has read those yet."""
         samples, self._first = self._first, []
         return samples + self.read()
 
@@ -269,7 +269,7 @@ class Ledger:
         return self._before[link][0] + counted[0], self._before[link][1] + counted[1]
 
     def lose(self, totals: Table) -> None:
-        """Counts what batches carried (dtype LINK_TOTALS) as lost in the agent."""
+        """Counts the contents of batches (dtype LINK_TOTALS) as lost in the agent."""
         with self._lock:
             for interface, direction, *counts in totals.tolist():
                 lost = self._lost[interface, Direction(direction)]
@@ -345,7 +345,7 @@ class Counting:
         self._warned_of_steps = False
         events = descriptors.get(EVENT_MAP)
         self.socket_events = SocketEventTable(events, EVENT_RING_BYTES) if events is not None else None
-        """None where the kernel cannot tell."""
+        """None where the kernel does not report them."""
         wakes = Wakes(descriptors[WAKES], memory, geometry)
         self.sleep = Sleep(wakes, privileged.descriptor, descriptors["steps"])
         self.stops = RankStops(descriptors.get(STOPS_MAP))

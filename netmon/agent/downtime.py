@@ -39,7 +39,7 @@ class LinkAccount:
 
     name: str  # of the interface
     index: int  # ifindex
-    counter: Counted  # the NIC's, as it stood
+    counter: Counted  # the NIC's, as last read
     sample: LedgerSample
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verdicts rest on beside bytes and steps, as often as each of it is worth reading; and what the agent costs."""
+"""The evidence for verdicts other than bytes and steps, each read as often as it is worth; and the agent's cost."""
 
 import logging
 import os
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 # --- What processes have posted to RDMA devices
 #
-# The privileged part counts; it is asked once a second, and again at once while it has more to tell. What a batch has
-# no room for waits here, and nothing more is asked for meanwhile: what is told later covers a longer time.
+# The privileged part counts; it is queried once a second, and again at once while it has more to report. What a batch
+# has no room for waits here, and nothing more is requested meanwhile: a later report covers a longer time.
 
 
 _EVERY_NS = 1_000_000_000
@@ -44,7 +44,7 @@ class PostedRows:
     def __init__(self, able: bool, ranks: Mapping[int, RankIdentity]) -> None:
         """able: the privileged part counts. ranks: by pid."""
         self.able = able
-        """Whether there is anything to ask for."""
+        """Whether there is anything to request."""
         self._due_ns = 0
         self._rows: list[tuple[Posted, dict[str, Any]]] = []
         self._ranks = ranks
@@ -56,11 +56,11 @@ class PostedRows:
         return bool(self._rows)
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether it is time to ask."""
+        """Whether a request is due."""
         return self.able and now_ns >= self._due_ns and len(self._rows) < MAX_EVIDENCE
 
     def is_wanted(self, requested: bool) -> bool:
-        """Whether, at the end, there is something to ask for. requested: that has been done, and there may be more."""
+        """Whether, at the end, there is something to request. requested: that has been done, and there may be more."""
         return self.able and len(self._rows) < MAX_EVIDENCE and (not requested or self._due_ns == 0)
 
     def requested(self, now_ns: int) -> None:
@@ -74,7 +74,7 @@ class PostedRows:
             self._due_ns = 0
 
     def due(self, words: dict[str, int]) -> Table:
-        """As many rows as a batch takes, oldest first. words: their places, which grow."""
+        """As many rows as a batch takes, oldest first. words: index of each word, which grows."""
         rows, self._rows = self._rows[:MAX_EVIDENCE], self._rows[MAX_EVIDENCE:]
         return np.array([self._row(*row, words) for row in rows], POSTED) if rows else _NOTHING
 
@@ -137,8 +137,8 @@ def _read(pid: int, name: str) -> bytes:
 
 
 class SoundRows:
-    """What is told is read from files and from the memory of other processes. One row that a collector would refuse
-    would cost the whole batch, with its traffic: it is left out instead, and that is said."""
+    """Evidence is read from files and from the memory of other processes. One row that a collector would refuse
+    would cost the whole batch, with its traffic: it is left out instead, and that is logged."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's clocks, and the collector's time, asked for again and again: by them the collector aligns this host."""
+"""The host's clocks, and the collector's time, queried again and again: by them the collector aligns this host."""
 
 import logging
 import math
@@ -117,7 +117,7 @@ class ClockExchanges:
         """Once, however often it connects."""
         if not self._warned:
             self._warned = True
-            log.warning("the collector does not tell the time: it is older than this agent")
+            log.warning("the collector does not report the time: it is older than this agent")
 
 
 class Pace:
@@ -145,16 +145,16 @@ class Pace:
 
 
 class Questions:
-    """They are asked on one channel, beside what else it carries, in its thread."""
+    """Time requests, sent on one channel with everything else, in its thread."""
 
     def __init__(self, channel: Channel, exchanges: ClockExchanges) -> None:
-        """Nothing is asked before `ask`."""
+        """Nothing is requested before `send_request`."""
         self._channel, self._exchanges = channel, exchanges
         self._call: Call | None = None
         self._pace, self._took = Pace(), list[int]()
         self._number = self._sent_ns = 0
         self.due_s = 0.0
-        """When to ask (mono); infinite: an answer is awaited."""
+        """When to send the next request (mono); infinite: an answer is awaited."""
 
     def send_request(self) -> None:
         """The next question, if it is time for it and nothing else is on its way. Raises BrokenError."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose each flow is: as the kernel reports its connection being made, else asked for until the answer is final.
+"""Whose each flow is: as the kernel reports its connection being made, else queried until the answer is final.
 
 What the kernel tells is read here, so that a short flow has its owner before its rows are sent, however long the
 part that looks at processes takes; it is queried once for each process, and for what the kernel has not reported.
@@ -119,7 +119,7 @@ _MOST_WAITING = 256
 
 
 class UserNames:
-    """Used by one thread, which never waits: a directory service is asked on another one, once for each number."""
+    """Used by one thread, which never waits: a directory service is queried on another one, once for each number."""
 
     def __init__(self, passwords: Path = PASSWORDS) -> None:
         """passwords: a file as passwd(5) describes it."""
@@ -173,14 +173,14 @@ class UserNames:
         try:
             self._questions.put_nowait(uid)
         except queue.Full:
-            _log.debug("user %d keeps its number: %d others are being asked for", uid, _MOST_WAITING)
+            _log.debug("user %d keeps its number: %d others are being looked up", uid, _MOST_WAITING)
 
     def _answer_for_ever(self) -> None:
         while True:
             uid = self._questions.get()
             try:
                 name = printable(pwd.getpwuid(uid).pw_name)
-            except (KeyError, OSError, ValueError, OverflowError):  # nobody of that number, or nobody to ask
+            except (KeyError, OSError, ValueError, OverflowError):  # nobody of that number, or no directory service
                 continue
             if name:
                 self._answers.put((str(uid), name))
@@ -193,7 +193,7 @@ _PROTOCOLS = (6, 17)  # TCP and UDP have sockets to look up
 _RETRIES_NS = tuple(ms * 1_000_000 for ms in (0, 20, 60, 150, 400, 1000, 3000))
 _FINAL = ("socket", "birth", "close")  # sources after which nothing better comes
 _PROTOCOL_OWNER = Owner(source="protocol")  # ARP, ICMP, …: the kernel's own
-_REQUEST = 500  # endpoints asked for at a time
+_REQUEST = 500  # endpoints requested at a time
 _QUESTIONS_PER_SECOND, _QUESTIONS_AT_ONCE = 1_000, 5_000
 _MANY = 2_000  # endpoints that wait: then fewer tries for each
 _GRACE_NS = 40_000_000  # a connection is reported when it is answered, or closed, which most are by then
@@ -229,7 +229,10 @@ class FlowOwners:
     """All flows that are alive, with their owners as far as they are known."""
 
     def __init__(self, socket_watch: SocketEventTable | None = None, aggregates: Aggregates | None = None) -> None:
-        """No flow yet. births: None where the kernel cannot tell. aggregates: of the flows that are not described."""
+        """No flow yet. socket_watch: None where the kernel does not report sockets.
+
+        aggregates: of the flows that are not described.
+        """
         self.flows: dict[int, Flow] = {}
         self._socket_events = socket_watch
         self._users = UserNames()
@@ -243,7 +246,7 @@ class FlowOwners:
         self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may report, by SocketEvent.ends
         self._of_ends: dict[bytes, list[int]] = {}  # flows that the kernel may report, by SocketEvent.ends
         self._queried: list[Endpoint] = []
-        self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
+        self._services: dict[Service, Owner | None] = {}  # None: more than one process talks to it
         self._aggregates = aggregates
         self._visited: dict[Service, None] = {}  # those to which one process has connected more than once
         self._ranks: dict[int, tuple[str, int]] = {}  # pid → job and rank, by its hook
@@ -367,11 +370,11 @@ class FlowOwners:
         return bool(self._pending)
 
     def has_pending(self, now_ns: int) -> bool:
-        """Whether there are endpoints to ask for now."""
+        """Whether there are endpoints to request now."""
         return any(pending.due_ns <= now_ns for pending in self._pending.values())
 
     def due(self, now_ns: int) -> list[Endpoint]:
-        """The endpoints to ask for now. `answer` follows with as many owners."""
+        """The endpoints to request now. `answer` follows with as many owners."""
         due = sorted((p for p in self._pending.values() if p.due_ns <= now_ns), key=lambda p: p.tries)
         room = self._limiter.take(min(len(due), _REQUEST), now_ns)  # what is new comes first
         self._queried = [pending.endpoint for pending in due[:room]]

@@ -62,7 +62,7 @@ class NicSamples:
         """count: of the interfaces; interval_ns: between samples, 0 for none at all."""
         self._links, self._numbers, self.interval_ns = links, range(1, count + 1), interval_ns
         self._counters = NicCounters()
-        # Some drivers ask their firmware, and take milliseconds for it: samples then come less often.
+        # Some drivers query their firmware, and take milliseconds for it: samples then come less often.
         self._limiter = TimeLimiter(share=0.005, burst_ns=20_000_000)
         self._due_ns = time.monotonic_ns()
         self._sent: dict[tuple[str, str, str], int] = {}
@@ -91,7 +91,7 @@ class NicSamples:
     def sum(self, counter: re.Pattern[str], of_device: Callable[[list[int]], int] = max, rdma: bool = False) -> int:
         """Of the last samples, over interfaces, or RDMA ports: each one's counters that match; −1: none does.
 
-        of_device: what those of one come to; drivers call the same packets by several names.
+        of_device: what those of one come to; drivers call the same packets by different names.
         """
         found: dict[str, list[int]] = {}
         for sample in self._latest:
@@ -234,7 +234,7 @@ def _joined(one: Row, other: Row) -> Row:
 
 INTERVAL_NS = 1_000_000_000
 MOST_RANKS = MOST_WATCHED
-_EARLY_NS = 5_000_000  # whoever looks may wake a little earlier than asked
+_EARLY_NS = 5_000_000  # the reader may wake a little earlier than requested
 _NAMES, _NOTHING = HOST_PART.names or (), empty(HOST_PART)
 _PRESSURE = tuple(f"{name}_pressure_ns" for name in PRESSURES)
 _NIC: dict[str, tuple[Any, ...]] = {

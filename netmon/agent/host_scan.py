@@ -44,7 +44,7 @@ class HostScan:
         self._warned: set[str] = set()
 
     def waits(self, now_ns: int) -> bool:
-        """Whether there is something to hear, or to ask."""
+        """Whether there is something to receive, or to request."""
         if self._privileged.busy:
             return self._privileged.answered
         if now_ns >= self._look_due_ns and not self._may_differ(now_ns):

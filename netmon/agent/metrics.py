@@ -154,7 +154,7 @@ class AgentMetrics:
 
         still = self._watchdog.still_s
         yield CounterMetricFamily(
-            "netmon_agent_still_seconds", "For which its loop stood still, of more than 5 s", still
+            "netmon_agent_still_seconds", "For which its loop was stalled, of more than 5 s", still
         )
         asleep = self._watchdog.suspended_s
         yield CounterMetricFamily("netmon_agent_suspended_seconds", "For which the host was suspended", asleep)

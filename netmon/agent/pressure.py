@@ -105,12 +105,12 @@ class Backpressure:
 
     bucket_ns: int = 0  # rows at least so wide
     batch_ns: int = 0  # batches no closer together
-    within_ns: int = 0  # somebody waits: batches no further apart
+    within_ns: int = 0  # somebody waits: longest interval between batches
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """What waits for the collector, and what it has asked for."""
+    """What waits for the collector, and what it has requested."""
 
     late_s: float = 0.0  # age of the oldest batch that could not be sent yet
     full: float = 0.0  # share of the spool's bound
@@ -189,5 +189,5 @@ class Resolution:
         if width < self._width_ns:
             return "again: the collector has caught up"
         if width <= backlog.requested_ns:
-            return "until the collector, which has asked for it, can take more"
+            return "until the collector, which has requested it, can take more"
         return f"until the collector catches up ({backlog.late_s:.0f} s behind, spool {backlog.full:.0%} full)"

@@ -374,12 +374,12 @@ class Pulls:
         return None
 
     def patience(self) -> float | None:
-        """For how many seconds one may wait for other things until an answer is due; None: nothing was asked."""
+        """For how many seconds one may wait for other things until an answer is due; None: nothing was requested."""
         with self._lock:
             return max(0.0, self._due_s - time.monotonic()) if self._answers else None
 
     def clear(self) -> None:
-        """The connection is over, and with it everything that was asked."""
+        """The connection has ended, and with it every request."""
         with self._lock:
             self._answers.clear()
 
@@ -388,7 +388,7 @@ class Pulls:
             yield _end(request, "the agent records nothing (--record off)")
             return
         since_ns, until_ns, rows = request.since_ns, request.until_ns, 0
-        # What the recorder forgets meanwhile is still sent: it is held.
+        # What the recorder forgets meanwhile is still sent: this list keeps it.
         gap = self._recorder.gap(since_ns, until_ns)
         try:
             for buckets in self._recorder.read(since_ns, until_ns):

@@ -63,7 +63,7 @@ class Leftovers(Worker):
         try:
             self._end_accounts()
         except (sqlite3.Error, OSError) as error:
-            log.warning("the ledger does not tell of the time in which no agent ran: %s", error)
+            log.warning("the ledger does not cover the time in which no agent ran: %s", error)
         while not self._ended.is_set():
             for session in self._sessions():
                 self._send(session)
@@ -72,7 +72,7 @@ class Leftovers(Worker):
             self._ended.wait(_LOOK_AGAIN_S)
 
     def check(self) -> None:
-        """To be called now and then: a connection on which nothing is heard is given up."""
+        """To be called now and then: a connection on which nothing is received is given up."""
         if self._sender:
             self._sender.check()
 

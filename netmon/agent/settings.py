@@ -40,7 +40,7 @@ class Settings:
         None, "width of the streamed rows, a multiple of --bucket; the same width streams full resolution (1ms)", **TIME
     )
     hook: str = option("auto", "kernel hook that counts; auto never chooses xdp (auto)", choices=("auto", "tc", "xdp"))
-    capacity_bps: int = option(0, "capacity of the links, if the driver does not tell it", **RATE)
+    capacity_bps: int = option(0, "capacity of the links, if the driver does not report it", **RATE)
     flows: int = option(0, "flow-table slots per CPU (8192, fewer on many CPUs)", type=parse_count, metavar="N")
     nic_counters_ns: int = option("1s", "interval between readings of the NICs' own counters; 0s: none (1s)", **TIME)
     host: str = option(gethostname(), "this host's name in the dataset", metavar="NAME")
@@ -53,13 +53,13 @@ class Settings:
     record_bytes: int = option("1GB", "how much the recorder keeps at most (1GB)", **SIZE)
     evidence: str = option(
         "all",
-        "what verdicts rest on beside bytes and steps: what TCP says of connections, and what kept ranks and the host "
-        "from running; none costs less, and verdicts say unknown more often (all)",
+        "evidence for verdicts in addition to bytes and steps: what TCP says of connections, and what kept ranks and "
+        "the host from running; none costs less, and verdicts say unknown more often (all)",
         choices=("all", "none"),
     )
     transfers: str = option(
         "operations",
-        "what is told of what NCCL sends, over whatever network: operations of its network proxies with the sum of "
+        "what is reported of what NCCL sends, over whatever network: operations of its network proxies with the sum of "
         "their transfers, or each transfer; with --evidence none nothing is (operations)",
         choices=("operations", "each", "none"),
     )

@@ -53,7 +53,7 @@ def link_totals(buckets: Table, flows: Mapping[int, Flow]) -> Table:
 
 
 def summed(tables: list[bytes]) -> Table:
-    """Several of them as bytes → one, dtype LINK_TOTALS."""
+    """Sums tables given as bytes; dtype LINK_TOTALS."""
     rows = np.frombuffer(b"".join(tables), LINK_TOTALS)
     keys, indices = np.unique(rows["interface"].astype(np.int64) << 1 | rows["direction"], return_inverse=True)
     table = np.zeros(len(keys), LINK_TOTALS)
@@ -141,7 +141,7 @@ class Spool:
         self._ended: dict[int, int] = {}  # of these, the last batch with rows of each that is over, ascending
         self._newest = self._stored_to = 0  # up to this number batches are in the file
         self._full = self._closed = False
-        # What the thread has to do beside writing batches and reading them:
+        # What the thread has to do other than writing and reading batches:
         self._hello, self._hello_waits = b"", False
         self._tidied_to = 0  # up to here what is acknowledged is forgotten in the file
         self._gone: set[int] = set()  # batches that are to be forgotten there
@@ -310,7 +310,7 @@ class Spool:
         self.ring()
 
     def set_aside(self, sequence: int) -> Table | None:
-        """Takes a batch that cannot be sent out of the way, and counts it; what it carried, None: it is not there."""
+        """Takes a batch that cannot be sent out of the way, and counts it; its totals, None: it is not there."""
         with self._changed:
             waiting = self._batches.get(sequence)
             if waiting is None:

@@ -147,7 +147,7 @@ class StepMarks:
         """Calls and jobs' set-ups that no training makes, or not so often."""
 
     def ranks(self, found: Iterable[dict[str, Any]], now_ns: int) -> list[Mark]:
-        """All processes that carry a rank's environment now, oldest first → JOIN and LEAVE marks, and held steps'.
+        """All processes that carry a rank's environment now, oldest first → JOIN and LEAVE marks, and delayed ones.
 
         Each has `pid`, `uid`, `job`, `rank`, `size`, `job_name`, `trains` (it maps a training library), `probed` (its
         calls are seen) and `late` (it may have trained before they were).
@@ -209,7 +209,7 @@ class StepMarks:
         set_up = table[table["kind"] == STEP_RANK]
         for pid, name in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():
             self._number(pid, name)
-        # Before it is told whether a process may have trained before, nobody knows where its steps begin.
+        # Until it is known whether a process may have trained before, nobody knows where its steps begin.
         known = np.isin(table["pid"], [pid for pid, rank in self._ranks.items() if rank.probed])
         self._hold(table[~known])
         for of_process in _by_process(table[known]):

@@ -102,7 +102,7 @@ class Sender:
         exchanges: ClockExchanges | None,
         note: Callable[[bool, str], None],
     ) -> None:
-        """note(connected, reason): called at each beginning and end. exchanges: None: the time is not asked for."""
+        """note(connected, reason): called at each beginning and end. exchanges: None: the time is not requested."""
         self._connect, self._spool, self._pulls, self._exchanges = connect, spool, pulls, exchanges
         self._note = note
         self._ended = threading.Event()
@@ -131,7 +131,7 @@ class Sender:
             self._ended.wait((answered if end.answered or end.refused else unreached).after_failure())
 
     def check(self) -> None:
-        """To be called now and then: a connection on which nothing is heard is given up."""
+        """To be called now and then: a connection on which nothing is received is given up."""
         if self._connection:
             self._connection.check()
 
@@ -173,7 +173,7 @@ class Stream(Worker):
         self._sender.send()
 
     def check(self) -> None:
-        """To be called now and then: a connection on which nothing is heard is given up."""
+        """To be called now and then: a connection on which nothing is received is given up."""
         self._sender.check()
 
     @property

@@ -79,7 +79,7 @@ class _Connection:
         self._socket, self._budgets = connection, budgets
         self._last: Mark | None = None
         self.open = True
-        self.refused: list[str] = []  # why marks could not be used, since they were last asked for
+        self.refused: list[str] = []  # why marks could not be used, since they were last read
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -288,7 +288,7 @@ class TrainingMarks:
     """What of it waits for a batch, as iterations. One per agent."""
 
     def __init__(self, socket: MarkSocket, counting: Counting, owners: FlowOwners, clock: Clock) -> None:
-        """socket: of training scripts; owners: told of marks before the flows that come with them."""
+        """socket: of training scripts; owners: receives marks before the flows that come with them."""
         self._socket, self._counting, self._owners, self._clock = socket, counting, owners, clock
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self.collectives: Collectives | None = None  # nobody asks
@@ -307,7 +307,7 @@ class TrainingMarks:
         return bool(self._waiting or len(self._counting.steps))
 
     def receive(self, now_ns: int) -> None:
-        """Takes what scripts and libraries have told."""
+        """Takes what scripts and libraries have reported."""
         hooked, calls = self._socket.take(), self._counting.steps.take()
         marks = [*hooked, *self._steps.rename(hooked), *(self._steps.steps(calls) if len(calls) else ())]
         if hooked or len(calls):
@@ -319,7 +319,7 @@ class TrainingMarks:
 
     def look(self, ranks: list[dict[str, Any]], timelines: Iterable[Opened], now_ns: int) -> None:
         """All processes that are ranks now, as StepMarks.ranks takes them, and the timelines that they have opened."""
-        self.receive(now_ns)  # what those have called that have gone since it was last asked for
+        self.receive(now_ns)  # also the calls of processes that have gone since the last call
         self._waiting += self._steps.ranks(ranks, now_ns)
         identities = self._steps.identities()
         self._waiting += self._timelines.retain(identities, now_ns)

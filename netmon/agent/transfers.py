@@ -32,7 +32,7 @@ from netmon.wire.limits import MAX_BYTES, MAX_COUNT
 
 log = logging.getLogger(__name__)
 
-_MOST_ROWS, _MOST_OF_EACH = 256, 1024  # of a batch; where each transfer is told
+_MOST_ROWS, _MOST_OF_EACH = 256, 1024  # of a batch; where each transfer is reported
 _SUMS = ("bytes", "transfers", "missed", "operations")
 _KINDS = (
     *("job", "rank", "pid", "communicator", "group_rank", "peer", "sends"),
@@ -71,11 +71,11 @@ class Transfers:
 
     @property
     def waiting(self) -> int:
-        """Operations that wait to be told with the next one of their connection."""
+        """Operations that wait to be reported with the next one of their connection."""
         return int(self._counts[TRANSFER_UNREPORTED])
 
     def due(self, jobs: dict[str, int]) -> Table:
-        """dtype TRANSFERS of what has been told of ranks since the last call. jobs: places of their names, which grow.
+        """dtype TRANSFERS of what ranks transferred since the last call. jobs: index of each name, which grows.
 
         Others use the same libraries: who is no rank, or one of another host that is a namespace of this machine.
         """
@@ -102,7 +102,7 @@ class Transfers:
 
 
 def _rows(events: Table) -> Table:
-    """told: dtype TRANSFER → dtype TRANSFERS, of jobs that are not known."""
+    """events: dtype TRANSFER → dtype TRANSFERS, of jobs that are not known."""
     rows = np.zeros(len(events), TRANSFERS)
     rows["job"] = rows["rank"] = UNKNOWN
     for name in ("start_ns", "end_ns", "pid", "level", "collective", "algorithm", "protocol", "channel", "operations"):
@@ -129,7 +129,7 @@ def merged(rows: Table, names: Sequence[str]) -> Table:
     for key in keys:
         new[1:] |= np.diff(key[order]) != 0
     first = np.flatnonzero(new)
-    several = np.diff(np.append(first, len(rows))) > 1
+    merged = np.diff(np.append(first, len(rows))) > 1
     one = rows[first]
     for name in TRANSFERS.names or ():
         column: npt.NDArray[np.int64] = rows[name]
@@ -141,7 +141,7 @@ def merged(rows: Table, names: Sequence[str]) -> Table:
             one[name] = least if name == "start_ns" else most if name == "end_ns" else np.where(least == most, most, -1)
     one["bytes"][(one["transfers"] == 0) & (one["missed"] > 0)] = UNKNOWN
     level = np.maximum.reduceat(rows["level"], first)
-    one["level"] = np.where(several, np.maximum(level, TRANSFER_OPERATION), level)
+    one["level"] = np.where(merged, np.maximum(level, TRANSFER_OPERATION), level)
     if "number" not in names:
-        one["level"][several] = TRANSFER_OPERATIONS
+        one["level"][merged] = TRANSFER_OPERATIONS
     return one

@@ -77,7 +77,7 @@ class TransportLooks:
         self._able_elsewhere = True
         self._answered: list[Table] = []
         self.elsewhere: list[Endpoint] = []
-        """Connections of which the privileged part is to be asked: they may be in other network namespaces."""
+        """Connections that the privileged part is to look up: they may be in other network namespaces."""
         self._limiter = TimeLimiter(share=0.001, burst_ns=10_000_000)
 
     def count(self, rows: Table) -> None:
@@ -89,7 +89,7 @@ class TransportLooks:
                 self._add_up()
 
     def _add_up(self) -> tuple[npt.NDArray[np.uint32], _Counts]:
-        """The flows that carried something since the last look, ascending, and their payload."""
+        """The flows with traffic since the last look, ascending, and their payload."""
         rows = np.concatenate([ids for ids, _ in self._counted])
         ids = distinct_ids(rows)
         counts = np.concatenate([counts for _, counts in self._counted])
@@ -98,10 +98,10 @@ class TransportLooks:
         return ids, payload
 
     def due(self, now_ns: int) -> Table:
-        """dtype TRANSPORT, when an interval is over: of the connections that carried something meanwhile.
+        """dtype TRANSPORT, when an interval is over: of the connections with traffic in it.
 
-        Of these the ranks', and of others' the largest, among those that were large once: the last segments of one tell
-        something, too. And, now and then, of ranks' connections that have fallen silent, whose sockets did something:
+        Of these the ranks', and of others' the largest, among those that were large once: the last segments of one are
+        evidence, too. And, now and then, of ranks' connections that have fallen silent, whose sockets did something:
         what TCP sends again on a link that is down gets to no interface.
         """
         answered, self._answered = self._answered, []
@@ -126,7 +126,7 @@ class TransportLooks:
         self._able_elsewhere = able
 
     def _look(self, ids: npt.NDArray[np.uint32], payload: _Counts, now_ns: int) -> Table:
-        """ids: of the flows that carried something; payload: of each."""
+        """ids: of the flows with traffic; payload: of each."""
         if len(ids) > _CONSIDERED:
             most = np.sort(np.argsort(-payload, kind="stable")[:_CONSIDERED])
             ids, payload = ids[most], payload[most]
@@ -138,7 +138,7 @@ class TransportLooks:
         return self._query(self._plan.worth_a_look(payload), payload)
 
     def _look_silent(self, ids: list[int]) -> Table:
-        """ids: of ranks' flows that have carried nothing for a while."""
+        """ids: of ranks' flows that have been silent for a while."""
         flows = [self._flows.get(flow_id) for flow_id in ids]
         nothing = np.zeros(len(flows))
         return self._query(_Plan(flows, self._large).worth_a_look(nothing), nothing, silent=True) if ids else _NOTHING
@@ -236,11 +236,11 @@ class TransportLooks:
 
 
 class _Connection(NamedTuple):
-    """A connection that may be looked at: its flows rx and tx, of which at least one carried something."""
+    """A connection that may be looked at: its flows rx and tx, of which at least one had traffic."""
 
     end: Endpoint
     ids: tuple[int, int]  # of the flow of which the row is, and of the other one
-    flows: Mapping[Direction, tuple[int, Flow]]  # and their indices among those that carried something
+    flows: Mapping[Direction, tuple[int, Flow]]  # and their indices among those with traffic
 
     @classmethod
     def of(cls, end: Endpoint, flows: Mapping[Direction, tuple[int, Flow]]) -> "_Connection":
@@ -251,8 +251,8 @@ class _Connection(NamedTuple):
     def began_ns(self, info: np.void, looked_ns: int, payload: _Counts) -> int:
         """When it began, if that was since the last look; UNKNOWN where it may be older than what we have seen of it.
 
-        info: of TCP_INFO. It is new where the kernel has reported its birth, lately if it was not worth a look at
-        first, or all that it ever carried passed since the last look.
+        info: of TCP_INFO. It is new where the kernel has reported its creation, lately if it was not worth a look
+        at first, or all of its traffic passed since the last look.
         """
         first_ns = min(flow.first_ns for _, flow in self.flows.values())
         born = any(flow.owner.source == "birth" for _, flow in self.flows.values())
@@ -266,12 +266,12 @@ class _Connection(NamedTuple):
 
 
 class _Recent:
-    """When the flows of ranks carried something last."""
+    """When the flows of ranks had traffic last."""
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.uint32)  # ascending
         self._last_ns = np.zeros(0, np.int64)
-        self._now = np.zeros(0, np.int64)  # places of those that do now
+        self._now = np.zeros(0, np.int64)  # indices of those that do now
 
     def change(self, ids: npt.NDArray[np.uint32], now_ns: int) -> None:
         """ids: of the flows that do now, ascending."""
@@ -287,7 +287,7 @@ class _Recent:
         self._last_ns[self._now] = now_ns
 
     def silent(self, now_ns: int) -> list[int]:
-        """Those that have carried nothing for a while, but did not long before."""
+        """Those that have been silent for a while, but had traffic not long before."""
         for_ns = now_ns - self._last_ns
         found: list[int] = self._ids[(for_ns >= SILENT_NS) & (for_ns < FORGOTTEN_NS)].tolist()
         return found
@@ -348,7 +348,7 @@ class _Plan:
         return [self._known[index] or self._connection(index, payload) for index in np.concatenate(indices).tolist()]
 
     def _connection(self, number: int, payload: _Counts) -> _Connection:
-        """Of flows of one direction that with most payload: a connection may be seen on several interfaces."""
+        """Of flows of one direction that with most payload: a connection may be seen on more than one interface."""
         end, ways = self._ends[number]
         return _Connection.of(end, {way: max(some, key=lambda one: payload[one[0]]) for way, some in ways.items()})
 

@@ -38,7 +38,7 @@ class Active(NamedTuple):
 
 @dataclass
 class _Reported:
-    """What has been told of a rank."""
+    """What has been reported of a rank."""
 
     since_ns: int = 0  # of the pause of which it was; 0: of none that goes on
     rows: int = 0  # how often, of that one
@@ -54,7 +54,7 @@ class Waits:
     """One per agent."""
 
     def __init__(self, look_at: Callable[[int], Look] = look, helped: bool = False) -> None:
-        """look_at: as netmon.kernel.processes.look; helped: somebody who may see more is asked first."""
+        """look_at: as netmon.kernel.processes.look; helped: a process that may see more is queried first."""
         self._look_at, self._helped = look_at, helped
         self._looks: dict[int, Look] = {}  # of an answer
         self._answered_ns = 0
@@ -70,7 +70,7 @@ class Waits:
         self._answered_ns = now_ns
 
     def _seen(self, pid: int, since_ns: int, due_ns: int, now_ns: int) -> Look | None:
-        """What a rank does, of which is to be told since due_ns; None: that is being asked."""
+        """What a rank does, of which is to be reported since due_ns; None: that is being queried."""
         if self._answered_ns >= since_ns + due_ns and pid in self._looks:
             return self._looks[pid]
         seen = self._look_at(pid)
@@ -80,7 +80,7 @@ class Waits:
         return None
 
     def due(self, ranks: Iterable[Active], now_ns: int, jobs: dict[str, int]) -> Table:
-        """dtype WAIT of what is to be told now. jobs: places of their names, which grow."""
+        """dtype WAIT of what is to be reported now. jobs: index of each name, which grows."""
         rows = list[tuple[int, ...]]()
         before, self._reported = self._reported, {}
         for pid, identity, activity in ranks:
@@ -119,7 +119,7 @@ class Waits:
 
 
 def _due_ns(rows: int) -> int:
-    """How long a rank is quiet when it is told of again."""
+    """How long a rank is quiet when it is reported again."""
     return _DUE_NS[rows] if rows < len(_DUE_NS) else _LATER_NS * (rows - len(_DUE_NS) + 1)
 
 

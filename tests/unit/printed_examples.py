@@ -153,7 +153,7 @@ def _certificates() -> list[tuple[str, str, datetime]]:
 
 
 def _summary() -> Summary:
-    sizes = {"measured_bytes": 21.3e6, "theory_bytes": 21.3e6, "parameters_basis": "told by the hook"}
+    sizes = {"measured_bytes": 21.3e6, "theory_bytes": 21.3e6, "parameters_basis": "sent by the hook"}
     times = {"quiet_ns": 292e6, "shared_ns": 535e6, "quiet_iterations": 35, "shared_iterations": 35}
     jobs = [{"name": f"train.py@gpu-node-{n}", "source": "hook/inferred", "ranks": 3} | sizes | times for n in (1, 2)]
     links = [dict(zip(LINK, ("gpu-node-17", "enp4s0f0", direction), strict=True)) for direction in ("rx", "tx")]

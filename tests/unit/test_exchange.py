@@ -100,7 +100,7 @@ def test_a_collector_that_tells_no_time_is_named_once(
             while len(asked) < 4 and time.monotonic() < deadline:
                 time.sleep(0.02)
         assert len(asked) >= 4
-        assert caplog.text.count("does not tell the time") == 1
+        assert caplog.text.count("does not report the time") == 1
         assert exchanges.take() == []
     finally:
         server.stop(None).wait()

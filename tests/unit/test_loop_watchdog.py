@@ -47,7 +47,7 @@ def test_a_loop_that_stands_still_is_named_once(
         thread.join()
         wait_for(lambda: any("goes on after" in line for line in caplog.messages))
         watched.finish()
-    assert "has stood still for" in caplog.messages[0]
+    assert "has been stalled for" in caplog.messages[0]
     assert watched.still_s > 0.05
 
 

@@ -158,7 +158,7 @@ def test_what_is_no_generator(change, reason):
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("chakra", [], "several jobs"),
+        ("chakra", [], "more than one job"),
         ("generator", [], "give --job"),
         ("generator", ["--job", JOB, "--iterations", "0:1"], "to 1 iterations that are alike"),
         ("ns3", ["--host", "nobody"], "no flow there"),
