@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many batches of many agents at once: protobuf → tables; nothing per row in Python, little per batch.
 
-What is here has been checked completely: ranges, lengths, counts and names. What only the session can tell (whether a
-flow or a link is known) is not.
+What is here has been checked completely: ranges, lengths, counts and names. What only the session can check (whether
+a flow or a link is known) is not.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -291,7 +291,7 @@ class ManyBatches:
     disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
     refused: Mapping[int, str]  # why, in one line; nothing of such a batch is in the tables
     evidence: Mapping[str, Columns]  # the tables of netmon.evidence, with `batch`
-    words: Sequence[str]  # that columns of these name by their places
+    words: Sequence[str]  # that columns of these refer to by index
 
     def select(self, good: npt.NDArray[np.bool_], number: npt.NDArray[np.int64]) -> "ManyBatches":
         """What is not of a table of heads, of good batches only. number: what each batch is called from here on."""

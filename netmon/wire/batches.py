@@ -229,7 +229,7 @@ _BEHIND_NS = 5_000_000_000  # what else is in the batch must not lie too long af
 def batch_parts(batch: Batch, most_rows: int = MOST_ROWS) -> Iterator[Batch]:
     """One or more batches with ascending numbers; the first has everything but the rows of the others.
 
-    Rows go by time, so that a part's horizon is where the next one begins. Only when they lie far apart does a part's
+    Rows go by time, so that a part's horizon is where the next one begins. Only where the gaps are long does a part's
     horizon pass rows that come later, as it does with stragglers.
     """
     rows = batch.buckets

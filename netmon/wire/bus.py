@@ -343,7 +343,7 @@ class Bus:
 
     async def most_bytes(self) -> int | None:
         """That may wait on the bus; None: nobody has said. Raises BusError."""
-        with self.errors("ask"):
+        with self.errors("query"):
             try:
                 found = await self.jetstream.get_last_msg(f"KV_{HELLOS}", STREAM_BYTES, direct=True)
                 return int(found.data or b"0")
@@ -351,8 +351,8 @@ class Bus:
                 return None
 
     async def query_waiting(self, host: str) -> int | None:
-        """For an agent, which may not ask the servers; None: there is no worker to answer. Raises BusError."""
-        with self.errors("ask"):
+        """For an agent, which may not query the servers; None: there is no worker to answer. Raises BusError."""
+        with self.errors("query"):
             try:
                 return int((await self.client.request(waiting_subject(host), timeout=_ANSWER_S)).data)
             except (NoRespondersError, ValueError):
@@ -361,7 +361,7 @@ class Bus:
     async def waiting(self, host: str) -> int:
         """Batches of a host that wait on the bus. Raises BusError."""
         subject = batch_subject(host)
-        with self.errors("ask"):
+        with self.errors("query"):
             info = await self.jetstream.stream_info(STREAM, subjects_filter=subject)
         return (info.state.subjects or {}).get(subject, 0)
 
@@ -430,7 +430,7 @@ async def make_streams(bus: Bus) -> bool:
 
 async def depth(bus: Bus) -> tuple[int, int]:
     """Batches that wait on the bus, and their bytes, of all hosts. Raises BusError."""
-    with bus.errors("ask"):
+    with bus.errors("query"):
         state = (await bus.jetstream.stream_info(STREAM)).state
         return state.messages, state.bytes
 
@@ -505,14 +505,14 @@ def reason_of(data: bytes) -> str:
 
 
 async def refuse(bus: Bus, host: str, session: str, why: str) -> None:
-    """Tell the agent of a session, now and later, that nobody takes it in. Raises BusError."""
+    """Notify the agent of a session, now and later, that no worker accepts it. Raises BusError."""
     with bus.errors("refuse a session on"):
         await bus.jetstream.publish(refusal_subject(host, session), why[:_LONGEST_REASON].encode())
 
 
 async def refusal(bus: Bus, host: str, session: str) -> str:
     """Why a session is not taken in; empty: nobody has refused it. Raises BusError."""
-    with bus.errors("ask"):
+    with bus.errors("query"):
         try:
             found = await _own(bus, refusal_subject(host, session))
         except (NotFoundError, BucketNotFoundError):
@@ -521,7 +521,7 @@ async def refusal(bus: Bus, host: str, session: str) -> str:
 
 
 async def _own(bus: Bus, subject: str) -> RawStreamMsg:
-    """The last message of a subject, asked for in a way that servers can allow for this subject alone."""
+    """The last message of a subject, requested in a way that servers can allow for this subject alone."""
     try:
         return await bus.jetstream.get_last_msg(_STREAM, subject, direct=True)
     except NoRespondersError:  # the bucket is older

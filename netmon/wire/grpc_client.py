@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client of gRPC in one thread, which wakes when something has come and at no other time. HTTP/2 is h2's.
 
-gRPC's own library takes 20 MB and several threads, and wakes them dozens of times a second: too much for an agent on a
+gRPC's own library takes 20 MB and multiple threads, and wakes them dozens of times a second: too much for an agent on a
 host on which nothing happens.
 """
 
@@ -42,7 +42,7 @@ CODES = (
 """Of a status, by number."""
 
 _AHEAD = 256 << 10  # bytes that wait for the socket, above which no more are made
-_MOST_AHEAD = 1 << 20  # with answers to what the other end has asked
+_MOST_AHEAD = 1 << 20  # with answers to the other end's requests
 _MOST_FRAME, _MOST_HEADERS = 1 << 14, 1 << 14
 _FRAME_HEAD, _MESSAGE_HEAD = 9, 5
 _SENT_FRAME = 64 << 10
@@ -100,7 +100,7 @@ class Call:
         self._headers |= {name.decode("ascii", "replace"): value.decode("latin-1") for name, value in headers}
 
     def take_data(self, data: bytes) -> None:
-        """Some of a message, or of several. Raises BrokenError."""
+        """Part of a message, or of more than one. Raises BrokenError."""
         self._partial += data
         while len(self._partial) >= _MESSAGE_HEAD:
             size = int.from_bytes(self._partial[1:_MESSAGE_HEAD], "big")
@@ -334,7 +334,7 @@ class Waker:
                 os.eventfd_write(self.descriptor, 1)
 
     def clear(self) -> None:
-        """Whoever has woken us is heard."""
+        """Consumes the pending wake-ups."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
 
@@ -408,14 +408,14 @@ class Channel:
                 raise BrokenError(f"unavailable: {self.protocol.leaving or 'socket closed'}")
             self._received_s = time.monotonic()
             self.protocol.receive(data, self._received_s)
-            # What TLS has deciphered already no poll would tell of.
+            # No poll reports what TLS has deciphered already.
             if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
                 return
 
 
 def connect(address: str, context: ssl.SSLContext | None, waker: Waker, over: Callable[[], bool]) -> Channel:
-    """To HOST:PORT or unix:PATH; blocks until over(), which is asked when it is woken, or for a second for each address
-    of the host at most, beside what it takes to find them.
+    """To HOST:PORT or unix:PATH; blocks until over(), which is called when it is woken, or for a second for each
+    address of the host at most, in addition to the time of the name lookup.
 
     context: for TLS. No proxy is used. Raises BrokenError; UsageError for what is no address.
     """

@@ -75,7 +75,7 @@ MAX_EVIDENCE = 1 << 10
 # --- The channel itself.
 
 MAX_MESSAGE_BYTES = 16 << 20
-"""The most that a collector takes in one message; agents make several batches of what would be more."""
+"""The most that a collector takes in one message; agents split what would be more into multiple batches."""
 
 ALIVE_EVERY_S = 1.0
 """So often a collector says on a stream that it is alive, whether it has something to acknowledge or not."""
@@ -106,8 +106,8 @@ COLLECTOR_OPTIONS = (
     # To find out how much fits into the way, gRPC would answer every batch with a ping: it takes as much as is good.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),  # agents ask every two seconds
-    # A collector that is late reads several of them at once, and must not cut off who asked in due time.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),  # agents ping every two seconds
+    # A collector that is late reads many of them at once, and must not cut off agents that pinged in time.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 10_000),

@@ -142,7 +142,7 @@ def client_context(folder: Path, *roles: Role) -> ssl.SSLContext:
 
 
 def http_contexts(folder: Path, role: Role, verify: ssl.VerifyMode = ssl.CERT_REQUIRED) -> Callable[[], ssl.SSLContext]:
-    """For a port that is asked by HTTPS, with a certificate of the same authority: another one when files have changed.
+    """For a port that is queried by HTTPS, with a certificate of the same authority: a new one when files have changed.
 
     A session of an earlier one cannot be resumed. Raises CertificateError, here only: later what cannot be used changes
     nothing.

@@ -41,7 +41,7 @@ class Security:
         """The folder for a connection with this address; None: plaintext.
 
         action: what is attempted, for the error: "connect to". Raises UsageError where plaintext would leave the
-        machine and nobody has asked for it.
+        machine without an option that allows it.
         """
         if is_unix(address):  # who may use it is up to the file's mode
             return None
@@ -101,7 +101,7 @@ def read_servers(text: str) -> tuple[str, ...]:
 #     netmon://agent/HOST            sends what belongs to this host, and nothing else
 #     netmon://collector/NAME        takes it in; on a bus it takes in every host's
 #     netmon://bus/NAME              a NATS server
-#     netmon://viewer/full/NAME      sees everything, and may ask for full resolution
+#     netmon://viewer/full/NAME      sees everything, and may request full resolution
 #     netmon://viewer/jobs/NAME      sees jobs, classes and rates: no addresses, no processes
 #
 # HOST and NAME are percent-encoded.
@@ -175,7 +175,7 @@ def new_session() -> tuple[str, str]:
 
 
 def proves(session: str, proof: str) -> bool:
-    """Whether it is the session's own agent that says so, as far as its name can tell."""
+    """Whether it is the session's own agent that says so, as far as its name can show."""
     return not _is_proven(session) or secrets.compare_digest(_name_of(proof[:MAX_PROOF]), session)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every table that an agent sends beside its bucket rows: which columns it has, what they may hold, and the one way in
-which all of them travel. A new table is an entry of TABLES.
+"""Every table that an agent sends in addition to its bucket rows: which columns it has, what they may hold, and the one
+encoding of all of them. A new table is an entry of TABLES.
 
 A table is a matrix of int64, a row per row. On the wire all tables of a message lie one after the other, each column by
-column, as unsigned numbers that count from the least that the column may be. Columns of words hold places among the
-message's words; a reader of many messages gets places among the words of all of them. Decoding trusts nothing.
+column, as unsigned numbers that count from the least that the column may be. Columns of words hold indices into the
+message's words; a reader of many messages gets indices into the words of all of them. Decoding trusts nothing.
 """
 
 import ipaddress
@@ -113,7 +113,7 @@ class Format:
 
     @cached_property
     def words(self) -> list[int]:
-        """Places of the columns of words."""
+        """Indices of the columns of words."""
         return [place for place, limits in enumerate(self.columns.values()) if limits.is_word]
 
     def stored(self, rows: Matrix) -> _Stored:
@@ -264,7 +264,7 @@ class Words:
     """The words of a message, each once."""
 
     def __init__(self, words: Sequence[str] = ()) -> None:
-        """words: that have their places already."""
+        """words: that have their indices already."""
         self._indices = {word: place for place, word in enumerate(words)}
 
     def place(self, word: str) -> int:
@@ -273,7 +273,7 @@ class Words:
 
     @property
     def all(self) -> list[str]:
-        """In the order of their places."""
+        """In the order of their indices."""
         return list(self._indices)
 
 
@@ -387,7 +387,7 @@ def _read(
     indices: _Numbers,
     faults: dict[int, str],
 ) -> Columns:
-    """piece: of each row, which of the messages it is of; words: of each of these, the first in `places`, and how
+    """piece: of each row, which of the messages it is of; words: of each of these, the first in `indices`, and how
     many."""
     (first, count), batch = words, of[piece]
     over = stored > format_.span
@@ -470,7 +470,7 @@ def rows_of(
     exchanges: Sequence[ClockExchange] = (),
     nic: Sequence[NicSample] = (),
 ) -> dict[str, Matrix]:
-    """Tables by their names; words: what they name gets its places. Raises WireError where a number is no int64."""
+    """Tables by their names; words: what they name gets its indices. Raises WireError where a number is no int64."""
     place = words.place
     counters = [
         (number, place(sample.device), place(sample.source), sample.time_ns, place(name), value)

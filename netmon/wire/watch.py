@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A viewer's end of the collector's Watch call: of one collector, or of several workers side by side."""
+"""A viewer's end of the collector's Watch call: of one collector, or of multiple workers side by side."""
 
 import json
 import queue
@@ -38,14 +38,14 @@ from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.secure import in_words, open_channel
 from netmon.wire.security import PLAIN, Role, Security
 
-# --- Several workers as one collector: what each of them shows, put together. Each host and job is with one of them.
+# --- Multiple workers as one collector: what each of them shows, put together. Each host and job is with one of them.
 
 _LARGEST = ("oldest_ns", "cpu_fraction", "rss_bytes", "clock_error_ns")  # of Totals; all others add up
 T = TypeVar("T")
 
 
 def from_each(selection: Selection) -> Selection:
-    """What to ask every worker for, so that what is requested can be made of it."""
+    """The selection for every worker, from which the requested one can be made."""
     return replace(
         selection,
         most_links=selection.most_links and selection.links_from + selection.most_links,
@@ -163,7 +163,7 @@ _ONE_SNAPSHOT_TIMEOUT_S = 10
 _RETRY_S = 1.0
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),
-    # A collector whose machine has vanished sends no more packets: ask, or the view would wait for ever.
+    # A collector whose machine has vanished sends no more packets: ping, or the view would wait for ever.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.enable_retries", 0),
@@ -179,12 +179,12 @@ VIEWERS = (Role.FULL, Role.JOBS)
 
 
 class UnreachableError(NetmonError):
-    """The collector does not answer, or has stopped answering."""
+    """The collector does not answer, or no longer does."""
 
 
 @dataclass(frozen=True)
 class Outage:
-    """The collector is gone and is being asked again."""
+    """The collector is gone; requests are repeated."""
 
     since_ns: int  # utc
     reason: str
@@ -194,7 +194,7 @@ def watch(address: str, interval_ms: int, selection: Selection, security: Securi
     """Snapshots of what is requested from the collector at `HOST:PORT` or `unix:PATH`; blocks for each.
 
     Interval 0 (ONE_SNAPSHOT) gives one and ends. Raises UnreachableError where the collector does not answer or
-    goes away, WireError where it answers nonsense, UsageError and CertificateError where none may be asked.
+    goes away, WireError where it answers nonsense, UsageError and CertificateError where none may be queried.
     """
     timeout = _ONE_SNAPSHOT_TIMEOUT_S if interval_ms == ONE_SNAPSHOT else None
     request = encode_selection(selection, interval_ms)
@@ -212,7 +212,7 @@ def watch(address: str, interval_ms: int, selection: Selection, security: Securi
 
 
 def watch_once(addresses: str, selection: Selection, security: Security = PLAIN) -> Snapshot:
-    """One snapshot of a collector, or of several workers (`A,B`); blocks for at most 10 s. Raises as watch does."""
+    """One snapshot of a collector, or of multiple workers (`A,B`); blocks for at most 10 s. Raises as watch does."""
     workers = split(addresses)
     if len(workers) == 1:
         return _one(workers[0], selection, security)
@@ -224,7 +224,7 @@ def split(addresses: str) -> list[str]:
     """The addresses of a list with commas, each once. Raises UsageError where there is none."""
     found = list(dict.fromkeys(filter(None, (address.strip() for address in addresses.split(",")))))
     if not found:
-        raise UsageError("which collector? give its HOST:PORT or unix:PATH; of several workers all, with commas")
+        raise UsageError("which collector? give its HOST:PORT or unix:PATH; of multiple workers all, with commas")
     return found
 
 
@@ -249,7 +249,7 @@ def follow(
     """Like watch, without end: once there has been a snapshot, an Outage stands for each attempt that failed.
 
     selection: looked at after every snapshot; it may change. Raises UnreachableError where the first attempt fails. Of
-    several workers (`A,B`) those that are gone are missing from the snapshot, which says so; an Outage: all are gone.
+    multiple workers (`A,B`) those that are gone are missing from the snapshot, which says so; an Outage: all are gone.
     """
     workers = split(addresses)
     if len(workers) == 1:
@@ -363,7 +363,7 @@ def get_full(
     """Full resolution of [since_ns, until_ns) UTC of these hosts, none named: of all; blocks for each.
 
     Raises UnreachableError where the collector does not answer or cannot get it, WireError where it answers nonsense,
-    UsageError and CertificateError where none may be asked.
+    UsageError and CertificateError where none may be queried.
     """
     query = netmon_pb2.FullQuery(hosts=hosts, since_ns=since_ns, until_ns=until_ns)
     with open_channel(address, security, OPTIONS, *VIEWERS) as channel:
@@ -385,10 +385,10 @@ _MOST_COLUMNS, _MOST_VALUES = 64, 4_096
 
 
 class CollectorRows:
-    """See netmon.views.Rows. Of several workers, which share a dataset, the first one that answers is asked."""
+    """See netmon.views.Rows. Of workers that share a dataset, the first one that answers is queried."""
 
     def __init__(self, addresses: str, security: Security = PLAIN) -> None:
-        """addresses: of a collector, or of several workers with commas."""
+        """addresses: of a collector, or of multiple workers with commas."""
         self.name = f"the collector at {addresses}"
         self._addresses, self._security = addresses, security
 
@@ -403,7 +403,7 @@ class CollectorRows:
     def batches(self, wanted: RowQuery) -> Iterator[pa.RecordBatch]:
         """See Rows. Raises UnreachableError where no collector answers, or tells; WireError where it answers nonsense.
 
-        UsageError and CertificateError where none may be asked.
+        UsageError and CertificateError where none may be queried.
         """
         last: UnreachableError | None = None
         for address in split(self._addresses):
@@ -465,11 +465,11 @@ _LISTS = ("advice", "culprits", "jobs", "unjudged", "shares", "unknown_links", "
 
 
 def get_advice(addresses: str, job: str = "", security: Security = PLAIN) -> dict[str, Any]:
-    """Advice (netmon.dl.sharing.advice_text.document) from a collector, or from several workers (`A,B`); blocks.
+    """Advice (netmon.dl.sharing.advice_text.document) from a collector, or from multiple workers (`A,B`); blocks.
 
     job: only of this one and those that share its links; "": of all. Raises UnreachableError where a collector does not
     answer or none has anything to report, WireError where it answers nonsense, UsageError and CertificateError where
-    none may be asked.
+    none may be queried.
     """
     answers, last = [], UnreachableError("")
     for address in split(addresses):
