@@ -81,11 +81,11 @@ class End(NamedTuple):
 
 
 def check_silence(host: str, silent_s: float) -> None:
-    """Raise SilentError for a stream on which nothing was heard for too long. host: empty: it has not said hello."""
+    """Raise SilentError for a stream on which nothing was received for too long. host: empty: it has not said hello."""
     most_s = SILENT_S if host else HELLO_WITHIN_S
     if silent_s > most_s:
         who = host or "an agent that has not said who it is"
-        raise SilentError(f"nothing was heard of {who} for {most_s:.0f} s: its stream is let go")
+        raise SilentError(f"nothing was received from {who} for {most_s:.0f} s: its stream is closed")
 
 
 def end_of(error: NetmonError) -> End:

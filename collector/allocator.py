@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has been freed goes back to the machine: arrays of a few hundred hosts come and go several times a second."""
+"""Returns freed memory to the machine: arrays of a few hundred hosts come and go many times a second."""
 
 import ctypes
 import os

@@ -44,7 +44,7 @@ _PART_ROWS = 100_000  # and more, as they come out of the files
 
 
 class Watching:
-    """One frozen view a tick for all viewers, encoded once for all that ask for the same.
+    """One frozen view a tick for all viewers, encoded once for all that request the same.
 
     Snapshots for viewers, made while there are any. A viewer that reads slowly gets the newest, never a queue.
     """
@@ -57,7 +57,7 @@ class Watching:
         watched: list[Selection],
         insecure: bool = False,
     ) -> None:
-        """freeze: everything as it is now; page: what of it a viewer has asked for; ticks: how often it has changed.
+        """freeze: everything as it is now; page: what of it a viewer has requested; ticks: how often it has changed.
 
         watched: gets what each viewer looks at, for as long as it does.
         insecure: viewers are warned that others can read what they see.
@@ -182,7 +182,7 @@ class Answers:
     async def _past(self, request: netmon_pb2.PastQuery, context: Context) -> None:
         """Rows of the dataset, read alongside everything else, a bounded part at a time."""
         if self._stored is None:
-            line = "this collector does not tell of its dataset"
+            line = "this collector does not serve its dataset"
             await context.abort(grpc.StatusCode.NOT_FOUND, line)
             return
         try:
@@ -193,7 +193,7 @@ class Answers:
                     rows, data = part
                     sent += rows
                     if sent > MOST_ROWS:
-                        line = f"these are more than {MOST_ROWS:,} rows of {wanted.table}: ask for less time"
+                        line = f"these are more than {MOST_ROWS:,} rows of {wanted.table}: request less time"
                         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, line)
                     await asyncio.wait_for(context.write(netmon_pb2.PastPart(rows=data)), _PAST_WITHIN_S)
         except WireError as error:

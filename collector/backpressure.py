@@ -2,9 +2,9 @@
 """What the collector asks of its agents when more comes than it can take: coarser rows in fewer batches, nothing else.
 
 Iterations, the ledger and what flows are come whole in every case. Fewer batches cost no detail: they are requested
-before anything is late. Then an agent that sends far more than the others do is asked alone, and slowed alone where
-asking does not help; only then everybody is asked. Asking follows the load at once, letting go takes its time, and
-more of it whenever it was too early.
+before anything is late. Then an agent that sends far more than the others do gets a request alone, and is slowed
+alone where that does not help; only then all agents get one. Requests follow the load at once. They are lifted slowly,
+and more slowly whenever that was too early.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ class BackpressureRequest:
 
     bucket_ns: int = 0  # rows at least so wide
     batch_ns: int = 0  # batches no closer together
-    rows_per_s: float = 0.0  # no more are taken in; 0: as they come
-    within_ns: int = 0  # batches no further apart; 0: nobody waits for them
+    rows_per_s: float = 0.0  # no more are accepted; 0: as they come
+    within_ns: int = 0  # longest interval between batches; 0: nobody waits for them
 
 
 @lru_cache
 def request_of(bucket_ns: int, batch_ns: int, rows_per_s: float, within_ns: int = 0) -> BackpressureRequest:
-    """The request of this; most agents are asked for the same, several times a second."""
+    """The request of this; most agents get the same request, many times a second."""
     return BackpressureRequest(bucket_ns, batch_ns, rows_per_s, within_ns)
 
 
@@ -96,7 +96,7 @@ class BackpressurePolicy:
     LEAST_ROWS_PER_S = 1_000
     """No session's share is less."""
 
-    _RESPONSE_S = 2.0  # for an order to be heard, and for what was sent before it to be processed
+    _RESPONSE_S = 2.0  # for a request to be received, and for what was sent before it to be processed
     _PATIENCE_S, _MOST_PATIENCE_S = 10.0, 160.0
 
     def __init__(self) -> None:
@@ -345,7 +345,7 @@ class Intake:
         self._backpressure.decide(sending, self._storing(), now, busy)
         if self._backpressure.coarsened != self._said:
             self._said = self._backpressure.coarsened
-            _log.warning(f"{self._said} of {len(sending)} agents are asked for fewer batches, or for coarser rows too")
+            _log.warning(f"{self._said} of {len(sending)} agents are to send fewer batches, or coarser rows too")
 
 
 def claimed_rows(batch: netmon_pb2.Batch) -> int:
@@ -372,7 +372,7 @@ _MOST_HOSTS = 1 << 16
 
 
 SESSION_S = 0.2
-"""What an introduction costs beside what is in it."""
+"""What an introduction costs in addition to its contents."""
 
 
 class HostLimiter:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that would go on for ever are ended; work that several ask for is done once for all of them."""
+"""Tasks that would go on for ever are ended; work that many request is done once for all of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -24,17 +24,17 @@ async def end_tasks(tasks: "Iterable[asyncio.Task[Any]]") -> None:
 
 
 class Together(Generic[_T]):
-    """Work that is done once for all who ask for it before it begins, one after the other."""
+    """Work that is done once for all who request it before it begins, one after the other."""
 
     def __init__(self, work: Callable[[], Awaitable[_T]]) -> None:
         self._work = work
         self.now = asyncio.Lock()
-        """Held while it is being done."""
+        """Locked while it is being done."""
         self._next: asyncio.Task[_T] | None = None  # that has not begun
         self._tasks: set[asyncio.Task[_T]] = set()
 
     async def done(self) -> _T:
-        """Have it done, from now on. Once begun it runs to its end, whoever asked."""
+        """Have it done, from now on. Once begun it runs to its end, whoever requested it."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._done())
             self._tasks.add(self._next)

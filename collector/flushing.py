@@ -158,7 +158,7 @@ class Flushing:
 
     @property
     def now(self) -> asyncio.Lock:
-        """Held while rows are on their way to the disk."""
+        """Locked while rows are on their way to the disk."""
         return self._together.now
 
     async def resume(self, hello: Hello) -> Resume:

@@ -79,11 +79,11 @@ class Triggers:
         return wanted
 
     def hang(self, one: Hang, sessions: Sequence[Session]) -> list[PullRequest]:
-        """What the job's hosts sent last, before it stood still. sessions: of these."""
+        """What the job's hosts sent last, before it hung. sessions: of these."""
         hosts = tuple(session.hello.host for session in sessions if _coarse(session))
         if "hang" not in self._settings.full_on or not hosts or not self._may(f"hang {one.job}", time.monotonic()):
             return []
-        reason, until_ns = f"job {one.job} stood still", min(one.reported_ns, one.since_ns + _AFTER_NS)
+        reason, until_ns = f"job {one.job} hung", min(one.reported_ns, one.since_ns + _AFTER_NS)
         return [_wanted(reason, hosts, one.since_ns - _BEFORE_NS, until_ns)]
 
     def forget(self, session: str) -> None:
@@ -198,7 +198,7 @@ class FullResolution:
             return  # it was given up meanwhile
         table = decode_buckets(message.buckets)
         if table.dtype != BUCKET or pull.rows + len(table) > MOST_ROWS:
-            raise WireError(f"{session.hello.host} answers with other rows, or more, than were asked for")
+            raise WireError(f"{session.hello.host} answers with other rows, or more, than were requested")
         pull.tables.append(table)
         pull.rows += len(table)
         pull.gap, pull.over = printable(message.gap, 4 * MAX_TEXT), message.last

@@ -127,7 +127,7 @@ def build_news(reporting: Sequence[JobUpdates], connected: Iterable[JobUpdates],
 
 
 def _rows(reporting: Sequence[JobUpdates], flows: list[FlowUpdate]) -> tuple[Table, Table, int]:
-    """New payload (TRAFFIC) and onsets (ONSET_UPDATE) of at least one session, and how many rows came and went untold.
+    """New payload (TRAFFIC) and onsets (ONSET_UPDATE) of at least one session, and the number of unreported rows.
 
     flows: those of which there is something are added if they have not been reported.
     """
@@ -241,12 +241,12 @@ def _mark(update: MarkUpdate, window: HostWindow) -> Mark:
 Marks = list[tuple[Session, list[Mark]]]
 
 SILENT_AFTER_S = 5.0
-"""Agents send several times a second; a broken connection may come back before."""
+"""Agents send many times a second; a broken connection may come back before."""
 
 _OFTEN_S, _SELDOM_S = 0.3, 10.0  # between two exchanges
 _SAID_S = 3.0
-_AT_ONCE = 400_000  # rows in a message: both ends hold several copies of it
-_REST_OWN, _REST_STAGE = 19, 4  # × the CPU time of telling it, × that of the job stage
+_AT_ONCE = 400_000  # rows in a message: both ends have multiple copies of it
+_REST_OWN, _REST_STAGE = 19, 4  # × the CPU time of sending it, × that of the job stage
 _NEEDLESS_S = 2.0  # at most, while every job tells its iterations itself
 _TOGETHER_S, _LONGEST_S = 1.0, 5.0
 """Resumed sessions are reported when none has come for so long, at the latest after so long."""
@@ -271,7 +271,7 @@ class JobExchange:
     @property
     def trouble(self) -> list[str]:
         pending_updates = (
-            [f"{self._pending_updates} rows were not told to the inference: it falls behind"]
+            [f"{self._pending_updates} rows were not sent to the inference: it falls behind"]
             if self._pending_updates
             else []
         )
@@ -300,10 +300,10 @@ class JobExchange:
         marked: frozenset[str],
         unclear: Mapping[str, bool],
     ) -> tuple[Marks, JobNews]:
-        """Tell what is new; returns what the traffic tells: marks of sessions, and the answer that they are in.
+        """Send what is new; returns what the traffic shows: marks of sessions, and the answer that they are in.
 
-        newest: the newest session of each host; last_words: sessions that are heard although they have gone. The
-        horizon waits for the slowest host that is heard, and while hosts come one after the other whose sessions are
+        newest: the newest session of each host; last_words: sessions that count although they have gone. The
+        horizon waits for the slowest host that sends, and while hosts come one after the other whose sessions are
         taken up again. marked, unclear: as HostNews has them.
         """
         async with self._now:

@@ -94,7 +94,7 @@ class Live:
 
     def _advice(self, jobs: Collection[str]) -> Advice:
         if not self.stored:
-            raise DataError("cannot advise: this collector does not tell of its dataset")
+            raise DataError("cannot advise: this collector does not serve its dataset")
         return self.stored.advice(jobs)
 
     def watches(self, host: str) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host stage and the job stage tell each other; nothing else passes between the two.
+"""What the host stage and the job stage send each other; nothing else passes between the two.
 
 A message is never changed once it has been made, holds no reference to the state of either stage, and can be pickled:
 the two may live in processes of their own. A session is known by its place, a number that the host stage gives it and
@@ -39,7 +39,7 @@ def flow_numbers(session_index: int, flow_ids: _Number) -> _Number:
 
 
 def session_of(flow: _Number) -> _Number:
-    """The session's place, of a flow's number or of several."""
+    """The session's index, of a flow's number or of many."""
     return flow >> _FLOW_ID_BITS
 
 
@@ -51,7 +51,7 @@ def flow_id_of(flow: int) -> int:
 class FlowUpdate(NamedTuple):
     """A flow that carries payload or begins after rests; sent before its first row, and again when its owner changes.
 
-    Aggregates of several flows are not reported.
+    Aggregates of flows are not reported.
     """
 
     flow: int
@@ -100,7 +100,7 @@ class HostClock(NamedTuple):
 
 @dataclass(frozen=True)
 class HostNews:
-    """All that the host stage has to tell since the last time."""
+    """All that the host stage has to report since the last time."""
 
     clocks: Sequence[HostClock] = ()  # of the newest session of each host that is connected
     flows: Sequence[FlowUpdate] = ()
@@ -110,7 +110,7 @@ class HostNews:
     ended: Sequence[int] = ()  # indices of sessions that are over, with all their flows
     horizon_ns: int = 0  # up to here (UTC) all hosts that are connected have reported everything; 0: not known
     pending_updates: int = 0  # rows that were left out because there were too many
-    marked: frozenset[str] = frozenset()  # jobs that tell their iterations themselves
+    marked: frozenset[str] = frozenset()  # jobs that report their iterations themselves
     unclear: Mapping[str, bool] = field(default_factory=dict)  # jobs whose calls no steps explain, now or at all
 
 
@@ -165,7 +165,7 @@ class About(IntEnum):
     FORGET = 6  # it has left and all its rows have settled
     DROP = 7  # the same, and its process is the same rank again
     RESUME = 8  # the dataset has iterations of this rank of the job, with this trust and shift
-    SILENT = 9  # nothing is heard of the session: others may take its ranks
+    SILENT = 9  # the session is silent: others may take its ranks
     OVER = 10  # the session is over
 
 
@@ -207,7 +207,7 @@ class TickNews:
     ranks: Table = field(default_factory=lambda: empty(RANK_UPDATE))  # in the order in which it came to be
     steps: Table = field(default_factory=lambda: empty(STEP_UPDATE))  # before all of that
     step_events: Sequence[StepEvents] = ()  # after all of that
-    flows_over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ask no more; before…
+    flows_over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # no lookup more; before…
     flows: Sequence[tuple[int, Flow]] = ()  # …those whose other end is requested, or which are others' other end
 
 

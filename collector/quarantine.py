@@ -44,7 +44,7 @@ class Quarantine:
         self._count = 0
 
     def store(self, session: str, what: str, messages: Sequence[Sent], error: BaseException) -> str:
-        """Write messages and traceback down, and log where; returns what to tell the sender. Blocks for the disk."""
+        """Write messages and traceback down, and log where; returns what to send to the sender. Blocks for the disk."""
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
         message = f"the collector failed at {what}: {reason}"
         kept = self._kept[session] = self._kept.pop(session, 0) + 1
@@ -117,12 +117,12 @@ class Failures:
             _log.warning(f"this machine's clock was {jump_text(jump_s)}: the UTC of all hosts' rows steps with it")
 
     def at_hello(self, hello: Hello, error: Exception) -> str:
-        """A session cannot be opened; returns what to tell its agent."""
+        """A session cannot be opened; returns what to send to its agent."""
         self._count(hello)
         return self._set_aside(hello, "its hello", [], error)
 
     def at_message(self, session: Session, message: Sent, error: Exception) -> FailedBatchError:
-        """At a message that was not taken in; returns what to tell its agent."""
+        """At a message that was not accepted; returns what to send to its agent."""
         sequence = read_sent(message).batch.sequence
         reason = self._set_aside(session.hello, f"batch {sequence}", [message], error)
         return FailedBatchError(sequence, session.hello.host, reason)
@@ -163,7 +163,7 @@ class Failures:
             session.fail(reason)
 
     def _set_aside(self, hello: Hello, what: str, messages: Sequence[Sent], error: Exception) -> str:
-        """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""
+        """Keep what the collector failed at for a bug report, after the hello; returns what to send to its sender."""
         opening = netmon_pb2.AgentMessage(hello=encode_hello(hello))
         return self._quarantine.store(hello.session, f"{what} of {hello.host}", [opening, *messages], error)
 

@@ -249,9 +249,9 @@ class Registry:
         return self._job_exchange.rest_s
 
     async def infer(self, leaving: Collection[Session] = ()) -> None:
-        """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
+        """Send the job stage what is new, and apply what it answers; it computes elsewhere.
 
-        It waits for the slowest host that is heard; leaving: sessions that have just said their last word.
+        It waits for the slowest host that sends; leaving: sessions that have just said their last word.
         """
         try:
             last_words, calls = {e.hello.session for e in leaving}, self._stage.tables.rank_log.calls()

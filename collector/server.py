@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from netmon.telemetry.endpoint import Endpoint
 
 
-# --- What Prometheus and probes ask, where the library for it is installed.
+# --- What Prometheus and probes query, where the library for it is installed.
 
 _REQUEST_EVERY_S, _ANSWER_WITHIN_S = 5.0, 1.0
 
@@ -96,7 +96,7 @@ def serve_metrics(
 
 
 class _BusDepth:
-    """Asked for now and then, however often somebody scrapes."""
+    """Queried now and then, however often somebody scrapes."""
 
     def __init__(self, among: "ClusterWorker") -> None:
         self._among = among
@@ -225,7 +225,7 @@ async def serve(
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
-    abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
+    abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of many,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. spans: get iterations and
     verdicts. stored: rows of the dataset, for viewers; without it they see the present only.
 

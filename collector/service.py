@@ -207,7 +207,7 @@ _CALLS: dict[str, tuple[str, tuple[Role, ...], type[Message]]] = {
     "Full": ("window", ALL, netmon_pb2.FullQuery),
     "Past": ("window", ALL, netmon_pb2.PastQuery),
 }
-"""What is answered: kind of call, for whom, what is asked."""
+"""What is answered: kind of call, for whom, what is requested."""
 
 
 class CollectorService(grpc.GenericRpcHandler):
@@ -216,7 +216,7 @@ class CollectorService(grpc.GenericRpcHandler):
     def __init__(self, admission: Admission, serve_stream: ServeStream | None, answer: Answer) -> None:
         """serve_stream: one agent's; raises DecodeError. None: agents come by the bus.
 
-        answer(method, request, …): what is asked can be decoded.
+        answer(method, request, …): the request can be decoded.
         """
         self._admission, self._serve_stream, self._answer = admission, serve_stream, answer
         self._handlers: dict[str, Any] = {
@@ -242,7 +242,7 @@ class CollectorService(grpc.GenericRpcHandler):
             await self._serve_stream(context, identity)
 
     async def _clock(self, _: Any, context: Context) -> None:
-        """Tell the time to an agent, as often as it asks."""
+        """Send the time to an agent, as often as it requests it."""
         async with self._admission.admitted(context, "clock", AGENTS):
             while (data := await context.read()) is not grpc.aio.EOF:
                 received = time.time_ns()
@@ -290,7 +290,7 @@ def listen_at(server: grpc.aio.Server, address: str, listen_config: ListenConfig
     _bind(server, address, server_credentials(files) if files else None)
     if listen_config.token_listen:
         if files is None:
-            raise UsageError("cannot take tokens without encryption: give --tls DIR beside --token-listen")
+            raise UsageError("cannot take tokens without encryption: give --tls DIR with --token-listen")
         _bind(server, listen_config.token_listen, server_credentials(files, certificates=False))
 
 
@@ -382,7 +382,7 @@ class NoHealth:
 
 
 def add_health(server: grpc.aio.Server) -> Health:
-    """Beside the other services of a server that has not started; without the library nobody answers."""
+    """Added to the other services of a server that has not started; without the library nobody answers."""
     try:
         from grpc_health.v1 import health, health_pb2
     except ImportError:
@@ -396,7 +396,7 @@ def add_health(server: grpc.aio.Server) -> Health:
 
         async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 (the contract's name)
             if self.watchers >= _MOST_WATCHERS:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already: ask now and then")
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already: poll now and then")
             self.watchers += 1
             try:
                 await super().Watch(request, context)

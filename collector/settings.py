@@ -38,7 +38,7 @@ def _rate(text: str) -> tuple[str, float]:
     known = sorted(Rates.__dataclass_fields__)
     name, _, value = text.partition("=")
     if name not in known or not value or (number := parse_count(value)) < 1:
-        raise UsageError(f"cannot read {text!r} as an allowance: write rows=8e6, or one of {', '.join(known)}")
+        raise UsageError(f"cannot read {text!r} as a rate limit: write rows=8e6, or one of {', '.join(known)}")
     return name, float(number)
 
 
@@ -79,7 +79,7 @@ class Settings:
     listen_config: ListenConfig = ListenConfig()
     bus: tuple[str, ...] = option(
         "",
-        "work as one of several workers on NATS JetStream: nats://[USER:PASSWORD@]HOST:4222 of each server",
+        "work as one of multiple workers on NATS JetStream: nats://[USER:PASSWORD@]HOST:4222 of each server",
         type=read_servers,
         metavar="URL[,URL]",
     )
@@ -129,7 +129,7 @@ class Settings:
         within=("0", "1"),
     )
     parameters: int = option(
-        0, "parameters of the model, for jobs that do not tell theirs", type=parse_count, metavar="P"
+        0, "parameters of the model, for jobs that do not report theirs", type=parse_count, metavar="P"
     )
     metrics: str = option(
         "",
@@ -165,7 +165,7 @@ class Settings:
     allowance: tuple[tuple[str, float], ...] = option(
         (),
         "what one host may send in a second before it has to wait: batches=500 rows=4e6 flows=5e3 iterations=2e4 "
-        "others=5e4, which are the usual ones, far above what honest agents need",
+        "others=5e4, which are the defaults, far above what honest agents need",
         nargs="+",
         type=_rate,
         metavar="WHAT=N",

@@ -47,11 +47,10 @@ _log = logging.getLogger(__name__)
 
 # --- What the bus holds for one host: every message that is not acknowledged, in the order in which it came.
 #
-# The stream keeps a message until it is acknowledged. The consumer that hands them out is therefore nothing to be kept:
-# it is in the servers' memory, and is made anew whenever something is odd, which brings everything again that is not
-# acknowledged.
+# The stream keeps a message until it is acknowledged. The consumer that hands them out is not kept: it is
+# in the servers' memory, and is made anew after any fault, which delivers everything again that is not acknowledged.
 
-_AT_A_TIME = 16  # messages asked for
+_AT_A_TIME = 16  # messages requested
 _REQUEST_S, _ALIVE_S, _SILENT_S = 30.0, 3.0, 10.0
 _AGAIN_S = 3600.0  # what is not acknowledged comes again: everything comes from a new consumer long before
 _GONE_S = 300.0  # a consumer that nobody asks is removed
@@ -148,7 +147,7 @@ class Deliveries:
 
     async def drained(self) -> bool:
         """Whether there is nothing that has not been handed out. Raises BusError."""
-        with self._bus.errors("ask"):
+        with self._bus.errors("query"):
             info = await self._bus.jetstream.consumer_info(STREAM, self.name)
         return not (info.num_pending or self._come or self._broken)
 
@@ -180,7 +179,7 @@ class Deliveries:
             "idle_heartbeat": int(_ALIVE_S * 1e9),
         }
         self._requested, self._received_s = _AT_A_TIME, time.monotonic()
-        with self._bus.errors("ask"):
+        with self._bus.errors("query"):
             await self._bus.client.publish(self._subject, json.dumps(request).encode(), self._inbox)
 
     async def _came(self, message: Msg) -> None:
@@ -448,7 +447,7 @@ class Forgetting:
             del self._quiet[host, session]
             await self._bus.forget_hello(host, session, revision)
             await lift_refusals(self._bus, host, session)
-            _log.info(f"session {session} of {host} is forgotten: nothing has been heard of its agent for a long time")
+            _log.info(f"session {session} of {host} is forgotten: its agent has been silent for a long time")
 
 
 _INFER_S = 2.0  # for what the traffic reports hosts that are released
@@ -469,7 +468,7 @@ class BusIntake:
         self._forgetting = Forgetting(bus)
 
     async def start(self) -> None:
-        """Make what is missing on the bus, tell the time, hear answers, say what is stored. Raises BusError."""
+        """Make what is missing on the bus, serve the time, receive answers, report what is stored. Raises BusError."""
         await make_streams(self._bus)
         with self._bus.errors("listen on"):
             await self._bus.client.subscribe(clock_subject(self._worker), cb=self._answer_time)
@@ -567,7 +566,7 @@ class BusIntake:
             for news in connection.acknowledgements():
                 news.worker = self._worker
                 reply = up_subject(self._worker, *key)
-                with self._bus.errors("tell an agent on"):
+                with self._bus.errors("notify an agent on"):
                     await self._bus.client.publish(down_subject(*key), news.SerializeToString(), reply)
 
     async def _receive(self, message: Msg) -> None:

@@ -54,7 +54,7 @@ class HostTies:
 def components(hosts: Iterable[str], ties: Mapping[str, HostTies]) -> list[frozenset[str]]:
     """The connected components of hosts, by their first names. ties: of hosts of which anything is known.
 
-    An address that several hosts call their own (a container bridge's) ties nobody.
+    An address that more than one host has (a container bridge's) ties nobody.
     """
     known = sorted(set(hosts))
     parent = {host: host for host in known}
@@ -92,7 +92,7 @@ def _tied(hosts: Iterable[str], ties: Mapping[str, HostTies]) -> Iterable[list[s
 
 
 LEAST_PAYLOAD = 1 << 20
-"""Bytes: a flow whose owner nobody knows ties two hosts once it has carried so much: it may be a job's."""
+"""Bytes: a flow whose owner nobody knows ties two hosts once it has transferred so much: it may be a job's."""
 
 _LATELY_NS = 60_000_000_000
 _MOST = 4_096  # ends or jobs of a host
@@ -294,7 +294,7 @@ async def _get(kv: KeyValue, key: str) -> Value | None:
 WORKERS = "netmon-workers"
 
 TTL_S = 6.0
-"""A worker that has not been heard of for so long is not there any more."""
+"""A worker that has been silent for so long is gone."""
 
 
 @dataclass(frozen=True)

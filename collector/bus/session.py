@@ -59,7 +59,7 @@ class InOrder(Generic[T]):
         yield from self._ready(len(self._waiting) > MOST_WAITING)
 
     def give_up(self) -> Iterator[T]:
-        """What is missing does not come: everything that is held."""
+        """What is missing does not come: returns everything that waits."""
         while self._waiting:
             yield from self._ready(anyhow=True)
 
@@ -74,7 +74,7 @@ class InOrder(Generic[T]):
 
 
 SILENT_S = 10.0
-"""An agent that lives sends every second; what is heard of it later connects it again."""
+"""An agent that lives sends every second; a later message connects it again."""
 
 _QUIET_S = 2.5  # an agent sends more often, also one that is requested few batches
 _UNKNOWN_S = 5.0  # for an introduction that is still to come
@@ -103,7 +103,7 @@ class BusSession:
     """`add` takes messages in, `stored` says which of them need not come again."""
 
     def __init__(self, bus: Bus, registry: Registry, host: str, name: str, news: asyncio.Event) -> None:
-        """Nothing has come. news: set when there is something to acknowledge or to tell."""
+        """Nothing has come. news: set when there is something to acknowledge or to send."""
         self._bus, self._registry, self._news = bus, registry, news
         self.host, self.name = host, name
         self.connection: Connection | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker of several: its connection to the bus, its hosts there, and its part in who has which."""
+"""One of multiple workers: its connection to the bus, its hosts there, and its part in who has which."""
 
 import asyncio
 import contextlib
@@ -144,13 +144,13 @@ class Handover:
         sink: ParquetSink,
         ties: Callable[[Collection[str]], dict[str, HostTies]],
     ) -> None:
-        """ties: of hosts that are held, as they are now."""
+        """ties: of the worker's own hosts, as they are now."""
         self._members, self._heart, self._intake, self._sink, self._ties = members, heart, intake, sink, ties
         self._lasting = LastingTies()
         self._over, self._running = asyncio.Event(), asyncio.Lock()
         self._begun_s = time.monotonic()
         self._alive: tuple[float, frozenset[str]] = (time.monotonic(), frozenset())  # these live since then
-        self._gone: dict[str, float] = {}  # held hosts of which nothing comes any more: since when
+        self._gone: dict[str, float] = {}  # own hosts of which nothing comes any more: since when
         self._published_s = 0.0
         self._said = ""
         self._turning: asyncio.Task[None] | None = None
@@ -173,7 +173,7 @@ class Handover:
                     await asyncio.wait_for(self._over.wait(), _LOOK_EVERY_S)
 
     async def _turn(self) -> None:
-        """Beside everything else: storing what a released host has sent, or waiting for the bus, takes its time."""
+        """Runs concurrently: storing what a released host has sent, or waiting for the bus, takes its time."""
         while True:
             self._heart.here()
             await asyncio.sleep(_LOOK_EVERY_S)

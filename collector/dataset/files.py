@@ -36,7 +36,7 @@ ROWS_PER_GROUP = 1 << 17
 
 _PAGE_BYTES = 1 << 16  # whoever merges many files holds a page of each column of each file
 _HOUR_NS = 3_600_000_000_000
-_WORDS_WITH_STATISTICS = ("host", "job")  # of all hosts and jobs a new file has some: they tell a reader nothing
+_WORDS_WITH_STATISTICS = ("host", "job")  # of all hosts and jobs a new file has some: they do not help a reader
 _WITH_STATISTICS = ("iteration", "bucket_start_ns", "start_ns", "end_ns", "first_ns", "last_ns", "time_ns")
 _SAMPLED = 1024  # rows
 FEW_ROWS = 1024
@@ -200,7 +200,7 @@ def check_schema(directory: Path) -> None:
             )
 
 
-# --- A folder alongside the tables in which files are made, and how they get from there into their places.
+# --- A folder alongside the tables in which files are made, and how they get from there to their final paths.
 
 _READ_S = 600.0  # longer than most who have listed a file take until they open it
 _LOOK_S = 10.0
@@ -234,7 +234,7 @@ class Staging:
             (self.folder / file.staged).unlink(missing_ok=True)
 
     def publish(self, files: Iterable[StoredFile], removed: Iterable[str]) -> None:
-        """Put committed files into their places, and remove others; may be repeated. Raises OSError."""
+        """Move committed files to their final paths, and remove others; may be repeated. Raises OSError."""
         folders = set()
         for file in files:
             final = self.directory / file.path
@@ -297,8 +297,8 @@ def _remove_if(dated: Path, folder: Path, before_s: float) -> None:
 
 # --- The small files of some minutes become one that never changes: when, and how they are merged in little memory.
 #
-# What is acknowledged has to be on the disk within a second or two, which makes small files. They lie apart (see
-# netmon.views.RECENT), so that whoever reads the tables without netmon meets no file that goes away.
+# What is acknowledged has to be on the disk within a second or two, which makes small files. They lie in a separate
+# folder (see netmon.views.RECENT), so that whoever reads the tables without netmon meets no file that goes away.
 
 ROLL_S = 300
 """Programs other than netmon see rows that are so old."""

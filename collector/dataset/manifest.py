@@ -3,7 +3,7 @@
 
 A write is one transaction. Its files lie complete in a folder alongside the tables by then, and are renamed into the
 tables after it: before the transaction a reader sees none of them, and after it, whatever happens, all of them will be
-there. A manifest has one writer; where there are several on a dataset, each has its own, and who takes a host over
+there. A manifest has one writer; where a dataset has more than one writer, each has its own, and who takes a host over
 moves what is stored of it from one manifest to another in one transaction. No memory is shared, so it works on NFS.
 """
 
@@ -151,7 +151,7 @@ _WAIT_S = 10.0  # for another worker that looks into it
 _FORGET = """DELETE FROM sessions WHERE seen_s / 86400 < (
   SELECT min(day) FROM (SELECT DISTINCT seen_s / 86400 AS day FROM sessions ORDER BY day DESC LIMIT 31)
 )"""
-"""A session that was silent on 30 days on which others were heard does not come back.
+"""A session that was silent on 30 days on which others sent does not come back.
 
 A clock that is wrong at the start must not make a living one forgotten: its rows would be stored again.
 """
@@ -212,7 +212,7 @@ class Manifest:
         self._database.execute("DELETE FROM members WHERE session NOT IN (SELECT session FROM sessions)")
 
     def keep_other_manifest(self) -> None:
-        """Nobody else looks into it from now on: a write then costs one sync instead of several."""
+        """Nobody else looks into it from now on: a write then costs one sync instead of many."""
         for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL"):
             self._database.execute(f"PRAGMA {setting}")
         self._relaxed = "NORMAL"
@@ -260,11 +260,11 @@ class Manifest:
         return [path for (path,) in self._database.execute("SELECT path FROM removals ORDER BY path")]
 
     def recent(self) -> list[StoredFile]:
-        """The files in their places that are to become a part of others, by path."""
+        """The published files that are to become a part of others, by path."""
         return self._files("staged IS NULL AND roll != ''")
 
     def files(self, name: str, partition: str) -> list[StoredFile]:
-        """All files of an hour of a table in their places, by path."""
+        """All published files of an hour of a table, by path."""
         return self._files("staged IS NULL AND name = ? AND partition = ?", name, partition)
 
     def forget(self, paths: Iterable[str]) -> None:

@@ -12,15 +12,15 @@ TABLES = {
     "iterations": "An iteration of a rank, with the payload of its host's links during that time.",
     "ledger": "A link in an interval between two readings of the NIC's counters: where each byte went.",
     "nic": "A counter of a device, when it has changed and once a minute.",
-    "transport": "A TCP connection between two looks at its socket, half a second apart. Differences of counters.",
+    "transport": "A TCP connection between two looks at its socket, every half second. Differences of counters.",
     "host": "A host in a second (rank −1), and each rank on it; shorter while something kept the rank from running.",
     "waits": "A rank that is quiet, and what it is in: a row for each collective that is not over, and for the last "
     "one of each group; another one when it goes on.",
     "collectives": "What a rank called in a step: a row for each group and operation (of transfers: and rank).",
-    "transfers": "What a rank has sent by NCCL to another one, or received, on any network. No byte is told twice.",
+    "transfers": "What a rank has sent by NCCL to another one, or received, on any network. No byte is reported twice.",
     "rdma": "What a process has posted on a queue pair of an RDMA device by libibverbs, some of one kind in a time.",
-    "hangs": "A job that stood still, and who was missing. A row when it is told, another one when it is over.",
-    "verdicts": "An iteration of a job that stood out, and why. The shares add up to `excess_ns`.",
+    "hangs": "A job that hung, and who was missing. A row when it is reported, another one when it is over.",
+    "verdicts": "A slow iteration of a job, and why. The shares add up to `excess_ns`.",
     "sessions": "An interface of an agent's session: what holds for all its rows.",
 }
 
@@ -78,8 +78,8 @@ _COLUMNS = {
     "source": "`hook`, `uprobe`, `timeline` or `inferred`",
     "parameters": "size of the model; 0: unknown",
     "gradient_bytes": "bytes of all gradients of a step; 0: 4 for each parameter",
-    "parameters_basis": "who told of the model's size: `hook`, `calls` or `option`",
-    "node_shared": "a link of the host carried cross traffic during the iteration",
+    "parameters_basis": "who reported the model's size: `hook`, `calls` or `option`",
+    "node_shared": "a link of the host had cross traffic during the iteration",
     "cross_top": "who moved the most cross traffic: a program, or `job` and its identity",
     "peak_bps": "largest wire rate of all classes on a link of the host in a share window",
     # ledger
@@ -101,13 +101,13 @@ _COLUMNS = {
     # verdicts
     "duration_ns": "how long it took",
     "usual_ns": "how long the job's iterations usually take; 0: unknown",
-    "excess_ns": "duration − usual",
+    "excess_ns": "duration − usual_ns",
     "cause": f"{', '.join(_CAUSES[:-1])} or {_CAUSES[-1]}; `change`: none, from this iteration on the job itself takes "
     "longer or shorter",
     "culprit": "whose bytes, or which rank",
     "bytes": "payload of the culprit on that link during the iteration",
     **{f"{name}_ns": f"share: {about.meaning}" for name, about in OF_SHARE.items()},
-    "counterfactual_ns": "how long it would have taken without the culprit's bytes; null: nobody's bytes held it up",
+    "counterfactual_ns": "how long it would have taken without the culprit's bytes; null: nobody's bytes delayed it",
     "counterfactual_low_ns": "lower end of its 90 % interval",
     "counterfactual_high_ns": "upper end of its 90 % interval",
     "confidence": "0 to 1",
@@ -118,7 +118,7 @@ _COLUMNS = {
     "receiver": "who received them, in the same way",
     "group_waits": "in which group of ranks the others waited longer, and who kept them; empty: not known",
     "reported_ns": "when the verdict was given",
-    "receiver_ns": "time of the transfer, beyond the usual, that TCP waited for a receiver's window on one connection",
+    "receiver_ns": "time of the transfer, beyond the normal, that TCP waited for a receiver's window on one connection",
     "sender_ns": "the same for the sender's buffer",
     "ranks": "where each rank's time went: a list of `rank`, `host`, `duration_ns` and its parts "
     "(`computed_ns`, `waited_ns` for rank `waited_for`, `transfer_ns`, `held_ns` by `held_by`, `after_ns`)",
@@ -153,8 +153,8 @@ _OF_TABLE = {
     ("verdicts", "rank"): "rank that was late, or whose link it was",
     ("hangs", "host"): "host of the missing rank; empty: not known",
     ("hangs", "rank"): "rank that is missing; −1: none",
-    ("hangs", "reported_ns"): "when it was told",
-    ("verdicts", "error_ns"): "bound of the shares' error: usual spread and clocks",
+    ("hangs", "reported_ns"): "when it was reported",
+    ("verdicts", "error_ns"): "bound of the shares' error: normal spread and clocks",
     ("iterations", "error_ns"): "bound of the error of the iteration's times",
 }
 

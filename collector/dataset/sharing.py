@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One dataset directory and several workers: whose turn it is, and whose rows of a host count.
+"""One dataset directory and multiple workers: whose turn it is, and whose rows of a host count.
 
 A worker takes a host with an epoch, a number that is higher than that of whoever had the host before. From then on
 nobody else can store anything of it: a write looks whether its hosts are still its own while nobody can take them.
@@ -39,7 +39,7 @@ class LostHostsError(Exception):
 
 
 class Alone:
-    """How a collector that has the directory to itself gets on with others; `Worker` is one of several.
+    """How a collector that has the directory to itself gets on with others; `Worker` is one of many.
 
     folder: the writer's own, for its manifest and the files that it makes. Used by one thread at a time.
     """
@@ -51,7 +51,7 @@ class Alone:
         self._lock = _locked(directory, WRITER, fcntl.LOCK_EX, directory)
 
     def hold(self, exclusive: bool = False) -> AbstractContextManager[None]:
-        """While files come into their places or go; exclusive: nobody else's do meanwhile."""
+        """While files are published or removed; exclusive: nobody else's do meanwhile."""
         return nullcontext()
 
     def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
@@ -95,7 +95,7 @@ class Alone:
 
 
 class Worker:
-    """One of several on the directory. Their turns are transactions of a database, so they end with the process."""
+    """One of the workers on the directory. Their turns are transactions of a database, so they end with the process."""
 
     def __init__(self, directory: Path, name: str, disk: Disk) -> None:
         """Come in. Raises UsageError for a name that is none, DataError where that cannot be."""
@@ -206,7 +206,7 @@ class Worker:
             yield True
 
     def there(self) -> bool:
-        """What several share is nobody's to begin anew."""
+        """No worker begins a shared directory anew."""
         return True
 
     def close(self) -> None:

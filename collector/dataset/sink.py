@@ -84,7 +84,7 @@ class RowParts:
     """One table's rows that may still change."""
 
     def __init__(self, schema: pa.Schema, key: str, later: Iterable[str]) -> None:
-        """key: the column that tells a session's rows apart. later: columns whose changes can wait."""
+        """key: the column that distinguishes a session's rows. later: columns whose changes can wait."""
         self._plain = pa.schema([pa.field(f.name, _plain(f.type)) for f in schema])
         self._key, self._later = key, frozenset(later)
         self.parts: dict[int, Part] = {}
@@ -263,7 +263,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def hosts_in(tables: Iterable[pa.Table], states: Iterable[SessionState]) -> Iterator[str]:
-    """The hosts of which there are rows or states, as they are requested; some several times."""
+    """The hosts of which there are rows or states, as they are requested; some more than once."""
     yield from (state.host for state in states)
     for rows in tables:
         yield from filter(None, rows["host"].unique().to_pylist())  # a verdict may be about no host
@@ -282,7 +282,7 @@ _CLOSING_S = 4.0  # what is not merged by then is when the next one begins
 
 
 class ParquetSink:
-    """One dataset directory, written by one collector alone or by several workers, of which this is one.
+    """One dataset directory, written by one collector alone or by multiple workers, of which this is one.
 
     Names in the directory that begin with a dot are no rows.
     Its methods may be called from any thread.
@@ -291,7 +291,7 @@ class ParquetSink:
     def __init__(self, directory: Path, worker: str = "", durability: str = "power") -> None:
         """Create the directory where it is missing, and take it. Raises DataError where that cannot be.
 
-        worker: its name among several; empty: nobody else is to write there. durability: what stored rows outlive,
+        worker: its name among the workers; empty: nobody else is to write there. durability: what stored rows outlive,
         one of netmon.service.DURABILITIES.
         """
         self.directory, self._disk = directory, Disk(durability)
@@ -328,7 +328,7 @@ class ParquetSink:
             self._sharing.close()
             self._begin()
             self._gone = False
-            _log.warning(f"{self.directory} was removed by somebody with all that it held: it is made anew")
+            _log.warning(f"{self.directory} was removed by somebody with all its contents: it is made anew")
 
     def _opened(self) -> Manifest:
         """The manifest, and the directory as it says: what a crash has interrupted is completed, the rest undone."""
@@ -452,7 +452,7 @@ class ParquetSink:
             parts.adopt(path, pq.ParquetFile(self.directory / path).read(), self._manifest.sessions_of(path))
 
     def _last_seen(self, path: str) -> int:
-        """When a flow of the file was seen last, as it was when this was first asked; it is not open any more."""
+        """When a flow of the file was seen last, as it was at the first call; it is not open any more."""
         if path not in self._seen:
             self._seen[path] = _last_seen(self.directory / path)
         return self._seen[path]
@@ -566,7 +566,7 @@ class ParquetSink:
     def merge_some(self, go_on: Callable[[], bool], at_once: bool = False) -> bool:
         """Make one file of the small ones of some minutes, if it is time; blocks, but writes go on meanwhile.
 
-        Returns whether there may be more. go_on: asked now and then; at_once: it is time. Raises DataError, loses no
+        Returns whether there may be more. go_on: called now and then; at_once: it is time. Raises DataError, loses no
         row.
         """
         try:

@@ -183,8 +183,8 @@ SCHEMAS = {
 transport and host are null where the kernel does not report: see netmon.evidence. host has rows of the host itself
 (rank −1), one a second, and of each rank on it: shorter ones while something kept the rank from running.
 
-verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
-nobody's bytes delayed it; ranks are netmon.views.RankTimes, of a large job those that tell most.
+verdicts has a row per job and slow iteration (netmon.views.Verdict); the counterfactual is null where
+nobody's bytes delayed it; ranks are netmon.views.RankTimes, of a large job the most informative ones.
 
 sessions has a row per interface of each session; super_packet_ns is how long the largest packet that the hook sees as
 one takes on the link: below it, a row's bucket is finer than its truth. 0: not known.

@@ -17,7 +17,7 @@ from netmon.records import ClockExchange, ClockSample
 # --- What one host's exchanges of the last two minutes show of its clock.
 
 WINDOW_NS = 16_000_000_000
-"""Exchanges of so long tell the skew to a tenth of a ppm; within it a clock's rate may be taken as constant."""
+"""Exchanges of so long determine the skew to a tenth of a ppm; within it a clock's rate may be taken as constant."""
 
 _SLOT_NS = 4_000_000_000
 _MOST_REMEMBERED = 30  # slots
@@ -86,7 +86,7 @@ def _on_the_way(exchange: ClockExchange) -> int:
     return away_ns - (exchange.collector_sent_ns - exchange.collector_received_ns)
 
 
-# --- What the exchanges of several hosts show of their clocks, estimated together.
+# --- What the exchanges of all hosts show of their clocks, estimated together.
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -279,7 +279,7 @@ class Alignment:
     def add_clock_set(self, at_ns: int, by_ns: int) -> None:
         """The host's own UTC has moved so far shortly before at_ns (mono): it has slept, or was set.
 
-        Exchanges tell which. Where it has slept the map steps there, and not from what is settled on.
+        Exchanges show which. Where it has slept the map steps there, and not from what is settled on.
         """
         self._set = at_ns, by_ns
 
@@ -354,7 +354,7 @@ def _alike(fit: OffsetFit, own: OffsetFit) -> bool:
 
 
 def update_all(updates: Sequence[Update]) -> list[int | None]:
-    """Take in what is new of several hosts.
+    """Take in what is new of many hosts.
 
     Returns of each by how many ns its map steps, where the clock has jumped or is only now known.
     """

@@ -21,7 +21,7 @@ from netmon.records import COUNTS, Class, Columns, Direction, Flow, Hello, Inter
 
 _Numbers = npt.NDArray[np.int64]
 
-# --- Flows of which the job stage is asked who is at the other end.
+# --- Flows of which the job stage looks up who is at the other end.
 
 
 class PeerLookups:
@@ -30,7 +30,7 @@ class PeerLookups:
     def __init__(self) -> None:
         self._ranks: dict[int, int] = {}  # by flow: the rank at the other end; −1: unknown
         self._new: set[int] = set()  # that are new, or described anew
-        self._over: list[int] = []  # numbers of flows (messages.flow_numbers) of which it is asked no more
+        self._over: list[int] = []  # numbers of flows (messages.flow_numbers) whose lookup ends
 
     def described(self, index: int, flow: Flow) -> None:
         """A flow has been, as it is now."""
@@ -43,7 +43,7 @@ class PeerLookups:
         self._new.add(index)
 
     def give_up(self, index: int, session: int, flow_id: int) -> None:
-        """Ask no more; session: the flow's."""
+        """End the lookup; session: the flow's."""
         if self._ranks.pop(index, None) is not None:
             self._new.discard(index)
             self._over.append(flow_numbers(session, flow_id))
@@ -59,7 +59,7 @@ class PeerLookups:
         return [self._ranks.get(index, -1) if flow.owner.job else -1 for index, flow in both]
 
     def take(self, flows: Sequence[Flow | None], state: Table) -> tuple[_Numbers, list[tuple[int, Flow]]]:
-        """Numbers of flows of which it is asked no more, and those of which it is asked anew; flows, state: of all."""
+        """Numbers of flows whose lookup ends, and the flows to look up anew; flows, state: of all."""
         over, self._over = np.array(self._over, np.int64), []
         wanted, self._new = sorted(self._new), set()
         sessions, ids = (state[name][wanted].tolist() for name in ("session", "flow_id"))
@@ -71,7 +71,7 @@ class PeerLookups:
         return over, described
 
 
-# --- The index of each flow of all sessions, by its session and its id; several flows may have one.
+# --- The index of each flow of all sessions, by its session and its id; more than one flow may have one.
 
 _ID_BITS = 32  # of a key: the session above the flow's own id
 
@@ -188,7 +188,7 @@ STATE = np.dtype(
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into AllFlows.jobs; 0: none
         ("rank", "<i4"),
-        ("rank_id", "<i4"),  # of a DL flow: AllFlows.stepper of its session, job and rank
+        ("rank_id", "<i4"),  # of a DL flow: AllFlows.rank_id of its session, job and rank
         ("traffic_owner", "<i4"),  # index into AllFlows.traffic owners
         ("traffic", "u1"),  # of a DL flow; else Traffic.UNKNOWN
         ("first_ns", "<i8"),  # mono
@@ -288,7 +288,7 @@ class AllFlows:
         """How many flows there are."""
         self.ends = PeerLookups()
         self.host_at: dict[str, str] = {}
-        """Address → host that has a process there; empty: several say so."""
+        """Address → host that has a process there; empty: more than one says so."""
 
     @property
     def state(self) -> Table:
@@ -413,7 +413,7 @@ class FlowTable:
         self.described: set[int] = set()  # indices of flows that are new or have another owner, for who reports them
         self.over: list[int] = []  # ids of flows that are forgotten, for who reports them
         self.now_ns = 0
-        """The latest that was heard (mono): what is described was alive then."""
+        """The latest time received (mono): what is described was alive then."""
         self.beyond: set[int] = set()  # ids of flows for which there was no room
         self._overflow: dict[int, int] = {}  # by link: index of the flow that stands for them
         self._all, self._session, self._host = everything, session, host

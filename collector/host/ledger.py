@@ -27,9 +27,9 @@ ROWS = {
 """Columns of the ledger: a link and interval [start, end) in mono time. All bytes are wire bytes but nic_counter_bytes,
 which are as the NIC counts.
 
-invisible_bytes: what the NIC carried and nothing accounts for; below 0 where a bucket straddles the interval's edge, or
+invisible_bytes: what the NIC counted and nothing accounts for; below 0 where a bucket straddles the interval's edge, or
 came too late for the interval before. watched: by an agent, all the time. coverage: attributed / NIC; nan where the
-NIC carried nothing.
+NIC counted nothing.
 """
 
 SAMPLE = np.dtype(
@@ -99,7 +99,7 @@ class LedgerAccounts:
         totals: Mapping[int, _Numbers],
         open_samples: Mapping[int, Sequence[int]],
     ) -> None:
-        """Links first…first+links−1 begin; the mappings tell per link of the session what the dataset holds already.
+        """Links first…first+links−1 begin; the mappings give per link of the session what the dataset has already.
 
         open_samples: as the method of this name returned it.
         """

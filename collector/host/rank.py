@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that trains, and what the ranks of all hosts have to tell the job stage."""
+"""One process that trains, and what the ranks of all hosts report to the job stage."""
 
 import logging
 from collections import Counter
@@ -82,7 +82,7 @@ class Owner(Protocol):
     rejected: Rejected
 
     def host_is_present(self) -> None:
-        """Something is heard of its host, of which nothing was for a while."""
+        """Its host sends again, after a silence."""
 
     def claim(self, rank: "Rank", wait: bool = True) -> None:
         """It steps and has no name; wait: False where there is no later."""
@@ -119,7 +119,7 @@ class Rank:
     lives: "list[Rank]" = field(default_factory=list)  # what its process has been before, where that has no name yet
     lost: bool = False  # only its traffic is known, and a process is this rank now
     count: Count = NO_NUMBERS  # what the job stage says of its numbers
-    frozen_count: Count | None = None  # the same once it has left or its host is heard no more: the others go on
+    frozen_count: Count | None = None  # the same once it has left or its host is silent: the others go on
     came_to: Resumed = NOWHERE  # when it has left the table
     scores: list[SourceScore] = field(default_factory=list)  # of its sources that do not decide
 
@@ -162,7 +162,7 @@ def keep_newest(gone: dict[Any, Any]) -> None:
         del gone[next(iter(gone))]
 
 
-# --- What the ranks of all hosts have to tell the job stage, in the order in which it came to be.
+# --- What the ranks of all hosts report to the job stage, in the order of the events.
 
 _FAR = 1 << 62  # beyond any time that is one
 _MOST_RECOVERED = 1_000  # jobs
@@ -257,7 +257,7 @@ class RankLog:
         self._rows.append((About.RESUME, 0, 0, self._job(job), number, 0, 0, 0, 0, trust, shift))
 
     def append_session(self, about: About, session: int) -> None:
-        """Nothing is heard of a session, or it is over."""
+        """A session is silent, or has ended."""
         self._rows.append((about, session, *(0,) * 9))
 
     def close(self, session: int, ranks: Iterable[Rank]) -> None:

@@ -32,7 +32,7 @@ _CHECKS_AT_FIRST = 10
 _CHECK_EVERY_NS, _SELDOM_NS = 500_000_000, 2_000_000_000
 _CHECK_EVERY = EVIDENCE // 4  # iterations
 _NEAR_NS = 1_000_000  # how far the times of one clock, by way of UTC, may differ
-_SILENT_AFTER = 3  # iterations that the traffic has shown since a process was heard
+_SILENT_AFTER = 3  # iterations that the traffic has shown since a process reported
 
 _MOST_WORDS = 1 << 17
 
@@ -126,9 +126,9 @@ class RankTable:
         self._events = np.zeros((_FIRST, len(StepMoment), 2, _RECENT), np.int64)  # numbers and times, in turn
         self._ranks: list[tuple[Owner, Rank] | None] = []
         self._each: list[Iteration] = []  # what all iterations of each row's rank have in common
-        self._common: Common | None = None  # the same as it is now, once it has been asked for
+        self._common: Common | None = None  # the same as it is now, once it has been requested
         self._keys = SessionKeys()  # by session and its agent's id
-        self._reported = np.zeros((_FIRST, len(RANKS.columns)), np.int64)  # as agents have told of ranks last
+        self._reported = np.zeros((_FIRST, len(RANKS.columns)), np.int64)  # as agents have reported ranks last
         self._words: dict[str, int] = {}  # numbers for the words in there
         self._free: list[int] = []
         self._left: list[int] = []  # rows that are free once this tick has reported what has ended
@@ -286,13 +286,13 @@ class RankTable:
         assert known is not None
         return known
 
-    # --- what agents tell of ranks
+    # --- what agents report of ranks
     #
-    # They name them with each batch that has iterations of them; mostly it is what they have told before.
+    # They name them with each batch that has iterations of them; mostly it is what they have reported before.
 
     def news(self, ranks: Columns, session: _Numbers, words: Sequence[str]) -> _Numbers:
-        """Which rows of a table of RANKS tell of a rank what it was not told last. session: of each; words: as
-        JoinedTables has them."""
+        """Which rows of a table of RANKS differ from the rank's last report. session: of each; words: as JoinedTables
+        has them."""
         if not len(ranks):
             return np.empty(0, np.int64)
         row = self._keys.find(session, ranks["rank_id"])
@@ -408,7 +408,7 @@ class RankTable:
         first = starts(rows["row"], rows["number"])
         last = np.append(first[1:], len(rows)) - 1
         over, reported = (np.logical_or.reduceat(rows[name], first) for name in ("over", "reported"))
-        # Where one was told of that has ended, more may be known of its communication only.
+        # Of an iteration that has been reported to have ended, more may become known of its communication only.
         newest = {name: rows[name][last] for name in ("comm_start_ns", "wait_start_ns", "comm_end_ns")}
         newest |= {"over": over, "reported": reported, "own": rows["own"][first]}
         rows = rows.take(np.where(over, first, last)).replaced(**newest)
@@ -486,7 +486,7 @@ class RankTable:
     # --- what the traffic shows of ranks whose process tells nothing
 
     def is_silent(self, rank: Rank, shown: Sequence[Iteration]) -> bool:
-        """Whether it has not been heard for so many iterations as the traffic has shown. What is much shorter than its
+        """Whether it has been silent for so many iterations as the traffic has shown. What is much shorter than its
         own is none: within a step the traffic may pause, too."""
         newest_ns = self._rows["newest_ns"][rank.row]
         later = [one.end_ns - one.start_ns for one in shown if one.start_ns > int(newest_ns)]
@@ -508,7 +508,7 @@ class RankTable:
         return self._events_of(np.array([rank.row]), most, np.zeros(1, np.int64))[0]
 
     def _events_of(self, row: _Numbers, most: int, offset_ns: _Numbers) -> list[dict[StepMoment, Events]]:
-        """The same of several. offset_ns: of each, what to add to mono times."""
+        """The same of many. offset_ns: of each, what to add to mono times."""
         counts = self._rows["events"][row]
         at = (counts[:, :, None] + np.arange(-most, 0)) % _RECENT  # the last ones are there
         of, kinds = row[:, None, None], np.arange(len(StepMoment))[None, :, None]
@@ -640,8 +640,8 @@ class RankTable:
 
     def uncompared_ns(self, horizon_ns: _Numbers) -> _Numbers:
         """By session: start of the earliest iteration that waits for its number; NEVER: none does."""
-        found, held = np.full(len(horizon_ns), NEVER), self._waiting[self._uncompared(horizon_ns)]
-        np.minimum.at(found, self._rows["session"][held["row"]], held["start_ns"])
+        found, waiting = np.full(len(horizon_ns), NEVER), self._waiting[self._uncompared(horizon_ns)]
+        np.minimum.at(found, self._rows["session"][waiting["row"]], waiting["start_ns"])
         return found
 
     def _uncompared(self, horizon_ns: _Numbers) -> _Bools:
@@ -655,8 +655,8 @@ class RankTable:
         if not joined.any():
             return np.zeros(len(waiting), np.bool_)
         recent_ns = horizon_ns[rows["session"][waiting["row"]]] - _COMPARED_NS
-        held: _Bools = joined[waiting["row"]] & (np.maximum(waiting["start_ns"], waiting["end_ns"]) > recent_ns)
-        return held
+        recent: _Bools = joined[waiting["row"]] & (np.maximum(waiting["start_ns"], waiting["end_ns"]) > recent_ns)
+        return recent
 
     def steps(self) -> RankSteps:
         """All of them that have a name, and their iterations."""

@@ -89,7 +89,7 @@ class Ranks:
                 self._describe(rank)
 
     def host_is_present(self) -> None:
-        """The host is heard: counts that stayed as they were follow their jobs' again."""
+        """The host sends again: counts that stayed as they were follow their jobs' again."""
         if not self._host_present:
             self._host_present = True
             for rank in self._ranks.values():
@@ -120,7 +120,7 @@ class Ranks:
             self._log.append(About.RELEASE, rank)
 
     def claim(self, rank: Rank, wait: bool = True) -> None:
-        """Ask for the name of a rank that steps and has none; wait: False where there is no later."""
+        """Request the name of a rank that steps and has none; wait: False where there is no later."""
         first_ns, last_ns = self._table.steps_since(rank)
         if rank.name or rank.is_claiming or not first_ns:
             return
@@ -171,7 +171,7 @@ class Ranks:
             self._describe(rank)
 
     def renumbered(self, rank: Rank, shift: int) -> None:
-        """Told where they have been stored. shift: what is added to its own ones now."""
+        """Called where they have been stored. shift: what is added to its own ones now."""
         if rank.row >= 0 and self._table.has_settled(rank):
             self.rejected.warn(
                 f"iterations of rank {rank.number} of job {rank.name!r} on {self._host} are numbered anew: "
@@ -226,7 +226,7 @@ class Ranks:
         return [(one.name or one.state.job, one.number) for one in self._ranks.values() if one.pid and not one.left]
 
     def release(self) -> None:
-        """Nothing is heard of this host any more: its ranks may be taken by others, their numbers stay as they are."""
+        """This host is silent: its ranks may be taken by others, their numbers stay as they are."""
         self._host_present = False
         for rank in self._ranks.values():
             if rank.name:
@@ -309,7 +309,7 @@ class Ranks:
         (found,) = best_shifts([self._table.events(rank)], [seen.tracker.events()])
         return found.shift - self._table.own_shift(rank) if found else 0
 
-    # --- as others ask for them
+    # --- as others request them
 
     def stepping_jobs(self) -> set[str]:
         return {

@@ -24,7 +24,7 @@ ARRIVED = np.dtype(
     [("session", "<i4")] + [(name, "<i8") for name in ("flow", "start_ns", "bucket_ns", *COUNTS)] + [("stored", "?")]
 )
 """A row on its way: index of its session, index of its flow, mono time, width, counts; stored: the dataset has it, it
-is for the state. The counts are in 32 bits without a sign until several rows are added up."""
+is for the state. The counts are in 32 bits without a sign until rows are added up."""
 
 COLUMNS = ("bucket_ns", *COUNTS)
 """What a row keeps on its way."""
@@ -86,7 +86,7 @@ def in_order(rows: Columns) -> Columns:
 def merge(rows: Columns, full_ns: _Numbers | int) -> Columns:
     """One row per (flow, bucket), sorted by session and time, counts added up; rows of ARRIVED in and out.
 
-    Rows of different widths stay apart. full_ns: the agent's bucket, of each session or of all; the parts of one of
+    Rows of different widths stay separate. full_ns: the agent's bucket, of each session or of all; the parts of one of
     those are its peak together. Of the parts of a wider one, which stragglers make, the larger peak is taken, and their
     busy buckets add up.
     """

@@ -42,7 +42,7 @@ def read_sent(message: Sent) -> netmon_pb2.AgentMessage:
 #
 # Such a process alongside ranks of the same job works for it: above all the launcher, with its rendezvous.
 
-_UNDECIDED_NS = 2_000_000_000  # the two ends are described about as far apart as their hosts' batches
+_UNDECIDED_NS = 2_000_000_000  # the two ends' descriptions differ about as much in time as their hosts' batches
 
 
 class PeerOwnedFlows:
@@ -101,8 +101,8 @@ _RDMA = "rdma"
 
 
 class Session:
-    """State of one (host, session), whatever brings its batches; used from one thread. No connection is held here: what
-    has come goes in, and whoever has the connection sends what comes out."""
+    """State of one (host, session), whatever brings its batches; used from one thread. It has no connection: what has
+    come goes in, and whoever has the connection sends what comes out."""
 
     def __init__(self, hello: Hello, resume: Resume, tables: Tables) -> None:
         """Begin or resume. tables: of all sessions."""
@@ -273,7 +273,7 @@ class Session:
 
     @property
     def serves(self) -> bool:
-        """Whether flows wait for somebody to tell whose their other end is."""
+        """Whether flows wait to learn whose their other end is."""
         return bool(self._peer_flows)
 
     def find_peer_flows(self, horizon_ns: int) -> None:

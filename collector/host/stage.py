@@ -187,7 +187,7 @@ Fail = Callable[[int, Exception], None]
 
 
 def exchange(tables: Tables, sessions: Mapping[int, Session], answer: Answer, fail: Fail) -> None:
-    """Tell all that is new, if anything is, and take over what is answered; sessions: by index."""
+    """Send all that is new, if anything is, and apply the answer; sessions: by index."""
     log, flows = tables.rank_log, tables.flows
     over, ends = flows.ends.take(flows.flows, flows.state)
     if not (log or len(over) or ends):
@@ -348,7 +348,7 @@ class HostStage:
         return samples
 
     def _add_news(self, batches: Batches) -> None:
-        """Take in what the batches tell alongside rows."""
+        """Take in what the batches report alongside rows."""
         heads = batches.many.heads
         good = np.flatnonzero(batches.good)
         self._advance(heads[good], batches.session[good])
@@ -389,7 +389,7 @@ class HostStage:
             self.sessions[int(batches.session[batch])].window.ranks.add_scores(rank_id, own)
 
     def _iterations(self, batches: Batches, session_indices: Iterable[int]) -> Columns:
-        """What the batches tell of iterations, and what introductions have told that they have reached."""
+        """What the batches report of iterations, and how far introductions have reported them."""
         rows = batches.many.iterations
         rows = rows[batches.good[rows["batch"]]]
         found = [_of_sessions(batches.session[rows["batch"]], rows)]
@@ -437,7 +437,7 @@ class HostStage:
                     batches.fail_session(session_index, error)
 
     def _use_offsets(self) -> None:
-        """Tell the ranks what their clocks are off by now."""
+        """Send the ranks the current offsets of their clocks."""
         sessions = self.tables.sessions
         now_ns = sessions.table["horizon_ns"]
         offset_ns = sessions.utc(np.arange(len(now_ns)), now_ns) - now_ns
@@ -481,7 +481,7 @@ class HostStage:
             mine, session = arrivals[at[session_index] : at[session_index + 1]], self.sessions[session_index]
             session.taken(mine[-1][0])
             session.window.arrive(mine)
-        # What is known to be no rank's makes no job that anybody would be told of.
+        # What is known to be no rank's makes no job that would be reported.
         cross = crosses(tables.flows.of_flows("class", rows["flow"]))
         some = np.flatnonzero((rows["payload_bytes"] > 0) & ~cross)
         tables.payload.add(*(rows[name][some] for name in ("session", "flow", "start_ns", "payload_bytes")))
@@ -506,7 +506,7 @@ class HostStage:
         settled_ns[session_indices] = np.maximum(settled_ns[session_indices], until_ns)
 
     def _exchange(self, settled: Settled) -> None:
-        """Tell the job stage what ranks do, and take over how their jobs count them."""
+        """Send the job stage what ranks do, and apply how their jobs count them."""
         tables = self.tables
         log, rank_table = tables.rank_log, tables.rank_table
         events, again = rank_table.check(log.young, lambda owner: self._window(owner).alignment.error_ns)

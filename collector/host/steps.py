@@ -31,7 +31,7 @@ class AllSteps:
         )
 
     def _by_rank_id(self, rank_id: _Numbers) -> list[_Numbers]:
-        """The rank of each rank id, −1: none; several where one process was this rank before another one."""
+        """The rank of each rank id, −1: none; more than one where one process was this rank before another one."""
         # The n-th row of one rank id is in the n-th pass.
         order = np.argsort(rank_id, kind="stable")
         first = starts(rank_id[order])
@@ -47,7 +47,7 @@ class AllSteps:
     def stamp(self, session: _Numbers, flow: _Numbers, start_ns: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Job and iteration of each row, −1 between iterations; arrays of one length.
 
-        Of a row that is no rank's: of the only rank that trained on its host then; no job where none or several did.
+        Of a row that is no rank's: of the only rank that trained on its host then; no job unless exactly one did.
         """
         job = self._flows.of_flows("job", flow).astype(np.int64)
         number = np.full(len(flow), -1, np.int64)
@@ -60,7 +60,7 @@ class AllSteps:
             there = np.flatnonzero(rank >= 0)
             at = own[there]
             number[at] = np.maximum(number[at], self._numbers(rank[there], start_ns[at]))
-        first = starts(session, start_ns)  # rows of one time follow each other: asked once
+        first = starts(session, start_ns)  # rows of one time follow each other: looked up once
         rank = np.full(len(first), -1)
         there = np.flatnonzero(np.isin(session[first], self._session))
         rank[there] = self._alone(session[first[there]], start_ns[first[there]])
@@ -80,7 +80,7 @@ class AllSteps:
         return np.where(inside, self._number[at] + self._shift[rank], -1)
 
     def _alone(self, session: _Numbers, time_ns: _Numbers) -> _Numbers:
-        """The only rank that trains on each host at each time; −1: none or several.
+        """The only rank that trains on each host at each time; −1: none or more than one.
 
         A rank that only its traffic reports does where no process on its host is known to: it may be the same one.
         """

@@ -133,10 +133,10 @@ class SessionIndex:
 
     def use_map(self, session_index: int, clock: TimeMap) -> None:
         """From now on the session's clock is mapped so."""
-        row, several = self._table[session_index], len(clock.knots_ns) > 1
+        row, has_earlier = self._table[session_index], len(clock.knots_ns) > 1
         row["knot_ns"], row["offset_ns"], row["slope"] = clock.knots_ns[-1], clock.offsets_ns[-1], clock.slope
-        row["earlier_knot_ns"] = clock.knots_ns[-2] if several else _LONG_AGO
-        row["earlier_offset_ns"] = clock.offsets_ns[-2] if several else clock.offsets_ns[-1]
+        row["earlier_knot_ns"] = clock.knots_ns[-2] if has_earlier else _LONG_AGO
+        row["earlier_offset_ns"] = clock.offsets_ns[-2] if has_earlier else clock.offsets_ns[-1]
 
     def utc(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Mono times of sessions in UTC; of times before the last two knots of a map see `older`."""
@@ -287,7 +287,7 @@ class Evidence:
         rows["session"], rows["flow_id"] = session, flow_id
         for name in (LATEST.names or ())[2:]:
             rows[name] = columns[name]
-        self._latest[flow] = rows  # in the batches' order: of several the last
+        self._latest[flow] = rows  # in the batches' order: the last one wins
 
     def _jobs(self, session: _Indices, rows: Columns, words: Sequence[str]) -> _Indices:
         job: _Indices = rows["job"].copy()
@@ -498,7 +498,7 @@ class Tables:
         return Columns(columns | {name: rows[name] for name in COLUMNS})
 
     def _utc(self, session: npt.NDArray[np.int32], start_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Mono times of sessions in UTC, asked once where equal ones follow each other."""
+        """Mono times of sessions in UTC, converted once where equal ones follow each other."""
         first = starts(session, start_ns)
         return np.repeat(self.sessions.utc(session[first], start_ns[first]), np.diff(np.append(first, len(session))))
 
@@ -515,7 +515,7 @@ class Tables:
         self.over.add(rows.session, **columns, job=rows.numbers(self.flows.job), rank=rows.each_of("rank"))
 
     def account(self, found: Classified) -> None:
-        """Count settled rows wherever somebody will ask for sums of them."""
+        """Count settled rows wherever sums of them are needed later."""
         rows, state = found.rows, self.flows.state
         flow, start, session, payload = (rows[name] for name in ("flow", "start_ns", "session", "payload_bytes"))
         shared = flow[found.classes == Class.DL_SHARED]
@@ -549,7 +549,7 @@ class Tables:
         self.ledger.add(start[at], number, sums[there].astype(np.int64))
 
     def forget(self) -> None:
-        """Let go of what no iteration will ask for any more."""
+        """Drop what no iteration needs any more."""
         sessions = self.sessions.table
         settled_ns = np.ascontiguousarray(sessions["settled_ns"])
         needed = np.maximum(self.rank_table.needed_ns(len(sessions)), settled_ns - LONGEST_HISTORY_NS)

@@ -339,7 +339,7 @@ class Clocks:
         self._delays = Delays(self._ends)
         self._coarse: dict[int, int] = {}  # by index: as the host stage will know it
         self._corrections: dict[int, Correction | None] = {}
-        self._offsets: dict[int, int] = {}  # of the last round, as far as an exchange held the clock
+        self._offsets: dict[int, int] = {}  # of the last round, as far as an exchange bounded the clock
 
     def due(self, now_ns: int) -> bool:
         """Whether it is time to compare again; at most once a second. now_ns: of any monotonic clock."""

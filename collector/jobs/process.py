@@ -31,7 +31,7 @@ class JobStageProcess:
         self._lock = threading.Lock()  # of the connection
         self._worker: _Worker | None = None
         self._died_s = -_RARELY_S
-        self._requested_s = 0.0  # when the question was asked that has no answer yet; 0: there is none
+        self._requested_s = 0.0  # when the request was sent that has no answer yet; 0: there is none
         self._said: Sequence[str] = ()
         self._closed = False
         self.alive = True

@@ -74,7 +74,7 @@ class _Holders:
     def rivals(self, holder: Holder, step: Step, since_ns: int) -> Iterator[_Claim]:
         """Those that may not be alongside the holder as it steps; of those that have all been silent since then, none.
 
-        Where all are of one size, as mostly, there is one to ask.
+        Where all are of one size, as mostly, there is one lookup.
         """
         own = self.claims.get(step.rank)
         if own and own.last_ns > since_ns and own.rivals(holder, step.rank, step):
@@ -148,7 +148,7 @@ class Claims:
             self._remove(name, rank)
 
     def release_session(self, session: str) -> None:
-        """Nothing is heard of a session's processes any more: others may take their ranks."""
+        """A session's processes are silent: others may take their ranks."""
         for name, rank in list(self._of_session.get(session, ())):
             self._remove(name, rank)
 
@@ -185,7 +185,7 @@ class RemoteEnds:
     def __init__(self) -> None:
         self._at: dict[
             _Key, dict[int, _Owner]
-        ] = {}  # flows by number, and whose they are: several where links are joined
+        ] = {}  # flows by number, and whose they are: more than one where links are joined
         self._keys: dict[int, _Key] = {}  # by flow
         self._reported: dict[int, _Owner] = {}  # what was said of each flow's other end, but nobody
 
@@ -259,7 +259,7 @@ class Numbers:
         return len(self._jobs)
 
     def add_events(self, events: Sequence[tuple[int, str, RankEvents]]) -> list[tuple[int, int]]:
-        """What ranks tell, with their serials and jobs, compared together and decided in this order.
+        """What ranks report, with their serials and jobs, compared together and decided in this order.
 
         Returns the serials of those whose numbers were used and have moved, and their shifts.
         """
@@ -384,7 +384,7 @@ class RankRegistry:
 
     def _claim(self, serial: int, rank: _Rank, job: str, step: Step, wait: bool) -> None:
         if rank.name:
-            return  # asked twice in one message
+            return  # requested twice in one message
         rank.name = self._claims.claim(job, step, rank.holder, wait)
         if rank.name:
             self._names[serial] = rank.name

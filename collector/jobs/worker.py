@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job stage in a process of its own: reads pickled HostNews from a connection, answers JobNews, ends with it.
 
-Signals that end the collector do not end it: the collector may have a last word to tell. Where there are fewer cores
+Signals that end the collector do not end it: the collector may have a last report to send. Where there are fewer cores
 than work, the collector goes first: what is compared later is only reported later.
 """
 
@@ -34,7 +34,7 @@ _MISTAKEN = 0.1  # of the flows: so many may have been given to a wrong job
 
 @dataclass
 class _Job:
-    """A job as the traffic shows it, and who it is as its sockets' owners tell."""
+    """A job as the traffic shows it, and who it is as its sockets' owners show."""
 
     found: InferredJob
     owners: Counter[tuple[str, bool]] = field(default_factory=Counter)  # (job, known) of its gradient flows
@@ -51,7 +51,7 @@ class _Job:
 
     @property
     def foreign(self) -> bool:
-        """Whether its flows belong to known processes that make no such job: none that train, or several jobs'."""
+        """Whether its flows belong to known processes that make no such job: none that train, or those of many jobs."""
         named = [count for (job, _), count in self.owners.most_common() if job]
         if not named:
             return 2 * self.owners["", True] > self.owners.total()
@@ -136,7 +136,7 @@ class Inferring:
                 mistaken.append(name)
 
     def _spare(self, inference: Inference, news: HostNews) -> None:
-        """Flows of ranks that tell their iterations themselves: of these the traffic tells the pattern, and no more."""
+        """Flows of ranks that report their iterations themselves: of these the traffic shows only the pattern."""
         if news.flows or news.marked != self._marked:
             self._marked = news.marked
             known = self._flows.items()
@@ -200,7 +200,7 @@ class Inferring:
             self._report(job, number, Moment.LAST_WAIT, time_ns, iteration.error_ns, marks, member)
 
     def _is_mute(self, job: _Job) -> bool:
-        """Whether calls tell more of it than its traffic, and what they tell is that its steps are not understood."""
+        """Whether calls show more of it than its traffic, and what they show is that its steps are not understood."""
         if not self._unclear or job.mute:
             return job.mute
         names = {flow.job for number in job.flows if (flow := self._flows.get(number))} & self._unclear.keys()

@@ -26,7 +26,7 @@ from netmon.wire.security import Role, Security
 
 _LINK = ("host", "interface", "direction")
 MOST_INTERFACES = 32
-"""Of a host, in each direction: those that have carried the most."""
+"""Of a host, in each direction: those with the most traffic."""
 _LOST = ("overflow", "lost_kernel", "lost_agent")
 _LABELS = [f"{bound:g}" for bound in BOUNDS_S] + ["+Inf"]
 
@@ -67,7 +67,7 @@ def _hosts(frozen: Frozen) -> Iterator[Metric]:
     hosts = frozen.hosts
     series = (
         ("netmon_agent_connected", "Whether the agent is connected", hosts["connected"].astype(int)),
-        ("netmon_agent_age_seconds", "Age of what the host has told last", frozen.age_ns / 1e9),
+        ("netmon_agent_age_seconds", "Age of the host's last report", frozen.age_ns / 1e9),
         (
             "netmon_clock_error_seconds",
             "Bound of the host's clock against the collector's",
@@ -155,7 +155,7 @@ def _jobs(seen: Seen) -> Iterator[Metric]:
         for fact in seen.frozen.jobs
         if (hang := fact.hang)
     )
-    help_ = "For how long the job has stood still; none while it goes on"
+    help_ = "For how long the job has hung; none while it goes on"
     yield gauge("netmon_job_hung_seconds", help_, ("job", "what", "rank", "host", "collective", "line"), hung)
     histogram = HistogramMetricFamily("netmon_iteration_seconds", "Iterations of ranks", labels=["job"])
     for name, job in seen.jobs.items():
@@ -164,16 +164,16 @@ def _jobs(seen: Seen) -> Iterator[Metric]:
     exposed = (((name,), job.exposed_s) for name, job in seen.jobs.items() if job.exposed_of)
     yield counter("netmon_exposed_communication_seconds", "For which ranks only waited", ("job",), exposed)
     series = (((name,), job.exposed_of) for name, job in seen.jobs.items() if job.exposed_of)
-    yield counter("netmon_exposed_communication_iterations", "Iterations that tell it", ("job",), series)
+    yield counter("netmon_exposed_communication_iterations", "Iterations that report it", ("job",), series)
     causes = [cause.name.lower() for cause in Cause]
     verdicts = (((name, cause), job.verdicts.get(cause, 0)) for name, job in seen.jobs.items() for cause in causes)
-    yield counter("netmon_verdicts", "Iterations that stood out, by cause", ("job", "cause"), verdicts)
+    yield counter("netmon_verdicts", "Slow iterations, by cause", ("job", "cause"), verdicts)
     lost = (((name, *whose), seconds) for name, job in seen.jobs.items() for whose, seconds in job.lost_s.items())
-    yield counter("netmon_lost_seconds", "Time that slow iterations took beyond their usual", ("job", *LOST), lost)
+    yield counter("netmon_lost_seconds", "Time that slow iterations took beyond their baseline", ("job", *LOST), lost)
 
 
 def _buckets(job: JobCounts) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-    """Cumulative, with the iteration that stood out last in each class."""
+    """Cumulative, with the last slow iteration in each class."""
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
     below = 0
     for index, (label, count) in enumerate(zip(_LABELS, job.iterations, strict=True)):
@@ -190,7 +190,7 @@ def _buckets(job: JobCounts) -> list[tuple[str, float] | tuple[str, float, Exemp
 def _own(seen: Seen) -> Iterator[Metric]:
     totals = seen.frozen.totals
     yield GaugeMetricFamily("netmon_collector_hosts", "Hosts that are known", totals.hosts)
-    yield GaugeMetricFamily("netmon_collector_flows", "Flows that carried something in the last second", totals.flows)
+    yield GaugeMetricFamily("netmon_collector_flows", "Flows with traffic in the last second", totals.flows)
     yield GaugeMetricFamily("netmon_collector_jobs", "Jobs that are known", totals.jobs)
     yield GaugeMetricFamily("netmon_collector_warnings", "What viewers are warned of", totals.warnings)
     yield GaugeMetricFamily("netmon_collector_waiting_rows", "Rows that have come and wait", seen.waiting_rows)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Iterations as spans, verdicts as their events, for whoever keeps traces (OpenTelemetry, OTLP over HTTP).
 
-A span per iteration of a job, below it one per rank. An iteration is held for some seconds, until its ranks and its
-verdict have been heard. What nobody takes is dropped and said once: the dataset has it all.
+A span per iteration of a job, below it one per rank. An iteration waits for some seconds, until its ranks and its
+verdict have been received. What nobody takes is dropped and said once: the dataset has it all.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Spans:
         self._tracer = self._provider.get_tracer("netmon", __version__)
         self._waiting: OrderedDict[tuple[str, int], _Waiting] = OrderedDict()
         self.dropped = 0
-        """Iterations that were too many to be held."""
+        """Iterations that were too many to be kept."""
 
     def add_iterations(self, session: Session, accounted: Accounted) -> None:
         """Iterations of a session's ranks, with all that is known of them."""

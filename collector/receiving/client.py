@@ -98,7 +98,7 @@ class RemoteStream:
         return self.number, self.session.acknowledge, *request
 
     def overdue(self, now_s: float) -> bool:
-        """Whether its agent has heard nothing for a while, or is requested something else than it has heard."""
+        """Whether its agent has received nothing for a while, or is requested something else than it has received."""
         return now_s - self._sent_s >= _SILENT_S or self.connection.order != self._requested
 
     def requests(self) -> Iterator[bytes]:
@@ -306,7 +306,7 @@ class CalledContext:
         return None
 
 
-# --- apart
+# --- in a process of its own
 
 
 _GATHER_S = 0.05  # news for agents go over together
@@ -327,9 +327,9 @@ class ReceiverClient:
         self._due: set[int] = set()  # streams with news
         self._news = asyncio.Event()
         self._given: asyncio.Future[frames.Received | None] | None = None
-        self._requested_s = self._lead_s = self._pause_s = 0.0  # when it was asked; what an answer takes; the last rest
+        self._requested_s = self._lead_s = self._pause_s = 0.0  # of the request; what an answer takes; the last rest
         self._tasks: set[asyncio.Task[object]] = set()
-        self._for_ever: list[asyncio.Task[object]] = []  # without these nobody is heard any more
+        self._for_ever: list[asyncio.Task[object]] = []  # without these nothing is received any more
         self._closing = False
 
     @property

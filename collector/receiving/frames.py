@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the collector and the process that receives for it tell each other.
+"""What the collector and the process that receives for it send each other.
 
 Streams and calls are known by numbers that the receiving process gives. What has come on all streams goes over in one
 frame.
@@ -48,7 +48,7 @@ class Listen:
 
 @dataclass(frozen=True)
 class Give:
-    """All that has come. allowance: in force from now on."""
+    """All that has come. rates: in force from now on."""
 
     rates: Rates = DEFAULT_RATES
 
@@ -181,7 +181,7 @@ class HungUp:
 
 
 _LENGTH = struct.Struct("<Q")
-_MOST_WAITING = 4 << 20  # bytes that nobody has asked for: of more than twice as many no more is read
+_MOST_WAITING = 4 << 20  # bytes that nobody has requested: of more than twice as many no more is read
 _AT_ONCE = 1_000  # arrays, of 1,024 that the kernel takes (IOV_MAX)
 _KEPT = 64 << 20  # bytes of memory that is not given back
 

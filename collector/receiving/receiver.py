@@ -70,7 +70,7 @@ class Gathering(Protocol):
         """Read all of that."""
 
     def add_batch(self, batch: _Batch) -> None:
-        """It waits for the collector to ask for it."""
+        """It waits until the collector requests it."""
 
     def leave(self, stream: "ReceivedStream") -> None:
         """It has ended: reported after what it has sent."""
@@ -313,12 +313,12 @@ class Receiver:
         listen_at(server, self._listen.address, self._listen.listen_config, admission)
         await server.start()
         self.send(frames.Listening())
-        beside = [asyncio.create_task(work) for work in (self._health.follow(lambda: self._why_not), self._look())]
+        concurrent = [asyncio.create_task(work) for work in (self._health.follow(lambda: self._why_not), self._look())]
         gc.freeze()
         gc.set_threshold(*_LOOKED_OVER)
         while not isinstance(frame := await self._pipe.receive(), frames.Stop):
             self._receive(frame)
-        for task in beside:
+        for task in concurrent:
             task.cancel()
         await stop_listening(server, frame.grace_s)
 
@@ -482,7 +482,7 @@ async def _serve(descriptor: int, memory: int) -> None:
 def main(descriptor: int, memory: int) -> None:
     """Serve the collector that holds the other end of this socket, and the same memory; returns never.
 
-    Signals that end the collector do not end it: there may be last words to tell.
+    Signals that end the collector do not end it: there may be a last report to send.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -18,7 +18,7 @@ _Numbers = npt.NDArray[np.int64]
 
 # --- Equal keys as one group, without sorting where the keys lie close together.
 
-_CLOSE = 64  # × as many places as there are keys
+_CLOSE = 64  # × as many slots as there are keys
 
 
 def groups(keys: _Numbers) -> tuple[_Numbers, _Numbers]:
@@ -113,7 +113,7 @@ class LinkSeries:
 
 @dataclass(frozen=True)
 class SeriesCopy:
-    """Series that are not added to any more but by whoever has asked for them."""
+    """Series to which only their reader still adds."""
 
     sums: _Numbers  # (links, COLUMNS, class), oldest first
     end: _Numbers  # (links,): the column after the last one

@@ -34,7 +34,7 @@ _Numbers = npt.NDArray[np.int64]
 
 _NOW = NS_PER_S // INTERVAL_NS  # columns
 _CROSS = np.flatnonzero(crosses(np.arange(len(Class))))
-_STEPS = 10  # of a share: links do not change places because of less
+_STEPS = 10  # of a share: links do not change their order because of less
 _LARGE_SPOOL = 16_000_000  # bytes
 
 
@@ -154,7 +154,7 @@ class Frozen:
         )
 
 
-# --- What one viewer asked for of everything that is frozen.
+# --- What one viewer requested of everything that is frozen.
 
 MOST_WARNINGS = 32
 MOST_STEPS_NS = 60 * NS_PER_S  # of iterations that are reported
@@ -168,7 +168,7 @@ T = TypeVar("T", Indices, Sequence[JobFacts])
 
 
 def page(frozen: Frozen, selection: Selection, state: Sessions, jobs: Jobs) -> Snapshot:
-    """The snapshot for this viewer. state, jobs: asked only for what the few flows and jobs in it are."""
+    """The snapshot for this viewer. state, jobs: read only for what the few flows and jobs in it are."""
     chosen = _jobs(frozen, selection)
     hosts = _hosts(frozen, selection, chosen)
     order = frozen.worst_first if selection.most_links else frozen.by_name

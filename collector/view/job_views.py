@@ -55,7 +55,7 @@ _QUIET_S = 3600.0  # a job that has not trained for so long loses its series to 
 _MOST_WAITING = 4_096  # jobs without series whose bytes are known
 
 LOST = ("cause", "culprit", "culprit_user", "sender", "receiver")
-"""Labels of the time that a job has lost, beside the job."""
+"""Labels of the time that a job has lost, in addition to the job."""
 
 Hosts = Callable[[], Collection[str]]
 """() → where a job's ranks are."""
@@ -63,7 +63,7 @@ Hosts = Callable[[], Collection[str]]
 
 @dataclass
 class Exemplar:
-    """An iteration that stood out, and why."""
+    """A slow iteration, and why."""
 
     iteration: str
     cause: str
@@ -77,7 +77,7 @@ class JobCounts:
 
     iterations: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))  # by BOUNDS_S
     seconds: float = 0.0
-    exposed_s: float = 0.0  # of the iterations that tell it
+    exposed_s: float = 0.0  # of the iterations that report it
     exposed_of: int = 0
     verdicts: dict[str, int] = field(default_factory=dict)  # by cause
     lost_s: dict[tuple[str, ...], float] = field(default_factory=dict)  # by the labels of LOST
@@ -322,7 +322,7 @@ class _Rank:
 class _Job:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     history: JobHistory = field(default_factory=JobHistory)
-    size: int = 0  # as the rank says that was heard last: an elastic job changes it; 0: unknown
+    size: int = 0  # as the rank says that reported last: an elastic job changes it; 0: unknown
     pattern: str = ""  # as the traffic shows it
     called: tuple[int, str] = (_ANY_RANK, "")  # what people call it, as that rank says; ranks may disagree
     name: str = ""  # the same, unlike any other job's here
@@ -341,7 +341,7 @@ class _Job:
 
     @property
     def end(self) -> int:
-        """The ranks below it are the job's; all of them where none is below the size that they tell."""
+        """The ranks below it are the job's; all of them where none is below the size that they report."""
         return self.size if any(number < self.size for number in self.ranks) else _ANY_RANK
 
     def members(self) -> dict[int, _Rank]:
@@ -417,7 +417,7 @@ class Jobs:
 
     def _have_ended(self, name: str, hosts: Mapping[int, str], rows: IterationRows, number: _Numbers) -> None:
         """Of one job; number: rank of each iteration. One that begins a rank, or begins it anew, comes alone."""
-        if name in self._mistaken:  # the last one that it was told of
+        if name in self._mistaken:  # the last one that it has received
             return
         job = self._jobs.pop(name, None) or _Job()
         self._jobs[name] = job  # the job with the newest iteration is last
@@ -471,7 +471,7 @@ class Jobs:
         return np.concatenate(found)
 
     def _learn_name(self, job: _Job, iteration: Iteration) -> None:
-        """The lowest rank's word counts, so that it does not change with who was heard last."""
+        """The lowest rank's word counts, so that it does not change with who reported last."""
         called = iteration.rank, iteration.job_name
         if not job.name or (called[0] <= job.called[0] and called != job.called):
             self._renamed |= not job.name or called[1] != job.called[1]
@@ -507,7 +507,7 @@ class Jobs:
                 job.baseline_at = -1
 
     def hung(self, name: str, hangs: tuple[Hang, ...]) -> None:
-        """How a job has stood still lately, newest first. One that has had no step is shown because of that."""
+        """The latest hangs of a job, newest first. One that has had no step is shown because of that."""
         job = self._jobs.get(name)
         if job is None:
             job = self._jobs[name] = _Job(name=name, unclear=True, last_step_s=time.monotonic())
@@ -541,7 +541,7 @@ class Jobs:
         return {name: job.name for name, job in self._jobs.items()}
 
     def marked(self) -> frozenset[str]:
-        """The jobs all of whose ranks tell their iterations themselves: those need no inference."""
+        """The jobs all of whose ranks report their iterations themselves: those need no inference."""
         return frozenset(
             name
             for name, job in self._jobs.items()

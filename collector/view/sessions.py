@@ -26,10 +26,10 @@ from netmon.records import Class, Columns, Direction, Table
 from netmon.views import FlowView, SourceScore
 
 ARRIVED = np.dtype([(name, "<i8") for name in ("flow", "link", "start_ns", "wire_bytes", "payload_bytes")])
-"""A bucket row that has come, in any order, or several of one flow and share window: start_ns is the window's then."""
+"""A bucket row that has come, in any order, or the sum of some of one flow and share window, whose start_ns it has."""
 
 FINAL = np.dtype([("link", "<i8"), ("job", "<i8"), ("class", "u1"), ("start_ns", "<i8"), ("wire_bytes", "<i8")])
-"""A bucket row whose class and job (as in FLOW) are final, or several of one share window; each comes once or never."""
+"""A bucket row whose class and job (as in FLOW) are final, or a sum of one share window; each comes once or never."""
 
 HOST = np.dtype(
     [
@@ -130,7 +130,7 @@ class Sessions:
         self.link_names: list[LinkName] = []
         self._hosts = np.zeros(0, HOST)
         self._clocks_s = -np.inf
-        self._ranks: list[_Ranks] = []  # of the sessions that are shown, as they were asked last
+        self._ranks: list[_Ranks] = []  # of the sessions that are shown, as they were read last
         self._refresh_next = 0
 
     def show(self, newest: Sequence[Session]) -> None:
@@ -204,7 +204,7 @@ class Sessions:
         return np.arange(first, first + len(session.window.links))
 
     def _read_clocks(self) -> None:
-        """What is known of each host's clock, now and then: it is asked of every session."""
+        """What is known of each host's clock, read now and then from every session."""
         now_s = time.monotonic()
         if now_s - self._clocks_s < _CLOCKS_EVERY_S:
             return
@@ -265,7 +265,7 @@ class Sessions:
         return {job for ranks in self._ranks for job in ranks.stepping}
 
     def _refresh_some(self) -> None:
-        """How the sources of iterations do is asked of some hosts at a time: it takes long."""
+        """The scores of the sources of iterations are read of some hosts at a time: it takes long."""
         for _ in range(min(_REFRESHED_AT_ONCE, len(self._shown))):
             self._refresh_next = (self._refresh_next + 1) % len(self._shown)
             self._ranks[self._refresh_next] = _ranks_of(self._shown[self._refresh_next])

@@ -195,7 +195,7 @@ def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypa
     assert caplog.messages[-1] == f"read the configuration again; {line}"
     file.write_text("\n".join([f'data = "{tmp_path}/data"', "allowance = ['row=8e6']", "flush = '1s'"]))
     handlers[signal.SIGHUP]()
-    assert "cannot read 'row=8e6' as an allowance: write rows=8e6, or one of batches, flows" in caplog.messages[-1]
+    assert "cannot read 'row=8e6' as a rate limit: write rows=8e6, or one of batches, flows" in caplog.messages[-1]
     assert settings.flush_ns == 5 * 10**9
 
 

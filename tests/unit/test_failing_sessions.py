@@ -211,7 +211,7 @@ def test_a_stream_that_says_nothing_is_let_go(
             await asyncio.sleep(DEADLINE_S)
 
         async with collector(tmp_path) as stub:
-            with pytest.raises(grpc.aio.AioRpcError, match="its stream is let go") as error:
+            with pytest.raises(grpc.aio.AioRpcError, match="its stream is closed") as error:
                 async for _ in stub.Stream(silent()):
                     pass
             assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED

@@ -118,7 +118,7 @@ def test_any_times_may_be_asked_for(address: str, since: int, until: int) -> Non
 
 def test_an_answer_is_bounded(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers_module, "MOST_ROWS", 10)
-    with pytest.raises(UnreachableError, match="more than 10 rows of buckets: ask for less time"):
+    with pytest.raises(UnreachableError, match="more than 10 rows of buckets: request less time"):
         rows(CollectorRows(address), RowQuery("buckets"))
 
 
@@ -126,7 +126,7 @@ def test_a_collector_that_does_not_tell_says_so(tmp_path: Path) -> None:
     at = f"unix:{tmp_path}/s"
     with collecting(at, tmp_path / "data"):
         wait_for(lambda: answers(at))
-        with pytest.raises(UnreachableError, match="does not tell of its dataset"):
+        with pytest.raises(UnreachableError, match="does not serve its dataset"):
             rows(CollectorRows(at), RowQuery("iterations"))
         assert CollectorPast(at, open_stored=lambda: DatasetPast(CollectorRows(at))).steps().jobs == {}
 
