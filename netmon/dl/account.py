@@ -23,7 +23,7 @@ JOB = "job "
 
 
 class TrafficOwner(NamedTuple):
-    """Whose traffic it is, as people ask for it: not which of a program's processes."""
+    """Whose traffic it is, as people name it: not which of a program's processes."""
 
     job: str  # empty: not a rank's
     rank: int
@@ -66,7 +66,7 @@ class Tally(NamedTuple):
     cross_top_tx_bytes: int
     cross_top_rx_bytes: int
     peak_bps: int  # largest wire rate of all classes on any link in any share window
-    node_shared: bool  # some link carried a shared window
+    node_shared: bool  # some link had a shared window
 
 
 _AMOUNTS = tuple(
@@ -189,7 +189,7 @@ class _Parties:
     def top(
         self, questions: int, question: _Numbers, whose: _Numbers, way: _Numbers, payload: _Numbers
     ) -> tuple[npt.NDArray[np.object_], _Numbers, _Numbers]:
-        """Of each question the name with the most payload, the last by the alphabet of several; tx, rx."""
+        """Of each question the name with the most payload, of equal ones the last by the alphabet; tx, rx."""
         found = np.full(questions, "", object), np.zeros(questions, np.int64), np.zeros(questions, np.int64)
         row, name, _ = sums_by_two(question, self.name[whose], payload)
         if not len(row):
@@ -214,7 +214,7 @@ class _Parties:
 
 
 class WindowHistory:
-    """The share windows of all hosts' links while an iteration may still ask for them."""
+    """The share windows of all hosts' links while an iteration may still need them."""
 
     def __init__(self) -> None:
         self._blocks = HostBlocks("number")

@@ -34,7 +34,7 @@ def window_width(share_window_ns: int, bucket_ns: int) -> int:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of the links that carried something; arrays have one entry per (link, window) but where noted.
+    """The windows of the links with traffic; arrays have one entry per (link, window) but where noted.
 
     A pair is a window and a job that has rows in it.
     """
@@ -60,7 +60,7 @@ class Windows:
         """Which entries are shared as the job sees it: foreign payload, cross and other jobs' gradients, is enough.
 
         Unclassified traffic does not count: not knowing is not evidence. Nor does another job's control traffic, which
-        is small and has no rhythm that would meet this job's.
+        is small and has no period that would match this job's.
         """
         flags = self.shared_for_others
         own = self.pair_job == job
@@ -161,7 +161,7 @@ def row_classes(rows: Rows, windows: Windows) -> npt.NDArray[np.uint8]:
 # --- What a training flow carries: gradients, or the control traffic alongside them (the papers' small flows).
 #
 # Rendezvous, negotiation of tensors and the bootstrap of NCCL or gloo exchange short messages, in small segments,
-# some kilobytes per step; gradients come in megabytes and full segments. The two are orders of magnitude apart, so
+# some kilobytes per step; gradients come in megabytes and full segments. The two differ by orders of magnitude, so
 # the largest flow of the job on the host is the measure, and no port has to be known.
 
 
@@ -181,7 +181,7 @@ BULK = (Traffic.GRADIENT, Traffic.UNEXPLAINED)
 """What training is about."""
 
 _CONTROL_SHARE = 0.01  # of the payload of the job's largest flow
-_SMALL_SEGMENT = 512  # bytes of payload: half of what the shortest usual MTU lets a bulk transfer fill
+_SMALL_SEGMENT = 512  # bytes of payload: half of what the shortest common MTU lets a bulk transfer fill
 _EVIDENCE = 1 << 16  # bytes of the largest flow before anything is said
 
 
@@ -191,7 +191,7 @@ def flow_traffic(
     lifetime_s: npt.NDArray[np.float64],
     job: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.uint8]:
-    """Traffic of each DL flow of one host, (flows,): payload and the packets that carried some, since its first one.
+    """Traffic of each DL flow of one host, (flows,): payload and the packets with payload, since its first one.
 
     Control is a flow whose mean rate is less than 1 % of the job's largest flow's, or less than 10 % in segments that
     average under 512 bytes. A flow without payload (acknowledgements) says nothing, nor does any before the largest one

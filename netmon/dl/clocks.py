@@ -10,9 +10,9 @@ import numpy.typing as npt
 from netmon.dl.timemap import STEP_NS
 from netmon.records import ClockExchange, Table
 
-_SHORTEST = 300_000_000  # of a corridor whose walls tell a slope from the jitter
+_SHORTEST = 300_000_000  # of a feasible range whose bounds distinguish a slope from the jitter
 _ROUNDING = 2e-3  # ns
-_MOST_STEPS = 200  # far more than a few; a set that needs them has no corridor
+_MOST_STEPS = 200  # far more than a few; a set that needs them has no feasible range
 
 Numbers = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -22,7 +22,7 @@ Lines = tuple[Numbers, Numbers]
 
 @dataclass(frozen=True)
 class Points:
-    """Points of several sets, shape (sets, most points of one); where a set has fewer: time 0, value ± inf."""
+    """Points of many sets, shape (sets, most points of one); where a set has fewer: time 0, value ± inf."""
 
     time: Numbers
     value: Numbers
@@ -110,12 +110,12 @@ class FeasibleOffsets:
     def nearest(self, lines: Lines, room: float = 0.0) -> Lines:
         """Each line if it fits, else the next that does: with its slope where one fits, else with the next slope.
 
-        room: it keeps so far away from the walls at time 0, or is the middle of a corridor that has not so much.
+        room: the line's distance from the bounds at time 0; in a too narrow range, the line is the middle.
         """
         half = (self.values[1] - self.values[0]) / 2
         wide = half > room
         kept = np.where(wide, 1 - room / np.where(wide, half, 1.0), 1.0)
-        # The lines with room are the corridor, shrunk towards its middle.
+        # The lines with room are the feasible range, shrunk towards its middle.
         (value, slope), (middle, lean) = lines, self.middle
         out = 1 / kept - 1
         fit, tilt = self._clipped((value + (value - middle) * out, slope + (slope - lean) * out))
@@ -191,9 +191,9 @@ def _bridge(above: Points, time: Numbers) -> Lines:
 # --- The offset and skew between two clocks, from messages whose delay is not known but cannot be negative.
 #
 # What A sends at t (A's clock) and B receives bounds the offset θ(t) = B − A from above by `received − sent`; what B
-# sends bounds it from below. A line θ(t) = offset + skew·t that keeps all bounds of a while lies in a corridor, as
-# wide as the smallest delay there and back (Duda et al., "Estimating global time in distributed systems", ICDCS 1987).
-# Delays that grow under load only make single bounds loose, and where all are loose the corridor is wide and says
+# sends bounds it from below. A line θ(t) = offset + skew·t that keeps all bounds of a while lies in the feasible range,
+# as wide as the smallest delay there and back (Duda et al., "Estimating global time in distributed systems", ICDCS
+# 1987). Delays that grow under load only make single bounds loose, and where all are loose the range is wide and says
 # little: an estimate that still lies in it has no reason to move.
 
 MAX_SKEW = 1e-3
@@ -206,7 +206,7 @@ AGEING = 5e-6
 """How much the skew before a window may differ from the one in it."""
 
 ROOM_NS = 500_000
-"""A corridor that is narrower, either way, has a middle that is a better estimate than any other line in it."""
+"""The middle of a narrower feasible range, either way, is a better estimate than any other line in it."""
 
 _Times = npt.NDArray[np.int64]
 
@@ -226,7 +226,7 @@ class OffsetFit:
         return self.offset_ns + round(self.skew * (time_ns - self.at_ns))
 
     def moved(self, time_ns: int) -> "OffsetFit":
-        """The same line later, when nothing new was heard: right to as much more as a clock's rate may change by."""
+        """The same line later, without anything new received: right to as much more as a clock's rate may change by."""
         error = self.error_ns + int(np.ceil(AGEING * max(0, time_ns - self.at_ns)))
         return replace(self, at_ns=time_ns, offset_ns=self.offset_at(time_ns), error_ns=error)
 
@@ -240,7 +240,7 @@ def refutes(exchange: ClockExchange, fit: OffsetFit) -> bool:
 
 @dataclass(frozen=True)
 class OffsetFits:
-    """OffsetFit of several clocks; all arrays have one entry each."""
+    """OffsetFit of many clocks; all arrays have one entry each."""
 
     there: Flags  # whether there is one; where not, the rest says nothing
     offset_ns: _Times
@@ -251,7 +251,7 @@ class OffsetFits:
 
 @dataclass(frozen=True)
 class Present:
-    """What is known of several clocks' offsets before: each a line, where `there` says so."""
+    """What is known of the clocks' offsets before: each a line, where `there` says so."""
 
     there: Flags
     offset_ns: _Times  # at the time that is requested
@@ -267,15 +267,15 @@ def fit_offsets(
     share: Numbers,
     room_ns: int = ROOM_NS,
 ) -> OffsetFits:
-    """The offsets of several clocks at at_ns (of all, or of each), by the upper and lower bounds of a window.
+    """The offsets of many clocks at at_ns (of all, or of each), by the upper and lower bounds of a window.
 
     There is none where one side has no bound. It costs a few passes over all bounds.
     above, below: bounds minus base_ns, at times minus at_ns, padded with inf and −inf; share: of each clock.
 
     The present estimate stays where the bounds allow it and moves to the nearest that they allow where they refute it,
-    which cannot take it away from the truth: the corridor is convex. From there it goes `share` of the way to where it
-    has room_ns to the walls: in a narrow corridor the middle. Without a present one, a skew of 0 is tried.
-    error_ns is how far the furthest line in the corridor is from the estimate.
+    which cannot take it away from the truth: the feasible range is convex. From there it goes `share` of the way to
+    where it has room_ns to the bounds: in a narrow range the middle. Without a present one, a skew of 0 is tried.
+    error_ns is how far the furthest line in the range is from the estimate.
 
     Where no line keeps all bounds, a clock has jumped or changed its rate: older bounds are then left out, half of
     the span at a time, until the rest agree; a present estimate that is STEP_NS off then counts for nothing.
@@ -323,7 +323,7 @@ def _estimate(
     return np.where(stays, moved[0], anew[0]), np.where(stays, moved[1], anew[1])
 
 
-# --- Several clocks, each known to some bound, and comparisons of them in pairs: what to add to each.
+# --- Many clocks, each known to some bound, and comparisons of them in pairs: what to add to each.
 
 _EXACT = 1e-12  # of the squared residual that there was at first
 _MOST_CORRECTIONS = 500  # whatever is left of it then, the bounds are true to the values

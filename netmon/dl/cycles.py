@@ -240,7 +240,7 @@ def calls_from_works(table: Table) -> Table:
 # for much longer between two passes over them than between two calls of one. So a call is the k-th of its size in a
 # pass.
 
-_RECENT = 512  # calls, whose pauses tell what a pause between passes is
+_RECENT = 512  # calls, whose pauses show what a pause between passes is
 _SETTLED = 64  # calls, after which that is found anew only now and then
 _LEAST_PAUSE_NS = 1_000_000
 _MOST_PENDING = 10_000  # events after a call of which no size is reported
@@ -407,7 +407,7 @@ class GpuWaits:
 class BackwardSteps:
     """Steps of a library that says itself when a backward pass ends: DistributedDataParallel's reducer.
 
-    The names are its reducers, one per model. Where several take turns, a step is one of the model that came first.
+    The names are its reducers, one per model. Where models take turns, a step is one of the model that came first.
     """
 
     def __init__(self) -> None:
@@ -772,7 +772,7 @@ class NamedSteps:
 class CycleDetector:
     """The steps of one process. Feed it in order of time; it numbers them from 0.
 
-    Of several libraries the one that knows most of the gradients tells: Horovod, the reducer, NCCL, Gloo.
+    The library that knows most of the gradients decides: Horovod, the reducer, NCCL, Gloo.
     """
 
     def __init__(self, late: bool = False, last: int = -1) -> None:

@@ -92,7 +92,7 @@ A job that began anew counts from 0 again, later.
 
 
 def last_versions(rows: Table, moment: str, *by: str) -> Table:
-    """Of each iteration the row that stands last, in the order of `by`, columns that tell iterations of one time apart.
+    """Of each iteration the last row, in the order of `by`, columns that distinguish iterations of one time.
 
     moment: the column of that time.
     """

@@ -3,16 +3,16 @@
 
 A group is known by its name's hash, which is the same on all ranks. What is called in it falls into families that are
 judged each for itself: sums, gathers with what they are summed by, exchanges of all with all, transfers between two.
-What these do not tell is unknown, but where other groups of the job call the same:
+What these do not show is unknown, except where other groups of the job call the same:
 
 - Sums of activations come in the forward pass, too: tensor. Sums of gradients do not: data.
-- Parameters are gathered, and as many gradients summed as are gathered at once, after the forward pass: sharded data.
+- All-gathers of parameters, and sums of as many gradients, after the forward pass: sharded data.
   Gathers and sums in both passes: tensor (with split sequences).
 - What goes from all to all in different sizes goes to experts. In equal sizes it may be attention, too: unknown.
 - Ranks that send to a next one and get back from it: pipeline. Ranks in a ring that send one way only: context.
 
 Where time goes is added up rank by rank (StageFrontier): what a rank did not wait in a step it computed. A rank that
-computes longer than usual by as much as the others wait longer has kept them; no clocks are compared.
+computes longer than its baseline by as much as the others wait longer has delayed them; no clocks are compared.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ DATA, SHARDED, TENSOR, PIPELINE, EXPERT, CONTEXT, UNCLEAR = (
 
 _FAMILIES = ((*SUMS, *GATHERS), EXCHANGES, ALL_TRANSFERS)
 _LEAST_BYTES = 1 << 10  # of gradients that are summed in a step: less is a count, a norm or a loss
-_SUMMED_PER_GATHERED = 0.4, 2.5  # of the gradients' and the parameters' bytes: they may have different types
+_SUM_TO_GATHER_RATIO = 0.4, 2.5  # of the gradients' and the parameters' bytes: they may have different types
 _UNEVEN, _MOSTLY = 1.02, 0.9  # bytes of a step, by the median; of so many of them
 _STEPS = 200  # with which one is compared, on either side
 _FEWEST = 5
@@ -165,7 +165,7 @@ def _signature(use: GroupUse) -> tuple[object, ...]:
 
 def _without_blind(rows: pd.DataFrame) -> pd.DataFrame:
     """A rank may be seen to call nothing at all before its first backward pass, while others of its group do: its steps
-    are taken to begin there, and do not tell what is forward."""
+    are taken to begin there, and do not show what is forward."""
     steps = rows.groupby(["rank", "end_ns"])["forward_calls"].sum(min_count=1)
     blind = steps.groupby("rank").median() == 0
     of_row = rows["rank"].map(blind)
@@ -206,7 +206,7 @@ def _operations(rows: pd.DataFrame) -> Iterator[OperationUse]:
 
 
 def _sent(rows: pd.DataFrame, ranks: Mapping[int, int]) -> Iterator[Sent]:
-    """As the senders tell."""
+    """As the senders report it."""
     some = rows[(rows["operation"] == Operation.SEND) & rows["peer"].notna()]
     for rank, of_rank in _by(some, "rank"):
         for peer, own in _by(of_rank, "peer"):
@@ -223,7 +223,7 @@ def _by(rows: pd.DataFrame, column: str) -> Iterator[tuple[int, pd.DataFrame]]:
 
 
 def _imbalance(rows: pd.DataFrame) -> float:
-    """Bytes that the rank gets which gets most, by the mean; of the typical step. Steps are told apart by their order
+    """Bytes that the rank gets which gets most, by the mean; of the typical step. Steps are identified by their order
     on each rank."""
     some = rows[rows["operation"].isin(EXCHANGES)]
     if not len(some) or some["bytes"].isna().any():
@@ -289,7 +289,7 @@ def _sums_what_it_gathers(gathers: _Typical, sums: _Typical, size: int) -> bool:
     """Call by call: of a gather the bytes are a rank's share, of a sum they are all that is summed."""
     if gathers.bytes <= 0 or sums.bytes < _LEAST_BYTES:
         return False
-    least, most = _SUMMED_PER_GATHERED
+    least, most = _SUM_TO_GATHER_RATIO
     return least <= (sums.bytes / sums.calls) / (gathers.bytes / gathers.calls * size) <= most
 
 
@@ -339,14 +339,14 @@ _Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Growth:
-    """A rank in a step, compared with its usual ones."""
+    """A rank in a step, compared with its baseline."""
 
     rank: int
-    computed_ns: float  # longer than usual
+    computed_ns: float  # longer than the baseline
     waited_ns: Mapping[_Key, float]  # the same
 
     def waited_in(self, use: GroupUse) -> float:
-        """Longer than usual, in what this group is used for."""
+        """Longer than the baseline, in what this group is used for."""
         return sum(self.waited_ns.get((use.group, code), 0.0) for code in use.codes)
 
 
@@ -365,14 +365,14 @@ def growths(rows: pd.DataFrame, iteration: int) -> list[Growth]:
                 each = calls.groupby("iteration")["waited_ns"].sum().reindex(took.index).fillna(0.0)
                 computed -= each
                 waits[group, code] = float(each[iteration] - each.drop(iteration).median())
-        usual = computed.drop(iteration).median()
-        found.append(Growth(rank, float(computed[iteration] - usual), waits))
+        baseline = computed.drop(iteration).median()
+        found.append(Growth(rank, float(computed[iteration] - baseline), waits))
     return found
 
 
 @dataclass(frozen=True)
 class Exposed:
-    """In which group ranks waited longer than usual in a step, and who entered last."""
+    """In which group ranks waited longer than their baseline in a step, and who entered last."""
 
     use: GroupUse | None  # None: nothing stands out
     codes: tuple[int, ...] = ()  # the operations in which they did
@@ -381,16 +381,16 @@ class Exposed:
     late: int = -1  # rank that kept them; −1: nobody computed longer
     late_ns: float = 0.0  # that it computed longer
     sequence: int = -1  # of the collective that it entered last; −1: not known
-    lag_ns: int = 0  # it did so long after the others, by the hosts' clocks; 0: these do not tell
-    imbalance: float = 0.0  # of experts, in this step; 0: as usual
+    lag_ns: int = 0  # it did so long after the others, by the hosts' clocks; 0: these do not show it
+    imbalance: float = 0.0  # of experts, in this step; 0: as in the baseline
     most: int = -1  # the rank that gets most then
 
 
 def exposed(
     rows: pd.DataFrame, uses: Sequence[GroupUse], iteration: int, excess_ns: int, clock_error_ns: int = 0
 ) -> Exposed:
-    """rows: as growths takes them; excess_ns: what the step took longer than usual, above 0; clock_error_ns: of the
-    rows' times, between hosts."""
+    """rows: as growths takes them; excess_ns: what the step took longer than its baseline, above 0; clock_error_ns: of
+    the rows' times, between hosts."""
     ranks, nothing = growths(rows, iteration), Exposed(None)
     if not ranks or len(ranks) < int(rows["size"].max()) or excess_ns <= 0 or not uses:
         return nothing
@@ -436,7 +436,7 @@ def _entered(step: pd.DataFrame, waiting: Sequence[int], late: int, clock_error_
     return int(own), lag_ns if lag_ns > clock_error_ns else 0
 
 
-_CLEARLY = 1.25  # as uneven as usual
+_CLEARLY = 1.25  # × the baseline's unevenness
 
 
 def _uneven(rows: pd.DataFrame, use: GroupUse, iteration: int) -> tuple[float, int]:

@@ -84,7 +84,7 @@ class _Block:
         np.minimum.at(self._base, host, time_ns)
         self._span = int((time_ns - self._base[host]).max()) + 1
         if len(self._base) * (self._span + 2) >= _MOST_KEYS:
-            raise OverflowError("cuts of hosts are centuries apart")
+            raise OverflowError("cuts of hosts differ by centuries")
         self._keys = host * (self._span + 2) + (time_ns - self._base[host]) + 1
 
     def is_later(self, latest_ns: _Numbers) -> bool:
@@ -196,7 +196,7 @@ class HostBlocks:
     def within(
         self, host: _Numbers, since_ns: _Numbers, low: _Numbers, high: _Numbers
     ) -> Iterator[tuple[Block, _Numbers, _Numbers]]:
-        """Rows of several hosts with low ≤ column < high, by block: the block, which question, which row.
+        """Rows of many hosts with low ≤ column < high, by block: the block, which question, which row.
 
         Arrays (questions,); the blocks are sorted by host and this column. since_ns: what settled before is left out.
         """
@@ -264,7 +264,7 @@ class PayloadHistory:
         self._cuts: dict[int, list[int]] = {}  # by host, ascending
         self._in_order = CutsInOrder()  # others
         self._blocks = HostBlocks("label")
-        self._since: _Numbers = np.empty(0, np.int64)  # by host: what is older is not asked for any more
+        self._since: _Numbers = np.empty(0, np.int64)  # by host: what is older is not needed any more
 
     def cut_all(self, host: int, times_ns: Sequence[int]) -> None:
         """Separate rows before each of these times from those after; from each on no row has been added."""

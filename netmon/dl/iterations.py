@@ -93,7 +93,7 @@ class SourceMarks:
         self._marks: dict[int, list[int]] = {}  # by number, as _EMPTY
         self._recent: list[_Recent | None] = [_Recent() if moment in _KEPT else None for moment in range(_COUNT)]
         self._many = _SOME  # marks of so many iterations are looked through for those that are not needed
-        self.touched: set[int] = set()  # iterations that a mark may have ended since `finished` was asked
+        self.touched: set[int] = set()  # iterations that a mark may have ended since `finished` was called
 
     def add(self, moment: int, number: int, time_ns: int, error_ns: int) -> bool:
         """Take in a mark; False where it repeats one, comes after its iteration, or bounds nothing."""
@@ -273,8 +273,8 @@ class IterationTracker:
 
     The best source that has marked a beginning decides, until it leaves or falls silent: then the next best does, from
     the end of the last iteration on. Iterations of a rank ascend and never overlap; the others' numbers are shifted
-    so that they continue the deciding source's. What the others tell is scored against it. The traffic, which is
-    understood late, tells nothing more of a process that has left.
+    so that they continue the deciding source's. What the others report is scored against it. The traffic, which is
+    understood late, adds nothing to a process that has left.
     """
 
     def __init__(self, job: str, rank: int) -> None:
@@ -284,7 +284,7 @@ class IterationTracker:
         self.parameters_source: Source | None = None
         self.unusable = 0  # marks that repeat, contradict or come after their iteration
         self.finished_ns = -1  # end of the last finished iteration
-        self.ending = False  # something has come by which an iteration may have ended: `finished` is to be asked
+        self.ending = False  # something has come by which an iteration may have ended: `finished` is to be called
         self.source: Source | None = None  # the one that decides
         self.last_number = -1  # of the last finished iteration
         self._source: Source | None = None
@@ -537,7 +537,7 @@ _Row = tuple[int, ...]
 
 @dataclass
 class _Rank:
-    """A process as one rank, until all that told of it has seen it leave."""
+    """A process as one rank, until all its sources have seen it leave."""
 
     tracker: IterationTracker
     rank_id: int
@@ -564,7 +564,7 @@ class _Rank:
         return bool(self.left) and self.left.keys() >= self.joined.keys()
 
     def leave(self, time_ns: int) -> None:
-        """No source will tell more of it as this rank."""
+        """No source will report it as this rank any more."""
         self.left = dict.fromkeys(self.joined, time_ns) | self.left
         for source in self.left:
             self.tracker.leave(source)

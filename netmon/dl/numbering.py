@@ -35,7 +35,7 @@ class _Count:
     trust: Trust
     shift: int = 0
     decided: bool = False
-    order: int = 0  # of its rank in the order in which they were heard
+    order: int = 0  # of its rank in the order of their first reports
     aligned_at: int = _NEVER  # since how many were forgotten it is aligned with the leader's, on evidence
     goes_on: bool = False  # it was used before, with this shift
     events: dict[StepMoment, Events] = field(default_factory=dict)
@@ -79,11 +79,11 @@ class Decided(NamedTuple):
 
 
 class JobNumbers:
-    """The common count of one job: that of the most trusted rank, of equals of the one that was heard first."""
+    """The common count of one job: that of the most trusted rank, of equals of the one that reported first."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _Count] = {}
-        self._orders: dict[int, int] = {}  # of their ranks, in the order in which they were heard
+        self._orders: dict[int, int] = {}  # of their ranks, in the order of their first reports
         self._added = self._serial = 0
         self._decided: list[_Ranked] = []  # a heap of those that are, the leader first; some are out of date
         self._updating: list[_Ranked] = []  # the same, of those that have events
@@ -202,7 +202,7 @@ class JobNumbers:
         heappush(heap, _Ranked(count.trust, count.order, self._serial, rank, count))
 
     def _leader(self, among: "list[_Ranked]") -> _Count | None:
-        """Who all others follow: of the most trusted counts the first heard."""
+        """Who all others follow: of the most trusted counts the first one."""
         while among and self._counts.get(among[0].rank) is not among[0].whose:
             heappop(among)
         return among[0].whose if among else None

@@ -183,7 +183,7 @@ class Works:
         return found
 
 
-# --- How large the gradients of a step are, as the calls tell that hand them over.
+# --- How large the gradients of a step are, by the calls that hand them over.
 
 _WIDTH_BITS = 4  # of the field `size` of dtype STEP, for the bytes of a value
 _MOST_NAMES = 50_000

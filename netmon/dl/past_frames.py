@@ -33,7 +33,7 @@ def step_times(rows: pd.DataFrame) -> dict[str, Table]:
         own = own.sort_values(["start_ns", "rank"], kind="stable")
         run = (own["iteration"].diff() < -1).cumsum()
         tables = [_times_of_run(part) for _, part in own.groupby(run, sort=False)]
-        found[str(job)] = _with_usual(np.sort(np.concatenate(tables), order="end_ns", kind="stable"))
+        found[str(job)] = _with_baseline(np.sort(np.concatenate(tables), order="end_ns", kind="stable"))
     return found
 
 
@@ -66,15 +66,15 @@ def joined_times(stored: Mapping[str, Table], tables: Mapping[str, Table]) -> di
         # A job that began anew counts from 0 again: one number, at another time.
         same = (np.diff(ordered["number"]) == 0) & (np.abs(np.diff(ordered["end_ns"])) < SAME_NS)
         first, second = np.flatnonzero(same), np.flatnonzero(same) + 1
-        part = ordered["whole"][first] & ~ordered["whole"][second]  # not all of its ranks had been asked for
+        part = ordered["whole"][first] & ~ordered["whole"][second]  # not all of its ranks had been requested
         ordered[second[part]] = ordered[first[part]]
         ordered["shared"][second] &= ordered["shared"][first]
         ordered["changed"][second] |= ordered["changed"][first]
-        joined[job] = _with_usual(np.sort(ordered[np.append(~same, True)], order="end_ns"))
+        joined[job] = _with_baseline(np.sort(ordered[np.append(~same, True)], order="end_ns"))
     return joined
 
 
-def _with_usual(steps: Table) -> Table:
+def _with_baseline(steps: Table) -> Table:
     """steps: of one job, in the order of their ends, in which it may begin anew."""
     anew = np.flatnonzero(np.diff(steps["number"]) < -1) + 1
     for run in np.split(steps, anew):  # views
@@ -125,7 +125,7 @@ def _spread(
     columns: int,
     series: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float64]:
-    """Sums by series and column, flat; what covers several columns is spread evenly over them."""
+    """Sums by series and column, flat; what covers more than one column is spread evenly over them."""
     count = (int(series.max(initial=-1)) // len(Class) + 1) * len(Class) if len(series) else 0
     first, last = start // width, (start + np.maximum(length, 1) - 1) // width
     spans = last - first + 1
@@ -155,7 +155,7 @@ def flows_of(
     describe: Callable[[Sequence[tuple[str, int]]], Sequence[Flow | None]],
     most: int,
 ) -> tuple[FlowView, ...]:
-    """The largest flows of the rows, by mean rate over the span; wire_bytes is what they carried in it.
+    """The largest flows of the rows, by mean rate over the span; wire_bytes is their traffic in it.
 
     describe: of (session, flow_id); None: it is not known. Their class is that of most of their bytes.
     """

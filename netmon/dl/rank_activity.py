@@ -49,7 +49,7 @@ OVER, OPEN, WAITED = range(3)
 _CALL = np.dtype([*STEP.descr, ("position", "<i8"), ("waited", "?")])
 """position: as of Work; waited: a thread waits for it."""
 
-_HOROVODS = {OF_ONE: Operation.BROADCAST, OF_EACH: Operation.ALL_GATHER}  # others are not told apart
+_HOROVODS = {OF_ONE: Operation.BROADCAST, OF_EACH: Operation.ALL_GATHER}  # others are not distinguished
 
 _MOST_CALLS = 4_096  # before they are looked through
 _MOST_OPEN, _MOST_GROUPS, _MOST_REPORTED = 256, 256, 16

@@ -209,7 +209,7 @@ def _with_calls_from_works(table: Table) -> Table:
 
 
 def _not_only_sums(table: Table) -> bool:
-    """Whether these calls tell more of steps than sums do."""
+    """Whether these calls show more of steps than sums do."""
     kind = table["kind"]
     transfers = (kind == STEP_TRANSFER) & (table["name_hash"] != OF_ONE)
     return bool((transfers | (kind == STEP_BEGIN) | (kind == STEP_BACKWARD)).any())

@@ -5,15 +5,15 @@ Where ranks exchange more than sums of gradients (sharded data, tensor, pipeline
 the step. But every step makes the same calls in the same order, each known by its operation, its group and the other
 rank; sizes may differ. So a step is one period of that sequence.
 
-A sequence that has come several times may still be a part of a step, as micro-batches are: it counts once it has come
+A sequence that has come more than once may still be a part of a step, as micro-batches are: it counts once it has come
 often, or for long; and a longer one that explains more of what was called takes its place. Where a step begins is a
 question of its own. What was called before the first backward pass of all is the first forward pass, and a step begins
-with as much of it; where that does not tell, it begins after the longest pause. A rank of a pipeline may make the same
-few calls for each micro-batch, and nothing else: then its steps are what lies between the longest pauses, if these
+with as much of it; where that is inconclusive, it begins after the longest pause. A rank of a pipeline may make the
+same few calls for each micro-batch, and nothing else: then its steps are what lies between the longest pauses, if these
 come at regular intervals.
 
-Once it is known, a step is told when all its calls are over; where a library does not tell that (NCCL), when they are
-called, without its end. What departs from it (an evaluation, a checkpoint) is no
+Once it is known, a step is reported when all its calls are over; where a library does not report that (NCCL), when they
+are called, without its end. What departs from it (an evaluation, a checkpoint) is no
 step.
 """
 
@@ -84,7 +84,7 @@ class RecurringCalls:
         self._late = late
         self._calls = _Calls()
         self._cycle: _Cycle | None = None
-        self._at = 0  # calls before it belong to steps that were told, or to none
+        self._at = 0  # calls before it belong to steps that were reported, or to none
         self._looked = self._looked_ns = 0  # so many calls there were when they were looked through, and when
 
     @property
@@ -212,14 +212,14 @@ _CALL = np.dtype(
     [
         ("word", "u8"),
         ("time_ns", "i8"),
-        ("over_ns", "i8"),  # 0: not yet, −1: nobody will tell; of what does not tell its end: it was called
+        ("over_ns", "i8"),  # 0: not yet, −1: never known; of what does not report its end: it was called
         ("quiet_ns", "i8"),  # for so long nothing had happened before
         ("size", "u8"),  # as STEP has it
         ("work", "u8"),
         ("peer", "u4"),  # of a transfer between two ranks
         ("way", "i1"),  # of such a one: 1: to this rank, −1: from it
         ("sums", "?"),  # what is sent is summed
-        ("ends", "?"),  # it is told when it is over
+        ("ends", "?"),  # its end is reported
         ("idle", "?"),  # nothing is under way between this rank and another one
     ]
 )
@@ -319,7 +319,7 @@ class _Calls:
 
 
 def _tells(table: Table) -> _Flags:
-    """What is of interest. What is told of a call by several names counts once."""
+    """What is of interest. A call that is reported by more than one name counts once."""
     again = np.isin(table["kind"], (STEP_CALL, STEP_ENQUEUE, STEP_TRANSFER, STEP_OTHER, STEP_SIZE))
     tells: _Flags = ~again | (table["library"] != LIBRARY_GLOO)
     return tells
@@ -376,7 +376,7 @@ class _Cycle:
     def next(self, calls: _Calls, at: int, last: bool = False) -> tuple[int, int] | None:
         """From where to where the next one is, once it is whole. last: no more calls will come.
 
-        Its first calls may be fewer than usual, as they are after an evaluation which has left parameters in place.
+        Its first calls may be fewer than normal, as they are after an evaluation which has left parameters in place.
         """
         forward = self.forward if not self.pause_ns else 0
         forward_words, rest = self.words[:forward][::-1], self.words[forward:]
@@ -413,7 +413,7 @@ class _Cycle:
     def _bordered(self, calls: _Calls, at: int, before: int, ended: bool) -> tuple[int, int] | None:
         """A step of another length, as with fewer micro-batches: from one border to the next, the same calls within.
 
-        before: where one of the usual length begins; ended: no more calls will come.
+        before: where one of the normal length begins; ended: no more calls will come.
         """
         if not self._has_border:
             return None
@@ -533,7 +533,7 @@ def _cut(calls: _Calls, run: _Run, cold: bool) -> _Cycle:
 
 def _after_sums(words: _Words, sums: _Flags) -> int:
     """Where in a cycle something else follows a sum that is not made again before the next backward pass; −1: nowhere,
-    or at several places. Of several, the one that follows the only sum of its kind in the cycle."""
+    or at more than one position. Of these, the one that follows the only sum of its kind in the cycle."""
     found = []
     follows = np.roll(sums, 1) & (np.roll(words, 1) != words) & (words != _BACKWARD)
     for place in np.flatnonzero(follows).tolist():
@@ -582,7 +582,7 @@ def _explains(cycle: _Cycle, rows: Table, of_round: Table, times: int) -> bool:
     """Whether a cycle that has come so often is most of what was called: of all, or of the backward passes, if there
     are any, and of the sums.
 
-    of_round: the calls of one round, of which a cycle may have several.
+    of_round: the calls of one round, of which a cycle may have more.
     """
     passes, of_cycle = rows["word"] == _BACKWARD, cycle.words == _BACKWARD
     all_of, within = (passes.sum(), of_cycle.sum()) if passes.any() else (len(rows), cycle.length)
@@ -612,7 +612,7 @@ def _longer_than_median(words: _Words, quiet: _Times, backward: bool) -> _Floats
 
 
 def _first_forward(calls: _Calls, cycle: _Words, sizes: _Words) -> int:
-    """Where in a cycle a step begins, by what was called before the first backward pass; −1: that does not tell.
+    """Where in a cycle a step begins, by what was called before the first backward pass; −1: inconclusive.
 
     sizes: of its calls; 0: they differ.
     """

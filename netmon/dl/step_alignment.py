@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The beat of a training as two counts of its iterations hear it, compared with each other; many pairs at once."""
+"""Alignment of the step events of two counts of a training's iterations; many pairs at once."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -52,7 +52,7 @@ class Shift(NamedTuple):
 
 
 class _Flat:
-    """Events of several counts, one behind the other."""
+    """Events of many counts, one behind the other."""
 
     def __init__(self, counts: Sequence[Events]) -> None:
         self.lengths = np.array([len(one.time_ns) for one in counts], np.intp)
@@ -153,7 +153,7 @@ def matched(
 def score(
     source: Source, reference: Source, found: Mapping[StepMoment, Events], true: Mapping[StepMoment, Events]
 ) -> SourceScore | None:
-    """The source's iterations against the reference's, by the first beat that both tell; None where there is none.
+    """The source's iterations against the reference's, by the first kind of event of both; None where there is none.
 
     A pair is the same iteration when the two are each other's nearest, within half a period. What lies more than
     half a period outside of the time that both cover does not count, so that a source which lags is not blamed.

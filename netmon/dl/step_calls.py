@@ -2,9 +2,9 @@
 """What a rank has called in each of its steps, added up by group, operation and other rank: how often, how many bytes,
 and for how long its training thread waited for it. Rows of netmon.evidence.COLLECTIVE.
 
-A call is open from its beginning until it is over, and waited for from when a thread begins to wait for it; of several
-at once the time counts once. While calls come they are only kept; they are looked through when a step is over, and the
-next one has begun: what a rank sends may be over later.
+A call is open from its beginning until it is over, and waited for from when a thread begins to wait for it; of
+concurrent calls the time counts once. While calls come they are only kept; they are looked through when a step is over,
+and the next one has begun: what a rank sends may be over later.
 """
 
 from typing import NamedTuple
@@ -44,7 +44,7 @@ _CALL = np.dtype(
 )
 _KEPT = OF_WORKS.copy()
 _KEPT[STEP_BACKWARD] = True
-_MOST_KEPT = 65_536  # calls and what is told of them
+_MOST_KEPT = 65_536  # calls and their events
 _MOST_STEPS = 4_096  # that wait
 _MOST_BYTES = 1 << 44  # of a call
 _FOREVER = 1 << 62
@@ -69,7 +69,7 @@ class StepCalls:
         self._kept: list[Table] = []  # dtype _CALL, in order
         self._count = 0
         self._since_ns = 0  # calls before are not there
-        self._end_ns = 0  # of the last step that was told
+        self._end_ns = 0  # of the last step that was reported
         self._steps: list[_Step] = []
 
     def add(self, table: Table) -> None:

@@ -116,11 +116,11 @@ class TimeMap:
         return TimeMap(np.array(knots, np.int64), np.array(offsets, np.int64), slope)
 
 
-_RECENT_KNOTS = 8  # of a map; earlier times are asked of the map itself
+_RECENT_KNOTS = 8  # of a map; earlier times are looked up in the map itself
 
 
 class TimeMaps:
-    """Several clocks' maps, asked for many times at once."""
+    """Many clocks' maps, applied to many times at once."""
 
     def __init__(self, maps: Sequence[TimeMap]) -> None:
         """maps: known by their indices."""

@@ -3,7 +3,7 @@
 
 NCCL numbers ranks within a communicator, and no host knows which communicator of another one is the same. So the rank
 at the other end is looked for: the process that does the same operations at the same times from the other side. Where
-several do, or none, it is not known.
+more than one does, or none, it is not known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +25,13 @@ COLUMNS = (
     *("rank", "communicator", "group_rank", "peer", "sends", "level", "collective", "number", "channel"),
     *("start_ns", "end_ns", "bytes", "missed", "operations"),
 )
-"""What is read here of a row beside `job` and `process`."""
+"""What is read here of a row in addition to `job` and `process`."""
 
 _END = ("job", "process", "communicator", "group_rank", "peer", "sends")
 _OPERATION = ("job", "from", "to", "channel", "number", "collective", "level")
 _NEAR_NS = 100_000_000  # both ends of an operation go on at one time, or nearly
 _AGREES = 0.9  # of an end's operations: so many are those of the process at the other end
-_MOST_ALIKE = 64  # that can be told from each other by their times only
+_MOST_ALIKE = 64  # that can be distinguished by their times only
 _MOST_ENDS = 1 << 12
 _SEEN, _LITTLE = 0.95, 0.05  # of what NCCL has sent
 
@@ -146,7 +146,7 @@ def _voted(end: Numbers, one: Numbers, process: Numbers, ends: int) -> Numbers:
 
 
 def _only_one(rows: Rows, first: npt.NDArray[np.intp], sizes: Mapping[int, int]) -> Numbers:
-    """By end, whose operations cannot be told apart: the only process that has the end opposite; −1: there are several.
+    """By end, whose operations cannot be distinguished: the only process that has the end opposite; −1: more than one.
 
     Of jobs all of whose ranks are known: who is not seen cannot be left out.
     """
@@ -181,7 +181,7 @@ class Pair(NamedTuple):
     missed: int  # transfers whose size is not known
     operations: int
     busy_ns: int  # in which an operation went on
-    processes: tuple[int, ...]  # that told of it, as a sender
+    processes: tuple[int, ...]  # that reported it, as a sender
     first_ns: int
     last_ns: int
 
@@ -224,8 +224,8 @@ def rank_pairs(rows: Rows, partner: Numbers) -> list[Pair]:
 class Way(NamedTuple):
     """By what a process sends."""
 
-    transport: str  # "RDMA", "sockets", "RDMA and sockets"; empty: neither has carried all of it
-    rdma: float  # share of its bytes that RDMA has carried, at most; nan: it has sent nothing
+    transport: str  # "RDMA", "sockets", "RDMA and sockets"; empty: neither has transferred all of it
+    rdma: float  # share of its bytes that RDMA has transferred, at most; nan: it has sent nothing
     device: str  # by name, if there is one only
 
 
@@ -298,7 +298,7 @@ def in_words(pairs: Sequence[RankPair]) -> tuple[str, bool]:
         by[name] = by.get(name, 0) + pair.bytes
     known = sorted(name for name in by if name)
     if known:
-        said += f", carried by {', '.join(known)}"
+        said += f", transferred by {', '.join(known)}"
     if "" in by:
         all_bytes = sum(by.values()) or 1
         said += f"; how {by[''] / all_bytes:.0%} of them went is not seen".replace("%", " %")

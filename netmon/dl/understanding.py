@@ -19,8 +19,8 @@ from netmon.records import LIBRARY_HOROVOD, OF_EACH, OF_ONE, STEP, STEP_ENQUEUE,
 
 _LEAST_SHARE = 0.2  # of a step's bytes that no sum explains: what evaluations and buffers take is less
 _STEPS, _FEWEST = 8, 3  # steps that are judged together
-_SENT_IN_SUM = 2  # times its bytes: they are reduced, and then gathered
-_LEAST_BYTES = 1 << 16  # before the first step, to be asked about
+_SENT_IN_SUM = 2  # times its bytes: a reduce, then an all-gather
+_LEAST_BYTES = 1 << 16  # before the first step, to be judged
 _LEAST_CALLS, _PATIENCE_NS = 16, 10_000_000_000  # without any step
 _MOST_CALLS = 20_000  # of one step
 
@@ -105,7 +105,7 @@ def _bytes(calls: Table, ranks: int) -> npt.NDArray[np.float64]:
 def _share(calls: Table, step_bytes: int, ranks: int) -> float:
     """Of what a rank sends in a step, the part that no sum explains; −1: not known.
 
-    What libraries do by way of the next one is told by both: the one with most of it counts. What Horovod does by
+    What libraries do by way of the next one is reported by both: the one with most of it counts. What Horovod does by
     way of NCCL is no transfer.
     """
     sent, sums = calls["kind"] == STEP_TRANSFER, calls["kind"] == STEP_ENQUEUE

@@ -127,7 +127,7 @@ def test_a_job_with_few_iterations_is_not_judged(dataset: Path) -> None:
 def test_people_read_their_own_names_and_programs_what_jobs_are(dataset: Path) -> None:
     told = json.loads(json.dumps(document(advice(dataset, 30), {"a": "train.py@h0", "b": "b"})))
     assert told["names"] == {"a": "train.py@h0"}
-    assert "beside train.py@h0 " in told["advice"][0]
+    assert "next to train.py@h0 " in told["advice"][0]
     assert told["shares"][0]["others"] == ["a"]
     shown = called(told)
     assert shown["shares"][0]["others"] == ["train.py@h0"]

@@ -45,10 +45,10 @@ def test_of_each_job_it_is_said_which_ways_are_seen() -> None:
         return checked(replace(example(), jobs=(replace(job, pairs=pairs, ranks=ranks),)))["job resnet"]
 
     assert said(PAIRS).status is Status.OK
-    assert said(PAIRS).detail == "2 rank pairs over NCCL, bytes exact, carried by RDMA (mlx5_0), sockets (eth0)"
+    assert said(PAIRS).detail == "2 rank pairs over NCCL, bytes exact, transferred by RDMA (mlx5_0), sockets (eth0)"
     hidden = said((PAIRS[0], replace(PAIRS[1], transport="", interface="")))
     assert hidden.status is Status.NOTE
-    assert hidden.detail.endswith("carried by RDMA (mlx5_0); how 75 % of them went is not seen")
+    assert hidden.detail.endswith("transferred by RDMA (mlx5_0); how 75 % of them went is not seen")
     assert "unknown size" in said((replace(PAIRS[0], missed=3),)).detail
     assert "every packet is counted" in said(()).detail
     assert said((), 0).status is Status.LIMITED

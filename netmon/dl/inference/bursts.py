@@ -5,7 +5,7 @@ That is found in its volume, not in its time. An iteration may take twice as lon
 traffic, of a lost segment's timeout, or of a slow rank; but it always moves the same gradients, so a flow of the
 training moves the same bytes per iteration (2·(N−1)/N·P·4 of a ring's, the thesis, equation 3.1), and before the first
 of them it pauses while the ranks compute. So a flow is laid out along its cumulative volume. Each pause is a point
-there, and the iterations are a chain of such points, V apart.
+there, and the iterations are a chain of such points at intervals of V.
 
 Pauses within the communication (between fused blocks, or because of a lost segment) are points, too, so that there
 are many chains. Which one is it?
@@ -184,7 +184,7 @@ class Bursts:
 def add_buckets(
     flows: Sequence[Bursts], first: npt.NDArray[np.int64], time_ns: _Column, volume: _Column, resolution_ns: int
 ) -> None:
-    """Add buckets of several flows, those of the k-th from place first[k] on; each as Bursts.add."""
+    """Add buckets of many flows, those of the k-th from index first[k] on; each as Bursts.add."""
     count = np.diff(np.append(first, len(time_ns)))
     last, pause, total, kept = (
         np.fromiter(column, np.int64, len(flows))
@@ -244,7 +244,7 @@ def pauses_before(rows: Table) -> npt.NDArray[np.int64]:
 
 
 def together(flows: Iterable[Table], resolution_ns: int) -> Table:
-    """Several flows as one: bursts are parted where all of them pause. Shape (bursts,), levels from 0 on."""
+    """Many flows as one: bursts are parted where all of them pause. Shape (bursts,), levels from 0 on."""
     rows = joined([np.empty(0, BURST), *flows])
     rows = rows.take(np.argsort(rows["start_ns"], kind="stable"))
     if not len(rows):
@@ -282,12 +282,12 @@ _POINTS = 64  # pauses looked at
 _LAST, _SPAN = 3, 16  # V is the volume between one of the last 3 of them and one of the 16 before it
 _TYPICAL = 25  # percentile of a chain's pauses
 SHORT = 0.5
-"""Of the usual pause before an iteration, or of another chain's: what is less is no such pause."""
+"""Of the typical pause before an iteration, or of another chain's: what is less is no such pause."""
 _AS_FAR = 0.5  # as another chain reaches back
 
 
 _LOOKED_BACK, _LATER, _FROM = 256, 128, 4
-"""Bursts that are laid beside themselves; at most so many later; candidates are the distances of the last ones."""
+"""Bursts that are compared with themselves; shifted by at most so many; candidates: the distances of the last ones."""
 _JITTER = 3  # segments that a burst's end may be counted to the one or the other
 _LEAST_STEPS = 4
 _ALIKE, _AS_ALIKE = 0.33, 0.84
@@ -298,9 +298,9 @@ _LONGEST = 0.98  # quantile: longer pauses count as this one
 def recurring_volume(rows: Table) -> float:
     """Bytes after which a flow's pauses are the same again; 0: none is clear.
 
-    Layers that are gathered one by one, or micro-batches, are of equal volumes as well, but not the pauses between
-    them. The pauses are laid beside themselves, later by so many bytes: what both have, of what either has, is 1 where
-    they are the same. It is highest at the bytes of a step and of several, and lower at those of a part.
+    All-gathers of single layers, or micro-batches, are of equal volumes as well, but not the pauses between
+    them. The pauses are compared with themselves, shifted by so many bytes: what both have, of what either has, is 1
+    where they are the same. It is highest at the bytes of a step and its multiples, and lower at those of a part.
     """
     rows = rows[-_LOOKED_BACK:]
     if len(rows) < 2 * _LEAST_STEPS:

@@ -25,9 +25,10 @@ from netmon.records import Table
 
 # --- Where the steps of flows begin that pause more than once in each, and not all at the same time.
 #
-# Layers are gathered one by one, micro-batches pass a pipeline: no pause tells by its length where a step begins, and
-# there may be no moment at which all flows are quiet. But each flow carries the same bytes in every step. So its steps
-# are counted from where it began: the first burst after which everything repeats itself is the first of the first step.
+# Each layer has an all-gather, micro-batches pass a pipeline: no pause shows by its length where a step begins,
+# and there may be no moment at which all flows are quiet. But each flow carries the same bytes in every step. So its
+# steps are counted from where it began: the first burst after which everything repeats itself is the first of the first
+# step.
 
 Start = tuple[int, dict[int, int]]
 """When a step begins, and how many bytes each flow had sent before."""
@@ -41,7 +42,7 @@ _OFTEN, _AS_LONG = 2.5, 0.6  # pauses in each step that are about as long as the
 
 
 def pauses_often(flows: Sequence[Candidate], whole: Repetition, resolution_ns: int) -> bool:
-    """Whether all flows together pause several times in each of their repetitions, about as long as before it."""
+    """Whether all flows together pause more than once in each of their repetitions, about as long as before it."""
     rows = together([c.bursts.rows for c in flows], resolution_ns)
     since, until = np.searchsorted(rows["start_ns"], whole.onsets_ns[[0, -1]])
     long = int((pauses_before(rows)[since + 1 : until + 1] >= _AS_LONG * whole.pause_ns).sum())
@@ -74,7 +75,7 @@ def starts(flows: Sequence[Candidate]) -> list[Start]:
 
 
 def _of_step(candidate: Candidate, period_ns: float) -> float:
-    """Its bytes in a step, which may be several of what it repeats itself in, or a part; 0: neither."""
+    """Its bytes in a step, which may be a multiple of what it repeats itself in, or a part; 0: neither."""
     assert candidate.repetition is not None
     ratio = period_ns / candidate.repetition.period_ns
     times = max(1.0, round(ratio)) if ratio >= 1 else 1 / max(1.0, round(1 / ratio))
@@ -445,14 +446,14 @@ def _von_neumann(values: npt.NDArray[np.float64]) -> float:
     return float(np.mean(np.diff(values) ** 2)) / variance if variance else 2.0
 
 
-# --- parting
+# --- splitting into jobs
 
 
 _MOST_BLOCKS = 128  # that are compared with each other
 
 
 def parted(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[tuple[list[Candidate], bool]]:
-    """Flows parted where they may be several jobs, and whether it is sure of each part that it is one.
+    """Flows split where they may be more than one job, and whether it is sure of each part that it is one.
 
     Whoever may belong together stays together.
     """
@@ -505,7 +506,7 @@ def _side(flows: Sequence[Candidate], shared: set[str], now_ns: int, resolution_
 
 
 def are_split(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> bool:
-    """Whether flows that were taken for one job turn out to be several jobs'."""
+    """Whether flows that were taken for one job turn out to belong to more than one job."""
     return len(parted(flows, now_ns, resolution_ns)) > 1
 
 
@@ -524,7 +525,7 @@ _AS_MUCH = 0.1  # of the bytes of the core's least flow
 _LEAST_BUCKETS = 10  # of an iteration: in a shorter one neither pauses nor beginnings are to be seen
 _SURE = 3 * INTERVALS  # iterations
 _SAME_PERIOD = 0.75
-_MOST_COMPARED = 256  # flows that are distinguished by their rhythm, each against each
+_MOST_COMPARED = 256  # flows that are distinguished by their period, each against each
 _SAME_TIME = 0.15  # of the period: how much the distance of two flows' onsets may vary
 _LATE = 0.15  # of the onsets, at either end
 
@@ -542,8 +543,8 @@ def groups(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> 
     """The jobs among the candidates.
 
     Who can reach each other along flows that repeat themselves may be one job. It is one if all those flows together
-    repeat themselves, too: if the ranks compute all at the same time. If they do not, there may be several jobs on
-    one host: then flows are distinguished by their rhythm. Where only one host holds two parts together, they have to
+    repeat themselves, too: if the ranks compute all at the same time. If they do not, there may be more than one job
+    on one host: then flows are distinguished by their period. Where only one host connects two parts, they have to
     show that they wait for each other; as long as that is open, nothing is reported.
     """
     repeating = [c for c in candidates if c.repetition]
@@ -568,7 +569,7 @@ class _AtHosts:
                 self._indices.setdefault(address, []).append(index)
 
     def around(self, members: Iterable[str], separate: Collection[int]) -> list[Candidate]:
-        """Those from or to the members, in their order, but for the flows that are apart."""
+        """Those from or to the members, in their order, except for the separate flows."""
         indices = sorted({index for member in members for index in self._indices.get(member, ())})
         found = [self._candidates[index] for index in indices]
         return [candidate for candidate in found if candidate.flow not in separate] if separate else found
@@ -627,7 +628,7 @@ def _may_be_part(group: Group, flows: Sequence[Candidate], resolution_ns: int) -
 
 
 def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
-    """A group and a job on one of its hosts as one group, if all their flows keep one rhythm."""
+    """A group and a job on one of its hosts as one group, if all their flows have one period."""
     both = [*group, *job]
     whole = _group(both, _AtHosts(both), (), now_ns, resolution_ns)
     if whole is None or len(whole.flows) < len(both):
@@ -638,9 +639,9 @@ def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, re
 def _group(
     core: Sequence[Candidate], at_hosts: _AtHosts, separate: Collection[int], now_ns: int, resolution_ns: int
 ) -> Group | None:
-    """The core, if it repeats itself together, with the other flows that keep its rhythm.
+    """The core, if it repeats itself together, with the other flows that have its period.
 
-    Where hosts of the core exchange as much in another rhythm, it may be a part of a job, at a part of its iteration.
+    Where hosts of the core exchange as much in another period, it may be a part of a job, at a part of its iteration.
     Then it takes more iterations to be sure.
     """
     own_period = common(core, now_ns, resolution_ns)
@@ -662,7 +663,7 @@ def _group(
 
 
 def _whole(core: Sequence[Candidate], flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
-    """The flows as one group; they are the core and what keeps its rhythm, maybe also with hosts beyond the core's."""
+    """The flows as one group; they are the core and what has its period, maybe also with hosts beyond the core's."""
     if addresses(flows) != addresses(core):
         flows = one_with(core, flows, now_ns, resolution_ns)
     own_period = common(flows, now_ns, resolution_ns) if flows else None
@@ -672,7 +673,7 @@ def _whole(core: Sequence[Candidate], flows: Sequence[Candidate], now_ns: int, r
 def _keeps(candidate: Candidate, common: Repetition) -> bool:
     """Whether a flow is silent when the iterations begin, and sends the same bytes in each.
 
-    It may not repeat itself several times meanwhile: that is how two jobs look of which one makes three iterations in
+    It may not repeat itself more than once meanwhile: that is how two jobs look of which one makes three iterations in
     the time of the other's two.
     """
     rows, onsets, own = candidate.bursts.rows, common.onsets_ns, candidate.repetition
@@ -725,7 +726,7 @@ def _overlapping(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDAr
 # --- The groups of a job's ranks, as far as its traffic tells them, and what they are for.
 #
 # Who sends as much per step is of one kind of group, and those of them that are connected are one group, if they make a
-# ring, a chain or a clique. What it is for is told where only one thing does so; else it is UNKNOWN.
+# ring, a chain or a clique. Its purpose is known where only one kind does so; else it is UNKNOWN.
 
 DATA, SHARDED_DATA, PIPELINE, UNKNOWN = "data", "sharded data", "pipeline", "unknown"
 

@@ -119,7 +119,7 @@ class Job:
         self.one_phase = False  # all its flows pause once in each iteration, and no more
         self._begun: deque[int] = deque(maxlen=_REMEMBERED)  # when the last iterations did
         self._grouped = 0  # iterations when its groups are to be looked for next
-        self._reviewed = 0  # iterations when it was last asked whether it is one job
+        self._reviewed = 0  # iterations when it was last checked whether it is one job
         self._shares: dict[int, float] = {}  # bytes of each flow per iteration
 
     def take(self, flows: Mapping[int, Edge], hosts: Mapping[str, str]) -> None:

@@ -521,7 +521,7 @@ _MANY, _SEARCH_NS = 64, 5_000_000
 class Inference:
     """Finds jobs and their iterations in the traffic of all hosts.
 
-    Not for use by several threads at once. Memory: the bursts of every flow that carries data, at most 2,048 each, and
+    Not thread-safe. Memory: the bursts of every flow that carries data, at most 2,048 each, and
     the last 8,192 moments in which one host sent another less than that.
     """
 
@@ -676,7 +676,7 @@ class Inference:
         return iterations
 
     def _review(self, until_ns: int) -> list[InferredIteration]:
-        """A job that turns out to be several has been a mistake: it ends, and its flows are looked at anew."""
+        """A job that turns out to be more than one has been a mistake: it ends, and its flows are looked at anew."""
         iterations: list[InferredIteration] = []
         for job in self._jobs:
             ended = None if job.found.ended else job.review(self._bursts, until_ns)

@@ -41,7 +41,7 @@ _QUIET = 0.05  # of the busiest bin: less than this is no transfer
 
 @dataclass(frozen=True)
 class PairEnds:
-    """Where a culprit's packets can be told from others: on a host's interface, by one end of its flows."""
+    """Where a culprit's packets can be distinguished from others: on a host's interface, by one end of its flows."""
 
     host: str = ""  # empty: nowhere
     interface: str = ""
@@ -216,7 +216,7 @@ def spares(found: Sequence[Pair], over: Mapping[Ends, Sequence[int]], capacity_b
     rows = []
     for link, (pace, had) in sums.items():
         capacity = capacity_bps.get(link, 0.0)
-        most = capacity or pace  # several jobs do not always send at once
+        most = capacity or pace  # jobs do not always send at once
         rows.append(Spare(link, capacity, min(pace, most), max(0.0, min(pace, most) - min(pace - had, most))))
     return sorted(rows, key=lambda row: (-row.to_be_had_bps, row.link))
 
@@ -241,7 +241,7 @@ def pairs(
         busy = busy_ns / np.maximum(communication_ns, 1)
         share = busy_ns / np.maximum(duration_ns, 1)
     typical_bytes = np.median(bytes_, axis=1)
-    sent = (bytes_ > 0).sum(axis=1) * 2 >= bytes_.shape[1]  # of the others there is no usual iteration
+    sent = (bytes_ > 0).sum(axis=1) * 2 >= bytes_.shape[1]  # of the others there is no typical iteration
     sent &= typical_bytes >= _GRADIENTS * typical_bytes.max()
     paces = np.array([np.nanmedian(row) if used else 0.0 for row, used in zip(pace, sent, strict=True)])
     baseline = float(np.median(paces[sent])) if sent.sum() >= _FEWEST else 0.0
@@ -300,7 +300,7 @@ class Share:
 
     @property
     def drift_ns(self) -> float | None:
-        """By how much they move alongside each other in an iteration, as they are or apart, whichever is more."""
+        """By how much they move alongside each other in an iteration, as they are or each alone, whichever is more."""
         return max(abs(self.drift.per_iteration_ns), self.difference_ns) if self.drift else None
 
     @property
@@ -337,7 +337,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Advice:
-    """Of one window: what jobs ask for, who shares links and how well, the pairs of ranks, and what links spare."""
+    """Of one window: what jobs demand, who shares links and how well, the pairs of ranks, and what links spare."""
 
     begin_ns: int
     end_ns: int
@@ -353,7 +353,7 @@ class Advice:
 
     @property
     def unknown_links(self) -> dict[int, tuple[str, ...]]:
-        """The jobs on each link that several share and whose capacity nobody knows."""
+        """The jobs on each link that jobs share and whose capacity nobody knows."""
         shared = shared_links(self.jobs)
         return {n: tuple(self.jobs[p].job for p in of) for n, of in shared.items() if not self.capacity_bps.get(n)}
 

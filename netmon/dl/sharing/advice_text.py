@@ -49,7 +49,7 @@ def of_share(share: Share, links: Sequence[str]) -> str:
     if share.advised:
         holds = "for good" if share.lasts == float("inf") else f"for about {share.lasts:.0f} iterations"
         return (
-            f"start job {fit.job} {format_duration(fit.shift_ns)} later beside {others} ({where}): {gains}, {holds}; "
+            f"start job {fit.job} {format_duration(fit.shift_ns)} later, next to {others} ({where}): {gains}, {holds}; "
             f"compatibility {fit.score:.2f} → {fit.best_score:.2f}"
         )
     both = f"jobs {fit.job} and {others} share {where} with a compatibility of {fit.score:.2f}"
@@ -59,7 +59,7 @@ def of_share(share: Share, links: Sequence[str]) -> str:
         doubt = f", as far as is known: {_some(share.never_alone)} never trained alone" if share.never_alone else ""
         return f"{both}: no shift would save more than {WORTH:.0%} of their time{doubt}"
     if share.drift_ns is None:
-        why = "how they move beside each other is not known"
+        why = "how they move against each other is not known"
     else:
         drifts = f"they drift {_way(fit.trend)}by {format_duration(share.drift_ns)} an iteration"
         why = f"{drifts}, so that no shift would last"
@@ -72,7 +72,7 @@ def of_share(share: Share, links: Sequence[str]) -> str:
 
 
 def _way(trend: float) -> str:
-    """Whether what jobs ask of their links comes to lie more or less at the same time, by the trend of their score."""
+    """Whether the demands of jobs on their links come to lie more or less at the same time, by the score's trend."""
     return "" if abs(trend) < _TREND else "apart " if trend > 0 else "together "
 
 

@@ -3,8 +3,8 @@
 
 The score is CASSINI's (Rajasekaran et al., NSDI'24, section 3): 1 − excess demand over capacity, averaged over the
 time, times capacity. Measured iterations jitter, and the least common multiple of their lengths explodes; so it is
-taken over a finite window, in which each iteration stands where it really began. For a shift they stand where they
-would begin if nobody held them up: one after the other from the present phases on, those of jobs that take about as
+taken over a finite window, in which each iteration lies where it really began. For a shift they lie where they
+would begin if nobody delayed them: one after the other from the present phases on, those of jobs that take about as
 long every `hold_ns`, which is what CASSINI's agents hold them to. Shifts are consistent by construction: each job has
 one, and is placed alongside those that have theirs, along the graph of jobs and shared links.
 """
@@ -85,7 +85,7 @@ class Demand:
         return self.rates[self.links.index(link)] if link in self.links else np.zeros(self.rates.shape[1])
 
     def over(self, link: int, begin_ns: int, bin_ns: int, bins: int, shift_ns: float = 0.0) -> _Floats:
-        """What it would ask of a link from begin_ns on if nobody were there: each iteration where it really began.
+        """Its demand on a link from begin_ns on if nobody else were there: each iteration where it really began.
 
         An iteration that lasted longer than one without others asks nothing more in the rest of its time; one that
         was shorter is cut. shift_ns: later than it was.
@@ -192,7 +192,7 @@ def fair_shares(demand: _Floats, weights: _Floats, capacity: float) -> _Floats:
     order = np.argsort(per_weight, axis=1)
     left, weight = np.full(len(crowded), capacity), np.where(wanted > 0, weights, 0.0).sum(axis=1)
     rows = np.arange(len(crowded))
-    for index in range(wanted.shape[1]):  # who wants least per flow is served first, and leaves the rest to the others
+    for index in range(wanted.shape[1]):  # who wants least per flow gets it first, and leaves the rest to the others
         job = order[:, index]
         want = wanted[rows, job]
         own = np.where(want > 0, weights[job], 0.0)
@@ -257,7 +257,7 @@ _ENOUGH = 1e-3  # scores that differ by less are as good as each other
 _CROWDED = 1.5  # times what fair shares cost: as much as a crowded link was seen to
 _SLACK = 1.02  # times what iterations take: so often they can begin, as who is late once catches up
 _NEAR = 1.005  # as good as that
-_ALIKE = 0.8  # of the longest iteration: jobs whose iterations are shorter cannot be held to it
+_ALIKE = 0.8  # of the longest iteration: jobs whose iterations are shorter cannot be bound to it
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class Fit:
     hold_ns: int  # how often they all would have to begin an iteration for the shift to last; 0: too unlike for that
     offset_ns: int  # how long after the first of the others it begins then, of hold_ns; 0 where that is 0
     shared_ns: float  # what its iterations lately took, as far as sharing explains it
-    shifted_ns: float  # with the shift, held to hold_ns
+    shifted_ns: float  # with the shift, bound to hold_ns
     others_shared_ns: tuple[float, ...]
     others_shifted_ns: tuple[float, ...]
 
@@ -291,7 +291,7 @@ def score(demand_bps: _Floats, capacity_bps: float) -> float:
 
 
 def shared_links(jobs: Sequence[Demand]) -> dict[int, list[int]]:
-    """Indices of the jobs that use a link, of each link that several use at the same time."""
+    """Indices of the jobs that use a link, of each link that more than one uses at the same time."""
     using: dict[int, list[int]] = {}
     for index, job in enumerate(jobs):
         for link in job.links:
@@ -443,7 +443,7 @@ def _went_on(starts_ns: npt.NDArray[np.int64]) -> int:
 def _shared_ns(now: "_Contention", shifts: Mapping[int, float]) -> float:
     """What the own job's iterations took, as far as sharing explains it.
 
-    Where links are shared fairly, each job is delayed for as long as it takes to carry what all of them asked for
+    Where links are shared fairly, each job is delayed for as long as it takes to transfer what all of them demand
     beyond the capacity; TCP, which loses packets there, makes up to half as much again of it. What it took beyond that
     is due to something else, and no shift saves it.
     """
@@ -452,7 +452,7 @@ def _shared_ns(now: "_Contention", shifts: Mapping[int, float]) -> float:
 
 
 def _with_holds(jobs: Sequence[Demand], group: Sequence[int], hold_ns: int) -> list[Demand]:
-    """The jobs of the group as they would go on from now if nobody held them up, and each other job as it was."""
+    """The jobs of the group as they would go on from now if nobody delayed them, and each other job as it was."""
     found = list(jobs)
     latest = min(int(jobs[index].starts_ns[-1]) for index in group)  # until when it is known of all where they are
     longest = max(jobs[index].period_ns for index in group)
@@ -568,7 +568,7 @@ def _since(job: Demand, time_ns: int) -> int:
     return since if abs(since) < measured_ns else since % measured_ns
 
 
-# --- Whether two jobs drift together or apart by themselves.
+# --- Whether the phases of two jobs drift closer or further by themselves.
 
 
 @dataclass(frozen=True)
