@@ -13,7 +13,7 @@ __all__ = ["Explanation", "Live", "Recording", "open_data"]
 
 
 def open_data(where: str, tls: str | None = None) -> Recording | Live:
-    """A folder → Recording; HOST:PORT or unix:PATH, of several workers with commas → Live.
+    """A folder → Recording; HOST:PORT or unix:PATH, of multiple workers with commas → Live.
 
     tls: the folder with certificates for a collector. Raises DataError, and whatever watch_once raises.
     """

@@ -166,7 +166,7 @@ def figure(study: "Study", name: str) -> "Figure":
     """Drawn. Raises DataError, also where the exhibit is a table only."""
     exhibit = _named(name)
     if exhibit.draw is None:
-        raise DataError(f"cannot draw {name}: it is a table; ask for exhibit({name!r})")
+        raise DataError(f"cannot draw {name}: it is a table; call exhibit({name!r})")
     with plot_style():
         from matplotlib.figure import Figure
 

@@ -79,7 +79,7 @@ def window(
     until: Moment | None,
     iterations: Iterations | None,
 ) -> Window:
-    """What a call asks for. host: one or several. iterations: one, (first, one after the last), a range or a slice.
+    """What a call selects. host: one or more. iterations: one, (first, one after the last), a range or a slice.
 
     Raises UsageError.
     """
@@ -99,7 +99,7 @@ def _span(iterations: Iterations | None) -> tuple[int | None, int | None]:
     return ends[0], ends[1]
 
 
-# --- Rows of buckets, added up to coarser ones while they are read: what is held grows with the result only.
+# --- Rows of buckets, added up to coarser ones while they are read: memory grows with the result only.
 
 SUMS = ("packets", "wire_bytes", "payload_bytes")
 _COMPACT_ROWS = 1 << 21
@@ -162,7 +162,7 @@ _LINK_CLASS = ("host", "interface", "direction", "class")
 class Recording:
     """What a collector, a lab or a replay wrote. Nothing is read before it is requested.
 
-    All tables take the same selections, together: job (either of its names), host (one or several), since and until
+    All tables take the same selections, together: job (either of its names), host (one or more), since and until
     (ISO 8601, datetime, Timestamp or ns; UTC unless they say else), iterations (one, (10, 20) or range(10, 20)). Times
     are timestamps in UTC; what ends in `_ns` is a duration.
     """
@@ -246,7 +246,7 @@ class Recording:
     def verdicts(
         self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
     ) -> pd.DataFrame:
-        """A row per iteration that stood out, with `sentence`: as the collector published it, else up to 200 made now.
+        """A row per slow iteration, with `sentence`: as the collector published it, else up to 200 made now.
 
         Raises DataError.
         """
@@ -317,7 +317,8 @@ class Recording:
     def rank_pairs(
         self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
     ) -> pd.DataFrame:
-        """A row per job and pair of ranks, of what NCCL carried between them: `bps` while it sent. Raises DataError."""
+        """A row per job and pair of ranks, of what NCCL transferred between them: `bps` while it sent. Raises
+        DataError."""
         from netmon.history.transfers import pairs_of
 
         return pair_rows(pairs_of(self.path, self._window(job, None, since, until, None)))
@@ -346,24 +347,24 @@ class Recording:
         found = list(explained(self.path, self._requested(job), iteration))
         if len(jobs := sorted({verdict.job for verdict, _ in found})) > 1:
             names = ", ".join(self._names.get(name, name) for name in jobs)
-            raise DataError(f"cannot tell which iteration {iteration}: jobs {names} have one; give job=")
+            raise DataError(f"iteration {iteration} is ambiguous: jobs {names} have one; give job=")
         return Explanation.of(*found[-1])
 
     def plot_iteration(self, iteration: int, job: str | None = None, width: str = "1ms") -> "Figure":
-        """One iteration: where its ranks' time went, and what their links carried, by class. Raises DataError."""
+        """One iteration: where its ranks' time went, and the traffic of their links, by class. Raises DataError."""
         from netmon.analysis.plots import iteration_figure
 
         rows = self.iterations(job=job, iterations=iteration)
         if rows.empty:
             raise DataError(f"cannot draw iteration {iteration}: {self.path} holds no such iteration")
         if len(names := sorted(set(rows["job"]))) > 1:
-            raise DataError(f"cannot tell which iteration {iteration}: jobs {', '.join(names)} have one; give job=")
+            raise DataError(f"iteration {iteration} is ambiguous: jobs {', '.join(names)} have one; give job=")
         since, until = rows["start"].min(), rows["end"].max()
         buckets = self.buckets(host=sorted(set(rows["host"])), since=since, until=until, width=width)
         return iteration_figure(rows, buckets, self.explain(iteration, job))
 
     def plot_iterations(self, job: str | None = None, ax: "Axes | None" = None) -> "Axes":
-        """How long iterations took, over time, those that stood out marked by their cause. Raises DataError."""
+        """How long iterations took, over time, the slow ones marked by their cause. Raises DataError."""
         from netmon.analysis.plots import draw_iterations
 
         rows = self.iterations(job=job)
@@ -456,7 +457,7 @@ _RANK = (
 
 
 class Live:
-    """A collector, or several workers. Raises as netmon.wire.watch.watch_once does, of each call."""
+    """A collector, or multiple workers. Raises as netmon.wire.watch.watch_once does, of each call."""
 
     def __init__(self, address: str, tls: str | None = None) -> None:
         """address: HOST:PORT or unix:PATH, of workers with commas. tls: a folder with certificates; None: plaintext.
@@ -503,7 +504,7 @@ class Live:
         return pd.DataFrame(rows, columns=["job", "iteration", "duration_ns"])
 
     def verdicts(self, *, job: str | None = None) -> pd.DataFrame:
-        """On the last iterations that stood out, with `sentence`."""
+        """On the last slow iterations, with `sentence`."""
         return verdict_rows([verdict for view in self._jobs(job) for verdict in reversed(view.verdicts)])
 
     def incidents(self, *, job: str | None = None) -> pd.DataFrame:
@@ -511,7 +512,7 @@ class Live:
         return incident_rows(sorted(_incidents(self._jobs(job)), key=lambda one: one.since_ns), {})
 
     def rank_pairs(self, *, job: str | None = None) -> pd.DataFrame:
-        """A row per job and pair of ranks, of what NCCL carried between them in the last seconds."""
+        """A row per job and pair of ranks, of what NCCL transferred between them in the last seconds."""
         return pair_rows({view.job: view.pairs for view in self._jobs(job)})
 
     def summary(self) -> pd.DataFrame:
@@ -569,15 +570,15 @@ class Live:
         return pd.concat([frame(table) for table in tables], ignore_index=True) if tables else pd.DataFrame()
 
     def explain(self, iteration: int, job: str | None = None) -> Explanation:
-        """Why, where the iteration is one of the last that stood out. Raises DataError where it is not."""
+        """Why, where the iteration is one of the last slow ones. Raises DataError where it is not."""
         views = self._jobs(job)
         found = [verdict for view in views for verdict in view.verdicts if verdict.iteration == iteration]
         if not found:
             raise DataError(
-                f"cannot explain iteration {iteration}: a collector knows the last few that stood out; open its dataset"
+                f"cannot explain iteration {iteration}: a collector knows the last few slow ones only; open its dataset"
             )
         if len({verdict.job for verdict in found}) > 1:
-            raise DataError(f"cannot tell which iteration {iteration}: several jobs have one; give job=")
+            raise DataError(f"iteration {iteration} is ambiguous: more than one job has it; give job=")
         return Explanation.of(found[0], ())
 
     def _jobs(self, job: str | None) -> tuple[JobView, ...]:

@@ -96,7 +96,7 @@ def _culprits(data: Path, advice: Advice, jobs: Collection[str]) -> tuple[Culpri
 
 
 def _ends(data: Path, incident: Incident) -> PairEnds:
-    """Where the culprit's packets can be told from others: where they leave, else where they enter."""
+    """Where the culprit's packets can be distinguished from others: where they leave, else where they enter."""
     columns = ["host", "interface", "direction", "src", "dst", "src_port", "dst_port", "protocol", "container"]
     columns += ["process", "class_source", "members"]
     when = (ds.field("first_ns") < incident.until_ns) & (ds.field("last_ns") >= incident.since_ns)

@@ -85,14 +85,14 @@ EXPECTED = {
     ),
     "sessions": ("bucket_ns", "capacity_bps", "byte_basis", "super_packet_ns"),
 }
-"""Columns that the report asks for; where nobody could tell them they may be missing."""
+"""Columns that the report reads; where their values were unknown they may be missing."""
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _ONE_BY_ONE: dict[str, Any] = {
     "batch_size": 1 << 19,
     "use_threads": False,
     "batch_readahead": 0,
     "fragment_readahead": 0,
-    "fragment_scan_options": ds.ParquetFragmentScanOptions(pre_buffer=False),  # else a whole file is held
+    "fragment_scan_options": ds.ParquetFragmentScanOptions(pre_buffer=False),  # else a whole file is in memory
 }
 
 
@@ -128,7 +128,7 @@ def stream(
     condition: ds.Expression | None = None,
     damaged: Callable[[Path, Exception], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows, file by file, in batches of at most half a million: what is held does not grow with the files.
+    """The rows, file by file, in batches of at most half a million: memory does not grow with the files.
 
     Every row of the files that the dataset lists is read once, also where they are merged meanwhile. damaged: called
     with a file that cannot be read (on), and the next one is taken; without it DataError is raised, also where a column
@@ -398,7 +398,7 @@ class Window:
 def rows_within(window: Window, table: str, columns: Sequence[str]) -> ds.Expression | None:
     """The window as a condition on the rows of a table; None: every row.
 
-    columns: that the table has. Raises UsageError where it has none to ask.
+    columns: that the table has. Raises UsageError where it has none.
     """
     restricted = {
         "job": window.job is not None,

@@ -52,7 +52,7 @@ def table_files(data: Path, table: str) -> list[Path]:
 
 
 def has_ended(data: Path) -> bool:
-    """Whether nobody writes the dataset any more; False where that cannot be told, as of a copy."""
+    """Whether nobody writes the dataset any more; False where that is unknown, as of a copy."""
     with suppress(OSError), (data / WRITER).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True

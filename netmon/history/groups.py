@@ -216,7 +216,7 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
     return frame.assign(rank=frame["rank"].astype("int64"))
 
 
-# --- Jobs that stood still, out of a dataset, and what was there before they did.
+# --- Jobs that hung, out of a dataset, and what was there before they did.
 
 
 def read_hangs(data: Path, job: str | None = None) -> list[Hang]:
@@ -254,7 +254,7 @@ class Before:
     step: int  # of the missing rank, or any; −1: not known
     step_end_ns: int
     through: str  # what the missing rank was through; empty: not known
-    flows: int  # of the job, that carried something
+    flows: int  # of the job, with traffic
     still: int  # of these, that do not any more
     still_ns: int  # since when
 
@@ -267,12 +267,12 @@ class Before:
             parts.append(f"the rank was through {self.through}")
         if self.still:
             all_of = "all" if self.still == self.flows else f"{self.still} of"
-            parts.append(f"{all_of} {self.flows} flows of the job stood still from {moment(self.still_ns)} on")
+            parts.append(f"{all_of} {self.flows} flows of the job stopped from {moment(self.still_ns)} on")
         return f"before: {'; '.join(parts)}" if parts else ""
 
 
 def around(hang: Hang) -> tuple[int, int]:
-    """From before it until it was over, or told: as much as a trace of it has, at most."""
+    """From before it until it was over, or reported: as much as a trace of it has, at most."""
     return hang.since_ns - _BEFORE_NS, min(hang.until_ns or hang.reported_ns, hang.since_ns + _MOST_NS) + _STILL_NS
 
 
@@ -298,7 +298,7 @@ def _called(operation: int, sequence: int) -> str:
 
 
 def _flows(data: Path, hang: Hang, begin_ns: int, end_ns: int) -> tuple[int, int, int]:
-    """How many carried something before; how many do not any more; since when these do not."""
+    """How many had traffic before; how many have none any more; since when."""
     start = ds.field("bucket_start_ns")
     sent = (ds.field("job") == hang.job) & (ds.field("payload_bytes") > 0) & (start >= begin_ns) & (start < end_ns)
     columns = [*_FLOW, "bucket_start_ns", "payload_bytes"]

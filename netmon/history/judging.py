@@ -202,7 +202,7 @@ def incidents_of(data: Path, found: Sequence[Verdict]) -> list[Incident]:
 def worst_lines(
     found: Sequence[Incident], names: Mapping[str, str], most: int, moment: Callable[[int], str] = format_moment
 ) -> list[str]:
-    """The lines of those that go on, then of those that lost most; and how many there are beside them.
+    """The lines of those that go on, then of those that lost most; and how many more there are.
 
     names: what people call jobs. moment: how a time (UTC ns) is shown.
     """
@@ -361,7 +361,7 @@ def steps_of(rows: pd.DataFrame) -> Steps:
 
 
 def _steps_with_waits(data: Path, job: str, rows: pd.DataFrame) -> Steps:
-    """The same, with what ranks waited in their calls where the iterations do not tell."""
+    """The same, with what ranks waited in their calls where the iterations do not show it."""
     steps = steps_of(rows)
     if (steps.exposed_ns >= 0).all():
         return steps
@@ -379,7 +379,7 @@ def _job_of(rows: pd.DataFrame) -> tuple[str, int]:
 
 
 def read_link_totals(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> LinkTotals:
-    """What the hosts of these iterations carried in some times (UTC ns); nothing where the dataset has no buckets."""
+    """The traffic of the hosts of these iterations in some times (UTC ns); nothing where the dataset has no buckets."""
     if not times:
         return no_link_totals()
     hosts = sorted(rows["host"].unique())
@@ -437,7 +437,7 @@ def _link_totals(
     widest_ns: int,
     iterations: pd.DataFrame,
 ) -> LinkTotals:
-    """cells: of which `link` and `of` count links (_LINK) and flows (_OF_FLOW); they get the places of these here."""
+    """cells: of which `link` and `of` count links (_LINK) and flows (_OF_FLOW); they get the indices of these here."""
     capacity, clock_error = _sessions(data, {session for session, *_ in links})
     by_name, by_number = (
         sorted(range(len(links)), key=links.__getitem__),
@@ -550,7 +550,7 @@ class _Ends:
             user = row["user"] if isinstance(row["user"], str) else ""
             return user, self._host(str(row[far]))
 
-        alike = len(rows[[far, "user"]].drop_duplicates()) <= 1  # then it need not be read which carried most
+        alike = len(rows[[far, "user"]].drop_duplicates()) <= 1  # then it need not be read which had most traffic
         bytes_sent = np.ones(len(rows)) if alike else self._bytes_sent(rows, link, verdict)
         return with_ends(verdict, bytes_sent, described)
 

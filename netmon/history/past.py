@@ -109,7 +109,7 @@ class DatasetPast:
         self._rows = pd.DataFrame(columns=_ITERATION)  # around the moment of the last frame
         self._read_ns = 0
         self._past = PastSteps({})
-        self._incidents: dict[str, list[Incident]] | None = {}  # None: of what has been read nobody has asked
+        self._incidents: dict[str, list[Incident]] | None = {}  # None: not computed yet
 
     def steps(self) -> PastSteps:
         """The iterations of the dataset's last hour; blocks. Raises NetmonError where there is no dataset, or none."""
@@ -127,7 +127,7 @@ class DatasetPast:
         return self._past
 
     def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
-        """What a job's hosts carried in [since, until), and what its ranks did; blocks. Raises NetmonError."""
+        """The traffic of a job's hosts in [since, until), and what its ranks did; blocks. Raises NetmonError."""
         self._rows = self._around(job, number, since_ns, until_ns)
         if not (self._rows["job"] == job).any():
             raise DataError(f"cannot show that moment: {self._source.name} holds no iteration of {job} around it")
@@ -171,7 +171,7 @@ class DatasetPast:
         return self.frame(name, *(int(step[key]) for key in ("number", "start_ns", "end_ns")))
 
     def times(self, job: str, number: int, end_ns: int) -> tuple[RankTimes, ...]:
-        """Where the time of an iteration went that stood out: else there is nothing to hold it against. Blocks."""
+        """Where the time of a slow iteration went: the others have no baseline. Blocks."""
         if not any(one.job == job and one.iteration == number for one in self._past.verdicts):
             return ()
         found = [pair for pair in self._source.explained(job, number) if abs(pair[0].end_ns - end_ns) < _WIDEST_NS]

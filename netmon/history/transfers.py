@@ -19,7 +19,7 @@ from netmon.evidence import UNKNOWN
 from netmon.history.dataset import Window, all_of, open_rows, read_rows, stream
 from netmon.views import RankPair
 
-_AROUND_NS = 1_500_000_000  # rows of other tables tell of a second
+_AROUND_NS = 1_500_000_000  # rows of other tables cover a second
 _POSTED = ["host", "pid", "rdma_device", "verb", "bytes", "start_ns", "end_ns"]
 _SENT = ["host", "session", "flow_id", "sent_bytes", "retransmitted_bytes", "start_ns", "end_ns"]
 _OTHERS = ["host", "session", "job", "pid", "algorithm", "protocol", "device", "queued_ns", "transfers"]
@@ -58,7 +58,7 @@ def read_transfers(data: Path, window: Window) -> pd.DataFrame:
 
 
 def pairs_of(data: Path, window: Window) -> dict[str, tuple[RankPair, ...]]:
-    """By job, what its pairs of ranks have carried. Raises DataError."""
+    """By job, what its pairs of ranks have transferred. Raises DataError."""
     rows = read_transfers(data, window)
     if rows.empty:
         return {}

@@ -44,7 +44,7 @@ def _slowdown(study: Study) -> list[str]:
         if len(ordered) < 2:
             sentences.append(
                 f"{model}: only one level of cross traffic ({first['level']:.0%} of C), "
-                f"median iteration {_time(first['median_s'])}; its effect cannot be told."
+                f"median iteration {_time(first['median_s'])}; its effect is unknown."
             )
             continue
         sentences.append(
@@ -74,7 +74,7 @@ def _congestion(study: Study) -> list[str]:
 def _agreement(difference: float) -> str:
     if not math.isfinite(difference):
         return ""
-    return f": {difference:.2f} apart, {'within' if difference <= _AGREES else 'not within'} {_AGREES}"
+    return f": {difference:.2f} of difference, {'within' if difference <= _AGREES else 'not within'} {_AGREES}"
 
 
 def _no_slack(study: Study, model: str) -> str:
@@ -151,7 +151,7 @@ def _bytes(study: Study) -> list[str]:
 def _account(study: Study) -> list[str]:
     accounts = study.accounts
     if accounts.empty or not accounts["nic_bytes"].sum():
-        return ["There is no byte account, so how much the monitor missed cannot be told."]
+        return ["There is no byte account, so how much the monitor missed is unknown."]
     worst = accounts.sort_values("coverage").iloc[0]
     lost = float(accounts[["lost_kernel_bytes", "lost_agent_bytes", "overflow_bytes"]].sum().sum())
     return [

@@ -98,7 +98,7 @@ def _basis_of(study: Study, command: str, runs: Sequence[str] = (), iterations: 
     known = study.runs[study.runs["run"].isin(runs)] if runs else study.runs
     count = len(study.times) if iterations is None else iterations
     counted = {str(text) for text in study.tables.sessions["byte_basis"] if text}  # by the files' own words
-    wire = "; ".join(sorted(counted)) or "not told by the files"
+    wire = "; ".join(sorted(counted)) or "not stated in the files"
     parts = [
         f"{'run' if len(known) == 1 else 'runs'}: {_listed(list(known['run']))}",
         f"model: {_listed(sorted(known['model'].unique()))}",

@@ -156,7 +156,7 @@ def job_of(value: int, words: dict[str, Words]) -> str:
 
 ALL = "all"
 """The class of a link's whole traffic."""
-_UNTIL_NS = 1_000_000  # from here on, the milliseconds tell
+_UNTIL_NS = 1_000_000  # from here on, the milliseconds count
 _LENGTHS = [factor * 10**power for power in range(7) for factor in (1, 2, 5)]
 
 
@@ -174,7 +174,7 @@ class BurstScan:
         self._spans: dict[tuple[int, int, str], Counter[int]] = {}
 
     def add(self, link_class: Ints, bins: Ints, amount: Ints) -> None:
-        """Cells of one batch; several may be of one link, class and bin, and add up."""
+        """Cells of one batch; more than one may be of one link, class and bin: they add up."""
         for own in np.unique(link_class).tolist():
             self._add(own, *_summed(bins[link_class == own], amount[link_class == own]))
         links = link_class | ANY_CLASS

@@ -49,7 +49,7 @@ class Exhibit:
     tables: Callable[["Study"], Frames]
     draw: Callable[..., None] | None = None
     rows: int = 12  # of the first table that the page shows where there is no figure, or these columns of it
-    shown: tuple[str, ...] = ()  # columns that the page shows beside the figure
+    shown: tuple[str, ...] = ()  # columns that the page shows next to the figure
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Study:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What `told` gives of all its iterations."""
+        """The stored verdicts on all its iterations."""
         return stored_verdicts(self.tables.data)
 
     @cached_property
@@ -211,12 +211,12 @@ def read_study(
     ranks, times = _iterations(tables, job)
     rate = rate_bps or _rate(runs, tables)
     if not rate:
-        tables.missing.append("nobody told the links' capacity: give --rate; shares of it are not shown")
+        tables.missing.append("the links' capacity is unknown: give --rate; shares of it are not shown")
     ranks, runs = _with_runs(ranks, runs, rate, tables.missing)
     buckets = list(tables.sessions["bucket_ns"].unique()) or [_narrowest(tables)]
     bucket_ns = max(int(value) for value in buckets)
     if len(buckets) > 1:
-        tables.missing.append(f"buckets of {len(buckets)} widths: bursts and peaks are told at {bucket_ns} ns")
+        tables.missing.append(f"buckets of {len(buckets)} widths: bursts and peaks are given at {bucket_ns} ns")
     interval_ns = max([bucket_ns, *(int(ns) for ns in tables.sessions["super_packet_ns"] if ns)])
     total = tables.rows("buckets")
     into = Scan(bucket_ns, rate, interval_ns, times or training_times([ranks]), _detail(tables, total, bucket_ns))
@@ -270,7 +270,7 @@ def _detail(tables: Tables, rows: int, bucket_ns: int) -> tuple[int, int] | None
     length = max(1, int((span[1] - span[0]) * MOST_CELLS / cells) // SLICE_NS) * SLICE_NS
     begin = (span[0] + span[1] - length) // 2 // SLICE_NS * SLICE_NS
     tables.missing.append(
-        f"{rows} rows of buckets: sums are of all of them, what is told by milliseconds, slices of 250 ms and single "
+        f"{rows} rows of buckets: sums are of all of them, what is given by milliseconds, slices of 250 ms and single "
         f"flows' iterations is of {format_duration(length)} in the middle"
     )
     return begin, begin + length
@@ -328,7 +328,7 @@ def run_of(time_ns: pd.Series, runs: pd.DataFrame, job: pd.Series | None = None)
 
 
 def _around(ranks: pd.DataFrame) -> ds.Expression:
-    """What the job's hosts carried while it trained; shortly before and after, what is its own or nobody's."""
+    """The traffic of the job's hosts while it trained; shortly before and after, what is its own or nobody's."""
     begin, end = int(ranks["start_ns"].min()), int(ranks["end_ns"].max())
     time, host, job = (ds.field(name) for name in ("bucket_start_ns", "host", "job"))
     training = (time >= begin) & (time < end)

@@ -35,7 +35,7 @@ from netmon.wire.security import PLAIN, Security
 from netmon.wire.watch import Outage, UnreachableError, split, watch_once
 
 STEPS_NS = 60_000_000_000
-"""How far back a collector is asked when somebody goes back."""
+"""How far back a collector is queried when somebody goes back."""
 
 _STEPS_LIVE_NS = 5_000_000_000  # and with every snapshot: what comes is remembered
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _MOST_STEPS = 1_000_000  # rows
 
 
 def with_steps(selection: Selection) -> Selection:
-    """What to ask for so that what has been shown can be gone back to."""
+    """The selection with the steps that are needed to go back to what has been shown."""
     return replace(selection, steps_ns=_STEPS_LIVE_NS)
 
 
@@ -56,7 +56,7 @@ class CollectorPast:
     def __init__(
         self, addresses: str, security: Security = PLAIN, open_stored: Callable[[], Past] | None = None
     ) -> None:
-        """addresses: of a collector, or of several workers with commas.
+        """addresses: of a collector, or of multiple workers with commas.
 
         open_stored: what their dataset has of the hour, opened when somebody goes back: pandas and pyarrow, which read
         rows, are larger than all the rest of a viewer.
@@ -152,7 +152,7 @@ class CollectorPast:
         own = np.sort(own, order="rank")
         host_of = {rank.rank: rank.host for rank in view.ranks}
         hosts = sorted(set(host_of.values()))
-        gaps = [f"{len(hosts) - _MOST_HOSTS} more hosts of the job are not asked"] if len(hosts) > _MOST_HOSTS else []
+        gaps = [f"{len(hosts) - _MOST_HOSTS} more hosts of the job are not queried"] if len(hosts) > _MOST_HOSTS else []
         try:
             rows, missing = self._full(hosts[:_MOST_HOSTS], since_ns, until_ns)
         except UnreachableError:  # an agent has gone

@@ -26,7 +26,7 @@ TEXTS = {
     "peer": "the host or address at the other end",
     "prefix": "the /24 (IPv6: /64) of the address at the other end",
     "cause": "why an iteration took long, as `cross` or `straggler`",
-    "culprit": "whose bytes held it up",
+    "culprit": "whose bytes delayed it",
 }
 _CHOICES = {"class": CLASS_NAMES, "dir": ("rx", "tx"), "proto": ("tcp", "udp", "icmp", "icmpv6", "sctp", "other")}
 NUMBERS = ("port", "pid", "rank", "iteration")
@@ -65,7 +65,7 @@ class Term:
     def holds(self, values: Values) -> bool:
         """A row that has no such field is not concerned."""
         if not self.field:
-            found = any(self.accepts(value) for several in values.values() for value in several)
+            found = any(self.accepts(value) for each in values.values() for value in each)
         elif self.field not in values:
             return True
         else:
@@ -204,7 +204,7 @@ def _possible(field: str) -> str:
     if field in _CHOICES:
         return ", ".join(_CHOICES[field])
     if field in NUMBERS:
-        return "a number, several (1,2), a range (5000-5300), or a comparison (>1024)"
+        return "a number, a list (1,2), a range (5000-5300), or a comparison (>1024)"
     if field in _QUANTITIES:
         return f"a comparison, such as {field}:>{_QUANTITIES[field][1]}"
     return f"a regular expression for {TEXTS[field]}"

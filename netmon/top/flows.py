@@ -48,7 +48,7 @@ PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _CLASS = max(map(len, CLASS_NAMES)) + 2
 _RATE, _BYTES = 5, 7
 _RTT, _LOSS = 6, 5
-_TUPLE, _WIDE_TUPLE = 36, 49  # IPv4 fits: with usual addresses, and with any and the protocol
+_TUPLE, _WIDE_TUPLE = 36, 49  # IPv4 fits: with typical addresses, and with any and the protocol
 _MOST_JOB, _RANK = 36, 14  # `…/1048575 control`: what is left of the column is the job's name
 _LEAST_PROCESS, _MOST_PROCESS = 12, 48
 
@@ -336,7 +336,7 @@ def grouped(rows: Iterable[FlowRow], by: str) -> list[FlowGroup]:
 
 
 def _once(rows: Iterable[FlowRow]) -> Iterable[FlowRow]:
-    """Of each flow the end at which more of it was seen; sums of several flows are nobody's other end."""
+    """Of each flow the end at which more of it was seen; sums of flows are nobody's other end."""
     larger: dict[Hashable, FlowRow] = {}
     for row in rows:
         key = flow_key(row.view)

@@ -38,7 +38,7 @@ def swatch(class_: Class, colour: bool) -> Text:
 
 
 def bar(values: npt.NDArray[np.float64], full: float, width: int, colour: bool) -> Text:
-    """A horizontal bar of `width` cells that `full` would fill; values (4,) by Class, stacked.
+    """A horizontal bar of `width` cells that `full` would fill; values (4,) by Class, one after the other.
 
     In colour the resolution is an eighth of a cell, and a class with anything at all is seen; else it is a cell.
     """

@@ -23,7 +23,7 @@ _MOST_LINES = 3  # of one incident
 
 
 class IncidentRow(NamedTuple):
-    """A line of an incident; a long one takes several."""
+    """A line of an incident; a long one is wrapped."""
 
     incident: Incident
     number: int  # of the line, from 0
@@ -105,16 +105,16 @@ def calm(jobs: Sequence[JobView], found: Sequence[Incident], names: Mapping[str,
     """What is said where no incident goes on. jobs: those that train."""
     if not jobs or any(one.ongoing for one in found) or any(not hang.until_ns for job in jobs for hang in job.hangs):
         return []
-    usual = {job.job: usual_of_job(job) for job in jobs}
-    slow = [job for job in jobs if 0 < NOTABLE * usual[job.job] <= job.last_ns]
+    baselines = {job.job: usual_of_job(job) for job in jobs}
+    slow = [job for job in jobs if 0 < NOTABLE * baselines[job.job] <= job.last_ns]
     if slow:
         job, *more = slow
         text = f"{names.get(job.job, job.job)}'s last step took {format_duration(job.last_ns)}"
         others = f" (and {len(more)} more)" if more else ""
         shown = any(one.job == job.job and one.first <= job.iteration <= one.last for one in found)
-        text = f"{text}, usually {format_duration(usual[job.job])}{others}{'' if shown else '; not judged yet'}"
+        text = f"{text}, usually {format_duration(baselines[job.job])}{others}{'' if shown else '; not judged yet'}"
         return broken(text, width, "yellow")
-    if any(usual.values()):
+    if any(baselines.values()):
         return broken("no job is slower than usual" + (" now" if found else ""), width, "green")
     return broken("no job has had enough steps to say what is usual", width, "dim")
 

@@ -211,8 +211,8 @@ def _ran(job: JobView) -> bool:
 
 
 def _slowness(job: JobView) -> float:
-    usual = usual_of_job(job)
-    return job.last_ns / usual if usual else math.nan
+    baseline = usual_of_job(job)
+    return job.last_ns / baseline if baseline else math.nan
 
 
 def lost_ns(job: JobView) -> int:
@@ -221,13 +221,13 @@ def lost_ns(job: JobView) -> int:
 
 
 def last_text(job: JobView) -> Text:
-    """`455 / 312 ms`, yellow where that is notably longer than usual."""
+    """`455 / 312 ms`, yellow where that is notably longer than the baseline."""
     if not _ran(job):
         return Text()
-    usual = usual_of_job(job)
-    slow = 0 < NOTABLE * usual <= job.last_ns
+    baseline = usual_of_job(job)
+    slow = 0 < NOTABLE * baseline <= job.last_ns
     last, unit = format_duration(job.last_ns).rsplit(" ", 1)
-    known = format_duration(usual) if usual else UNKNOWN
+    known = format_duration(baseline) if baseline else UNKNOWN
     text = Text(last if known.endswith(f" {unit}") else f"{last} {unit}", "bold yellow" if slow else "")
     return Text.assemble(text, f" / {known}")
 

@@ -195,7 +195,7 @@ def links_to_draw(level: Level, scene: Scene) -> list[LinkView]:
 
 
 def all_verdicts(scene: Scene) -> Iterator[Verdict]:
-    """On the iterations that stood out, about the newest first; some of them twice."""
+    """On the slow iterations, about the newest first; some of them twice."""
     if scene.frame is None:
         yield from scene.fresh.values()
     yield from reversed(scene.past.verdicts)
@@ -242,12 +242,12 @@ def _ranks(job: JobView | None, scene: Scene) -> Shown:
 
 
 def _from_durations(job: JobView | None) -> list[Step]:
-    """The last iterations without their times, where nobody can be asked about them."""
+    """The last iterations without their times, where no source has them."""
     if job is None:
         return []
-    first, usual = job.iteration - len(job.durations_ns) + 1, usual_of_job(job)
+    first, baseline = job.iteration - len(job.durations_ns) + 1, usual_of_job(job)
     each = enumerate(job.durations_ns.tolist(), first)
-    steps = [Step(job.job, number, 0, 0, duration, usual, job.relative) for number, duration in each]
+    steps = [Step(job.job, number, 0, 0, duration, baseline, job.relative) for number, duration in each]
     return steps[::-1]
 
 

@@ -25,7 +25,7 @@ from netmon.units import format_duration
 from netmon.views import Frame, GroupLine, Incident, LinkView, Past, PastSteps, RankSpan, RankTimes, Snapshot, Verdict
 from netmon.wire.watch import Outage
 
-# --- A span of the past on a time axis: what ranks did, and what links carried, as finely as buckets are.
+# --- A span of the past on a time axis: what ranks did, and the traffic of links, as finely as buckets are.
 
 FINEST_NS = 10_000
 """What a character stands for at least: a bucket."""
@@ -216,13 +216,13 @@ class QueryThread:
         self._thread.start()
 
     def submit(self, number: int, question: Callable[[], Any]) -> None:
-        """Have it answered; what waits to be asked is not asked any more."""
+        """Have it answered; it replaces what waits to be requested."""
         with self._changed:
             self._waiting = number, question
             self._changed.notify()
 
     def stop(self) -> None:
-        """Ask nothing more."""
+        """Send no more requests."""
         with self._changed:
             self._over, self._waiting = True, None
             self._changed.notify()
@@ -363,7 +363,7 @@ class MomentView:
         self.rewinding = Rewinding()
         self.frame: Frame | None = None
         self.times: tuple[RankTimes, ...] = ()
-        self.groups: _Groups | None = None  # of the job that was asked about last
+        self.groups: _Groups | None = None  # of the job that was queried last
         self.span: Span | None = None  # the part of the time axis that is looked at
         self.busy = self.problem = ""
         self._source = past
@@ -378,7 +378,7 @@ class MomentView:
         return self.rewinding.step if self.frame else None
 
     def stop(self) -> None:
-        """Ask nothing more."""
+        """Send no more requests."""
         if self._asker:
             self._asker.stop()
 
@@ -388,7 +388,7 @@ class MomentView:
         self._queries = 0
 
     def refresh(self, move: Move | None = None) -> None:
-        """Ask which iterations there are, and then go where `move` leads."""
+        """Query which iterations there are, and then go where `move` leads."""
         source = self._source
         if source is None:
             self.problem = "nothing is known of the past here"
@@ -396,7 +396,7 @@ class MomentView:
         self._query("looking back", lambda: _Steps((past := source.steps()), of_past(past), move))
 
     def query_groups(self, job: str) -> None:
-        """Ask what the groups of ranks of a job are used for."""
+        """Query what the groups of ranks of a job are used for."""
         source = self._source
         if source is None:
             self.problem = "nothing is known of the past here"
@@ -420,7 +420,7 @@ class MomentView:
                 self.problem = "there is no such iteration within the last hour"
             return
         if step.start_ns == 0:
-            self.problem = "nobody can be asked about that moment"
+            self.problem = "no source has that moment"
             return
         self.times = ()
         self._show(step, Span(step.start_ns, step.end_ns))

@@ -38,7 +38,7 @@ def _continued(link: LinkView, age_ns: int) -> LinkView:
 
 
 def called(snapshot: Snapshot) -> Snapshot:
-    """The same, with jobs called what people call them: it is for reading only, questions are asked by `job`."""
+    """The same, with jobs called what people call them: it is for reading only, queries use `job`."""
     names = {job.job: job.name for job in snapshot.jobs if job.name and job.name != job.job}
     if not names:
         return snapshot

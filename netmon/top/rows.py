@@ -59,7 +59,7 @@ def numeric(
 class Kind:
     """A kind of rows, made of views of one type."""
 
-    name: str  # of several: "flows"
+    name: str  # of its rows: "flows"
     parts: tuple[Part, ...]
     key: Callable[[Any], Hashable]  # what makes a row the same row in two frames
     values: Callable[[Any], Values]  # what filters look at
@@ -83,7 +83,7 @@ class Kind:
 
 
 HOLD_NS = 2_000_000_000
-"""How old the values may be by which rows are sorted: they do not change places more often."""
+"""How old the values may be by which rows are sorted: they do not change their order more often."""
 
 
 class StableOrder:

@@ -47,7 +47,7 @@ def steps_of(past: PastSteps, job: str) -> list[Step]:
 
 
 def _judged(step: Step) -> Step:
-    """With the usual of its verdict: while it happened, the iterations after it were not known."""
+    """With the baseline of its verdict: while it happened, the iterations after it were not known."""
     return step._replace(usual_ns=step.verdict.usual_ns) if step.verdict and step.verdict.usual_ns else step
 
 
@@ -91,7 +91,7 @@ def _longest(step: Step, ink: Options, width: int) -> Text:
 
 
 def _bar(step: Step, ink: Options, width: int) -> Text:
-    """The usual duration is half of the width."""
+    """The baseline is half of the width."""
     full = 2 * (step.usual_ns or step.longest_ns)
     filled = min(round(step.longest_ns / full * width), width) if full else 0
     return Text("━" * filled, "yellow" if step.slow else "dim").append("─" * (width - filled), "dim black")

@@ -172,7 +172,7 @@ class RowTable(ScrollView, can_focus=True):
         return self.views[self.cursor_row] if 0 <= self.cursor_row < len(self.views) else None
 
     def restart(self) -> None:
-        """Another level: the cursor is at the top, and rows have no places yet."""
+        """Another level: the cursor is at the top, and rows have no order yet."""
         self.kind = None
         self.move_cursor(0)
 
@@ -200,7 +200,7 @@ class RowTable(ScrollView, can_focus=True):
     def show(
         self, kind: Kind, views: Sequence[Any], ink: Options, width: int, height: int, now_ns: int, hold: bool = True
     ) -> None:
-        """Draw these views into so many cells and lines. hold: rows keep their places for a while (StableOrder)."""
+        """Draw these views into so many cells and lines. hold: rows keep their order for a while (StableOrder)."""
         if kind is not self.kind:
             self.kind, self._order, self._widths = kind, StableOrder(kind), Widths()
             part = kind.part(kind.by)
@@ -397,8 +397,8 @@ _WORDS = (
     ("~ iteration", "counted from when the agent began to look, not from the job's start"),
     ("exposed", "communication during which the training thread had nothing left but to wait"),
     ("held up", "waited for gradients for longer than usual, with every rank there"),
-    ("F1", "of a source's iterations, held against those of the source that decides; and how far apart"),
-    ("source ±", "who told about the iteration, and how far off its boundaries can be"),
+    ("F1", "of a source's iterations, compared with those of the source that decides; and their distance"),
+    ("source ±", "who reported the iteration, and how far off its boundaries can be"),
     ("↑ ↓ ?", "sent, received, unknown"),
 )
 

@@ -47,7 +47,7 @@ def _pair(pair: RankPair) -> dict[str, Any]:
 
 
 class Answers:
-    """Of one source. Any thread may ask; the source is looked at twice a second at most, whoever asks."""
+    """Of one source. Any thread may call; the source is read twice a second at most."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -303,7 +303,7 @@ def _document(incident: Incident) -> dict[str, Any]:
     }
 
 
-# --- What was carried in a span of time, by class, process and flow, beside the span before; and which processes ran.
+# --- Traffic in a span of time, by class, process and flow, and in the span before; and which processes ran.
 #
 # All rows of a time are added up where they are no more than MOST_ROWS. Of more, a part is read: of SAMPLES pieces of
 # the time the first rows of each, which stand for the piece. What is found is an estimate then, and says so.
@@ -313,7 +313,7 @@ SAMPLES = 60
 _FIRST_SAMPLE = 0.01  # of a piece, before it is known how many rows there are
 _LEAST_NS = 1_000_000  # of a piece, that is read
 _MOST_TOGETHER = 1_000_000  # sums, before those of one flow are added up
-_MOST_FLOWS = 500  # that are told one by one
+_MOST_FLOWS = 500  # that are listed one by one
 _MOST_PROCESSES = 50
 _MOST_LANES = 8  # processes below a host
 _FLOW = ["session", "host", "direction", "flow_id", "class"]
@@ -343,7 +343,7 @@ def of_span(rows: Rows, hosts: Sequence[str], begin_ns: int, end_ns: int) -> dic
 def by_process(
     rows: Rows, host: str, begin_ns: int, end_ns: int, bins: int
 ) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.float32]]]:
-    """What the processes of a host carried that carried most: their names, and (process, rx and tx, bin) bit/s.
+    """The processes of a host with the most traffic: their names, and (process, rx and tx, bin) bit/s.
 
     At most so many bins. Blocks.
     """

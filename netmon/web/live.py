@@ -57,7 +57,7 @@ class _Piece:
 
 
 class StepPieces:
-    """Not for several threads at once."""
+    """Not for concurrent threads."""
 
     def __init__(self) -> None:
         self._lanes: Sequence[tuple[int, int]] = ()
@@ -181,7 +181,7 @@ def _unheard(known: Catalogue, known_from_ns: int, oldest_ns: int) -> tuple[tupl
 
 
 class LiveHistory:
-    """Snapshots are added by one thread; any thread may ask."""
+    """Snapshots are added by one thread; any thread may query."""
 
     def __init__(self) -> None:
         self.catalogue = Catalogue()
@@ -249,7 +249,7 @@ class LiveHistory:
             return self._steps.of(begin_ns, end_ns)
 
     def verdicts(self) -> list[Verdict]:
-        """Those that were heard, by time."""
+        """Those that were received, by time."""
         with self._lock:
             return sorted(self._verdicts.values(), key=lambda verdict: verdict.end_ns)
 
@@ -349,11 +349,11 @@ MOMENT_NS = 2_100_000_000
 """The longest time that is requested."""
 
 _MOST_HOSTS_NS = 8_000_000_000  # a time × hosts that are requested
-_REST_S = 5.0  # after nobody could be asked
+_REST_S = 5.0  # after nobody could be queried
 
 
 class RecorderQueries:
-    """Of one collector, or of several workers. May be asked on several threads at once."""
+    """Of one collector, or of multiple workers. Its threads may be concurrent."""
 
     def __init__(self, addresses: str, security: Security) -> None:
         self._addresses, self._security = addresses, security
@@ -367,7 +367,7 @@ class RecorderQueries:
     def rates(
         self, known: Rates, hosts: Sequence[str], connected: Iterable[str], begin_ns: int, width_ns: int, bins: int
     ) -> Rates:
-        """What hosts carried, as well as it can be had; blocks. known: without asking; connected: hosts with an agent.
+        """The traffic of hosts, as fine as it is available; blocks. known: without a query; connected: with an agent.
 
         Of a host whose agent has no answer it is what the dataset has, else what is known.
         """
@@ -430,13 +430,13 @@ class _Found:
 
 _STEPS_NS = 8_000_000_000  # of iterations in each snapshot; its series are of ten seconds
 _FEW_HOSTS, _INTERVAL_MS, _SLOW_MS = 64, 1_000, 3_000
-_LOOKS_S = 10.0  # for so long after a browser has asked how it stands, which it does every second or two
+_LOOKS_S = 10.0  # for so long after a browser has queried the state, which it does every second or two
 _RETRY_S = 1.0
 _AROUND_NS = 300_000_000_000  # an iteration is not longer
 
 
 class Live:
-    """One collector, or several workers. A thread of its own follows it, also when it goes away and comes back."""
+    """One collector, or multiple workers. A thread of its own follows it, also when it goes away and comes back."""
 
     synthetic = False
 
@@ -486,11 +486,11 @@ class Live:
         return self._history.catalogue
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
-        """What the last hour has; of a moment, where agents may be asked, what their recorders have."""
+        """What the last hour has; of a moment, where agents may be queried, what their recorders have."""
         known = self._history.rates(hosts, begin_ns, width_ns, bins)
         end_ns = begin_ns + width_ns * bins
         unheard = any(begin_ns < end and begin < end_ns for begin, end in self._history.catalogue.unheard_ns)
-        something = unheard or known.wire_bytes.any()  # else there is nothing to ask about
+        something = unheard or known.wire_bytes.any()  # else there is nothing to query
         few = self._moments.within(len(hosts), end_ns - begin_ns)
         if not (full and few and something and end_ns < self._history.end_ns):
             return known

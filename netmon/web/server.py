@@ -55,7 +55,7 @@ from netmon.wire.watch import VIEWERS
 # on.
 #
 # Without TLS the page is for this machine only, unless it was set otherwise; a name that is not this machine's is
-# then refused, so that no page of somebody else's can have a browser ask here.
+# then refused, so that no page of somebody else's can have a browser send requests here.
 
 COOKIE = "netmon-viewer"
 _MOST_COOKIES = 4_096
@@ -78,7 +78,7 @@ class Access:
         """listen: HOST:PORT. Raises UsageError, CertificateError."""
         self._folder = security.folder(listen, "serve a page on")
         if tokens and not self._folder:
-            raise UsageError("cannot take tokens without encryption: give --listen-tls DIR beside --tokens")
+            raise UsageError("cannot take tokens without encryption: give --listen-tls DIR with --tokens")
         self._tokens = Tokens(tokens) if tokens else None
         self._local_only = self._folder is None and is_local(listen)
         self._cookies: dict[str, str] = {}  # to the token
@@ -248,9 +248,9 @@ class Page:
 
     async def _answer(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         if not self._access.right_host(request):
-            return _refusal(421, "this page is served to this machine only, by the name localhost")
+            return _refusal(421, "this page is for this machine only, by the name localhost")
         if request.method == "POST" and not _same_origin(request):
-            return _refusal(403, "that was asked by another page")
+            return _refusal(403, "another page sent that request")
         role = self._access.role(request)
         if role is None and not request.path.startswith(_OPEN):
             if request.path.startswith("/api/"):
@@ -343,15 +343,15 @@ class Page:
     async def _tile(self, request: web.Request) -> web.StreamResponse:
         known = self._source.catalogue()
         if _number(request, "generation") != known.generation:
-            return _refusal(409, "hosts or jobs have come: ask for the catalogue again")
-        full = self._full(request)  # else agents are not asked
+            return _refusal(409, "hosts or jobs have come: request the catalogue again")
+        full = self._full(request)  # else agents are not queried
         index = _number(request, "level"), _number(request, "index"), _number(request, "block")
         key = known.generation, origin(known), *index, full
         if key in self._tiles:
             self._tiles.move_to_end(key)
             data = self._tiles[key]
         else:
-            if key not in self._making:  # once for all who ask for it meanwhile
+            if key not in self._making:  # once for all who request it meanwhile
                 self._making[key] = asyncio.ensure_future(self._run(tile, self._source, known, index, full))
             try:
                 data, final = await asyncio.shield(self._making[key])

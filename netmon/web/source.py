@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a page's contents come from: a dataset, or a collector. All that is asked blocks."""
+"""Where a page's contents come from: a dataset, or a collector. All requests block."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from netmon.views import Hang, RankPair, RankTimes, Rows, Verdict
 # What a rank does is distinguished as netmon.dl.verdict.rank_times does: it computes until it waits for gradients; it
 # only waits while another rank has not handed its own over; then the transfer begins. Of millions of iterations it is
 # not looked up what each is compared with in its verdict. Those are slow that take NOTABLE × what the quickest quarter
-# of the rank's iterations take, at most; of their transfers has held them up what is beyond the same quarter's.
+# of the rank's iterations take, at most; their transfers stalled for what is beyond the same quarter's.
 
 PHASES = ("computing", "waiting", "transfer", "held up", "not known")
 
@@ -27,7 +27,7 @@ STEP = np.dtype(
         ("job", "<i4"),
         ("rank", "<i4"),
         ("host", "<i4"),
-        ("shared", "?"),  # its host carried foreign traffic, or it is not known yet
+        ("shared", "?"),  # its host had foreign traffic, or it is not known yet
         ("number", "<i8"),
         ("start_ns", "<i8"),
         ("comm_start_ns", "<i8"),  # 0: not known, as of the next two
@@ -56,7 +56,7 @@ class Lanes:
     end_ns: _Times
     known: npt.NDArray[np.bool_]
     whole: npt.NDArray[np.bool_]  # of an iteration's slowest rank: all that the job has have a row
-    shared: npt.NDArray[np.bool_]  # the same: some rank's host carried foreign traffic, or it is not known yet
+    shared: npt.NDArray[np.bool_]  # the same: some rank's host had foreign traffic, or it is not known yet
 
     def of(self, lane: int, begin_ns: int, end_ns: int) -> slice:
         first, last = int(self.first[lane]), int(self.last[lane])
@@ -376,7 +376,7 @@ def nearest(verdicts: Iterable[Verdict], job: str, iteration: int, end_ns: int) 
 
 
 class Source(Protocol):
-    """What a server shows. May be asked on several threads at once."""
+    """What a server shows. Its methods may be called on concurrent threads."""
 
     title: str
     synthetic: bool  # nobody measured it
@@ -388,7 +388,7 @@ class Source(Protocol):
         """Its lanes."""
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
-        """What hosts carried. full: agents may be requested full resolution."""
+        """The traffic of hosts. full: agents may be requested full resolution."""
 
     def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
         """(SERIES, bins): bytes of all these hosts together, as well as is known without reading on."""

@@ -224,7 +224,7 @@ def span(data: Path, table: str, time: str) -> tuple[int, int]:
             if statistics is not None and statistics.has_min_max:
                 low, high = min(low, statistics.min), max(high, statistics.max)
     if not high:
-        raise DataError(f"cannot show {data}: the files of {table} do not tell which time they are of")
+        raise DataError(f"cannot show {data}: the files of {table} do not show which time they are of")
     return low, high
 
 
@@ -297,7 +297,7 @@ def _capacity(data: Path) -> dict[str, float]:
     return {str(host): float(value) for host, value in last.groupby("host")["capacity_bps"].sum().items()}
 
 
-# --- What is asked of a dataset when somebody wants to know more: of an iteration, of what could be done.
+# --- Details that are read from a dataset on demand: of an iteration, of what could be done.
 
 _SECONDS = 30
 _MOST_JOBS = 16  # that are compared with each other
@@ -305,7 +305,7 @@ _AROUND_NS = 1_000_000_000
 
 
 def explain(data: Path, job: str, iteration: int, end_ns: int) -> tuple[Verdict, Sequence[RankTimes]]:
-    """Judged now, whether it stood out or not. Raises DataError."""
+    """Judged now, whether it was slow or not. Raises DataError."""
     return min(explained(data, job, iteration), key=lambda one: abs(one[0].end_ns - end_ns))
 
 
@@ -319,7 +319,7 @@ def advise(data: Path, names: Mapping[str, str]) -> dict[str, Any]:
 
 _LONGEST_NS = 300_000_000_000  # an iteration, that may have begun in the hour before
 _MOST_ROWS = 6_000_000  # that are read for one answer
-_MOST_BYTES = 1 << 29  # of hours that are held
+_MOST_BYTES = 1 << 29  # of hours that are in memory
 _POLL_S = 1.0
 _JUDGE_EVERY_S = 10.0
 _PAIRS_NS = 10_000_000_000  # before the end: what ranks send each other

@@ -57,7 +57,7 @@ def test_the_last_step_the_last_collective_and_the_flows_that_stood_still(data: 
     assert (found.step, found.step_end_ns, found.through) == (811, T0 - 2 * S, "all-gather 8")
     assert (found.flows, found.still, found.still_ns) == (3, 2, T0)
     assert found.line(lambda ns: f"{(ns - T0) // S}") == (
-        "before: step 811 ended at -2; the rank was through all-gather 8; 2 of 3 flows of the job stood still from 0 on"
+        "before: step 811 ended at -2; the rank was through all-gather 8; 2 of 3 flows of the job stopped from 0 on"
     )
 
 

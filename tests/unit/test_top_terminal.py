@@ -64,7 +64,7 @@ def test_it_is_driven_and_puts_the_terminal_back(terminal: Terminal) -> None:
     terminal.type("f")
     terminal.until("fields: host:")
     terminal.type("port:abc")
-    terminal.until("^ 'abc' is no number; possible: a number, several (1,2), a range")
+    terminal.until("^ 'abc' is no number; possible: a number, a list (1,2), a range")
     terminal.type("C-u")
     terminal.until("fields: host:")
     terminal.type("host:nobody", "Enter")

@@ -163,7 +163,7 @@ def _bandwidth_frames(study: Study) -> Frames:
 
 
 def _injection_frames(study: Study) -> Frames:
-    """How many milliseconds of a sending link held so many packets of a class."""
+    """How many milliseconds of a sending link had so many packets of a class."""
     traffic = traffic_of(study)
     series = traffic.series
     sent = series.index[series["direction"] == "tx"]
@@ -181,7 +181,7 @@ def _injection_frames(study: Study) -> Frames:
 
 
 def _node_frames(study: Study) -> Frames:
-    """Rate of each rank's training traffic while it communicates, by what its node's links carried."""
+    """Rate of each rank's training traffic while it communicates, by the traffic of its node's links."""
     ranks = need(study.ranks, "there is no iteration")
     known = ranks["comm_start_ns"].notna() & ranks["comm_end_ns"].notna()
     begin = ranks["comm_start_ns"].where(known, ranks["start_ns"]).astype(float)
@@ -242,7 +242,7 @@ CHAPTER = Chapter(
             "Training bandwidth from the nodes' point of view",
             "thesis, figure 3-11",
             "Rate at which a rank sends while it communicates (first enqueue to last wait; the whole iteration "
-            "where that is not known). A node is DL-shared when any of its links carried cross traffic during the "
+            "where that is not known). A node is DL-shared when any of its links had cross traffic during the "
             "iteration.",
             _node_frames,
             nodes,

@@ -135,7 +135,7 @@ CHAPTER = Chapter(
             "burstiness",
             "Rate in the busiest interval over the mean rate of the whole observation, silence included. "
             "Intervals are aligned to multiples of their length and do not overlap. Lines: median over links that "
-            "carried at least 1 MB of the class; bands: lowest to highest link. Left of the dashed line intervals "
+            "transferred at least 1 MB of the class; bands: lowest to highest link. Left of the dashed line intervals "
             "are shorter than the largest packet that a hook sees as one, and peaks may exceed what the link "
             "carries.",
             _peak_frames,

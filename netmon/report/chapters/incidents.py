@@ -22,7 +22,7 @@ from netmon.views import CAUSES
 _COLOURS = {cause.name.lower(): about.colour for cause, about in CAUSES.items()}
 _MOST_LINKS = 16
 _MOST_SPANS = 200  # that are drawn, of a job
-_NO_CALLS = "nobody tells what ranks call: it takes PyTorch 2.7 or later on Gloo"
+_NO_CALLS = "nobody reports what ranks call: it takes PyTorch 2.7 or later on Gloo"
 _NOBODY = "no step was slower than usual"
 
 
@@ -88,7 +88,7 @@ def _rate_frames(study: Study) -> Frames:
 
 
 def draw_rates(figure: Figure, rates: pd.DataFrame) -> None:
-    """Mean rate by class of the links that carried most."""
+    """Mean rate by class of the links with the most traffic."""
     rates = rates.assign(link=rates["host"] + " " + rates["interface"] + " " + rates["direction"])
     largest = rates.groupby("link")["mean_bps"].sum().sort_values(ascending=False)
     links = sorted(largest.index[:_MOST_LINKS])
@@ -114,7 +114,7 @@ INCIDENTS = Chapter(
             "Incidents",
             "",
             "Slow steps of one job with one cause and culprit, one after the other; those that lost most first. "
-            "Lost: what the steps took beyond their usual time. Without: what one of them would have taken.",
+            "Lost: what the steps took beyond their baseline. Without: what one of them would have taken.",
             _incident_frames,
             draw_incidents,
             rows=20,
@@ -153,7 +153,7 @@ JOBS = Chapter(
 LINKS = Chapter(
     "The links",
     (
-        Exhibit("link-rates", "What links carried", "", "By class, mean over the dataset.", _rate_frames, draw_rates),
+        Exhibit("link-rates", "Traffic of links", "", "By class, mean over the dataset.", _rate_frames, draw_rates),
         Exhibit(
             "links",
             "Byte account of each link",

@@ -246,7 +246,7 @@ CHAPTER = Chapter(
         ),
         _exhibit(
             "shared-drift",
-            "Whether jobs drift beside each other",
+            "Whether jobs drift against each other",
             "MLTCP, section 3",
             "When each of the job's iterations began, after the beginning of the other job's iteration. A line that "
             "stays level keeps its phase; one that rises or falls drifts, and goes round.",
@@ -267,7 +267,7 @@ CHAPTER = Chapter(
             "Pairs of ranks",
             "C4, section 3",
             "Bytes per iteration, the pace while they are sent, the share of the communication and of the iteration in "
-            "which the pair sends; slow: less than 0.8 of the pace that is usual in the job.",
+            "which the pair sends; slow: less than 0.8 of the pace that is normal in the job.",
             _pair_frames,
             None,
         ),

@@ -221,9 +221,9 @@ def _cdf_frames(study: Study) -> Frames:
 
 
 def _slowest_frames(study: Study) -> Frames:
-    """The slowest iterations, and the verdict on each that stood out."""
+    """The slowest iterations, and the verdict on each that was notably slow."""
     by = ["run", "job", "iteration"]
-    times = need(study.times, NO_TIMES).merge(_usual_times(study.ranks), on=by, how="left")
+    times = need(study.times, NO_TIMES).merge(_baselines(study.ranks), on=by, how="left")
     times = times.assign(times_usual=times["time_s"] / times["usual_s"].where(times["usual_s"] > 0))
     slowest = times.sort_values(["times_usual", "time_s"], ascending=False, kind="stable").head(_MOST_SLOW)
     ends = study.ranks.groupby(by)["end_ns"].max()
@@ -242,8 +242,8 @@ def _slowest_frames(study: Study) -> Frames:
     return {"slowest": slowest[columns].assign(cause=[cause_words(one) if one else "" for one in verdicts], why=why)}
 
 
-def _usual_times(ranks: pd.DataFrame) -> pd.DataFrame:
-    """How long each iteration usually takes, as its verdict has it: usual_s by run, job and iteration; 0: not known."""
+def _baselines(ranks: pd.DataFrame) -> pd.DataFrame:
+    """The baseline of each iteration, as its verdict has it: usual_s by run, job and iteration; 0: not known."""
     found = [
         pd.DataFrame({"run": run, "job": job, "iteration": table["number"], "usual_s": table["usual_ns"] / 1e9})
         for (run,), rows in groups(ranks, "run")
@@ -256,8 +256,8 @@ SLOWEST = Exhibit(
     "slowest-iterations",
     "Slowest iterations",
     "",
-    "By how many times as long as usual they took, and why, as `netmon why` says: nothing where an iteration took less "
-    "than 1.2 × its usual time.",
+    "How long they took, as a multiple of the baseline, and why, as `netmon why` says: nothing where an iteration took "
+    "less than 1.2 × its baseline.",
     _slowest_frames,
 )
 CHAPTER = Chapter(

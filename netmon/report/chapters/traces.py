@@ -158,7 +158,7 @@ CHAPTER = Chapter(
             "Flows 1, 2 and 3 around an iteration",
             "thesis, figure 3-10",
             "Wire rate in intervals of 1 ms, in one clock. Lines: the iteration's start (its first rank's), time "
-            "0, and those of its neighbours. Colours tell the node's class. The iteration in the middle of the "
+            "0, and those of its neighbours. Colours show the node's class. The iteration in the middle of the "
             "run with the most cross traffic up to 80 %.",
             _wide,
             trace,

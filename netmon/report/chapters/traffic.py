@@ -30,7 +30,7 @@ _MOST_JOBS = 16
 
 
 def volume(figure: Figure, volume: pd.DataFrame) -> None:
-    """Stacked bars by class: sent and received, a row per job."""
+    """Bars by class on top of each other: sent and received, a row per job."""
     jobs = sorted(volume["job"].unique())[:_MOST_JOBS]
     axes = panels(figure, ["sent", "received"], height=1.4 + 0.26 * len(jobs), sharey=True)
     for ax, direction in zip(axes, ("tx", "rx"), strict=True):
@@ -103,11 +103,11 @@ def _volume_frames(study: Study) -> Frames:
 
 
 def training_pairs(study: Study) -> pd.DataFrame:
-    """who_sends_to_whom of the training flows that carried payload. Raises GapError where there are none."""
+    """who_sends_to_whom of the training flows with payload. Raises GapError where there are none."""
     flows = need(study.flows, NO_FLOWS)
     dl = flows[flows["class"].isin(DL)]
     pairs = who_sends_to_whom(need(dl, "no flow is known to be a training job's"))
-    return need(pairs[pairs["payload_bytes"] > 0], "no training flow carried payload")
+    return need(pairs[pairs["payload_bytes"] > 0], "no training flow has payload")
 
 
 def _size_frames(study: Study) -> Frames:
@@ -199,9 +199,9 @@ def throughput(figure: Figure, throughput: pd.DataFrame) -> None:
     """Mean with its interval and the peak, a row per run and pair; the fastest pairs."""
     fastest = throughput.sort_values("mean_bps", ascending=False).iloc[:_MOST_PAIRS]
     rows = fastest.sort_values(["run", "source"]).reset_index(drop=True)
-    several = rows["run"].nunique() > 1
+    many_runs = rows["run"].nunique() > 1
     names = rows["source"] + " → " + rows["target"]
-    if several:
+    if many_runs:
         names = rows["run"] + ": " + names
     figure.set_size_inches(8.6, 1.2 + 0.24 * len(rows))
     ax = figure.subplots()
@@ -286,7 +286,7 @@ def _slices(study: Study) -> pd.DataFrame:
 def _flow_rate_frames(study: Study) -> Frames:
     slices = _in_focus(study, _slices(study))
     slices = slices[slices["payload_bytes"] > 0]
-    need(slices, "no flow of the run carried payload")
+    need(slices, "no flow of the run has payload")
     of_flow = slices.groupby(["session", "flow_id"])["payload_bytes"].transform("sum")
     slices = slices[of_flow >= _WORTH_A_STRIP * of_flow.max()]
     begin = slices["time_ns"].min()
