@@ -3,7 +3,7 @@
 
 The rank is a real one: PyTorch on Gloo, alone in its group, so that a collective takes as little as it can. Rounds with
 and without probes take turns; of each counts the processor time, of all threads, of its fastest hundred calls. The
-agent's part is fed with the calls of a rank on paper, at several rates, and measured once it knows the steps.
+agent's part is fed with the calls of a simulated rank, at different rates, and measured once it knows the steps.
 """
 
 import contextlib

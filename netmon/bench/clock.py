@@ -251,7 +251,7 @@ class ClockResult:
             f"{format_duration(self.bucket_ns)} send bursts to each other; one host's clock is off by offset and skew. "
             "Errors are those of the times in the dataset, in µs, "
             f"after the first 6 of {self.seconds:g} s. Host: error of that host's times. Hosts: difference between the "
-            "errors of both hosts, which is all that traffic alone can tell. Bound: the error that the collector "
+            "errors of both hosts, which is all that traffic alone can show. Bound: the error that the collector "
             "states.",
         )
 
@@ -345,7 +345,7 @@ def _errors(data: Path, host: str, samples: Sequence[tuple[int, int]]) -> pd.Ser
 def _recovery(injection: Injection, errors: Sequence[pd.Series], view: HostView) -> Recovery:
     shifted, other = (error[error.index >= error.index[0] + _CONVERGENCE_NS] for error in errors)
     if not (len(shifted) and len(other)):
-        raise LabError("cannot tell how well a clock was recovered: the run was too short; give more --seconds")
+        raise LabError("cannot measure how well a clock was recovered: the run was too short; give more --seconds")
     own = np.abs(shifted.to_numpy()) if injection.source == "exchange" else np.array([np.nan])
     between = np.abs(shifted.to_numpy() - np.interp(shifted.index, other.index, other.to_numpy()))
     return Recovery(

@@ -65,7 +65,7 @@ class HookResult:
             "a step that the training marks",
             [*labels("agent", "between steps"), *figures("median µs", "p99 µs")],
             ((name, memory, f"{of.median_ns / 1e3:.1f}", f"{of.p99_ns / 1e3:.1f}") for name, memory, of in costs),
-            f"{self.steps} steps each, 2 ms apart.",
+            f"{self.steps} steps each, every 2 ms.",
         )
 
 

@@ -6,7 +6,7 @@ Every run is replayed in slices of 200 ms, as a collector gets it, and what the 
 - The truth is the trainers' own log: an iteration's communication is over for a rank when its wait for the last
   gradient is, and for the job when the last rank's is. The inference has the end from the traffic, per member.
 - A true iteration and a found one match if their ends are each other's nearest and nearer than half a period.
-- Of several jobs in one run, each is a row. A found job is compared with the one with which it shares most members, so
+- Each job of a run is a row. A found job is compared with the one with which it shares most members, so
   that an invented job, or one made of two, counts against the one that it is most like.
 - The boundary error is every rank's: from when the inference says that its iteration ended to when its own wait did.
   The enqueue at the beginning does not show in the traffic: nothing moves before the last rank has enqueued,
@@ -48,7 +48,7 @@ from netmon.terminal import FittingTable, figures, labels
 #
 # The file is Parquet: a row is the payload of one flow in one bucket (`bucket` counts from start_ns on), with where
 # the flow was seen, its 5-tuple, its kind and its job's place among the run's jobs; the truth is JSON in the schema's
-# metadata under `netmon.labelled`. Version 1 has one job, whose truth lies beside what is said of the run.
+# metadata under `netmon.labelled`. Version 1 has one job, whose truth lies next to what is said of the run.
 
 _KEY = b"netmon.labelled"
 _VERSIONS = 1, 2
@@ -63,7 +63,7 @@ DL, CROSS, OTHER = "dl", "cross", "other"
 
 @dataclass(frozen=True)
 class TrueJob:
-    """One job of a run, as its trainers tell."""
+    """One job of a run, as its trainers report it."""
 
     job: str  # what the lab called it; empty in files of version 1
     trainer: str
@@ -178,7 +178,8 @@ _ENDS = ("src", "dst", "src_port", "dst_port", "protocol")
 
 
 def job_folders(data: Path) -> list[Path]:
-    """Where the truth of a run lies: DATA/lab, or one folder in it for each of several jobs; none if this is no run."""
+    """Where the truth of a run lies: DATA/lab, or one folder in it for each job where there are more; none if this is
+    no run."""
     if (data / FOLDER / "run.json").is_file():
         return [data / FOLDER]
     return sorted(file.parent for file in data.glob(f"{FOLDER}/*/run.json"))
@@ -187,7 +188,7 @@ def job_folders(data: Path) -> list[Path]:
 def from_run(data: Path) -> Labelled:
     """What `netmon lab run --data DATA` left, at a coarser resolution. Raises DataError.
 
-    Of several jobs that trained together, DATA/lab has a folder each, with all that DATA/lab has of one.
+    Where multiple jobs trained together, DATA/lab has a folder each, with all that DATA/lab has of one.
     """
     runs = [Run(folder) for folder in job_folders(data) or [data / FOLDER]]
     try:
@@ -242,7 +243,7 @@ def _flows(
 
 
 def _whose(flow: LinkFlow, named: str, jobs: Sequence[TrueJob]) -> int:
-    """Place of the job between whose ranks a flow is; of several, the one whose process held its socket."""
+    """Index of the job between whose ranks a flow is; of more than one, the one whose process owned its socket."""
     between = [index for index, job in enumerate(jobs) if {flow.src, flow.dst} <= set(job.members)]
     return next((index for index in between if jobs[index].job == named), between[0]) if between else -1
 
@@ -291,11 +292,11 @@ _Times = npt.NDArray[np.int64]
 class RunScore:
     """One job of a run. Errors are medians of absolute differences, as a share of the median true iteration.
 
-    run: with the job's name behind it where there are several. jobs: found that are compared with this one; `found` has
-    the iterations of all of them. first_found_after: true iterations that were over
+    run: with the job's name behind it where there is more than one. jobs: found that are compared with this one;
+    `found` has the iterations of all of them. first_found_after: true iterations that were over
     when the first iteration was reported; −1: none was.
     groups: of its ranks that exchange something in each step; groups_exact: found with exactly these members, none too
-    many; kinds_wrong: told to be for something else. Pattern and order are of trainers that only sum gradients.
+    many; kinds_wrong: reported as being for something else. Pattern and order are of trainers that only sum gradients.
     bytes_right: share of payload whose flow has the right verdict (of the job: gradient or control; else none), given
     at any time. cpu_fraction: of one core, of what the inference took, to the time that was replayed.
     """
@@ -346,7 +347,7 @@ class InferenceResult:
             "The recorded traffic is replayed in slices of 200 ms. Boundary: median distance between a rank's inferred "
             "end of an iteration and the end of its wait for the last gradient in the trainer's log, relative to the "
             "median iteration. Begin: the same for the start of its traffic and the last rank's first enqueue. After: "
-            "number of iterations that had ended when the first was reported. Groups: of ranks, told with exactly "
+            "number of iterations that had ended when the first was reported. Groups: of ranks, reported with exactly "
             "their members. Bytes: payload whose flow is rightly assigned to the job or to none. CPU: of one core. "
             "Wrong: which of members, ring order, pattern, groups and their kinds are not exactly right.",
         )

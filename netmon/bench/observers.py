@@ -177,11 +177,11 @@ _DROPS = re.compile(r"(\d+) packets captured\s+(\d+) packets received by filter\
 
 @dataclass(frozen=True)
 class Account:
-    """What an observer has to show for a run. lost, seen and carried are in `unit`: wire bytes, or packets."""
+    """What an observer has to show for a run. lost, seen and all_traffic are in `unit`: wire bytes, or packets."""
 
     records: int
     lost: int
-    seen: int  # of what the receiver's interface carried
+    seen: int  # of the traffic of the receiver's interface
     all_traffic: int
     unit: str  # "bytes" or "packets"
     sent: int | None = None  # bytes that the agent sent to its collector
@@ -269,7 +269,7 @@ def _netmon(hook: str, both: bool, watched: Pair, folder: Path) -> Iterator[Call
 
 
 def _of_dataset(data: Path, receiver: str) -> Account:
-    """Records and losses of all agents; seen and carried at the receiver, where tcpdump counts too.
+    """Records and losses of all agents; seen and all traffic at the receiver, where tcpdump counts too.
 
     (With XDP on its peer, a veth's own counter is of packets that were cut after the sender's hook: no yardstick.)
     """
@@ -297,7 +297,7 @@ def _tcpdump(watched: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
             process.check_running()
             process.end_in_order(seconds=_END_SECONDS)
             if not (drops := _DROPS.search(process.output())):
-                raise LabError(f"cannot tell what tcpdump dropped: it ended without saying so; see {process.log}")
+                raise LabError(f"what tcpdump dropped is unknown: it ended without a report; see {process.log}")
             captured, received, dropped = map(int, drops.groups())
             # What is received but neither captured nor dropped still waited in its buffer when it was stopped.
             return Account(captured, dropped, received - dropped, received, "packets")

@@ -265,7 +265,7 @@ def _median(values: list[float]) -> float:
     return float(np.median(values))
 
 
-# --- What verdicts cost: agents that tell what they rest on and a collector that judges, and the same ones without.
+# --- What verdicts cost: agents that report the evidence and a collector that judges, and the same ones without.
 #
 # A job of the lab trains on three hosts; now and then one rank is stopped, so that iterations stand out. Each round has
 # a run of both kinds, in turns, after which CPU time per second of training is compared.
@@ -336,7 +336,7 @@ class EvidenceResult:
                 self._row("agent", self.agent_more, "{:+.2%}"),
                 self._row("collector", self.collector_more, "{:+.1%} of it"),
             ),
-            f"Medians of {len(self.without)} rounds, each of a run with and one without. With: agents tell what TCP "
+            f"Medians of {len(self.without)} rounds, each of a run with and one without. With: agents report what TCP "
             "says and what keeps ranks and hosts from running, and the collector judges; without: neither. An agent: "
             "mean of three hosts with a rank each. Least, most: of a single round; the true median lies between them "
             f"with a probability of {self.sureness:.0%}.",

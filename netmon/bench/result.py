@@ -13,7 +13,7 @@ from netmon.terminal import Column, FittingTable, console, labels
 
 
 class Result(Protocol):
-    """What measure() returns. ALSO: properties that its document has beside the fields; LEFT_OUT: fields it has not.
+    """What measure() returns. ALSO: properties that its document adds to the fields; LEFT_OUT: fields that it lacks.
 
     One whose document is something else has a method of that name.
     """

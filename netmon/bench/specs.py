@@ -259,7 +259,7 @@ class PipelineSpec(Spec, Load):
     collectors: int = _count(1, "workers, compared with one; more than 1 need --bus nats and root")
     bus: str = option("grpc", "channel between agents and collector (%(default)s)", choices=("grpc", "nats"))
     cpu: float = option(
-        0.0, "cores for each of several workers (0.4 of the machine's, shared out)", type=float, metavar="CORES"
+        0.0, "cores for each of multiple workers (0.4 of the machine's, shared out)", type=float, metavar="CORES"
     )
     data: Path | None = option(None, "keep the dataset here (it is removed)", **DIR)
 
@@ -341,7 +341,7 @@ HANG_KINDS = ("sleep", "stop", "kill", "call", "size", "cross", "disk", "compute
 @dataclass(frozen=True)
 class HangSpec(Spec):
     name = "hang"
-    text = "training in the lab that is made to stand still, and what is told of it: who, in what, how soon"
+    text = "training in the lab that is made to hang, and what is reported of it: who, in what, how soon"
     runs: int = option(12, "trainings, with up to three injections each (%(default)s)", type=parse_count, metavar="N")
     kinds: str = option("", f"what is done: {', '.join(HANG_KINDS)} (all)", metavar="K,…")
     trainer: tuple[str, ...] | None = option(

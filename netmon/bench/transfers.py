@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that transfers are told: those of NCCL's network proxy, and posts to an RDMA device.
+"""What it costs that transfers are reported: those of NCCL's network proxy, and posts to an RDMA device.
 
 No GPU, no NCCL and no device, but a C compiler: programs have their names and structures, and move nothing. What is
 added is the same: the traps and the programs."""
@@ -36,7 +36,7 @@ _ENABLE_STATS = 32  # BPF_ENABLE_STATS: for as long as its descriptor is open
 
 
 class StandIn:
-    """It answers a line with a line. greeting: its first line, which nobody has asked for."""
+    """It answers a line with a line. greeting: its first line, sent without a request."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -92,7 +92,7 @@ def run_times(programs: Iterable[int]) -> tuple[int, int]:
     return sum(int(each.get("run_time_ns", 0)) for each in found), sum(int(each.get("run_cnt", 0)) for each in found)
 
 
-# --- What it costs NCCL's network proxy that its transfers are told.
+# --- What it costs NCCL's network proxy that its transfers are reported.
 
 _BUCKET_NS = 10_000
 _ATTACH_S = 30.0
@@ -158,7 +158,7 @@ class CollectivesResult:
             for of in self.costs
         )
         yield table(
-            "a transfer of NCCL's network proxy that is told",
+            "a transfer of NCCL's network proxy that is reported",
             [*labels("level"), *figures("longer by ns", "events", "ns of a program", f"cores at {_RATE:,}/s")],
             rows,
             f"{_OPERATIONS * _OF_OPERATION * self.rounds} transfers each, {_OF_OPERATION} an operation. What is not "

@@ -28,7 +28,7 @@ EXAMPLES = """\
   netmon bench inference           jobs and iterations found in recorded traffic, compared with the trainers' log
   netmon bench pipeline --hosts 64  cost of the collector under simulated agents, and whether its dataset is right
   netmon bench verdict --lab 100    causes brought about in the lab, and what `netmon why` says of each
-  netmon bench hang                training that is made to stand still, and what is told of it (a minute per run)
+  netmon bench hang                training that is made to hang, and what is reported of it (a minute per run)
   netmon bench hang --runs 30 --kinds stop,kill,host --trainer fsdp --trainer pipeline --json
   netmon bench pipeline --bus nats --collectors 2 --hosts 64 --jobs 8 --rows 1000 --seconds 60
                                    two workers compared with one: the same batches, the same CPU for each worker

@@ -26,7 +26,7 @@ EXAMPLES = """\
   netmon certificates pki show                         every certificate, and until when it is valid
   netmon certificates pki renew                        those that expire within a month, or those named
   netmon certificates pki bus nats1 --address nats1.example   a NATS server's
-  netmon certificates pki nats                         the servers' users and what each may publish and hear
+  netmon certificates pki nats                         the servers' users and what each may publish and receive
 
 Each makes a folder such as pki/agent-node1: copy it to where it is used, and name it there by --tls. Files may be
 replaced while everything runs. Keep pki/ca.key where it is.

@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--collector",
         metavar="ADDR",
         default="",
-        help="look at a running installation instead of this machine: HOST:PORT or unix:PATH; of several workers all, "
+        help="look at a running installation instead of this machine: HOST:PORT or unix:PATH; of multiple workers all, "
         "with commas",
     )
     declare(parser, Security)

@@ -118,7 +118,7 @@ def _clocks(snapshot: Snapshot, now_ns: int) -> Iterator[Check]:
     if bad:
         worst = format_duration(max(host.clock_error_ns for host in bad))
         detail = f"{len(bad)} of {len(connected)} hosts are known to {worst} only: {named([host.host for host in bad])}"
-        advice = "who waited for whom is told with that error: an agent that has just started needs a few seconds, "
+        advice = "who waited for whom is known with that error: an agent that has just started needs a few seconds, "
         yield Check("clocks", Status.LIMITED, detail, f"{advice}else look for a network that delays one way")
     elif connected:
         worst = format_duration(max(host.clock_error_ns for host in connected))
@@ -227,7 +227,7 @@ _READY = "netmon.Collector"
 def check_installation(addresses: str, security: Security) -> list[Check]:
     """Everything that can be seen from here; blocks for some seconds at most where somebody does not answer.
 
-    Raises UsageError where an address cannot be asked like this.
+    Raises UsageError where an address cannot be queried like this.
     """
     checks = list(_our_certificate(security.tls))
     servers = split(addresses)
@@ -294,7 +294,7 @@ def _health(address: str, channel: grpc.Channel, security: Security) -> Iterator
     try:
         from grpc_health.v1 import health_pb2, health_pb2_grpc
     except ImportError:
-        yield Check(name, Status.UNKNOWN, f"cannot ask how it does: {to_install('metrics')}")
+        yield Check(name, Status.UNKNOWN, f"cannot query its health: {to_install('metrics')}")
         return
     try:
         answer = health_pb2_grpc.HealthStub(channel).Check(

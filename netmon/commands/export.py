@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         return _export_for_simulation(args)
     if args.out.suffix not in _SUFFIXES:
         raise UsageError(
-            f"cannot tell the format of {args.out}: end it in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
+            f"the format of {args.out} is unknown: end it in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         )
     if args.full:
         return _export_full(args)
@@ -214,7 +214,7 @@ def _write(given: "pa.Schema", batches: "Iterable[pa.RecordBatch]", out: Path) -
 
 
 def _pieces(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.Table]":
-    """Few and large row groups: the footer, which reports each, is held until the end."""
+    """Few and large row groups: the footer, which reports each, stays in memory until the end."""
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 INJECTIONS = """\
 --inject KIND:name=value,… does something to the training, then undoes it; DATA/lab/injections.json says what and when.
-All take at=ITERATION, the moment in finished iterations (20.5: half a usual iteration after the 20th), and for=TIME;
+All take at=ITERATION, the moment in finished iterations (20.5: half a typical iteration after the 20th), and for=TIME;
 some a strength=. A host is a number or, as the views have it, a name: 2 or h2.
   cross        from=HOST,to=HOST[,profile=iperf]   other traffic; strength: its load, a share of the rate
   job          hosts=A+B[,params=4e6]              another training job
@@ -140,12 +140,12 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
 
 
 def add_second_job_options(parser: argparse.ArgumentParser) -> None:
-    beside = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
-    beside.add_argument(
+    second = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
+    second.add_argument(
         "--beside", type=hosts, metavar="HOSTS", help="hosts of its rank 0, 1, …, such as 0,2; leaves cross traffic out"
     )
-    beside.add_argument("--shift", default=0, **TIME, help="how much later it begins (0s)")
-    beside.add_argument(
+    second.add_argument("--shift", default=0, **TIME, help="how much later it begins (0s)")
+    second.add_argument(
         "--period", default=0, **TIME, help="both jobs begin an iteration every TIME (as soon as they can)"
     )
 
@@ -308,7 +308,7 @@ EXAMPLES = """\
   netmon lab sweep --data out/study                            a small study: 24 runs, about ten minutes
   netmon lab sweep --data out/full --trainer horovod --models resnet50,vgg16,bertlarge --repetitions 5 --iterations 100
   netmon lab run --data out/three --cross-load 0 --inject stop:rank=1,at=20.5,for=300ms    a straggler, on purpose
-  netmon lab run --data out/four --compute 250ms --beside 0,2 --shift 225ms --period 450ms     two jobs, held apart
+  netmon lab run --data out/four --compute 250ms --beside 0,2 --shift 225ms --period 450ms     two jobs, out of phase
   netmon lab load write burst.csv --profile burst --load 0.8   the flows of ten seconds, as a file
   netmon lab clean                                             remove what a killed lab left behind
 

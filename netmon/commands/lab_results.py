@@ -81,7 +81,7 @@ def _name(progress: SweepProgress) -> str:
 
 # --- What `netmon lab` prints when a sweep is over.
 
-_QUALITY = "how well netmon told it: iterations of all ranks, and distance from the trainers' log (median, p99)"
+_QUALITY = "how well netmon measured it: iterations of all ranks, and distance from the trainers' log (median, p99)"
 
 
 def print_sweep(document: Mapping[str, Any], console: Console) -> None:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Service:
-    """Options that both have beside their own."""
+    """Options that both have in addition to their own."""
 
     config: Path | None = option(
         None, "TOML with these options' long names; the command line wins. SIGHUP reads it again", **FILE

@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--collector",
         metavar="ADDR",
         default="localhost:9400",
-        help="HOST:PORT or unix:PATH; several workers, separated by commas (default: %(default)s)",
+        help="HOST:PORT or unix:PATH; multiple workers, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
         "--data", **DIR, help="show the last hour of a dataset instead, iteration by iteration, such as --data out/demo"

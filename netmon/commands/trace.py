@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from netmon.trace.merge import Progress
     from netmon.trace.writer import TraceWriter
 
-HELP = (
-    "write a trace for Perfetto: iterations, flows, rates and verdicts of a dataset, and profilers' traces beside them"
-)
+HELP = "write a trace for Perfetto: iterations, flows, rates and verdicts of a dataset, and profilers' traces with them"
 EXAMPLES = """\
   netmon trace out --out run.pftrace                       open it at https://ui.perfetto.dev
   netmon trace out --job training --iterations 800:820 --out slow.pftrace
-  netmon trace out --hang --out hang.pftrace               how the job that stood still last came to that
+  netmon trace out --hang --out hang.pftrace               what preceded the last hang of a job
   netmon trace out --since 2026-01-31T09:00 --until 2026-01-31T09:01 --host node17 node18 --out minute.json.gz
   netmon trace localhost:9400 --last 20s --job training --out now.pftrace   a live collector
   netmon trace out --merge rank*.pt.trace.json.gz --out all-ranks.pftrace
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the file; says on standard output what it holds."""
     require(_NEEDS, "make a trace", "trace")
     if not str(args.out).endswith(_PERFETTO + _CHROME):
-        raise UsageError(f"cannot tell the format of {args.out}: end it in {', '.join(_PERFETTO + _CHROME)}")
+        raise UsageError(f"the format of {args.out} is unknown: end it in {', '.join(_PERFETTO + _CHROME)}")
     from netmon.wire.watch import is_address
 
     if not is_address(args.data):

@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "collector",
         nargs="?",
         metavar="ADDR",
-        help="a collector: HOST:PORT or unix:PATH; several workers, separated by commas (localhost:9400)",
+        help="a collector: HOST:PORT or unix:PATH; multiple workers, separated by commas (localhost:9400)",
     )
     parser.add_argument("--data", **DIR, help="show a dataset instead of a collector")
     declare(parser, Security)

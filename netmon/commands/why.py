@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from netmon.terminal import FittingTable
     from netmon.views import GroupLine, Hang, Incident, RankTimes, Verdict
 
-HELP = "tell why iterations were slow: whose traffic, which rank, or no network cause, and how much time each took"
+HELP = "show why iterations were slow: whose traffic, which rank, or no network cause, and how much time each took"
 EXAMPLES = """\
   netmon why --data out                     # who slowed whom, since when and by how much, and the five worst steps
   netmon why --data out --all
@@ -30,7 +30,7 @@ EXAMPLES = """\
 """
 
 _MOST_HANGS, _MOST_INCIDENTS, _WORST = 5, 20, 5  # that are shown where there are more: hangs, incidents, and steps
-_MOST_EXPOSED = 20  # steps of which it is told in which group ranks waited
+_MOST_EXPOSED = 20  # steps of which it is shown in which group ranks waited
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.data and args.collector:
-        raise UsageError("cannot tell why: give either the dataset's --data or a --collector")
+        raise UsageError("cannot show why: give either the dataset's --data or a --collector")
     if not args.data:
         args.collector = args.collector or "localhost:9400"
     if args.data:
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _groups(args: argparse.Namespace) -> int:
     if not args.data or args.iteration is not None:
-        raise UsageError("cannot tell of groups: give the dataset's --data, and no --iteration")
+        raise UsageError("cannot show groups: give the dataset's --data, and no --iteration")
     from netmon.dl.groups import in_words
     from netmon.history.dataset import job_names, requested_job
     from netmon.history.groups import group_lines, groups_of
@@ -109,7 +109,7 @@ def _groups(args: argparse.Namespace) -> int:
         for line in in_words(rows, uses):
             say(f"  {line}")
     if not found:
-        say("no calls are told of, and traffic shows no groups: calls take PyTorch 2.7 or later over Gloo, steps that")
+        say("no calls are reported, and traffic shows no groups: calls take PyTorch 2.7 or later over Gloo, steps that")
         say("are understood, and agents with --evidence all")
     return 0
 
@@ -185,7 +185,7 @@ def _stored(args: argparse.Namespace) -> _Found:
             raise
         trained, names = [], {}
     job = requested_job(args.job, names)
-    at_once = {hang.job for hang in hangs}.difference(trained)  # they stood still before their first step was over
+    at_once = {hang.job for hang in hangs}.difference(trained)  # they hung before their first step was over
     found = read_verdicts(args.data, job, ALWAYS) if understood_jobs(job, trained, [*unclear, *at_once]) else []
     if found is None:
         found = list(verdicts(args.data, job))
@@ -205,9 +205,9 @@ def _calm(data: "Path", job: str | None) -> list[str]:
     lines = []
     for name, steps in past.jobs.items():
         usual_ns, longest_ns = int(steps["usual_ns"][-1]), int(steps["longest_ns"].max())
-        usual = f"usually {format_duration(usual_ns)}, at most {format_duration(longest_ns)}"
+        baseline = f"usually {format_duration(usual_ns)}, at most {format_duration(longest_ns)}"
         if job in (None, name):
-            about = usual if usual_ns else "too few to tell what is usual"
+            about = baseline if usual_ns else "too few to tell what is usual"
             lines.append(f"no iteration of job {past.names.get(name, name)} stands out, of {len(steps):,}: {about}")
     return lines
 
@@ -230,7 +230,7 @@ def _lately(args: argparse.Namespace) -> _Found:
         return _Found(lines, verdicts, [job.job for job in snapshot.jobs if job.not_understood], names, hangs=hangs)
     if not (verdicts := [verdict for verdict in verdicts if verdict.iteration == args.iteration]):
         raise DataError(
-            f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"
+            f"cannot judge iteration {args.iteration}: a collector knows the last few slow ones only; give its --data"
         )
     return _Found((), verdicts if args.json else list(with_names(verdicts, names)), [], names)
 
@@ -296,4 +296,4 @@ def _print(
     for line in calm:
         say(line)
     if not (unclear or found or calm):
-        print("no iteration stands out: none took 1.2 × the job's usual time, or there are too few to tell")
+        print("no iteration stands out: none took 1.2 × the job's baseline, or there are too few to judge")

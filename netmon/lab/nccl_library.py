@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A library that stands in for libnccl.so.2 where there is no GPU, in several versions of its structures; and for
+"""A library that stands in for libnccl.so.2 where there is no GPU, in different versions of its structures; and for
 libcudart."""
 
 import subprocess

@@ -365,7 +365,7 @@ def shaping(rate_bps: int) -> Shaping:
 
     A super-packet has to fit into the bucket, or tbf would cut it up and a host's frames would be counted
     differently before and after its queue. A port of the switch buffers BUFFER_US of its rate, the bucket counted: what
-    is in the bucket has passed early, as if it stood in a longer queue. A host queues without loss: netmon counts
+    is in the bucket has passed early, as if it were in a longer queue. A host queues without loss: netmon counts
     before that queue and the interface after it, so a drop between the two would stand in the ledger as bytes
     that never were.
     """
@@ -422,7 +422,7 @@ _SUBNET = "198.18.1"  # of 198.18.0.0/15, too
 # Below 128 bytes of IPv4, to one of these addresses: length at 16, destination's third byte at 32, of the frame.
 _SMALL = "6,40 0 0 16,53 3 0 128,48 0 0 32,21 0 1 1,6 0 0 4294967295,6 0 0 0"
 
-# Each of a host's addresses is asked for, and answers, where it is.
+# ARP requests and answers for an address only use the interface that has it.
 _ARP = "cd /proc/sys/net/ipv4/conf/all && echo 1 > arp_ignore && echo 2 > arp_announce"
 
 

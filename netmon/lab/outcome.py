@@ -81,7 +81,7 @@ def _of_source(source: str, log: pd.DataFrame, iterations: pd.DataFrame, to_utc:
 
 
 def _nearest(log: pd.DataFrame, iterations: pd.DataFrame, to_utc: int) -> pd.DataFrame:
-    """Pairs whose communication began at most half an iteration apart, each iteration in one of them at most."""
+    """Pairs whose communication began within half an iteration of each other, each iteration in at most one of them."""
     begun = iterations["comm_start_ns"].fillna(iterations["start_ns"]).astype("int64") - to_utc
     ours = (
         log.drop(columns="iteration").assign(begun_ns=log["first_enqueue_ns"].astype("int64")).sort_values("begun_ns")

@@ -105,7 +105,7 @@ class Process(AbstractContextManager["Process"]):
             self._process.terminate()
 
     def end(self, *, seconds: float = 10) -> int:
-        """Ask it to end and block until it has; SIGKILL after `seconds`. Returns its exit status."""
+        """Request it to end and block until it has; SIGKILL after `seconds`. Returns its exit status."""
         self.request_stop()
         try:
             self._process.wait(seconds)

@@ -4,7 +4,8 @@
 One run (`netmon lab run`, `demo`) writes DATA/lab. A sweep writes the same for each of its runs, in
 DATA/lab/runs/<run-id>, and all its runs share DATA's tables:
 ```
-run.json      spec (what was asked: ring, pattern, model, size_scale, cross_load, …), layers, hosts with their ranks,
+run.json      spec (what was requested: ring, pattern, model, size_scale, cross_load, …), layers, hosts with their
+ranks,
               job, events with both clocks, outcome: "complete", "failed" or "interrupted". Of a single run also
               scores: each source that did not decide against the one that did (netmon.views.SourceScore)
               In a sweep also id, model, profile, level, repetition
@@ -153,10 +154,10 @@ timeouts: how often a timer of TCP had run out on its host until then, after a l
 
 
 class Run:
-    """One run, or one of several jobs. Whatever is not there or cannot be read raises DataError when it is read."""
+    """One run, or one job of a run. Whatever is not there or cannot be read raises DataError when it is read."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: DATA/lab, a run's of a sweep, or a job's of several."""
+        """folder: DATA/lab, a run's of a sweep, or a job's."""
         self.folder = folder
 
     @cached_property

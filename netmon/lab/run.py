@@ -153,7 +153,7 @@ def _cross_traffic(spec: RunSpec, testbed: Network, logs: Path) -> Iterator[Cros
 
 
 def offered_bps(spec: RunSpec) -> float:
-    """What each sender offers: as asked for, or as its load file has it. Raises DataError where that is none."""
+    """What each sender offers: as requested, or as its load file has it. Raises DataError where that is none."""
     if not spec.cross_file:
         return spec.cross_load * spec.rate_bps
     from netmon.lab.traffic.loads import read_load, summarise
@@ -187,7 +187,7 @@ class LiveScores:
     """
 
     def __init__(self, address: str) -> None:
-        """address: of a collector that is ready, or of several workers."""
+        """address: of a collector that is ready, or of multiple workers."""
         self._address = address
         self._over = threading.Event()
         self._scores: dict[str, tuple[SourceScore, ...]] = {}
@@ -230,11 +230,11 @@ class LiveScores:
                 self._scores[job.job] = tuple({one.source: one for one in (*before, *job.scores)}.values())
 
 
-# --- Several jobs in one network, at the same time, watched: what an inference has to distinguish, and advice is for.
+# --- Multiple jobs in one network, at the same time, watched: what an inference has to distinguish, and advice is for.
 
 _PORT, _PORTS = 29_500, 200  # of the first job's ranks, and how far the next job's are away
 _LOOK_SECONDS = 0.05
-_BEGIN_NS = 300_000_000  # so late that ranks hear of it before
+_BEGIN_NS = 300_000_000  # so late that ranks know of it before
 _NEVER_NS = 1 << 62
 MOST_ITERATIONS = 1_000_000
 

@@ -39,7 +39,7 @@ COOKED_2 = Link("Linux cooked v2", 20, 0, kind_at=10)
 RAW = Link("raw IP", 0, -1, wire_header_bytes=0)
 
 LINKS = {1: ETHERNET, 113: COOKED, 276: COOKED_2, 12: RAW, 14: RAW, 101: RAW, 228: RAW, 229: RAW}
-"""By libpcap's number; raw IP has several, and one more on each system."""
+"""By libpcap's number; raw IP has more than one, and another one on each system."""
 
 
 # --- The few calls of libpcap that read a capture: whatever tcpdump can read, can be replayed.

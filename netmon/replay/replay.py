@@ -46,7 +46,7 @@ JOB = "training"
 class Rule:
     """A flow is the training's if it has one of the ports at either end, and one of the addresses at the far end.
 
-    What is empty is not asked for; without both, every flow's owner is unknown.
+    What is empty is not requested; without both, every flow's owner is unknown.
     """
 
     ports: frozenset[int] = frozenset()
@@ -159,7 +159,7 @@ class FlowCounts:
     def count(self, frames: Frames, since_ns: int) -> tuple[Table, list[Flow]]:
         """At least one frame → rows, dtype BUCKET, and the flows that are new among them.
 
-        since_ns: a time that the former portions reached, by which flows are idle. Several rows may be of one flow
+        since_ns: a time that the former portions reached, by which flows are idle. Multiple rows may be of one flow
         and bucket, for only CHUNK frames are sure to fit a row.
         """
         self._tidy(since_ns)
@@ -226,7 +226,7 @@ def _distinct(words: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.intp], npt.
     return first, number
 
 
-# --- Several captures as one: frames in portions that follow each other in time.
+# --- Multiple captures as one: frames in portions that follow each other in time.
 
 REORDER_NS = 1_000_000_000
 """Frames that come later than others by up to so much are still put in their place."""
@@ -292,7 +292,7 @@ _INTERVAL_NS = 1_000_000_000
 
 
 class CaptureLedger:
-    """Cumulative samples of the capture, an interval apart in its own time."""
+    """Cumulative samples of the capture, one per interval of its own time."""
 
     def __init__(self, start_ns: int) -> None:
         """The account begins with nothing."""
@@ -329,7 +329,7 @@ class CaptureLedger:
 BYTE_BASIS = "frames as captured, without preamble and FCS; one header per captured frame"
 
 _SUPER_PACKET = 10_000  # bytes: longer frames than any link's
-_BEGINNING = 1 << 16  # bytes of a capture that tell it from others
+_BEGINNING = 1 << 16  # bytes of a capture that distinguish it from others
 
 log = logging.getLogger(__name__)
 
@@ -395,7 +395,7 @@ class Replay:
         ]
 
     def batches(self) -> Iterator[Batch]:
-        """All of it, in the order of time; the last one has the last ledger sample. Says what is odd at the end."""
+        """All of it, in the order of time; the last one has the last ledger sample. Logs what was invalid."""
         counts = FlowCounts(self.settings.bucket_ns, self.settings.rule.owner)
         ledger = CaptureLedger(self.hello.clock.mono_ns)
         horizon_ns = self.hello.clock.mono_ns
@@ -447,7 +447,7 @@ class Replay:
 
 
 def _session(settings: Settings) -> str:
-    """The same for the same captures, so that a dataset can tell that it has them."""
+    """The same for the same captures, so that a dataset can find out that it has them."""
     digest = hashlib.sha256(settings.host.encode())
     for path in settings.captures:
         with path.open("rb") as file:

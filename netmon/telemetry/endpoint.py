@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GET /metrics, /health and /ready, on an event loop in a thread of its own, which sleeps until somebody asks.
 
-A client has a few seconds for its whole request, whatever it sends. An answer is made once for all that ask meanwhile.
-Families of metrics for prometheus_client, and what a process uses, are made here, too.
+A client has a few seconds for its whole request, whatever it sends. An answer is made once for all that request it
+meanwhile. Families of metrics for prometheus_client, and what a process uses, are made here, too.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Condition:
 
 
 class _Shared(Generic[_T]):
-    """What a function returns, which may block: called once for all that ask at the same time."""
+    """What a function returns, which may block: called once for all that request it at the same time."""
 
     def __init__(self, make: Callable[[], _T], pool: ThreadPoolExecutor) -> None:
         self._make, self._pool = make, pool
@@ -80,7 +80,7 @@ class _Scraped:
 
 
 class Endpoint:
-    """An HTTP server at HOST:PORT. Beyond this machine it is asked with a certificate of the same authority."""
+    """An HTTP server at HOST:PORT. From other machines it requires a certificate of the same authority."""
 
     def __init__(
         self, address: str, security: Security, look: Look, condition: Callable[[], Condition], role: Role
@@ -106,7 +106,7 @@ class Endpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening; does not wait for what is asked meanwhile."""
+        """Stops listening; does not wait for requests that are in progress."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -129,7 +129,7 @@ class Endpoint:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/metrics" and _sees_no_names(request):
-            response = _said(403, "its role is jobs, which sees no processes: ask with another certificate")
+            response = _said(403, "its role is jobs, which sees no processes: use another certificate")
         elif request.path == "/metrics":
             kind = _OPENMETRICS if _OPENMETRICS in request.headers.get("Accept", "") else ""
             response = await self._scraped(kind)
@@ -155,7 +155,7 @@ def _encoder(look: Look, kind: str) -> Callable[[], bytes | None]:
     encode, scraped = choose_encoder(kind)[0], cast(CollectorRegistry, _Scraped(look))
 
     def make() -> bytes | None:
-        with contextlib.suppress(Exception):  # whoever is asked is too busy, or fails at it
+        with contextlib.suppress(Exception):  # what is queried is too busy, or fails
             return encode(scraped)
         return None
 

@@ -133,7 +133,7 @@ class JournalHandler(logging.Handler):
 
 
 def _field(name: str, value: str) -> bytes:
-    """A field as the journal takes it: in a line, or with its length where it has several."""
+    """A field as the journal takes it: in a line, or with its length where it has more than one."""
     data = value.encode("utf-8", "replace")[:_MOST_BYTES]
     if b"\n" in data:
         return b"%s\n%s%s\n" % (name.encode(), len(data).to_bytes(8, "little"), data)

@@ -234,7 +234,7 @@ class _Arrows:
         """The same number for a piece that left one host and reached another: same flow, same iteration."""
         key = [*("src", "dst", "src_port", "dst_port", "protocol"), "iteration"]
         number = pieces.groupby(key, sort=False).ngroup() + 1
-        # Without an iteration the two ends are cut at different places.
+        # Without an iteration the two ends are cut at different points.
         number[pieces["iteration"] < 0] = 0
         sent, received = (set(number[pieces["direction"] == way]) for way in ("tx", "rx"))
         self.both = (sent & received) - {0}
@@ -460,7 +460,7 @@ def fetch(
 ) -> list[str]:
     """Write the tables `iterations`, `verdicts`, `buckets` and `flows` → sentences on what is missing; blocks.
 
-    address: of a collector, or of several workers with commas. job: only its hosts, by either of its names; None: all.
+    address: of a collector, or of multiple workers with commas. job: only its hosts, by either of its names; None: all.
     last_ns: how much, at most MOST_NS; it ends a second ago. Raises DataError where nobody has a row, and as get_full.
     """
     selection = Selection(

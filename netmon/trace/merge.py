@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profilers' traces of several ranks on the dataset's one clock, each shifted by what netmon measured of its host's.
+"""Profilers' traces of multiple ranks on the dataset's one clock, each shifted by what netmon measured of its host's.
 
 PyTorch's (Kineto), Horovod's Timeline, NCCL's inspector, JSON or gzipped. They are read as they lie, event by event: a
 trace may be of gigabytes, and cut in the middle.
@@ -40,7 +40,7 @@ Progress = Callable[[float], None]
 
 
 def silent(part: float) -> None:
-    """Tell nobody."""
+    """Reports nothing."""
 
 
 class Unzipped:
@@ -419,7 +419,7 @@ class InOrder:
             self._put()
 
     def threads(self) -> Iterator[tuple[tuple[str, str], Iterator[Happening]]]:
-        """Each thread with what happened there, what lasts longest first where several begin together.
+        """Each thread with what happened there, what lasts longest first where more than one begins at once.
 
         Raises DataError where there is no room on disk.
         """
@@ -605,7 +605,7 @@ def _place(
 ) -> Placed:
     path = profile.path
     if profile.rank is None:
-        raise DataError(f"cannot tell whose trace {path} is: it names no rank; give it a name such as rank3.json")
+        raise DataError(f"the rank of the trace {path} is unknown: it names no rank; give it a name such as rank3.json")
     own = iterations[iterations["rank"] == profile.rank]
     if job is not None:
         own = own[own["job"] == job]
@@ -616,7 +616,7 @@ def _place(
             f"cannot place {path}: the dataset has no iteration of rank {profile.rank}{of}; it has ranks {known}"
         )
     if len(jobs := sorted({names.get(one, one) for one in set(own["job"])})) > 1:
-        raise DataError(f"cannot tell which job {path} is of: {', '.join(jobs)} have a rank {profile.rank}; give --job")
+        raise DataError(f"the job of {path} is ambiguous: {', '.join(jobs)} have a rank {profile.rank}; give --job")
     host = str(own.sort_values("end_ns")["host"].iloc[-1])
     clock = clocks[(clocks["host"] == host) & clocks["clock_offset_ns"].notna()].sort_values("time_ns")
     if clock.empty:

@@ -65,8 +65,8 @@ class Known:
 
         Each has `iteration` and, once known: duration_ns, communication_ns, exposed_ns (waited for gradients),
         sent_bytes, others_bytes (payload of others on the host's links meanwhile), theory_bytes, usual_ns (by the
-        durations of the steps before it only); cause, culprit, excess_ns and verdict (a sentence) where it stood out;
-        incident (a line), incident_since_ns and incident_lost_ns where it is one of several with one culprit.
+        durations of the steps before it only); cause, culprit, excess_ns and verdict (a sentence) where it was slow;
+        incident (a line), incident_since_ns and incident_lost_ns where it is one of many with one culprit.
         """
         try:
             return self._take()
@@ -190,7 +190,7 @@ class Scalars:
                     self.failures += 1
 
     def close(self) -> None:
-        """Write the rest, and ask no more."""
+        """Write the rest, and query no more."""
         self.write()
         self.known.close()
 

@@ -42,7 +42,7 @@ class Steps:
     def __init__(
         self, job: str | None = None, rank: int | None = None, size: int | None = None, parameters: int = 0
     ) -> None:
-        """What is not given is asked of Horovod, where the script uses it, or taken from the launcher's environment.
+        """What is not given is queried from Horovod, where the script uses it, or from the launcher's environment.
 
         parameters: of the model, for the theory. What cannot be sent (a rank of 2**40) makes it silent, not raise.
         """
@@ -170,7 +170,7 @@ class Steps:
         return self.rank, self.size
 
     def _moved(self, now_ns: int) -> bool:
-        """Whether this process is another rank by now; asked only where so much time has passed that it may be."""
+        """Whether this process is another rank by now; checked only where so much time has passed that it may be."""
         return (
             self._asks_horovod and now_ns - self._begun_ns > _RESET_NS and self._requested() != (self.rank, self.size)
         )

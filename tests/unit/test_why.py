@@ -129,7 +129,7 @@ def test_groups_are_of_a_dataset_and_where_no_calls_are_told_of_that_is_said(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["why", "--groups", "--data", str(data)]) == 0
-    assert capsys.readouterr().out.startswith("no calls are told of, and traffic shows no groups")
+    assert capsys.readouterr().out.startswith("no calls are reported, and traffic shows no groups")
     assert main(["why", "--groups", "--data", str(data), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"groups": {}}
     assert main(["why", "--groups"]) != 0

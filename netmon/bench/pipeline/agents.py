@@ -549,7 +549,7 @@ class Report:
     delay_p99_s: float
     delay_most_s: float
     late_p99_s: float
-    silent_most_s: float  # the longest time that a host heard nothing
+    silent_most_s: float  # the longest time that a host received nothing
 
     @classmethod
     def read(cls, path: Path) -> "Report":
@@ -674,7 +674,7 @@ class _Agent:
         return self._epoch.mono_s + self._simulated.begin_ns(span + 1) / 1e9 + self._phase_s
 
     def _wanted(self, due: float) -> tuple[int, int]:
-        """What the collector had asked for by then: width in ms, spans together."""
+        """What the collector had requested by then: width in ms, spans together."""
         return self._requests[bisect_right(self._requests, due, key=lambda request: request[0]) - 1][1:]
 
     # --- messages
@@ -716,7 +716,7 @@ class _Agent:
         return ClockSample(boot_ns(self._host) + at_ns, self._epoch.utc_ns + at_ns, 1_000)
 
     def _exchanges(self, batch: int) -> list[ClockExchange]:
-        """As if it had asked the collector, a few times every other second."""
+        """As if it had exchanged times with the collector, a few times every other second."""
         if batch % (_EXCHANGES_EVERY_S * self._load.batches):
             return []
         sent_ns = [self._simulated.begin_ns(batch) + number * _ON_THE_WAY_NS * 3 for number in range(_EXCHANGES)]

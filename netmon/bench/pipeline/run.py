@@ -349,7 +349,7 @@ def _measure(
     bus: str = "",
     other_pids: Mapping[str, int] | None = None,
 ) -> PipelineResult:
-    """bus: its address, where there is one; beside: other processes to account for."""
+    """bus: its address, where there is one; other_pids: more processes to account for."""
     load = spec.load
     address, report = f"unix:{folder / 'collector.sock'}", folder / "report.json"
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]

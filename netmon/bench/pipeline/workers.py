@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several workers on one bus alongside one alone: the same recorded batches, and the same CPU for each worker.
+"""Multiple workers on one bus compared with one alone: the same recorded batches, and the same CPU for each worker.
 
 Everything waits on the bus when the clock begins to run, so that workers are never short of batches, and the machine
 runs nothing but them and the NATS server: how long they take until all is stored says what they can carry. Each worker,
@@ -47,7 +47,7 @@ from netmon.wire.bus import (
     name_of,
 )
 
-# --- The batches of a load, made once and with fixed clocks, to be played to one worker and to several.
+# --- The batches of a load, made once and with fixed clocks, to be played to one worker and to more.
 
 _AT_A_TIME = 128  # messages on their way to the bus
 _ANSWER_S = 60.0
@@ -218,7 +218,7 @@ def _seconds_of(group: Path) -> float:
 
 PLAYED = (
     "Simulated agents: recorded batches of made-up hosts, on a real NATS server before the clock runs; workers, bus "
-    "and disk are real. Each worker has the same share of the CPU, one alone as one of several; beside one alone, "
+    "and disk are real. Each worker has the same share of the CPU, one alone as one of many; next to one alone, "
     "loops burn the shares of the others: a core's second is worth less while its neighbours work."
 )
 
@@ -264,7 +264,7 @@ class WorkersResult:
 
     @property
     def ratio(self) -> float:
-        """Rows/s of several : of one."""
+        """Rows/s of many : of one."""
         return self.several.rows_per_s / self.one.rows_per_s
 
     @property
@@ -291,22 +291,22 @@ class WorkersResult:
 
 
 def _figures(result: WorkersResult) -> list[tuple[str, str, str]]:
-    one, several = result.one, result.several
+    one, many = result.one, result.several
 
     def both(name: str, figure: str) -> tuple[str, str, str]:
-        return name, figure.format(one), figure.format(several)
+        return name, figure.format(one), figure.format(many)
 
     rows = [
         both("rows/s stored, in all", "{0.rows_per_s:,.0f}"),
-        *(_of_worker(result, number) for number in range(len(several.workers))),
+        *(_of_worker(result, number) for number in range(len(many.workers))),
         ("rows/s : rows/s of one", "1", f"{result.ratio:.2f}"),
         ("  had each got its whole share of the CPU", "1", f"{result.ratio_by_cpu:.2f}"),
         both("until all was stored, s", "{0.seconds:.1f}"),
         both("rows per second of the workers' CPU", "{0.rows_per_cpu_s:,.0f}"),
         both("bus: CPU, cores", "{0.bus_cores:.2f}"),
         both("hosts that changed their worker meanwhile", "{0.moved}"),
-        ("dataset = truth", _yes(one.verdict.true), _yes(several.verdict.true)),
-        ("dataset of several = dataset of one", "", _yes(result.same)),
+        ("dataset = truth", _yes(one.verdict.true), _yes(many.verdict.true)),
+        ("dataset of many = dataset of one", "", _yes(result.same)),
     ]
     for name, found in result.differences.items():
         shown = "".join(f"\n{line}" for line in found.shown)

@@ -3,7 +3,7 @@
 
 DATA/lab/injections.json holds the truth: a list of what was begun, in order, each with
 ```
-kind, cause       as asked for; the cause in a verdict's words, "" for nothing
+kind, cause       as requested; the cause in a verdict's words, "" for nothing
 start_ns, end_ns  UTC; end_ns null where the training ended first
 host, hosts       names: of the rank or link that was hurt; of all that took part
 rank              that was stopped or had no CPU, or that transferred something itself, else null
@@ -233,7 +233,7 @@ class _Job(Action):
     def _hold(self) -> None:
         ranks = [str(rank.pid) for rank in self._training.ranks]
         command = [*PRIORITY, *_program("stop"), str(_STANDING_BY), *ranks]
-        self._guard = Process(f"{self.job}-held", command, self._logs)
+        self._guard = Process(f"{self.job}-stopped", command, self._logs)
         self._guard.wait_output(r"begun (\d+)", _READY_SECONDS)
 
     def _let_go(self) -> int:
@@ -470,7 +470,7 @@ class Injector(AbstractContextManager["Injector"]):
             (self._where.record.folder / INJECTIONS).write_text(json.dumps(self._truth(), indent=2) + "\n")
 
     def _follow(self, training: Training) -> None:
-        """Tell the threads how far rank 0 is."""
+        """Notify the threads how far rank 0 is."""
         took: list[float] = []
         with training.ranks[0].log.open(errors="replace") as log:
             rest = ""

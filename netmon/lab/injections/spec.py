@@ -62,7 +62,7 @@ _STRENGTHS = {
     "late": (0.0, 1.0, 0.0),
     "batch": (0.1, 10.0, 1.5),
 }
-"""Least, most and usual strength of a kind that has one."""
+"""Least, most and default strength of a kind that has one."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Injection:
     """One thing that is done to a run. Hosts and ranks by number; −1: not of this kind's concern."""
 
     kind: str
-    at: float = 20.5  # in iterations: whole ones have finished on rank 0, and the share of a usual one has passed
+    at: float = 20.5  # in iterations: whole ones have finished on rank 0, and the share of a typical one has passed
     duration_ns: int = 300_000_000
-    strength: float = 0.0  # 0: the kind's usual one
+    strength: float = 0.0  # 0: the kind's default
     rank: int = -1
     host: int = -1
     direction: int = int(Direction.TX)
@@ -89,7 +89,7 @@ class Injection:
 
     @property
     def effective_strength(self) -> float:
-        """The strength, or the usual one of its kind where none was given."""
+        """The strength, or the default of its kind where none was given."""
         return self.strength or _STRENGTHS.get(self.kind, (0.0, 0.0, 0.0))[2]
 
     @property

@@ -45,7 +45,7 @@ class CrossTraffic(AbstractContextManager["CrossTraffic"]):
             self._receiver.wait_output(self._profile.listening, 10)
             if waiting and self._profile.signalled:
                 self._sender = self._start(self._profile.signalled)
-                self._sender.wait_output("held", 30)
+                self._sender.wait_output("ready", 30)
         except BaseException:
             if self._sender:
                 self._sender.end()
@@ -102,7 +102,7 @@ class CrossTraffic(AbstractContextManager["CrossTraffic"]):
             self.truth |= self._profile.account(self._sender.output())
         except (ValueError, LookupError):
             name, log = self._sender.name, self._sender.log
-            raise LabError(f"cannot tell what {name} sent: it ended without its account; see {log}") from None
+            raise LabError(f"what {name} sent is unknown: it ended without its account; see {log}") from None
 
     def _start(self, options: Sequence[str] = ()) -> Process:
         command = [*self._priority, *self._profile.sender(self._offer), *options]

@@ -2,7 +2,7 @@
 """Loads: when which flow begins and how large it is, after the two algorithms of the thesis' appendix A.1; and files.
 
 A load file is a table with the columns start_ns and size_bytes, as Parquet (names in .parquet) or CSV (all others).
-What a load is like is told in figures, and in a picture after the thesis' figure B-4.
+What a load is like is shown in figures, and in a picture after the thesis' figure B-4.
 """
 
 import itertools
@@ -213,7 +213,7 @@ def _read(path: Path) -> "pd.DataFrame":
         return pd.read_parquet(path) if path.suffix == _PARQUET else pd.read_csv(path, comment="#")
     except OSError as error:
         raise DataError(f"cannot read the load {path}: {error.strerror or error}") from None
-    except ValueError as error:  # what is neither CSV nor Parquet, of several libraries
+    except ValueError as error:  # what is neither CSV nor Parquet, of different libraries
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"cannot read {path} as a load: {reason}") from None
 

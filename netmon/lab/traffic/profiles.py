@@ -68,7 +68,7 @@ def _flows(load: Callable[[Offer], list[str]]) -> Profile:
 
 
 PROFILES = {
-    "iperf": Profile(  # one long TCP flow at a steady rate
+    "iperf": Profile(  # one long TCP flow at a constant rate
         lambda offer: ["iperf3", "--server", "--bind", offer.address, "--port", str(offer.port), "--forceflush"],
         _iperf_sender,
         "Server listening",

@@ -5,7 +5,7 @@ python -m netmon.lab.traffic.send ADDRESS:PORT --profile burst --load-bps 800e6 
 python -m netmon.lab.traffic.send ADDRESS:PORT --file load.csv
 
 Stops at SIGTERM and prints its account as one line of JSON. One thread per open flow: it waits in the kernel, in one
-call for up to a quarter of a megabyte, so that one core sends several Gbit/s.
+call for up to a quarter of a megabyte, so that one core sends some Gbit/s.
 """
 
 import argparse
@@ -180,7 +180,7 @@ def _hold(sender: Sender) -> None:
     """Block until SIGUSR1, or until the sender is stopped."""
     begin = threading.Event()
     signal.signal(signal.SIGUSR1, lambda number, frame: begin.set())
-    print("held", flush=True)
+    print("ready", flush=True)
     while not begin.wait(_SIGNALLED_SECONDS) and not sender.stopped:
         pass
 

@@ -145,7 +145,7 @@ class Ring:
 def fused_ends(layers: Sequence[int], fusion_bytes: int, size: int) -> list[int]:
     """Where the fused blocks of a gradient buffer end, as multiples of the ring's size; the last is the buffer's.
 
-    Layers are reduced last to first, as the backward pass makes them, and gathered into a block until it holds
+    Layers are reduced last to first, as the backward pass makes them, and collected into a block until it has
     `fusion_bytes`, like Horovod's fusion buffer. A boundary is moved up to the next multiple of `size`.
     """
     boundaries: list[int] = []

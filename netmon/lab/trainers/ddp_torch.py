@@ -39,7 +39,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 class Moments:
     """When the first bucket of a step was handed over and the last one had come, seen by the hook that hands over.
 
-    The autograd engine ends a backward pass by calling back who asked for it, in order: first ours, then the reducer,
+    The autograd engine ends a backward pass by calling back who requested it, in order: first ours, then the reducer,
     which waits for its buckets, then ours again.
     """
 

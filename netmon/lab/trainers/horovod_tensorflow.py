@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ordinary Horovod TensorFlow training script, in Horovod's own environment: unless asked to, it knows no netmon.
+"""An ordinary Horovod TensorFlow training script, in Horovod's own environment: without --marks, it knows no netmon.
 
 The only thing unusual is that it writes down when each iteration's moments were, to compare with later.
 """
@@ -33,7 +33,7 @@ NOTED_AT_ONCE_NS = 500_000
 
 
 class CpuWaits:
-    """How long the threads that ask, and the one that looks, have waited for a CPU although they could go on (ns).
+    """How long the threads that request, and the one that looks, have waited for a CPU although they could go on (ns).
 
     The latter counts because the others wait for it, too, where it holds Python's lock.
     """
@@ -260,7 +260,7 @@ LOOPS: dict[str, Callable[..., None]] = {
 def main() -> None:
     parser = options("one rank of a Horovod training job on TensorFlow")
     parser.add_argument("--loop", choices=LOOPS, default="graph", help="whose the training loop is")
-    parser.add_argument("--marks", action="store_true", help="tell netmon's agent of every step")
+    parser.add_argument("--marks", action="store_true", help="report every step to netmon's agent")
     args = parser.parse_args()
 
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ordinary Horovod PyTorch training script, in Horovod's own environment: unless asked to, it knows no netmon.
+"""An ordinary Horovod PyTorch training script, in Horovod's own environment: without --marks, it knows no netmon.
 
 The only thing unusual is that it writes down when each iteration's moments were, to compare with later.
 """
@@ -74,7 +74,7 @@ class Moments:
 
 def main() -> None:
     parser = options("one rank of a Horovod training job")
-    parser.add_argument("--marks", action="store_true", help="tell netmon's agent of every step")
+    parser.add_argument("--marks", action="store_true", help="report every step to netmon's agent")
     args = parser.parse_args()
 
     torch.set_num_threads(1)

@@ -121,7 +121,7 @@ def main() -> None:
     rank, addresses = int(os.environ["RANK"]), args.addresses.split(",")
     nccl, cuda = map(ctypes.CDLL, args.libraries)
     nccl.stand_in_connect.restype = cuda.stand_in_stream.restype = ctypes.c_void_p
-    os.environ[SOCKET_VARIABLE] = os.devnull  # nobody is told of steps
+    os.environ[SOCKET_VARIABLE] = os.devnull  # no steps are reported
     with IterationLog(args.log, rank, Transfers(args.transfers).begin_due) as log:
         collective = NcclRing(nccl, rank, addresses, PORT)
         gradients = _Unreduced(read_layers(args.layers, args.params), rank, len(addresses), OVERLAPPED_FUSION_BYTES)

@@ -60,7 +60,7 @@ class Calls:
 
 
 def fsdp(parameters: int, compute_s: float) -> Step:
-    """PyTorch's fully_shard: parameters are gathered layer by layer, forward and backward, and gradients scattered."""
+    """PyTorch's fully_shard: an all-gather of parameters per layer, forward and backward; gradients scattered."""
     model = build_model(layer_sizes(parameters, _FSDP_LAYERS))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:

@@ -59,7 +59,7 @@ class Pace:
 
 
 def write_pace(path: Path, begin_ns: int, period_ns: int = 0) -> None:
-    """Tell ranks that look at the file."""
+    """Write the pace for ranks that look at the file."""
     new = path.with_suffix(".new")
     new.write_text(f"{begin_ns} {period_ns}\n")
     new.replace(path)

@@ -227,7 +227,7 @@ class Hangs:
     """What the file has: KIND RANK AFTER, AFTER being finished iterations; while it is there, that rank stands still.
 
     sleep: it sleeps; compute: it computes; disk PATH: it writes there, which may take long. Others are in `calls`:
-    ranks make them as they are told to, and may not come back.
+    ranks make them on request, and may not come back.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Hangs:
 # data from it.
 
 PIECE = 1 << 20
-ORDER = 9  # bytes: what is asked of the server: `u` or `d`, and how many bytes
+ORDER = 9  # bytes: the request to the server: `u` or `d`, and how many bytes
 
 
 class Transfers:
