@@ -304,6 +304,8 @@ class BusConnection:
                 if message is None:
                     break
                 await self._publish(message)
+                if self._over.is_set():  # it may be that it was not published: the next one may not go before it
+                    return
             while self._sent and not ended.done():
                 await asyncio.wait((ended,), timeout=0.01)
             if not ended.done() and not self._sent and self._outgoing.complete():
@@ -322,12 +324,12 @@ class BusConnection:
                 if self._up:
                     await self._bus.client.publish(self._up, message.data)
                 return
+            previous, self._previous = self._previous, message.sequence
             if not await self._has_room(len(message.data)):
                 return
             self._share.published(len(message.data))
             known = self._spool.acknowledged
-            label = Label(self._session, message.sequence, max(self._previous, known), known)
-            self._previous = message.sequence
+            label = Label(self._session, message.sequence, max(previous, known), known)
             sent = _Sent(message.sequence, len(message.data), time.monotonic())
             with self._room:
                 self._sent.append(sent)

@@ -26,7 +26,7 @@ from collector.backpressure import STEPS, TRAINING_NS, Intake
 from collector.bus import session as bus_session
 from collector.bus.worker import WorkerSettings
 from netmon.agent import bus_connection, sending
-from netmon.agent.bus_connection import connect_by_bus
+from netmon.agent.bus_connection import BusConnection, connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Backpressure
 from netmon.agent.recorder import Pulls, Recorder, in_memory
@@ -143,6 +143,30 @@ def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog)
             wait_for(lambda: sent.spool.acknowledged == 12)
             sent.finish()
             wait_for(lambda: stored(tmp_path) == sent.rows)  # that the bus has them all is no more than that
+        check_whole(tmp_path / "data", sent)
+
+
+def test_a_batch_for_which_there_was_no_room_is_not_passed_by_the_next_one(tmp_path, monkeypatch):
+    """The connection ends while it waits, and there is room for the next one."""
+    has_room, queried = BusConnection._has_room, []
+
+    async def none_for_the_third(self, size):
+        queried.append(size)
+        if len(queried) == 3:
+            self.end("it has no room")
+            return False
+        return await has_room(self, size)
+
+    monkeypatch.setattr(BusConnection, "_has_room", none_for_the_third)
+    with running(tmp_path) as server:
+        asyncio.run(made(server))
+        sent = agent(tmp_path, server.settings)
+        sent.append(12)
+        sent.start()
+        with working(tmp_path, server):
+            wait_for(lambda: sent.spool.acknowledged == 12)
+            sent.finish()
+            wait_for(lambda: stored(tmp_path) == sent.rows)
         check_whole(tmp_path / "data", sent)
 
 
